@@ -11,10 +11,10 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports dump dump_attention dump_objectives dump_step dump_model references pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports dump dump_attention dump_objectives dump_step dump_model references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup setup-check clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -44,8 +44,8 @@ verify: setup $(VERIFY)
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
-check: setup
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+check: setup-check
+	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
@@ -87,6 +87,8 @@ frameworks: $(ORACLE)
 
 setup:
 	@sh ci/setup.sh
+setup-check:
+	@sh ci/setup.sh check
 
 build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 	@mkdir -p build

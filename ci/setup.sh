@@ -1,6 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Unlicense
 # Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
+# `ci/setup.sh check` also installs numpy, for the tests of verify/python; without it they are skipped.
 packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev binutils gawk"
 missing=""
 for p in $packages; do
@@ -11,6 +12,7 @@ command -v awk >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gawk//')
 command -v cc >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gcc//')
 has_curl() { ls /usr/include/curl/curl.h /usr/include/*/curl/curl.h /usr/local/include/curl/curl.h 2>/dev/null | grep -q .; }
 has_curl && missing=$(echo "$missing" | sed 's/ libcurl4-openssl-dev//')
+if [ "$1" = check ] && ! ci/python_with.sh numpy >/dev/null && dpkg-query -W python3 >/dev/null 2>&1; then missing="$missing python3-numpy"; fi
 [ -z "$missing" ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
     if has_curl && { [ -f /usr/include/cjson/cJSON.h ] || [ -f /usr/local/include/cjson/cJSON.h ]; }; then exit 0; fi

@@ -144,23 +144,5 @@ says oracle_test 0 "$(build/verify_sp --ring_attn_size 2 | head -n 1)" test
 unknown=$(grep -ohE 'mistake_named\("[a-z_0-9]+"\)|\.name = "[a-z_0-9]+"' verify/oracle/*.h | grep -oE '"[a-z_0-9]+"' | tr -d '"' | grep -vxE "loss|norm" | sort -u | while read -r name; do $oracle explain "$name" >/dev/null 2>&1 || echo "$name"; done)
 if [ -z "$unknown" ]; then ok oracle_names_are_known; else fail oracle_names_are_known "$unknown"; fi
 
-# ---- dumps that Python writes ----
-skipped=0
-python=${PYTHON:-python3}
-if $python -c 'import numpy' 2>/dev/null; then
-    cat >$out/python.want <<'END'
-0 right
-0 right
-1 wrong: shift_after_split
-BF16 [3, 2] True
-rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
-rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
-micro-batch 1 of 1
-what is label? a micro-batch has index, ids, positions, labels, logp, ref_logp, cu_seqlens
-arrays of complex128 are not written; give one of bool, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64
-END
-    PYTHONPATH=verify/python PYTHONDONTWRITEBYTECODE=1 $python verify/python/test_dump.py $oracle $out/python >$out/python.got 2>&1
-    if cmp -s $out/python.want $out/python.got; then ok oracle_python; else fail oracle_python "$(diff $out/python.want $out/python.got | head -n 4 | tr '\n' ' ')"; fi
-else echo "skip oracle_python: $python has no numpy"; skipped=1; fi
-if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
+echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -9,7 +9,7 @@ passed=0 failed=0 skipped=0
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
-python=${PYTHON:-python3}
+python=$(ci/python_with.sh numpy || echo "${PYTHON:-python3}")
 can_python=0
 command -v "$python" >/dev/null 2>&1 && can_python=1
 look() { PYTHONDONTWRITEBYTECODE=1 $python verify/python/test_reports.py "$@"; }

@@ -55,7 +55,7 @@ law=$(tr '\n' ' ' < README.md | grep -oE '`seqpar-verify law [^`]*` says `[^`]*`
 if [ "$(build/$(echo "$law" | cut -d'`' -f2) | head -n 1)" = "$(echo "$law" | cut -d'`' -f4)" ] && [ -n "$law" ]; then ok readme_law; else fail readme_law "$law"; fi
 
 # the story in PyTorch, where that is: the mistake is named, and its fix is right
-python=${PYTHON:-python3} skipped=0
+python=$(ci/python_with.sh torch numpy || echo "${PYTHON:-python3}") skipped=0
 mkdir -p $out/story
 awk '$0 == "<!-- story -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' README.md > $out/story/train.py
 awk '$0 == "<!-- story says -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' README.md > $out/story/says.txt

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# verify/python: dumps written by numpy and torch, other people's dumps converted, and, where torch is, the trainer whose steps the
+# oracle judges: all of its tests and all of its mistakes with TEST_ALL=1, some of them otherwise.
+cd "$(dirname "$0")/.." || exit 1
+oracle=build/seqpar-verify out=build/test_python
+rm -rf $out; mkdir -p $out
+passed=0 failed=0 skipped=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+end() {
+    if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
+    [ $failed -eq 0 ]; exit
+}
+export PYTHONPATH=verify/python PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+# run NAME PROGRAM ARGUMENTS...: prints "ok .." and "FAIL .." itself; a line of its own if it breaks off
+run() {
+    local name=$1; shift
+    $python "$@" >"$out/$name.log" 2>&1; local code=$?
+    while read -r word line; do
+        case $word in
+            ok) ok "$line" ;;
+            FAIL) fail "${line%%:*}" "${line#*: }" ;;
+            skip) skip "${line%%:*}" "${line#*: }" ;;
+        esac
+    done <"$out/$name.log"
+    if [ $code -ne 0 ] && ! grep -q '^FAIL' "$out/$name.log"; then fail "$name" "exit code $code: $(tail -n 1 "$out/$name.log")"; fi
+}
+
+if ! python=$(ci/python_with.sh numpy); then
+    skip python "no python3 here has numpy"
+    end
+fi
+
+# ---- dumps that numpy and torch write ----
+cat >$out/dump.want <<'END'
+0 right
+0 right
+1 wrong: shift_after_split
+BF16 [3, 2] True
+rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
+rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
+micro-batch 1 of 1
+what is label? a micro-batch has index, ids, positions, labels, logp, ref_logp, cu_seqlens
+arrays of complex128 are not written; give one of bool, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64
+END
+$python verify/python/test_dump.py $oracle $out/dump >$out/dump.got 2>&1
+if cmp -s $out/dump.want $out/dump.got; then ok python_dump; else fail python_dump "$(diff $out/dump.want $out/dump.got | head -n 4 | tr '\n' ' ')"; fi
+
+# ---- other people's dumps ----
+mkdir $out/convert
+run convert verify/python/test_convert.py $oracle $out/convert
+
+# ---- the trainer ----
+if ! python=$(ci/python_with.sh numpy torch); then
+    skip python_trainer "no python3 here has torch"
+    end
+fi
+some="attention losses adamw splits"
+run trainer verify/python/test_trainer.py $([ -n "$TEST_ALL" ] || echo $some)
+few="--seeds 1 --right 12 --mistakes over_sp shift_after_split mean_of_means stale_kv not_clipped positions_local"
+[ -n "$TEST_ALL" ] && few="--seeds 1 --right 200"
+$python verify/python/matrix.py $oracle $few >$out/matrix.log 2>&1; code=$?
+if [ $code -eq 0 ] && grep -q 'accused: 0$' $out/matrix.log; then ok "python_matrix ($(grep -c '  fp32 ' $out/matrix.log) mistakes)"; else fail python_matrix "exit code $code: $(tail -n 3 $out/matrix.log | tr '\n' ' ')"; fi
+end
