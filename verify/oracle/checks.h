@@ -11,6 +11,7 @@ enum {
     POSITIONS,
     LABELS,
     ATTENTION,
+    LOGITS,
     LOG_PROBS,
     REWARDS,
     LOSS,
@@ -27,6 +28,7 @@ static const struct {
     {"positions", "index and positions"},
     {"labels", "index, ids and labels"},
     {"attention", "index, cu_seqlens, q, k, v and out"},
+    {"logits", "logits, index, labels and logp"},
     {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
     {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
                 "groups and advantages of PPO, and advantage in the metadata"},
@@ -438,6 +440,7 @@ static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
 /* ---- all of it ---- */
 
 #include "attention.h" /* which takes stages and rows from above */
+#include "logits.h"
 
 typedef struct step_parts {
     loss_parts loss;
@@ -455,6 +458,14 @@ static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_r
     loss_add_row(&p->loss, &d->facts, row, dp, micro);
 }
 
+static inline int judge_logits(dump *d, stage *stages, dump_row *row, int64_t dp,
+                               int64_t micro) {
+    stage one = {0};
+    int status = check_logits(&one, d, row, dp, micro);
+    stage_add(&stages[LOGITS], &one);
+    return status;
+}
+
 /* 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     static step_parts parts;
@@ -466,6 +477,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
         dump_row row;
         dump_places found;
         status = dump_read_row(d, dp, micro, &row, &found);
+        if (!status) status = judge_logits(d, stages, &row, dp, micro);
         if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
     }

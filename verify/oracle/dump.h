@@ -33,6 +33,7 @@
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
  *                              That of a row's last token may be any
+ *     A.logits      (n, vocab) as the softmax takes them
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.ref_logp    (n)        the same of the reference model
  *     A.old_logp    (n)        the same when the text was sampled (PPO)
@@ -144,9 +145,9 @@ static inline int dump_is_of_step(const char *name) {
    would pass for a tensor that is not there. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
     static const char *const known[] = {
-        "index",  "ids",    "positions", "labels", "logp", "ref_logp", "old_logp", "advantages",
-        "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens",
-        "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv", NULL};
+        "index",  "ids",    "positions", "labels", "logits", "logp", "ref_logp", "old_logp",
+        "values", "scores", "rewards",   "groups", "kl",     "desirable", "advantages",
+        "cu_seqlens", "q",  "k", "v",    "out",    "lse",    "dout", "dq", "dk", "dv", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;

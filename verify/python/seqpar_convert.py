@@ -128,7 +128,7 @@ def load_pt(path):
 def shaped(entry, name):
     """A micro-batch is one row: (1, n) is (n), (1, n, heads, dim) is (n, heads, dim)."""
     name = name.split(".")[-1]
-    dimensions = 1 if name not in ATTENTION else 2 if name == "lse" else 3
+    dimensions = 2 if name in ("lse", "logits") else 3 if name in ATTENTION else 1
     while len(entry["shape"]) > dimensions and entry["shape"][0] == 1:
         entry = dict(entry, shape=entry["shape"][1:])
     return entry

@@ -38,7 +38,7 @@ import numpy
 
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
-MICRO_BATCH = ("index", "ids", "positions", "labels", "logp", "ref_logp", "cu_seqlens")
+MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
 OF_OBJECTIVE = {"sft": (), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
@@ -112,7 +112,7 @@ class Dump:
 
     def micro_batch(self, number, **arrays):
         """Arrays by name, of one row of tokens: those of MICRO_BATCH and OF_OBJECTIVE."""
-        self._add(number, arrays, self.names, lambda name: 1)
+        self._add(number, arrays, self.names, lambda name: 2 if name == "logits" else 1)
 
     def attention(self, number, **arrays):
         """Arrays by name, of one call of the attention: those of ATTENTION."""

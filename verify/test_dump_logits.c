@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* `seqpar-verify ver` on dumps with logits: log-probs made of them here, rightly and of the
+   wrong row or label, in every layout, as fp64, fp32 and bf16. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "seqpar_safetensors.h"
+#include "test.h"
+
+#define FOLDER "build/test_dump_logits.d"
+enum { TOKENS = 29, DOCS = 3, RANKS = 8, VOCAB = 17, NONE = -100, ANY = -1 };
+static int64_t cu_seqlens[DOCS + 1] = {0, 13, 14, TOKENS};
+static const seqpar_row plan = {
+    .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = DOCS, .cu_seqlens = cu_seqlens};
+
+static struct {
+    int64_t sp;
+    int32_t ids[TOKENS], labels[TOKENS];
+    double logits[TOKENS][VOCAB], logp[TOKENS], loss;
+    int64_t index[RANKS][TOKENS], held[RANKS];
+    int bits; /* of logits and log-probs as they are written: 52, 23 or 7 */
+    int64_t vocab; /* that is written */
+    int without_logp;
+} s;
+
+/* ---- a step ---- */
+
+/* To so many bits behind the first, ties away from zero. */
+static double rounded(double x, int bits) {
+    int exponent;
+    double mantissa = frexp(x, &exponent);
+    return ldexp(round(ldexp(mantissa, bits + 1)), exponent - bits - 1);
+}
+
+static double log_prob(int64_t row, int32_t label) {
+    long double sum = 0;
+    for (int v = 0; v < VOCAB; v++) sum += expl((long double)s.logits[row][v]);
+    return (double)((long double)s.logits[row][label] - logl(sum));
+}
+
+static void hold(int layout) {
+    int64_t all[TOKENS];
+    for (int64_t t = 0; t < TOKENS; t++) all[t] = t;
+    for (int64_t r = 0; r < s.sp; r++) {
+        seqpar_share share;
+        seqpar_split_desc desc = {layout, s.sp, r};
+        test_expect(!seqpar_split(NULL, &share, &plan, 1, &desc), "no split");
+        s.held[r] = share.tokens;
+        seqpar_scatter(s.index[r], all, &share, 0, sizeof *all);
+        seqpar_share_free(&share);
+    }
+}
+
+static void set_loss(void) {
+    double sum = 0, count = 0;
+    for (int t = 0; t < TOKENS; t++) {
+        if (s.labels[t] == NONE) continue;
+        sum -= s.logp[t];
+        count++;
+    }
+    s.loss = sum / count;
+}
+
+static void make(int layout, int64_t sp, int bits) {
+    memset(&s, 0, sizeof s);
+    s.sp = sp;
+    s.bits = bits;
+    s.vocab = VOCAB;
+    for (int t = 0; t < TOKENS; t++) s.ids[t] = (int32_t)(t * 5 % VOCAB); /* 0 is among them */
+    for (int t = 0; t < TOKENS; t++) {
+        int last = t + 1 == TOKENS || t == 12 || t == 13;
+        s.labels[t] = last || t < 3 ? NONE : s.ids[t + 1];
+        for (int v = 0; v < VOCAB; v++)
+            s.logits[t][v] = rounded(0.01 * (double)test_integer(-900, 900), bits);
+    }
+    for (int t = 0; t < TOKENS; t++)
+        if (s.labels[t] != NONE) s.logp[t] = log_prob(t, s.labels[t]);
+    hold(layout);
+    set_loss();
+}
+
+/* ---- writing it ---- */
+
+static seqpar_safetensors_dtype type_of(int bits) {
+    return bits == 7    ? SEQPAR_SAFETENSORS_BF16
+           : bits == 23 ? SEQPAR_SAFETENSORS_F32
+                        : SEQPAR_SAFETENSORS_F64;
+}
+
+static void put_number(unsigned char **to, double x, int bits) {
+    float narrow = (float)rounded(x, bits == 7 ? 7 : 23);
+    if (bits == 52) memcpy(*to, &x, 8);
+    if (bits == 23) memcpy(*to, &narrow, 4);
+    if (bits == 7) memcpy(*to, (char *)&narrow + 2, 2);
+    *to += bits == 52 ? 8 : bits == 23 ? 4 : 2;
+}
+
+typedef struct rank_data {
+    int32_t ids[TOKENS], labels[TOKENS];
+    unsigned char logits[TOKENS * VOCAB * 8], logp[TOKENS * 8];
+} rank_data;
+
+static void gather(rank_data *d, int64_t r) {
+    unsigned char *logits = d->logits, *logp = d->logp;
+    for (int64_t i = 0; i < s.held[r]; i++) {
+        int64_t t = s.index[r][i];
+        d->ids[i] = s.ids[t];
+        d->labels[i] = s.labels[t];
+        put_number(&logp, s.logp[t], s.bits);
+        for (int64_t v = 0; v < s.vocab; v++) put_number(&logits, s.logits[t][v], s.bits);
+    }
+}
+
+static void write_rank(int64_t r) {
+    static rank_data d;
+    char rank[24], sp[24], path[64];
+    int64_t n = s.held[r];
+    seqpar_safetensors_pair pairs[] = {
+        {"seqpar_dump", "1"}, {"rank", rank}, {"world", sp}, {"sp", sp}};
+    seqpar_safetensors_dtype type = type_of(s.bits);
+    seqpar_safetensors_tensor tensors[] = {
+        {.name = "0.index", .dtype = SEQPAR_SAFETENSORS_I64, .dims = 1, .shape = {n}},
+        {.name = "0.ids", .dtype = SEQPAR_SAFETENSORS_I32, .dims = 1, .shape = {n}},
+        {.name = "0.labels", .dtype = SEQPAR_SAFETENSORS_I32, .dims = 1, .shape = {n}},
+        {.name = "0.cu_seqlens", .dtype = SEQPAR_SAFETENSORS_I64, .dims = 1, .shape = {DOCS + 1}},
+        {.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64},
+        {.name = "0.logits", .dtype = type, .dims = 2, .shape = {n, s.vocab}},
+        {.name = "0.logp", .dtype = type, .dims = 1, .shape = {n}}};
+    const void *data[] = {s.index[r], d.ids, d.labels, cu_seqlens, &s.loss, d.logits, d.logp};
+    seqpar_error error = {0};
+    gather(&d, r);
+    snprintf(rank, sizeof rank, "%lld", (long long)r);
+    snprintf(sp, sizeof sp, "%lld", (long long)s.sp);
+    snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = tensors,
+                                    .count = 7 - s.without_logp,
+                                    .metadata = pairs,
+                                    .metadata_count = 4};
+    test_expect(!seqpar_safetensors_save(&desc, data, &error), "%s", error.text);
+}
+
+/* Exit code (ANY: right, or insufficient for what other stages lack), the line of stage logits,
+   and that of stage loss. */
+static void expect(int code, const char *logits, const char *loss) {
+    char said[8192], *at;
+    size_t bytes;
+    FILE *out;
+    int is;
+    if (system("rm -rf " FOLDER)) exit(1);
+    mkdir(FOLDER, 0777);
+    for (int64_t r = 0; r < s.sp; r++) write_rank(r);
+    out = popen("build/seqpar-verify ver " FOLDER " 2>&1", "r");
+    bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
+    is = out ? pclose(out) : -1;
+    said[bytes] = 0;
+    test_expect(WIFEXITED(is) && (WEXITSTATUS(is) == code ||
+                                  (code == ANY && (!WEXITSTATUS(is) || WEXITSTATUS(is) == 4))),
+                "exit code %d, not %d: %.500s",
+                WEXITSTATUS(is), code, said);
+    at = strstr(said, "\n    logits    ");
+    test_expect(at && !strncmp(at + 15, logits, strlen(logits)), "logits: %.200s, not '%s'",
+                at ? at + 15 : said, logits);
+    at = strstr(said, "\n    loss      ");
+    test_expect(at && !strncmp(at + 15, loss, strlen(loss)), "loss: %.200s, not '%s'",
+                at ? at + 15 : said, loss);
+}
+
+/* ---- right ones ---- */
+
+static const int64_t ranks[] = {1, 2, 3, 4, 5, 8};
+static const int types[] = {52, 23, 7};
+
+static void test_right(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int p = 0; p < 6; p++) {
+            make(layout, ranks[p], types[p % 3]);
+            expect(ANY, "right: 23 log-probs", "");
+        }
+    test_end("dump_logits_right");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    s.without_logp = 1;
+    expect(ANY, "not judged", "right"); /* and the loss from the logits */
+    test_end("dump_logits_alone");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 52);
+    for (int t = 0; t < TOKENS; t++)
+        s.logits[t][(t + 1) % VOCAB == s.labels[t] ? t % VOCAB : (t + 1) % VOCAB] = -INFINITY;
+    for (int t = 0; t < TOKENS; t++)
+        if (s.labels[t] != NONE) s.logp[t] = log_prob(t, s.labels[t]);
+    set_loss();
+    for (int v = 0; v < VOCAB; v++) s.logits[13][v] = NAN; /* a row without a label */
+    expect(ANY, "right: 23", "");
+    test_end("dump_logits_masked_entries");
+    make(SEQPAR_LAYOUT_STRIPE, 2, 23);
+    for (int t = 0; t < TOKENS; t++) s.logp[t] = rounded(s.logp[t], 7); /* widened bf16 */
+    set_loss();
+    expect(ANY, "right: 23", "");
+    test_end("dump_logits_widened");
+}
+
+/* ---- wrong ones ---- */
+
+static void test_ids(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int p = 0; p < 6; p++) {
+            make(layout, ranks[p], types[p % 3]);
+            for (int t = 0; t < TOKENS; t++) s.logp[t] = log_prob(t, s.ids[t]);
+            set_loss();
+            expect(1, "wrong: first at", "");
+        }
+    test_end("dump_logits_of_ids");
+}
+
+/* A model that shifts labels which are shifted already, on each rank: log_prob of row l goes
+   with the label of row l + 1, and lies where either is. */
+static void shift_again(int where_it_ends) {
+    double logp[TOKENS];
+    memcpy(logp, s.logp, sizeof logp);
+    for (int64_t r = 0; r < s.sp; r++)
+        for (int64_t i = 0; i + 1 < s.held[r]; i++) {
+            int64_t here = s.index[r][i], next = s.index[r][i + 1];
+            if (s.labels[next] == NONE) continue;
+            logp[where_it_ends ? next : here] = log_prob(here, s.labels[next]);
+        }
+    memcpy(s.logp, logp, sizeof logp);
+    set_loss();
+}
+
+static void test_shifted_again(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int p = 0; p < 5; p++)
+            for (int where = 0; where < 2; where++) {
+                make(layout, ranks[p], types[p % 3]);
+                shift_again(where);
+                expect(1, "wrong: first at", "");
+            }
+    test_end("dump_logits_shifted_again");
+}
+
+static void expect_named(const char *name) {
+    char line[160];
+    FILE *out;
+    expect(1, "wrong: first at", "");
+    out = popen("build/seqpar-verify ver " FOLDER, "r");
+    test_expect(out && fgets(line, sizeof line, out) && strstr(line, name), "says %s, not %s",
+                line, name);
+    if (out) pclose(out);
+}
+
+static void test_names(void) {
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3, 23);
+    for (int t = 0; t < TOKENS; t++) s.logp[t] = log_prob(t, s.ids[t]);
+    set_loss();
+    expect_named("wrong: labels_not_shifted\n");
+    for (int where = 0; where < 2; where++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 2, 52);
+        shift_again(where);
+        expect_named("wrong: labels_shifted_twice\n");
+    }
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23); /* logits put one rank behind the other, labels not */
+    for (int64_t r = 0, place = 0; r < s.sp; r++)
+        for (int64_t i = 0; i < s.held[r]; i++, place++)
+            if (s.labels[place] != NONE && s.labels[s.index[r][i]] != NONE)
+                s.logp[s.index[r][i]] = log_prob(s.index[r][i], s.labels[place]);
+    set_loss();
+    expect_named("wrong: gathered_in_rank_order\n");
+    test_end("dump_logits_names");
+}
+
+static void test_others(void) {
+    int64_t t = 19;
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    s.logp[t] = NAN;
+    expect(1, "wrong: first at", "");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    s.logp[t] *= 1 + 1e-4;
+    expect(1, "wrong: first at", "");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 7);
+    s.logp[t] *= 1.2;
+    expect(1, "wrong: first at", "");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    s.logits[t][3] = NAN;
+    expect(1, "wrong: first at", "");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    s.logits[t][3] = INFINITY;
+    expect(1, "wrong: first at", "");
+    test_end("dump_logits_off");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 23);
+    for (int i = 0; i < TOKENS; i++) s.logp[i] = -s.logp[i];
+    set_loss();
+    expect(1, "wrong: first at", "");
+    test_end("dump_logits_negative");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 52);
+    memset(s.logits, 0, sizeof s.logits);
+    for (int i = 0; i < TOKENS; i++) s.logp[i] = -log(VOCAB);
+    set_loss();
+    expect(4, "insufficient: all logits", "");
+    test_end("dump_logits_flat");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3, 52);
+    s.vocab = 11; /* a part of the vocabulary */
+    expect(4, "insufficient: label", "");
+    test_end("dump_logits_parts");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    TEST(test_right());
+    TEST(test_ids());
+    TEST(test_shifted_again());
+    TEST(test_names());
+    TEST(test_others());
+    return test_summary();
+}
