@@ -694,10 +694,10 @@ static void test_json(void) {
                                     "name"),
                             "labels_not_shifted"),
                 "verdict or mistake of %.200s", said);
-    test_expect(cJSON_GetArraySize(stages) == 11 &&
+    test_expect(cJSON_GetArraySize(stages) == 13 &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 0), "verdict"), "right") &&
                     !strcmp(text_of(cJSON_GetArrayItem(stages, 2), "stage"), "labels") &&
-                    !strcmp(text_of(cJSON_GetArrayItem(stages, 6), "verdict"), "not judged"),
+                    !strcmp(text_of(cJSON_GetArrayItem(stages, 8), "verdict"), "not judged"),
                 "stages of %.200s", said);
     cJSON_Delete(all);
     test_end("dump_json");

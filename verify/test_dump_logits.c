@@ -124,7 +124,10 @@ static void write_rank(int64_t r) {
         {.name = "0.index", .dtype = SEQPAR_SAFETENSORS_I64, .dims = 1, .shape = {n}},
         {.name = "0.ids", .dtype = SEQPAR_SAFETENSORS_I32, .dims = 1, .shape = {n}},
         {.name = "0.labels", .dtype = SEQPAR_SAFETENSORS_I32, .dims = 1, .shape = {n}},
-        {.name = "0.cu_seqlens", .dtype = SEQPAR_SAFETENSORS_I64, .dims = 1, .shape = {DOCS + 1}},
+        {.name = "0.cu_seqlens",
+         .dtype = SEQPAR_SAFETENSORS_I64,
+         .dims = 1,
+         .shape = {DOCS + 1}},
         {.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64},
         {.name = "0.logits", .dtype = type, .dims = 2, .shape = {n, s.vocab}},
         {.name = "0.logp", .dtype = type, .dims = 1, .shape = {n}}};

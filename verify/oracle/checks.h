@@ -14,6 +14,7 @@ enum {
     LOGITS,
     LOG_PROBS,
     REWARDS,
+    COUNTS,
     LOSS,
     REDUCTION,
     GRADIENTS,
@@ -32,6 +33,7 @@ static const struct {
     {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
     {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
                 "groups and advantages of PPO, and advantage in the metadata"},
+    {"counts", "loss_count or loss_sum of SFT, index and labels"},
     {"loss", "loss, index, labels, logp and what else the objective takes"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},
@@ -440,11 +442,13 @@ static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
 /* ---- all of it ---- */
 
 #include "attention.h" /* which takes stages and rows from above */
+#include "counts.h"
 #include "logits.h"
 
 typedef struct step_parts {
     loss_parts loss;
     label_gaps gaps;
+    step_counts counts;
 } step_parts;
 
 static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_row *row,
@@ -472,12 +476,14 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     int status = 0;
     memset(&parts.gaps, 0, sizeof parts.gaps);
     loss_begin(&parts.loss, &d->facts, tolerance);
+    counts_begin(&parts.counts, &d->facts);
     for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
         dump_places found;
         status = dump_read_row(d, dp, micro, &row, &found);
         if (!status) status = judge_logits(d, stages, &row, dp, micro);
+        if (!status) status = counts_add_row(&parts.counts, d, &row, dp, micro);
         if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
     }
@@ -485,7 +491,9 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     if (!status && (status = loss_end(&parts.loss, &d->facts)))
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
     if (!status) status = check_rewards(&stages[REWARDS], d, &parts.loss);
+    if (!status) check_divisors(&stages[COUNTS], &parts.counts);
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
+    counts_free(&parts.counts);
     loss_free(&parts.loss);
     return d->error.status ? -1 : 0;
 }

@@ -35,6 +35,8 @@
  *                              That of a row's last token may be any
  *     A.logits      (n, vocab) as the softmax takes them
  *     A.logp        (n)        log-prob of the label; anything where there is none
+ *     A.loss_sum    ()         SFT: the rank's sum of losses
+ *     A.loss_count  ()         SFT: what it divides the sum by, before its backward pass
  *     A.ref_logp    (n)        the same of the reference model
  *     A.old_logp    (n)        the same when the text was sampled (PPO)
  *     A.advantages  (n)        PPO, as used
@@ -145,9 +147,10 @@ static inline int dump_is_of_step(const char *name) {
    would pass for a tensor that is not there. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
     static const char *const known[] = {
-        "index",  "ids",    "positions", "labels", "logits", "logp", "ref_logp", "old_logp",
-        "values", "scores", "rewards",   "groups", "kl",     "desirable", "advantages",
-        "cu_seqlens", "q",  "k", "v",    "out",    "lse",    "dout", "dq", "dk", "dv", NULL};
+        "index",     "ids",      "positions",  "labels", "logits",   "loss_sum", "loss_count",
+        "logp",      "ref_logp", "old_logp",   "values", "scores",   "rewards",  "groups",
+        "desirable", "kl",       "advantages", "q",      "k",        "v",        "out",
+        "lse",       "dout",     "dq",         "dk",     "dv",       "cu_seqlens", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;

@@ -39,7 +39,7 @@ import numpy
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
-OF_OBJECTIVE = {"sft": (), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
+OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
 KEYWORDS = ("reduction", "clip_low", "clip_high", "kl_coef", "advantage", "advantage_eps",
