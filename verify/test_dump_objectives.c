@@ -336,6 +336,36 @@ static void test_rewards_show_nothing(void) {
     expect_nothing("of_zeros", "all known mistakes give the same here");
 }
 
+/* Nobody says where documents begin: what needs it is not judged, and the rest is. */
+static void test_without_documents(void) {
+    static const char *const of_documents[] = {"dpo", "rm", "kto", "ppo"};
+    static const char *const rewards[] = {"index and cu_seqlens, with", "cu_seqlens loss",
+                                          "index and cu_seqlens, with", "cu_seqlens loss"};
+    char text[80];
+    for (int i = 0; i < 4; i++)
+        for (int some = 0; some < 2; some++) {
+            make(of_documents[i], SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+            s.reduction = "sequence";
+            s.without = "cu_seqlens";
+            s.without_below = some ? 3 : 0; /* of one replica's ranks alone */
+            EACH_ROW(dp, a) /* labels are right without documents, too */
+            for (int64_t t = 0; t + 1 < TOKENS; t++) {
+                row *r = &s.of[dp][a];
+                if (r->labels[t] != NONE) r->ids[t + 1] = r->labels[t];
+            }
+            snprintf(text, sizeof text, "rewards not judged: it takes %s", rewards[i]);
+            expect(0, "right", "loss not judged: it takes cu_seqlens");
+            test_expect(strstr(said, text) != NULL, "not '%s': '%s'", text, said);
+            test_end("objectives_%s_without_documents_%d", s.objective, some);
+        }
+    make_ppo("group"); /* the mean over tokens needs no documents */
+    s.without = "cu_seqlens";
+    expect_right("without_documents", "loss right: got");
+    set_loss(right_loss() + 0.3);
+    expect(1, "wrong: unknown", "loss wrong: got");
+    test_end("objectives_ppo_wrong_without_documents");
+}
+
 static void test_not_judged(void) {
     static const char *const lacks[][2] = {{"dpo", "ref_logp"},    {"kto", "kl"},
                                            {"kto", "desirable"},   {"ppo", "old_logp"},
@@ -352,6 +382,7 @@ static void test_not_judged(void) {
         expect(0, "right", reward ? "rewards not judged" : "loss not judged");
         test_end("objectives_%s_without_%s", lacks[i][0], lacks[i][1]);
     }
+    test_without_documents();
     make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     s.without = "kl";
     s.without_below = 3; /* by one replica's ranks alone */
@@ -385,8 +416,6 @@ static void test_files(void) {
     expect_refused("rewards differ", "0.rewards differs from another rank's of the sequence at "
                                      "document 1; write what is used");
     expect_refused("groups differ", "0.groups differs from another rank's");
-    s.without = "cu_seqlens";
-    expect_refused(NULL, "one a document, and there is no cu_seqlens");
     make("rm", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     expect_refused("values", "tensor 0.values has");
     expect_refused("scores", "0.scores has 7 elements and its row 8 documents");

@@ -38,8 +38,13 @@ static const struct {
 
 typedef struct stage {
     int judged;
+    const char *needs; /* if not judged: what is missing; NULL: as stage_names has it */
     verdict v; /* if judged */
 } stage;
+
+static inline const char *stage_needs(const stage *s, int i) {
+    return s->needs ? s->needs : stage_names[i].needs;
+}
 
 static inline verdict *stage_begin(stage *s, verdict_kind kind) {
     memset(&s->v, 0, sizeof s->v);
@@ -474,6 +479,8 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
     if (!status) status = check_rewards(&stages[REWARDS], d, &parts.loss);
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
+    if (parts.loss.lacks_documents) stages[LOSS].needs = "cu_seqlens";
+    if (parts.loss.rewards_lack_documents) stages[REWARDS].needs = "cu_seqlens";
     loss_free(&parts.loss);
     return d->error.status ? -1 : 0;
 }

@@ -97,6 +97,7 @@ typedef struct dump_row {
     double *logp, *ref_logp, *old_logp, *advantages, *values;
     double *scores, *rewards, *desirable, *kl; /* (docs) */
     int64_t *groups;                           /* (docs) */
+    int unread; /* there are tensors of documents, and no cu_seqlens that says which */
     struct { /* the relative rounding of these as they are written */
         double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
     } unit;

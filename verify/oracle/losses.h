@@ -18,6 +18,7 @@ typedef struct loss_parts {
     double *reported; /* (world) by each rank; NaN: it reports none */
     double tolerance;
     int complete;         /* all rows have what the loss is made of */
+    int lacks_documents, rewards_lack_documents; /* a row lacks cu_seqlens alone for them */
     int no_memory;
     int side_is_wrong;
     verdict side;         /* the first row whose side tensors are not its own */
@@ -46,19 +47,40 @@ static inline void loss_free(loss_parts *p) {
     kto_free(&p->kto);
 }
 
-/* Whether the row has what the loss takes. */
-static inline int loss_has(const dump_facts *f, const dump_row *row) {
-    int logp = row->docs && row->logp && row->labels && row->ref_logp;
+static inline int loss_is_of_documents(const dump_facts *f) {
+    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+}
+
+/* Whether the row has what the loss takes; where documents begin apart, without which their
+   tensors are not read. */
+static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
+    int logp = row->logp && row->labels && row->ref_logp;
     if (f->objective == DUMP_DPO) return logp;
-    if (f->objective == DUMP_RM) return row->docs && (row->scores || row->values);
-    if (f->objective == DUMP_KTO) return logp && row->desirable && row->kl;
+    if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
+    if (f->objective == DUMP_KTO)
+        return logp && ((row->desirable && row->kl) || row->unread);
     return row_has_token_losses(f, row);
+}
+
+static inline int loss_has(const dump_facts *f, const dump_row *row) {
+    return loss_has_else(f, row) && (row->docs || !loss_is_of_documents(f));
+}
+
+/* What a stage misses of this row, if it is only where documents begin. */
+static inline void loss_note_documents(loss_parts *p, const dump_facts *f,
+                                       const dump_row *row) {
+    int scores = f->objective == DUMP_RM ||
+                 (f->objective == DUMP_PPO && f->advantage != DUMP_ADVANTAGE_GIVEN);
+    if (!row->rank || row->docs) return;
+    p->lacks_documents |= loss_is_of_documents(f) && loss_has_else(f, row);
+    p->rewards_lack_documents |= scores && row->unread;
 }
 
 static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_row *row,
                                 int64_t dp, int64_t micro) {
     int has = loss_has(f, row);
     p->complete = p->complete && has;
+    loss_note_documents(p, f, row);
     if (f->objective != DUMP_SFT && !p->no_memory && row->rank)
         p->no_memory = documents_add_row(&p->documents, row, dp, micro);
     if (has && loss_is_of_tokens(f) && !p->no_memory)

@@ -141,10 +141,9 @@ static inline double token_losses(const dump_facts *f, const dump_row *row, int6
     return row->unit.logp * fabs(row->logp[t]);
 }
 
-/* Whether the row has what the loss of its tokens takes. */
+/* Whether the row has what the loss of its tokens takes, documents apart. */
 static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
     if (!row->logp || !row->labels) return 0;
-    if (f->reduction == DUMP_BY_SEQUENCE && !row->docs) return 0;
     return f->objective != DUMP_PPO ||
            (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
 }

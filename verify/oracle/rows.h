@@ -316,21 +316,24 @@ static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const c
                                       const dump_row *row, dump_reader read) {
     const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
     if (!t) return NULL;
-    if (t->count == row->docs && row->docs) return (char *)read(d, r, t);
+    if (t->count == row->docs) return (char *)read(d, r, t);
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                row->docs ? "%.300s: tensor %s has %lld elements and its row %lld documents; "
-                            "write one a document of the whole row, on every rank"
-                          : "%.300s: tensor %s has %lld elements, one a document, and there is "
-                            "no cu_seqlens; write where documents begin, too",
+                "%.300s: tensor %s has %lld elements and its row %lld documents; write one a "
+                "document of the whole row, on every rank",
                 d->ranks[r].path, t->name, (long long)t->count, (long long)row->docs);
     return NULL;
 }
 
-/* A tensor of documents, which is the same on all ranks that have it. NULL where none has, or
-   with d->error. */
+/* A tensor of documents, which is the same on all ranks that have it. NULL where none has, where
+   nobody says which documents there are, or with d->error. */
 static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, const char *what,
-                                        const dump_row *row, dump_reader read) {
+                                        dump_row *row, dump_reader read) {
     char *out = NULL;
+    int64_t elements = 0;
+    if (!row->docs) {
+        row->unread |= dump_count(d, dp, micro, what, &elements) > 0;
+        return NULL;
+    }
     for (int64_t r = dp * d->sp; !d->error.status && r < (dp + 1) * d->sp; r++) {
         char *own = dump_documents_of(d, r, micro, what, row, read);
         int64_t i = 0;
