@@ -62,7 +62,7 @@ static option options[] = {
     {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
      "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
-     "relative distance that rounding may make (0.001)", 0},
+     "that gradients may be off (0.001); given, the loss, too", 0},
     {"ver", "html", "FILE", OPTION_TEXT, &html, "a page of it, with pictures of where", 0},
     {"ver", "junit", "FILE", OPTION_TEXT, &junit, "JUnit's XML of it, a case a stage", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
@@ -215,7 +215,11 @@ static int check_wanted(dump *want) {
 static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
     int status, voided = 0;
-    status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
+    status = dump_open(&d, folder);
+    d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given
+                    ? numbers.tolerance
+                    : 0;
+    status = status || judge_dump(&d, stages, numbers.tolerance) ||
                  check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {
         status = check_truth(stages, &d, model, numbers.tolerance, budget, more);

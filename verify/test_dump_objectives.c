@@ -278,7 +278,7 @@ static void test_accepted(void) {
         s.of[dp][a].advantages[t] = s.of[dp][a].ids[t] % 2 ? 1 : -1;
     }
     s.advantage = "given";
-    set_loss(right_loss() + 1e-5);
+    set_loss(right_loss() + 5e-6);
     expect_right("about_0", "so not excluded: ratio_inverted, clip_wrong_side, clip_missing");
 }
 

@@ -466,6 +466,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     int status = 0;
     memset(&parts.gaps, 0, sizeof parts.gaps);
     loss_begin(&parts.loss, &d->facts, tolerance);
+    parts.loss.widened = d->widened;
     for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;

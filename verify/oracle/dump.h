@@ -81,6 +81,7 @@ typedef struct dump {
     dump_rank *ranks; /* (world) */
     int64_t world, sp, accumulation; /* as in facts */
     dump_facts facts;
+    double widened; /* the loss, too, may be this far off; 0: its limit is derived */
     seqpar_error error;
 } dump;
 

@@ -49,6 +49,8 @@ static inline void means_name(step_means *m, const law *l, int64_t rank, const d
         by->got = l->got;
         by->tolerance = l->tolerance;
         by->slack = l->slack;
+        by->right = l->right;
+        by->copies = l->copies;
         by->own = i <= BY_RANK ? rank : rank / f->sp;
         law_name_means(by, &one);
         for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);

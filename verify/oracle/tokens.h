@@ -21,7 +21,9 @@ typedef struct token_sums {
     double by_row;                  /* sum of rows' means over documents */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
-    double size, rounding; /* weighted: |loss|, squares of what rounding may do */
+    double size;           /* of losses, weighted */
+    double computed;       /* of slopes by log-probs, weighted */
+    written logp, old_logp, advantages, reference;
     double unit;           /* the coarsest of the numbers in it */
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
@@ -54,6 +56,31 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
     s->gaps |= filled < (double)f->sp;
 }
 
+/* What roundings of the token's numbers make of the weighted sum. */
+static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const dump_row *row,
+                                       int64_t t, double weight) {
+    token_slopes by = token_slopes_of(f, row, t);
+    s->size += weight * by.size;
+    s->computed += weight * (fabs(by.logp) + fabs(by.old_logp) + fabs(by.reference));
+    written_add(&s->logp, row->unit.logp, row->logp[t], weight * by.logp);
+    if (f->objective != DUMP_PPO) return;
+    written_add(&s->old_logp, row->unit.old_logp, row->old_logp[t], weight * by.old_logp);
+    written_add(&s->advantages, row->unit.advantages, row->advantages[t],
+                weight * by.advantage);
+    if (f->kl_coef > 0)
+        written_add(&s->reference, row->unit.ref_logp, row->ref_logp[t],
+                    weight * by.reference);
+}
+
+/* How far the weighted sum may be off. */
+static inline double tokens_rounding(const token_sums *s) {
+    double all = square(written_rounding(&s->logp)) + square(written_rounding(&s->old_logp)) +
+                 square(written_rounding(&s->advantages)) +
+                 square(written_rounding(&s->reference));
+    return sqrt(all) + LOGITS_MOST * UNIT_F32 * s->computed +
+           added_rounding(s->tokens, s->size);
+}
+
 /* Tokens begin to end, a document. Returns its mean; count: its supervised tokens. */
 static inline double tokens_add_document(token_sums *s, const dump_facts *f,
                                          const dump_row *row, int64_t dp, int64_t micro,
@@ -62,17 +89,15 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
     double weight = f->reduction == DUMP_BY_SEQUENCE ? 1 / count : 1;
     memset(s->part, 0, (size_t)f->sp * sizeof *s->part);
     for (int64_t t = begin; t < end; t++) {
-        double rounding;
         token_part *p;
         if (!row_supervised(row, t)) continue;
-        rounding = weight * token_losses(f, row, t, loss);
+        token_losses(f, row, t, loss);
+        tokens_add_rounding(s, f, row, t, weight);
         for (int way = 0; way < TOKEN_WAYS; way++) sums[way] += loss[way];
         means_add(&s->means, f, row->rank[t], dp, micro, loss[0], weight);
         p = &s->part[row->rank[t] - dp * f->sp];
         p->sum += loss[0];
         p->count++;
-        s->size += weight * fabs(loss[0]);
-        s->rounding += rounding * rounding;
     }
     for (int way = 0; way < TOKEN_WAYS; way++) {
         s->by_token[way] += sums[way];
@@ -184,25 +209,40 @@ static inline const char *tokens_vacuous(const token_sums *s, const answers *a, 
                : NULL;
 }
 
-/* l: with the tolerance alone, gets the slack. */
-static inline void tokens_answers(token_sums *s, answers *a, law *l, const dump_facts *f) {
+static inline void tokens_free(token_sums *s) {
+    free(s->part);
+    written_free(&s->logp);
+    written_free(&s->old_logp);
+    written_free(&s->advantages);
+    written_free(&s->reference);
+}
+
+/* Of ranks' micro-batches, whose shares a framework may round before it adds them. */
+static inline double tokens_parts_size(const token_sums *s) {
+    const law *by = &s->means.by[BY_RANK_MICRO];
+    double size = 0;
+    if (!by->groups) return s->size;
+    for (int64_t g = 0; g < by->groups; g++) size += fabs(by->sums[g]);
+    return size;
+}
+
+static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f) {
     double count = f->reduction == DUMP_BY_SEQUENCE ? s->documents : s->tokens;
     memset(a, 0, sizeof *a);
     a->right = tokens_mean(s, f->reduction, TOKEN_RIGHT);
-    a->slack = 4 * sqrt(s->rounding) / count;
-    if (f->objective == DUMP_PPO) a->slack += 0.1 * l->tolerance * s->size / count;
-    a->low_precision = s->unit > 1e-6;
+    a->slack = tokens_rounding(s) / count;
+    a->size = s->size / count;
+    a->parts = tokens_parts_size(s) / count;
+    a->low_precision = s->unit > NARROW;
     a->unknown = "way to divide these sums";
     snprintf(a->what, sizeof a->what, "the sums %.9g over the counts %.9g", a->right * count,
              count);
-    l->slack = a->slack;
     answers_accept(a, tokens_mean(s, f->reduction, TOKEN_KL_CUT), token_ways[TOKEN_KL_CUT].how);
     for (int way = 0; way < TOKEN_WAYS; way++)
         if (token_ways[way].name)
             answers_add(a, token_ways[way].name, tokens_mean(s, f->reduction, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
-    a->vacuous = tokens_vacuous(s, a, l, f);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;
         s->means.by[i].shares = f->reduction == DUMP_BY_SEQUENCE && i <= BY_RANK;
