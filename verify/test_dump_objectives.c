@@ -7,8 +7,9 @@
 static void test_right(const char *objective, const char *reduction) {
     for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
         for (int64_t sp = 1; sp <= SP; sp++) {
-            int alone = sp == 1 && !strcmp(objective, "dpo");
-            begin(objective, sp, 1 + (sp + layout) % 3, 1 + layout % 2);
+            int64_t dp = 1 + (sp + layout) % 3, micro = 1 + layout % 2;
+            int alone = sp * dp * micro == 1 && !strcmp(objective, "dpo");
+            begin(objective, sp, dp, micro);
             s.reduction = reduction;
             deal(layout);
             fill();

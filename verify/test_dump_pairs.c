@@ -68,6 +68,52 @@ static void test_dpo(void) {
     expect_loss(NAN, "unknown", "got nan");
 }
 
+/* Means of kl of unequal signs and sizes, by replica. */
+static void set_kl(double first, double second) {
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++)
+        s.of[dp][a].kl[d] = (dp ? second : first) + 0.5 * sin((double)(d + 3 * a));
+    set_loss(right_loss());
+}
+
+/* One rank has all log-probs: what replicas make of their means is judged. */
+static void test_dpo_of_replicas(void) {
+    make("dpo", SEQPAR_LAYOUT_CONTIGUOUS, 1, 2, 1);
+    expect_right("of_replicas", "loss right: got");
+    expect_loss((pairs_of_replica(0) + pairs_of_replica(1)) / 2, "mean_of_means",
+                "groups are replicas");
+    set_loss(right_loss());
+    s.loss[1] = pairs_of_replica(1);
+    expect_named("own_mean_alone", "as rank 1 reports it");
+    expect_loss(right_loss() * 2, "losses_added", "over replicas");
+    EACH_ROW(dp, a) { /* one row twice */
+        s.of[dp][a] = s.of[0][0];
+    }
+    set_loss(right_loss());
+    expect_nothing("of_replicas_alike", "have the same mean here");
+    make("dpo", SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 2); /* or micro-batches */
+    expect_right("of_micro_batches", "loss right: got");
+    make("dpo", SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 1);
+    expect_nothing("of_one_rank", "one rank has nothing");
+}
+
+/* Several names of one number: each with what tells it from the others. */
+static void test_apart(void) {
+    make("dpo", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) /* so close that a sigmoid is a line */
+        s.of[dp][a].logp[t] = s.of[dp][a].ref_logp[t] + 1e-4 * (s.member[t] + 1);
+    expect_loss(pair_mean(1.0 / 3, 1, 0, 0, 3), "one of sigmoid_of_parts, log_probs_averaged",
+                "to tell sigmoid_of_parts, log_probs_averaged apart: a later step");
+    make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    set_kl(1, -1.2);
+    expect_loss(kto_mean(1, 1, Z_MEANS, 0, 0, 3), "one of kl_mean_of_means, kl_missing",
+                "2 mistakes give this number here");
+    test_expect(strstr(said, "to tell kl_mean_of_means, kl_missing apart: replicas") != NULL,
+                "'%.900s'", said);
+    test_end("objectives_kto_apart");
+}
+
 /* ---- RM ---- */
 
 /* The value of a token of the row as this rule has it, for every document. */
@@ -245,14 +291,6 @@ static double kto_at(double z) {
     return sum / count;
 }
 
-/* Means of kl of unequal signs and sizes, by replica. */
-static void set_kl(double first, double second) {
-    EACH_ROW(dp, a)
-    for (int64_t d = 0; d < s.of[dp][a].docs; d++)
-        s.of[dp][a].kl[d] = (dp ? second : first) + 0.5 * sin((double)(d + 3 * a));
-    set_loss(right_loss());
-}
-
 /* A mistake that gives the right number within the limit is not named, though it is nearer to
    the number that is there. */
 static void near_the_right_one(void) {
@@ -337,6 +375,8 @@ static void test_kto_more(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_dpo();
+    test_dpo_of_replicas();
+    test_apart();
     test_rm();
     test_rm_loss();
     test_kto();

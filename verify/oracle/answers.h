@@ -3,6 +3,7 @@
  * a rank reports says then. */
 #ifndef ORACLE_ANSWERS_H
 #define ORACLE_ANSWERS_H
+#include "apart.h"
 #include "law.h"
 
 enum { ANSWERS = 64, ACCEPTED = 4 };
@@ -136,8 +137,7 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
 /* Of a wrong number, once all that may explain it has been asked. */
 static inline void answers_end(const answers *a, const law *l, verdict *v) {
     if (v->kind != VERDICT_WRONG) return;
-    if (v->count > 1)
-        verdict_say(v, "these are equal here; a step with other counts tells them apart");
+    apart_say(v);
     if (!v->count && (law_marginal(l, a->right) || answers_anew(a, l)))
         v->kind = VERDICT_MARGINAL;
     if (!v->count)

@@ -130,7 +130,7 @@ static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f,
     if (loss_is_of_tokens(f)) return tokens_vacuous(&p->tokens, &p->answers, l, f);
     if (f->objective == DUMP_KTO) return kto_vacuous(&p->kto, &p->answers, l);
     return f->objective == DUMP_RM ? rm_vacuous(&p->answers, l)
-                                   : pairs_vacuous(&p->answers, l, f->sp);
+                                   : pairs_vacuous(&p->answers, l, &p->means, f);
 }
 
 /* How far a rank's number may be off. unit: rounding of its type */

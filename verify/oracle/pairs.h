@@ -73,8 +73,19 @@ static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i, 
     return pair_loss(beta * h);
 }
 
-static inline const char *pairs_vacuous(const answers *a, const law *l, int64_t sp) {
-    if (sp == 1) return "one rank has nothing to put together";
+/* One rank puts no log-probs together, but replicas and micro-batches means. */
+static inline const char *pairs_alone_vacuous(const answers *a, const law *l,
+                                              const step_means *means, const dump_facts *f) {
+    if (f->world * f->accumulation == 1) return "one rank has nothing to put together";
+    return means_show(means, l, a->right)
+               ? NULL
+               : "replicas and micro-batches have the same mean here, so that one alone would "
+                 "not show; dump a later step";
+}
+
+static inline const char *pairs_vacuous(const answers *a, const law *l,
+                                        const step_means *means, const dump_facts *f) {
+    if (f->sp == 1) return pairs_alone_vacuous(a, l, means, f);
     return answers_show(a, l, "log_probs_averaged") &&
                    answers_show(a, l, "sigmoid_of_parts") && answers_show(a, l, "pair_swapped")
                ? NULL
