@@ -54,6 +54,11 @@ static void test_dpo(void) {
     s.loss[2] = pair_mean(1, 1, 0, 2, 3);
     expect_named("log_probs_of_one_rank", "as rank 2 reports it");
     set_loss(right_loss());
+    s.loss[2] = pair_mean(1, 1, 0, 2, 3) / 3; /* its share, for ranks to add up */
+    expect_named("log_probs_of_one_rank", "as rank 2 reports it");
+    s.loss[2] = pair_mean(1, 1, 0, 1, 2) / 3;
+    expect_named("unknown", "as rank 2 reports it");
+    set_loss(right_loss());
     s.loss[2] = pairs_of_replica(0);
     expect_named("own_mean_alone", "as rank 2 reports it");
     s.source = FIRST;
@@ -239,6 +244,8 @@ static void test_rm_loss(void) {
     set_loss(right_loss());
     s.loss[1] = scores_of_parts_loss(1, 2);
     expect_named("scores_of_one_rank", "as rank 1 reports it");
+    s.loss[1] /= 3;
+    expect_named("scores_of_one_rank", "as rank 1 reports it");
     s.without = "scores";
     expect_loss(right_loss() * 1.1, "unknown", "loss wrong");
     set_loss(right_loss());
@@ -329,6 +336,8 @@ static void test_kto(void) {
                 "sigmoid_of_parts", "loss wrong");
     set_loss(right_loss());
     s.loss[4] = kto_mean(1, 1, Z, 0, 1, 2);
+    expect_named("log_probs_of_one_rank", "as rank 4 reports it");
+    s.loss[4] /= 3;
     expect_named("log_probs_of_one_rank", "as rank 4 reports it");
 }
 

@@ -34,7 +34,7 @@ typedef struct scene {
     int32_t index[SP][TOKENS], member[TOKENS], local[TOKENS]; /* the same for every row */
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
-    double beta, kl_coef;
+    double beta, kl_coef, constant; /* constant: that the reduction of this name divides by */
     double loss[RANKS];
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
@@ -134,7 +134,8 @@ static inline int in_batch(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int
     return (void)dp, (void)a, (void)g, (void)own_dp, (void)own_a, (void)own_g, 1;
 }
 
-static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *mean, double *pop,
+static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *mean,
+                           double *pop,
                     double *unbiased) {
     double n = 0, sum = 0, squares = 0;
     EACH_ROW(j, b)
@@ -186,6 +187,7 @@ static inline void begin(const char *objective, int64_t sp, int64_t dp, int64_t 
     s.world = sp * dp;
     s.beta = 0.3;
     s.kl_coef = 0.15;
+    s.constant = 700.5;
     s.dtype = s.loss_dtype = SEQPAR_SAFETENSORS_F64;
 }
 
@@ -196,7 +198,8 @@ static inline void fill(void) {
     set_loss(right_loss());
 }
 
-static inline void make(const char *objective, int layout, int64_t sp, int64_t dp, int64_t micro) {
+static inline void make(const char *objective, int layout, int64_t sp, int64_t dp,
+                        int64_t micro) {
     begin(objective, sp, dp, micro);
     deal(layout);
     fill();
@@ -250,7 +253,8 @@ static inline double token_loss(const row *r, int64_t t, int way) {
 }
 
 /* Sums over what lies on members first to last, of document d. */
-static inline double document_loss(const row *r, int64_t d, int64_t first, int64_t last, int way,
+static inline double document_loss(const row *r, int64_t d, int64_t first, int64_t last,
+                                   int way,
                             double *n) {
     double sum = 0;
     *n = 0;
@@ -284,14 +288,45 @@ static inline double mean_of_documents(int way) {
     return sum / count;
 }
 
+static inline int by_what(const char *reduction) { return !strcmp(s.reduction, reduction); }
+
+/* The mean over rows, or over replicas, of their tokens' means; without a token: 0. */
+static inline double mean_of_groups(int way, int by_replica) {
+    double sum = 0, own = 0, count = 0, groups = 0, n;
+    EACH_ROW(dp, a) {
+        for (int64_t d = 0; d < s.of[dp][a].docs; d++) {
+            own += document_loss(&s.of[dp][a], d, 0, s.sp, way, &n);
+            count += n;
+        }
+        if (by_replica && a + 1 < s.micro) continue;
+        sum += count > 0 ? own / count : 0;
+        own = count = 0;
+        groups++;
+    }
+    return sum / groups;
+}
+
+static inline double sum_of_tokens(int way) {
+    double sum = 0, n;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++)
+        sum += document_loss(&s.of[dp][a], d, 0, s.sp, way, &n);
+    return sum;
+}
+
 static inline double mean_loss(int way) {
-    return by_sequence() ? mean_of_documents(way) : mean_of_tokens(way);
+    return by_sequence()        ? mean_of_documents(way)
+           : by_what("constant") ? sum_of_tokens(way) / s.constant
+           : by_what("micro")    ? mean_of_groups(way, 0)
+           : by_what("replica")  ? mean_of_groups(way, 1)
+                                 : mean_of_tokens(way);
 }
 
 static inline double log_sigmoid_loss(double x) { return log(1 + exp(-x)); }
 
 /* Of a document: log-probs of members first to last. `reference`: times that. */
-static inline double h_of(const row *r, int64_t d, int64_t first, int64_t last, double reference,
+static inline double h_of(const row *r, int64_t d, int64_t first, int64_t last,
+                          double reference,
                    double *n) {
     double h = 0;
     *n = 0;
@@ -358,7 +393,8 @@ static inline double z_of(int64_t dp, int64_t a, int way) {
                                                             : 1);
 }
 
-static inline double kto_mean(double factor, double reference, int way, int swapped, int64_t first,
+static inline double kto_mean(double factor, double reference, int way, int swapped,
+                              int64_t first,
                        int64_t last) {
     double sum = 0, count = 0, n;
     EACH_ROW(dp, a)
@@ -440,7 +476,8 @@ static inline int is_odd(int64_t rank, const char *how) {
     return rank == 1 && s.odd && !strcmp(s.odd, how);
 }
 
-static inline void add_numbers(page *p, int64_t micro, const char *name, const double *x, int64_t n) {
+static inline void add_numbers(page *p, int64_t micro, const char *name, const double *x,
+                               int64_t n) {
     int rough = s.rough && !strcmp(s.rough, name);
     seqpar_safetensors_dtype dtype = rough ? SEQPAR_SAFETENSORS_BF16 : s.dtype;
     add(p, micro, name, as_dtype(x, n, dtype), dtype, n);
@@ -462,7 +499,8 @@ static inline void add_tokens(page *p, int64_t rank, int64_t micro, const char *
     add_numbers(p, micro, name, own, n);
 }
 
-static inline void add_whole(page *p, int64_t micro, const char *name, const double *x, int64_t n) {
+static inline void add_whole(page *p, int64_t micro, const char *name, const double *x,
+                             int64_t n) {
     int64_t wide[2 * DOCS];
     uint8_t narrow[2 * DOCS];
     for (int64_t i = 0; i < n; i++) narrow[i] = (uint8_t)(wide[i] = (int64_t)x[i]);
@@ -534,20 +572,22 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
 }
 
 static inline void write_rank(int64_t rank) {
-    char text[6][32], path[80];
+    char text[7][32], path[80];
     const int64_t whole[] = {rank, s.world, s.sp, s.micro};
     seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},       {"rank", text[0]},
                                        {"world", text[1]},         {"sp", text[2]},
                                        {"accumulation", text[3]},  {"objective", s.objective},
                                        {"reduction", s.reduction}, {"beta", text[4]},
                                        {"kl_coef", text[5]},       {"clip_low", "0.2"},
-                                       {"clip_high", "0.3"},       {"advantage", s.advantage}};
+                                       {"clip_high", "0.3"},       {"advantage", s.advantage},
+                                       {"reduction_constant", text[6]}};
     page p = {.count = 0};
     seqpar_error error = {0};
     for (int i = 0; i < 4; i++)
         snprintf(text[i], sizeof text[i], "%lld", (long long)whole[i]);
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
     snprintf(text[5], sizeof text[5], "%.17g", s.kl_coef);
+    snprintf(text[6], sizeof text[6], "%.17g", s.constant);
     for (int64_t a = 0; a < s.micro; a++) add_row(&p, rank, a);
     add(&p, -1, "loss", as_dtype(&s.loss[rank], 1, s.loss_dtype), s.loss_dtype, 0);
     snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
@@ -555,7 +595,7 @@ static inline void write_rank(int64_t rank) {
                                     .tensors = p.tensors,
                                     .count = p.count,
                                     .metadata = pairs,
-                                    .metadata_count = 12};
+                                    .metadata_count = 13};
     test_expect(!seqpar_safetensors_save(&desc, (const void *const *)p.data, &error), "%s",
                 error.text);
     for (int64_t i = 0; i < p.count; i++) free(p.data[i]);

@@ -25,6 +25,7 @@ typedef struct answers {
     const char *vacuous; /* why a right number would show nothing; NULL: it shows something */
     const char *unknown; /* what is said of a number that nothing explains */
     const char *hint;    /* of a wrong one, beside that; NULL: nothing */
+    const char *design;  /* what is meant to depend on the number of ranks; NULL: nothing */
 } answers;
 
 static inline void answers_add(answers *a, const char *name, double loss, const char *how) {
@@ -114,6 +115,7 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
     int right = law_equal(l, l->got, a->right);
     memset(v, 0, sizeof *v);
     answers_say(a, l, v);
+    if (a->design) verdict_say(v, "%s", a->design);
     v->kind = right || accepted ? VERDICT_RIGHT : VERDICT_WRONG;
     if (a->lacks) {
         v->kind = VERDICT_INSUFFICIENT;

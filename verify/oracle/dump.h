@@ -9,7 +9,13 @@
  *     accumulation ("1")   micro-batches of the step
  *     objective ("sft")    sft, dpo, rm, kto or ppo
  *     reduction ("token")  of SFT and PPO: token, the mean over all supervised tokens of the
- *                          step; sequence, the mean over documents of their tokens' means
+ *                          step (TRL: dapo); sequence, the mean over documents of their
+ *                          tokens' means (grpo); constant, the sum over all tokens of the step
+ *                          over reduction_constant (dr_grpo: documents times the longest
+ *                          completion); micro, the mean over replicas' micro-batches of their
+ *                          tokens' means (bnpo); replica, the mean over replicas of theirs
+ *                          (Trainer of transformers without average_tokens_across_devices).
+ *                          Of the last two, a group without a token counts as 0
  *     beta ("0.1")         of DPO and KTO
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +

@@ -60,6 +60,7 @@ static inline void means_name(step_means *m, const law *l, int64_t rank, const d
         by->tolerance = l->tolerance;
         by->slack = l->slack;
         by->right = l->right;
+        by->has_right = 1;
         by->copies = l->copies;
         by->own = i <= BY_RANK ? rank : rank / f->sp;
         law_name_means(by, &one);

@@ -162,8 +162,8 @@ static const char *const score_names[SCORES] = {
 static inline const char *rm_vacuous(const answers *a, const law *l) {
     return answers_show(a, l, NULL)
                ? NULL
-               : "the scores of a pair are so close that the order and the ranks they come from "
-                 "do not show; dump a later step";
+               : "the scores of a pair are so close that the order and the ranks they come "
+                 "from do not show; dump a later step";
 }
 
 static inline void rm_answers(const pair_ways *w, answers *a, const dump_facts *f,

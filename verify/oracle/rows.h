@@ -325,8 +325,8 @@ static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const c
     return NULL;
 }
 
-/* A tensor of documents, which is the same on all ranks that have it. NULL where none has, where
-   nobody says which documents there are, or with d->error. */
+/* A tensor of documents, which is the same on all ranks that have it. NULL where none has,
+   where nobody says which documents there are, or with d->error. */
 static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, const char *what,
                                         dump_row *row, dump_reader read) {
     char *out = NULL;
