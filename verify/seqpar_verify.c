@@ -62,7 +62,7 @@ static option options[] = {
     {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
      "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
-     "relative distance that rounding may make (0.001)", 0},
+     "that gradients may be off (0.001); given, the loss, too", 0},
     {"ver", "html", "FILE", OPTION_TEXT, &html, "a page of it, with pictures of where", 0},
     {"ver", "junit", "FILE", OPTION_TEXT, &junit, "JUnit's XML of it, a case a stage", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
@@ -181,7 +181,7 @@ static void print_stages(const stage *stages) {
         const stage *s = &stages[i];
         char label[32], text[400];
         snprintf(label, sizeof label, "%-10s", stage_names[i].name);
-        snprintf(text, sizeof text, "not judged: it takes %s", stage_names[i].needs);
+        snprintf(text, sizeof text, "not judged: it takes %s", stage_needs(s, i));
         if (!s->judged) print_wrapped(stdout, label, text);
         for (int k = 0; s->judged && k < s->v.lines; k++) {
             snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
@@ -197,7 +197,7 @@ static void print_stages_json(const stage *stages, const verdict *v) {
         cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
         cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
-        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_names[i].needs);
+        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
         cJSON_AddItemToArray(list, one);
     }
     json_print(stdout, o);
@@ -215,7 +215,11 @@ static int check_wanted(dump *want) {
 static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
     int status, voided = 0;
-    status = dump_open(&d, folder) || judge_dump(&d, stages, numbers.tolerance) ||
+    status = dump_open(&d, folder);
+    d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given
+                    ? numbers.tolerance
+                    : 0;
+    status = status || judge_dump(&d, stages, numbers.tolerance) ||
                  check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {
         status = check_truth(stages, &d, model, numbers.tolerance, budget, more);

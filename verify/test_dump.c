@@ -575,6 +575,10 @@ static void test_pairs(void) {
     for (int64_t r = 0; r < 3; r++)
         for (int64_t i = 0; i < s.of[r][0].tokens; i++) s.of[r][0].logp[i] += 1e-4;
     make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
+    expect_named(&s, "one of sigmoid_of_parts, log_probs_averaged", "loss      wrong");
+    for (int64_t r = 0; r < 3; r++)
+        for (int64_t i = 0; i < s.of[r][0].tokens; i++) s.of[r][0].logp[i] -= 1e-4 - 1e-8;
+    make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
     write_scene(&s);
     expect(4, "insufficient", "dump a later step");
     test_end("dump_pairs_near_the_first_step");
@@ -583,6 +587,9 @@ static void test_pairs(void) {
     /* large parts that nearly cancel: one third of their sum gives nearly the same */
     add_to_chosen(0, 5);
     add_to_chosen(1, -4.98);
+    make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
+    expect_named(&s, "log_probs_averaged", "loss      wrong");
+    add_to_chosen(1, -0.0199999);
     make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
     write_scene(&s);
     expect(4, "insufficient", "dump a later step");

@@ -3,6 +3,7 @@
  * a rank reports says then. */
 #ifndef ORACLE_ANSWERS_H
 #define ORACLE_ANSWERS_H
+#include "apart.h"
 #include "law.h"
 
 enum { ANSWERS = 64, ACCEPTED = 4 };
@@ -12,15 +13,19 @@ typedef struct answer {
 } answer;
 
 typedef struct answers {
-    double right, slack; /* slack: absolute, from rounding; it stands beside the tolerance */
+    double right, slack; /* slack: absolute, from roundings (roundings.h) */
+    double size, parts;  /* of what `right` is the sum of, which may cancel: of tokens or
+                            documents, and of ranks' micro-batches */
     int low_precision;   /* some of it is from numbers of 16 bits */
     char what[80];       /* that `right` is made of */
     answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistake; how says why */
     int count, accepted_count;
+    int made; /* of `count`, those that are not `right` times a number */
     const char *lacks;   /* why nothing can be said of any number; NULL: it can */
     const char *vacuous; /* why a right number would show nothing; NULL: it shows something */
     const char *unknown; /* what is said of a number that nothing explains */
     const char *hint;    /* of a wrong one, beside that; NULL: nothing */
+    const char *design;  /* what is meant to depend on the number of ranks; NULL: nothing */
 } answers;
 
 static inline void answers_add(answers *a, const char *name, double loss, const char *how) {
@@ -36,6 +41,7 @@ static inline void answers_accept(answers *a, double loss, const char *how) {
 static inline void answers_add_reports(answers *a, const dump_facts *f) {
     double sp = f->sp > 1 ? (double)f->sp : NAN; /* one rank averages and adds nothing */
     double dp = f->world > f->sp ? (double)(f->world / f->sp) : NAN;
+    a->made = a->count;
     answers_add(a, "shares_averaged", a->right / sp, "over the ranks of a sequence");
     answers_add(a, "losses_added", a->right * sp, "over the ranks of a sequence");
     answers_add(a, "losses_added", a->right * dp, "over replicas");
@@ -47,9 +53,9 @@ static inline int answer_shows(const law *l, double loss, double right) {
     return isfinite(loss) && !law_equal(l, loss, right);
 }
 
-/* Whether any form of the mistake would show; NULL: of any mistake. */
+/* Whether any form of the mistake would show; NULL: of any that makes another loss. */
 static inline int answers_show(const answers *a, const law *l, const char *name) {
-    for (int i = 0; i < a->count; i++)
+    for (int i = 0; i < (name ? a->count : a->made); i++)
         if ((!name || !strcmp(a->other[i].name, name)) &&
             answer_shows(l, a->other[i].loss, a->right))
             return 1;
@@ -90,11 +96,17 @@ static inline const answer *answers_accepted(const answers *a, const law *l) {
 }
 
 static inline void answers_say(const answers *a, const law *l, verdict *v) {
-    verdict_say(v, "got %.9g; %s give %.9g (within %.3g: tolerance %g%s)", l->got, a->what,
-                a->right, law_limit(l, a->right), l->tolerance,
-                a->low_precision ? ", and rounding to 16 bits"
-                : l->slack > 0   ? ", and rounding"
-                                 : "");
+    char widened[40] = "";
+    if (l->tolerance > 0) snprintf(widened, sizeof widened, ", and tolerance %g", l->tolerance);
+    verdict_say(v, "got %.9g; %s give %.9g (within %.3g: rounding%s%s)", l->got, a->what,
+                a->right, law_limit(l, a->right), a->low_precision ? " to 16 bits" : "",
+                widened);
+}
+
+/* As far off as log-probs may be that a second forward pass gave, in other kernels: no
+   derivation holds for them, so that such a loss is neither right nor wrong. */
+static inline int answers_anew(const answers *a, const law *l) {
+    return fabs(l->got - a->right) <= 1e-3 * a->size;
 }
 
 /* Right, insufficient or wrong; of a wrong number the mistakes are still to be named. */
@@ -103,6 +115,7 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
     int right = law_equal(l, l->got, a->right);
     memset(v, 0, sizeof *v);
     answers_say(a, l, v);
+    if (a->design) verdict_say(v, "%s", a->design);
     v->kind = right || accepted ? VERDICT_RIGHT : VERDICT_WRONG;
     if (a->lacks) {
         v->kind = VERDICT_INSUFFICIENT;
@@ -114,6 +127,9 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
     } else if (v->kind == VERDICT_RIGHT && a->vacuous) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v, "%s", a->vacuous);
+        if (a->low_precision)
+            verdict_say(v, "numbers of 16 bits hide it, too: write the loss in float32, and "
+                           "log-probs");
     } else if (v->kind == VERDICT_RIGHT) {
         if (!right) verdict_say(v, "%s", accepted->how);
         answers_say_hidden(a, l, v);
@@ -123,11 +139,12 @@ static inline void answers_judge(const answers *a, const law *l, verdict *v) {
 /* Of a wrong number, once all that may explain it has been asked. */
 static inline void answers_end(const answers *a, const law *l, verdict *v) {
     if (v->kind != VERDICT_WRONG) return;
-    if (v->count > 1)
-        verdict_say(v, "these are equal here; a step with other counts tells them apart");
-    if (!v->count && law_marginal(l, a->right)) v->kind = VERDICT_MARGINAL;
-    if (!v->count && v->kind == VERDICT_WRONG)
-        verdict_say(v, "no known %s gives that number; numbers in bf16 need --tolerance 0.01",
+    apart_say(v);
+    if (!v->count && (law_marginal(l, a->right) || answers_anew(a, l)))
+        v->kind = VERDICT_MARGINAL;
+    if (!v->count)
+        verdict_say(v, "no known %s gives that number; log-probs that were computed anew for "
+                       "the dump, and not those of the loss, need --tolerance 0.01",
                     a->unknown ? a->unknown : "mistake");
     if (v->kind == VERDICT_WRONG && a->hint) verdict_say(v, "%s", a->hint);
 }

@@ -42,8 +42,13 @@ static const struct {
 
 typedef struct stage {
     int judged;
+    const char *needs; /* if not judged: what is missing; NULL: as stage_names has it */
     verdict v; /* if judged */
 } stage;
+
+static inline const char *stage_needs(const stage *s, int i) {
+    return s->needs ? s->needs : stage_names[i].needs;
+}
 
 static inline verdict *stage_begin(stage *s, verdict_kind kind) {
     memset(&s->v, 0, sizeof s->v);
@@ -477,6 +482,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     memset(&parts.gaps, 0, sizeof parts.gaps);
     loss_begin(&parts.loss, &d->facts, tolerance);
     counts_begin(&parts.counts, &d->facts);
+    parts.loss.widened = d->widened;
     for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
@@ -494,6 +500,8 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     if (!status) check_divisors(&stages[COUNTS], &parts.counts);
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
     counts_free(&parts.counts);
+    if (parts.loss.lacks_documents) stages[LOSS].needs = "cu_seqlens";
+    if (parts.loss.rewards_lack_documents) stages[REWARDS].needs = "cu_seqlens";
     loss_free(&parts.loss);
     return d->error.status ? -1 : 0;
 }

@@ -78,8 +78,6 @@ static inline int documents_grow(step_documents *s, int64_t more) {
 
 static inline double number_of(const double *x, int64_t i) { return x ? x[i] : NAN; }
 
-static inline double square(double x) { return x * x; }
-
 /* A supervised token: its log-probs, as policy and reference have it and as it may be taken. */
 static inline void document_add_token(document *o, document_part *p, const dump_row *row,
                                       int64_t t) {
@@ -91,8 +89,6 @@ static inline void document_add_token(document *o, document_part *p, const dump_
     if (advantage > p->high) p->high = advantage;
     p->tokens++;
     o->labels++;
-    o->rounding += square(row->unit.logp * number_of(row->logp, t)) +
-                   square(row->unit.ref_logp * number_of(row->ref_logp, t));
     for (int source = 0; source < SOURCES; source++) {
         int64_t from = row_source(row, source, t);
         o->reference_from[source] += from < 0 ? NAN : number_of(row->ref_logp, from);
@@ -125,6 +121,22 @@ static inline void document_add_value(document_part *p, int64_t *last_local,
     p->held = 1;
     p->value = number_of(row->values, t);
     *last_local = row->local[t];
+}
+
+/* Squares of what roundings make of the sum of policy - reference: of numbers as they were
+   written, and of log-probs in float32 in another order. room: (tokens) of the document. */
+static inline double document_rounding(const dump_row *row, int64_t begin, int64_t end,
+                                       double *room) {
+    const double *each[] = {row->logp, row->ref_logp};
+    const double unit[] = {row->unit.logp, row->unit.ref_logp};
+    double squares = 0;
+    for (int i = 0; i < 2; i++) {
+        int64_t n = 0;
+        for (int64_t t = begin; each[i] && t < end; t++)
+            if (row_supervised(row, t)) room[n++] = each[i][t];
+        squares += sum_squares(room, n, unit[i]) + (double)n * square(LOGITS_MOST * UNIT_F32);
+    }
+    return squares;
 }
 
 /* last_local: (sp), room of the caller's. */
@@ -165,8 +177,10 @@ static inline void documents_note_row(step_documents *s, const dump_row *row) {
 static inline int documents_add_row(step_documents *s, const dump_row *row, int64_t dp,
                                     int64_t micro) {
     int64_t *last_local = (int64_t *)calloc((size_t)s->sp, sizeof *last_local);
-    if (!last_local || documents_grow(s, row->docs)) {
+    double *room = (double *)malloc((size_t)(row->tokens + 1) * sizeof *room);
+    if (!last_local || !room || documents_grow(s, row->docs)) {
         free(last_local);
+        free(room);
         return -1;
     }
     documents_note_row(s, row);
@@ -185,11 +199,13 @@ static inline int documents_add_row(step_documents *s, const dump_row *row, int6
         o->reward = number_of(row->rewards, i);
         for (int k = 0; k < SCORES; k++) o->values[k] = NAN;
         document_fill(o, part, s->sp, row, last_local);
+        o->rounding = document_rounding(row, row->cu_seqlens[i], row->cu_seqlens[i + 1], room);
         s->count++;
         if (i + 1 == row->docs && i % 2 == 0 && o->tokens && (o->labels || !row->labels))
             s->odd = 1;
     }
     free(last_local);
+    free(room);
     return 0;
 }
 

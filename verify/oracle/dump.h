@@ -9,7 +9,13 @@
  *     accumulation ("1")   micro-batches of the step
  *     objective ("sft")    sft, dpo, rm, kto or ppo
  *     reduction ("token")  of SFT and PPO: token, the mean over all supervised tokens of the
- *                          step; sequence, the mean over documents of their tokens' means
+ *                          step (TRL: dapo); sequence, the mean over documents of their
+ *                          tokens' means (grpo); constant, the sum over all tokens of the step
+ *                          over reduction_constant (dr_grpo: documents times the longest
+ *                          completion); micro, the mean over replicas' micro-batches of their
+ *                          tokens' means (bnpo); replica, the mean over replicas of theirs
+ *                          (Trainer of transformers without average_tokens_across_devices).
+ *                          Of the last two, a group without a token counts as 0
  *     beta ("0.1")         of DPO and KTO
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
@@ -84,6 +90,7 @@ typedef struct dump {
     dump_rank *ranks; /* (world) */
     int64_t world, sp, accumulation; /* as in facts */
     dump_facts facts;
+    double widened; /* the loss, too, may be this far off; 0: its limit is derived */
     seqpar_error error;
 } dump;
 
@@ -100,6 +107,7 @@ typedef struct dump_row {
     double *logp, *ref_logp, *old_logp, *advantages, *values;
     double *scores, *rewards, *desirable, *kl; /* (docs) */
     int64_t *groups;                           /* (docs) */
+    int unread; /* there are tensors of documents, and no cu_seqlens that says which */
     struct { /* the relative rounding of these as they are written */
         double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
     } unit;

@@ -11,7 +11,7 @@
 #include "seqpar_safetensors.h"
 
 enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
-enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE };
+enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
 enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
 enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
@@ -22,6 +22,7 @@ typedef struct dump_facts {
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
+    double reduction_constant;
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;               /* 0: none */
@@ -44,7 +45,9 @@ static const struct {
     const char *words[7]; /* the first is meant where the key is absent */
 } word_facts[] = {
     {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo"}},
-    {"reduction", offsetof(dump_facts, reduction), {"token", "sequence"}},
+    {"reduction",
+     offsetof(dump_facts, reduction),
+     {"token", "sequence", "constant", "micro", "replica"}},
     {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
     {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
     {"dtype",
@@ -56,6 +59,11 @@ static const struct {
     size_t at;
     double low, high, absent;
 } number_facts[] = {{"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
+                    {"reduction_constant",
+                     offsetof(dump_facts, reduction_constant),
+                     0,
+                     1e15,
+                     0},
                     {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
                     {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
                     {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
@@ -113,6 +121,16 @@ static inline double dump_real(const char *text, double low, double high, double
     return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
 }
 
+/* What one key says takes another one: then -1 with a sentence. */
+static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_error *error) {
+    if (f->reduction != DUMP_BY_CONSTANT || f->reduction_constant > 0) return 0;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata reduction is 'constant' and reduction_constant is %g; write "
+                "what the sum over the whole step is divided by",
+                path, f->reduction_constant);
+    return -1;
+}
+
 /* 0, or -1 with a sentence. */
 static inline int dump_read_facts(const seqpar_safetensors_file *file, const char *path,
                                   dump_facts *facts, seqpar_error *error) {
@@ -143,7 +161,7 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
         }
         memcpy(to + number_facts[i].at, &x, sizeof x);
     }
-    return 0;
+    return dump_facts_lack(facts, path, error);
 }
 
 /* The first key of which two files say different things; NULL: none. */

@@ -170,11 +170,10 @@ static inline void kto_add_rows(kto_step *k, step_means *means) {
         if (!o->tokens) continue;
         loss = kto_loss(k->f->beta, o->desirable, part_margin(&whole), kto_z(k, o, Z_RIGHT));
         means_add(means, k->f, -1, o->dp, o->micro, loss, 1);
-        rounding += square(k->f->beta * loss * (1 - loss)) *
-                    (o->rounding + sum_rounding(&whole));
+        rounding += square(k->f->beta / 4) * (o->rounding + sum_rounding(&whole));
         kl += fabs(o->kl) * k->s->unit.kl;
     }
-    k->slack = 4 * sqrt(rounding) / k->count + k->f->beta / 4 * kl / k->count;
+    k->slack = 3 * sqrt(rounding) / k->count + k->f->beta / 4 * kl / k->count;
 }
 
 /* ---- kl of one rank's tokens ---- */
@@ -263,20 +262,20 @@ static inline const char *kto_vacuous(const kto_step *k, const answers *a, const
 
 /* 0, or -1: no memory. k is to be freed in either case. */
 static inline int kto_answers(kto_step *k, step_means *means, const step_documents *s,
-                              answers *a, law *l, const dump_facts *f) {
+                              answers *a, const dump_facts *f) {
     if (kto_begin(k, s, f)) return -1;
     means_begin(means, f, 0);
     kto_add_rows(k, means);
     for (int64_t r = 0; r < f->sp; r++) k->alone[r] = kto_mean_alone(k, r);
     memset(a, 0, sizeof *a);
     a->right = kto_mean(k, H_RIGHT, Z_RIGHT, 0, 0);
-    a->slack = l->slack = k->slack;
-    a->low_precision = fmax(s->unit.logp, s->unit.kl) > 1e-6;
+    a->size = fabs(a->right);
+    a->slack = k->slack + added_rounding(k->count, 1); /* of numbers up to 1 */
+    a->low_precision = fmax(s->unit.logp, s->unit.kl) > NARROW;
     snprintf(a->what, sizeof a->what, "%.0f documents", k->count);
     answers_accept(a, k->trained < k->count ? kto_mean(k, H_RIGHT, Z_RIGHT, 0, 1) : NAN,
                    "documents without a supervised token are left out: no mistake");
     kto_add_ways(k, a);
-    a->vacuous = kto_vacuous(k, a, l);
     return 0;
 }
 #endif

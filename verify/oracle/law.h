@@ -16,15 +16,20 @@ typedef struct law {
     int64_t groups;
     double all_tokens; /* supervised or not; 0: not said */
     double tolerance;  /* relative */
-    double slack;      /* absolute, beside it: what rounding may have made of the numbers */
+    double slack;      /* absolute, beside it: what rounding may have made of `right` */
+    double right;      /* what slack is of; 0: of any number alike */
+    int has_right;     /* and it is not the mean of all sums over all counts */
+    double copies;     /* of it that a mistake may add up, with their roundings; 0: none */
     int shares;        /* groups have shares of a mean, and no means of their own */
     /* Whose number it is: a mistake that is one rank's own may be made of groups i with
        i % own_of == own alone; own_of 0: of any group, -1: of none. */
     int64_t own, own_of;
 } law;
 
+/* Roundings grow with a number that is `right` several times. */
 static inline double law_limit(const law *l, double want) {
-    return l->tolerance * fabs(want) + l->slack;
+    double times = l->right != 0 ? fmin(fabs(want / l->right), l->copies) : 1;
+    return l->tolerance * fabs(want) + l->slack * fmax(times, 1);
 }
 
 static inline int law_equal(const law *l, double got, double want) {
@@ -142,7 +147,8 @@ static inline int law_has_empty(const law *l) {
 /* Whether the mistake gives this number, and not the right one as well. */
 static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
     double x = law_mean(l, mean, which);
-    return law_equal(l, l->got, x) && !law_equal(l, x, law_mean(l, MEAN_NONE, 0));
+    double right = l->has_right ? l->right : law_mean(l, MEAN_NONE, 0);
+    return law_equal(l, l->got, x) && !law_equal(l, x, right);
 }
 
 static inline int law_fits(const law *l, const mistake *m) {

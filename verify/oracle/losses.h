@@ -16,8 +16,10 @@ typedef struct loss_parts {
     step_means means;     /* of pairs or documents */
     answers answers;
     double *reported; /* (world) by each rank; NaN: it reports none */
-    double tolerance;
+    double tolerance;     /* of rewards */
+    double widened;       /* of the loss, beside its roundings */
     int complete;         /* all rows have what the loss is made of */
+    int lacks_documents, rewards_lack_documents; /* a row lacks cu_seqlens alone for them */
     int no_memory;
     int side_is_wrong;
     verdict side;         /* the first row whose side tensors are not its own */
@@ -40,25 +42,46 @@ static inline void loss_begin(loss_parts *p, const dump_facts *f, double toleran
 
 static inline void loss_free(loss_parts *p) {
     free(p->reported);
-    free(p->tokens.part);
+    tokens_free(&p->tokens);
     free(p->pairs.alone);
     documents_free(&p->documents);
     kto_free(&p->kto);
 }
 
-/* Whether the row has what the loss takes. */
-static inline int loss_has(const dump_facts *f, const dump_row *row) {
-    int logp = row->docs && row->logp && row->labels && row->ref_logp;
+static inline int loss_is_of_documents(const dump_facts *f) {
+    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+}
+
+/* Whether the row has what the loss takes; where documents begin apart, without which their
+   tensors are not read. */
+static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
+    int logp = row->logp && row->labels && row->ref_logp;
     if (f->objective == DUMP_DPO) return logp;
-    if (f->objective == DUMP_RM) return row->docs && (row->scores || row->values);
-    if (f->objective == DUMP_KTO) return logp && row->desirable && row->kl;
+    if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
+    if (f->objective == DUMP_KTO)
+        return logp && ((row->desirable && row->kl) || row->unread);
     return row_has_token_losses(f, row);
+}
+
+static inline int loss_has(const dump_facts *f, const dump_row *row) {
+    return loss_has_else(f, row) && (row->docs || !loss_is_of_documents(f));
+}
+
+/* What a stage misses of this row, if it is only where documents begin. */
+static inline void loss_note_documents(loss_parts *p, const dump_facts *f,
+                                       const dump_row *row) {
+    int scores = f->objective == DUMP_RM ||
+                 (f->objective == DUMP_PPO && f->advantage != DUMP_ADVANTAGE_GIVEN);
+    if (!row->rank || row->docs) return;
+    p->lacks_documents |= loss_is_of_documents(f) && loss_has_else(f, row);
+    p->rewards_lack_documents |= scores && row->unread;
 }
 
 static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_row *row,
                                 int64_t dp, int64_t micro) {
     int has = loss_has(f, row);
     p->complete = p->complete && has;
+    loss_note_documents(p, f, row);
     if (f->objective != DUMP_SFT && !p->no_memory && row->rank)
         p->no_memory = documents_add_row(&p->documents, row, dp, micro);
     if (has && loss_is_of_tokens(f) && !p->no_memory)
@@ -69,17 +92,20 @@ static inline void loss_add_row(loss_parts *p, const dump_facts *f, const dump_r
 
 /* 0, or -1: no memory. */
 static inline int loss_end(loss_parts *p, const dump_facts *f) {
-    law l = {.tolerance = p->tolerance};
-    int status = p->no_memory ? -1 : 0;
+    const token_sums *t = &p->tokens;
+    int status = p->no_memory || t->logp.no_memory || t->old_logp.no_memory ||
+                         t->advantages.no_memory || t->reference.no_memory
+                     ? -1
+                     : 0;
     if (f->objective == DUMP_RM && !p->documents.has_scores && !p->documents.has_values)
         p->complete = 0; /* some rows have these, others those */
     if (status || !p->complete) return status;
     if (loss_is_of_tokens(f))
-        tokens_answers(&p->tokens, &p->answers, &l, f);
+        tokens_answers(&p->tokens, &p->answers, f);
     else if (f->objective == DUMP_KTO)
-        status = kto_answers(&p->kto, &p->means, &p->documents, &p->answers, &l, f);
+        status = kto_answers(&p->kto, &p->means, &p->documents, &p->answers, f);
     else
-        pairs_answers(&p->pairs, &p->means, &p->documents, &p->answers, &l, f);
+        pairs_answers(&p->pairs, &p->means, &p->documents, &p->answers, f);
     answers_add_reports(&p->answers, f);
     return status;
 }
@@ -98,12 +124,33 @@ static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts
                                                               : "log_probs_of_one_rank"));
 }
 
+/* Why a right number shows nothing, within these limits; NULL: it shows something. */
+static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f,
+                                       const law *l) {
+    if (loss_is_of_tokens(f)) return tokens_vacuous(&p->tokens, &p->answers, l, f);
+    if (f->objective == DUMP_KTO) return kto_vacuous(&p->kto, &p->answers, l);
+    return f->objective == DUMP_RM ? rm_vacuous(&p->answers, l)
+                                   : pairs_vacuous(&p->answers, l, &p->means, f);
+}
+
+/* How far a rank's number may be off. unit: rounding of its type */
+static inline law loss_limits(loss_parts *p, const dump_facts *f, double got, double unit) {
+    answers *a = &p->answers;
+    law l = {.got = got, .tolerance = p->widened, .right = a->right};
+    l.copies = (double)f->world;
+    unit = fmax(unit, narrow_unit(got));
+    l.slack = a->slack + reported_rounding(unit, fmax(fabs(a->right), a->parts),
+                                           (double)(f->world * f->accumulation));
+    a->low_precision |= unit > NARROW;
+    a->vacuous = loss_vacuous(p, f, &l);
+    return l;
+}
+
 /* unit: rounding of the number's own type */
 static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, double unit,
                               int64_t rank, verdict *v) {
-    law l = {.got = got, .tolerance = p->tolerance, .slack = p->answers.slack};
+    law l = loss_limits(p, f, got, unit);
     step_means *means = loss_is_of_tokens(f) ? &p->tokens.means : &p->means;
-    if (unit > 1e-6 && isfinite(got)) l.slack += unit * fabs(got);
     answers_judge(&p->answers, &l, v);
     if (v->kind != VERDICT_WRONG) return;
     means_name(means, &l, rank, f, v);

@@ -37,6 +37,16 @@ static inline void means_add(step_means *m, const dump_facts *f, int64_t rank, i
     }
 }
 
+/* Whether some group's own mean is not the right one. */
+static inline int means_show(const step_means *m, const law *l, double right) {
+    for (int i = 0; i < GROUPINGS; i++)
+        for (int64_t g = 0; g < m->by[i].groups; g++)
+            if (m->by[i].counts[g] > 0 &&
+                !law_equal(l, m->by[i].sums[g] / m->by[i].counts[g], right))
+                return 1;
+    return 0;
+}
+
 /* A wrong number's mistakes, by every grouping that is not one of those before it. */
 static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {
@@ -49,6 +59,9 @@ static inline void means_name(step_means *m, const law *l, int64_t rank, const d
         by->got = l->got;
         by->tolerance = l->tolerance;
         by->slack = l->slack;
+        by->right = l->right;
+        by->has_right = 1;
+        by->copies = l->copies;
         by->own = i <= BY_RANK ? rank : rank / f->sp;
         law_name_means(by, &one);
         for (int k = 0; k < one.count; k++) verdict_name(v, one.named[k]);

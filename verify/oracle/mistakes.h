@@ -381,7 +381,8 @@ static const mistake mistakes[] = {
     {.name = "mean_over_tokens",
      .family = "count",
      .symptom = "long documents weigh too much, the loss is not that of another framework",
-     .cause = "All tokens are averaged where the mean over documents of their means is meant.",
+     .cause = "All tokens are averaged where the mean over documents of their means is meant, "
+              "or another one that the metadata have.",
      .right = "L = mean over documents i of s_i / n_i",
      .wrong = "L = sum of all tokens' losses / N",
      .example = "Documents with sums 4, 3 and counts 1, 3: right is the mean of 4 and 1, 2.5; "

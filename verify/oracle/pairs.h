@@ -17,15 +17,14 @@ typedef struct pair_ways {
     double values[SCORES]; /* RM whose scores are not told */
     double *alone;         /* (sp) from the part of one rank */
     int64_t pairs;
-    double largest, rounding; /* |h|; squares of what rounding may do to right */
+    double largest, rounding; /* |h|; squares of what rounding may do to right. No slope is
+                                 above 1, in whatever a mistake computes. */
 } pair_ways;
 
 /* softplus(-x), without overflow */
 static inline double pair_loss(double x) {
     return isnan(x) ? x : (x < 0 ? -x : 0) + log1p(exp(-fabs(x)));
 }
-
-static inline double pair_slope(double x) { return 1 / (1 + exp(x)); } /* sigmoid(-x) */
 
 static inline double part_margin(const document_part *p) { return p->policy - p->reference; }
 
@@ -69,14 +68,24 @@ static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i, 
                                         rejected->reference_from[k]));
     add_pair_parts(w, s, i, beta);
     if (!(fabs(h) <= w->largest)) w->largest = fabs(h);
-    w->rounding += square(beta * pair_slope(beta * h)) *
-                   (chosen->rounding + rejected->rounding + sum_rounding(&c) +
-                    sum_rounding(&r));
+    w->rounding += square(beta) * (chosen->rounding + rejected->rounding + sum_rounding(&c) +
+                                   sum_rounding(&r));
     return pair_loss(beta * h);
 }
 
-static inline const char *pairs_vacuous(const answers *a, const law *l, int64_t sp) {
-    if (sp == 1) return "one rank has nothing to put together";
+/* One rank puts no log-probs together, but replicas and micro-batches means. */
+static inline const char *pairs_alone_vacuous(const answers *a, const law *l,
+                                              const step_means *means, const dump_facts *f) {
+    if (f->world * f->accumulation == 1) return "one rank has nothing to put together";
+    return means_show(means, l, a->right)
+               ? NULL
+               : "replicas and micro-batches have the same mean here, so that one alone would "
+                 "not show; dump a later step";
+}
+
+static inline const char *pairs_vacuous(const answers *a, const law *l,
+                                        const step_means *means, const dump_facts *f) {
+    if (f->sp == 1) return pairs_alone_vacuous(a, l, means, f);
     return answers_show(a, l, "log_probs_averaged") &&
                    answers_show(a, l, "sigmoid_of_parts") && answers_show(a, l, "pair_swapped")
                ? NULL
@@ -84,19 +93,20 @@ static inline const char *pairs_vacuous(const answers *a, const law *l, int64_t 
                  "give the same; dump a later step";
 }
 
-static inline void pairs_begin_answers(const pair_ways *w, answers *a, law *l, int low) {
+static inline void pairs_begin_answers(const pair_ways *w, answers *a, int low) {
     double n = (double)w->pairs;
     memset(a, 0, sizeof *a);
     a->right = w->right / n;
-    a->slack = l->slack = 4 * sqrt(w->rounding) / n;
+    a->size = fabs(a->right);
+    a->slack = 3 * sqrt(w->rounding) / n + added_rounding(n, a->size);
     a->low_precision = low;
     snprintf(a->what, sizeof a->what, "%lld pairs", (long long)w->pairs);
 }
 
-static inline void dpo_answers(const pair_ways *w, answers *a, law *l, const dump_facts *f,
+static inline void dpo_answers(const pair_ways *w, answers *a, const dump_facts *f,
                                const step_documents *s) {
     double n = (double)w->pairs, several = f->sp > 1 ? n : NAN;
-    pairs_begin_answers(w, a, l, s->unit.logp > 1e-6);
+    pairs_begin_answers(w, a, s->unit.logp > NARROW);
     answers_add(a, "sigmoid_of_parts", w->parts / several, NULL);
     answers_add(a, "log_probs_averaged", w->averaged / several, NULL);
     answers_add(a, "log_probs_added", w->added / several, NULL);
@@ -107,7 +117,6 @@ static inline void dpo_answers(const pair_ways *w, answers *a, law *l, const dum
     for (int k = 0; k < SOURCES; k++)
         answers_add(a, "side_tensor_not_split", w->from[k] / n,
                     token_ways[TOKEN_REFERENCE + k].how);
-    a->vacuous = pairs_vacuous(a, l, f->sp);
     if (w->largest == 0)
         a->hint = "policy and reference are equal in this dump, so the loss should be ln 2: "
                   "what was trained had other log-probs";
@@ -142,7 +151,7 @@ static inline double add_score_pair(pair_ways *w, const step_documents *s, int64
         w->alone[r] += own;
     }
     if (!(fabs(h) <= w->largest)) w->largest = fabs(h);
-    w->rounding += square(pair_slope(h) * unit) * (square(chosen) + square(rejected));
+    w->rounding += square(unit) * (square(chosen) + square(rejected));
     return pair_loss(h);
 }
 
@@ -150,20 +159,24 @@ static const char *const score_names[SCORES] = {
     NULL, "score_of_rank_end", "score_of_first_token", "score_of_row_end", "score_of_row_end",
     "score_of_padding", "gathered_in_rank_order"};
 
-static inline void rm_answers(const pair_ways *w, answers *a, law *l, const dump_facts *f,
+static inline const char *rm_vacuous(const answers *a, const law *l) {
+    return answers_show(a, l, NULL)
+               ? NULL
+               : "the scores of a pair are so close that the order and the ranks they come "
+                 "from do not show; dump a later step";
+}
+
+static inline void rm_answers(const pair_ways *w, answers *a, const dump_facts *f,
                               const step_documents *s) {
     double n = (double)w->pairs, several = f->sp > 1 ? n : NAN;
     double unit = s->has_scores ? s->unit.scores : s->unit.values;
-    pairs_begin_answers(w, a, l, unit > 1e-6);
+    pairs_begin_answers(w, a, unit > NARROW);
     answers_add(a, "pair_swapped", w->swapped / n, NULL);
     answers_add(a, "scores_averaged", w->averaged / several, NULL);
     answers_add(a, "scores_added", w->added / several, NULL);
     answers_add(a, "sigmoid_of_parts", w->parts / several, NULL);
     for (int k = SCORE_RIGHT + 1; k < SCORES && !s->has_scores; k++)
         answers_add(a, score_names[k], w->values[k] / n, NULL);
-    if (!answers_show(a, l, NULL))
-        a->vacuous = "the scores of a pair are so close that the order and the ranks they come "
-                     "from do not show; dump a later step";
 }
 
 /* ---- all pairs of the step ---- */
@@ -176,7 +189,7 @@ static inline int pairs_begin(pair_ways *w, int64_t sp) {
 }
 
 static inline void pairs_answers(pair_ways *w, step_means *means, const step_documents *s,
-                                 answers *a, law *l, const dump_facts *f) {
+                                 answers *a, const dump_facts *f) {
     int rm = f->objective == DUMP_RM;
     means_begin(means, f, 0);
     for (int64_t i = 0; i < s->count; i++) {
@@ -187,9 +200,9 @@ static inline void pairs_answers(pair_ways *w, step_means *means, const step_doc
     }
     for (int64_t r = 0; r < s->sp; r++) w->alone[r] /= (double)w->pairs;
     if (rm)
-        rm_answers(w, a, l, f, s);
+        rm_answers(w, a, f, s);
     else
-        dpo_answers(w, a, l, f, s);
+        dpo_answers(w, a, f, s);
     if (s->odd)
         a->lacks = "a row has a document without a partner: documents 2i and 2i + 1 are a pair";
 }

@@ -104,20 +104,28 @@ static inline void policy_side_ways(const dump_facts *f, const dump_row *row, in
     }
 }
 
-/* What rounding may have made of the right one. */
-static inline double policy_rounding(const dump_facts *f, const dump_row *row, int64_t t,
-                                     const token_side *s) {
-    double logp = row->unit.logp * fabs(s->logp), kl = 0;
-    if (f->kl_coef > 0)
-        kl = f->kl_coef * fabs(expm1(s->reference - s->logp)) *
-             (logp + row->unit.ref_logp * fabs(s->reference));
-    return kl + fabs(s->advantage) * exp(s->logp - s->old_logp) *
-                    (logp + row->unit.old_logp * fabs(row->old_logp[t]) +
-                     row->unit.advantages);
+/* What a token's loss changes by its numbers; size: of what it is made of. */
+typedef struct token_slopes {
+    double logp, old_logp, advantage, reference, size;
+} token_slopes;
+
+static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *row,
+                                           int64_t t) {
+    token_slopes s = {.logp = -1, .size = fabs(row->logp[t])};
+    double ratio, d;
+    if (f->objective != DUMP_PPO) return s;
+    ratio = exp(row->logp[t] - row->old_logp[t]);
+    d = f->kl_coef > 0 ? row->ref_logp[t] - row->logp[t] : 0;
+    s.old_logp = row->advantages[t] * ratio;
+    s.advantage = -ratio;
+    s.reference = f->kl_coef * expm1(d);
+    s.logp = -s.old_logp - s.reference;
+    s.size = fabs(s.old_logp) + f->kl_coef * k3(d);
+    return s;
 }
 
-/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. Returns the rounding. */
-static inline double policy_losses(const dump_facts *f, const dump_row *row, int64_t t,
+/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. */
+static inline void policy_losses(const dump_facts *f, const dump_row *row, int64_t t,
                                    double *loss) {
     token_side s = {row->logp[t], row->old_logp[t], row->advantages[t],
                     f->kl_coef > 0 ? row->ref_logp[t] : 0};
@@ -130,21 +138,21 @@ static inline double policy_losses(const dump_facts *f, const dump_row *row, int
     loss[TOKEN_NO_CLIP] = -s.advantage * ratio + kl;
     policy_kl_ways(f, &s, loss);
     policy_side_ways(f, row, t, &s, loss);
-    return policy_rounding(f, row, t, &s);
 }
 
-static inline double token_losses(const dump_facts *f, const dump_row *row, int64_t t,
-                                  double *loss) {
-    if (f->objective == DUMP_PPO) return policy_losses(f, row, t, loss);
+static inline void token_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                double *loss) {
+    if (f->objective == DUMP_PPO) {
+        policy_losses(f, row, t, loss);
+        return;
+    }
     for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
     loss[TOKEN_RIGHT] = -row->logp[t];
-    return row->unit.logp * fabs(row->logp[t]);
 }
 
-/* Whether the row has what the loss of its tokens takes. */
+/* Whether the row has what the loss of its tokens takes, documents apart. */
 static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
     if (!row->logp || !row->labels) return 0;
-    if (f->reduction == DUMP_BY_SEQUENCE && !row->docs) return 0;
     return f->objective != DUMP_PPO ||
            (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
 }

@@ -3,6 +3,7 @@
 #ifndef ORACLE_ROWS_H
 #define ORACLE_ROWS_H
 #include "dump.h"
+#include "roundings.h"
 
 /* What was wrong with index. */
 typedef struct dump_places {
@@ -287,9 +288,9 @@ static inline void *dump_as_numbers_of_any(dump *d, int64_t rank,
 
 /* What rounding may do to a number of this type, relative to it. */
 static inline double dump_unit_of(seqpar_safetensors_dtype dtype) {
-    return dtype == SEQPAR_SAFETENSORS_BF16  ? 0x1p-8
-           : dtype == SEQPAR_SAFETENSORS_F16 ? 0x1p-11
-                                             : 0x1p-24; /* F64: computed in F32, mostly */
+    return dtype == SEQPAR_SAFETENSORS_BF16  ? UNIT_BF16
+           : dtype == SEQPAR_SAFETENSORS_F16 ? UNIT_F16
+                                             : UNIT_F32; /* F64: computed in F32, mostly */
 }
 
 /* The largest of all ranks. */
@@ -316,21 +317,24 @@ static inline char *dump_documents_of(dump *d, int64_t r, int64_t micro, const c
                                       const dump_row *row, dump_reader read) {
     const seqpar_safetensors_tensor *t = dump_find(d, r, micro, what);
     if (!t) return NULL;
-    if (t->count == row->docs && row->docs) return (char *)read(d, r, t);
+    if (t->count == row->docs) return (char *)read(d, r, t);
     seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                row->docs ? "%.300s: tensor %s has %lld elements and its row %lld documents; "
-                            "write one a document of the whole row, on every rank"
-                          : "%.300s: tensor %s has %lld elements, one a document, and there is "
-                            "no cu_seqlens; write where documents begin, too",
+                "%.300s: tensor %s has %lld elements and its row %lld documents; write one a "
+                "document of the whole row, on every rank",
                 d->ranks[r].path, t->name, (long long)t->count, (long long)row->docs);
     return NULL;
 }
 
-/* A tensor of documents, which is the same on all ranks that have it. NULL where none has, or
-   with d->error. */
+/* A tensor of documents, which is the same on all ranks that have it. NULL where none has,
+   where nobody says which documents there are, or with d->error. */
 static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, const char *what,
-                                        const dump_row *row, dump_reader read) {
+                                        dump_row *row, dump_reader read) {
     char *out = NULL;
+    int64_t elements = 0;
+    if (!row->docs) {
+        row->unread |= dump_count(d, dp, micro, what, &elements) > 0;
+        return NULL;
+    }
     for (int64_t r = dp * d->sp; !d->error.status && r < (dp + 1) * d->sp; r++) {
         char *own = dump_documents_of(d, r, micro, what, row, read);
         int64_t i = 0;
@@ -352,16 +356,39 @@ static inline void *dump_read_documents(dump *d, int64_t dp, int64_t micro, cons
     return NULL;
 }
 
+/* The unit of what trained tokens' numbers were before they were written in a wider type; 0:
+   they have all bits of it, or are too few to tell. */
+static inline double row_narrow_unit(const dump_row *row, const double *x) {
+    double unit = UNIT_F32, last = 0;
+    int64_t different = 0;
+    for (int64_t t = 0; t < row->tokens; t++) {
+        double own;
+        if (!row_supervised(row, t) || x[t] == 0) continue;
+        own = narrow_unit(x[t]);
+        if (own == 0) return 0;
+        if (unit == UNIT_F32 || own == UNIT_F16) unit = own;
+        different += x[t] != last;
+        last = x[t];
+    }
+    return different >= 8 ? unit : 0;
+}
+
+static inline void row_note_unit(dump_row *row, int i, double unit) {
+    int of_policy = !strcmp(row_numbers[i].name + strlen(row_numbers[i].name) - 4, "logp");
+    if (of_policy && *row_number(row, i) && unit < NARROW)
+        unit = fmax(unit, row_narrow_unit(row, *row_number(row, i)));
+    memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
+}
+
 /* All numbers. 0, or -1 with d->error. */
 static inline int dump_read_numbers(dump *d, int64_t dp, int64_t micro, dump_row *row) {
     for (int i = 0; !d->error.status && i < ROW_NUMBERS; i++) {
         const char *name = row_numbers[i].name;
-        double unit = dump_unit(d, dp, micro, name);
-        memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
         *row_number(row, i) =
             row_numbers[i].of_documents
                 ? (double *)dump_read_documents(d, dp, micro, name, row, dump_as_numbers_of_any)
                 : dump_gather_numbers(d, dp, micro, name, row);
+        if (!d->error.status) row_note_unit(row, i, dump_unit(d, dp, micro, name));
     }
     for (int64_t i = 0; !d->error.status && row->desirable && i < row->docs; i++)
         if (row->desirable[i] != 0 && row->desirable[i] != 1)

@@ -156,14 +156,25 @@ static const struct {
                  {"micro_batches_lost", BY_ALL, 1, 1}};
 enum { SFT_SEEDS = sizeof sft_seeds / sizeof *sft_seeds };
 
+/* Over which groups' means the right mean is. */
+static inline int right_grouping(const dump *d) {
+    static const int groupings[] = {BY_ALL, BY_DOCUMENT, BY_ALL, BY_REPLICA_MICRO, BY_REPLICA};
+    return groupings[d->facts.reduction];
+}
+
 static inline void make_sft_seeds(seed_set *s, int way) {
-    int by_sequence = s->f->d->facts.reduction == DUMP_BY_SEQUENCE;
-    int grouping = sft_seeds[way].grouping;
-    if (by_sequence && grouping == BY_ALL)
-        grouping = BY_DOCUMENT;
-    else if (by_sequence && grouping == BY_DOCUMENT)
+    const dump_facts *f = &s->f->d->facts;
+    int right = right_grouping(s->f->d), grouping = sft_seeds[way].grouping;
+    int filled = sft_seeds[way].filled;
+    if (grouping == BY_ALL) {
+        grouping = right;
+        filled = right < BY_DOCUMENT ? 0 : filled;
+    } else if (grouping == right) {
         grouping = BY_ALL;
-    seed_means(s, grouping, sft_seeds[way].filled);
+    }
+    seed_means(s, grouping, filled);
+    if (f->reduction == DUMP_BY_CONSTANT && sft_seeds[way].grouping == BY_ALL)
+        scale_seeds(s, s->counts[0] / f->reduction_constant);
     if (sft_seeds[way].last) keep_last_micro_batch(s);
 }
 
@@ -231,7 +242,10 @@ static inline int seed_ways(const dump *d) {
 }
 
 static inline const char *seed_way_name(const dump *d, int way) {
-    return d->facts.objective == DUMP_DPO ? dpo_seeds[way].name : sft_seeds[way].name;
+    if (d->facts.objective == DUMP_DPO) return dpo_seeds[way].name;
+    return way && sft_seeds[way].grouping == right_grouping(d) && !sft_seeds[way].last
+               ? "mean_over_tokens"
+               : sft_seeds[way].name;
 }
 
 /* Into s->of. 0: the dump lacks something, or there is nothing of the kind: the right way, a

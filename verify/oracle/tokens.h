@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* tokens.h - the loss of SFT and PPO from that of each token: the mean over all supervised
- * tokens of the step, or over all documents of their tokens' means. */
+ * tokens of the step, or what else the metadata say (reduction in dump.h). */
 #ifndef ORACLE_TOKENS_H
 #define ORACLE_TOKENS_H
 #include "means.h"
@@ -11,6 +11,16 @@ typedef struct token_part {
     double sum, count;
 } token_part;
 
+/* Losses of a row or a replica, as they are and as mistakes have them. */
+typedef struct token_group {
+    double sums[TOKEN_WAYS], count;
+} token_group;
+
+/* Sums over groups of their tokens' means; filled: that have a token. */
+typedef struct token_groups {
+    double means[TOKEN_WAYS], all, filled, least; /* least: the fewest tokens of one of these */
+} token_groups;
+
 typedef struct token_sums {
     step_means means; /* of tokens, each by its weight in the right mean */
     step_means own;   /* of documents' means by each rank's own count */
@@ -19,9 +29,15 @@ typedef struct token_sums {
     double by_token[TOKEN_WAYS];    /* sums of losses */
     double by_document[TOKEN_WAYS]; /* sums of documents' means */
     double by_row;                  /* sum of rows' means over documents */
+    token_group row, replica;       /* those being added up */
+    token_groups micro, replicas;
+    int64_t dp;                     /* whose the replica is */
+    double of_row;                  /* supervised tokens of the row */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
-    double size, rounding; /* weighted: |loss|, squares of what rounding may do */
+    double size;           /* of losses, weighted */
+    double computed;       /* of slopes by log-probs, weighted */
+    written logp, old_logp, advantages, reference;
     double unit;           /* the coarsest of the numbers in it */
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
@@ -54,31 +70,78 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
     s->gaps |= filled < (double)f->sp;
 }
 
+/* What roundings of the token's numbers make of the weighted sum. */
+static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const dump_row *row,
+                                       int64_t t, double weight) {
+    token_slopes by = token_slopes_of(f, row, t);
+    s->size += weight * by.size;
+    s->computed += weight * (fabs(by.logp) + fabs(by.old_logp) + fabs(by.reference));
+    written_add(&s->logp, row->unit.logp, row->logp[t], weight * by.logp);
+    if (f->objective != DUMP_PPO) return;
+    written_add(&s->old_logp, row->unit.old_logp, row->old_logp[t], weight * by.old_logp);
+    written_add(&s->advantages, row->unit.advantages, row->advantages[t],
+                weight * by.advantage);
+    if (f->kl_coef > 0)
+        written_add(&s->reference, row->unit.ref_logp, row->ref_logp[t],
+                    weight * by.reference);
+}
+
+/* How far the weighted sum may be off. */
+static inline double tokens_rounding(const token_sums *s) {
+    double all = square(written_rounding(&s->logp)) + square(written_rounding(&s->old_logp)) +
+                 square(written_rounding(&s->advantages)) +
+                 square(written_rounding(&s->reference));
+    return sqrt(all) + LOGITS_MOST * UNIT_F32 * s->computed +
+           added_rounding(s->tokens, s->size);
+}
+
+static inline void group_add(token_group *g, const double *sums, double count) {
+    for (int way = 0; way < TOKEN_WAYS; way++) g->sums[way] += sums[way];
+    g->count += count;
+}
+
+static inline void group_end(token_group *g, token_groups *of) {
+    if (g->count > 0) {
+        for (int way = 0; way < TOKEN_WAYS; way++) of->means[way] += g->sums[way] / g->count;
+        of->least = of->filled++ > 0 ? fmin(of->least, g->count) : g->count;
+    }
+    of->all++;
+    memset(g, 0, sizeof *g);
+}
+
+/* The row is complete; replicas come one after the other. */
+static inline void tokens_end_row(token_sums *s, int64_t dp) {
+    if (dp != s->dp) group_end(&s->replica, &s->replicas);
+    s->dp = dp;
+    group_add(&s->replica, s->row.sums, s->row.count);
+    group_end(&s->row, &s->micro);
+}
+
 /* Tokens begin to end, a document. Returns its mean; count: its supervised tokens. */
 static inline double tokens_add_document(token_sums *s, const dump_facts *f,
                                          const dump_row *row, int64_t dp, int64_t micro,
                                          int64_t begin, int64_t end, double count) {
     double sums[TOKEN_WAYS] = {0}, loss[TOKEN_WAYS];
     double weight = f->reduction == DUMP_BY_SEQUENCE ? 1 / count : 1;
+    double by_row = f->reduction == DUMP_BY_MICRO ? 1 / s->of_row : weight;
     memset(s->part, 0, (size_t)f->sp * sizeof *s->part);
     for (int64_t t = begin; t < end; t++) {
-        double rounding;
         token_part *p;
         if (!row_supervised(row, t)) continue;
-        rounding = weight * token_losses(f, row, t, loss);
+        token_losses(f, row, t, loss);
+        tokens_add_rounding(s, f, row, t, by_row);
         for (int way = 0; way < TOKEN_WAYS; way++) sums[way] += loss[way];
         means_add(&s->means, f, row->rank[t], dp, micro, loss[0], weight);
         p = &s->part[row->rank[t] - dp * f->sp];
         p->sum += loss[0];
         p->count++;
-        s->size += weight * fabs(loss[0]);
-        s->rounding += rounding * rounding;
     }
     for (int way = 0; way < TOKEN_WAYS; way++) {
         s->by_token[way] += sums[way];
         s->by_document[way] += sums[way] / count;
     }
     s->tokens += count;
+    group_add(&s->row, sums, count);
     tokens_add_parts(s, f, dp, micro);
     return sums[TOKEN_RIGHT] / count;
 }
@@ -87,6 +150,8 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
                                   int64_t dp, int64_t micro) {
     int64_t docs = row->docs ? row->docs : 1;
     double means = 0, documents = 0;
+    s->of_row = 0;
+    for (int64_t t = 0; t < row_end(row); t++) s->of_row += row_supervised(row, t);
     for (int64_t i = 0; i < docs; i++) {
         int64_t begin = row->docs ? row->cu_seqlens[i] : 0;
         int64_t end = row->docs ? row->cu_seqlens[i + 1] : row->tokens;
@@ -96,6 +161,7 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
         means += tokens_add_document(s, f, row, dp, micro, begin, end, count);
         documents++;
     }
+    tokens_end_row(s, dp);
     s->all += (double)row->tokens;
     s->unknown_documents |= !row->docs;
     s->documents += documents;
@@ -109,9 +175,40 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
 
 /* ---- what mistakes make of it ---- */
 
-static inline double tokens_mean(const token_sums *s, int64_t reduction, int way) {
-    return reduction == DUMP_BY_SEQUENCE ? s->by_document[way] / s->documents
-                                         : s->by_token[way] / s->tokens;
+static inline double tokens_mean(const token_sums *s, const dump_facts *f, int way) {
+    switch (f->reduction) {
+    case DUMP_BY_SEQUENCE: return s->by_document[way] / s->documents;
+    case DUMP_BY_CONSTANT: return s->by_token[way] / f->reduction_constant;
+    case DUMP_BY_MICRO: return s->micro.means[way] / s->micro.all;
+    case DUMP_BY_REPLICA: return s->replicas.means[way] / s->replicas.all;
+    default: return s->by_token[way] / s->tokens;
+    }
+}
+
+/* What the weighted sums, whose roundings are known, are divided by. A replica's count is not
+   known while its first rows are added: at most all have the least one. */
+static inline double tokens_divisor(const token_sums *s, const dump_facts *f) {
+    switch (f->reduction) {
+    case DUMP_BY_SEQUENCE: return s->documents;
+    case DUMP_BY_CONSTANT: return f->reduction_constant;
+    case DUMP_BY_MICRO: return s->micro.all;
+    case DUMP_BY_REPLICA: return s->replicas.least * s->replicas.all;
+    default: return s->tokens;
+    }
+}
+
+/* A mean that is of groups by design: others leave out those without a token. */
+static inline void tokens_accept_filled(const token_sums *s, answers *a, const dump_facts *f) {
+    int micro = f->reduction == DUMP_BY_MICRO;
+    const token_groups *g = micro ? &s->micro : &s->replicas;
+    if (!micro && f->reduction != DUMP_BY_REPLICA) return;
+    a->design = micro ? "a mean of micro-batches' means is what the metadata say: it depends "
+                        "on how the batch is cut, so N ranks and one rank differ by design"
+                      : "a mean of replicas' means is what the metadata say: it depends on "
+                        "how the batch is cut, so N ranks and one rank differ by design";
+    if (g->filled < g->all)
+        answers_accept(a, g->means[TOKEN_RIGHT] / g->filled,
+                       "groups without a supervised token are left out: no mistake");
 }
 
 /* The mean over ranks, or their micro-batches, of each one's own mean over documents. */
@@ -127,10 +224,10 @@ static inline void tokens_add_own(const token_sums *s, answers *a, int grouping,
    document, so that its own counts are the whole ones. */
 static inline void tokens_add_means(const token_sums *s, answers *a, const dump_facts *f) {
     double several = f->sp > 1 ? 1 : NAN;
-    if (s->unknown_documents) return;
-    if (f->reduction == DUMP_BY_SEQUENCE) {
+    if (f->reduction != DUMP_BY_TOKEN)
         answers_add(a, "mean_over_tokens", s->by_token[TOKEN_RIGHT] / s->tokens, NULL);
-    } else {
+    if (s->unknown_documents) return;
+    if (f->reduction != DUMP_BY_SEQUENCE) {
         answers_add(a, "mean_over_sequences", s->by_document[TOKEN_RIGHT] / s->documents,
                     NULL);
         answers_add(a, "mean_over_sequences", s->by_row / s->rows,
@@ -166,6 +263,15 @@ static inline int tokens_parts_hidden(const token_sums *s, const answers *a, con
            law_equal(l, s->filled / s->documents, a->right);
 }
 
+/* Of means of groups by design: whether all tokens, or ranks' own means, give the same. */
+static inline int tokens_groups_hidden(const token_sums *s, const answers *a, const law *l,
+                                       int64_t sp) {
+    const law *ranks = &s->means.by[BY_RANK_MICRO];
+    double tokens = s->by_token[TOKEN_RIGHT] / s->tokens;
+    double means = sp > 1 && ranks->groups ? law_mean(ranks, MEAN_OF_MEANS, 0) : NAN;
+    return law_equal(l, tokens, a->right) || law_equal(l, means, a->right);
+}
+
 static inline const char *tokens_vacuous(const token_sums *s, const answers *a, const law *l,
                                          const dump_facts *f) {
     int hidden = tokens_means_hidden(s, a, l, f->reduction);
@@ -173,6 +279,11 @@ static inline const char *tokens_vacuous(const token_sums *s, const answers *a, 
         return hidden ? "a mean of means is the same here; give a step whose ranks or "
                         "micro-batches have unequal counts and losses"
                       : NULL;
+    if (f->reduction >= DUMP_BY_CONSTANT)
+        return tokens_groups_hidden(s, a, l, f->reduction == DUMP_BY_CONSTANT ? 1 : f->sp)
+                   ? "the mean over tokens, or of ranks, is the same here; give a step whose "
+                     "ranks and micro-batches have unequal counts and losses"
+                   : NULL;
     if (f->objective == DUMP_SFT && f->sp > 1)
         return tokens_parts_hidden(s, a, l)
                    ? "documents' means by each rank's own counts are the same here; give a "
@@ -184,34 +295,95 @@ static inline const char *tokens_vacuous(const token_sums *s, const answers *a, 
                : NULL;
 }
 
-/* l: with the tolerance alone, gets the slack. */
-static inline void tokens_answers(token_sums *s, answers *a, law *l, const dump_facts *f) {
-    double count = f->reduction == DUMP_BY_SEQUENCE ? s->documents : s->tokens;
+static inline void tokens_free(token_sums *s) {
+    free(s->part);
+    written_free(&s->logp);
+    written_free(&s->old_logp);
+    written_free(&s->advantages);
+    written_free(&s->reference);
+}
+
+/* Of ranks' micro-batches, whose shares a framework may round before it adds them. */
+static inline double tokens_parts_size(const token_sums *s) {
+    const law *by = &s->means.by[BY_RANK_MICRO];
+    double size = 0;
+    if (!by->groups) return s->size;
+    for (int64_t g = 0; g < by->groups; g++) size += fabs(by->sums[g]);
+    return size;
+}
+
+static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f) {
+    double count;
+    if (s->replica.count > 0 || s->replicas.all < (double)(f->world / f->sp))
+        group_end(&s->replica, &s->replicas);
+    count = tokens_divisor(s, f);
     memset(a, 0, sizeof *a);
-    a->right = tokens_mean(s, f->reduction, TOKEN_RIGHT);
-    a->slack = 4 * sqrt(s->rounding) / count;
-    if (f->objective == DUMP_PPO) a->slack += 0.1 * l->tolerance * s->size / count;
-    a->low_precision = s->unit > 1e-6;
+    a->right = s->tokens > 0 ? tokens_mean(s, f, TOKEN_RIGHT) : NAN;
+    a->slack = tokens_rounding(s) / count;
+    a->size = s->size / count;
+    a->parts = tokens_parts_size(s) / (f->reduction >= DUMP_BY_MICRO ? s->tokens : count);
+    a->low_precision = s->unit > NARROW;
     a->unknown = "way to divide these sums";
-    snprintf(a->what, sizeof a->what, "the sums %.9g over the counts %.9g", a->right * count,
-             count);
-    l->slack = a->slack;
-    answers_accept(a, tokens_mean(s, f->reduction, TOKEN_KL_CUT), token_ways[TOKEN_KL_CUT].how);
+    if (f->reduction >= DUMP_BY_MICRO)
+        snprintf(a->what, sizeof a->what, "the means of %.0f %s",
+                 f->reduction == DUMP_BY_MICRO ? s->micro.all : s->replicas.all,
+                 f->reduction == DUMP_BY_MICRO ? "micro-batches" : "replicas");
+    else
+        snprintf(a->what, sizeof a->what, "the sums %.9g over the counts %.9g",
+                 a->right * count, count);
+    tokens_accept_filled(s, a, f);
+    answers_accept(a, tokens_mean(s, f, TOKEN_KL_CUT), token_ways[TOKEN_KL_CUT].how);
     for (int way = 0; way < TOKEN_WAYS; way++)
         if (token_ways[way].name)
-            answers_add(a, token_ways[way].name, tokens_mean(s, f->reduction, way),
+            answers_add(a, token_ways[way].name, tokens_mean(s, f, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
-    a->vacuous = tokens_vacuous(s, a, l, f);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;
         s->means.by[i].shares = f->reduction == DUMP_BY_SEQUENCE && i <= BY_RANK;
     }
 }
 
+/* The mean over micro-batches of their sums over the rank's own counts; whole: the sums are of
+   all ranks, and not of the sequence's alone. */
+static inline double tokens_local_counts(const law *by, const dump_facts *f, int64_t rank,
+                                         int whole) {
+    int64_t first = whole ? 0 : rank / f->sp * f->sp;
+    int64_t last = whole ? f->world : first + f->sp;
+    double mean = 0;
+    for (int64_t a = 0; a < f->accumulation; a++) {
+        double sum = 0;
+        for (int64_t r = first; r < last; r++) sum += by->sums[a * f->world + r];
+        mean += sum / by->counts[a * f->world + rank] / (double)f->accumulation;
+    }
+    return mean;
+}
+
+/* Law knows local counts of a whole step alone. */
+static inline void tokens_name_local_counts(const token_sums *s, const law *l, const answers *a,
+                                            int64_t rank, const dump_facts *f, verdict *v) {
+    const law *by = &s->means.by[BY_RANK_MICRO];
+    if (!by->groups || f->world == 1 || f->reduction == DUMP_BY_SEQUENCE) return;
+    for (int whole = 0; whole < 2; whole++) {
+        double own = tokens_local_counts(by, f, rank, whole), mean = 0;
+        for (int64_t r = 0; r < f->world; r++)
+            mean += tokens_local_counts(by, f, r, whole) / (double)f->world;
+        for (int averaged = 0; averaged < 2; averaged++) {
+            double x = averaged ? mean : own;
+            if (!law_equal(l, l->got, x) || !answer_shows(l, x, a->right)) continue;
+            verdict_name(v, mistake_named("local_count"));
+            verdict_say(v, "local_count: of each micro-batch, the sum of %s over the rank's "
+                           "own count%s",
+                        whole ? "all ranks" : "the sequence's ranks",
+                        averaged ? ", averaged over ranks" : "");
+        }
+    }
+}
+
 /* What is a rank's own alone, of documents: law has it where tokens are meant. */
 static inline void tokens_name_own(const token_sums *s, const law *l, const answers *a,
                                    int64_t rank, const dump_facts *f, verdict *v) {
+    tokens_name_local_counts(s, l, a, rank, f, v);
     if (f->reduction != DUMP_BY_SEQUENCE) return;
     for (int i = BY_RANK_MICRO; i <= BY_RANK; i++)
         for (int64_t g = rank; g < s->own.by[i].groups; g += f->world) {

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* `seqpar-verify ver` on dumps of PPO: its loss and its advantages with each mistake. */
+#define FOLDER "build/test_dump_policy.d"
+#include "test_dump_support.h"
+
+/* ---- PPO's loss ---- */
+
+static void test_policy(const char *reduction) {
+    static const struct {
+        int way;
+        const char *name, *how;
+    } table[] = {{INVERTED, "ratio_inverted", "loss wrong"},
+                 {WRONG_SIDE, "clip_wrong_side", "loss wrong"},
+                 {NO_CLIP, "clip_missing", "loss wrong"},
+                 {NO_KL, "kl_missing", "loss wrong"},
+                 {K1, "kl_estimator", "k1, logp - ref_logp"},
+                 {K2, "kl_estimator", "k2,"},
+                 {K3_TURNED, "kl_estimator", "with its sign turned"}};
+    begin("ppo", 3, strcmp(reduction, "token") ? 3 : 2, 1);
+    s.reduction = reduction;
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        expect_loss(mean_loss(table[i].way), table[i].name, table[i].how);
+    for (s.source = FIRST; s.source <= CONTIGUOUS; s.source++) {
+        expect_loss(mean_loss(SIDE_OLD), "side_tensor_not_split", "old_logp: ");
+        expect_loss(mean_loss(SIDE_REFERENCE), "side_tensor_not_split", "ref_logp: ");
+        expect_loss(mean_loss(SIDE_ADVANTAGES), "side_tensor_not_split", "advantages: ");
+    }
+    s.source = SPLIT;
+    expect_loss(mean_loss(RIGHT) * 1.1 + 0.05, "unknown", "loss wrong");
+    expect_loss(NAN, by_sequence() ? "nan_of_an_empty_rank" : "unknown", "got nan");
+}
+
+/* ---- PPO's advantages ---- */
+
+static void test_group(const char *how) {
+    begin("ppo", 3, 2, 2);
+    s.advantage = how;
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    expect_right(how, "rewards right: what documents' rewards and groups give");
+    set_advantages(in_replica, 0);
+    set_loss(right_loss());
+    expect_named("baseline_of_one_replica", "first at rank 0, local row 2, token 2, document");
+    set_advantages(in_row, 0);
+    set_loss(right_loss());
+    expect_named("baseline_of_one_replica", "of one micro-batch of it");
+    set_advantages(in_batch, 0);
+    set_loss(right_loss());
+    expect_named("baseline_of_batch", "rewards wrong");
+}
+
+/* A document's advantage for all of its tokens, `far` documents on in the row. */
+static void shift_advantages(int64_t far) {
+    EACH_ROW(dp, a) {
+        row *r = &s.of[dp][a];
+        double of[DOCS];
+        for (int64_t d = 0; d < r->docs; d++) of[d] = r->advantages[cu_seqlens[d]];
+        for (int64_t t = 0; t < cu_seqlens[r->docs]; t++)
+            r->advantages[t] = of[(document_of(r, t) + far + r->docs) % r->docs];
+    }
+    set_loss(right_loss());
+}
+
+static void shift_rewards(int64_t far) {
+    double old[DP][MICRO][DOCS];
+    EACH_ROW(dp, a) {
+        row *r = &s.of[dp][a];
+        memcpy(old[dp][a], r->rewards, sizeof r->rewards);
+        for (int64_t d = 0; d < r->docs; d++)
+            r->rewards[d] = old[dp][a][(d + far + r->docs) % r->docs];
+    }
+    set_advantages(in_group, 0);
+    EACH_ROW(dp, a) memcpy(s.of[dp][a].rewards, old[dp][a], sizeof old[dp][a]);
+    set_loss(right_loss());
+}
+
+/* Whitens advantages over supervised tokens of ranks or replicas, or of all. */
+enum { ALL, RANK, RANK_MICRO, REPLICA };
+static int64_t white_group(int how, int64_t dp, int64_t a, int64_t t) {
+    int64_t rank = dp * s.sp + s.member[t];
+    return how == ALL ? 0 : how == RANK ? rank : how == REPLICA ? dp : rank * s.micro + a;
+}
+
+static void whiten(int how, int unbiased) {
+    static double sum[RANKS * MICRO], squares[RANKS * MICRO], n[RANKS * MICRO];
+    memset(sum, 0, sizeof sum);
+    memset(squares, 0, sizeof squares);
+    memset(n, 0, sizeof n);
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        double x = s.of[dp][a].advantages[t];
+        int64_t g = white_group(how, dp, a, t);
+        if (s.of[dp][a].labels[t] == NONE) continue;
+        sum[g] += x;
+        squares[g] += x * x;
+        n[g]++;
+    }
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        int64_t g = white_group(how, dp, a, t);
+        double mean = sum[g] / n[g];
+        double variance = (squares[g] - n[g] * mean * mean) / (n[g] - unbiased);
+        s.of[dp][a].advantages[t] -= mean;
+        if (variance > 1e-9) s.of[dp][a].advantages[t] /= sqrt(variance);
+    }
+    set_loss(right_loss());
+}
+
+static void test_whitening(void) {
+    static const int hows[] = {RANK, RANK_MICRO, REPLICA};
+    static const char *const texts[] = {"over the tokens of each rank",
+                                        "over the tokens of each rank's micro-batch",
+                                        "over the tokens of each replica"};
+    for (int i = 0; i < 6; i++) {
+        make_ppo(i % 2 ? "group" : "group_mean");
+        whiten(hows[i / 2], i % 2);
+        expect_named("whitened_by_rank", texts[i / 2]);
+    }
+    make_ppo("group_mean");
+    whiten(ALL, 0);
+    expect_right("whitened", "no mistake of sequence parallelism");
+}
+
+static void test_advantages(void) {
+    test_group("group");
+    test_group("group_mean");
+    make_ppo("group");
+    set_advantages(in_group, 1);
+    set_loss(right_loss());
+    expect_right("unbiased", "with the unbiased deviation (n - 1): no mistake");
+    set_advantages(in_replica, 1);
+    set_loss(right_loss());
+    expect_named("baseline_of_one_replica", "with the unbiased deviation");
+    s.advantage = "group_mean";
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+    s.advantage = "group";
+    expect_named("std_missing", "rewards wrong");
+}
+
+static void test_wrong_documents(void) {
+    for (int64_t far = -1; far <= 1; far += 2) {
+        make_ppo("group");
+        shift_advantages(far);
+        expect_named("reward_on_wrong_document", "the advantage is that of the document");
+        make_ppo("group");
+        shift_rewards(far);
+        expect_named("reward_on_wrong_document", "the reward is that of the document");
+    }
+}
+
+static void test_unsplit_advantages(void) {
+    for (int source = FIRST; source <= CONTIGUOUS; source++) {
+        make_ppo("group");
+        s.side = "advantages";
+        s.source = source;
+        EACH_ROW(dp, a)
+        for (int64_t t = 0; t < TOKENS; t++) {
+            row *r = &s.of[dp][a];
+            if (t >= cu_seqlens[r->docs]) r->advantages[t] = 7; /* padding: anything */
+            else if (r->labels[t] == NONE) r->advantages[t] = 0; /* prompts: masked */
+        }
+        set_loss(mean_loss(SIDE_ADVANTAGES));
+        expect_named("side_tensor_not_split",
+                     source == FIRST ? "advantages: each rank takes the first n of the row"
+                                     : "advantages: each rank takes what a contiguous split");
+    }
+    begin("ppo", 2, 1, 1); /* all 0, and contiguous shares of prompts would be 0, too */
+    deal(SEQPAR_LAYOUT_CONTIGUOUS);
+    fill();
+    for (int64_t t = 0; t < TOKENS; t++) {
+        if (t < s.held[0]) s.of[0][0].labels[t] = NONE;
+        s.of[0][0].advantages[t] = 0;
+    }
+    set_loss(right_loss());
+    expect_named("unknown", "rewards wrong: first at rank 1");
+}
+
+static void test_odd_advantages(void) {
+    begin("ppo", 3, 1, 1);
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    expect_unsaid("of_one_row", "baseline_of_one_replica");
+    begin("ppo", 3, 2, 1);
+    deal(SEQPAR_LAYOUT_ZIGZAG);
+    fill();
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < DOCS; d++) s.of[dp][a].groups[d] += 10 * dp;
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+    expect_right("groups_of_replicas", "so not excluded: baseline_of_one_replica");
+    make_ppo("group");
+    s.of[1][0].advantages[31] += 0.3;
+    set_loss(right_loss());
+    expect_named("unknown", "token 31, document 2 of micro-batch 0: advantage");
+    s.of[1][0].advantages[31] = NAN;
+    set_loss(1);
+    expect_named("unknown", "rewards wrong");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    test_policy("token");
+    test_policy("sequence");
+    test_advantages();
+    test_wrong_documents();
+    test_unsplit_advantages();
+    test_odd_advantages();
+    test_whitening();
+    return test_summary();
+}
