@@ -181,7 +181,7 @@ static void print_stages(const stage *stages) {
         const stage *s = &stages[i];
         char label[32], text[400];
         snprintf(label, sizeof label, "%-10s", stage_names[i].name);
-        snprintf(text, sizeof text, "not judged: it takes %s", stage_names[i].needs);
+        snprintf(text, sizeof text, "not judged: it takes %s", stage_needs(s, i));
         if (!s->judged) print_wrapped(stdout, label, text);
         for (int k = 0; s->judged && k < s->v.lines; k++) {
             snprintf(text, sizeof text, "%s%s", k ? "" : verdict_word(&s->v), k ? "" : ": ");
@@ -197,7 +197,8 @@ static void print_stages_json(const stage *stages, const verdict *v) {
         cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
         cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
-        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_names[i].needs);
+        if (!stages[i].judged)
+            cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
         cJSON_AddItemToArray(list, one);
     }
     json_print(stdout, o);

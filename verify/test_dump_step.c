@@ -24,7 +24,7 @@ typedef struct scene {
     double norm[RANKS];
     double lr, decay, max_norm, eps;
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
-    const char *without;    /* a prefix that is not written, or "norm" */
+    const char *without;    /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
 } scene;
 static scene s;
@@ -176,7 +176,8 @@ static void put(page *p, const char *prefix, int i, const double *data, int64_t 
 static void put_tensor(page *p, int64_t r, int what, int i) {
     int64_t first = 0, last = sizes[i];
     char key[32];
-    if (s.without && !strcmp(s.without, prefixes[what])) return;
+    snprintf(key, sizeof key, "%s.%s", prefixes[what], names[i]);
+    if (s.without && (!strcmp(s.without, prefixes[what]) || !strcmp(s.without, key))) return;
     if (s.sharded && what != LOCAL && what != PARAM) {
         shard(r, i, &first, &last);
         snprintf(key, sizeof key, "part.%s.%s", prefixes[what], names[i]);
@@ -304,6 +305,10 @@ static void test_right(void) {
 
 /* ---- reduction ---- */
 
+static void set_norms(double (*of)(int64_t r)) {
+    for (int64_t r = 0; r < s.world; r++) s.norm[r] = of(r);
+}
+
 static void reduce_sequence(int64_t r, int i, int64_t at) {
     int64_t first = r / s.sp * s.sp;
     s.of[r][GRAD][i][at] = local_sum(i, at, first, 1, first + s.sp);
@@ -322,6 +327,19 @@ static void reduce_too_few(int64_t r, int i, int64_t at) {
 }
 static void locals_alike(int64_t r, int i, int64_t at) {
     s.of[r][LOCAL][i][at] = s.of[0][LOCAL][i][at] * (double)(r + 1);
+}
+
+static void no_gradient(int64_t r, int i, int64_t at) {
+    s.of[r][LOCAL][i][at] = s.of[r][GRAD][i][at] = 0;
+}
+static void some_gradient(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = 0.1 * (double)(at + 1);
+}
+static double whole_but_up(int64_t r) {
+    double sum = 0;
+    for (int64_t at = 0; at < sizes[0]; at++)
+        sum += s.of[r][GRAD][0][at] * s.of[r][GRAD][0][at];
+    return sqrt(sum);
 }
 
 static void test_reduction(void) {
@@ -361,13 +379,30 @@ static void test_reduction(void) {
     s.of[1][LOCAL][0][0] = NAN;
     expect(1, "wrong", "reduction wrong");
     test_end("dump_step_nan");
+    make(4, 2, 0);
+    s.without = "grad";
+    expect(4, "insufficient places",
+           "reduction not judged: it takes grad.down, which is in no file");
+    test_end("dump_step_without_grad");
+    make(4, 2, 0);
+    s.without = "grad.up";
+    s.lr = 0;
+    set_norms(whole_but_up);
+    expect(0, "right places", "1 parameters could not be judged without grad. tensors, the "
+                              "first grad.up");
+    test_end("dump_step_without_one_grad");
+    make(4, 2, 0);
+    each_element(no_gradient);
+    finish();
+    expect(4, "insufficient places", "reduction insufficient: rank 0's gradients are 0, and so");
+    test_end("dump_step_zero_gradients");
+    each_element(some_gradient);
+    expect(1, "wrong: unknown places", "are not 0, and the sum of all ranks' local ones is");
+    test_end("dump_step_gradients_from_nothing");
 }
 
 /* ---- norm ---- */
 
-static void set_norms(double (*of)(int64_t r)) {
-    for (int64_t r = 0; r < s.world; r++) s.norm[r] = of(r);
-}
 static double own_shard(int64_t r) { return norm_of(s.of[r][GRAD], r); }
 static double own_local(int64_t r) { return norm_of(s.of[r][LOCAL], -1); }
 static double shards_added(int64_t r) {
@@ -459,6 +494,24 @@ static void test_clip(int use_sgd) {
     expect_named("clip_before_reduction", "step wrong");
 }
 
+/* A right step that BF16 hides, and one without clip, which it does not. */
+static void test_clip_beside_rounding(void) {
+    make(4, 2, 0);
+    s.sgd = s.bf16 = 1;
+    s.max_norm = 0.01;
+    s.lr = 1;
+    s.decay = 0;
+    for (int i = 0; i < TENSORS; i++) /* as bf16 has them */
+        for (int64_t at = 0; at < sizes[i]; at++)
+            for (int64_t r = 0; r < s.world; r++)
+                s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
+    finish();
+    expect(4, "insufficient places", "the step is lost in the rounding of parameters");
+    test_end("dump_step_clipped_beside_rounding");
+    each_element(step_unclipped);
+    expect_named("not_clipped", "step wrong");
+}
+
 static void test_adamw(void) {
     make(4, 2, 0);
     how.no_bias = 1;
@@ -498,7 +551,7 @@ static void test_shows_nothing(void) {
     test_end("dump_step_not_moved");
     make(4, 2, 0);
     s.bf16 = 1;
-    s.lr = 1e-3;
+    s.lr = 5e-3;
     finish();
     expect(4, "insufficient places", "lost in the rounding of parameters");
     test_end("dump_step_lost_in_bf16");
@@ -534,6 +587,7 @@ int main(int argc, char **argv) {
     test_norm();
     test_clip(0);
     test_clip(1);
+    test_clip_beside_rounding();
     test_adamw();
     test_shows_nothing();
     test_files();

@@ -38,8 +38,13 @@ static const struct {
 
 typedef struct stage {
     int judged;
-    verdict v; /* if judged */
+    verdict v;        /* if judged */
+    char lacks[200];  /* if not: what this very dump lacks; "": all that the stage takes */
 } stage;
+
+static inline const char *stage_needs(const stage *s, int i) {
+    return *s->lacks ? s->lacks : stage_names[i].needs;
+}
 
 static inline verdict *stage_begin(stage *s, verdict_kind kind) {
     memset(&s->v, 0, sizeof s->v);
@@ -57,6 +62,7 @@ static inline int verdict_weight(verdict_kind kind) {
 }
 
 static inline void stage_add(stage *s, const stage *one) {
+    if (!one->judged && *one->lacks && !*s->lacks) memcpy(s->lacks, one->lacks, sizeof s->lacks);
     if (!one->judged) return;
     if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) return;
     s->judged = 1;

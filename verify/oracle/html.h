@@ -104,7 +104,7 @@ static inline void put_stage(FILE *out, const stage *s, int i) {
         fprintf(out, "%s<a href=\"#%s\">%s</a>%s", k ? ", " : "<p>", s->v.named[k]->name,
                 s->v.named[k]->name, k + 1 == s->v.count ? "</p>" : "");
     if (!s->judged) fprintf(out, "<p class=\"note\">it takes ");
-    if (!s->judged) put_text(out, stage_names[i].needs);
+    if (!s->judged) put_text(out, stage_needs(s, i));
     if (!s->judged) fprintf(out, "</p>");
     for (int k = 0; s->judged && k < s->v.lines; k++) {
         fprintf(out, "<p>");

@@ -64,7 +64,7 @@ static inline void junit_case(FILE *out, const stage *s, int i) {
     fprintf(out, "    <testcase classname=\"seqpar-verify\" name=\"%s\" time=\"0\">\n",
             stage_names[i].name);
     if (junit_is_skipped(s))
-        junit_skipped(out, s, stage_names[i].needs);
+        junit_skipped(out, s, stage_needs(s, i));
     else if (junit_fails(s))
         junit_failure(out, &s->v);
     else

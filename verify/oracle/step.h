@@ -365,12 +365,14 @@ static inline void step_total(const step_check *c, step_match *total) {
             sum[i] += ((const double *)&c->of[r])[i];
 }
 
-static inline int step_shows_nothing(const step_match *m, verdict *v) {
+/* A right step that is lost in rounding shows nothing; one that is twice as far off as rounding
+   and tolerance allow together is wrong, however small the right one is. */
+static inline int step_shows_nothing(const step_check *c, const step_match *m, verdict *v) {
     const char *why = m->moved == 0 && m->wanted > 0
                           ? "no parameter moved, as after an overflow of fp16; dump a step "
                             "that was made"
                       : m->wanted == 0 ? "no step is to be made: gradients or lr are 0"
-                      : m->wanted < 9 * m->rounding
+                      : m->wanted < 9 * m->rounding && m->away[0] <= 4 * step_limit(c, m)
                           ? "the step is lost in the rounding of parameters; dump the fp32 "
                             "ones that the optimizer keeps"
                           : NULL;
@@ -399,7 +401,7 @@ static inline void judge_step(const step_check *c, stage *s) {
                 (long long)c->parameters, sqrt(total.moved),
                 c->n->d->facts.optimizer == DUMP_SGD ? "SGD" : "AdamW", sqrt(total.wanted),
                 sqrt(total.away[0]), c->n->tolerance, sqrt(total.rounding));
-    if (step_shows_nothing(&total, v)) return;
+    if (step_shows_nothing(c, &total, v)) return;
     if (way_fits(c, 0)) {
         v->kind = VERDICT_RIGHT;
         say_hidden_ways(c, v);
