@@ -24,6 +24,8 @@ typedef struct scene {
     double norm[RANKS];
     double lr, decay, max_norm, eps;
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
+    int even;               /* shards of even sizes */
+    int bf16_gradient;
     const char *without;    /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
 } scene;
@@ -35,6 +37,9 @@ static scene s;
 static void shard(int64_t r, int i, int64_t *first, int64_t *last) {
     *first = sizes[i] * r * r / (s.world * s.world);
     *last = sizes[i] * (r + 1) * (r + 1) / (s.world * s.world);
+    if (!s.even) return;
+    *first = sizes[i] * r / s.world;
+    *last = sizes[i] * (r + 1) / s.world;
 }
 
 static void each_element(void (*set)(int64_t r, int i, int64_t at)) {
@@ -190,7 +195,7 @@ static void put_tensor(page *p, int64_t r, int what, int i) {
         if (s.odd && !strcmp(s.odd, "gap") && r == s.world - 1 && what == GRAD) return;
     }
     put(p, prefixes[what], i, s.of[r][what][i] + first, last - first,
-        s.bf16 && (what == PARAM || what == AFTER));
+        (s.bf16 && (what == PARAM || what == AFTER)) || (s.bf16_gradient && what == GRAD));
 }
 
 static void write_rank(int64_t r) {
@@ -418,8 +423,45 @@ static double locals_added(int64_t r) {
 static double copies(int64_t r) { return (void)r, 2 * norm_of(s.of[0][GRAD], -1); }
 static double sp_copies(int64_t r) { return copies(r) / sqrt(2); }
 static double limit(int64_t r) { return (void)r, s.max_norm; }
+static double squares_added_again(int64_t r) {
+    return (void)r, sqrt((double)s.world) * norm_of(s.of[0][GRAD], -1);
+}
 static double too_large(int64_t r) { return (void)r, 1.3 * norm_of(s.of[0][GRAD], -1); }
 static double nearly(int64_t r) { return (void)r, 1.0012 * norm_of(s.of[0][GRAD], -1); }
+
+/* Shard q has norm 1 + q / 100, so that their sum is 3e-5 of it away from sqrt(W) times the
+   norm of all. */
+static void even_norms(int64_t r, int i, int64_t at) {
+    for (int64_t q = 0; q < s.world; q++) {
+        int64_t first, last;
+        double unit = 0;
+        shard(q, i, &first, &last);
+        if (at < first || at >= last) continue;
+        for (int k = 0; k < TENSORS; k++) {
+            int64_t begin, end;
+            shard(q, k, &begin, &end);
+            unit += (double)(end - begin);
+        }
+        s.of[r][GRAD][i][at] = (at % 3 ? 1 : -1) * (1 + (double)q / 100) / sqrt(unit);
+    }
+}
+
+static void test_norms_nearly_equal(int bf16) {
+    make(4, 2, 1);
+    s.without = "local";
+    s.even = 1;
+    s.bf16_gradient = bf16;
+    s.lr = 0;
+    each_element(even_norms);
+    finish();
+    expect(0, "right places", "norm right");
+    test_end("dump_step_even_shards");
+    set_norms(shards_added);
+    if (!bf16) expect_named("norms_added", "norm wrong: got");
+    if (bf16) expect_named("one of norms_added, norm_counts_copies", "whose shards have norms");
+    set_norms(squares_added_again);
+    if (!bf16) expect_named("norm_counts_copies", "norm wrong: got");
+}
 
 static void test_norm(void) {
     make(4, 2, 1);
@@ -585,6 +627,8 @@ int main(int argc, char **argv) {
     test_right();
     test_reduction();
     test_norm();
+    test_norms_nearly_equal(0);
+    test_norms_nearly_equal(1);
     test_clip(0);
     test_clip(1);
     test_clip_beside_rounding();

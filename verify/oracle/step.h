@@ -18,6 +18,8 @@ typedef struct step_norms {
     dump *d;
     double tolerance;
     double all;    /* each element of the whole gradient once */
+    double fourth; /* of their fourth powers */
+    double unit;   /* the coarsest rounding of a grad. tensor */
     double *held;  /* (world) of what a rank's grad. tensors hold */
     double *local; /* (world) of its local. tensors */
     likeness sum;  /* of the whole gradient with the sum of all local ones */
@@ -31,12 +33,19 @@ static inline double sum_of_squares(const double *x, int64_t count) {
     return sum;
 }
 
+static inline double sum_of_fourths(const double *x, int64_t count) {
+    double sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += x[i] * x[i] * x[i] * x[i];
+    return sum;
+}
+
 static inline int add_held(step_norms *n, const char *name) {
     for (int64_t r = 0; r < n->d->world; r++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_find(n->d->ranks[r].file, name);
         double *own = t ? dump_doubles(n->d, r, t) : NULL;
         if (t && !own) return -1;
         if (t) n->held[r] += sum_of_squares(own, t->count);
+        if (t && dtype_rounding(t->dtype) > n->unit) n->unit = dtype_rounding(t->dtype);
         free(own);
     }
     return 0;
@@ -63,6 +72,7 @@ static inline int add_norms(void *user, const char *parameter) {
     if (!status) {
         n->parameters++;
         n->all += sum_of_squares(grad.values, grad.count);
+        n->fourth += sum_of_fourths(grad.values, grad.count);
         judge_copies(n->copies, &grad, name.text, gradient_limit(n->d, n->tolerance));
         status = add_held(n, name.text) ||
                  add_local_norms(n, tensor_of(&name, "local.", parameter), &grad);
@@ -82,24 +92,78 @@ static inline double norm_of_shard(const step_norms *n, int64_t r) {
 static inline double norm_of_local(const step_norms *n, int64_t r) {
     return n->locals == n->parameters ? sqrt(n->local[r]) : NAN;
 }
-static inline double norms_of_shards_added(const step_norms *n, int64_t r) {
+
+/* Ranks over which something may be added up. */
+enum { OVER_ALL, OVER_SEQUENCE, OVER_REPLICAS };
+static inline int is_added(const dump *d, int over, int64_t r, int64_t q) {
+    return over == OVER_ALL        ? 1
+           : over == OVER_SEQUENCE ? r / d->sp == q / d->sp
+                                   : r % d->sp == q % d->sp;
+}
+
+static inline int64_t added_ranks(const dump *d, int over) {
+    return over == OVER_ALL ? d->world : over == OVER_SEQUENCE ? d->sp : d->world / d->sp;
+}
+
+/* Squares of what they hold: more than the whole's where some hold copies. */
+static inline double squares_over(const step_norms *n, int over, int64_t r) {
     double sum = 0;
-    for (int64_t q = 0; q < n->d->world; q++) sum += sqrt(n->held[q]);
-    return (void)r, sum; /* shards, or copies */
+    for (int64_t q = 0; q < n->d->world; q++)
+        if (is_added(n->d, over, r, q)) sum += n->held[q];
+    return sum;
+}
+
+static inline int are_copies(const step_norms *n, int over, int64_t r) {
+    return squares_over(n, over, r) > n->all * (1 + 1e-9); /* sums in another order */
+}
+
+/* Norms of what ranks hold: of all, shards or copies; of fewer, their shards of one copy. */
+static inline double norms_added_over(const step_norms *n, int over, int64_t r) {
+    double sum = 0;
+    if (added_ranks(n->d, over) == 1 || (over != OVER_ALL && are_copies(n, over, r)))
+        return NAN;
+    for (int64_t q = 0; q < n->d->world; q++)
+        if (is_added(n->d, over, r, q)) sum += sqrt(n->held[q]);
+    return sum;
+}
+static inline double norms_added_over_all(const step_norms *n, int64_t r) {
+    return norms_added_over(n, OVER_ALL, r);
+}
+static inline double norms_added_over_sequence(const step_norms *n, int64_t r) {
+    return norms_added_over(n, OVER_SEQUENCE, r);
+}
+static inline double norms_added_over_replicas(const step_norms *n, int64_t r) {
+    return norms_added_over(n, OVER_REPLICAS, r);
 }
 static inline double norms_of_locals_added(const step_norms *n, int64_t r) {
     double sum = 0;
     for (int64_t q = 0; q < n->d->world; q++) sum += norm_of_local(n, q);
     return (void)r, sum;
 }
-static inline double norm_of_sp_copies(const step_norms *n, int64_t r) {
+
+/* NaN: they hold no copies. */
+static inline double copies_over(const step_norms *n, int over, int64_t r) {
+    return are_copies(n, over, r) ? sqrt(squares_over(n, over, r)) : NAN;
+}
+static inline double copies_over_all(const step_norms *n, int64_t r) {
+    return copies_over(n, OVER_ALL, r);
+}
+static inline double copies_over_sequence(const step_norms *n, int64_t r) {
+    return copies_over(n, OVER_SEQUENCE, r);
+}
+static inline double copies_over_replicas(const step_norms *n, int64_t r) {
+    return copies_over(n, OVER_REPLICAS, r);
+}
+
+/* The square of the whole, which all ranks have already, added up once more. */
+static inline double again_over_all(const step_norms *n, int64_t r) {
+    return (void)r, sqrt(n->all * (double)n->d->world);
+}
+static inline double again_over_sequence(const step_norms *n, int64_t r) {
     return (void)r, sqrt(n->all * (double)n->d->sp);
 }
-static inline double norm_of_dp_copies(const step_norms *n, int64_t r) {
+static inline double again_over_replicas(const step_norms *n, int64_t r) {
     return (void)r, sqrt(n->all * (double)(n->d->world / n->d->sp));
-}
-static inline double norm_of_all_copies(const step_norms *n, int64_t r) {
-    return (void)r, sqrt(n->all * (double)n->d->world);
 }
 static inline double norm_clipped(const step_norms *n, int64_t r) {
     double most = n->d->facts.max_norm;
@@ -111,14 +175,49 @@ static const struct {
     wrong_norm of;
 } wrong_norms[] = {{"norm_of_part", norm_of_shard},
                    {"norm_of_part", norm_of_local},
-                   {"norms_added", norms_of_shards_added},
+                   {"norms_added", norms_added_over_all},
+                   {"norms_added", norms_added_over_sequence},
+                   {"norms_added", norms_added_over_replicas},
                    {"norms_added", norms_of_locals_added},
-                   {"norm_counts_copies", norm_of_sp_copies},
-                   {"norm_counts_copies", norm_of_dp_copies},
-                   {"norm_counts_copies", norm_of_all_copies},
+                   {"norm_counts_copies", copies_over_all},
+                   {"norm_counts_copies", copies_over_sequence},
+                   {"norm_counts_copies", copies_over_replicas},
+                   {"norm_counts_copies", again_over_all},
+                   {"norm_counts_copies", again_over_sequence},
+                   {"norm_counts_copies", again_over_replicas},
                    {"norm_after_clip", norm_clipped}};
 
-/* rounding: of the number's own type */
+/* How far rounding takes a norm, relatively. Each element's error is of about its own rounding
+   and of either sign: of the sum of squares 2 unit sqrt(sum of g^4), of the root half of that,
+   and chance makes no 8 of it. Sums in F32 by pairs of at most 2^32 elements: 32 roundings of
+   2^-24. rounding: of the number's own type */
+static inline double norm_exactness(const step_norms *n, double rounding) {
+    return 8 * n->unit * sqrt(n->fourth) / n->all + 2 * rounding + 0x1p-19;
+}
+
+/* All that give the number within l's tolerance; how many. */
+static inline int name_norms(const step_norms *n, int64_t r, const law *l, verdict *v) {
+    int named = v->count;
+    for (size_t i = 0; i < sizeof wrong_norms / sizeof *wrong_norms; i++) {
+        double other = wrong_norms[i].of(n, r);
+        if (law_equal(l, l->got, other) && !law_equal(l, sqrt(n->all), other))
+            verdict_name(v, mistake_named(wrong_norms[i].name));
+    }
+    return v->count - named;
+}
+
+/* Shards of nearly equal norms: sqrt(P) times the norm is nearly the sum of theirs. What is as
+   near as rounding allows stands before what is within the tolerance alone. */
+static inline void name_nearest_norms(const step_norms *n, int64_t r, const law *l,
+                                      double rounding, verdict *v) {
+    law exact = *l;
+    exact.tolerance = norm_exactness(n, rounding);
+    if (exact.tolerance < l->tolerance && name_norms(n, r, &exact, v)) return;
+    if (name_norms(n, r, l, v) > 1)
+        verdict_say(v, "these are too near to each other here; a step whose shards have norms "
+                       "that differ more tells them apart, and a norm in F32 or F64");
+}
+
 static inline void judge_norm(const step_norms *n, int64_t r, double got, double rounding,
                               stage *s) {
     double right = sqrt(n->all);
@@ -133,15 +232,12 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, double
                                         : "all gradients are 0, or one is NaN or Inf");
     }
     if (v->kind != VERDICT_WRONG) return;
-    for (size_t i = 0; i < sizeof wrong_norms / sizeof *wrong_norms; i++) {
-        double other = wrong_norms[i].of(n, r);
-        if (law_equal(&l, got, other) && !law_equal(&l, right, other))
-            verdict_name(v, mistake_named(wrong_norms[i].name));
-    }
+    name_nearest_norms(n, r, &l, rounding, v);
     if (!v->count && fabs(got - right) <= 1.5 * l.tolerance * right)
         v->kind = VERDICT_MARGINAL;
     else if (!v->count && got > right)
-        verdict_say(v, "a larger one may be of parameters that the dump lacks");
+        verdict_say(v, "a larger one may be of parameters that the dump lacks, or of "
+                       "what stands in the padding of a shard");
 }
 
 static inline int check_norm(stage *s, const step_norms *n) {
