@@ -13,7 +13,7 @@
 #define FOLDER "build/test_dump_step.d"
 enum { RANKS = 8, TENSORS = 2, MOST = 17, EACH = 6 };
 static const int64_t sizes[TENSORS] = {17, 5};
-static const char *const names[TENSORS] = {"down", "up"};
+static const char *names[TENSORS] = {"down", "up"};
 enum { LOCAL, GRAD, PARAM, AFTER, M, V };
 static const char *const prefixes[EACH] = {"local", "grad", "param", "after", "m", "v"};
 
@@ -86,19 +86,22 @@ static double clip(double norm) { return norm > s.max_norm ? s.max_norm / norm :
 /* AdamW as a mistake may have it. */
 static struct {
     int no_bias, coupled, after, eps_inside;
+    int m_0, old_whole, new_whole, decay_not[TENSORS];
     int64_t t;
 } how;
 
 static double adamw(int i, int64_t at, double g) {
     double p = s.of[0][PARAM][i][at], m = s.of[0][M][i][at], v = s.of[0][V][i][at], u;
+    double decay = how.decay_not[i] ? 0 : s.decay;
     if (how.coupled) g = g + s.decay * p;
-    m = m + (g - m) * (1 - 0.9);
-    v = v + (g * g - v) * (1 - 0.95);
+    if (how.m_0) m = v = 0;
+    m = m * (how.old_whole ? 1 : 0.9) + g * (how.new_whole ? 1 : 0.1);
+    v = v * (how.old_whole ? 1 : 0.95) + g * g * (how.new_whole ? 1 : 0.05);
     if (!how.no_bias) m = m / (1 - pow(0.9, (double)how.t));
     if (!how.no_bias) v = v / (1 - pow(0.95, (double)how.t));
     u = s.lr * m / (how.eps_inside ? sqrt(v + s.eps) : sqrt(v) + s.eps);
     if (how.coupled) return p - u;
-    return how.after ? (p - u) - (p - u) * s.lr * s.decay : p - p * s.lr * s.decay - u;
+    return how.after ? (p - u) - (p - u) * s.lr * decay : p - p * s.lr * decay - u;
 }
 
 static double sgd(int i, int64_t at, double g) {
@@ -513,6 +516,30 @@ static void step_clipped_before(int64_t r, int i, int64_t at) {
     for (int64_t q = 0; q < s.world; q++) g += clip(own_local(q)) * s.of[q][LOCAL][i][at];
     s.of[r][AFTER][i][at] = stepped(i, at, g);
 }
+/* A clip by norms that are not the gradient's. */
+static void step_clipped_by(int64_t r, int i, int64_t at, double norm) {
+    s.of[r][AFTER][i][at] = stepped(i, at, s.of[0][GRAD][i][at] * clip(norm));
+}
+static void step_clipped_by_added(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, shards_added(r));
+}
+static void step_clipped_by_locals(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, locals_added(r));
+}
+static void step_clipped_by_copies(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, copies(r));
+}
+static void step_clipped_by_sp_copies(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, sp_copies(r));
+}
+static void step_clipped_by_shown(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, s.norm[r]);
+}
+static void step_longer(int64_t r, int i, int64_t at) {
+    s.lr *= 1.5;
+    step_right(r, i, at);
+    s.lr /= 1.5;
+}
 static void step_further(int64_t r, int i, int64_t at) {
     step_right(r, i, at);
     if (i == 1) s.of[r][AFTER][i][at] += 0.01;
@@ -536,6 +563,27 @@ static void test_clip(int use_sgd) {
     expect_named("clip_before_reduction", "step wrong");
 }
 
+/* With the norm right, or not there: the step alone shows what clip went by. */
+static void test_clip_by_wrong_norms(int use_sgd) {
+    make(4, 2, 1);
+    s.sgd = use_sgd;
+    each_element(step_clipped_by_added);
+    expect_named("norms_added", "step wrong");
+    s.without = "norm";
+    expect_named("norms_added", "step wrong");
+    make(4, 2, 0);
+    s.sgd = use_sgd;
+    each_element(step_clipped_by_locals);
+    expect_named("norms_added", "step wrong");
+    each_element(step_clipped_by_copies);
+    expect_named("norm_counts_copies", "step wrong");
+    each_element(step_clipped_by_sp_copies);
+    expect_named("norm_counts_copies", "step wrong");
+    set_norms(too_large);
+    each_element(step_clipped_by_shown);
+    expect_named("unknown", "with the norm that ranks report in the clip the step is right");
+}
+
 /* A right step that BF16 hides, and one without clip, which it does not. */
 static void test_clip_beside_rounding(void) {
     make(4, 2, 0);
@@ -552,6 +600,90 @@ static void test_clip_beside_rounding(void) {
     test_end("dump_step_clipped_beside_rounding");
     each_element(step_unclipped);
     expect_named("not_clipped", "step wrong");
+}
+
+static void test_moments(void) {
+    make(4, 2, 1);
+    how.m_0 = 1;
+    finish();
+    expect_named("moments_lost", "step wrong");
+    how.t = 1;
+    finish();
+    expect_named("moments_lost", "step wrong");
+    make(4, 2, 0);
+    how.old_whole = 1;
+    finish();
+    expect_named("moments_not_scaled", "step wrong");
+    make(4, 2, 0);
+    how.new_whole = 1;
+    finish();
+    expect_named("moments_not_scaled", "step wrong");
+    make(4, 2, 1);
+    each_element(step_longer);
+    expect_named("another_lr", "it is 1.5 times the right step, as with lr 0.375");
+}
+
+/* Decay on all, on matrices alone, which is right, too, on none, and on norms alone. */
+static void test_decay(void) {
+    make(4, 2, 1);
+    how.decay_not[0] = how.decay_not[1] = 1;
+    finish();
+    expect_named("decay_missing", "step wrong");
+    names[1] = "up_norm";
+    expect_named("decay_missing", "step wrong");
+    how.decay_not[0] = 0;
+    finish();
+    expect(0, "right places", "no decay acts on the 1 biases and norms");
+    test_end("dump_step_right_norms_do_not_decay");
+    how.no_bias = 1;
+    finish();
+    expect_named("bias_correction_missing", "no decay acts on the 1 biases and norms");
+    how.no_bias = how.decay_not[1] = 0;
+    finish();
+    expect(0, "right places", "step right");
+    test_end("dump_step_right_norms_decay");
+    how.decay_not[0] = 1;
+    finish();
+    expect_named("decay_groups_swapped", "step wrong");
+    names[1] = "up";
+}
+
+/* ---- shards ---- */
+
+/* Of ranks 0 and 1: the range of after, or (form 1) the gradient that the step is made with. */
+static void swap_ranges(int form) {
+    for (int64_t r = 0; r < 2; r++)
+        for (int i = 0; i < TENSORS; i++) {
+            int64_t own, others, last;
+            shard(1 - r, i, &others, &last);
+            shard(r, i, &own, &last);
+            for (int64_t k = 0; own + k < last; k++) {
+                double g = s.of[0][GRAD][i][others + k] * clip(norm_of(s.of[0][GRAD], -1));
+                s.of[r][AFTER][i][own + k] = form ? stepped(i, own + k, g)
+                                                  : stepped(i, others + k, g);
+            }
+        }
+}
+
+static void test_shards(void) {
+    make(4, 2, 1);
+    for (int i = 0; i < TENSORS; i++)
+        memcpy(s.of[1][AFTER][i], s.of[1][PARAM][i], sizeof s.of[1][PARAM][i]);
+    expect_named("shard_not_updated", "1 ranks did not move at all, the first is rank 1");
+    make(4, 2, 1);
+    each_element(stay);
+    s.of[3][AFTER][0][16] += 0.1; /* neither */
+    expect_named("unknown", "step wrong");
+    for (int form = 0; form < 2; form++) {
+        make(5, 5, 1);
+        s.even = 1;
+        finish();
+        expect(0, "right places", "step right");
+        test_end("dump_step_right_even_shards");
+        swap_ranges(form);
+        expect_named("shards_swapped", form ? "with the gradient of rank 1's"
+                                            : "rank 0 has what the right step makes of rank 1");
+    }
 }
 
 static void test_adamw(void) {
@@ -575,6 +707,8 @@ static void test_adamw(void) {
     how.t = s.step * s.accumulation;
     finish();
     expect_named("steps_counted_by_micro_batches", "step wrong");
+    test_moments();
+    test_decay();
     make(4, 2, 0);
     each_element(step_further);
     expect_named("unknown", "the first parameter with another step is up");
@@ -631,6 +765,9 @@ int main(int argc, char **argv) {
     test_norms_nearly_equal(1);
     test_clip(0);
     test_clip(1);
+    test_clip_by_wrong_norms(0);
+    test_clip_by_wrong_norms(1);
+    test_shards();
     test_clip_beside_rounding();
     test_adamw();
     test_shows_nothing();
