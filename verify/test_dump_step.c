@@ -381,7 +381,8 @@ static void test_reduction(void) {
     each_element(reduce_all);
     finish();
     s.lr = 0;
-    expect(4, "insufficient places", "give ranks and replicas different tokens");
+    expect(4, "insufficient: norm right; reduction shows nothing: sums of fewer ranks",
+           "give ranks and replicas different tokens");
     test_end("dump_step_locals_alike");
     make(4, 2, 0);
     s.of[1][LOCAL][0][0] = NAN;
@@ -389,7 +390,7 @@ static void test_reduction(void) {
     test_end("dump_step_nan");
     make(4, 2, 0);
     s.without = "grad";
-    expect(4, "insufficient places",
+    expect(4, "insufficient: nothing was judged places",
            "reduction not judged: it takes grad.down, which is in no file");
     test_end("dump_step_without_grad");
     make(4, 2, 0);
@@ -402,7 +403,8 @@ static void test_reduction(void) {
     make(4, 2, 0);
     each_element(no_gradient);
     finish();
-    expect(4, "insufficient places", "reduction insufficient: rank 0's gradients are 0, and so");
+    expect(4, "insufficient: step right; reduction shows nothing: rank 0's gradients are 0",
+           "reduction insufficient: rank 0's gradients are 0, and so");
     test_end("dump_step_zero_gradients");
     each_element(some_gradient);
     expect(1, "wrong: unknown places", "are not 0, and the sum of all ranks' local ones is");
@@ -496,7 +498,8 @@ static void test_norm(void) {
     expect(0, "marginal places", "norm marginal: got");
     test_end("dump_step_norm_marginal");
     make(1, 1, 0);
-    expect(4, "insufficient places", "one rank has nothing to put together");
+    expect(4, "insufficient: step right; norm shows nothing: one rank",
+           "one rank has nothing to put together");
     test_end("dump_step_norm_of_one_rank");
 }
 
@@ -596,7 +599,8 @@ static void test_clip_beside_rounding(void) {
             for (int64_t r = 0; r < s.world; r++)
                 s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
     finish();
-    expect(4, "insufficient places", "the step is lost in the rounding of parameters");
+    expect(4, "insufficient: reduction, norm right; step shows nothing: the step is lost",
+           "the step is lost in the rounding of parameters");
     test_end("dump_step_clipped_beside_rounding");
     each_element(step_unclipped);
     expect_named("not_clipped", "step wrong");
@@ -723,13 +727,19 @@ static void test_adamw(void) {
 static void test_shows_nothing(void) {
     make(4, 2, 0);
     each_element(stay);
-    expect(4, "insufficient places", "no parameter moved");
+    expect(4, "insufficient: reduction, norm right; step shows nothing: no parameter moved",
+           "no parameter moved");
     test_end("dump_step_not_moved");
+    test_expect(!system("build/seqpar-verify ver " FOLDER " --json | grep -q "
+                        "'\"summary\":.\"reduction, norm right; step shows nothing: no par'"),
+                "no summary in JSON");
+    test_end("dump_step_summary_json");
     make(4, 2, 0);
     s.bf16 = 1;
     s.lr = 5e-3;
     finish();
-    expect(4, "insufficient places", "lost in the rounding of parameters");
+    expect(4, "insufficient: reduction, norm right; step shows nothing: the step",
+           "lost in the rounding of parameters");
     test_end("dump_step_lost_in_bf16");
     make(4, 2, 0);
     s.without = "after";

@@ -62,7 +62,8 @@ static inline int verdict_weight(verdict_kind kind) {
 }
 
 static inline void stage_add(stage *s, const stage *one) {
-    if (!one->judged && *one->lacks && !*s->lacks) memcpy(s->lacks, one->lacks, sizeof s->lacks);
+    if (!one->judged && *one->lacks && !*s->lacks)
+        memcpy(s->lacks, one->lacks, sizeof s->lacks);
     if (!one->judged) return;
     if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) return;
     s->judged = 1;

@@ -364,8 +364,8 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
     v->count = 0;
     if (others) v->kind = VERDICT_INSUFFICIENT;
     if (others)
-        verdict_say(v, "so they are of fewer ranks' sums: give ranks and replicas different "
-                       "tokens");
+        verdict_say(v, "sums of fewer ranks are the same here: give ranks and replicas "
+                       "different tokens");
     else
         verdict_say(v,
                     "1 is a sum and %.6g a mean over all ranks; which is right depends on what "

@@ -330,9 +330,9 @@ static inline int mistake_shows(const step_check *c, int way) {
 static inline void say_hidden_ways(const step_check *c, verdict *v) {
     char text[290] = "";
     for (int i = 1; i < STEP_WAYS; i++) {
-        const char *name = step_ways[i].name;
-        int is_said = !name || !strcmp(name, step_ways[i - 1].name ? step_ways[i - 1].name : "");
-        if (is_said || mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text)
+        const char *name = step_ways[i].name, *last = step_ways[i - 1].name;
+        if (!name || (last && !strcmp(name, last))) continue; /* another form of it */
+        if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text)
             continue;
         if (c->n->d->facts.optimizer == DUMP_ADAMW || step_ways[i].clip || step_ways[i].decay)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s",
