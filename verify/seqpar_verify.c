@@ -22,6 +22,7 @@
 #include "oracle/junit.h"
 #include "oracle/mutants.h"
 #include "oracle/options.h"
+#include "oracle/summary.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
@@ -151,29 +152,12 @@ static int run_law(void) {
 
 /* ---- ver ---- */
 
-static const stage *worst_stage(const stage *stages) {
-    const stage *worst = NULL;
-    for (int i = 0; i < STAGES; i++)
-        if (stages[i].judged &&
-            (!worst || verdict_weight(stages[i].v.kind) > verdict_weight(worst->v.kind)))
-            worst = &stages[i];
-    return worst;
-}
-
-/* A pass needs all that was judged to be right, and more than places and positions. */
-static verdict whole_verdict(const stage *stages) {
-    const stage *worst = worst_stage(stages);
-    verdict v = {.kind = VERDICT_INSUFFICIENT};
-    int more = 0;
-    if (worst) v = worst->v;
-    for (int i = 0; i < STAGES; i++) more += i > POSITIONS && stages[i].judged;
-    if (v.kind == VERDICT_RIGHT && !more) v.kind = VERDICT_INSUFFICIENT;
-    for (int i = 0; i < STAGES; i++) {
-        int shows_nothing = stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
-                                             : i == GRADIENTS && (wanted || model);
-        if (v.kind != VERDICT_WRONG && shows_nothing) v.kind = VERDICT_INSUFFICIENT;
-    }
-    return v;
+/* On as many lines as the page's width asks for. */
+static void print_headline(const verdict *v, const summary *said) {
+    if (*said->text)
+        print_words(stdout, printf("%s: ", verdict_word(v)), said->text);
+    else
+        verdict_headline(stdout, v);
 }
 
 static void print_stages(const stage *stages) {
@@ -191,13 +175,15 @@ static void print_stages(const stage *stages) {
     }
 }
 
-static void print_stages_json(const stage *stages, const verdict *v) {
+static void print_stages_json(const stage *stages, const verdict *v, const summary *said) {
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
+    if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
     for (int i = 0; i < STAGES; i++) {
         cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
         cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
-        if (!stages[i].judged) cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
+        if (!stages[i].judged)
+            cJSON_AddStringToObject(one, "needs", stage_needs(&stages[i], i));
         cJSON_AddItemToArray(list, one);
     }
     json_print(stdout, o);
@@ -248,13 +234,15 @@ static int write_reports(const report *r) {
 static int judge_and_say(details *more) {
     stage stages[STAGES] = {{0}};
     int status = judge_folders(stages, more);
+    summary said;
     verdict v;
     if (status) return status;
-    v = whole_verdict(stages);
+    v = whole_verdict(stages, wanted || model);
+    summarize(&said, stages, &v, wanted || model);
     if (as_json) {
-        print_stages_json(stages, &v);
+        print_stages_json(stages, &v, &said);
     } else {
-        verdict_headline(stdout, &v);
+        print_headline(&v, &said);
         print_stages(stages);
         verdict_print_mistakes(stdout, &v);
     }
@@ -335,7 +323,7 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
     folder = of;
     model = its_model;
     status = judge_folders(stages, NULL);
-    *v = whole_verdict(stages);
+    *v = whole_verdict(stages, 1);
     return status;
 }
 

@@ -13,7 +13,7 @@
 #define FOLDER "build/test_dump_step.d"
 enum { RANKS = 8, TENSORS = 2, MOST = 17, EACH = 6 };
 static const int64_t sizes[TENSORS] = {17, 5};
-static const char *const names[TENSORS] = {"down", "up"};
+static const char *names[TENSORS] = {"down", "up"};
 enum { LOCAL, GRAD, PARAM, AFTER, M, V };
 static const char *const prefixes[EACH] = {"local", "grad", "param", "after", "m", "v"};
 
@@ -24,7 +24,9 @@ typedef struct scene {
     double norm[RANKS];
     double lr, decay, max_norm, eps;
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
-    const char *without;    /* a prefix that is not written, or "norm" */
+    int even;               /* shards of even sizes */
+    int bf16_gradient;
+    const char *without;    /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
 } scene;
 static scene s;
@@ -35,6 +37,9 @@ static scene s;
 static void shard(int64_t r, int i, int64_t *first, int64_t *last) {
     *first = sizes[i] * r * r / (s.world * s.world);
     *last = sizes[i] * (r + 1) * (r + 1) / (s.world * s.world);
+    if (!s.even) return;
+    *first = sizes[i] * r / s.world;
+    *last = sizes[i] * (r + 1) / s.world;
 }
 
 static void each_element(void (*set)(int64_t r, int i, int64_t at)) {
@@ -81,19 +86,22 @@ static double clip(double norm) { return norm > s.max_norm ? s.max_norm / norm :
 /* AdamW as a mistake may have it. */
 static struct {
     int no_bias, coupled, after, eps_inside;
+    int m_0, old_whole, new_whole, decay_not[TENSORS];
     int64_t t;
 } how;
 
 static double adamw(int i, int64_t at, double g) {
     double p = s.of[0][PARAM][i][at], m = s.of[0][M][i][at], v = s.of[0][V][i][at], u;
+    double decay = how.decay_not[i] ? 0 : s.decay;
     if (how.coupled) g = g + s.decay * p;
-    m = m + (g - m) * (1 - 0.9);
-    v = v + (g * g - v) * (1 - 0.95);
+    if (how.m_0) m = v = 0;
+    m = m * (how.old_whole ? 1 : 0.9) + g * (how.new_whole ? 1 : 0.1);
+    v = v * (how.old_whole ? 1 : 0.95) + g * g * (how.new_whole ? 1 : 0.05);
     if (!how.no_bias) m = m / (1 - pow(0.9, (double)how.t));
     if (!how.no_bias) v = v / (1 - pow(0.95, (double)how.t));
     u = s.lr * m / (how.eps_inside ? sqrt(v + s.eps) : sqrt(v) + s.eps);
     if (how.coupled) return p - u;
-    return how.after ? (p - u) - (p - u) * s.lr * s.decay : p - p * s.lr * s.decay - u;
+    return how.after ? (p - u) - (p - u) * s.lr * decay : p - p * s.lr * decay - u;
 }
 
 static double sgd(int i, int64_t at, double g) {
@@ -176,7 +184,8 @@ static void put(page *p, const char *prefix, int i, const double *data, int64_t 
 static void put_tensor(page *p, int64_t r, int what, int i) {
     int64_t first = 0, last = sizes[i];
     char key[32];
-    if (s.without && !strcmp(s.without, prefixes[what])) return;
+    snprintf(key, sizeof key, "%s.%s", prefixes[what], names[i]);
+    if (s.without && (!strcmp(s.without, prefixes[what]) || !strcmp(s.without, key))) return;
     if (s.sharded && what != LOCAL && what != PARAM) {
         shard(r, i, &first, &last);
         snprintf(key, sizeof key, "part.%s.%s", prefixes[what], names[i]);
@@ -189,7 +198,7 @@ static void put_tensor(page *p, int64_t r, int what, int i) {
         if (s.odd && !strcmp(s.odd, "gap") && r == s.world - 1 && what == GRAD) return;
     }
     put(p, prefixes[what], i, s.of[r][what][i] + first, last - first,
-        s.bf16 && (what == PARAM || what == AFTER));
+        (s.bf16 && (what == PARAM || what == AFTER)) || (s.bf16_gradient && what == GRAD));
 }
 
 static void write_rank(int64_t r) {
@@ -304,6 +313,10 @@ static void test_right(void) {
 
 /* ---- reduction ---- */
 
+static void set_norms(double (*of)(int64_t r)) {
+    for (int64_t r = 0; r < s.world; r++) s.norm[r] = of(r);
+}
+
 static void reduce_sequence(int64_t r, int i, int64_t at) {
     int64_t first = r / s.sp * s.sp;
     s.of[r][GRAD][i][at] = local_sum(i, at, first, 1, first + s.sp);
@@ -322,6 +335,19 @@ static void reduce_too_few(int64_t r, int i, int64_t at) {
 }
 static void locals_alike(int64_t r, int i, int64_t at) {
     s.of[r][LOCAL][i][at] = s.of[0][LOCAL][i][at] * (double)(r + 1);
+}
+
+static void no_gradient(int64_t r, int i, int64_t at) {
+    s.of[r][LOCAL][i][at] = s.of[r][GRAD][i][at] = 0;
+}
+static void some_gradient(int64_t r, int i, int64_t at) {
+    s.of[r][GRAD][i][at] = 0.1 * (double)(at + 1);
+}
+static double whole_but_up(int64_t r) {
+    double sum = 0;
+    for (int64_t at = 0; at < sizes[0]; at++)
+        sum += s.of[r][GRAD][0][at] * s.of[r][GRAD][0][at];
+    return sqrt(sum);
 }
 
 static void test_reduction(void) {
@@ -355,19 +381,38 @@ static void test_reduction(void) {
     each_element(reduce_all);
     finish();
     s.lr = 0;
-    expect(4, "insufficient places", "give ranks and replicas different tokens");
+    expect(4, "insufficient: norm right; reduction shows nothing: sums of fewer ranks",
+           "give ranks and replicas different tokens");
     test_end("dump_step_locals_alike");
     make(4, 2, 0);
     s.of[1][LOCAL][0][0] = NAN;
     expect(1, "wrong", "reduction wrong");
     test_end("dump_step_nan");
+    make(4, 2, 0);
+    s.without = "grad";
+    expect(4, "insufficient: nothing was judged places",
+           "reduction not judged: it takes grad.down, which is in no file");
+    test_end("dump_step_without_grad");
+    make(4, 2, 0);
+    s.without = "grad.up";
+    s.lr = 0;
+    set_norms(whole_but_up);
+    expect(0, "right places", "1 parameters could not be judged without grad. tensors, the "
+                              "first grad.up");
+    test_end("dump_step_without_one_grad");
+    make(4, 2, 0);
+    each_element(no_gradient);
+    finish();
+    expect(4, "insufficient: step right; reduction shows nothing: rank 0's gradients are 0",
+           "reduction insufficient: rank 0's gradients are 0, and so");
+    test_end("dump_step_zero_gradients");
+    each_element(some_gradient);
+    expect(1, "wrong: unknown places", "are not 0, and the sum of all ranks' local ones is");
+    test_end("dump_step_gradients_from_nothing");
 }
 
 /* ---- norm ---- */
 
-static void set_norms(double (*of)(int64_t r)) {
-    for (int64_t r = 0; r < s.world; r++) s.norm[r] = of(r);
-}
 static double own_shard(int64_t r) { return norm_of(s.of[r][GRAD], r); }
 static double own_local(int64_t r) { return norm_of(s.of[r][LOCAL], -1); }
 static double shards_added(int64_t r) {
@@ -383,8 +428,45 @@ static double locals_added(int64_t r) {
 static double copies(int64_t r) { return (void)r, 2 * norm_of(s.of[0][GRAD], -1); }
 static double sp_copies(int64_t r) { return copies(r) / sqrt(2); }
 static double limit(int64_t r) { return (void)r, s.max_norm; }
+static double squares_added_again(int64_t r) {
+    return (void)r, sqrt((double)s.world) * norm_of(s.of[0][GRAD], -1);
+}
 static double too_large(int64_t r) { return (void)r, 1.3 * norm_of(s.of[0][GRAD], -1); }
 static double nearly(int64_t r) { return (void)r, 1.0012 * norm_of(s.of[0][GRAD], -1); }
+
+/* Shard q has norm 1 + q / 100, so that their sum is 3e-5 of it away from sqrt(W) times the
+   norm of all. */
+static void even_norms(int64_t r, int i, int64_t at) {
+    for (int64_t q = 0; q < s.world; q++) {
+        int64_t first, last;
+        double unit = 0;
+        shard(q, i, &first, &last);
+        if (at < first || at >= last) continue;
+        for (int k = 0; k < TENSORS; k++) {
+            int64_t begin, end;
+            shard(q, k, &begin, &end);
+            unit += (double)(end - begin);
+        }
+        s.of[r][GRAD][i][at] = (at % 3 ? 1 : -1) * (1 + (double)q / 100) / sqrt(unit);
+    }
+}
+
+static void test_norms_nearly_equal(int bf16) {
+    make(4, 2, 1);
+    s.without = "local";
+    s.even = 1;
+    s.bf16_gradient = bf16;
+    s.lr = 0;
+    each_element(even_norms);
+    finish();
+    expect(0, "right places", "norm right");
+    test_end("dump_step_even_shards");
+    set_norms(shards_added);
+    if (!bf16) expect_named("norms_added", "norm wrong: got");
+    if (bf16) expect_named("one of norms_added, norm_counts_copies", "whose shards have norms");
+    set_norms(squares_added_again);
+    if (!bf16) expect_named("norm_counts_copies", "norm wrong: got");
+}
 
 static void test_norm(void) {
     make(4, 2, 1);
@@ -416,7 +498,8 @@ static void test_norm(void) {
     expect(0, "marginal places", "norm marginal: got");
     test_end("dump_step_norm_marginal");
     make(1, 1, 0);
-    expect(4, "insufficient places", "one rank has nothing to put together");
+    expect(4, "insufficient: step right; norm shows nothing: one rank",
+           "one rank has nothing to put together");
     test_end("dump_step_norm_of_one_rank");
 }
 
@@ -435,6 +518,30 @@ static void step_clipped_before(int64_t r, int i, int64_t at) {
     double g = 0;
     for (int64_t q = 0; q < s.world; q++) g += clip(own_local(q)) * s.of[q][LOCAL][i][at];
     s.of[r][AFTER][i][at] = stepped(i, at, g);
+}
+/* A clip by norms that are not the gradient's. */
+static void step_clipped_by(int64_t r, int i, int64_t at, double norm) {
+    s.of[r][AFTER][i][at] = stepped(i, at, s.of[0][GRAD][i][at] * clip(norm));
+}
+static void step_clipped_by_added(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, shards_added(r));
+}
+static void step_clipped_by_locals(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, locals_added(r));
+}
+static void step_clipped_by_copies(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, copies(r));
+}
+static void step_clipped_by_sp_copies(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, sp_copies(r));
+}
+static void step_clipped_by_shown(int64_t r, int i, int64_t at) {
+    step_clipped_by(r, i, at, s.norm[r]);
+}
+static void step_longer(int64_t r, int i, int64_t at) {
+    s.lr *= 1.5;
+    step_right(r, i, at);
+    s.lr /= 1.5;
 }
 static void step_further(int64_t r, int i, int64_t at) {
     step_right(r, i, at);
@@ -459,6 +566,130 @@ static void test_clip(int use_sgd) {
     expect_named("clip_before_reduction", "step wrong");
 }
 
+/* With the norm right, or not there: the step alone shows what clip went by. */
+static void test_clip_by_wrong_norms(int use_sgd) {
+    make(4, 2, 1);
+    s.sgd = use_sgd;
+    each_element(step_clipped_by_added);
+    expect_named("norms_added", "step wrong");
+    s.without = "norm";
+    expect_named("norms_added", "step wrong");
+    make(4, 2, 0);
+    s.sgd = use_sgd;
+    each_element(step_clipped_by_locals);
+    expect_named("norms_added", "step wrong");
+    each_element(step_clipped_by_copies);
+    expect_named("norm_counts_copies", "step wrong");
+    each_element(step_clipped_by_sp_copies);
+    expect_named("norm_counts_copies", "step wrong");
+    set_norms(too_large);
+    each_element(step_clipped_by_shown);
+    expect_named("unknown", "with the norm that ranks report in the clip the step is right");
+}
+
+/* A right step that BF16 hides, and one without clip, which it does not. */
+static void test_clip_beside_rounding(void) {
+    make(4, 2, 0);
+    s.sgd = s.bf16 = 1;
+    s.max_norm = 0.01;
+    s.lr = 1;
+    s.decay = 0;
+    for (int i = 0; i < TENSORS; i++) /* as bf16 has them */
+        for (int64_t at = 0; at < sizes[i]; at++)
+            for (int64_t r = 0; r < s.world; r++)
+                s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
+    finish();
+    expect(4, "insufficient: reduction, norm right; step shows nothing: the step is lost",
+           "the step is lost in the rounding of parameters");
+    test_end("dump_step_clipped_beside_rounding");
+    each_element(step_unclipped);
+    expect_named("not_clipped", "step wrong");
+}
+
+static void test_moments(void) {
+    make(4, 2, 1);
+    how.m_0 = 1;
+    finish();
+    expect_named("moments_lost", "step wrong");
+    how.t = 1;
+    finish();
+    expect_named("moments_lost", "step wrong");
+    make(4, 2, 0);
+    how.old_whole = 1;
+    finish();
+    expect_named("moments_not_scaled", "step wrong");
+    make(4, 2, 0);
+    how.new_whole = 1;
+    finish();
+    expect_named("moments_not_scaled", "step wrong");
+    make(4, 2, 1);
+    each_element(step_longer);
+    expect_named("another_lr", "it is 1.5 times the right step, as with lr 0.375");
+}
+
+/* Decay on all, on matrices alone, which is right, too, on none, and on norms alone. */
+static void test_decay(void) {
+    make(4, 2, 1);
+    how.decay_not[0] = how.decay_not[1] = 1;
+    finish();
+    expect_named("decay_missing", "step wrong");
+    names[1] = "up_norm";
+    expect_named("decay_missing", "step wrong");
+    how.decay_not[0] = 0;
+    finish();
+    expect(0, "right places", "no decay acts on the 1 biases and norms");
+    test_end("dump_step_right_norms_do_not_decay");
+    how.no_bias = 1;
+    finish();
+    expect_named("bias_correction_missing", "no decay acts on the 1 biases and norms");
+    how.no_bias = how.decay_not[1] = 0;
+    finish();
+    expect(0, "right places", "step right");
+    test_end("dump_step_right_norms_decay");
+    how.decay_not[0] = 1;
+    finish();
+    expect_named("decay_groups_swapped", "step wrong");
+    names[1] = "up";
+}
+
+/* ---- shards ---- */
+
+/* Of ranks 0 and 1: the range of after, or (form 1) the gradient that the step is made with. */
+static void swap_ranges(int form) {
+    for (int64_t r = 0; r < 2; r++)
+        for (int i = 0; i < TENSORS; i++) {
+            int64_t own, others, last;
+            shard(1 - r, i, &others, &last);
+            shard(r, i, &own, &last);
+            for (int64_t k = 0; own + k < last; k++) {
+                double g = s.of[0][GRAD][i][others + k] * clip(norm_of(s.of[0][GRAD], -1));
+                s.of[r][AFTER][i][own + k] = form ? stepped(i, own + k, g)
+                                                  : stepped(i, others + k, g);
+            }
+        }
+}
+
+static void test_shards(void) {
+    make(4, 2, 1);
+    for (int i = 0; i < TENSORS; i++)
+        memcpy(s.of[1][AFTER][i], s.of[1][PARAM][i], sizeof s.of[1][PARAM][i]);
+    expect_named("shard_not_updated", "1 ranks did not move at all, the first is rank 1");
+    make(4, 2, 1);
+    each_element(stay);
+    s.of[3][AFTER][0][16] += 0.1; /* neither */
+    expect_named("unknown", "step wrong");
+    for (int form = 0; form < 2; form++) {
+        make(5, 5, 1);
+        s.even = 1;
+        finish();
+        expect(0, "right places", "step right");
+        test_end("dump_step_right_even_shards");
+        swap_ranges(form);
+        expect_named("shards_swapped", form ? "with the gradient of rank 1's"
+                                            : "rank 0 has what the right step makes of rank 1");
+    }
+}
+
 static void test_adamw(void) {
     make(4, 2, 0);
     how.no_bias = 1;
@@ -480,6 +711,8 @@ static void test_adamw(void) {
     how.t = s.step * s.accumulation;
     finish();
     expect_named("steps_counted_by_micro_batches", "step wrong");
+    test_moments();
+    test_decay();
     make(4, 2, 0);
     each_element(step_further);
     expect_named("unknown", "the first parameter with another step is up");
@@ -494,13 +727,19 @@ static void test_adamw(void) {
 static void test_shows_nothing(void) {
     make(4, 2, 0);
     each_element(stay);
-    expect(4, "insufficient places", "no parameter moved");
+    expect(4, "insufficient: reduction, norm right; step shows nothing: no parameter moved",
+           "no parameter moved");
     test_end("dump_step_not_moved");
+    test_expect(!system("build/seqpar-verify ver " FOLDER " --json | grep -q "
+                        "'\"summary\":.\"reduction, norm right; step shows nothing: no par'"),
+                "no summary in JSON");
+    test_end("dump_step_summary_json");
     make(4, 2, 0);
     s.bf16 = 1;
-    s.lr = 1e-3;
+    s.lr = 5e-3;
     finish();
-    expect(4, "insufficient places", "lost in the rounding of parameters");
+    expect(4, "insufficient: reduction, norm right; step shows nothing: the step",
+           "lost in the rounding of parameters");
     test_end("dump_step_lost_in_bf16");
     make(4, 2, 0);
     s.without = "after";
@@ -532,8 +771,14 @@ int main(int argc, char **argv) {
     test_right();
     test_reduction();
     test_norm();
+    test_norms_nearly_equal(0);
+    test_norms_nearly_equal(1);
     test_clip(0);
     test_clip(1);
+    test_clip_by_wrong_norms(0);
+    test_clip_by_wrong_norms(1);
+    test_shards();
+    test_clip_beside_rounding();
     test_adamw();
     test_shows_nothing();
     test_files();

@@ -42,12 +42,12 @@ static const struct {
 
 typedef struct stage {
     int judged;
-    const char *needs; /* if not judged: what is missing; NULL: as stage_names has it */
-    verdict v; /* if judged */
+    verdict v;        /* if judged */
+    char lacks[200];  /* if not: what this very dump lacks; "": all that the stage takes */
 } stage;
 
 static inline const char *stage_needs(const stage *s, int i) {
-    return s->needs ? s->needs : stage_names[i].needs;
+    return *s->lacks ? s->lacks : stage_names[i].needs;
 }
 
 static inline verdict *stage_begin(stage *s, verdict_kind kind) {
@@ -66,6 +66,8 @@ static inline int verdict_weight(verdict_kind kind) {
 }
 
 static inline void stage_add(stage *s, const stage *one) {
+    if (!one->judged && *one->lacks && !*s->lacks)
+        memcpy(s->lacks, one->lacks, sizeof s->lacks);
     if (!one->judged) return;
     if (s->judged && verdict_weight(s->v.kind) >= verdict_weight(one->v.kind)) return;
     s->judged = 1;
@@ -500,8 +502,8 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     if (!status) check_divisors(&stages[COUNTS], &parts.counts);
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
     counts_free(&parts.counts);
-    if (parts.loss.lacks_documents) stages[LOSS].needs = "cu_seqlens";
-    if (parts.loss.rewards_lack_documents) stages[REWARDS].needs = "cu_seqlens";
+    if (parts.loss.lacks_documents) strcpy(stages[LOSS].lacks, "cu_seqlens");
+    if (parts.loss.rewards_lack_documents) strcpy(stages[REWARDS].lacks, "cu_seqlens");
     loss_free(&parts.loss);
     return d->error.status ? -1 : 0;
 }

@@ -201,7 +201,9 @@ typedef struct reduction_check {
     double tolerance;
     const double *clip; /* (world) by each local gradient's own norm */
     likeness *like;     /* (world, ADDITIONS) of grad. with each */
-    int64_t parameters;
+    int64_t *held;      /* (world) grad. tensors that were compared */
+    int64_t parameters, missing; /* missing: with local. tensors, and no grad. one */
+    char first_missing[128];
 } reduction_check;
 
 /* Sums of one parameter: of all, of each replica, of each place in the sequence, of each; of
@@ -273,6 +275,7 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
     double *got;
     part p;
     if (!t) return 0;
+    c->held[r]++;
     if (part_of(c->d, r, t, &p)) return -1;
     if (p.total != l->count) {
         seqpar_fail(&c->d->error, SEQPAR_ERR_FILE_FORMAT,
@@ -288,6 +291,12 @@ static inline int liken_reduced(reduction_check *c, int64_t r, const char *name,
     return 0;
 }
 
+static inline int is_in_no_file(const dump *d, const char *name) {
+    for (int64_t r = 0; r < d->world; r++)
+        if (seqpar_safetensors_find(d->ranks[r].file, name)) return 0;
+    return 1;
+}
+
 static inline int add_reduced(void *user, const char *parameter) {
     reduction_check *c = (reduction_check *)user;
     tensor_name local, grad;
@@ -297,6 +306,8 @@ static inline int add_reduced(void *user, const char *parameter) {
     int status = found < 0 ? -1 : 0;
     tensor_of(&grad, "grad.", parameter);
     c->parameters += found > 0;
+    if (found > 0 && is_in_no_file(c->d, grad.text) && !c->missing++)
+        snprintf(c->first_missing, sizeof c->first_missing, "%s", grad.text);
     for (int64_t r = 0; found > 0 && !status && r < c->d->world; r++)
         status = liken_reduced(c, r, grad.text, &sums);
     local_sums_free(c->d, &sums);
@@ -324,11 +335,26 @@ static inline int name_reductions(const reduction_check *c, int64_t rank, verdic
     return fit;
 }
 
+/* Sums that are 0 or no numbers have no factor: 1, if that was said. */
+static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, stage *s) {
+    const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
+    double all = l->got_got + l->want_want;
+    if (isfinite(all) && l->want_want != 0) return 0;
+    stage_begin(s, isfinite(all) && all == 0 ? VERDICT_INSUFFICIENT : VERDICT_WRONG);
+    verdict_say(&s->v, "rank %lld's gradients %s", (long long)rank,
+                !isfinite(all) ? "or some rank's local ones hold NaN or Inf"
+                : all == 0     ? "are 0, and so is the sum of all ranks' local ones"
+                               : "are not 0, and the sum of all ranks' local ones is");
+    return 1;
+}
+
 static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *s) {
     const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
     double factor = l->got_want / l->want_want;
     int right = is_reduced(c, rank, ADDED_ALL), others;
-    verdict *v = stage_begin(s, right ? VERDICT_RIGHT : VERDICT_WRONG);
+    verdict *v;
+    if (reduced_shows_nothing(c, rank, s)) return;
+    v = stage_begin(s, right ? VERDICT_RIGHT : VERDICT_WRONG);
     verdict_say(v,
                 "rank %lld's gradients are %.6g times the sum of all ranks' local ones, within "
                 "%.3g (tolerance %g)",
@@ -338,13 +364,27 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
     v->count = 0;
     if (others) v->kind = VERDICT_INSUFFICIENT;
     if (others)
-        verdict_say(v, "so they are of fewer ranks' sums: give ranks and replicas different "
-                       "tokens");
+        verdict_say(v, "sums of fewer ranks are the same here: give ranks and replicas "
+                       "different tokens");
     else
         verdict_say(v,
                     "1 is a sum and %.6g a mean over all ranks; which is right depends on what "
                     "each rank's backward pass starts from, and --want says it",
                     1 / (double)c->d->world);
+}
+
+/* What stands in no file although ranks have their own part of it. */
+static inline void say_missing(const reduction_check *c, stage *s) {
+    char text[200];
+    snprintf(text, sizeof text, "%.100s, which is in no file though all have its local. tensor",
+             c->first_missing);
+    text_mend(text);
+    if (!s->judged)
+        memcpy(s->lacks, text, sizeof s->lacks);
+    else
+        verdict_say(&s->v, "%lld parameters could not be judged without grad. tensors, the "
+                           "first %.100s",
+                    (long long)c->missing, c->first_missing);
 }
 
 /* clip: (world) what each rank's own norm would scale its gradient by. 0, or -1 with
@@ -353,14 +393,19 @@ static inline int check_reduction(stage *s, dump *d, double tolerance, const dou
     reduction_check c = {.d = d, .tolerance = gradient_limit(d, tolerance), .clip = clip};
     int status = 0;
     c.like = (likeness *)calloc((size_t)(d->world * ADDITIONS), sizeof *c.like);
-    if (!c.like) status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
+    c.held = (int64_t *)calloc((size_t)d->world, sizeof *c.held);
+    if (!c.like || !c.held)
+        status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
     if (!status && d->world > 1) status = each_parameter(d, "local.", add_reduced, &c);
     for (int64_t r = 0; !status && c.parameters && r < d->world; r++) {
         stage one = {.judged = 0};
+        if (!c.held[r]) continue; /* a shard may be empty */
         judge_reduced(&c, r, &one);
         stage_add(s, &one);
     }
+    if (!status && c.missing) say_missing(&c, s);
     free(c.like);
+    free(c.held);
     return status;
 }
 #endif

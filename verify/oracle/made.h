@@ -97,7 +97,9 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     for (int i = 1; i < seed_ways(d); i++)
         if (!p->seeds && !strcmp(seed_way_name(d, i), name)) p->seeds = i;
     for (int i = 1; i < STEP_WAYS; i++) /* without ranks' own gradients */
-        if (!strcmp(step_ways[i].name, name) && step_ways[i].clip < CLIP_OWN) p->step = i;
+        if (!p->step && step_ways[i].name && !strcmp(step_ways[i].name, name) &&
+            way_is_plain(&step_ways[i]))
+            p->step = i;
     if (p->m && p->m->mean == MEAN_NAN) p->m = NULL; /* no rank is empty here */
     p->loss = p->m && (!strcmp(p->m->family, "count") || !strcmp(p->m->family, "pairs"));
     p->shows = p->m && (law_scales(p->m) || p->labels || p->positions ||
@@ -363,6 +365,7 @@ static inline void made_step(made *m) {
     int64_t n = m->f.model.elements;
     double square = sum_of_squares(m->gradient, n), clip;
     const step_way *way = &step_ways[m->plant.step];
+    way_numbers numbers;
     m->d.facts.optimizer = DUMP_ADAMW;
     m->d.facts.lr = 0.1;
     m->d.facts.weight_decay = 0.5;
@@ -370,14 +373,16 @@ static inline void made_step(made *m) {
     m->d.facts.eps = 0.3 * sqrt(square / (double)n);
     m->d.facts.max_norm = 0.6 * sqrt(square);
     clip = way->clip == CLIP_NOT ? 1 : clip_factor(m->d.facts.max_norm, sqrt(square));
+    numbers = way_begin(&m->d.facts, way, clip);
     seqpar_device_read(m->f.device, m->param, m->f.model.params.data, 0, n,
                        m->f.device->storage);
     for (int64_t i = 0; i < n; i++) {
         double u = seqpar_random_normal((uint64_t)m->desc->seed, 3000, (uint64_t)i);
         m->m[i] = 0.2 * u * sqrt(square / (double)n);
         m->v[i] = (0.1 + u * u) * 0.02 * square / (double)n;
-        m->after[i] = m->param[i] + way_step(&m->d.facts, way, m->param[i],
-                                             m->gradient[i] * clip, m->m[i], m->v[i]);
+        m->after[i] = m->param[i] + way_step(&m->d.facts, way, &numbers,
+                                             (element){m->param[i], m->gradient[i], m->m[i],
+                                                       m->v[i], 0});
     }
     for (int64_t r = 0; r < m->d.world; r++) {
         const char *name = m->plant.m ? m->plant.m->name : "";

@@ -94,9 +94,9 @@ static inline const char *verdict_word(const verdict *v) {
 
 enum { PAGE = 96 };
 
-/* "    label    text", on as many lines as the page's width asks for */
-static inline void print_wrapped(FILE *out, const char *label, const char *text) {
-    int column = fprintf(out, "    %-9s", label), indent = column;
+/* Behind a label of `indent` columns, on as many lines as the page's width asks for. */
+static inline void print_words(FILE *out, int indent, const char *text) {
+    int column = indent;
     while (*text) {
         int word = (int)strcspn(text, " ");
         if (column > indent && column + 1 + word > PAGE)
@@ -106,6 +106,11 @@ static inline void print_wrapped(FILE *out, const char *label, const char *text)
         text += strspn(text, " ");
     }
     fprintf(out, "\n");
+}
+
+/* "    label    text" */
+static inline void print_wrapped(FILE *out, const char *label, const char *text) {
+    print_words(out, fprintf(out, "    %-9s", label), text);
 }
 
 /* What is said of a mistake: key of JSON, label of text. */
