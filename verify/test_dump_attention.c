@@ -415,6 +415,13 @@ static void expect_named(const char *name, const char *form, const char *text) {
     test_end("attention_%s%s%s", name, *form ? "_" : "", form);
 }
 
+/* The same with any verdict, as a test of its own. */
+static void expect_said(const char *name, int code, const char *headline, const char *text) {
+    write_scene();
+    expect(code, headline, text);
+    test_end("attention_%s", name);
+}
+
 /* ---- right ones ---- */
 
 static void test_right(void) {
@@ -1049,6 +1056,80 @@ static void cancelling_hops(void) {
         }
 }
 
+/* Backward in float, a sum after the other, and with it what is left of two that cancel. */
+static void float_backward(void) {
+    clear(DQ);
+    for (int64_t n = 0; n < size_of(LSE) * s.tokens; n++) {
+        int64_t t = n / s.tokens / s.heads, h = n / s.tokens % s.heads, u = n % s.tokens;
+        int64_t kv = h / (s.heads / s.kv_heads);
+        float x = 0, dp = 0, delta = 0, w, ds;
+        if (!right(t, u)) continue;
+        for (int64_t i = 0; i < s.dim; i++) x += (float)at(Q, t, h)[i] * (float)at(K, u, kv)[i];
+        for (int64_t i = 0; i < s.out_dim; i++) {
+            dp += (float)at(DOUT, t, h)[i] * (float)at(V, u, kv)[i];
+            delta += (float)at(DOUT, t, h)[i] * (float)at(OUT, t, h)[i];
+        }
+        w = expf((float)s.scale * x - (float)*at(LSE, t, h));
+        ds = w * (dp - delta) * (float)s.scale;
+        for (int64_t i = 0; i < s.dim; i++) {
+            at(DQ, t, h)[i] = (float)at(DQ, t, h)[i] + ds * (float)at(K, u, kv)[i];
+            at(DK, u, kv)[i] = (float)at(DK, u, kv)[i] + ds * (float)at(Q, t, h)[i];
+            at(DV, u, kv)[i] = (float)at(DV, u, kv)[i] + w * (float)at(DOUT, t, h)[i];
+        }
+    }
+}
+
+/* Documents of one to three tokens: dq of a query that sees one key is rounding alone. */
+static void make_tiny(int n) {
+    static const int64_t cu[3][4] = {{0, 3}, {0, 1, 3}, {0, 1, 2, 4}};
+    make_sized(n % 3 == 2 ? 4 : 3, n % 3 + 1, cu[n % 3]);
+    s.heads = n % 2 ? 6 : 2;
+    s.kv_heads = 1;
+    s.dim = s.out_dim = 8;
+    s.scale = n % 4 < 2 ? 0.6 : 1 / sqrt(8);
+    randomize();
+    split(SEQPAR_LAYOUT_CONTIGUOUS, n % 5 ? 1 : 2);
+    inputs_narrow();
+    float_ring(F32, F64);
+    narrow_all(OUT, F32);
+    float_backward();
+}
+
+static void test_one_key(void) {
+    char failed[160] = "";
+    int wrong = 0;
+    for (int n = 0; n < 300; n++) {
+        make_tiny(n);
+        write_scene();
+        expect(0, "right", "attention right");
+        if (test_why[0] && !wrong++) snprintf(failed, sizeof failed, "text %d: %.100s", n, said);
+        test_why[0] = 0;
+    }
+    test_expect(!wrong, "%d of 300 are not right; %s", wrong, failed);
+    test_end("attention_one_key_right");
+}
+
+/* What shows on such rows, and what shows beside them. */
+static void test_one_key_wrong(void) {
+    double *none;
+    make_tiny(1);
+    none = calloc((size_t)size_of(LSE), sizeof *none);
+    backward(right_rule(), s.x[LSE], none);
+    expect_named("delta_missing", "one_key", "delta_missing gives this dq, dk ");
+    both(right_rule());
+    for (int64_t i = 0; i < s.dim; i++) at(DQ, 0, 1)[i] += 3e-5 * at(K, 0, 0)[i];
+    expect_said("one_key_dq", 1, "wrong: unknown", "first at rank 0, local row 0, token 0");
+    both(right_rule());
+    for (int64_t i = 0; i < size_of(DQ); i++) s.x[DQ][i] *= 1.1;
+    expect_said("one_key_dq_scaled", 1, "wrong: unknown", "no known mistake gives this dq");
+    backward(right_rule(), none, delta_of_out()); /* weights without lse */
+    expect_said("one_key_lse_lost", 1, "wrong: unknown", "dv is ");
+    free(none);
+    make_tiny(15);
+    both((rule){has_own_row, own_row, 0, s.scale, 0});
+    expect_named("stale_kv", "one_key", "stale_kv gives this out, lse, dq, dk, dv");
+}
+
 /* Kernels that take BF16 of numbers in F32. */
 static void test_autocast(void) {
     make(SEQPAR_LAYOUT_ZIGZAG, 4);
@@ -1162,12 +1243,6 @@ static void test_limits(void) {
 }
 
 /* ---- what is no mistake, and what shows nothing ---- */
-
-static void expect_said(const char *name, int code, const char *headline, const char *text) {
-    write_scene();
-    expect(code, headline, text);
-    test_end("attention_%s", name);
-}
 
 static void test_odd_but_right(void) {
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
@@ -1427,6 +1502,8 @@ int main(int argc, char **argv) {
     TEST(test_moved());
     TEST(test_types());
     TEST(test_usual_partials());
+    TEST(test_one_key());
+    TEST(test_one_key_wrong());
     TEST(test_autocast());
     TEST(test_precision());
     TEST(test_low_precision());

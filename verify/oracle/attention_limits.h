@@ -7,18 +7,30 @@
  * keys; out and gradients in their own types. Each rounding of these goes up or down at random,
  * sums are rounded after each term or, in low precision, after four. The limit is LIMIT_TIMES
  * the largest distance of several seeds, of the whole tensor (relative, L2) and of its rows (by
- * the size of their terms) each. */
+ * the size of their terms) each.
+ *
+ * Few rows show the size of their rounding by luck alone. dq of a query that sees one key is 0,
+ * what is left of dout . v - dout . out: one random number, and the trial's may be near 0. So
+ * the limit is never below what LIMIT_ROUNDINGS roundings of the terms' size come to. These
+ * are u = 2^-24 of it at most, of F64 2^-53, u / sqrt(3) on the average, and 6 of such standard
+ * deviations are met by one row in 1e9: 6 u sqrt(8 / 3) = 9.8 u. The whole of N rows is near
+ * the mean of their squares, which strays by sqrt(2 / N). Roundings: dout . v and dout . out,
+ * in which partial sums of terms of any sign stay below the product of both lengths; out, the
+ * weight, its score, the product with k or q, the sum, a merge. */
 #ifndef ORACLE_ATTENTION_LIMITS_H
 #define ORACLE_ATTENTION_LIMITS_H
 #include "attend.h"
 
 /* LIMIT_RANGE: what is nearer than the limit by that was not made by that rounding. */
-enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16, LIMIT_RANGE = 30 };
+enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16, LIMIT_RANGE = 30,
+       LIMIT_ROUNDINGS = 8, LIMIT_DEVIATIONS = 6 };
 
 /* How far an answer is from another. */
 typedef struct attend_far {
     double all, row; /* of the whole; of the worst row */
     int64_t worst;   /* which row that is */
+    double lost;     /* size of all terms by that of what they leave */
+    double rows;     /* so many rows of one size would have terms that differ as much */
 } attend_far;
 
 typedef struct attend_limits {
@@ -60,7 +72,7 @@ static inline double attend_ratio(double far, double size) {
 static inline attend_far attend_measure(const attend *p, int tensor, const double *got,
                                         const double *want, const double *scale, int mistake) {
     int64_t n = attend_width(p, tensor);
-    double far = 0, size = 0, terms = 0;
+    double far = 0, size = 0, terms = 0, squares = 0;
     attend_far f = {.worst = 0};
     for (int64_t i = 0; i < attend_rows(p, tensor); i++) {
         double own, d = attend_squares(got + i * n, want + i * n, n, &own), ratio;
@@ -68,11 +80,15 @@ static inline attend_far attend_measure(const attend *p, int tensor, const doubl
         far += d;
         size += own;
         terms += scale[i] * scale[i];
+        squares += scale[i] * scale[i] * scale[i] * scale[i];
         ratio = attend_ratio(sqrt(d), of);
         if (ratio > f.row) f.worst = i;
         if (ratio > f.row) f.row = ratio;
     }
-    f.all = sqrt(attend_ratio(far, size > 1e-30 * terms ? size : 1e-30 * terms));
+    if (!(size > 1e-30 * terms)) size = 1e-30 * terms;
+    f.all = sqrt(attend_ratio(far, size));
+    f.lost = sqrt(attend_ratio(terms, size));
+    f.rows = squares > 0 ? terms * terms / squares : 1;
     return f;
 }
 
@@ -237,6 +253,15 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
     return p->backward ? attend_try_backward(r) : 0;
 }
 
+/* What roundings of the terms' size come to, by luck of one row or of all. */
+static inline void attend_limit_floor(const attend_kernel *k, const attend_far *f, double *all,
+                                      double *row) {
+    double deviation = ldexp(1, k->bits == 53 ? -53 : -24) * sqrt(LIMIT_ROUNDINGS / 3.0);
+    double luck = 1 + LIMIT_DEVIATIONS * sqrt(2 / f->rows);
+    *row = fmax(*row, LIMIT_DEVIATIONS * deviation);
+    *all = fmax(*all, f->lost * deviation * fmin(luck, LIMIT_DEVIATIONS));
+}
+
 /* Of tensors `from` and on that p shows. way: the right one, perhaps of one head a group alone.
    0, or -1: no memory. */
 static inline int attend_limit(const attend *p, const attend_way *way,
@@ -252,6 +277,8 @@ static inline int attend_limit(const attend *p, const attend_way *way,
             f = attend_measure(p, t, r.whole.x[t], right->x[t], right->scale[t], 0);
             limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f.all));
             limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f.row));
+            if (t != ATTEND_LSE)
+                attend_limit_floor(kernel, &f, &limits->all[t], &limits->row[t]);
         }
         attend_trial_end(&r);
         if (status) return -1;
