@@ -22,6 +22,7 @@ typedef enum mistake_mean {
     MEAN_OF_NON_EMPTY, /* the same over groups that have a token */
     MEAN_LOCAL_COUNT,  /* sum of s_g / n_r of one group r */
     MEAN_OWN,          /* s_r / n_r of one group r */
+    MEAN_OWN_SHARE,    /* s_r / sum of n_g of one group r */
     MEAN_SUM_OF_MEANS, /* sum of s_g / n_g */
     MEAN_OVER_GROUPS,  /* (sum of s_g / sum of n_g) / G */
     MEAN_OVER_ALL,     /* sum of s_g / all tokens, supervised or not */
@@ -327,7 +328,7 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 3 and sums 2, 3: right 1.25, got 0.625.",
      .fix = "Sum shares over sp. Add counts over sp only where each rank counts its own "
             "tokens.",
-     .seen = "VeOmni 338; torchtitan 3280",
+     .seen = "VeOmni 338",
      .mean = MEAN_OVER_GROUPS},
     {.name = "all_tokens_counted",
      .family = "count",
@@ -358,6 +359,17 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 3 and sums 2, 3: right 1.25, rank 0 shows 2 and rank 1 shows 1.",
      .fix = "Add sums and counts over the ranks that share the sequence, and over replicas.",
      .mean = MEAN_OWN},
+    {.name = "share_alone",
+     .family = "count",
+     .symptom = "ranks show different losses, all too small, which add up to the right one",
+     .cause = "The rank's share of the step's loss is shown, and never added to the others'.",
+     .right = "L = sum_g s_g / sum_g n_g",
+     .wrong = "L = s_r / sum_g n_g",
+     .example = "Counts 1, 3 and sums 2, 3: right 5 / 4 = 1.25, rank 0 shows 0.5 and rank 1 "
+                "shows 0.75.",
+     .fix = "Sum shares over all ranks, those that share the sequence, too.",
+     .seen = "torchtitan 3280, 3329",
+     .mean = MEAN_OWN_SHARE},
     {.name = "losses_added",
      .family = "count",
      .symptom = "the loss shown is P or D times the right one",
@@ -550,9 +562,8 @@ static const mistake mistakes[] = {
     {.name = "side_tensor_not_split",
      .family = "side",
      .symptom = "the first PPO ratio is not 1, or the first DPO loss is not ln 2",
-     .cause = "ref_logp, old_logp or advantages do not go through the split that ids and "
-              "labels go through: each rank takes the first n of the row, or a contiguous "
-              "share.",
+     .cause = "labels, ref_logp, old_logp or advantages do not go through the split that ids "
+              "go through: each rank takes the first n of the row, or a contiguous share.",
      .right = "number of a rank's row i = number of token index[i]",
      .wrong = "number of a rank's row i = number of token i",
      .example = "Zigzag on two ranks, 0 3 and 1 2: rank 0 has the numbers of tokens 0 1, right "
