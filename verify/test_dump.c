@@ -342,6 +342,37 @@ static void test_labels(void) {
     expect_named(&s, "unknown", "labels");
 }
 
+/* The whole row's labels are there on each rank, which takes as many as it holds: from the
+   begin on, or from where a contiguous share of its length would begin. */
+static void label_unsplit(int contiguous) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < s.accumulation; a++) {
+            int64_t begin = 0;
+            for (int64_t i = r - r % s.sp; contiguous && i < r; i++) begin += s.of[i][a].tokens;
+            for (int64_t i = 0; i < s.of[r][a].tokens; i++)
+                s.of[r][a].labels[i] =
+                    ends_document(begin + i) ? NONE : id_at(r, a, begin + i + 1);
+        }
+}
+
+static void test_unsplit_labels(void) {
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 2, 2);
+    label_unsplit(0);
+    expect_named(&s, "side_tensor_not_split", "labels");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 4, 1, 1);
+    label_unsplit(0);
+    expect_named(&s, "side_tensor_not_split", "labels");
+    make(&s, SEQPAR_LAYOUT_STRIPE, 2, 1, 2);
+    label_unsplit(1);
+    expect_named(&s, "side_tensor_not_split", "labels");
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 3, 1, 1);
+    label_unsplit(1); /* which is the split that there is */
+    s.without = "loss";
+    write_scene(&s);
+    expect(0, "right", "labels    right");
+    test_end("dump_labels_contiguous_are_split");
+}
+
 /* ---- the loss ---- */
 
 static double mean_of_ranks(int64_t micro_from, int64_t micro_to) {
@@ -358,6 +389,17 @@ static double mean_of_rank(int64_t r) {
     double sum = 0, count = 0;
     for (int64_t a = 0; a < s.accumulation; a++) right_sum(&s, r, a, &sum, &count);
     return sum / count;
+}
+
+/* What its tokens add to the loss of the step. */
+static double share_of_rank(int64_t r) {
+    double sum = 0, own, count = 0;
+    for (int64_t a = 0; a < s.accumulation; a++) right_sum(&s, r, a, &sum, &count);
+    own = sum;
+    for (int64_t other = 0; other < s.world; other++)
+        for (int64_t a = 0; other != r && a < s.accumulation; a++)
+            right_sum(&s, other, a, &sum, &count);
+    return own / count;
 }
 
 static double mean_of_micro_batches(void) {
@@ -400,6 +442,14 @@ static void test_loss(void) {
     set_loss(&s, right_loss(&s));
     s.loss[0] = mean_of_rank(2);
     expect_named(&s, "unknown", "as rank 0 reports it"); /* that is another's */
+    set_loss(&s, right_loss(&s));
+    s.loss[1] = share_of_rank(1);
+    expect_named(&s, "share_alone", "as rank 1 reports it");
+    set_loss(&s, right_loss(&s));
+    s.loss[1] = share_of_rank(0);
+    expect_named(&s, "unknown", "as rank 1 reports it");
+    for (int64_t r = 0; r < s.world; r++) s.loss[r] = share_of_rank(r);
+    expect_named(&s, "share_alone", "groups are ranks");
     set_loss(&s, right_loss(&s) / 3);
     expect_named(&s, "shares_averaged", "loss");
     set_loss(&s, right_loss(&s) * 1.37);
@@ -794,5 +844,6 @@ int main(int argc, char **argv) {
     test_json();
     test_gradients();
     test_files();
+    test_unsplit_labels();
     return test_summary();
 }

@@ -1483,6 +1483,68 @@ static void test_refused(void) {
     }
 }
 
+/* ---- of the gallery of public bugs: wrong, and no mistake that has a name ---- */
+
+/* Keys whose id is the padding's. */
+static int hides_some(int64_t t, int64_t u) { return right(t, u) && u % 11 != 5; }
+
+/* Every second document is padding, and the next one takes it for its own. */
+static int with_padding(int64_t t, int64_t u) {
+    return (document_of(t) + 1) / 2 == (document_of(u) + 1) / 2 && u <= t;
+}
+
+/* Documents of another row. */
+static int other_documents(int64_t t, int64_t u) {
+    return (t + 7) / 20 == (u + 7) / 20 && u <= t;
+}
+
+static void expect_unnamed(const char *id) {
+    write_scene();
+    expect(1, "wrong: unknown", "attention wrong");
+    test_end("attention_gallery_%s", id);
+}
+
+/* Written as F16 all the same: where dq is handed on, it is cast once more. */
+static void test_another_type(void) {
+    static const int results[] = {OUT, DQ, DK, DV};
+    for (int i = 0; i < 4; i++) {
+        make(SEQPAR_LAYOUT_ZIGZAG, 2);
+        s.bits = s.stored = F16;
+        right_step();
+        narrow_all(results[i], BF16);
+        expect_named("result_in_another_type", names[results[i]], "has the 8 bits of BF16");
+    }
+    make(SEQPAR_LAYOUT_ZIGZAG, 2);
+    s.bits = s.stored = F16;
+    inputs_narrow();
+    for (int64_t i = 0; i < size_of(V); i++) s.x[V][i] = narrow(s.x[V][i], BF16);
+    right_step(); /* v has few digits, and dv may */
+    narrow_all(DV, BF16);
+    write_scene();
+    expect(0, "right", "attention right");
+    test_end("attention_few_digits_of_v");
+    make(SEQPAR_LAYOUT_ZIGZAG, 2);
+    s.bits = F16; /* a kernel in F16 on numbers in F32 */
+    s.stored = F32;
+    right_step();
+    narrow_all(DQ, BF16);
+    write_scene();
+    expect(0, "right", "attention right");
+    test_end("attention_digits_of_f32");
+}
+
+static void test_gallery(void) {
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    inputs_narrow();
+    both(seeing(hides_some));
+    expect_unnamed("B72");
+    both(seeing(with_padding));
+    expect_unnamed("B73");
+    right_step();
+    backward(seeing(other_documents), s.x[LSE], delta_of_out());
+    expect_unnamed("B85");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
@@ -1519,5 +1581,7 @@ int main(int argc, char **argv) {
     TEST(test_sampled());
     TEST(test_parts());
     TEST(test_refused());
+    TEST(test_another_type());
+    TEST(test_gallery());
     return test_summary();
 }

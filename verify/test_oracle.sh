@@ -59,8 +59,9 @@ mean_of_means 1.75
 mean_of_non_empty_means 2.3333333
 local_count 27
 own_mean_alone 4
-own_mean_alone 1
 own_mean_alone 2
+share_alone 0.25
+share_alone 0.4375
 local_count 3.857142857
 local_count 3.375
 sum_of_means 7
@@ -69,6 +70,7 @@ nan_of_an_empty_rank nan
 END
 says oracle_count_shares_averaged 1 "wrong: shares_averaged" law --got 0.421875 $parts --all_tokens 99
 says oracle_count_several 1 "wrong: one of shares_averaged, all_tokens_counted" law --got 0.421875 $parts --all_tokens 64
+says oracle_count_own_or_share 1 "wrong: one of own_mean_alone, share_alone" law --got 1 $parts --all_tokens 99
 says oracle_count_right 0 right law --got 1.6875 $parts
 says oracle_count_marginal 0 marginal law --got 1.0007 --sums 1.0005,2.9979 --counts 1,3
 says oracle_count_unknown 1 "wrong: unknown" law --got 1.9 $parts

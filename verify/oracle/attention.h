@@ -818,6 +818,50 @@ static inline int attention_diagnose(attention *a) {
     return 0;
 }
 
+/* ---- types ---- */
+
+static inline int attention_is_written(const attention *a, int what,
+                                       seqpar_safetensors_dtype dtype) {
+    for (int64_t r = a->whole.first_rank; r < a->whole.first_rank + a->whole.ranks; r++) {
+        const seqpar_safetensors_tensor *t =
+            dump_find(a->d, r, a->micro, attention_tensors[what].name);
+        if (t) return t->dtype == dtype;
+    }
+    return 0;
+}
+
+enum { ATTENTION_FEW = 64 }; /* 11 bits of so many numbers do not end in three zeros by chance */
+
+/* Whether a result of F16 numbers has no more digits than BF16 has. */
+static inline int attention_is_cut(const attention *a, int t) {
+    int64_t n = a->whole.got[t] ? attend_rows(&a->whole, t) * attend_width(&a->whole, t) : 0;
+    int64_t filled = 0;
+    for (int i = ATTEND_Q; i <= ATTEND_DOUT; i++)
+        if ((i < ATTEND_DOUT || a->whole.backward) &&
+            (a->kernel[0].in_bits[i] != 11 ||
+             !attention_is_written(a, i, SEQPAR_SAFETENSORS_F16)))
+            return 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (attention_bits(a->whole.got[t][i]) > 8) return 0;
+        filled += a->whole.got[t][i] != 0;
+    }
+    return filled >= ATTENTION_FEW && (attention_is_written(a, ATTEND_INPUTS + t,
+                                                            SEQPAR_SAFETENSORS_F16) ||
+                                       attention_is_written(a, ATTEND_INPUTS + t,
+                                                            SEQPAR_SAFETENSORS_BF16));
+}
+
+static inline void attention_check_types(attention *a) {
+    static const int results[] = {ATTEND_OUT, ATTEND_DQ, ATTEND_DK, ATTEND_DV};
+    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
+        if (!attention_is_cut(a, results[i])) continue;
+        a->v->kind = VERDICT_WRONG;
+        verdict_name(a->v, mistake_named("result_in_another_type"));
+        verdict_say(a->v, "q, k and v are F16, and %s has the 8 bits of BF16",
+                    attention_name(results[i]));
+    }
+}
+
 /* ---- all of it ---- */
 
 /* Without cu_seqlens a row is one document if positions say so; it may be packed else. */
@@ -870,6 +914,7 @@ static inline int attention_compare(attention *a) {
                           attend_rows(&a->whole, ATTEND_OUT) * a->whole.out_dim))
         verdict_say(a->v, "dout is 0 everywhere: gradients show nothing");
     if (a->v->kind == VERDICT_MARGINAL && attention_diagnose(a)) return -1;
+    attention_check_types(a);
     attention_conclude(a, vacuous, exchanges);
     for (int t = 0; t < ATTEND_TENSORS; t++)
         if (a->whole.got[t]) attention_say_tensor(a, t);

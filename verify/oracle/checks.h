@@ -202,6 +202,15 @@ static inline int64_t label_after_split(const dump_row *row, int64_t t) {
     return row->next[t] < 0 ? DUMP_IGNORE : row->ids[row->next[t]];
 }
 
+/* As if the whole row's labels were there on each rank, which takes the first of them, or
+   those of a contiguous share. */
+static inline int64_t label_of_row_begin(const dump_row *row, int64_t t) {
+    return label_right(row, row->local[t]);
+}
+static inline int64_t label_of_contiguous(const dump_row *row, int64_t t) {
+    return label_right(row, row->gathered[t]);
+}
+
 /* Whether the token has no label although its neighbours in the document have one. */
 static inline int label_gap(const dump_row *row, int64_t t) {
     return row->labels[t] == DUMP_IGNORE && t > 0 && t + 1 < row_end(row) &&
@@ -261,7 +270,9 @@ static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost
                  {"labels_not_shifted", label_unshifted, 0, 0},
                  {"labels_shifted_twice", label_twice, 0, 0},
                  {"labels_shifted_twice", label_twice_apart, 1, 1},
-                 {"labels_cross_documents", label_crosses, 0, 0}};
+                 {"labels_cross_documents", label_crosses, 0, 0},
+                 {"side_tensor_not_split", label_of_row_begin, 0, 1},
+                 {"side_tensor_not_split", label_of_contiguous, 0, 1}};
     int cuts = row_has_cuts(row);
     int64_t first;
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)

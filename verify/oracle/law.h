@@ -131,6 +131,7 @@ static inline double law_mean(const law *l, mistake_mean mean, int64_t which) {
     case MEAN_OF_NON_EMPTY: return means / filled;
     case MEAN_LOCAL_COUNT: return sum / l->counts[which];
     case MEAN_OWN: return l->sums[which] / l->counts[which];
+    case MEAN_OWN_SHARE: return l->sums[which] / count;
     case MEAN_SUM_OF_MEANS: return means;
     case MEAN_OVER_GROUPS: return sum / count / (double)l->groups;
     case MEAN_OVER_ALL: return l->all_tokens > 0 ? sum / l->all_tokens : NAN;
@@ -152,7 +153,8 @@ static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
 }
 
 static inline int law_fits(const law *l, const mistake *m) {
-    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN;
+    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN ||
+              m->mean == MEAN_OWN_SHARE;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
     if (m->mean == MEAN_NONE || (l->shares && m->mean != MEAN_OVER_GROUPS)) return 0;

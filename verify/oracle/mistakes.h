@@ -22,6 +22,7 @@ typedef enum mistake_mean {
     MEAN_OF_NON_EMPTY, /* the same over groups that have a token */
     MEAN_LOCAL_COUNT,  /* sum of s_g / n_r of one group r */
     MEAN_OWN,          /* s_r / n_r of one group r */
+    MEAN_OWN_SHARE,    /* s_r / sum of n_g of one group r */
     MEAN_SUM_OF_MEANS, /* sum of s_g / n_g */
     MEAN_OVER_GROUPS,  /* (sum of s_g / sum of n_g) / G */
     MEAN_OVER_ALL,     /* sum of s_g / all tokens, supervised or not */
@@ -349,7 +350,8 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 7, 0, 8 and sums 4, 7, 0, 16: right 27 / 16 = 1.6875, the mean of "
                 "4, 1, 0, 2 is 1.75.",
      .fix = "Add sums and counts apart, over ranks and micro-batches, and divide once.",
-     .seen = "OpenRLHF 583; Megatron-LM 7452, 7513; verl 2857; 360-LLaMA-Factory 1, 72",
+     .seen = "OpenRLHF 583, 1249; Megatron-LM 7452, 7513; verl 2857; 360-LLaMA-Factory 1, 72; "
+             "read in the source of XTuner 0.1.23 and of axolotl",
      .mean = MEAN_OF_MEANS},
     {.name = "mean_of_non_empty_means",
      .family = "count",
@@ -371,7 +373,7 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 3 and sums 2, 3: right 5 / 4 = 1.25, got 5 on rank 0 and 1.6667 on "
                 "rank 1.",
      .fix = "Add counts over the ranks that sums are added over.",
-     .seen = "ms-swift 9152",
+     .seen = "ms-swift 9152; axolotl 3382",
      .mean = MEAN_LOCAL_COUNT},
     {.name = "sum_of_means",
      .family = "count",
@@ -393,7 +395,7 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 3 and sums 2, 3: right 1.25, got 0.625.",
      .fix = "Sum shares over sp. Add counts over sp only where each rank counts its own "
             "tokens.",
-     .seen = "VeOmni 338; torchtitan 3280",
+     .seen = "VeOmni 338",
      .mean = MEAN_OVER_GROUPS},
     {.name = "all_tokens_counted",
      .family = "count",
@@ -424,6 +426,17 @@ static const mistake mistakes[] = {
      .example = "Counts 1, 3 and sums 2, 3: right 1.25, rank 0 shows 2 and rank 1 shows 1.",
      .fix = "Add sums and counts over the ranks that share the sequence, and over replicas.",
      .mean = MEAN_OWN},
+    {.name = "share_alone",
+     .family = "count",
+     .symptom = "ranks show different losses, all too small, which add up to the right one",
+     .cause = "The rank's share of the step's loss is shown, and never added to the others'.",
+     .right = "L = sum_g s_g / sum_g n_g",
+     .wrong = "L = s_r / sum_g n_g",
+     .example = "Counts 1, 3 and sums 2, 3: right 5 / 4 = 1.25, rank 0 shows 0.5 and rank 1 "
+                "shows 0.75.",
+     .fix = "Sum shares over all ranks, those that share the sequence, too.",
+     .seen = "torchtitan 3280, 3329",
+     .mean = MEAN_OWN_SHARE},
     {.name = "losses_added",
      .family = "count",
      .symptom = "the loss shown is P or D times the right one",
@@ -469,21 +482,21 @@ static const mistake mistakes[] = {
     {.name = "token_lost",
      .family = "layout",
      .symptom = "the last tokens of a row are in nobody's loss",
-     .cause = "A length that does not divide is cut off, or a rank's end is computed for "
-              "another length.",
+     .cause = "A length that does not divide is cut off, a rank's end is computed for another "
+              "length, or a row is split twice.",
      .right = "the ranks' places are 0 .. T - 1, each once",
      .wrong = "a place is held by nobody, or lies outside of the row",
      .example = "T = 5 on two ranks, two tokens each: token 4 is lost.",
-     .fix = "Pad, or let shares differ by a token; check that places are a bijection."},
+     .fix = "Pad, or let shares differ by a token; check that places are a bijection.",
+     .seen = "axolotl 3498"},
     {.name = "token_held_twice",
      .family = "layout",
      .symptom = "tokens count twice in loss and gradient",
-     .cause = "A row is split twice, or shares overlap, or two ranks have the same share.",
+     .cause = "Shares overlap, or two ranks have the same share.",
      .right = "the ranks' places are 0 .. T - 1, each once",
      .wrong = "a place is held by two rows",
      .example = "T = 4, rank 0 holds 0 1 2, rank 1 holds 2 3: token 2 counts twice.",
-     .fix = "Split once, by the rank's number within its sequence-parallel group.",
-     .seen = "axolotl 3498; DeepSpeed 7484"},
+     .fix = "Split once, by the rank's number within its sequence-parallel group."},
     {.name = "positions_local",
      .family = "packing",
      .symptom = "the loss is a little too high, more so with more ranks; nothing crashes",
@@ -493,7 +506,8 @@ static const mistake mistakes[] = {
      .wrong = "position = place among the rank's own tokens",
      .example = "T = 4 on two ranks: right 0 1 and 2 3, got 0 1 and 0 1.",
      .fix = "Make positions before the split and split them like the tokens.",
-     .seen = "ring-flash-attention 16"},
+     .seen = "ring-flash-attention 16; Automodel 2377; Megatron-LM 5243; "
+             "TransformerEngine 2077; verl 4611"},
     {.name = "positions_run_on",
      .family = "packing",
      .symptom = "the loss is too high with packing, right without",
@@ -513,7 +527,8 @@ static const mistake mistakes[] = {
      .example = "Tokens 5 6 7 8 on two ranks: right 6 7 and 8 none, got 6 none and 8 none. "
                 "Zigzag, 0 3 and 1 2: rank 0 predicts 8 from 5.",
      .fix = "Shift the whole row first; then split ids, labels and masks by one map.",
-     .seen = "transformers 36607; ms-swift 810, 9973; verl 4250; ChatLearn 343"},
+     .seen = "transformers 36607, 48491, 48563, 48570; ms-swift 810; verl 4250; ChatLearn 343; "
+             "read in the source of axolotl and of XTuner 0.1.23"},
     {.name = "labels_not_shifted",
      .family = "shift",
      .symptom = "the loss falls to 0 within a few steps",
@@ -531,7 +546,7 @@ static const mistake mistakes[] = {
      .wrong = "label[t] = id[t + 2]",
      .example = "Tokens 5 6 7: right 6 7 none, got 7 none none.",
      .fix = "Shift once, before the split, and tell the model so (shift_labels).",
-     .seen = "ms-swift 9977"},
+     .seen = "ms-swift 9977, 9973"},
     {.name = "labels_cross_documents",
      .family = "packing",
      .symptom = "the loss is a little too high with packing, right without",
@@ -569,7 +584,7 @@ static const mistake mistakes[] = {
      .wrong = "h = h_r",
      .example = "beta 1, h_0 = 2, h_1 = -1: right 0.3133, rank 0 has 0.1269.",
      .fix = "Add log-probs per response over the ranks.",
-     .seen = "OpenRLHF 1168, of a reward model"},
+     .seen = "read in the source of axolotl, whose DPO runs gather no outputs"},
     {.name = "pair_swapped",
      .family = "pairs",
      .symptom = "the loss of DPO or of a reward model rises, accuracy falls below one half",
@@ -617,16 +632,15 @@ static const mistake mistakes[] = {
     {.name = "side_tensor_not_split",
      .family = "side",
      .symptom = "the first PPO ratio is not 1, or the first DPO loss is not ln 2",
-     .cause = "ref_logp, old_logp or advantages do not go through the split that ids and "
-              "labels go through: each rank takes the first n of the row, or a contiguous "
-              "share.",
+     .cause = "labels, ref_logp, old_logp or advantages do not go through the split that ids "
+              "go through: each rank takes the first n of the row, or a contiguous share.",
      .right = "number of a rank's row i = number of token index[i]",
      .wrong = "number of a rank's row i = number of token i",
      .example = "Zigzag on two ranks, 0 3 and 1 2: rank 0 has the numbers of tokens 0 1, right "
                 "are those of 0 3; rank 1 has 0 1, right 1 2.",
      .fix = "Split every tensor of tokens by one map, and test it with a number that is "
             "different at each place.",
-     .seen = "verl 5957; slime 1135"},
+     .seen = "verl 3724, 5227, 5957; slime 1135"},
     {.name = "score_of_rank_end",
      .family = "scores",
      .symptom = "scores are right with contiguous shares, wrong with zigzag or stripe",
@@ -932,7 +946,7 @@ static const mistake mistakes[] = {
      .example = "Tokens 0 1 and 2 3, scores 0, v = 1, 5, 6, 4: out of token 2 is "
                 "(6 + 1 + 5) / 3 = 4, got (6 + 6 + 4) / 3 = 5.3333.",
      .fix = "Wait for the receive, then swap; in the backward pass pass k and v round anew.",
-     .seen = "diffusers 14265"},
+     .seen = "diffusers 14265, 14274"},
     {.name = "hop_lost",
      .family = "attention",
      .symptom = "the loss is a little too high with several ranks",
@@ -1035,7 +1049,7 @@ static const mistake mistakes[] = {
      .example = "2 tokens and 2 heads come as (head, token) and are read as (token, head): "
                 "token 0 has out of tokens 0 and 1 of head 0.",
      .fix = "Give each element a number of its own: there and back has to be the identity.",
-     .seen = "DeepSpeed 5664, 5823"},
+     .seen = "DeepSpeed 5664, 8317"},
     {.name = "scale_missing",
      .family = "attention",
      .symptom = "the loss of a model with a scale of its own is too high",
@@ -1055,7 +1069,8 @@ static const mistake mistakes[] = {
      .wrong = "token t sees all tokens before it",
      .example = "Window 2, scores 0, v = 1, 5, 6: out of token 2 is 5.5, got 4.",
      .fix = "Compare the window with the length of the text, not with that of a share.",
-     .seen = "read in the source of ring-flash-attention's adapter for transformers"},
+     .seen = "read in the source of ring-flash-attention's adapter for transformers and of "
+             "DeepSpeed's FlexAttention path"},
     {.name = "window_by_local_row",
      .family = "attention",
      .symptom = "the loss of a model with a sliding window is wrong with several ranks",
@@ -1083,6 +1098,15 @@ static const mistake mistakes[] = {
      .example = "Hops of equal weight give 257 and -255: right 1. In BF16 257 is 256: 0.5.",
      .fix = "Kernels that give F32, or gather k and v and run one kernel.",
      .seen = "ring-flash-attention 42, 22"},
+    {.name = "result_in_another_type",
+     .family = "attention",
+     .symptom = "training in F16 is less exact than it should be",
+     .cause = "A cast with a fixed type: what comes of F16 numbers is rounded to BF16.",
+     .right = "out, dq, dk and dv are of the type of q, k and v",
+     .wrong = "one of them is BF16, or went through it",
+     .example = "257 is a number of F16; BF16 makes 256 of it.",
+     .fix = "Cast to the type of the input.",
+     .seen = "ring-flash-attention 87"},
     {.name = "dkv_not_returned",
      .family = "attention",
      .symptom = "the loss is right, gradients of the key and value weights are too small",
