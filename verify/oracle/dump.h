@@ -49,6 +49,9 @@
  *     A.k A.v       (n, kv_heads, head_dim)
  *     A.lse         (n, heads)               natural logarithm
  *     A.dout A.dq A.dk A.dv                  gradients of the loss
+ *     A.part_out    (parts, n, heads, head_dim)  attention over some keys each, as hops of a
+ *     A.part_lse    (parts, n, heads)            ring give it; -Inf: the part has no key. Not
+ *                                                judged: `seqpar-verify run merge` takes them
  *
  * Tensors of the step:
  *
@@ -146,7 +149,8 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
     static const char *const known[] = {
         "index",  "ids",    "positions", "labels", "logp", "ref_logp", "old_logp", "advantages",
         "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens",
-        "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv", NULL};
+        "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv",
+        "part_out", "part_lse", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* write.h - what dumps that are written have in common: tokens dealt to ranks, each rank's share
- * of a row, numbers in the type they are to have, and the folder. */
+/* write.h - what dumps that are written have in common: tokens dealt to ranks, each rank's
+ * share of a row, numbers in the type they are to have, and the folder. */
 #ifndef ORACLE_WRITE_H
 #define ORACLE_WRITE_H
 #include <ftw.h>
@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include "page.h"
 #include "rows.h"
+#include "seqpar_llama.h"
 
 /* ---- folders ---- */
 
