@@ -12,6 +12,10 @@
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
  *
+ *     seqpar-verify run OPERATION DUMP --out DIR   DUMP with what OPERATION computes: right
+ *                                                  values of packing, labels, split, attention,
+ *                                                  loss, step, ... (run --help has all)
+ *
  * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
  * --strict, 6 the reference and slow.h disagree, so that there is no verdict, 7 a mutant
  * survived. */
@@ -21,6 +25,7 @@
 #include "oracle/html.h"
 #include "oracle/junit.h"
 #include "oracle/mutants.h"
+#include "oracle/operations.h"
 #include "oracle/options.h"
 #include "oracle/summary.h"
 
@@ -37,6 +42,7 @@ static made_desc making = {.layout = "zigzag",
                            .tokens = 61,
                            .docs = 4,
                            .seed = 1};
+static run_desc running = {.layout = "zigzag"};
 static int as_json, as_markdown, strict;
 static int64_t level = 1;
 
@@ -82,6 +88,20 @@ static option options[] = {
     {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0},
     {"gen", "questions", "", OPTION_FLAG, &making.questions,
      "without what is to be computed", 0},
+    {"run", "OPERATION", "", OPTION_NAME, &running.operation, "one of those below", 0},
+    {"run", "DUMP", "", OPTION_NAME, &running.in, "a folder with a file of every rank", 0},
+    {"run", "out", "DIR", OPTION_TEXT, &running.out,
+     "a folder that is made: DUMP with what is computed", 0},
+    {"run", "dtype", "NAME", OPTION_TEXT, &running.dtype,
+     "float32 or float64 (that of the tensor replaced, or of the dump)", 0},
+    {"run", "tokens", "N", OPTION_SIZE, &running.tokens, "pack: the most tokens of a row", 0},
+    {"run", "unmasked", "", OPTION_FLAG, &running.unmasked,
+     "labels: of all tokens, whatever was masked", 0},
+    {"run", "sp", "P", OPTION_SIZE, &running.sp, "split: ranks that share a sequence", 0},
+    {"run", "layout", "NAME", OPTION_TEXT, &running.layout,
+     "split: contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0},
+    {"run", "model", "FOLDER", OPTION_TEXT, &running.model,
+     "step: a Llama-type model in Hugging Face's form", 0},
     {"test", "level", "N", OPTION_SIZE, &level,
      "1: two ranks, zigzag; 2: all layouts on 2 to 8 ranks (1)", 0},
     {"mutants", "score", "CMD", OPTION_TEXT, &score,
@@ -93,11 +113,13 @@ static option options[] = {
     {"", "json", "", OPTION_FLAG, &as_json, "the same as JSON", 0}};
 enum { OPTIONS = sizeof options / sizeof *options };
 
-static int given(const char *option_name) {
+static int given_to(const char *verb, const char *option_name) {
     char text[32];
     snprintf(text, sizeof text, "--%s", option_name);
-    return option_named(options, OPTIONS, "law", text)->given;
+    return option_named(options, OPTIONS, verb, text)->given;
 }
+
+static int given(const char *option_name) { return given_to("law", option_name); }
 
 static int usage(const char *sentence) {
     fprintf(stderr, "error: %s\n", sentence);
@@ -290,6 +312,61 @@ static int run_gen(void) {
     return 0;
 }
 
+/* ---- run ---- */
+
+/* Options of single operations. 0, or an exit code with a sentence on stderr. */
+static int check_run_options(const operation *o) {
+    static const char *const single[] = {"tokens", "unmasked", "sp", "layout", "model"};
+    char first[32], text[160];
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(o->options, " "), o->options);
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
+        if (!given_to("run", single[i]) || run_listed(o->options, single[i])) continue;
+        snprintf(text, sizeof text, "run %s takes no --%s; leave it out", o->name, single[i]);
+        return usage(text);
+    }
+    if (!*first || given_to("run", first)) return 0;
+    snprintf(text, sizeof text, "run %s needs --%s; seqpar-verify run --help says of what",
+             o->name, first);
+    return usage(text);
+}
+
+static const operation *find_operation(void) {
+    const operation *o = running.operation ? operation_named(running.operation) : NULL;
+    if (o) return o;
+    fprintf(stderr, "error: %s%.60s%s; seqpar-verify run --help has all\n",
+            running.operation ? "run has no operation '" : "run needs an operation",
+            running.operation ? running.operation : "", running.operation ? "'" : "");
+    return NULL;
+}
+
+static int check_run(const operation *o) {
+    if (!running.in) return usage("run needs the folder of a dump behind the operation");
+    if (!running.out) return usage("run needs --out, a folder to be made");
+    if (running.dtype && strcmp(running.dtype, "float32") && strcmp(running.dtype, "float64"))
+        return usage("--dtype is of what is computed; give float32 or float64");
+    return check_run_options(o);
+}
+
+static int run_run(void) {
+    static run r; /* large */
+    const operation *o = find_operation();
+    int status;
+    if (!o || check_run(o)) return VERDICT_USAGE;
+    status = operation_run(&r, o, &running);
+    if (status)
+        fprintf(stderr, "error: run %s: %s\n", o->name, r.d.error.text);
+    else if (as_json)
+        json_print(stdout, run_json(&r, o));
+    else
+        run_print(&r, o);
+    if (status)
+        status = r.d.error.status == SEQPAR_ERR_OPTION       ? VERDICT_USAGE
+                 : r.d.error.status == SEQPAR_ERR_ARITHMETIC ? VERDICT_VOID
+                                                             : VERDICT_FILE;
+    run_close(&r);
+    return status;
+}
+
 /* ---- test ---- */
 
 /* make verify's program: 0, or 1 with a table of what differs. */
@@ -442,6 +519,8 @@ static const struct {
              {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
              {"gen", "dumps of a step, right or with a mistake, and the same on one rank",
               run_gen},
+             {"run", "one operation on a dump's tensors: right values in place of a verdict",
+              run_run},
              {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},
              {"mutants", "plants every mistake that gen can: which are named, or seen by a "
                          "test of yours",
@@ -455,6 +534,7 @@ static void print_help(int verb) {
     for (int i = 0; verb < 0 && i < VERBS; i++)
         printf("    %-26s %s\n", verbs[i].name, verbs[i].help);
     if (verb >= 0) options_help(options, OPTIONS, verbs[verb].name);
+    if (verb >= 0 && verbs[verb].run == run_run) operations_help();
     printf("\nexit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient, 5 marginal with "
            "--strict,\n            6 the reference and slow.h disagree, 7 a mutant survived\n");
 }

@@ -281,9 +281,10 @@ static inline int attention_fill(attention *a, attend *p) {
     return 0;
 }
 
-/* So many kv heads, evenly, from the first on; chosen: queries. 0, or -1 with the error. */
-static inline int attention_load(attention *a, attend *p, int64_t first, int64_t kv_heads,
-                                 const unsigned char *chosen) {
+/* So many kv heads, evenly, from the first on; chosen: queries. Nothing is read yet. 0, or -1
+   with the error. */
+static inline int attention_place_part(attention *a, attend *p, int64_t first, int64_t kv_heads,
+                                       const unsigned char *chosen) {
     const attention_shape *s = a->shape;
     int status;
     memset(p, 0, sizeof *p);
@@ -309,7 +310,12 @@ static inline int attention_load(attention *a, attend *p, int64_t first, int64_t
         p->kv_head[h] = (first + h * s[ATTEND_K].heads / kv_heads) % s[ATTEND_K].heads;
     status = attention_side(p, &p->query, ATTEND_QUERIES, chosen) |
              attention_side(p, &p->key, ATTEND_KEYS, NULL);
-    return status ? attention_no_memory(a) : attention_fill(a, p);
+    return status ? attention_no_memory(a) : 0;
+}
+
+static inline int attention_load(attention *a, attend *p, int64_t first, int64_t kv_heads,
+                                 const unsigned char *chosen) {
+    return attention_place_part(a, p, first, kv_heads, chosen) || attention_fill(a, p) ? -1 : 0;
 }
 
 /* ---- how much of it ---- */

@@ -58,6 +58,9 @@
  *     A.k A.v       (n, kv_heads, head_dim)
  *     A.lse         (n, heads)               natural logarithm
  *     A.dout A.dq A.dk A.dv                  gradients of the loss
+ *     A.part_out    (parts, n, heads, head_dim)  attention over some keys each, as hops of a
+ *     A.part_lse    (parts, n, heads)            ring give it; -Inf: the part has no key. Not
+ *                                                judged: `seqpar-verify run merge` takes them
  *
  * Tensors of the step:
  *
@@ -158,7 +161,8 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         "index",     "ids",      "positions",  "labels", "logits",   "loss_sum", "loss_count",
         "logp",      "ref_logp", "old_logp",   "values", "scores",   "rewards",  "groups",
         "desirable", "kl",       "advantages", "q",      "k",        "v",        "out",
-        "lse",       "dout",     "dq",         "dk",     "dv",       "cu_seqlens", NULL};
+        "lse",       "dout",     "dq",         "dk",     "dv",       "cu_seqlens",
+        "part_out",  "part_lse", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;

@@ -7,10 +7,8 @@
  */
 #ifndef ORACLE_MADE_H
 #define ORACLE_MADE_H
-#include <ftw.h>
-#include <sys/stat.h>
-#include "page.h"
 #include "truth.h"
+#include "write.h"
 
 typedef struct made_desc {
     const char *out, *layout, *objective, *mistake; /* mistake NULL: none */
@@ -145,43 +143,12 @@ static inline int made_room(made *m, int64_t i, dump_row *row) {
     row->docs = m->desc->docs;
     bytes = ((size_t)row->tokens + 1) * 8;
     row->cu_seqlens = (int64_t *)calloc((size_t)row->docs + 1, 8);
-    int64_t **arrays[] = {&row->rank,      &row->local,     &row->next,
-                          &row->gathered,  &row->order,     &row->ids,
-                          &row->positions, &row->labels,    (int64_t **)&row->logp,
+    if (write_row_room(row)) return reference_no_memory(&m->f);
+    int64_t **arrays[] = {&row->ids, &row->positions, &row->labels, (int64_t **)&row->logp,
                           (int64_t **)&row->ref_logp};
     for (size_t k = 0; k < sizeof arrays / sizeof *arrays; k++)
         if (!(*arrays[k] = (int64_t *)calloc(bytes, 1))) return reference_no_memory(&m->f);
     return row->cu_seqlens ? 0 : reference_no_memory(&m->f);
-}
-
-/* Who holds which token: as the layout deals them. */
-static inline int made_deal(made *m, int64_t i, dump_row *row, int layout) {
-    seqpar_row plan = {.tokens = row->tokens,
-                       .padded = row->tokens,
-                       .chunks = m->d.sp == 1 ? 1 : 4 * m->d.sp, /* two a zigzag's turn */
-                       .docs = row->docs,
-                       .cu_seqlens = row->cu_seqlens};
-    int64_t *all = (int64_t *)calloc(2 * (size_t)row->tokens + 1, sizeof *all);
-    int64_t *own = all ? all + row->tokens : NULL;
-    int64_t before = 0;
-    dump_places found = {0};
-    if (!all) return reference_no_memory(&m->f);
-    for (int64_t t = 0; t < row->tokens; t++) {
-        all[t] = t;
-        row->rank[t] = row->next[t] = -1;
-    }
-    for (int64_t p = 0; p < m->d.sp && !m->d.error.status; p++) {
-        seqpar_share share;
-        seqpar_split_desc desc = {layout, m->d.sp, p};
-        if (seqpar_split(&m->d.error, &share, &plan, 1, &desc)) break;
-        seqpar_scatter(own, all, &share, 0, sizeof *all);
-        dump_place_rank(row, i / m->d.accumulation * m->d.sp + p, own, share.tokens, before,
-                        &found);
-        before += share.tokens;
-        seqpar_share_free(&share);
-    }
-    free(all);
-    return m->d.error.status ? -1 : 0;
 }
 
 static inline int made_rows(made *m, int layout, int64_t vocab) {
@@ -191,7 +158,8 @@ static inline int made_rows(made *m, int layout, int64_t vocab) {
         dump_row *row = &m->f.rows[i];
         if (made_room(m, i, row)) return -1;
         made_documents(m, i, row);
-        if (made_deal(m, i, row, layout)) return -1;
+        if (write_deal(&m->d.error, row, i / m->d.accumulation * m->d.sp, m->d.sp, layout))
+            return -1;
         for (int64_t t = 0; t < row->tokens; t++)
             row->ids[t] = made_integer(m, 1000 + i, t, 0, vocab - 1);
         for (int64_t t = 0; t < row->tokens; t++) {
@@ -215,38 +183,6 @@ static inline seqpar_llama_config made_config(void) {
                                  .vocab = MADE_VOCAB,
                                  .rope_theta = 10000,
                                  .rms_eps = 1e-5};
-}
-
-/* A page of all parameters from an array of the model's elements, names with a prefix. */
-static inline void page_parameters(page *p, const char *prefix, const seqpar_llama *model,
-                                   const double *elements) {
-    for (int64_t i = 0; i < model->tensor_count; i++) {
-        const seqpar_tensor *t = &model->tensors[i];
-        tensor_name name;
-        seqpar_safetensors_tensor one = {.name = tensor_of(&name, prefix, t->name),
-                                         .dtype = SEQPAR_SAFETENSORS_F64,
-                                         .dims = t->rows > 1 ? 2 : 1,
-                                         .shape = {t->rows > 1 ? t->rows : t->cols, t->cols}};
-        page_add(p, &one, elements + t->offset);
-    }
-}
-
-static inline int remove_one(const char *path, const struct stat *s, int kind,
-                             struct FTW *walk) {
-    return (void)s, (void)kind, (void)walk, remove(path);
-}
-
-static inline void remove_folder(const char *path) {
-    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-}
-
-static inline int made_folder(dump *d, const char *out, const char *name) {
-    char path[1200];
-    snprintf(path, sizeof path, "%.1000s%s%s", out, *name ? "/" : "", name);
-    if (!mkdir(path, 0777)) return 0;
-    seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: cannot be made: %s", path,
-                errno == EEXIST ? "it is there already; give another --out" : strerror(errno));
-    return -1;
 }
 
 /* OUT/model, from the seed. */
@@ -394,51 +330,7 @@ static inline void made_step(made *m) {
 
 /* ---- writing ---- */
 
-/* What rank `rank` holds of a row, in its order: columns elements of 8 bytes each; NULL: no
-   memory. rank -1: all, in order of tokens. */
-static inline void *made_share(const dump_row *row, int64_t rank, const void *from,
-                               int64_t columns) {
-    char *to = (char *)calloc((size_t)(row->tokens * columns) + 1, 8);
-    for (int64_t t = 0; to && t < row->tokens; t++)
-        if (rank < 0 || row->rank[t] == rank)
-            memcpy(to + 8 * columns * (rank < 0 ? t : row->local[t]),
-                   (const char *)from + 8 * columns * t, 8 * (size_t)columns);
-    return to;
-}
-
-/* Arrays that live until the page is saved. */
-typedef struct made_arrays {
-    void **all;
-    int64_t count, most;
-} made_arrays;
-
-static inline void made_put(page *p, made_arrays *a, const dump_row *row, int64_t rank,
-                            int64_t micro, const char *what, const void *from, int64_t columns,
-                            int64_t heads) {
-    int64_t n = 0;
-    char name[64];
-    int integers = !strcmp(what, "index") || !strcmp(what, "ids") ||
-                   !strcmp(what, "positions") || !strcmp(what, "labels");
-    void *share = from ? made_share(row, rank, from, columns) : NULL;
-    if (!from) return;
-    for (int64_t t = 0; t < row->tokens; t++) n += rank < 0 || row->rank[t] == rank;
-    snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
-    seqpar_safetensors_tensor t = {
-        .name = name,
-        .dtype = integers ? SEQPAR_SAFETENSORS_I64 : SEQPAR_SAFETENSORS_F64,
-        .dims = heads ? columns > heads ? 3 : 2 : 1,
-        .shape = {n, heads, heads ? columns / heads : 1}};
-    if (!share || a->count == a->most) p->failed = 1;
-    if (p->failed) {
-        free(share);
-        return;
-    }
-    a->all[a->count++] = share;
-    page_add(p, &t, share);
-}
-
-static inline void made_micro(made *m, page *p, made_arrays *a, int64_t i, int64_t rank,
-                              int64_t micro) {
+static inline void made_micro(made *m, page *p, int64_t i, int64_t rank, int64_t micro) {
     const dump_row *row = &m->f.rows[i];
     const seqpar_llama_config *c = &m->f.model.config;
     const reference_tape *t = &m->f.tapes[i];
@@ -446,25 +338,25 @@ static inline void made_micro(made *m, page *p, made_arrays *a, int64_t i, int64
     int64_t *places = (int64_t *)calloc((size_t)row->tokens + 1, sizeof *places);
     int answers = !m->desc->questions;
     for (int64_t k = 0; places && k < row->tokens; k++) places[k] = k;
-    made_put(p, a, row, rank, micro, "index", places, 1, 0);
+    page_put(p, row, rank, micro, "index", places, 1, 0);
     free(places);
     page_row(p, micro, "cu_seqlens", row->cu_seqlens, SEQPAR_SAFETENSORS_I64, row->docs + 1);
-    made_put(p, a, row, rank, micro, "ids", row->ids, 1, 0);
-    made_put(p, a, row, rank, micro, "positions", answers ? row->positions : NULL, 1, 0);
-    made_put(p, a, row, rank, micro, "labels", row->labels, 1, 0);
-    made_put(p, a, row, rank, micro, "logp", answers ? row->logp : NULL, 1, 0);
-    made_put(p, a, row, rank, micro, "ref_logp",
+    page_put(p, row, rank, micro, "ids", row->ids, 1, 0);
+    page_put(p, row, rank, micro, "positions", answers ? row->positions : NULL, 1, 0);
+    page_put(p, row, rank, micro, "labels", row->labels, 1, 0);
+    page_put(p, row, rank, micro, "logp", answers ? row->logp : NULL, 1, 0);
+    page_put(p, row, rank, micro, "ref_logp",
              m->d.facts.objective == DUMP_DPO ? row->ref_logp : NULL, 1, 0);
-    made_put(p, a, row, rank, micro, "q", t->q, wide, c->heads);
-    made_put(p, a, row, rank, micro, "k", t->k, narrow, c->kv_heads);
-    made_put(p, a, row, rank, micro, "v", t->v, narrow, c->kv_heads);
-    made_put(p, a, row, rank, micro, "dout", t->dout, wide, c->heads);
+    page_put(p, row, rank, micro, "q", t->q, wide, c->heads);
+    page_put(p, row, rank, micro, "k", t->k, narrow, c->kv_heads);
+    page_put(p, row, rank, micro, "v", t->v, narrow, c->kv_heads);
+    page_put(p, row, rank, micro, "dout", t->dout, wide, c->heads);
     if (!answers) return;
-    made_put(p, a, row, rank, micro, "out", t->out, wide, c->heads);
-    made_put(p, a, row, rank, micro, "lse", t->lse, c->heads, c->heads);
-    made_put(p, a, row, rank, micro, "dq", t->dq, wide, c->heads);
-    made_put(p, a, row, rank, micro, "dk", t->dk, narrow, c->kv_heads);
-    made_put(p, a, row, rank, micro, "dv", t->dv, narrow, c->kv_heads);
+    page_put(p, row, rank, micro, "out", t->out, wide, c->heads);
+    page_put(p, row, rank, micro, "lse", t->lse, c->heads, c->heads);
+    page_put(p, row, rank, micro, "dq", t->dq, wide, c->heads);
+    page_put(p, row, rank, micro, "dk", t->dk, narrow, c->kv_heads);
+    page_put(p, row, rank, micro, "dv", t->dv, narrow, c->kv_heads);
 }
 
 /* The step's own tensors. */
@@ -489,11 +381,8 @@ static inline void made_page_step(made *m, page *p, int64_t rank, const double *
 static inline int made_file(made *m, int64_t rank) {
     dump_facts facts = m->d.facts;
     page p = {.count = 0};
-    made_arrays a = {.most = 16 * m->f.count};
     char path[1200];
     int status;
-    a.all = (void **)calloc((size_t)a.most, sizeof *a.all);
-    if (!a.all) return reference_no_memory(&m->f);
     if (rank < 0) {
         facts.world = facts.sp = 1;
         facts.accumulation = m->f.count;
@@ -503,14 +392,12 @@ static inline int made_file(made *m, int64_t rank) {
     page_facts(&p, &facts);
     page_say(&p, "rank", "%lld", (long long)(rank < 0 ? 0 : rank));
     for (int64_t micro = 0; micro < facts.accumulation; micro++)
-        made_micro(m, &p, &a, rank < 0 ? micro : rank / m->d.sp * m->d.accumulation + micro,
-                   rank, micro);
+        made_micro(m, &p, rank < 0 ? micro : rank / m->d.sp * m->d.accumulation + micro, rank,
+                   micro);
     made_page_step(m, &p, rank, rank < 0 ? m->right : m->gradient);
     snprintf(path, sizeof path, "%.1000s/%s/rank%lld.safetensors", m->desc->out,
              rank < 0 ? "want" : "got", (long long)(rank < 0 ? 0 : rank));
     status = page_save(&p, path, &m->d.error);
-    for (int64_t i = 0; i < a.count; i++) free(a.all[i]);
-    free(a.all);
     page_free(&p);
     return status;
 }
@@ -607,10 +494,11 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     if (!status) status = made_plant_find(&m.plant, &m.d, desc->mistake, &m.d.error);
     if (!status) status = reference_begin(&m.f, &m.d, seqpar_device_reference());
     if (!status) status = made_rows(&m, layout, MADE_VOCAB);
-    if (!status) begun = !(status = made_folder(&m.d, desc->out, ""));
+    if (!status) begun = !(status = write_folder(&m.d.error, desc->out, ""));
     if (!status)
-        status = made_folder(&m.d, desc->out, "model") ||
-                 made_folder(&m.d, desc->out, "got") || made_folder(&m.d, desc->out, "want") ||
+        status = write_folder(&m.d.error, desc->out, "model") ||
+                 write_folder(&m.d.error, desc->out, "got") ||
+                 write_folder(&m.d.error, desc->out, "want") ||
                  made_model(&m, folder) || reference_model(&m.f, folder) ||
                  made_arrays_open(&m) || made_logp(&m);
     if (!status && !(logp = copy_logp(&m.f))) status = reference_no_memory(&m.f);

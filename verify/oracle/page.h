@@ -9,32 +9,68 @@ typedef struct page {
     seqpar_safetensors_tensor *tensors; /* (count), room for (most) */
     const void **data;
     int64_t count, most;
-    seqpar_safetensors_pair pairs[48];
-    char text[48][64];
-    int64_t metadata;
-    int failed; /* no memory, or too much metadata */
+    seqpar_safetensors_pair *pairs; /* (metadata), room for (pairs_most) */
+    int64_t metadata, pairs_most;
+    void **own; /* (owned) what is freed with the page, room for (own_most) */
+    int64_t owned, own_most;
+    int failed; /* no memory */
 } page;
 
 static inline void page_free(page *p) {
     for (int64_t i = 0; i < p->count; i++) free((void *)p->tensors[i].name);
+    for (int64_t i = 0; i < p->metadata; i++) {
+        free((void *)p->pairs[i].key);
+        free((void *)p->pairs[i].value);
+    }
+    for (int64_t i = 0; i < p->owned; i++) free(p->own[i]);
     free(p->tensors);
     free(p->data);
+    free(p->pairs);
+    free(p->own);
     *p = (page){.count = 0};
 }
 
-/* key is not copied */
-static inline void page_say(page *p, const char *key, const char *format, ...) {
-    va_list list;
-    if (p->metadata == 48) {
-        p->failed = 1;
+/* *list gets room for one more element of `size` bytes. 0, or -1: no memory. */
+static inline int list_grow(void *list, int64_t count, int64_t *most, size_t size) {
+    int64_t room = 2 * *most + 32;
+    void *old, *more;
+    if (count < *most) return 0;
+    memcpy(&old, list, sizeof old);
+    if (!(more = realloc(old, (size_t)room * size))) return -1;
+    memcpy(list, &more, sizeof more);
+    *most = room;
+    return 0;
+}
+
+/* Takes over memory that is freed with the page; NULL: there was none. */
+static inline void *page_own(page *p, void *memory) {
+    if (memory && !list_grow(&p->own, p->owned, &p->own_most, sizeof *p->own))
+        return p->own[p->owned++] = memory;
+    free(memory);
+    p->failed = 1;
+    return NULL;
+}
+
+/* Both are copied. */
+static inline void page_note(page *p, const char *key, const char *value) {
+    seqpar_safetensors_pair pair = {strdup(key), strdup(value)};
+    if (pair.key && pair.value &&
+        !list_grow(&p->pairs, p->metadata, &p->pairs_most, sizeof *p->pairs)) {
+        p->pairs[p->metadata++] = pair;
         return;
     }
+    free((void *)pair.key);
+    free((void *)pair.value);
+    p->failed = 1;
+}
+
+static inline void page_say(page *p, const char *key, const char *format, ...) {
+    char text[64];
+    va_list list;
     va_start(list, format);
-    vsnprintf(p->text[p->metadata], sizeof p->text[0], format, list);
+    vsnprintf(text, sizeof text, format, list);
     va_end(list);
-    p->pairs[p->metadata].key = key;
-    p->pairs[p->metadata].value = p->text[p->metadata];
-    p->metadata++;
+    page_note(p, key, text);
 }
 
 static inline int page_room(page *p) {

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* write.h - what dumps that are written have in common: tokens dealt to ranks, each rank's
+ * share of a row, numbers in the type they are to have, and the folder. */
+#ifndef ORACLE_WRITE_H
+#define ORACLE_WRITE_H
+#include <ftw.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "page.h"
+#include "rows.h"
+#include "seqpar_llama.h"
+
+/* ---- folders ---- */
+
+static inline int remove_one(const char *path, const struct stat *s, int kind,
+                             struct FTW *walk) {
+    return (void)s, (void)kind, (void)walk, remove(path);
+}
+
+static inline void remove_folder(const char *path) {
+    nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/* OUT/NAME, or OUT itself where the name is "". 0, or -1 with the error set. */
+static inline int write_folder(seqpar_error *error, const char *out, const char *name) {
+    char path[1200];
+    snprintf(path, sizeof path, "%.1000s%s%s", out, *name ? "/" : "", name);
+    if (!mkdir(path, 0777)) return 0;
+    seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%.300s: cannot be made: %s", path,
+                errno == EEXIST ? "it is there already; give another --out" : strerror(errno));
+    return -1;
+}
+
+/* ---- tokens ---- */
+
+/* Room for who holds what of row->tokens. 0, or -1: no memory. */
+static inline int write_row_room(dump_row *row) {
+    int64_t **each[] = {&row->rank, &row->local, &row->next, &row->gathered, &row->order};
+    for (size_t i = 0; i < sizeof each / sizeof *each; i++) {
+        *each[i] = (int64_t *)malloc(((size_t)row->tokens + 1) * sizeof **each[i]);
+        if (!*each[i]) return -1;
+        for (int64_t t = 0; t < row->tokens; t++) (*each[i])[t] = -1;
+    }
+    return 0;
+}
+
+/* The row as a layout sees it; tokens behind the last document are one more. NULL: no memory.
+   The result is cu_seqlens, to be freed. */
+static inline int64_t *write_plan(seqpar_row *plan, const dump_row *row, int64_t sp) {
+    int64_t docs = row->docs ? row->docs : 1;
+    int64_t *cu = (int64_t *)calloc((size_t)docs + 2, sizeof *cu);
+    if (!cu) return NULL;
+    cu[docs] = row->tokens;
+    if (row->docs) memcpy(cu, row->cu_seqlens, ((size_t)docs + 1) * sizeof *cu);
+    if (cu[docs] < row->tokens) cu[++docs] = row->tokens;
+    *plan = (seqpar_row){.tokens = row->tokens,
+                         .padded = row->tokens,
+                         .chunks = sp == 1 ? 1 : 4 * sp, /* two a zigzag's turn */
+                         .docs = docs,
+                         .cu_seqlens = cu};
+    return cu;
+}
+
+/* Who holds which token, as the layout deals them to the ranks from `first` on. 0, or -1 with
+   the error set. */
+static inline int write_deal(seqpar_error *error, dump_row *row, int64_t first, int64_t sp,
+                             int layout) {
+    seqpar_row plan;
+    int64_t *cu = write_plan(&plan, row, sp);
+    int64_t *all = (int64_t *)calloc(2 * (size_t)row->tokens + 1, sizeof *all);
+    int64_t *own = all ? all + row->tokens : NULL;
+    int64_t before = 0;
+    dump_places found = {0};
+    if (!all || !cu) seqpar_fail(error, SEQPAR_ERR_MEMORY, "no memory for a row");
+    for (int64_t t = 0; all && t < row->tokens; t++) {
+        all[t] = t;
+        row->rank[t] = row->next[t] = -1;
+    }
+    for (int64_t p = 0; p < sp && !error->status; p++) {
+        seqpar_share share;
+        seqpar_split_desc desc = {layout, sp, p};
+        if (seqpar_split(error, &share, &plan, 1, &desc)) break;
+        seqpar_scatter(own, all, &share, 0, sizeof *all);
+        dump_place_rank(row, first + p, own, share.tokens, before, &found);
+        before += share.tokens;
+        seqpar_share_free(&share);
+    }
+    free(all);
+    free(cu);
+    return error->status ? -1 : 0;
+}
+
+/* How many of the row's tokens a rank holds; rank -1: all of them. */
+static inline int64_t write_held(const dump_row *row, int64_t rank) {
+    int64_t n = 0;
+    for (int64_t t = 0; t < row->tokens; t++) n += rank < 0 || row->rank[t] == rank;
+    return n;
+}
+
+/* What rank `rank` holds of a row, in its order: columns elements of 8 bytes each; NULL: no
+   memory. rank -1: all, in order of tokens. */
+static inline void *write_share(const dump_row *row, int64_t rank, const void *from,
+                                int64_t columns) {
+    char *to = (char *)calloc((size_t)(row->tokens * columns) + 1, 8);
+    for (int64_t t = 0; to && t < row->tokens; t++)
+        if (rank < 0 || row->rank[t] == rank)
+            memcpy(to + 8 * columns * (rank < 0 ? t : row->local[t]),
+                   (const char *)from + 8 * columns * t, 8 * (size_t)columns);
+    return to;
+}
+
+static inline int write_is_integer(const char *what) {
+    return !strcmp(what, "index") || !strcmp(what, "ids") || !strcmp(what, "positions") ||
+           !strcmp(what, "labels") || !strcmp(what, "cu_seqlens");
+}
+
+/* A rank's share of a tensor of the row, as it is, onto its page; from NULL: nothing. */
+static inline void page_put(page *p, const dump_row *row, int64_t rank, int64_t micro,
+                            const char *what, const void *from, int64_t columns,
+                            int64_t heads) {
+    char name[64];
+    void *share = from ? page_own(p, write_share(row, rank, from, columns)) : NULL;
+    if (!share) return;
+    snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
+    page_add(p,
+             &(seqpar_safetensors_tensor){
+                 .name = name,
+                 .dtype = write_is_integer(what) ? SEQPAR_SAFETENSORS_I64
+                                                 : SEQPAR_SAFETENSORS_F64,
+                 .dims = heads ? columns > heads ? 3 : 2 : 1,
+                 .shape = {write_held(row, rank), heads, heads ? columns / heads : 1}},
+             share);
+}
+
+/* A page of all parameters from an array of the model's elements, names with a prefix. */
+static inline void page_parameters(page *p, const char *prefix, const seqpar_llama *model,
+                                   const double *elements) {
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        tensor_name name;
+        seqpar_safetensors_tensor one = {.name = tensor_of(&name, prefix, t->name),
+                                         .dtype = SEQPAR_SAFETENSORS_F64,
+                                         .dims = t->rows > 1 ? 2 : 1,
+                                         .shape = {t->rows > 1 ? t->rows : t->cols, t->cols}};
+        page_add(p, &one, elements + t->offset);
+    }
+}
+
+/* ---- numbers ---- */
+
+/* The nearest number of so many bits, of two the even one; below 2^(least - 1) they are as far
+   apart as there. */
+static inline double write_rounded(double x, int bits, int least) {
+    int exponent;
+    double unit;
+    if (!isfinite(x) || x == 0) return x;
+    frexp(x, &exponent);
+    unit = ldexp(1, (exponent < least ? least : exponent) - bits);
+    return rint(x / unit) * unit;
+}
+
+/* x has 11 bits already; 65536 and more become Inf. */
+static inline uint16_t write_f16(double x) {
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    double size = fabs(x);
+    int exponent;
+    if (isnan(x)) return 0x7e00;
+    if (size >= 65536) return sign | 0x7c00;
+    if (size < 0x1p-14) return sign | (uint16_t)(size * 0x1p24);
+    size = frexp(size, &exponent) * 2048 - 1024;
+    return (uint16_t)(sign | (((exponent + 14) << 10) + (int)size));
+}
+
+/* One number in that type. Returns it as it can be read then. */
+static inline double write_number(char *to, double x, seqpar_safetensors_dtype dtype) {
+    float f = (float)x;
+    uint16_t half;
+    uint32_t bits;
+    if (dtype == SEQPAR_SAFETENSORS_F64) return memcpy(to, &x, 8), x;
+    if (dtype == SEQPAR_SAFETENSORS_F32) return memcpy(to, &f, 4), (double)f;
+    if (dtype == SEQPAR_SAFETENSORS_F16) {
+        half = write_f16(write_rounded(x, 11, -13));
+        memcpy(to, &half, 2);
+        return (double)seqpar_safetensors_f16_to_f32(half);
+    }
+    f = (float)write_rounded(x, 8, -125);
+    memcpy(&bits, &f, 4);
+    half = isnan(x) ? 0x7fc0 : (uint16_t)(bits >> 16);
+    memcpy(to, &half, 2);
+    return (double)seqpar_safetensors_bf16_to_f32(half);
+}
+
+/* The first of n numbers that is finite, and not so in that type; -1: none. to: room for n. */
+static inline int64_t write_numbers(char *to, const double *x, int64_t n,
+                                    seqpar_safetensors_dtype dtype) {
+    int64_t bytes = seqpar_safetensors_dtype_bytes(dtype), first = -1;
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(write_number(to + i * bytes, x[i], dtype)) && isfinite(x[i]) && first < 0)
+            first = i;
+    return first;
+}
+
+/* I64 or I32; the first that has no room, -1: none. */
+static inline int64_t write_integers(char *to, const int64_t *x, int64_t n,
+                                     seqpar_safetensors_dtype dtype) {
+    int64_t first = -1;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t small = (int32_t)x[i];
+        if (dtype == SEQPAR_SAFETENSORS_I64)
+            memcpy(to + 8 * i, &x[i], 8);
+        else
+            memcpy(to + 4 * i, &small, 4);
+        if (dtype != SEQPAR_SAFETENSORS_I64 && small != x[i] && first < 0) first = i;
+    }
+    return first;
+}
+#endif
