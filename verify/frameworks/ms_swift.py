@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-# pip install --no-deps ms-swift==4.6.0 modelscope==1.40.2 modelscope_hub addict json_repair ... (what its import then names)
-"""ms-swift's sequence parallelism: GatherLoss and GatherTensor at Ulysses 2, ring 2, and the all-to-all of its Ulysses."""
-from common import IGNORED, check_losses, loss_case, token_losses
+# pip install --no-deps ms-swift==4.6.0 modelscope==1.40.2 modelscope_hub addict json_repair ...
+# (what its import then names)
+"""ms-swift's sequence parallelism: GatherLoss and GatherTensor at Ulysses 2, ring 2, and the
+all-to-all of its Ulysses."""
+from common import IGNORED, check_losses, loss_case, token_losses, zigzag
 
 import torch
 
@@ -16,7 +18,8 @@ def _package(ring):
         from swift.sequence_parallel import sequence_parallel as sp
         from swift.sequence_parallel.utils import GatherLoss, GatherTensor
         world = dist.get_world_size()
-        sp.device_mesh = init_device_mesh("cpu", (1, world, 1) if ring else (1, 1, world), mesh_dim_names=("data", "ring", "sequence"))
+        sp.device_mesh = init_device_mesh("cpu", (1, world, 1) if ring else (1, 1, world),
+                                          mesh_dim_names=("data", "ring", "sequence"))
         sp.world_size, sp.dp_world_size = world, 1
         sp.sp_world_size, sp.rp_world_size = (1, world) if ring else (world, 1)
         PARTS.update(ring=ring, sp=sp, loss=GatherLoss, tensor=GatherTensor)
@@ -32,7 +35,8 @@ def ulysses(place, logits, labels):
 def ring(place, logits, labels):
     _package(True)
     positions = torch.arange(len(place["ids"]))[None]
-    loss, whole = PARTS["loss"].apply(token_losses(logits, labels)[None], labels[None], 1, positions)
+    loss, whole = PARTS["loss"].apply(
+        token_losses(logits, labels)[None], labels[None], 1, positions)
     return loss[whole != IGNORED].sum() / (whole != IGNORED).sum()
 
 
@@ -43,13 +47,11 @@ def tensor(place, logits, labels):
     return loss.sum() / (place["whole"] != IGNORED).sum()
 
 
-def zigzag(tokens, member, sp):
-    return torch.arange(tokens).view(2 * sp, -1)[[member, 2 * sp - 1 - member]].flatten()
-
-
 if __name__ == "__main__":
     check_losses("ms-swift", [
         loss_case("GatherLoss, Ulysses 2", ulysses),
         loss_case("GatherLoss, Ulysses 2, a rank without labels", ulysses, prompts=(10,)),
         loss_case("GatherLoss, ring 2", ring, order=zigzag),
-        loss_case("GatherTensor in its place", tensor, mark="adapter: used where it is not meant")])
+        loss_case("GatherTensor in its place", tensor,
+                  mark="adapter: used where it is not meant")
+    ])

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""Title: Ulysses SP (ALST) with the documented loss recipe: gradients are x sp under ZeRO 0 to 2, right under ZeRO 3
+"""Title: Ulysses SP (ALST) with the documented loss recipe: gradients are x sp under ZeRO 0 to
+2, right under ZeRO 3
 Packages: deepspeed torch
 Mistake: times_sp
-Expected: the same gradient at sequence_parallel_size 2 as on one rank, under each ZeRO stage: factor 1 in each line.
-Why: the backward pass of the differentiable all_gather of losses adds up the ranks' equal seeds, x sp. Stages 0, 1 and 2 then
-divide by world / sp, stage 3's reduce_scatter_coalesced by world. With reduce_scatter false, stage 3 divides by world / sp where a
-bucket was filled and by world where a parameter is larger than reduce_bucket_size, so that parameters differ by a factor of sp.
+Expected: the same gradient at sequence_parallel_size 2 as on one rank, under each ZeRO stage:
+factor 1 in each line.
+Why: the backward pass of the differentiable all_gather of losses adds up the ranks' equal
+seeds, x sp. Stages 0, 1 and 2 then divide by world / sp, stage 3's reduce_scatter_coalesced by
+world. With reduce_scatter false, stage 3 divides by world / sp where a bucket was filled and by
+world where a parameter is larger than reduce_bucket_size, so that parameters differ by a factor
+of sp.
 """
 import os
 import sys
 
-os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="29555")
+os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1",
+                  MASTER_PORT="29555")
 import torch
 import torch.distributed.nn.functional as dnf
 
-ZERO = [{"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3}, {"stage": 3, "reduce_scatter": False},
+ZERO = [{"stage": 0}, {"stage": 1}, {"stage": 2}, {"stage": 3},
+        {"stage": 3, "reduce_scatter": False},
         {"stage": 3, "reduce_scatter": False, "reduce_bucket_size": 100}]
 
 
@@ -35,16 +41,22 @@ def main(rank):
     one = model()
     one(x).pow(2).mean().backward()
     for zero in ZERO:
-        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
-                  "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}}
+        config = {
+            "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}
+        }
         m = model()
-        engine, *_ = deepspeed.initialize(model=m, config=config, mpu=mpu, model_parameters=m.parameters())
+        engine, *_ = deepspeed.initialize(model=m, config=config, mpu=mpu,
+                                          model_parameters=m.parameters())
         loss = engine(x[rank * 8:rank * 8 + 8]).pow(2).mean()  # the mean over the own tokens
         losses = torch.stack(dnf.all_gather(loss, group=mpu.get_sequence_parallel_group()))
         counts = torch.tensor([8.0, 8.0])
         engine.backward((losses * counts).sum() / counts.sum())
-        factors = [f"{n} x {float(safe_get_full_grad(p).norm() / w.grad.norm()):.3f}"
-                   for (n, p), w in zip(engine.module.named_parameters(), one.parameters())]
+        factors = [
+            f"{n} x {float(safe_get_full_grad(p).norm() / w.grad.norm()):.3f}"
+            for (n, p), w in zip(engine.module.named_parameters(), one.parameters())
+        ]
         if rank == 0:
             print(zero, ", ".join(factors), flush=True)
 
