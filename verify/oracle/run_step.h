@@ -230,12 +230,11 @@ static inline int run_needs_optimizer(run *r) {
 
 /* Parameters as they are after it: (count) */
 static inline double *run_after(run *r, const step_inputs *in, double clip) {
+    way_numbers numbers = way_begin(&r->d.facts, &step_ways[0], clip);
     double *after = (double *)malloc((size_t)(in->grad.count + 1) * sizeof *after);
     for (int64_t i = 0; after && i < in->grad.count; i++)
         after[i] = in->param.values[i] +
-                   way_step(&r->d.facts, &step_ways[0], in->param.values[i],
-                            in->grad.values[i] * clip, in->m.values ? in->m.values[i] : 0,
-                            in->v.values ? in->v.values[i] : 0);
+                   way_step(&r->d.facts, &step_ways[0], &numbers, element_at(in, i));
     if (!after) run_no_memory(r);
     return after;
 }
