@@ -472,6 +472,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     int status = 0;
     memset(&parts.gaps, 0, sizeof parts.gaps);
     loss_begin(&parts.loss, &d->facts, tolerance);
+    bar_begin("rows", d->world / d->sp * d->accumulation);
     for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
@@ -479,7 +480,9 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
         status = dump_read_row(d, dp, micro, &row, &found);
         if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
+        bar_step(1);
     }
+    bar_end();
     check_gaps(&stages[LABELS], &parts.gaps, d->sp);
     if (!status && (status = loss_end(&parts.loss, &d->facts)))
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
