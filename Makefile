@@ -109,8 +109,9 @@ build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trai
 build/test_gallery build/test_dump build/test_dump_attention build/test_dump_objectives build/test_dump_step build/test_dump_model: $(ORACLE)
 build/test_references build/test_gallery: $(wildcard verify/oracle/*.h)
 build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
-	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@ $(LDLIBS)
+# Put in its place whole: a suite may be running the one before.
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h demos/trainer/progress.h
+	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
 build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
