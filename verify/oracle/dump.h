@@ -32,7 +32,8 @@
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
- *                              That of a row's last token may be any
+ *                              That of a row's last token may be any. As the loss has used
+ *                              them: labels made anew for the dump show nothing
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.ref_logp    (n)        the same of the reference model
  *     A.old_logp    (n)        the same when the text was sampled (PPO)
