@@ -13,7 +13,7 @@ ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup setup-check clean help
@@ -47,7 +47,7 @@ verify: setup $(VERIFY)
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
 check: setup-check
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
@@ -76,6 +76,7 @@ bench: setup $(BENCHES:%=build/%) build/peer_blas
 readme: build/02_layouts build/test_attn build/test_plan $(ORACLE)
 	@bash ci/sample.sh
 	@$(ORACLE) list --markdown > verify/MISTAKES.md
+	@$(ORACLE) list --gallery --markdown > verify/GALLERY.md
 	@for page in README.md demos/README.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 # Cases with answers, for those who want no binary.
@@ -109,10 +110,12 @@ linked-flags: # for scripts that compile suites in other ways
 build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
-$(DUMPS:%=build/test_%): $(ORACLE)
-build/test_references: $(wildcard verify/oracle/*.h)
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
-	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@ $(LDLIBS)
+$(DUMPS:%=build/test_%) build/test_gallery: $(ORACLE)
+build/test_references build/test_gallery: $(wildcard verify/oracle/*.h)
+build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
+# Put in its place whole: a suite may be running the one before.
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h demos/trainer/progress.h
+	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
 build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@

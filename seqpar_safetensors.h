@@ -89,6 +89,32 @@ SAMPLE
     step 17: 4 5 6
     sample.safetensors: tensor "b": is not in the file, which has 1 tensors, the first "w"; check the name
 
+A DUMP
+    What a rank of two did in a step, with n of a row's tokens, for `seqpar-verify ver`
+    (verify/oracle/dump.h has what else it takes). Labels and positions are those that the
+    program itself has used.
+
+    static int dump_rank(const char *path, const char *rank, int64_t n, const int64_t *index,
+                         const int64_t *ids, const int64_t *labels, const double *logp,
+                         const int64_t *cu_seqlens, int64_t docs, const double *loss)
+    {
+        const seqpar_safetensors_dtype I64 = SEQPAR_SAFETENSORS_I64;
+        const seqpar_safetensors_dtype F64 = SEQPAR_SAFETENSORS_F64;
+        seqpar_safetensors_tensor tensors[] = {
+            { "0.index", I64, 1, { n } }, { "0.ids", I64, 1, { n } },
+            { "0.labels", I64, 1, { n } }, { "0.logp", F64, 1, { n } },
+            { "0.cu_seqlens", I64, 1, { docs + 1 } }, { .name = "loss", .dtype = F64 } };
+        const void *data[] = { index, ids, labels, logp, cu_seqlens, loss };
+        seqpar_safetensors_pair metadata[] = {
+            { "seqpar_dump", "1" }, { "rank", rank }, { "world", "2" }, { "sp", "2" } };
+        seqpar_safetensors_desc desc = { .path = path, .tensors = tensors, .count = 6,
+                                         .metadata = metadata, .metadata_count = 4 };
+        seqpar_error error = { 0 };
+        if (seqpar_safetensors_save(&desc, data, &error))
+            fprintf(stderr, "%s\n", error.text);
+        return error.status;
+    }
+
 ERRORS
     Each comes with a sentence that names the file, the tensor, the values and what to do about
     them.

@@ -11,6 +11,7 @@
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
+ *     seqpar-verify --man | man -l -          all of it
  *
  *     seqpar-verify run OPERATION DUMP --out DIR   DUMP with what OPERATION computes: right
  *                                                  values of packing, labels, split, attention,
@@ -22,11 +23,12 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
+#include "oracle/gallery.h"
 #include "oracle/html.h"
 #include "oracle/junit.h"
+#include "oracle/manual.h"
 #include "oracle/mutants.h"
 #include "oracle/operations.h"
-#include "oracle/options.h"
 #include "oracle/summary.h"
 
 static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
@@ -43,8 +45,14 @@ static made_desc making = {.layout = "zigzag",
                            .docs = 4,
                            .seed = 1};
 static run_desc running = {.layout = "zigzag"};
-static int as_json, as_markdown, strict;
+static int as_json, as_markdown, as_gallery, strict;
 static int64_t level = 1;
+
+static const char *const layouts[] = {"contiguous", "zigzag", "zigzag-doc", "stripe", NULL};
+static const char *const objectives[] = {"sft", "dpo", NULL};
+static const char *const levels[] = {"1", "2", NULL}, *const shells[] = {"bash", "zsh", NULL};
+/* Filled when the program begins. */
+static const char *mistake_names[MISTAKES + 1], *operation_names[OPERATIONS + 1];
 
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
@@ -74,9 +82,10 @@ static option options[] = {
     {"ver", "junit", "FILE", OPTION_TEXT, &junit, "JUnit's XML of it, a case a stage", 0},
     {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
     {"gen", "out", "DIR", OPTION_TEXT, &making.out, "a folder that is made", 0},
-    {"gen", "layout", "NAME", OPTION_TEXT, &making.layout,
-     "contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0},
-    {"gen", "objective", "NAME", OPTION_TEXT, &making.objective, "sft or dpo (sft)", 0},
+    {"gen", "layout", "NAME", OPTION_WORD, &making.layout, "who holds what (zigzag)", 0,
+     layouts},
+    {"gen", "objective", "NAME", OPTION_WORD, &making.objective, "what is learnt (sft)", 0,
+     objectives},
     {"gen", "sp", "P", OPTION_SIZE, &making.sp, "ranks that share a sequence (4)", 0},
     {"gen", "dp", "D", OPTION_SIZE, &making.dp, "data-parallel replicas (1)", 0},
     {"gen", "accumulation", "A", OPTION_SIZE, &making.accumulation,
@@ -85,10 +94,12 @@ static option options[] = {
      "of the first row; the next has one more (61)", 0},
     {"gen", "docs", "N", OPTION_SIZE, &making.docs, "documents of a row (4)", 0},
     {"gen", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
-    {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0},
+    {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0,
+     mistake_names},
     {"gen", "questions", "", OPTION_FLAG, &making.questions,
      "without what is to be computed", 0},
-    {"run", "OPERATION", "", OPTION_NAME, &running.operation, "one of those below", 0},
+    {"run", "OPERATION", "", OPTION_NAME, &running.operation, "one of those below", 0,
+     operation_names},
     {"run", "DUMP", "", OPTION_NAME, &running.in, "a folder with a file of every rank", 0},
     {"run", "out", "DIR", OPTION_TEXT, &running.out,
      "a folder that is made: DUMP with what is computed", 0},
@@ -99,16 +110,19 @@ static option options[] = {
      "labels: of all tokens, whatever was masked", 0},
     {"run", "sp", "P", OPTION_SIZE, &running.sp, "split: ranks that share a sequence", 0},
     {"run", "layout", "NAME", OPTION_TEXT, &running.layout,
-     "split: contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0},
+     "split: contiguous, zigzag, zigzag-doc or stripe (zigzag)", 0, layouts},
     {"run", "model", "FOLDER", OPTION_TEXT, &running.model,
      "step: a Llama-type model in Hugging Face's form", 0},
     {"test", "level", "N", OPTION_SIZE, &level,
-     "1: two ranks, zigzag; 2: all layouts on 2 to 8 ranks (1)", 0},
+     "1: two ranks, zigzag; 2: all layouts on 2 to 8 ranks (1)", 0, levels},
     {"mutants", "score", "CMD", OPTION_TEXT, &score,
      "a test of yours, run as CMD WANT GOT; 0: it finds the two alike", 0},
     {"mutants", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
-    {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0},
-    {"list", "markdown", "", OPTION_FLAG, &as_markdown, "the page of mistakes", 0},
+    {"explain", "NAME", "", OPTION_NAME, &name, "of a mistake; seqpar-verify list has all", 0,
+     mistake_names},
+    {"list", "markdown", "", OPTION_FLAG, &as_markdown, "as a page", 0},
+    {"list", "gallery", "", OPTION_FLAG, &as_gallery,
+     "public bugs in place of mistakes, and how each would be seen", 0},
     {"law", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
     {"", "json", "", OPTION_FLAG, &as_json, "the same as JSON", 0}};
 enum { OPTIONS = sizeof options / sizeof *options };
@@ -384,10 +398,13 @@ static int run_test(void) {
     int wrong = 0;
     if (level > 2) return usage("--level is 1, seconds, or 2, all layouts on 2 to 8 ranks");
     if (level == 1) return seqpar_verify_test(as_json ? 4 : 3, words);
+    if (!isatty(STDOUT_FILENO)) bar_begin("layouts", SEQPAR_LAYOUT_COUNT);
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT; i++) {
         if (as_json) printf("%s", i ? ", " : "[");
         wrong |= test_layout(i);
+        bar_step(1);
     }
+    if (!isatty(STDOUT_FILENO)) bar_end();
     if (as_json) printf("]\n");
     return wrong;
 }
@@ -428,35 +445,67 @@ static cJSON *mutant_json(const mutant *m) {
     return o;
 }
 
+typedef struct mutant_tally {
+    int mutants, well, seen, right_seen;
+    cJSON *all; /* NULL: they are printed */
+} mutant_tally;
+
+static void mutant_count(mutant_tally *tally, const mutant *m) {
+    int wrong = *m->name != 0;
+    if (m->skipped) return;
+    tally->mutants += wrong;
+    tally->well += wrong && mutant_is_well(m);
+    tally->seen += wrong && m->seen > 0;
+    tally->right_seen |= !wrong && (m->seen > 0 || !mutant_is_well(m));
+    if (tally->all) {
+        cJSON_AddItemToArray(tally->all, mutant_json(m));
+        return;
+    }
+    bar_wipe();
+    print_mutant(m);
+}
+
+/* The right step, then those that can be planted. Number i of them: 0, there is none; or 1. */
+static int mutant_of(mutant *m, int i) {
+    *m = (mutant){.name = i ? mistakes[(i - 1) % MISTAKES].name : "",
+                  .objective = objectives[i ? (i - 1) / MISTAKES : 0]};
+    return !i || can_be_planted(m->objective, m->name);
+}
+
+static int run_all_mutants(mutant_tally *tally, const mutants_desc *desc) {
+    mutant m;
+    int status = 0, count = 0;
+    for (int i = 0; i <= 2 * MISTAKES; i++) count += mutant_of(&m, i);
+    bar_begin("mutants", count);
+    for (int i = 0; !status && i <= 2 * MISTAKES; i++) {
+        if (!mutant_of(&m, i)) continue;
+        status = mutant_run(&m, desc);
+        if (!status) mutant_count(tally, &m);
+        bar_step(1);
+    }
+    bar_end();
+    return status;
+}
+
 static int run_mutants(void) {
-    static const char *const objectives[] = {"sft", "dpo"};
-    cJSON *all = as_json ? cJSON_CreateArray() : NULL;
-    int well = 0, seen = 0, mutants = 0, right_seen = 0;
+    mutant_tally tally = {.all = as_json ? cJSON_CreateArray() : NULL};
     mutants_desc desc = {score, making, judge_mutant};
+    int status;
     desc.make.sp = 3;
     desc.make.dp = 2;
     desc.make.accumulation = 5;
     desc.make.tokens = 37;
-    for (int i = -1; i < 2 * MISTAKES; i++) {
-        mutant m = {.name = i < 0 ? "" : mistakes[i % MISTAKES].name,
-                    .objective = objectives[i < 0 ? 0 : i / MISTAKES]};
-        int status;
-        if (i >= 0 && !can_be_planted(m.objective, m.name)) continue;
-        if ((status = mutant_run(&m, &desc)) != 0) return status;
-        if (m.skipped) continue;
-        mutants += i >= 0;
-        well += i >= 0 && mutant_is_well(&m);
-        seen += i >= 0 && m.seen > 0;
-        right_seen |= i < 0 && (m.seen > 0 || !mutant_is_well(&m));
-        if (all) cJSON_AddItemToArray(all, mutant_json(&m));
-        if (!all) print_mutant(&m);
-    }
-    if (all) json_print(stdout, all);
-    if (!all) printf("%d mutants, %d named%s", mutants, well, score ? "" : "\n");
-    if (!all && score)
-        printf(", %d seen by CMD%s\n", seen,
-               right_seen ? ", which does not pass the right step" : "");
-    return right_seen || (score ? seen : well) < mutants ? VERDICT_SURVIVED : 0;
+    if ((status = run_all_mutants(&tally, &desc)) != 0) return status;
+    if (as_json)
+        json_print(stdout, tally.all);
+    else
+        printf("%d mutants, %d named%s", tally.mutants, tally.well, score ? "" : "\n");
+    if (!as_json && score)
+        printf(", %d seen by CMD%s\n", tally.seen,
+               tally.right_seen ? ", which does not pass the right step" : "");
+    return tally.right_seen || (score ? tally.seen : tally.well) < tally.mutants
+               ? VERDICT_SURVIVED
+               : 0;
 }
 
 /* ---- explain, list ---- */
@@ -496,7 +545,7 @@ static void print_markdown(void) {
     }
 }
 
-static int run_list(void) {
+static int list_mistakes(void) {
     cJSON *all = as_json ? cJSON_CreateArray() : NULL;
     if (as_markdown) print_markdown();
     for (int i = 0; i < MISTAKES && !as_markdown; i++)
@@ -509,55 +558,94 @@ static int run_list(void) {
     return 0;
 }
 
+static int list_gallery(void) {
+    cJSON *all = as_json ? cJSON_CreateArray() : NULL;
+    for (int i = 0; all && i < GALLERY; i++)
+        cJSON_AddItemToArray(all, gallery_json(&gallery_bugs[i]));
+    if (all)
+        json_print(stdout, all);
+    else if (as_markdown)
+        gallery_print_markdown();
+    else
+        gallery_print_all();
+    return 0;
+}
+
+static int run_list(void) { return as_gallery ? list_gallery() : list_mistakes(); }
+
 /* ---- verbs ---- */
 
-static const struct {
-    const char *name, *help;
-    int (*run)(void);
-} verbs[] = {{"law", "two numbers, or a loss and its sums and counts: which mistake is it?",
-              run_law},
-             {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
-             {"gen", "dumps of a step, right or with a mistake, and the same on one rank",
-              run_gen},
-             {"run", "one operation on a dump's tensors: right values in place of a verdict",
-              run_run},
-             {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},
-             {"mutants", "plants every mistake that gen can: which are named, or seen by a "
-                         "test of yours",
-              run_mutants},
-             {"explain", "a mistake: symptom, cause, formulas, example, fix", run_explain},
-             {"list", "all mistakes that have a name", run_list}};
+static const verb verbs[] = {
+    {"law", "two numbers, or a loss and its sums and counts: which mistake is it?", run_law},
+    {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
+    {"gen", "dumps of a step, right or with a mistake, and the same on one rank", run_gen},
+    {"run", "one operation on a dump's tensors: right values in place of a verdict", run_run},
+    {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},
+    {"mutants", "plants every mistake that gen can: which are named, or which a test sees",
+     run_mutants},
+    {"explain", "a mistake: symptom, cause, formulas, example, fix", run_explain},
+    {"list", "all mistakes that have a name", run_list}};
 enum { VERBS = sizeof verbs / sizeof *verbs };
 
-static void print_help(int verb) {
-    printf("seqpar-verify %s\n\n", verb < 0 ? "VERB" : verbs[verb].name);
-    for (int i = 0; verb < 0 && i < VERBS; i++)
+static void print_help(int at) {
+    int column = printf("seqpar-verify %s\n\n", at < 0 ? "VERB" : verbs[at].name);
+    for (int i = 0; at < 0 && i < VERBS; i++)
         printf("    %-26s %s\n", verbs[i].name, verbs[i].help);
-    if (verb >= 0) options_help(options, OPTIONS, verbs[verb].name);
-    if (verb >= 0 && verbs[verb].run == run_run) operations_help();
-    printf("\nexit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient, 5 marginal with "
-           "--strict,\n            6 the reference and slow.h disagree, 7 a mutant survived\n");
+    for (int i = 0; at < 0 && i < MANUAL_WORDS; i++)
+        printf("    %-12s %-13s %s\n", manual_words[i].name, manual_words[i].value,
+               manual_words[i].help);
+    if (at >= 0) options_help(options, OPTIONS, verbs[at].name);
+    if (at >= 0 && verbs[at].run == run_run) operations_help();
+    column = printf("\nexit codes:") - 1;
+    for (int i = 0; i < EXIT_CODES; i++) {
+        char text[80];
+        int n = snprintf(text, sizeof text, " %d %s%s", exit_codes[i].code, exit_codes[i].text,
+                         i + 1 < EXIT_CODES ? "," : "");
+        if (column + n > PAGE) column = printf("\n%11s", "") - 1;
+        column += printf("%s", text);
+    }
+    printf("\n");
+}
+
+/* What stands in the place of a verb: an exit code, or -1: none of these. */
+static int run_word(int argc, char **argv) {
+    const manual m = {verbs, VERBS, options, OPTIONS, shells};
+    int status = !strcmp(argv[1], "--man") || !strcmp(argv[1], "--completion");
+    if (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        print_help(-1);
+        return 0;
+    }
+    if (!status) return -1;
+    if (!strcmp(argv[1], "--man")) return manual_print(&m);
+    if (argc > 2 && !strcmp(argv[2], "bash")) return bash_print(&m);
+    if (argc > 2 && !strcmp(argv[2], "zsh")) return zsh_print(&m);
+    return usage("--completion needs a shell, bash or zsh");
+}
+
+/* 0, or an exit code with one sentence on stderr. */
+static int say_it_is_written(int status) {
+    if (!fflush(stdout) && !ferror(stdout)) return status;
+    fprintf(stderr, "error: the output could not be written: %s\n", strerror(errno));
+    return VERDICT_FILE;
 }
 
 int main(int argc, char **argv) {
-    int verb = 0, status;
-    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+    int at = 0, status;
+    for (int i = 0; i < MISTAKES; i++) mistake_names[i] = mistakes[i].name;
+    for (int i = 0; i < OPERATIONS; i++) operation_names[i] = operations[i].name;
+    if (argc < 2) {
         print_help(-1);
-        return argc < 2 ? VERDICT_USAGE : 0;
+        return VERDICT_USAGE;
     }
-    while (verb < VERBS && strcmp(verbs[verb].name, argv[1])) verb++;
-    if (verb == VERBS) {
+    if ((status = run_word(argc, argv)) >= 0) return say_it_is_written(status);
+    while (at < VERBS && strcmp(verbs[at].name, argv[1])) at++;
+    if (at == VERBS) {
         fprintf(stderr, "error: no verb is called '%.60s'; seqpar-verify --help lists them\n",
                 argv[1]);
         return VERDICT_USAGE;
     }
-    status = options_read(options, OPTIONS, verbs[verb].name, argc - 2, argv + 2);
-    if (status > 0) print_help(verb);
+    status = options_read(options, OPTIONS, verbs[at].name, argc - 2, argv + 2);
+    if (status > 0) print_help(at);
     if (status) return status < 0 ? VERDICT_USAGE : 0;
-    status = verbs[verb].run();
-    if (fflush(stdout) || ferror(stdout)) {
-        fprintf(stderr, "error: the output could not be written: %s\n", strerror(errno));
-        return VERDICT_FILE;
-    }
-    return status;
+    return say_it_is_written(verbs[at].run());
 }

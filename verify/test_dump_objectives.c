@@ -340,8 +340,8 @@ static void test_rewards_show_nothing(void) {
 /* Nobody says where documents begin: what needs it is not judged, and the rest is. */
 static void test_without_documents(void) {
     static const char *const of_documents[] = {"dpo", "rm", "kto", "ppo"};
-    static const char *const rewards[] = {"index and cu_seqlens, with", "cu_seqlens loss",
-                                          "index and cu_seqlens, with", "cu_seqlens loss"};
+    static const char *const rewards[] = {"index and cu_seqlens, with", "cu_seqlens counts",
+                                          "index and cu_seqlens, with", "cu_seqlens counts"};
     char text[80];
     for (int i = 0; i < 4; i++)
         for (int some = 0; some < 2; some++) {

@@ -116,13 +116,17 @@ for name in $names; do
 done
 ok oracle_explains
 if $oracle list --markdown | cmp -s - verify/MISTAKES.md; then ok oracle_page; else fail oracle_page "run make readme: verify/MISTAKES.md is another"; fi
+if $oracle list --gallery --markdown | cmp -s - verify/GALLERY.md; then ok oracle_gallery_page; else fail oracle_gallery_page "run make readme: verify/GALLERY.md is another"; fi
+# a table whose columns begin where they should, of every entry once, and no line wider than a page
+$oracle list --gallery >$out/gallery
+if [ "$(grep -cE '^B[0-9][0-9]  (named|wrong|score|unseen) ' $out/gallery)" = 92 ] && [ -z "$(sed '/^$/,$d' $out/gallery | awk '/ $/ || substr($0, 5, 1) substr($0, 13, 1) substr($0, 24, 1) != "   " || (length > 52 && (substr($0, 53, 1) != " " || substr($0, 54, 1) == " "))')" ] && awk 'length > 96 { exit 1 }' $out/gallery && tail -n 1 $out/gallery | grep -qE '^[0-9]+ named, [0-9]+ wrong, [0-9]+ score, [0-9]+ unseen of 92$'; then ok "oracle_gallery ($(tail -n 1 $out/gallery))"; else fail oracle_gallery "$(tail -n 1 $out/gallery)"; fi
 if command -v python3 >/dev/null 2>&1; then
     reads() { $oracle "${@:2}" --json | python3 -c "import json, sys; d = json.load(sys.stdin); sys.exit(not ($1))"; }
-    if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
+    if reads 'd["verdict"] == "wrong" and [m["name"] for m in d["mistakes"]] == ["over_sp"] and d["mistakes"][0]["fix"] and d["evidence"]' law --got 0.25 --want 1 --sp 4 && reads 'len(d) >= 15 and d[0]["name"] == "times_sp"' list && reads 'len(d) == 92 and d[0]["id"] == "B01" and {"stage": "attention", "mistake": "merge_overflows"} in d[0]["seen"]' list --gallery && reads 'd["name"] == "over_dp"' explain over_dp && reads 'd["verdict"] == "right" and d["mistakes"] == []' law --got 1 --want 1 --sp 4; then ok oracle_json; else fail oracle_json "is not what was asked for"; fi
 else echo "skip oracle_json: no python3"; fi
 # ---- steps that are made here ----
 refuses oracle_gen_nothing "gen needs --out" gen
-refuses oracle_gen_layout "no layout is called 'zigzak'" gen --out $out/made --layout zigzak
+refuses oracle_gen_layout "--layout is 'zigzak'; give contiguous, zigzag, zigzag-doc or stripe" gen --out $out/made --layout zigzak
 refuses oracle_gen_objective "--objective is 'kto'; give sft or dpo" gen --out $out/made --objective kto
 refuses oracle_gen_mistake "no mistake is called 'over_spp'" gen --out $out/made --mistake over_spp
 refuses oracle_gen_mistake_of_another "cannot be planted" gen --out $out/made --mistake kl_missing

@@ -51,7 +51,7 @@ made over --sp 4 --mistake over_sp
 model over 1 "wrong: over_sp" bad=21 "says=× 0.25"
 made four_rows --sp 2 --dp 2 --accumulation 2 --tokens 37
 echo '{}' >$out/nothing.changed
-rows=4 model four_rows 4 insufficient bad=0 changed=$out/nothing.changed
+rows=4 model four_rows 0 right bad=0 changed=$out/nothing.changed
 made one_rank --sp 1
 model one_rank 4 insufficient bad=0
 

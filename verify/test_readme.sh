@@ -27,6 +27,33 @@ awk '/^   SAMPLES:/ { sample = 1 } sample && /It prints$/ { on = 1; next } on &&
 if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/sample.log && $out/sample > $out/sample.got && cmp -s $out/sample.want $out/sample.got; then ok header_sample_prints; else fail header_sample_prints "$(diff $out/sample.want $out/sample.got | head -n 4 | tr '\n' ' ')"; fi
 [ "$(wc -l < demos/01_ring.c)" -le 100 ] && ok ring_demo_is_short || fail ring_demo_is_short "$(wc -l < demos/01_ring.c) lines"
 
+# so is that of safetensors, and what it writes of a step is what the oracle takes
+section() { awk -v title="$1" '$0 == title { on = 1; next } on && /^[A-Z]/ { exit } on' seqpar_safetensors.h | sed 's/^    //'; }
+section SAMPLE | awk '/^prints$/ { exit } 1' > $out/file.c
+section SAMPLE | awk 'on && NF; /^prints$/ { on = 1 }' > $out/file.want
+if $cc -std=gnu11 -O1 -I. $out/file.c -o $out/file -lcjson -lm -lpthread 2>$out/file.log && (cd $out && ./file) > $out/file.got && cmp -s $out/file.want $out/file.got; then ok file_sample_prints; else fail file_sample_prints "$(head -n 1 $out/file.log) $(diff $out/file.want $out/file.got | head -n 2 | tr '\n' ' ')"; fi
+section "A DUMP" | awk '/^static/ { on = 1 } on' | sed '/^$/d' > $out/dump_rank.c
+cat > $out/dump.c <<'C'
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include <stdio.h>
+#include "dump_rank.c"
+/* Nine tokens, two documents, a prompt; rank 0 has five. With an argument labels are split first and then shifted. */
+int main(int argc, char **argv) {
+    static const int64_t index[] = {0, 1, 2, 3, 4, 5, 6, 7, 8}, ids[] = {11, 12, 0, 14, 15, 16, 17, 18, 19}, cu_seqlens[] = {0, 7, 9};
+    static const double logp[] = {-1, -2, -1.5, -0.25, -3, -0.5, 0, -0.75, 0};
+    int64_t labels[] = {-100, 0, 14, 15, 16, 17, -100, 19, -100};
+    double loss = 8.0 / 6;
+    if (argc > 1) labels[4] = -100, loss = 5.0 / 5;
+    (void)argv;
+    return dump_rank("rank0.safetensors", "0", 5, index, ids, labels, logp, cu_seqlens, 2, &loss) ||
+           dump_rank("rank1.safetensors", "1", 4, index + 5, ids + 5, labels + 5, logp + 5, cu_seqlens, 2, &loss);
+}
+C
+mkdir -p $out/dumped
+if [ "$(wc -l < $out/dump_rank.c)" -le 20 ] && $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. -I$out $out/dump.c -o $out/dump -lcjson -lm -lpthread 2>$out/dump.log && (cd $out/dumped && ../dump) && [ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = right ] && (cd $out/dumped && ../dump split) && [ "$(build/seqpar-verify ver $out/dumped | head -n 1)" = "wrong: shift_after_split" ]; then ok "file_dumps ($(wc -l < $out/dump_rank.c) lines)"; else fail file_dumps "$(wc -l < $out/dump_rank.c) lines; $(head -n 1 $out/dump.log) $(build/seqpar-verify ver $out/dumped 2>&1 | head -n 2 | tr '\n' ' ')"; fi
+
 # outputs shown are those of the programs, digit for digit: programs show as many as all builds have in common
 shown() { awk -v program="<!-- output: $1 -->" '$0 == program { on = 1; next } on && /^```$/ { if (++fences == 2) exit; next } on' README.md; }
 program=build/06_curves_lie
@@ -70,7 +97,7 @@ if $python -c 'import torch, numpy' 2>/dev/null; then
 else echo "skip readme_story: $python has no torch"; skipped=1; fi
 
 # every option the pages name is known
-{ for trainer in sft dpo kto rm ppo; do build/train_$trainer --help; done; cat bench/bench.h; for verb in law ver mutants; do build/seqpar-verify $verb --help; done; echo "--nproc_per_node "; } > $out/help.txt
+{ for trainer in sft dpo kto rm ppo; do build/train_$trainer --help; done; cat bench/bench.h; for verb in law ver gen mutants list; do build/seqpar-verify $verb --help; done; build/seqpar-verify --help; echo "--nproc_per_node "; } > $out/help.txt
 unknown=$(cat $pages | grep -oE -- '--[a-z][a-z_]+' | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
 [ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
 for f in $(grep -ohE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' $pages | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done

@@ -10,6 +10,7 @@
  * queries meets a block of keys; both are of one half of one rank's rows. */
 #ifndef ORACLE_ATTEND_H
 #define ORACLE_ATTEND_H
+#include "bar.h"
 #include "rows.h"
 
 enum { ATTEND_OUT, ATTEND_LSE, ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_TENSORS };
@@ -687,6 +688,7 @@ static inline int attend_forward(const attend *p, const attend_way *w, attend_no
                                  attend_answer *to) {
     attend_pass s = {.p = p, .w = w, .noise = noise, .to = to};
     int status = attend_run(&s);
+    bar_touch();
     if (!status && to->scale[ATTEND_OUT]) attend_forward_scales(p, to);
     return status;
 }
@@ -696,6 +698,7 @@ static inline int attend_backward(const attend *p, const attend_way *w, attend_n
                                   const double *lse, const double *delta, attend_answer *to) {
     attend_pass s = {.p = p, .w = w, .noise = noise, .to = to, .lse = lse, .delta = delta};
     int status = attend_run(&s);
+    bar_touch();
     for (int t = ATTEND_DQ; !status && t < ATTEND_TENSORS; t++)
         for (int64_t i = 0; to->scale[t] && i < attend_rows(p, t); i++)
             to->scale[t][i] = sqrt(to->scale[t][i]);

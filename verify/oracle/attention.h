@@ -836,7 +836,8 @@ static inline int attention_is_written(const attention *a, int what,
     return 0;
 }
 
-enum { ATTENTION_FEW = 64 }; /* 11 bits of so many numbers do not end in three zeros by chance */
+/* So many numbers of 11 bits do not all end in three zeros by chance. */
+enum { ATTENTION_FEW = 64 };
 
 /* Whether a result of F16 numbers has no more digits than BF16 has. */
 static inline int attention_is_cut(const attention *a, int t) {

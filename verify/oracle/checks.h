@@ -496,6 +496,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     loss_begin(&parts.loss, &d->facts, tolerance);
     counts_begin(&parts.counts, &d->facts);
     parts.loss.widened = d->widened;
+    bar_begin("rows", d->world / d->sp * d->accumulation);
     for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
         int64_t dp = n / d->accumulation, micro = n % d->accumulation;
         dump_row row;
@@ -505,7 +506,9 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
         if (!status) status = counts_add_row(&parts.counts, d, &row, dp, micro);
         if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
         dump_row_free(&row);
+        bar_step(1);
     }
+    bar_end();
     check_gaps(&stages[LABELS], &parts.gaps, d->sp);
     if (!status && (status = loss_end(&parts.loss, &d->facts)))
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");

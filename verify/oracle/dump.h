@@ -38,7 +38,8 @@
  *     A.ids         (n)        tokens
  *     A.positions   (n)        as given to the model
  *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
- *                              That of a row's last token may be any
+ *                              That of a row's last token may be any. As the loss has used
+ *                              them: labels made anew for the dump show nothing
  *     A.logits      (n, vocab) as the softmax takes them
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.loss_sum    ()         SFT: the rank's sum of losses

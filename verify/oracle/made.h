@@ -423,11 +423,16 @@ static inline int made_own_gradient(made *m, int64_t rank) {
 
 static inline int made_files(made *m) {
     int own = m->plant.m && !strcmp(m->plant.m->name, "never_synchronised");
-    int status = made_file(m, -1);
+    int status;
+    bar_begin("files", own ? m->d.world * (1 + m->f.count) + 1 : m->d.world + 1);
+    status = made_file(m, -1);
+    bar_step(1);
     for (int64_t r = 0; !status && r < m->d.world; r++) {
         if (own) status = made_own_gradient(m, r);
         if (!status) status = made_file(m, r);
+        bar_step(1);
     }
+    bar_end();
     return status;
 }
 
@@ -500,9 +505,14 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
                  write_folder(&m.d.error, desc->out, "got") ||
                  write_folder(&m.d.error, desc->out, "want") ||
                  made_model(&m, folder) || reference_model(&m.f, folder) ||
-                 made_arrays_open(&m) || made_logp(&m);
+                 made_arrays_open(&m);
+    bar_begin("log-probs", m.f.count);
+    if (!status) status = made_logp(&m);
+    bar_end();
     if (!status && !(logp = copy_logp(&m.f))) status = reference_no_memory(&m.f);
+    bar_begin("gradients", 2 * m.f.count);
     if (!status) status = made_loss(&m) || made_gradients(&m, logp);
+    bar_end();
     if (!status) {
         made_step(&m);
         status = made_files(&m);

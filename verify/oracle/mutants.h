@@ -56,6 +56,7 @@ static inline int mutant_run(mutant *m, const mutants_desc *desc) {
     make.objective = m->objective;
     make.mistake = *m->name ? m->name : NULL;
     status = made_make(&make, &error) ? VERDICT_FILE : 0;
+    if (status) bar_wipe();
     m->skipped = error.status == SEQPAR_ERR_OPTION;
     if (status && !m->skipped) fprintf(stderr, "error: %s\n", error.text);
     if (!status) status = desc->judge(got, model, &v);

@@ -15,6 +15,7 @@ typedef enum option_kind {
     OPTION_NUMBER, /* double; nan and inf, too */
     OPTION_LIST,   /* option_list: numbers with commas between */
     OPTION_TEXT,   /* const char * */
+    OPTION_WORD,   /* const char *, one of the option's words */
     OPTION_NAME    /* const char *: what stands without an option */
 } option_kind;
 
@@ -29,6 +30,9 @@ typedef struct option {
     void *to;
     const char *help;
     int given;
+    /* NULL ends them. Those of OPTION_WORD are all that there are; others are what a shell
+       offers. */
+    const char *const *words;
 } option;
 
 /* 0, or -1 where the text is no number, or goes on after one (end NULL: it may not). */
@@ -53,6 +57,34 @@ static inline int option_list_read(option_list *list, const char *text, const ch
     return -1;
 }
 
+/* "a, b or c" */
+static inline void option_words(const option *o, char *text, size_t size) {
+    size_t used = 0;
+    *text = 0;
+    for (int i = 0; o->words[i] && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s",
+                                 !i ? "" : o->words[i + 1] ? ", " : " or ", o->words[i]);
+}
+
+/* What help says of it: its words, too, where they are all that there are. */
+static inline void option_text(const option *o, char *text, size_t size) {
+    char words[300] = "";
+    if (o->kind == OPTION_WORD) option_words(o, words, sizeof words);
+    snprintf(text, size, "%s%s%s", o->help, *words ? ": " : "", words);
+}
+
+static inline int option_set_word(option *o, const char *text) {
+    char words[300];
+    for (int i = 0; o->words[i]; i++)
+        if (!strcmp(o->words[i], text)) {
+            *(const char **)o->to = text;
+            return 0;
+        }
+    option_words(o, words, sizeof words);
+    fprintf(stderr, "error: --%s is '%.60s'; give %s\n", o->name, text, words);
+    return -1;
+}
+
 /* 0, or -1 with one sentence on stderr. */
 static inline int option_set(option *o, const char *text) {
     const char *at = text;
@@ -62,6 +94,7 @@ static inline int option_set(option *o, const char *text) {
         *(const char **)o->to = text;
         return 0;
     }
+    if (o->kind == OPTION_WORD) return option_set_word(o, text);
     if (o->kind == OPTION_NUMBER && !option_number(text, (double *)o->to, NULL)) return 0;
     if (o->kind == OPTION_SIZE && !option_number(text, &x, NULL) && x >= 1 && x <= 1e9 &&
         x == floor(x)) {
@@ -118,11 +151,12 @@ static inline int options_read(option *options, int count, const char *verb, int
 
 static inline void options_help(const option *options, int count, const char *verb) {
     for (int i = 0; i < count; i++) {
-        char text[64];
+        char text[64], help[400];
         if (*options[i].verb && strcmp(options[i].verb, verb)) continue;
+        option_text(&options[i], help, sizeof help);
         snprintf(text, sizeof text, "%s%s %s", options[i].kind == OPTION_NAME ? "" : "--",
                  options[i].name, options[i].value);
-        printf("    %-26s %s\n", text, options[i].help);
+        printf("    %-26s %s\n", text, help);
     }
 }
 #endif

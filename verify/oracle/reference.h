@@ -529,6 +529,7 @@ static inline int reference_logp(reference *f, const reference_way *way) {
         reference_row row;
         status = reference_row_make(f, i, &row);
         if (!status && row.row.tokens) status = reference_pass(f, &row.row, i, NULL);
+        bar_step(1);
         free(row.ids);
     }
     return status;
@@ -550,8 +551,10 @@ static inline int reference_gradient(reference *f, const reference_way *way,
     if (!status && seqpar_step_begin(&f->ctx, &f->optim, rows, f->count,
                                      SEQPAR_LAYOUT_CONTIGUOUS, f->count))
         status = reference_failed(f);
-    for (int64_t i = 0; !status && i < f->count; i++)
+    for (int64_t i = 0; !status && i < f->count; i++) {
         status = reference_pass(f, &rows[i], i, seeds[i]);
+        bar_step(1);
+    }
     if (!status && (seqpar_step_norm(&f->ctx, &f->optim) ||
                     kept_read(&f->ctx, &f->optim, f->gradient, SEQPAR_STATE_GRADIENT)))
         status = reference_failed(f);

@@ -162,6 +162,7 @@ static inline void free_logp(double **logp, int64_t count) {
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
     double far = distance_from(&l, 1);
+    int status;
     verdict *v = stage_begin(s, VERDICT_RIGHT);
     verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", far,
                 t->logp_limit, t->unit);
@@ -173,7 +174,10 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     if (t->logp_is_right) return 0;
     v->kind = VERDICT_WRONG;
     say_worst_logp(v, &t->exact);
-    if (name_logp_ways(t, v, right)) return -1;
+    bar_begin("mistakes in log-probs", WRONG_WAYS * t->exact.count);
+    status = name_logp_ways(t, v, right);
+    bar_end();
+    if (status) return -1;
     if (!v->count && far <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
     return 0;
 }
@@ -287,7 +291,10 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
             judge_factor(&c);
         else {
             name_odd_one(&c);
+            bar_begin("mistakes in gradients",
+                      (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
             status = name_gradient_ways(t, &s->v, &c, right, seeds);
+            bar_end();
         }
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
@@ -325,7 +332,10 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     double **logp, *right;
     seed_set seeds = {.f = &t->exact};
     int status;
-    if (reference_logp(&t->exact, &right_way)) return -1;
+    bar_begin("the model in fp64", t->exact.count);
+    status = reference_logp(&t->exact, &right_way);
+    bar_end();
+    if (status) return -1;
     logp = copy_logp(&t->exact);
     right = (double *)calloc((size_t)t->exact.model.elements + 1, sizeof *right);
     status = logp && right ? seed_set_open(&seeds, logp) : -1;
@@ -335,7 +345,9 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     if (!status) {
         char *have = t->have;
         t->have = (char *)calloc((size_t)t->exact.model.tensor_count + 1, 1);
+        bar_begin("the model in fp64, and its rounding", 3 * t->exact.count);
         status = t->have ? truth_limits(t, logp, right, &seeds) : -1;
+        bar_end();
         free(t->have);
         t->have = have;
     }

@@ -10,7 +10,15 @@
     dump.step(loss, {n: p.grad for n, p in model.named_parameters()})  # reduced, before clip
 
 Every rank writes a file of its own; it appears, whole, when step() is called. All arrays may be
-left out: what is not there is not judged. More that is worth writing down:
+left out: what is not there is not judged.
+
+Give what the package itself used. Labels, positions and log-probs that are computed anew for the
+dump, as they should be, are right whatever the package did, and hide what is to be found: take
+labels where the loss takes them, behind every shift, split and mask, those that a model or a
+kernel shifts inside included. Where they cannot be got at, leave them out: they are then not
+judged, and the loss or the gradients may still tell.
+
+More that is worth writing down:
 
     Dump(..., objective="ppo", clip_high=0.28, kl_coef=0.01, advantage="group", window=128)
         what differs from the defaults: KEYWORDS below has them all

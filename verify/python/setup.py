@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""The binary is built where the sources are, and goes into the package."""
+"""The binary is built where the sources are, and goes into the package; it writes its manual page and what a shell
+completes."""
+import os
 import pathlib
 import shutil
 import subprocess
@@ -8,6 +10,14 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+SHARE = {"man/man1/seqpar-verify.1": ["--man"],
+         "bash-completion/completions/seqpar-verify": ["--completion", "bash"],
+         "zsh/site-functions/_seqpar-verify": ["--completion", "zsh"]}
+
+
+def share(path):
+    """Where a file of share/ is made, as data_files wants it: from here on."""
+    return os.path.relpath(ROOT / "build" / "share" / path, pathlib.Path(__file__).resolve().parent)
 
 
 class BuildBinary(build_py):
@@ -16,7 +26,12 @@ class BuildBinary(build_py):
         if not (ROOT / "seqpar.h").exists():
             raise SystemExit(f"{ROOT} is not the folder of seqpar; type: pip install ./verify/python, in a clone of it")
         subprocess.run(["make", "-C", str(ROOT), "build/seqpar-verify"], check=True)
-        shutil.copy2(ROOT / "build" / "seqpar-verify", pathlib.Path(self.build_lib) / "seqpar_verify" / "seqpar-verify")
+        binary = ROOT / "build" / "seqpar-verify"
+        shutil.copy2(binary, pathlib.Path(self.build_lib) / "seqpar_verify" / "seqpar-verify")
+        for path, words in SHARE.items():
+            made = ROOT / "build" / "share" / path
+            made.parent.mkdir(parents=True, exist_ok=True)
+            made.write_bytes(subprocess.run([str(binary), *words], check=True, stdout=subprocess.PIPE).stdout)
 
 
 class OfThisMachine(Distribution):
@@ -26,4 +41,5 @@ class OfThisMachine(Distribution):
         return True
 
 
-setup(cmdclass={"build_py": BuildBinary}, distclass=OfThisMachine)
+setup(cmdclass={"build_py": BuildBinary}, distclass=OfThisMachine,
+      data_files=[("share/" + os.path.dirname(path), [share(path)]) for path in SHARE])
