@@ -26,6 +26,8 @@ static struct scene {
     double *x[TENSORS];
     int bits, stored; /* what all is rounded to, and the type it is written in */
     int lse_bits;
+    int stored_of[TENSORS]; /* 0: as `stored` */
+    const char *dtype;      /* metadata; NULL: none */
     unsigned skip; /* tensors that are not written */
     int no_documents, positions, lead, padding, accumulation; /* positions: 1 right, 2 packed */
     int micro, dp; /* whose numbers these are; replicas, which are alike */
@@ -304,7 +306,9 @@ static void *add(page *p, const char *name, seqpar_safetensors_dtype dtype, int6
 
 /* Rows of this rank; those of padding hold NaN. */
 static void add_tensor(page *p, int64_t rank, int t) {
-    int bits = t == LSE ? s.lse_bits : s.stored;
+    int bits = t == LSE            ? s.lse_bits
+               : s.stored_of[t] ? s.stored_of[t]
+                                : s.stored;
     int64_t member = rank % s.sp, n = s.held[member], rows = n + (s.padding ? 3 : 0), from = 0;
     int64_t shape[5] = {1, 1, rows, heads_of(t), width(t)}, dims = t == LSE ? 2 : 3;
     int64_t wide = heads_of(t) * width(t);
@@ -349,7 +353,8 @@ static void write_rank(int64_t rank) {
     seqpar_safetensors_pair pairs[] = {
         {"seqpar_dump", "1"}, {"rank", text[0]},    {"world", text[6]},
         {"sp", text[1]},      {"window", text[2]},  {"softcap", text[3]},
-        {"accumulation", text[5]}, {"softmax_scale", text[4]}};
+        {"accumulation", text[5]}, {"dtype", s.dtype ? s.dtype : "tensors"},
+        {"softmax_scale", text[4]}};
     page p = {.count = 0};
     seqpar_error error = {0};
     snprintf(text[0], sizeof text[0], "%lld", (long long)rank);
@@ -367,7 +372,7 @@ static void write_rank(int64_t rank) {
                                     .count = p.count,
                                     .metadata = pairs,
                                     .metadata_count =
-                                        s.scale == 1 / sqrt((double)s.dim) ? 7 : 8};
+                                        s.scale == 1 / sqrt((double)s.dim) ? 8 : 9};
     test_expect(!seqpar_safetensors_save(&desc, (const void *const *)p.data, &error), "%s",
                 error.text);
     for (int64_t i = 0; i < p.count; i++) free(p.data[i]);
@@ -1102,7 +1107,8 @@ static void test_one_key(void) {
         make_tiny(n);
         write_scene();
         expect(0, "right", "attention right");
-        if (test_why[0] && !wrong++) snprintf(failed, sizeof failed, "text %d: %.100s", n, said);
+        if (test_why[0] && !wrong++)
+            snprintf(failed, sizeof failed, "text %d: %.100s", n, said);
         test_why[0] = 0;
     }
     test_expect(!wrong, "%d of 300 are not right; %s", wrong, failed);
@@ -1128,6 +1134,92 @@ static void test_one_key_wrong(void) {
     make_tiny(15);
     both((rule){has_own_row, own_row, 0, s.scale, 0});
     expect_named("stale_kv", "one_key", "stale_kv gives this out, lse, dq, dk, dv");
+}
+
+/* All is right again, but for one tensor. */
+static void keep_alone(int t) {
+    double *x = malloc((size_t)size_of(t) * sizeof *x);
+    memcpy(x, s.x[t], (size_t)size_of(t) * sizeof *x);
+    both(right_rule());
+    copy(t, x);
+    free(x);
+}
+
+/* Types of a right step as it is written; what is narrowed beyond that is a mistake. */
+static void in_type(int bits, int stored) {
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 4);
+    s.bits = bits;
+    s.stored = stored;
+    right_step();
+    for (int t = OUT; t < TENSORS; t++) narrow_all(t, t == LSE ? F32 : bits);
+}
+
+static void test_casts(void) {
+    static const int types[] = {F16, F32};
+    for (int i = 0; i < 2; i++)
+        for (int t = OUT; t < TENSORS; t++) {
+            if (t == LSE || (t == OUT && i)) continue; /* F32: BF16 kernels of F32 inputs */
+            in_type(types[i], types[i]);
+            narrow_all(t, BF16);
+            expect_named("cast_to_low_precision", names[t],
+                         i ? "holds BF16 numbers alone, and the attention computes in F32"
+                           : "holds BF16 numbers alone, and the attention computes in F16");
+        }
+    in_type(F16, F16);
+    narrow_all(DQ, BF16);
+    s.stored_of[DQ] = BF16;
+    expect_named("cast_to_low_precision", "stored", "gives this dq (limit of it");
+    in_type(F32, F32);
+    for (int t = OUT; t < TENSORS; t++) narrow_all(t, t == LSE ? F32 : BF16);
+    s.dtype = "float32";
+    expect_named("cast_to_low_precision", "said", "gives this out, dq, dk, dv (limit of it");
+    make(SEQPAR_LAYOUT_ZIGZAG, 4);
+    s.bits = s.stored = F16;
+    right_step();
+    backward(seeing(own_alone), s.x[LSE], delta_of_out());
+    narrow_all(DQ, BF16); /* and another mistake, within its rounding */
+    keep_alone(DQ);
+    expect_named("dq_of_one_hop", "cast", "dq holds BF16 numbers alone");
+}
+
+/* Numbers of few bits that are no mistake. */
+static void test_casts_right(void) {
+    in_type(F16, F16);
+    for (int64_t i = 0; i < size_of(DOUT); i++) s.x[DOUT][i] *= 0x1p-17;
+    right_step(); /* gradients of F16 that have lost bits */
+    expect_said("f16_small_gradients", 0, "right", "rounding to F16");
+    in_type(F32, F32);
+    for (int t = DQ; t < TENSORS; t++) narrow_all(t, BF16);
+    for (int t = DQ; t < TENSORS; t++) s.stored_of[t] = BF16;
+    expect_said("gradients_written_in_bf16", 0, "right", "rounding to F32");
+    in_type(BF16, F32);
+    s.dtype = "bfloat16";
+    expect_said("bf16_said", 0, "right", "rounding to BF16");
+    rough(BF16);
+    s.dtype = "bfloat16";
+    expect_said("bf16_said_of_f32", 0, "right", "rounding to BF16");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    rough(F16);
+    s.dtype = "tf32";
+    expect_said("tf32_said", 0, "right", "attention right");
+}
+
+/* What a hop gives is rounded to BF16, the sum is of F32, or of F16. */
+static void test_partials_of_other_types(void) {
+    static const int types[] = {F16, F32};
+    for (int i = 0; i < 2; i++)
+        for (int64_t sp = 2; sp <= 8; sp *= 2) {
+            make(SEQPAR_LAYOUT_CONTIGUOUS, sp);
+            s.bits = s.stored = types[i];
+            right_step();
+            rounded_backward(BF16, F64);
+            expect_named("partials_in_low_precision", types[i] == F16 ? "f16" : "f32",
+                         "gives this dq, dk, dv (limit of it");
+            inputs_narrow();
+            float_ring(BF16, F64);
+            s.skip = ~15u & ~(1u << OUT) & ~(1u << LSE);
+            expect_named("partials_in_low_precision", "out", "gives this out (limit of it");
+        }
 }
 
 /* Kernels that take BF16 of numbers in F32. */
@@ -1512,7 +1604,7 @@ static void test_another_type(void) {
         s.bits = s.stored = F16;
         right_step();
         narrow_all(results[i], BF16);
-        expect_named("result_in_another_type", names[results[i]], "has the 8 bits of BF16");
+        expect_named("cast_to_low_precision", "written", names[results[i]]);
     }
     make(SEQPAR_LAYOUT_ZIGZAG, 2);
     s.bits = s.stored = F16;
@@ -1566,6 +1658,9 @@ int main(int argc, char **argv) {
     TEST(test_usual_partials());
     TEST(test_one_key());
     TEST(test_one_key_wrong());
+    TEST(test_casts());
+    TEST(test_casts_right());
+    TEST(test_partials_of_other_types());
     TEST(test_autocast());
     TEST(test_precision());
     TEST(test_low_precision());

@@ -41,9 +41,11 @@ typedef struct attention {
     attend_case right;             /* of the whole */
     attend_kernel kernel[LIMIT_LEVELS];
     int levels;
-    attend_limits limits[LIMIT_LEVELS], partials;
+    attend_limits limits[LIMIT_LEVELS];
+    int cast[ATTEND_TENSORS];      /* bits of its numbers, fewer than it may have; 0: not so */
     attend_far far[ATTEND_TENSORS];
     attend_fits fits;
+    int coarse[ATTEND_TENSORS];    /* bits of its numbers, or of parts, that show a mistake */
     int solved[ATTEND_TENSORS];    /* its verdict stands */
     int named[ATTEND_TENSORS][MISTAKES];
     int follows[ATTEND_TENSORS];   /* a gradient is right for the out that was dumped */
@@ -420,30 +422,66 @@ static inline int attention_bits_of(const double *x, int64_t n) {
     return bits; /* 0: all are 0 */
 }
 
-/* What the numbers are rounded to: values tell, as a dump in F32 may hold BF16. What q, k and v
-   all have, or out or a gradient, is what the kernel has computed in. */
+/* Of a type in which a tensor is written. */
+static inline int attention_bits_stored(const attention *a, int what) {
+    int64_t rank = a->dp * a->d->sp;
+    while (!attention_held(a, rank)) rank++;
+    switch (dump_find(a->d, rank, a->micro, attention_tensors[what].name)->dtype) {
+    case SEQPAR_SAFETENSORS_BF16: return 8;
+    case SEQPAR_SAFETENSORS_F16: return 11;
+    case SEQPAR_SAFETENSORS_F64: return 53;
+    default: return 24;
+    }
+}
+
+/* What the kernel computes in: metadata dtype says it. Without that values tell, as a dump in
+   F32 may hold BF16: what q, k and v all have, or out, which is of a coarser type where a
+   kernel rounds inputs in F32. */
+static inline int attention_bits_computed(const attention *a, const attend_kernel *k) {
+    static const int said[] = {53, 53, 24, 11, 11, 8}; /* by DUMP_... of facts.h */
+    int bits = 0, own = k->own_bits[ATTEND_OUT], stated = said[a->d->facts.dtype];
+    for (int t = 0; t < ATTEND_DOUT; t++) bits = k->in_bits[t] > bits ? k->in_bits[t] : bits;
+    if (!bits) bits = 8;
+    if (a->d->facts.dtype == DUMP_F64 && own == 53) return own;
+    if (stated < bits) return stated;
+    return own && own < bits && bits >= 24 && !a->d->facts.dtype ? own : bits;
+}
+
+/* What a tensor may be rounded to: what the kernel computes in, what its input has, or what a
+   dump of wider numbers is written in. */
+static inline int attention_bits_allowed(const attention *a, const attend_kernel *k, int t) {
+    static const int inputs[ATTEND_TENSORS] = {ATTEND_V, ATTEND_Q, ATTEND_Q, ATTEND_K,
+                                               ATTEND_V};
+    int bits = k->bits, like = k->in_bits[inputs[t]];
+    int stored = attention_bits_stored(a, ATTEND_INPUTS + t);
+    if (a->d->facts.dtype == DUMP_TF32) bits = 24;
+    if (like && like < bits) bits = like;
+    return stored < bits && attention_bits_stored(a, inputs[t]) >= 24 ? stored : bits;
+}
+
 static inline void attention_kernels(attention *a) {
     static const int like[ATTEND_INPUTS] = {ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_OUT};
     attend_kernel *k = a->kernel;
     const attend *p = &a->whole;
-    int bits = 0;
-    for (int t = 0; t < ATTEND_INPUTS; t++) {
+    for (int t = 0; t < ATTEND_INPUTS; t++)
         k->in_bits[t] = attention_bits_of(p->in[t], attend_rows(p, like[t]) *
                                                         attend_width(p, like[t]));
-        if (t < ATTEND_DOUT && k->in_bits[t] > bits) bits = k->in_bits[t];
-    }
-    if (!bits) bits = 8;
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        k->own_bits[t] =
+            attention_bits_of(p->got[t], attend_rows(p, t) * attend_width(p, t));
+    k->bits = attention_bits_computed(a, k);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        int own = attention_bits_of(p->got[t], attend_rows(p, t) * attend_width(p, t));
-        k->bits_of[t] = own ? own : bits;
-        if (own && t != ATTEND_LSE && own < bits) bits = own;
+        int own = k->own_bits[t];
+        k->bits_of[t] = own ? own : k->bits;
+        if (!own || t == ATTEND_LSE || own >= attention_bits_allowed(a, k, t)) continue;
+        k->bits_of[t] = attention_bits_allowed(a, k, t);
+        a->cast[t] = own;
     }
-    k->bits = bits;
-    k->half_range = bits == 11;
+    k->half_range = k->bits == 11 && a->d->facts.dtype != DUMP_TF32;
     for (int i = 1; i < LIMIT_LEVELS; i++) k[i] = *k;
-    a->levels = bits == 53 ? 1 : bits == 24 ? 3 : 2;
-    if (bits < 24) k[1].scores = 1;
-    k[1].bits = bits == 24 ? 11 : bits;
+    a->levels = k->bits == 53 ? 1 : k->bits == 24 ? 3 : 2;
+    if (k->bits < 24) k[1].scores = 1;
+    k[1].bits = k->bits == 24 ? 11 : k->bits;
     k[2].bits = 8;
 }
 
@@ -475,7 +513,8 @@ static inline double attention_times(const attend_far *far, const attend_limits 
 }
 
 static inline int attention_is_wrong(const attention *a, int t) {
-    return a->whole.got[t] && !(attention_times(&a->far[t], &a->limits[0], t) <= 1);
+    return a->whole.got[t] &&
+           (a->coarse[t] || !(attention_times(&a->far[t], &a->limits[0], t) <= 1));
 }
 
 /* A mistake's rows are weighed by what is known of the right one's, and it has to be nearer. */
@@ -485,6 +524,69 @@ static inline int attention_fits(const attention *a, int t, int m,
     const attend_far *right = &a->fits.right[t];
     if (!(far->all <= limits->all[t] && far->row <= 2 * limits->row[t])) return 0;
     return far->all <= 0.5 * right->all || far->row <= 0.25 * right->row;
+}
+
+/* ---- numbers of too few bits ---- */
+
+enum { PART_OF_NONE = -1, PART_OF_SEVERAL = -2, COARSE_NUMBERS = 16 };
+
+/* Of each token of a side: the one rank whose tokens its row of a tensor is made of. */
+static inline int64_t *attention_parts(const attention *a, int t) {
+    const attend *p = &a->whole;
+    attend_way w = attend_right_way(p);
+    int64_t *part = (int64_t *)malloc((size_t)(p->end + 1) * sizeof *part);
+    for (int64_t i = 0; part && i < p->end; i++) part[i] = PART_OF_NONE;
+    for (int64_t i = 0; part && i < p->query.count; i++) {
+        int64_t token = p->query.token[i];
+        attend_sight s = attend_sight_of(p, &w, token);
+        for (int64_t u = s.lo; u < s.hi; u++) {
+            int64_t *own = &part[t < ATTEND_DK ? token : u];
+            int64_t rank = a->row->rank[t < ATTEND_DK ? u : token];
+            if (*own != rank) *own = *own == PART_OF_NONE ? rank : PART_OF_SEVERAL;
+        }
+    }
+    return part;
+}
+
+static inline int attention_bits_rounded(double x, int bits) {
+    attend_cut nearest = {UINT64_C(1) << (52 - bits), ~((UINT64_C(1) << (53 - bits)) - 1), 0};
+    return bits < 53 ? attention_bits(attend_cut_sum(x, nearest)) : attention_bits(x);
+}
+
+/* Whether all numbers, of tokens that have one part alone if `part` is given, have no more than
+   so many bits, and right ones have more: one of random numbers does in 8, or in 2^13. Small
+   ones of F16 say nothing. */
+static inline int attention_has_few_bits(const attention *a, int t, int bits,
+                                         const int64_t *part) {
+    const attend *p = &a->whole;
+    const attend_side *side = t < ATTEND_DK ? &p->query : &p->key;
+    int64_t wide = attend_rows(p, t) * attend_width(p, t) / side->count, found = 0;
+    const double *right = a->right.right.x[t];
+    for (int64_t i = 0; i < side->count * wide; i++) {
+        double x = p->got[t][i];
+        if ((part && part[side->token[i / wide]] < 0) || fabs(right[i]) < 0x1p-11) continue;
+        if (attention_bits(x) > bits) return 0;
+        found += attention_bits_rounded(right[i], a->kernel[0].bits_of[t]) > bits;
+    }
+    return found >= COARSE_NUMBERS;
+}
+
+/* Casts show in all numbers of a tensor, rounded parts in those that are made in one hop. */
+static inline void attention_find_coarse(attention *a, int t) {
+    static const int types[] = {8, 11};
+    int64_t *part;
+    if (t == ATTEND_LSE) return;
+    if (a->cast[t]) {
+        if (attention_has_few_bits(a, t, a->cast[t], NULL)) a->coarse[t] = a->cast[t];
+        return;
+    }
+    if (a->d->sp == 1) return;
+    part = attention_parts(a, t);
+    for (int i = 0; part && i < 2 && !a->coarse[t]; i++)
+        if (types[i] < a->kernel[0].bits && types[i] < a->kernel[0].own_bits[t] &&
+            attention_has_few_bits(a, t, types[i], part))
+            a->coarse[t] = types[i];
+    free(part);
 }
 
 /* ---- what is said ---- */
@@ -708,7 +810,7 @@ static inline void attention_solve(attention *a, int level) {
         }
         if (a->solved[t]) continue; /* VERDICT_WRONG */
         if (level ? attention_is_coarse(a, t, level)
-                  : attention_times(&a->far[t], &a->limits[0], t) <= 1.5)
+                  : !a->coarse[t] && attention_times(&a->far[t], &a->limits[0], t) <= 1.5)
             a->solved[t] = VERDICT_MARGINAL;
         if (a->solved[t] == VERDICT_MARGINAL && level)
             verdict_say(a->v, "%s is as far away as %s would make it (limit %.3g)",
@@ -726,23 +828,70 @@ static inline int attention_is_unsolved(const attention *a) {
     return 0;
 }
 
-/* Outputs of hops that were rounded before they were put together. */
-static inline int attention_try_partials(attention *a) {
-    attend_kernel kernel = a->kernel[0];
-    int m = (int)(mistake_named("partials_in_low_precision") - mistakes);
-    kernel.partials = 1;
-    if (kernel.bits >= 24 || a->d->sp == 1) return 0;
-    if (attention_limit(a, &kernel, &a->partials)) return attention_no_memory(a);
+/* The tensor is as a mistake of rounding would make it. */
+static inline void attention_solve_rounding(attention *a, int t, const char *name,
+                                            const attend_limits *limits) {
+    int m = (int)(mistake_named(name) - mistakes);
+    if (!attention_is_wrong(a, t) || a->solved[t]) return;
+    if (!(attention_times(&a->far[t], limits, t) <= 1)) return;
+    a->solved[t] = VERDICT_WRONG;
+    a->named[t][m] = 1;
+    a->fits.of[t][m].far = a->far[t];
+    snprintf(a->fits.of[t][m].form, sizeof a->fits.of[t][m].form, "limit of it %.3g",
+             limits->all[t]);
+}
+
+/* Within what the rounding of a mistake makes of tensors `of`: it is named. */
+static inline int attention_try_rounding(attention *a, const char *name, const int *of,
+                                         const attend_kernel *kernel) {
+    attend_limits limits = {{0}, {0}};
+    int any = 0;
+    for (int t = 0; t < ATTEND_TENSORS; t++) any |= of[t];
+    if (!any) return 0;
+    if (attention_limit(a, kernel, &limits)) return attention_no_memory(a);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        if (!attention_is_wrong(a, t) || a->solved[t]) continue;
-        if (!(attention_times(&a->far[t], &a->partials, t) <= 1)) continue;
-        a->solved[t] = VERDICT_WRONG;
-        a->named[t][m] = 1;
-        a->fits.of[t][m].far = a->far[t];
-        snprintf(a->fits.of[t][m].form, sizeof a->fits.of[t][m].form, "limit of it %.3g",
-                 a->partials.all[t]);
+        if (!of[t]) continue;
+        attention_solve_rounding(a, t, name, &limits);
+        if (a->solved[t] || !a->coarse[t]) continue;
+        a->limits[0].all[t] = limits.all[t]; /* in which another mistake may be found */
+        a->limits[0].row[t] = limits.row[t];
     }
     return 0;
+}
+
+/* Tensors whose numbers show it. */
+static inline int attention_try_coarse(attention *a) {
+    attend_kernel kernel = a->kernel[0];
+    int of[ATTEND_TENSORS] = {0};
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        if (!a->coarse[t]) continue;
+        verdict_say(a->v, "%s holds %s numbers alone%s, and the attention computes in %s",
+                    attention_name(t), attention_type(a->coarse[t]),
+                    a->cast[t] ? "" : " where one rank's tokens make it",
+                    attention_type(a->kernel[0].bits));
+        if ((of[t] = a->cast[t])) kernel.bits_of[t] = a->coarse[t];
+    }
+    if (attention_try_rounding(a, "cast_to_low_precision", of, &kernel)) return -1;
+    for (int bits = 8; bits <= 11; bits += 3) {
+        kernel = a->kernel[0];
+        kernel.partials = bits;
+        for (int t = 0; t < ATTEND_TENSORS; t++)
+            of[t] = a->coarse[t] == bits && !a->cast[t];
+        if (attention_try_rounding(a, "partials_in_low_precision", of, &kernel)) return -1;
+    }
+    return 0;
+}
+
+/* Outputs of hops that were rounded before they were put together. In F32 numbers have to show
+   it, as kernels of coarse products are as far away. */
+static inline int attention_try_partials(attention *a) {
+    attend_kernel kernel = a->kernel[0];
+    int of[ATTEND_TENSORS];
+    if (kernel.bits >= 24 || a->d->sp == 1) return 0;
+    kernel.partials = kernel.bits;
+    for (int t = 0; t < ATTEND_TENSORS; t++)
+        of[t] = attention_is_wrong(a, t) && !a->solved[t];
+    return attention_try_rounding(a, "partials_in_low_precision", of, &kernel);
 }
 
 /* "hop_lost gives this out, lse (rank 2 lacks rank 0)" */
@@ -806,7 +955,7 @@ static inline void attention_say_unnamed(attention *a) {
 }
 
 static inline int attention_diagnose(attention *a) {
-    if (attention_try_mistakes(a)) return -1;
+    if (attention_try_coarse(a) || attention_try_mistakes(a)) return -1;
     attention_solve(a, 0);
     if (attention_is_unsolved(a) && attention_try_partials(a)) return -1;
     for (int level = 1; level < a->levels && attention_is_unsolved(a); level++) {
@@ -822,51 +971,6 @@ static inline int attention_diagnose(attention *a) {
     attention_name_mistakes(a);
     attention_say_unnamed(a);
     return 0;
-}
-
-/* ---- types ---- */
-
-static inline int attention_is_written(const attention *a, int what,
-                                       seqpar_safetensors_dtype dtype) {
-    for (int64_t r = a->whole.first_rank; r < a->whole.first_rank + a->whole.ranks; r++) {
-        const seqpar_safetensors_tensor *t =
-            dump_find(a->d, r, a->micro, attention_tensors[what].name);
-        if (t) return t->dtype == dtype;
-    }
-    return 0;
-}
-
-/* So many numbers of 11 bits do not all end in three zeros by chance. */
-enum { ATTENTION_FEW = 64 };
-
-/* Whether a result of F16 numbers has no more digits than BF16 has. */
-static inline int attention_is_cut(const attention *a, int t) {
-    int64_t n = a->whole.got[t] ? attend_rows(&a->whole, t) * attend_width(&a->whole, t) : 0;
-    int64_t filled = 0;
-    for (int i = ATTEND_Q; i <= ATTEND_DOUT; i++)
-        if ((i < ATTEND_DOUT || a->whole.backward) &&
-            (a->kernel[0].in_bits[i] != 11 ||
-             !attention_is_written(a, i, SEQPAR_SAFETENSORS_F16)))
-            return 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (attention_bits(a->whole.got[t][i]) > 8) return 0;
-        filled += a->whole.got[t][i] != 0;
-    }
-    return filled >= ATTENTION_FEW && (attention_is_written(a, ATTEND_INPUTS + t,
-                                                            SEQPAR_SAFETENSORS_F16) ||
-                                       attention_is_written(a, ATTEND_INPUTS + t,
-                                                            SEQPAR_SAFETENSORS_BF16));
-}
-
-static inline void attention_check_types(attention *a) {
-    static const int results[] = {ATTEND_OUT, ATTEND_DQ, ATTEND_DK, ATTEND_DV};
-    for (size_t i = 0; i < sizeof results / sizeof *results; i++) {
-        if (!attention_is_cut(a, results[i])) continue;
-        a->v->kind = VERDICT_WRONG;
-        verdict_name(a->v, mistake_named("result_in_another_type"));
-        verdict_say(a->v, "q, k and v are F16, and %s has the 8 bits of BF16",
-                    attention_name(results[i]));
-    }
 }
 
 /* ---- all of it ---- */
@@ -914,6 +1018,7 @@ static inline int attention_compare(attention *a) {
         if (!a->whole.got[t]) continue;
         a->far[t] = attend_measure(&a->whole, t, a->whole.got[t], a->right.right.x[t],
                                    a->right.right.scale[t], 0);
+        attention_find_coarse(a, t);
         if (attention_is_wrong(a, t)) a->v->kind = VERDICT_MARGINAL;
     }
     if ((vacuous = attention_is_vacuous(a, &exchanges)) < 0) return -1;
@@ -921,7 +1026,6 @@ static inline int attention_compare(attention *a) {
                           attend_rows(&a->whole, ATTEND_OUT) * a->whole.out_dim))
         verdict_say(a->v, "dout is 0 everywhere: gradients show nothing");
     if (a->v->kind == VERDICT_MARGINAL && attention_diagnose(a)) return -1;
-    attention_check_types(a);
     attention_conclude(a, vacuous, exchanges);
     for (int t = 0; t < ATTEND_TENSORS; t++)
         if (a->whole.got[t]) attention_say_tensor(a, t);

@@ -43,8 +43,9 @@ typedef struct attend_kernel {
     int half_range;               /* F16 */
     int scores;                   /* scores in that type, too */
     int in_bits[ATTEND_INPUTS];   /* of the numbers in the dump */
-    int bits_of[ATTEND_TENSORS];
-    int partials;                 /* what each hop gives is rounded to `bits` */
+    int own_bits[ATTEND_TENSORS]; /* of what was dumped; 0: all are 0 */
+    int bits_of[ATTEND_TENSORS];  /* what it may be rounded to */
+    int partials;                 /* what each hop gives is rounded to so many; 0: it is not */
 } attend_kernel;
 
 /* ---- distances ---- */
@@ -168,7 +169,7 @@ static inline void attend_merge(attend_trial_run *r, int64_t at) {
     double *lse = &r->whole.x[ATTEND_LSE][at], part = r->part.x[ATTEND_LSE][at], weight;
     int64_t n = r->p.out_dim;
     double *out = r->whole.x[ATTEND_OUT] + at * n, *own = r->part.x[ATTEND_OUT] + at * n;
-    int bits = r->kernel.partials ? noise->bits : noise->sums;
+    int bits = r->kernel.partials ? r->kernel.partials : noise->sums;
     if (part == -INFINITY) return;
     part = attend_round(noise, part, noise->sums);
     attend_round_all(noise, own, n, bits);
@@ -202,7 +203,7 @@ static inline int attend_try_forward(attend_trial_run *r) {
 static inline void attend_add_part(attend_trial_run *r, int tensor) {
     double *whole = r->whole.x[tensor], *part = r->part.x[tensor];
     int64_t n = whole ? attend_rows(&r->p, tensor) * attend_width(&r->p, tensor) : 0;
-    int bits = r->kernel.partials ? r->noise.bits : r->noise.sums;
+    int bits = r->kernel.partials ? r->kernel.partials : r->noise.sums;
     for (int64_t i = 0; i < n; i++)
         whole[i] = attend_round(&r->noise, whole[i] + attend_round(&r->noise, part[i], bits),
                                 bits);

@@ -36,7 +36,7 @@ static const gallery_bug gallery_bugs[] = {
      .how = "Where hops cancel; what BF16 kernels usually give is right."},
     {"B04", "ring-flash-attention 87",
      "dq was cast to BF16 though the inputs are F16.",
-     .seen = {{ATTENTION, "result_in_another_type"}}},
+     .seen = {{ATTENTION, "cast_to_low_precision"}}},
     {"B05", "TransformerEngine 1624",
      "A transpose ran on another stream: now and then lse was wrong.",
      .seen = {{ATTENTION, ""}},
