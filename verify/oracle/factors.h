@@ -4,7 +4,7 @@
 #ifndef ORACLE_FACTORS_H
 #define ORACLE_FACTORS_H
 
-enum { FACTOR_GROUPS = 4, FACTOR_SHOWS = 8 }; /* SHOWS: elements that are no multiple by chance */
+enum { FACTOR_GROUPS = 4, FACTOR_SHOWS = 8 }; /* SHOWS: as many are no multiple by chance */
 typedef struct factor_group {
     likeness like; /* of its tensors together */
     int64_t count;
