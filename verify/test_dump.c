@@ -690,6 +690,59 @@ static void test_factor(double factor, const char *name) {
     expect_named(&s, name, "gradients wrong: got");
 }
 
+static void scale_tensor(int i, double factor) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int at = 0; at < GRADIENT; at++) s.gradient[r][i][at] *= factor;
+}
+
+/* A factor that one tensor alone has, or each its own; elements of 0.01 beside those of 100 do
+   not show in all together. */
+static void test_some_tensors(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    scale_tensor(1, 3);
+    expect_named(&s, "times_sp", "x 3 on 1 of 2 tensors: grad.up");
+    expect_named(&s, "times_sp", "1 of 2 tensors are the wanted ones within 0.001, all others");
+    scale_tensor(0, 0.5);
+    expect_named(&s, "over_dp and times_sp", "x 0.5 on 1 of 2 tensors: grad.down");
+    scale_tensor(0, 1.7);
+    expect_named(&s, "unknown", "x 0.85 on 1 of 2 tensors: grad.down");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 2, 2, 1);
+    scale_tensor(0, 2);
+    expect_named(&s, "one of times_sp, times_dp", "x 2 on 1 of 2 tensors: grad.down");
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    scale_tensor(1, 0);
+    expect_named(&s, "unknown", "without a factor is grad.up, which is 0");
+}
+
+static void wanted_small(int small) {
+    make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 1);
+    if (small) scale_tensor(0, 1e-5);
+    write_in(&s, WANTED);
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
+    if (small) scale_tensor(0, 1e-5);
+}
+
+static void test_two_factors(void) {
+    test_factor(1.5, "times_sp and over_dp");
+    test_factor(2 / 9.0, "over_sp_squared and times_dp");
+    test_factor(1.52, "unknown");
+    wanted_small(1);
+    scale_tensor(0, 3);
+    expect_named(&s, "times_sp", "x 3 on 1 of 2 tensors: grad.down");
+    scale_tensor(0, 1.1);
+    expect_named(&s, "unknown", "x 3.3 on 1 of 2 tensors: grad.down");
+    for (int64_t r = 0; r < s.world; r++) /* as rounding, where it cancels */
+        for (int i = 0; i < GRADIENT; i++) s.gradient[r][0][i] *= i % 2 ? -1 : 1;
+    write_scene(&s);
+    expect(0, "right", "1 small tensors are farther than the tolerance by themselves");
+    test_end("dump_gradients_small_tensor");
+    wanted_small(1);
+    write_scene(&s);
+    expect(0, "right", "gradients right: got");
+    test_end("dump_gradients_right_small");
+    wanted_small(0);
+}
+
 static void test_gradients(void) {
     make(&s, SEQPAR_LAYOUT_CONTIGUOUS, 1, 1, 1);
     write_in(&s, WANTED);
@@ -709,9 +762,11 @@ static void test_gradients(void) {
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     for (int64_t r = 0; r < s.world; r++)
         for (int i = 0; i < GRADIENT; i++) s.gradient[r][1][i] += i % 3;
-    expect_named(&s, "unknown", "the first in the file is grad.up");
+    expect_named(&s, "unknown", "without a factor is grad.up");
     scale_gradients(3);
-    expect_named(&s, "unknown", "1 of 2 tensors are the wanted ones times 3 within");
+    expect_named(&s, "unknown", "x 3 on 1 of 2 tensors: grad.down");
+    test_some_tensors();
+    test_two_factors();
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     s.gradient[0][0][5] = NAN;
     expect_named(&s, "unknown", "grad.down holds NaN or Inf");

@@ -449,7 +449,7 @@ static void test_gradients(void) {
     }
     restart();
     for (int64_t i = 0; i < 8; i++) gradient[table[1].offset + i] += 1e-3;
-    expect_named("unknown", "the first in the file is grad.model.layers.0");
+    expect_named("unknown", "factor is grad.model.layers.0");
     restart();
     gradient[3] = NAN;
     expect(1, "wrong: unknown", "gradients wrong");

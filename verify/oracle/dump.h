@@ -67,7 +67,8 @@
  *
  *     loss          ()         as this rank reports it for the whole step
  *     norm          ()         of the gradient before clip, as this rank reports it
- *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction
+ *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction; in
+ *                              a wanted dump of a rank a row: that row's share of it
  *     grad.NAME     (any)      after all reductions and before clip
  *     param.NAME    (any)      the parameter before the optimizer's step
  *     after.NAME    (any)      and after it

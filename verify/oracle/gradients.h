@@ -12,6 +12,8 @@
 typedef struct gradient_pair {
     char name[128];
     likeness like;
+    int64_t count; /* of elements */
+    int group;     /* while factors are sought: tensors with one factor; 0: none yet */
 } gradient_pair;
 
 typedef struct gradient_check {
@@ -22,6 +24,7 @@ typedef struct gradient_check {
     int64_t n, most;
     int64_t missing; /* wanted, and not in the dump: frozen, perhaps */
     likeness all;
+    double way_factor; /* between the gradient and that of the mistake that was named last */
 } gradient_check;
 
 /* What a page shows and a verdict does not hold. */
@@ -105,6 +108,7 @@ static inline int add_gradient(void *user, const char *parameter) {
         memset(one, 0, sizeof *one);
         snprintf(one->name, sizeof one->name, "%s", name.text);
         judge_copies(c->s, &got, name.text, c->tolerance);
+        one->count = got.count;
         liken(&one->like, got.values, wanted.values, got.count);
         likeness_add(&c->all, &one->like);
     }
@@ -113,52 +117,8 @@ static inline int add_gradient(void *user, const char *parameter) {
     return status ? -1 : 0;
 }
 
-static inline void judge_factor(gradient_check *c) {
-    law l = {.got = c->all.got_want / c->all.want_want,
-             .want = 1,
-             .sp = c->d->sp,
-             .dp = c->d->world / c->d->sp,
-             .accumulation = c->d->accumulation,
-             .tolerance = c->tolerance};
-    c->s->judged = 1;
-    law_judge(&l, &c->s->v);
-}
-
-static inline int64_t count_like(const gradient_check *c, double factor) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < c->n; i++)
-        count += distance_from(&c->each[i].like, factor) <= c->tolerance;
-    return count;
-}
-
-/* The factor that most tensors have, 1 if none has more. */
-static inline double common_factor(const gradient_check *c) {
-    double best = 1;
-    int64_t most = count_like(c, best);
-    for (int64_t i = 0; i < c->n && most < c->n; i++) {
-        double factor = c->each[i].like.got_want / c->each[i].like.want_want;
-        int64_t count = count_like(c, factor);
-        if (count > most) best = factor;
-        if (count > most) most = count;
-    }
-    return best;
-}
-
-/* No one factor explains all tensors: which is the first in the file without it? */
-static inline void name_odd_one(gradient_check *c) {
-    verdict *v = stage_begin(c->s, VERDICT_WRONG);
-    double factor = common_factor(c);
-    verdict_say(v,
-                "%lld of %lld tensors are the wanted ones times %.6g within %g, and the rest "
-                "is not",
-                (long long)count_like(c, factor), (long long)c->n, factor, c->tolerance);
-    for (int64_t i = 0; i < c->n; i++) {
-        double far = distance_from(&c->each[i].like, factor);
-        if (far <= c->tolerance) continue;
-        verdict_say(v, "the first in the file is %.100s, %.3g away", c->each[i].name, far);
-        return;
-    }
-}
+#include "factors.h" /* which take pairs from above */
+#include "shares.h"
 
 /* more: NULL, or takes what they were judged by. 0, or -1 with the error of one of the
    dumps. */
@@ -175,7 +135,9 @@ static inline int check_gradients(stage *s, dump *d, dump *want, double toleranc
         else if (distance_from(&c.all, c.all.got_want / c.all.want_want) <= c.tolerance)
             judge_factor(&c);
         else
-            name_odd_one(&c);
+            judge_factors(&c);
+        if (s->v.kind == VERDICT_WRONG && !s->v.count) status = judge_shares(&c);
+        if (s->v.kind == VERDICT_RIGHT) judge_small_ones(&c);
     }
     if (s->judged && c.missing)
         verdict_say(&s->v, "%lld wanted parameters have no gradient in the dump",

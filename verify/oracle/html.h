@@ -159,7 +159,10 @@ static inline void put_mistakes(FILE *out, const report *r) {
             verdict_name(&all, r->stages[i].v.named[k]);
     if (all.count || all.kind == VERDICT_WRONG)
         fprintf(out, "<h2>Which mistake%s</h2>\n", all.count > 1 ? "s" : "");
-    if (r->v->count > 1)
+    if (r->v->count > 1 && r->v->all)
+        fprintf(out, "<p>The first %d together give the numbers of the dump.</p>\n",
+                r->v->count);
+    else if (r->v->count > 1)
         fprintf(out, "<p>Each of the first %d gives the numbers of the dump, which do not tell "
                      "which of them it is.</p>\n",
                 r->v->count);

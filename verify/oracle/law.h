@@ -20,6 +20,7 @@ typedef struct law {
     double right;      /* what slack is of; 0: of any number alike */
     int has_right;     /* and it is not the mean of all sums over all counts */
     double copies;     /* of it that a mistake may add up, with their roundings; 0: none */
+    double noise;      /* relative, of a factor, where it is less than tolerance; 0: as that */
     int shares;        /* groups have shares of a mean, and no means of their own */
     /* Whose number it is: a mistake that is one rank's own may be made of groups i with
        i % own_of == own alone; own_of 0: of any group, -1: of none. */
@@ -58,6 +59,39 @@ static inline void law_say_apart(verdict *v, const law *l) {
                 "these give the same factor at sp %lld, dp %lld, accumulation %lld; run once "
                 "more with sizes whose products all differ, such as 2, 3 and 5",
                 (long long)l->sp, (long long)l->dp, (long long)l->accumulation);
+}
+
+/* Two mistakes on different sizes, whose product is the factor. */
+static inline int law_is_pair(const law *l, const mistake *a, const mistake *b) {
+    law exact = *l;
+    int same = (a->scale.sp && b->scale.sp) || (a->scale.dp && b->scale.dp) ||
+               (a->scale.accumulation && b->scale.accumulation);
+    double first = law_factor(l, &a->scale), second = law_factor(l, &b->scale);
+    if (l->noise > 0 && l->noise < l->tolerance) exact.tolerance = l->noise;
+    return law_scales(a) && law_scales(b) && !same && first != 1 && second != 1 &&
+           law_equal(&exact, l->got, l->want * first * second);
+}
+
+/* The pair, if one alone gives the factor; of several none is named. */
+static inline void law_name_pairs(const law *l, verdict *v) {
+    const mistake *of[2] = {NULL, NULL};
+    char text[280] = "";
+    int pairs = 0;
+    for (int i = 0; i < MISTAKES; i++)
+        for (int k = i + 1; k < MISTAKES; k++) {
+            if (!law_is_pair(l, &mistakes[i], &mistakes[k])) continue;
+            of[0] = &mistakes[i];
+            of[1] = &mistakes[k];
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s and %s",
+                     pairs++ ? "; " : "", of[0]->name, of[1]->name);
+        }
+    if (!pairs) return;
+    verdict_say(v, pairs == 1 ? "no one mistake gives it; these two together do: %.280s"
+                              : "no one mistake gives it; one of these pairs does, and other "
+                                "sizes tell which: %.200s",
+                text);
+    v->all = pairs == 1;
+    for (int i = 0; i < 2 && pairs == 1; i++) verdict_name(v, of[i]);
 }
 
 /* A norm of one rank's shard has no exact factor: about 1 / sqrt(P). */
@@ -102,6 +136,7 @@ static inline void law_judge_ratio(const law *l, verdict *v) {
             law_equal(l, l->got, l->want * law_factor(l, &mistakes[i].scale)))
             verdict_name(v, &mistakes[i]);
     if (v->count > 1) law_say_apart(v, l);
+    if (!v->count) law_name_pairs(l, v);
     if (v->count) return;
     if (law_marginal(l, l->want))
         v->kind = VERDICT_MARGINAL;

@@ -225,8 +225,9 @@ static inline int compare_gradients(const truth *t, const double *got, const dou
         one = &c->each[c->n++];
         memset(one, 0, sizeof *one);
         snprintf(one->name, sizeof one->name, "grad.%s", m->tensors[i].name);
+        one->count = m->tensors[i].rows * m->tensors[i].cols;
         liken(&one->like, got + m->tensors[i].offset, wanted + m->tensors[i].offset,
-              m->tensors[i].rows * m->tensors[i].cols);
+              one->count);
         likeness_add(&c->all, &one->like);
     }
     return 0;
@@ -250,6 +251,7 @@ static inline int try_gradient(truth *t, verdict *v, gradient_check *c, const do
         distance_from(&from_right, best_factor(&from_right)) <= 2 * t->gradient_limit)
         return 0;
     verdict_name(v, mistake_named(name));
+    c->way_factor = factor;
     if (fabs(factor - 1) > t->gradient_limit)
         verdict_say(v, "they are those of %s times %.6g", name, factor);
     return 0;
@@ -290,11 +292,16 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
         else if (distance_from(&c.all, factor) <= c.tolerance)
             judge_factor(&c);
         else {
-            name_odd_one(&c);
+            verdict factors;
+            judge_factors(&c);
+            factors = s->v;
+            s->v.count = s->v.all = 0;
             bar_begin("mistakes in gradients",
                       (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
             status = name_gradient_ways(t, &s->v, &c, right, seeds);
             bar_end();
+            if (s->v.count == 1) name_way_factor(&c, &s->v);
+            if (!s->v.count) names_take(&s->v, &factors);
         }
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",

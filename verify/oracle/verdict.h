@@ -27,6 +27,7 @@ typedef struct verdict {
     verdict_kind kind;
     const mistake *named[MISTAKES]; /* of a wrong one; none: no known mistake gives this */
     int count, lines;
+    int all; /* all that are named were made, not one of them */
     char line[VERDICT_LINES][320]; /* the evidence, in sentences */
 } verdict;
 
@@ -139,12 +140,18 @@ static inline void mistake_print(FILE *out, const mistake *m) {
     }
 }
 
-/* "wrong: over_sp" or "wrong: one of over_sp, over_dp" or "wrong: unknown" */
+/* "wrong: over_sp", "wrong: one of over_sp, over_dp", "wrong: over_sp and over_dp" or "wrong:
+   unknown" */
 static inline void verdict_title(FILE *out, const verdict *v) {
     fprintf(out, "%s", verdict_word(v));
     if (v->kind == VERDICT_WRONG && !v->count) fprintf(out, ": unknown");
     for (int i = 0; i < v->count; i++)
-        fprintf(out, "%s%s", i ? ", " : v->count > 1 ? ": one of " : ": ", v->named[i]->name);
+        fprintf(out, "%s%s",
+                i && v->all                 ? " and "
+                : i                         ? ", "
+                : v->count > 1 && !v->all ? ": one of "
+                                            : ": ",
+                v->named[i]->name);
 }
 
 static inline void verdict_headline(FILE *out, const verdict *v) {
@@ -189,6 +196,7 @@ static inline cJSON *verdict_json(const verdict *v) {
     cJSON_AddStringToObject(o, "verdict", verdict_word(v));
     list = cJSON_AddArrayToObject(o, "mistakes");
     for (int i = 0; i < v->count; i++) cJSON_AddItemToArray(list, mistake_json(v->named[i]));
+    if (v->count > 1) cJSON_AddBoolToObject(o, "together", v->all);
     list = cJSON_AddArrayToObject(o, "evidence");
     for (int i = 0; i < v->lines; i++)
         cJSON_AddItemToArray(list, cJSON_CreateString(v->line[i]));

@@ -68,7 +68,8 @@ class Runs:
         dump, want = f"{self.folder}/dump", f"{self.folder}/want"
         for path in (dump, want):
             shutil.rmtree(path, ignore_errors=True)
-        self.workers.run(replace(c, leave_out=(*c.leave_out, *self.given.leave_out)), dump, want)
+        c = replace(c, leave_out=(*c.leave_out, *self.given.leave_out), rows_apart=self.given.rows_apart)
+        self.workers.run(c, dump, want)
         self.done += 1
         each = (time.time() - self.began) / self.done
         print(f"\r{self.done} of {self.total}, {each:.2f} s each ", end="", file=sys.stderr)
@@ -161,6 +162,7 @@ def arguments():
     parser.add_argument("--dtypes", nargs="*", choices=("bf16", "fp32", "fp64"), default=["fp32", "bf16"])
     parser.add_argument("--bf16-tolerance", metavar="X", help="--tolerance for runs in bf16 (none is given)")
     parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="kinds of tensors that no dump has")
+    parser.add_argument("--rows-apart", action="store_true", help="wanted steps are taken by a rank a row")
     parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
     parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
     parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")

@@ -48,7 +48,7 @@ class Config:
     sp: int = 1
     dp: int = 1
     accumulation: int = 1
-    want: bool = False  # one rank, which takes the rows of all replicas one after the other
+    want: bool = False  # one rank, which takes the rows of all replicas one after the other; see rows_apart
     layout: str = "contiguous"
     attention: str = "ring"
     documents: str = "ordinary"  # or several, one, lopsided, long_prompt, no_prompt, tiny
@@ -83,6 +83,7 @@ class Config:
     shard: str = "none"  # or world, sp, dp: over which ranks optimizer and gradients are divided
     warm_up: bool = False  # a right step before, so that moments are not 0
     leave_out: tuple = ()  # tensors that the dump does not have
+    rows_apart: bool = False  # the wanted step is taken by a rank a row, if these are few
 
     @property
     def torch_dtype(self):
@@ -90,7 +91,11 @@ class Config:
 
     @property
     def world(self):
-        return self.sp * self.dp
+        if not self.want:
+            return self.sp * self.dp
+        rows = self.dp * self.accumulation
+        apart = self.rows_apart and rows <= 6 and self.objective != "kto"  # whose z is of several rows
+        return rows if apart else 1
 
     def wanted(self):
         """The same step on one rank."""
@@ -290,7 +295,9 @@ def train(c, ranks, folder):
     w = model.weights(c)
     moments = warm_up(c, w) if c.warm_up else None
     rows = make_rows(c)
-    own = [rows[d][a] for a in range(c.accumulation) for d in range(c.dp)] if c.want else rows[ranks.replica]
+    own = rows[ranks.replica] if not c.want else [rows[d][a] for a in range(c.accumulation) for d in range(c.dp)]
+    if c.want and ranks.world > 1:
+        own = own[ranks.rank:ranks.rank + 1]
     local, loss, micro_batches = gradients(c, ranks, w, own)
     reduced = optimizer.reduce_gradients(c, ranks, local)
     took = step(c, ranks, w, local, reduced, moments)
@@ -516,7 +523,7 @@ class Workers:
         return self.pools[world]
 
     def begin(self, c, folder):
-        world = 1 if c.want else c.world
+        world = c.world
         for job in self.pool(world)[1]:
             job.put((c, folder))
         return world
