@@ -14,6 +14,7 @@
 #include "test.h"
 
 enum { TOKENS = 113, DOCS = 8, SP = 4, DP = 3, MICRO = 2, RANKS = SP * DP, NONE = -100 };
+enum { MORE = 6 };
 #ifndef SEED_OF_SCENES
 #define SEED_OF_SCENES 3
 #endif
@@ -23,7 +24,7 @@ typedef struct row {
     int64_t docs; /* what is behind the last one is padding */
     int32_t ids[TOKENS], labels[TOKENS];
     double logp[TOKENS], ref_logp[TOKENS], old_logp[TOKENS], advantages[TOKENS], values[TOKENS];
-    double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS];
+    double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS], margins[DOCS];
     int64_t groups[DOCS];
 } row;
 
@@ -36,6 +37,10 @@ typedef struct scene {
     const char *objective, *reduction, *advantage;
     double beta, kl_coef, constant; /* constant: that the reduction of this name divides by */
     double loss[RANKS];
+    const char *key[MORE]; /* metadata beside those of every scene */
+    char value[MORE][32];
+    int keys;
+    int with_margins; /* a tensor that is not in every scene */
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
     int64_t without_below;                      /* by ranks below this; 0: by all */
@@ -169,6 +174,14 @@ static inline void set_advantages(scope in, int unbiased) {
 }
 
 static inline double right_loss(void);
+static inline void say(const char *key, double value) {
+    s.key[s.keys] = key;
+    snprintf(s.value[s.keys++], sizeof s.value[0], "%.17g", value);
+}
+static inline void say_word(const char *key, const char *word) {
+    s.key[s.keys] = key;
+    snprintf(s.value[s.keys++], sizeof s.value[0], "%s", word);
+}
 static inline void set_loss(double loss) {
     for (int64_t r = 0; r < s.world; r++) s.loss[r] = loss;
 }
@@ -566,6 +579,7 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
     if (is("ppo")) add_groups(p, rank, micro, r);
     if (is("rm")) add_tokens(p, rank, micro, "values", r->values);
     if (is("rm")) add_documents(p, rank, micro, "scores", r->scores, r->docs);
+    if (s.with_margins) add_documents(p, rank, micro, "margins", r->margins, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "desirable", r->desirable, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "kl", r->kl, r->docs);
     s.without = without;
@@ -574,7 +588,7 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
 static inline void write_rank(int64_t rank) {
     char text[7][32], path[80];
     const int64_t whole[] = {rank, s.world, s.sp, s.micro};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},       {"rank", text[0]},
+    seqpar_safetensors_pair pairs[13 + MORE] = {{"seqpar_dump", "1"},       {"rank", text[0]},
                                        {"world", text[1]},         {"sp", text[2]},
                                        {"accumulation", text[3]},  {"objective", s.objective},
                                        {"reduction", s.reduction}, {"beta", text[4]},
@@ -588,6 +602,8 @@ static inline void write_rank(int64_t rank) {
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
     snprintf(text[5], sizeof text[5], "%.17g", s.kl_coef);
     snprintf(text[6], sizeof text[6], "%.17g", s.constant);
+    for (int i = 0; i < s.keys; i++)
+        pairs[13 + i] = (seqpar_safetensors_pair){s.key[i], s.value[i]};
     for (int64_t a = 0; a < s.micro; a++) add_row(&p, rank, a);
     add(&p, -1, "loss", as_dtype(&s.loss[rank], 1, s.loss_dtype), s.loss_dtype, 0);
     snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
@@ -595,7 +611,7 @@ static inline void write_rank(int64_t rank) {
                                     .tensors = p.tensors,
                                     .count = p.count,
                                     .metadata = pairs,
-                                    .metadata_count = 13};
+                                    .metadata_count = 13 + s.keys};
     test_expect(!seqpar_safetensors_save(&desc, (const void *const *)p.data, &error), "%s",
                 error.text);
     for (int64_t i = 0; i < p.count; i++) free(p.data[i]);

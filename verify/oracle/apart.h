@@ -15,7 +15,7 @@ static const struct {
     {" shares_averaged losses_added scores_averaged scores_added kl_averaged kl_added ",
      "sp, dp and accumulation whose products all differ, such as 2, 3 and 5"},
     {" sigmoid_of_parts log_probs_averaged log_probs_added log_probs_of_one_rank "
-     "reference_missing pair_swapped log_probs_by_length ",
+     "reference_missing pair_swapped log_probs_by_length log_probs_not_by_length ",
      "a later step, with policy and reference apart and responses on several ranks"},
     {" kl_of_one_replica kl_clamped_before_mean kl_mean_of_means kl_not_clamped kl_missing "
      "kl_of_own_part desirable_swapped ",

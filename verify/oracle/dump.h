@@ -17,6 +17,10 @@
  *                          (Trainer of transformers without average_tokens_across_devices).
  *                          Of the last two, a group without a token counts as 0
  *     beta ("0.1")         of DPO and KTO
+ *     loss_type ("sigmoid") of DPO: sigmoid, robust, hinge, ipo (of sums, as OpenRLHF has it),
+ *                          ipo_mean (of means over tokens, as TRL has it) or simpo, with
+ *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
+ *     center ("0")         of RM: times the square of a pair's sum, added
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
  *                          advantage_eps ("1e-4")); group_mean, without the division
@@ -48,6 +52,8 @@
  *                              group, over all rows and replicas of the step
  *     A.values      (n)        RM: what the head gives for each token
  *     A.scores      (docs)     RM: what is taken for the document's reward
+ *     A.margins     (docs)     RM: what a pair's chosen document is to be ahead by; that of the
+ *                              rejected one may be anything. Absent: 0
  *     A.desirable   (docs)     KTO: 1 or 0
  *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
  *                              answer
@@ -67,7 +73,7 @@
  *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
  *
  * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64;
- * rewards, scores, desirable and kl may be integers, too. */
+ * rewards, scores, margins, desirable and kl may be integers, too. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>
@@ -102,11 +108,12 @@ typedef struct dump_row {
     int64_t *order;        /* the token at such a place; -1: none */
     int64_t *ids, *positions, *labels;
     double *logp, *ref_logp, *old_logp, *advantages, *values;
-    double *scores, *rewards, *desirable, *kl; /* (docs) */
+    double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
     int64_t *groups;                           /* (docs) */
     int unread; /* there are tensors of documents, and no cu_seqlens that says which */
     struct { /* the relative rounding of these as they are written */
-        double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
+        double logp, ref_logp, old_logp, advantages, values;
+        double scores, rewards, desirable, kl, margins;
     } unit;
 } dump_row;
 
@@ -153,7 +160,7 @@ static inline int dump_is_of_step(const char *name) {
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
     static const char *const known[] = {
         "index",  "ids",    "positions", "labels", "logp", "ref_logp", "old_logp", "advantages",
-        "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens",
+        "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens", "margins",
         "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;

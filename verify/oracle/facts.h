@@ -13,6 +13,7 @@
 enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
 enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
+enum { DUMP_SIGMOID, DUMP_ROBUST, DUMP_HINGE, DUMP_IPO, DUMP_IPO_MEAN, DUMP_SIMPO };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
 enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
 
@@ -20,9 +21,10 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
+    int64_t loss_type;
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
-    double reduction_constant;
+    double reduction_constant, label_smoothing, simpo_gamma, center;
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;               /* 0: none */
@@ -49,6 +51,9 @@ static const struct {
      offsetof(dump_facts, reduction),
      {"token", "sequence", "constant", "micro", "replica"}},
     {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
+    {"loss_type",
+     offsetof(dump_facts, loss_type),
+     {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
     {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
     {"dtype",
      offsetof(dump_facts, dtype),
@@ -64,6 +69,9 @@ static const struct {
                      0,
                      1e15,
                      0},
+                    {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
+                    {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
+                    {"center", offsetof(dump_facts, center), 0, 1e6, 0},
                     {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
                     {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
                     {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},

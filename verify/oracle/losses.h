@@ -56,7 +56,8 @@ static inline int loss_is_of_documents(const dump_facts *f) {
    tensors are not read. */
 static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
     int logp = row->logp && row->labels && row->ref_logp;
-    if (f->objective == DUMP_DPO) return logp;
+    if (f->objective == DUMP_DPO)
+        return logp || (!preference_has_reference(f) && row->logp && row->labels);
     if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
     if (f->objective == DUMP_KTO)
         return logp && ((row->desirable && row->kl) || row->unread);

@@ -26,6 +26,7 @@ static const struct {
     {"scores", offsetof(dump_row, scores), offsetof(dump_row, unit.scores), 1},
     {"rewards", offsetof(dump_row, rewards), offsetof(dump_row, unit.rewards), 1},
     {"desirable", offsetof(dump_row, desirable), offsetof(dump_row, unit.desirable), 1},
+    {"margins", offsetof(dump_row, margins), offsetof(dump_row, unit.margins), 1},
     {"kl", offsetof(dump_row, kl), offsetof(dump_row, unit.kl), 1}};
 enum { ROW_NUMBERS = sizeof row_numbers / sizeof *row_numbers };
 
