@@ -24,7 +24,7 @@ static const struct {
     {" score_of_rank_end score_of_first_token score_of_row_end score_of_padding "
      "scores_of_parts scores_of_one_rank reward_on_wrong_document ",
      "documents that begin and end within ranks, padding behind them, and unequal values"},
-    {" ratio_inverted clip_wrong_side clip_missing kl_estimator ",
+    {" ratio_inverted ratio_of_parts ratio_of_tokens clip_wrong_side clip_missing kl_estimator ",
      "a later pass over the samples: ratios beyond both clips, advantages of both signs"},
     {" gathered_in_rank_order side_tensor_not_split ",
      "zigzag or stripe, several documents, and numbers that differ from token to token"}};

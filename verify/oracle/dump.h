@@ -22,6 +22,8 @@
  *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
  *     center ("0")         of RM: times the square of a pair's sum, added
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
+ *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean of
+ *                          logp - old_logp over its document's supervised tokens
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
  *                          advantage_eps ("1e-4")); group_mean, without the division
  *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or

@@ -14,6 +14,7 @@ enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
 enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
 enum { DUMP_SIGMOID, DUMP_ROBUST, DUMP_HINGE, DUMP_IPO, DUMP_IPO_MEAN, DUMP_SIMPO };
+enum { DUMP_RATIO_OF_TOKEN, DUMP_RATIO_OF_SEQUENCE };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
 enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
 
@@ -21,7 +22,7 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
-    int64_t loss_type;
+    int64_t loss_type, importance;
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
     double reduction_constant, label_smoothing, simpo_gamma, center;
@@ -54,6 +55,7 @@ static const struct {
     {"loss_type",
      offsetof(dump_facts, loss_type),
      {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
+    {"importance", offsetof(dump_facts, importance), {"token", "sequence"}},
     {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
     {"dtype",
      offsetof(dump_facts, dtype),

@@ -49,7 +49,7 @@ static inline void loss_free(loss_parts *p) {
 }
 
 static inline int loss_is_of_documents(const dump_facts *f) {
-    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE || has_sequence_ratio(f);
 }
 
 /* Whether the row has what the loss takes; where documents begin apart, without which their
