@@ -202,6 +202,10 @@ static void test_whitening(void) {
 static void test_advantages(void) {
     test_group("group");
     test_group("group_mean");
+    test_group("rloo");
+    make_ppo("group_mean");
+    s.advantage = "rloo"; /* which is another baseline, and no mistake of ranks */
+    expect_right("rloo_of_all", "the response itself is in the baseline's mean, too");
     make_ppo("group");
     set_advantages(in_group, 1);
     set_loss(right_loss());

@@ -157,10 +157,24 @@ static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *m
     *unbiased = n > 1 ? sqrt(squares / (n - 1)) : 0;
 }
 
+/* The reward before the mean of the others that `in` lets in. */
+static inline double others(scope in, int64_t dp, int64_t a, int64_t d) {
+    double n = 0, sum = 0, x = s.of[dp][a].rewards[d];
+    EACH_ROW(j, b)
+    for (int64_t e = 0; e < s.of[j][b].docs; e++)
+        if (in(j, b, s.of[j][b].groups[e], dp, a, s.of[dp][a].groups[d]) &&
+            !(j == dp && b == a && e == d)) {
+            n++;
+            sum += s.of[j][b].rewards[e];
+        }
+    return n > 0 ? x - sum / n : 0;
+}
+
 static inline double advantage(scope in, int64_t dp, int64_t a, int64_t d, int unbiased) {
     double mean, pop, sample, x = s.of[dp][a].rewards[d];
     moments(in, dp, a, d, &mean, &pop, &sample);
     if (!strcmp(s.advantage, "group_mean")) return x - mean;
+    if (!strcmp(s.advantage, "rloo")) return others(in, dp, a, d);
     return (x - mean) / ((unbiased ? sample : pop) + 1e-4);
 }
 

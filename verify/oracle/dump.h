@@ -25,7 +25,9 @@
  *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean of
  *                          logp - old_logp over its document's supervised tokens
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
- *                          advantage_eps ("1e-4")); group_mean, without the division
+ *                          advantage_eps ("1e-4")); group_mean, without the division; rloo,
+ *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
+ *                          and gae_lambda ("1")
  *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
  *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),

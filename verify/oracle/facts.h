@@ -12,7 +12,13 @@
 
 enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
-enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
+enum {
+    DUMP_ADVANTAGE_GIVEN,
+    DUMP_ADVANTAGE_GROUP,
+    DUMP_ADVANTAGE_GROUP_MEAN,
+    DUMP_ADVANTAGE_RLOO,
+    DUMP_ADVANTAGE_GAE
+};
 enum { DUMP_SIGMOID, DUMP_ROBUST, DUMP_HINGE, DUMP_IPO, DUMP_IPO_MEAN, DUMP_SIMPO };
 enum { DUMP_RATIO_OF_TOKEN, DUMP_RATIO_OF_SEQUENCE };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
@@ -51,7 +57,7 @@ static const struct {
     {"reduction",
      offsetof(dump_facts, reduction),
      {"token", "sequence", "constant", "micro", "replica"}},
-    {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
+    {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean", "rloo", "gae"}},
     {"loss_type",
      offsetof(dump_facts, loss_type),
      {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
