@@ -24,6 +24,7 @@ typedef struct row {
     int64_t docs; /* what is behind the last one is padding */
     int32_t ids[TOKENS], labels[TOKENS];
     double logp[TOKENS], ref_logp[TOKENS], old_logp[TOKENS], advantages[TOKENS], values[TOKENS];
+    double returns[TOKENS], token_rewards[TOKENS], old_values[TOKENS];
     double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS], margins[DOCS];
     int64_t groups[DOCS];
 } row;
@@ -40,7 +41,7 @@ typedef struct scene {
     const char *key[MORE]; /* metadata beside those of every scene */
     char value[MORE][32];
     int keys;
-    int with_margins; /* a tensor that is not in every scene */
+    int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
     int64_t without_below;                      /* by ranks below this; 0: by all */
@@ -593,6 +594,9 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
     if (is("ppo")) add_groups(p, rank, micro, r);
     if (is("rm")) add_tokens(p, rank, micro, "values", r->values);
     if (is("rm")) add_documents(p, rank, micro, "scores", r->scores, r->docs);
+    if (s.with_values) add_tokens(p, rank, micro, "values", r->values);
+    if (s.with_values) add_tokens(p, rank, micro, "returns", r->returns);
+    if (s.with_token_rewards) add_tokens(p, rank, micro, "token_rewards", r->token_rewards);
     if (s.with_margins) add_documents(p, rank, micro, "margins", r->margins, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "desirable", r->desirable, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "kl", r->kl, r->docs);

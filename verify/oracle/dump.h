@@ -22,8 +22,8 @@
  *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
  *     center ("0")         of RM: times the square of a pair's sum, added
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
- *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean of
- *                          logp - old_logp over its document's supervised tokens
+ *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean
+ *                          of logp - old_logp over its document's supervised tokens
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
  *                          advantage_eps ("1e-4")); group_mean, without the division; rloo,
  *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
@@ -54,7 +54,12 @@
  *     A.rewards     (docs)     PPO
  *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
  *                              group, over all rows and replicas of the step
- *     A.values      (n)        RM: what the head gives for each token
+ *     A.values      (n)        RM: what the head gives for each token; PPO, of advantage gae:
+ *                              of the token whose label is rewarded, when the text was
+ *                              sampled; of objective value: as they are trained
+ *     A.token_rewards (n)      gae: all of a token's reward; absent: rewards at the last token
+ *     A.returns     (n)        gae and value
+ *     A.old_values  (n)        value, with clip_value: when the text was sampled
  *     A.scores      (docs)     RM: what is taken for the document's reward
  *     A.margins     (docs)     RM: what a pair's chosen document is to be ahead by; that of the
  *                              rejected one may be anything. Absent: 0
@@ -112,11 +117,13 @@ typedef struct dump_row {
     int64_t *order;        /* the token at such a place; -1: none */
     int64_t *ids, *positions, *labels;
     double *logp, *ref_logp, *old_logp, *advantages, *values;
+    double *returns, *old_values, *token_rewards;
     double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
     int64_t *groups;                           /* (docs) */
     int unread; /* there are tensors of documents, and no cu_seqlens that says which */
     struct { /* the relative rounding of these as they are written */
         double logp, ref_logp, old_logp, advantages, values;
+        double returns, old_values, token_rewards;
         double scores, rewards, desirable, kl, margins;
     } unit;
 } dump_row;
@@ -165,6 +172,7 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
     static const char *const known[] = {
         "index",  "ids",    "positions", "labels", "logp", "ref_logp", "old_logp", "advantages",
         "values", "scores", "rewards",   "groups", "kl",   "desirable", "cu_seqlens", "margins",
+        "returns", "old_values", "token_rewards",
         "q",      "k",      "v",         "out",    "lse",  "dout", "dq", "dk", "dv", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;

@@ -32,6 +32,7 @@ typedef struct dump_facts {
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
     double reduction_constant, label_smoothing, simpo_gamma, center;
+    double gamma, gae_lambda, clip_value;               /* of GAE and values */
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;               /* 0: none */
@@ -57,7 +58,9 @@ static const struct {
     {"reduction",
      offsetof(dump_facts, reduction),
      {"token", "sequence", "constant", "micro", "replica"}},
-    {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean", "rloo", "gae"}},
+    {"advantage",
+     offsetof(dump_facts, advantage),
+     {"given", "group", "group_mean", "rloo", "gae"}},
     {"loss_type",
      offsetof(dump_facts, loss_type),
      {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
@@ -80,6 +83,9 @@ static const struct {
                     {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
                     {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
                     {"center", offsetof(dump_facts, center), 0, 1e6, 0},
+                    {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
+                    {"gae_lambda", offsetof(dump_facts, gae_lambda), 0, 1, 1},
+                    {"clip_value", offsetof(dump_facts, clip_value), 0, 1e30, 0},
                     {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
                     {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
                     {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
