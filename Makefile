@@ -11,7 +11,7 @@ LDLIBS = -lcjson -lm -lpthread -ldl
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports dump dump_attention dump_objectives dump_means dump_limits dump_pairs dump_preferences dump_policy dump_gae dump_step dump_model references pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports dump dump_attention dump_objectives dump_means dump_limits dump_pairs dump_preferences dump_policy dump_gae dump_values dump_step dump_model references pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors demos_support rollout
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup clean help
@@ -105,7 +105,7 @@ linked-flags: # for scripts that compile suites in other ways
 build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
-build/test_dump build/test_dump_attention build/test_dump_objectives build/test_dump_means build/test_dump_limits build/test_dump_pairs build/test_dump_preferences build/test_dump_policy build/test_dump_gae build/test_dump_step build/test_dump_model: $(ORACLE)
+build/test_dump build/test_dump_attention build/test_dump_objectives build/test_dump_means build/test_dump_limits build/test_dump_pairs build/test_dump_preferences build/test_dump_policy build/test_dump_gae build/test_dump_values build/test_dump_step build/test_dump_model: $(ORACLE)
 build/test_references: $(wildcard verify/oracle/*.h)
 $(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@ $(LDLIBS)

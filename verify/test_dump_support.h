@@ -36,7 +36,7 @@ typedef struct scene {
     int32_t index[SP][TOKENS], member[TOKENS], local[TOKENS]; /* the same for every row */
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
-    double beta, kl_coef, constant; /* constant: that the reduction of this name divides by */
+    double beta, kl_coef, clip_value, constant; /* constant: that the reduction of this name divides by */
     double loss[RANKS];
     const char *key[MORE]; /* metadata beside those of every scene */
     char value[MORE][32];
@@ -250,7 +250,9 @@ enum {
     K3_CUT,
     SIDE_OLD,
     SIDE_REFERENCE,
-    SIDE_ADVANTAGES
+    SIDE_ADVANTAGES,
+    SIDE_RETURNS,
+    SIDE_OLD_VALUES
 };
 
 static inline double number_from(const double *x, int64_t t, int source) {
@@ -260,6 +262,19 @@ static inline double number_from(const double *x, int64_t t, int source) {
     return source == CONTIGUOUS ? x[before + s.local[t]] : x[t];
 }
 
+/* Half the larger of two squares: of the value, and of one that moved clip_value at most. */
+static inline double critic_loss(const row *r, int64_t t, int way) {
+    double G = number_from(r->returns, t, way == SIDE_RETURNS ? s.source : SPLIT);
+    double old = number_from(r->old_values, t, way == SIDE_OLD_VALUES ? s.source : SPLIT);
+    double V = r->values[t], near = V, one, two;
+    if (V > old + s.clip_value) near = old + s.clip_value;
+    if (V < old - s.clip_value) near = old - s.clip_value;
+    if (s.clip_value == 0) near = V;
+    one = (V - G) * (V - G) / 2;
+    two = way == NO_CLIP ? one : (near - G) * (near - G) / 2;
+    return (way == WRONG_SIDE) == (one > two) ? two : one;
+}
+
 static inline double token_loss(const row *r, int64_t t, int way) {
     double logp = r->logp[t];
     double old = number_from(r->old_logp, t, way == SIDE_OLD ? s.source : SPLIT);
@@ -267,6 +282,7 @@ static inline double token_loss(const row *r, int64_t t, int way) {
     double a = number_from(r->advantages, t, way == SIDE_ADVANTAGES ? s.source : SPLIT);
     double ratio = exp(way == INVERTED ? old - logp : logp - old), cut, one, two, k3;
     if (is("sft")) return -logp;
+    if (is("value")) return critic_loss(r, t, way);
     cut = ratio < 0.8 ? 0.8 : ratio > 1.3 ? 1.3 : ratio;
     one = -a * ratio;
     two = way == NO_CLIP ? one : -a * cut;
@@ -586,8 +602,10 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
     if (s.without_below && rank >= s.without_below)
         s.without = s.without_values ? "values" : NULL;
     add_integers(p, rank, micro, r);
-    if (!is("rm")) add_tokens(p, rank, micro, "logp", r->logp);
-    if (!is("rm") && !is("sft")) add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
+    if (!is("rm") && !is("value")) add_tokens(p, rank, micro, "logp", r->logp);
+    if (is("value")) add_tokens(p, rank, micro, "old_values", r->old_values);
+    if (!is("rm") && !is("sft") && !is("value"))
+        add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "old_logp", r->old_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "advantages", r->advantages);
     if (is("ppo")) add_documents(p, rank, micro, "rewards", r->rewards, r->docs);

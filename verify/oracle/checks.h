@@ -31,7 +31,7 @@ static const struct {
     {"log-probs", "--model, a Llama folder, and index, ids, labels and logp"},
     {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
                 "groups and advantages of PPO, and advantage in the metadata"},
-    {"loss", "loss, index, labels, logp and what else the objective takes"},
+    {"loss", "loss, index, labels, logp and what else the objective takes (dump.h)"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},
     {"norm", "norm and grad. tensors of all parameters"},

@@ -10,7 +10,7 @@
 #include <string.h>
 #include "seqpar_safetensors.h"
 
-enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
+enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO, DUMP_VALUE };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
 enum {
     DUMP_ADVANTAGE_GIVEN,
@@ -54,7 +54,7 @@ static const struct {
     size_t at;
     const char *words[7]; /* the first is meant where the key is absent */
 } word_facts[] = {
-    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo"}},
+    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo", "value"}},
     {"reduction",
      offsetof(dump_facts, reduction),
      {"token", "sequence", "constant", "micro", "replica"}},

@@ -26,7 +26,7 @@ typedef struct loss_parts {
 } loss_parts;
 
 static inline int loss_is_of_tokens(const dump_facts *f) {
-    return f->objective == DUMP_SFT || f->objective == DUMP_PPO;
+    return f->objective == DUMP_SFT || f->objective == DUMP_PPO || f->objective == DUMP_VALUE;
 }
 
 static inline void loss_begin(loss_parts *p, const dump_facts *f, double tolerance) {

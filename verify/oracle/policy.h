@@ -32,7 +32,9 @@ enum {
     TOKEN_OLD,                             /* and the following: by source */
     TOKEN_ADVANTAGE = TOKEN_OLD + SOURCES,
     TOKEN_REFERENCE = TOKEN_ADVANTAGE + SOURCES,
-    TOKEN_WAYS = TOKEN_REFERENCE + SOURCES
+    TOKEN_RETURNS = TOKEN_REFERENCE + SOURCES,
+    TOKEN_OLD_VALUES = TOKEN_RETURNS + SOURCES,
+    TOKEN_WAYS = TOKEN_OLD_VALUES + SOURCES
 };
 static const struct {
     const char *name, *how; /* without a name: no mistake */
@@ -54,7 +56,11 @@ static const struct {
     {"side_tensor_not_split", "advantages: each rank takes the first n of the row"},
     {"side_tensor_not_split", "advantages: as a contiguous split has them"},
     {"side_tensor_not_split", "ref_logp: each rank takes the first n of the row"},
-    {"side_tensor_not_split", "ref_logp: as a contiguous split has it"}};
+    {"side_tensor_not_split", "ref_logp: as a contiguous split has it"},
+    {"side_tensor_not_split", "returns: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "returns: as a contiguous split has them"},
+    {"side_tensor_not_split", "old_values: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "old_values: as a contiguous split has them"}};
 
 /* The token whose number stands there; -1: it is outside of the row. */
 static inline int64_t row_source(const dump_row *row, int source, int64_t token) {
@@ -166,22 +172,5 @@ static inline void policy_losses(const dump_facts *f, const dump_row *row, int64
     policy_kl_ways(f, &s, loss);
     if (of) policy_ratio_ways(f, &s, own, of, loss);
     policy_side_ways(f, row, t, &s, loss);
-}
-
-static inline void token_losses(const dump_facts *f, const dump_row *row, int64_t t,
-                                const sequence_ratio *of, double *loss) {
-    if (f->objective == DUMP_PPO) {
-        policy_losses(f, row, t, of, loss);
-        return;
-    }
-    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
-    loss[TOKEN_RIGHT] = -row->logp[t];
-}
-
-/* Whether the row has what the loss of its tokens takes, documents apart. */
-static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
-    if (!row->logp || !row->labels) return 0;
-    return f->objective != DUMP_PPO ||
-           (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
 }
 #endif

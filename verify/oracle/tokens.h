@@ -4,7 +4,33 @@
 #ifndef ORACLE_TOKENS_H
 #define ORACLE_TOKENS_H
 #include "means.h"
-#include "policy.h"
+#include "values.h"
+
+/* ---- one token ---- */
+
+static inline void token_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                const sequence_ratio *of, double *loss) {
+    if (f->objective == DUMP_PPO) {
+        policy_losses(f, row, t, of, loss);
+        return;
+    }
+    if (f->objective == DUMP_VALUE) {
+        value_losses(f, row, t, loss);
+        return;
+    }
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
+    loss[TOKEN_RIGHT] = -row->logp[t];
+}
+
+/* Whether the row has what the loss of its tokens takes, documents apart. */
+static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
+    if (f->objective == DUMP_VALUE) return row_has_values(f, row);
+    if (!row->logp || !row->labels) return 0;
+    return f->objective != DUMP_PPO ||
+           (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
+}
+
+/* ---- sums ---- */
 
 /* A document's losses, or those of its part on one rank. */
 typedef struct token_part {
@@ -72,10 +98,27 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
     s->gaps |= filled < (double)f->sp;
 }
 
+/* Values and returns were rounded as log-probs are. */
+static inline void tokens_add_value_rounding(token_sums *s, const dump_facts *f,
+                                             const dump_row *row, int64_t t, double weight) {
+    double by = weight * value_slope(f, row, t);
+    s->size += by * by / weight / 2;
+    s->computed += by;
+    written_add(&s->logp, row->unit.values, row->values[t], by);
+    written_add(&s->advantages, row->unit.returns, row->returns[t], by);
+    if (f->clip_value > 0)
+        written_add(&s->old_logp, row->unit.old_values, row->old_values[t], by);
+}
+
 /* What roundings of the token's numbers make of the weighted sum. */
 static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const dump_row *row,
                                        int64_t t, const sequence_ratio *of, double weight) {
-    token_slopes by = token_slopes_of(f, row, t, of);
+    token_slopes by;
+    if (f->objective == DUMP_VALUE) {
+        tokens_add_value_rounding(s, f, row, t, weight);
+        return;
+    }
+    by = token_slopes_of(f, row, t, of);
     s->size += weight * by.size;
     s->computed += weight * (fabs(by.logp) + fabs(by.old_logp) + fabs(by.reference));
     written_add(&s->logp, row->unit.logp, row->logp[t], weight * by.logp);
@@ -196,6 +239,8 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
     s->by_row += documents > 0 ? means / documents : 0;
     s->rows += documents > 0;
     s->unit = fmax(s->unit, row->unit.logp);
+    if (f->objective == DUMP_VALUE)
+        s->unit = fmax(s->unit, fmax(row->unit.values, row->unit.returns));
     if (f->objective != DUMP_PPO) return;
     s->unit = fmax(s->unit, fmax(row->unit.old_logp, row->unit.advantages));
     if (f->kl_coef > 0) s->unit = fmax(s->unit, row->unit.ref_logp);
