@@ -379,8 +379,7 @@ static inline double row_narrow_unit(const dump_row *row, const double *x) {
 }
 
 static inline void row_note_unit(dump_row *row, int i, double unit) {
-    int of_policy = !strcmp(row_numbers[i].name + strlen(row_numbers[i].name) - 4, "logp");
-    if (of_policy && *row_number(row, i) && unit < NARROW)
+    if (strstr(row_numbers[i].name, "logp") && *row_number(row, i) && unit < NARROW)
         unit = fmax(unit, row_narrow_unit(row, *row_number(row, i)));
     memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
 }
