@@ -32,6 +32,82 @@ static void test_policy(const char *reduction) {
     expect_loss(NAN, by_sequence() ? "nan_of_an_empty_rank" : "unknown", "got nan");
 }
 
+/* ---- GSPO ---- */
+
+enum { WHOLE, OF_PART, OF_SHARE, OF_TOKEN };
+
+/* The logarithm of the ratio that token t has, of its document d. */
+static double log_ratio(const row *r, int64_t d, int64_t t, int how) {
+    double sum = 0, own = 0, count = 0, own_count = 0;
+    for (int64_t i = cu_seqlens[d]; i <= last_of(d); i++) {
+        double x = r->logp[i] - r->old_logp[i];
+        if (r->labels[i] == NONE) continue;
+        sum += x;
+        count++;
+        own += s.member[i] == s.member[t] ? x : 0;
+        own_count += s.member[i] == s.member[t];
+    }
+    return how == WHOLE     ? sum / count
+           : how == OF_PART ? own / own_count
+           : how == OF_SHARE ? own / count
+                             : r->logp[t] - r->old_logp[t];
+}
+
+/* The mean over documents of their tokens' means, or over tokens, without KL. */
+static double gspo(int how) {
+    double total = 0, documents = 0, all = 0, tokens = 0;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++) {
+        const row *r = &s.of[dp][a];
+        double sum = 0, n = 0;
+        for (int64_t t = cu_seqlens[d]; t <= last_of(d); t++) {
+            double q, cut, A = r->advantages[t];
+            if (r->labels[t] == NONE) continue;
+            q = exp(log_ratio(r, d, t, how));
+            cut = q < 0.8 ? 0.8 : q > 1.3 ? 1.3 : q;
+            sum += -(q * A < cut * A ? q * A : cut * A);
+            n++;
+        }
+        if (n == 0) continue;
+        total += sum / n;
+        documents++;
+        all += sum;
+        tokens += n;
+    }
+    return by_sequence() ? total / documents : all / tokens;
+}
+
+static void make_gspo(const char *reduction, int layout, int64_t sp) {
+    begin("ppo", sp, 2, 2);
+    s.reduction = reduction;
+    s.kl_coef = 0;
+    say_word("importance", "sequence");
+    deal(layout);
+    fill();
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) /* documents' ratios lie on both sides of the clip */
+        s.of[dp][a].old_logp[t] += 0.6 * sin((double)document_of(&s.of[dp][a], t));
+    set_loss(gspo(WHOLE));
+}
+
+static void test_gspo(const char *reduction) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int64_t sp = 1; sp <= SP; sp++) {
+            make_gspo(reduction, layout, sp);
+            expect(0, "right", "loss right: got");
+            test_end("policy_right_gspo_%s_%s_P%lld", reduction, seqpar_layout_name(layout),
+                     (long long)sp);
+        }
+    make_gspo(reduction, SEQPAR_LAYOUT_ZIGZAG, 3);
+    expect_loss(gspo(OF_PART), "ratio_of_parts", "the mean over the rank's own tokens");
+    expect_loss(gspo(OF_SHARE), "ratio_of_parts", "over the whole count");
+    expect_loss(gspo(OF_TOKEN), "ratio_of_tokens", "loss wrong");
+    expect_loss(gspo(WHOLE) + 0.1, "unknown", "loss wrong");
+    set_loss(gspo(WHOLE));
+    s.without = "cu_seqlens";
+    expect_right("gspo_without_documents", "loss not judged: it takes cu_seqlens");
+}
+
 /* ---- PPO's advantages ---- */
 
 static void test_group(const char *how) {
@@ -126,6 +202,10 @@ static void test_whitening(void) {
 static void test_advantages(void) {
     test_group("group");
     test_group("group_mean");
+    test_group("rloo");
+    make_ppo("group_mean");
+    s.advantage = "rloo"; /* which is another baseline, and no mistake of ranks */
+    expect_right("rloo_of_all", "the response itself is in the baseline's mean, too");
     make_ppo("group");
     set_advantages(in_group, 1);
     set_loss(right_loss());
@@ -204,6 +284,8 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_policy("token");
     test_policy("sequence");
+    test_gspo("sequence");
+    test_gspo("token");
     test_advantages();
     test_wrong_documents();
     test_unsplit_advantages();

@@ -14,6 +14,7 @@
 #include "test.h"
 
 enum { TOKENS = 113, DOCS = 8, SP = 4, DP = 3, MICRO = 2, RANKS = SP * DP, NONE = -100 };
+enum { MORE = 6 };
 #ifndef SEED_OF_SCENES
 #define SEED_OF_SCENES 3
 #endif
@@ -23,7 +24,8 @@ typedef struct row {
     int64_t docs; /* what is behind the last one is padding */
     int32_t ids[TOKENS], labels[TOKENS];
     double logp[TOKENS], ref_logp[TOKENS], old_logp[TOKENS], advantages[TOKENS], values[TOKENS];
-    double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS];
+    double returns[TOKENS], token_rewards[TOKENS], old_values[TOKENS];
+    double scores[DOCS], rewards[DOCS], desirable[DOCS], kl[DOCS], margins[DOCS];
     int64_t groups[DOCS];
 } row;
 
@@ -34,8 +36,12 @@ typedef struct scene {
     int32_t index[SP][TOKENS], member[TOKENS], local[TOKENS]; /* the same for every row */
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
-    double beta, kl_coef, constant; /* constant: that the reduction of this name divides by */
+    double beta, kl_coef, clip_value, constant; /* constant: that the reduction of this name divides by */
     double loss[RANKS];
+    const char *key[MORE]; /* metadata beside those of every scene */
+    char value[MORE][32];
+    int keys;
+    int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
     seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
     const char *without, *side;                 /* a tensor that is not written; not split */
     int64_t without_below;                      /* by ranks below this; 0: by all */
@@ -152,10 +158,24 @@ static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *m
     *unbiased = n > 1 ? sqrt(squares / (n - 1)) : 0;
 }
 
+/* The reward before the mean of the others that `in` lets in. */
+static inline double others(scope in, int64_t dp, int64_t a, int64_t d) {
+    double n = 0, sum = 0, x = s.of[dp][a].rewards[d];
+    EACH_ROW(j, b)
+    for (int64_t e = 0; e < s.of[j][b].docs; e++)
+        if (in(j, b, s.of[j][b].groups[e], dp, a, s.of[dp][a].groups[d]) &&
+            !(j == dp && b == a && e == d)) {
+            n++;
+            sum += s.of[j][b].rewards[e];
+        }
+    return n > 0 ? x - sum / n : 0;
+}
+
 static inline double advantage(scope in, int64_t dp, int64_t a, int64_t d, int unbiased) {
     double mean, pop, sample, x = s.of[dp][a].rewards[d];
     moments(in, dp, a, d, &mean, &pop, &sample);
     if (!strcmp(s.advantage, "group_mean")) return x - mean;
+    if (!strcmp(s.advantage, "rloo")) return others(in, dp, a, d);
     return (x - mean) / ((unbiased ? sample : pop) + 1e-4);
 }
 
@@ -169,6 +189,14 @@ static inline void set_advantages(scope in, int unbiased) {
 }
 
 static inline double right_loss(void);
+static inline void say(const char *key, double value) {
+    s.key[s.keys] = key;
+    snprintf(s.value[s.keys++], sizeof s.value[0], "%.17g", value);
+}
+static inline void say_word(const char *key, const char *word) {
+    s.key[s.keys] = key;
+    snprintf(s.value[s.keys++], sizeof s.value[0], "%s", word);
+}
 static inline void set_loss(double loss) {
     for (int64_t r = 0; r < s.world; r++) s.loss[r] = loss;
 }
@@ -222,7 +250,9 @@ enum {
     K3_CUT,
     SIDE_OLD,
     SIDE_REFERENCE,
-    SIDE_ADVANTAGES
+    SIDE_ADVANTAGES,
+    SIDE_RETURNS,
+    SIDE_OLD_VALUES
 };
 
 static inline double number_from(const double *x, int64_t t, int source) {
@@ -232,6 +262,19 @@ static inline double number_from(const double *x, int64_t t, int source) {
     return source == CONTIGUOUS ? x[before + s.local[t]] : x[t];
 }
 
+/* Half the larger of two squares: of the value, and of one that moved clip_value at most. */
+static inline double critic_loss(const row *r, int64_t t, int way) {
+    double G = number_from(r->returns, t, way == SIDE_RETURNS ? s.source : SPLIT);
+    double old = number_from(r->old_values, t, way == SIDE_OLD_VALUES ? s.source : SPLIT);
+    double V = r->values[t], near = V, one, two;
+    if (V > old + s.clip_value) near = old + s.clip_value;
+    if (V < old - s.clip_value) near = old - s.clip_value;
+    if (s.clip_value == 0) near = V;
+    one = (V - G) * (V - G) / 2;
+    two = way == NO_CLIP ? one : (near - G) * (near - G) / 2;
+    return (way == WRONG_SIDE) == (one > two) ? two : one;
+}
+
 static inline double token_loss(const row *r, int64_t t, int way) {
     double logp = r->logp[t];
     double old = number_from(r->old_logp, t, way == SIDE_OLD ? s.source : SPLIT);
@@ -239,6 +282,7 @@ static inline double token_loss(const row *r, int64_t t, int way) {
     double a = number_from(r->advantages, t, way == SIDE_ADVANTAGES ? s.source : SPLIT);
     double ratio = exp(way == INVERTED ? old - logp : logp - old), cut, one, two, k3;
     if (is("sft")) return -logp;
+    if (is("value")) return critic_loss(r, t, way);
     cut = ratio < 0.8 ? 0.8 : ratio > 1.3 ? 1.3 : ratio;
     one = -a * ratio;
     two = way == NO_CLIP ? one : -a * cut;
@@ -558,14 +602,20 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
     if (s.without_below && rank >= s.without_below)
         s.without = s.without_values ? "values" : NULL;
     add_integers(p, rank, micro, r);
-    if (!is("rm")) add_tokens(p, rank, micro, "logp", r->logp);
-    if (!is("rm") && !is("sft")) add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
+    if (!is("rm") && !is("value")) add_tokens(p, rank, micro, "logp", r->logp);
+    if (is("value")) add_tokens(p, rank, micro, "old_values", r->old_values);
+    if (!is("rm") && !is("sft") && !is("value"))
+        add_tokens(p, rank, micro, "ref_logp", r->ref_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "old_logp", r->old_logp);
     if (is("ppo")) add_tokens(p, rank, micro, "advantages", r->advantages);
     if (is("ppo")) add_documents(p, rank, micro, "rewards", r->rewards, r->docs);
     if (is("ppo")) add_groups(p, rank, micro, r);
     if (is("rm")) add_tokens(p, rank, micro, "values", r->values);
     if (is("rm")) add_documents(p, rank, micro, "scores", r->scores, r->docs);
+    if (s.with_values) add_tokens(p, rank, micro, "values", r->values);
+    if (s.with_values) add_tokens(p, rank, micro, "returns", r->returns);
+    if (s.with_token_rewards) add_tokens(p, rank, micro, "token_rewards", r->token_rewards);
+    if (s.with_margins) add_documents(p, rank, micro, "margins", r->margins, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "desirable", r->desirable, r->docs);
     if (is("kto")) add_documents(p, rank, micro, "kl", r->kl, r->docs);
     s.without = without;
@@ -574,7 +624,7 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
 static inline void write_rank(int64_t rank) {
     char text[7][32], path[80];
     const int64_t whole[] = {rank, s.world, s.sp, s.micro};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},       {"rank", text[0]},
+    seqpar_safetensors_pair pairs[13 + MORE] = {{"seqpar_dump", "1"},       {"rank", text[0]},
                                        {"world", text[1]},         {"sp", text[2]},
                                        {"accumulation", text[3]},  {"objective", s.objective},
                                        {"reduction", s.reduction}, {"beta", text[4]},
@@ -588,6 +638,8 @@ static inline void write_rank(int64_t rank) {
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
     snprintf(text[5], sizeof text[5], "%.17g", s.kl_coef);
     snprintf(text[6], sizeof text[6], "%.17g", s.constant);
+    for (int i = 0; i < s.keys; i++)
+        pairs[13 + i] = (seqpar_safetensors_pair){s.key[i], s.value[i]};
     for (int64_t a = 0; a < s.micro; a++) add_row(&p, rank, a);
     add(&p, -1, "loss", as_dtype(&s.loss[rank], 1, s.loss_dtype), s.loss_dtype, 0);
     snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
@@ -595,7 +647,7 @@ static inline void write_rank(int64_t rank) {
                                     .tensors = p.tensors,
                                     .count = p.count,
                                     .metadata = pairs,
-                                    .metadata_count = 13};
+                                    .metadata_count = 13 + s.keys};
     test_expect(!seqpar_safetensors_save(&desc, (const void *const *)p.data, &error), "%s",
                 error.text);
     for (int64_t i = 0; i < p.count; i++) free(p.data[i]);

@@ -184,11 +184,21 @@ static inline const reward_stat *stat_at(const reward_table *t, int scope, int64
     return &((const advantage_step *)t->own)->stat[scope * t->s->count + i];
 }
 
+static inline int advantage_divides(const dump_facts *f) {
+    return f->advantage == DUMP_ADVANTAGE_GROUP;
+}
+
+/* What is off the mean of all, off the mean of the others. */
+static inline double leave_one_out(double off, const reward_stat *s) {
+    return s->count < 2 ? off : off * s->count / (s->count - 1);
+}
+
 /* From a mean and, where the metadata want one, a deviation. */
 static inline double advantage_by(const reward_table *t, double reward, const reward_stat *mean,
                                   const reward_stat *spread, int unbiased) {
     double off = reward - mean->mean, by;
-    if (t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN) return off;
+    if (t->f->advantage == DUMP_ADVANTAGE_RLOO) return leave_one_out(off, mean);
+    if (!advantage_divides(t->f)) return off;
     by = stat_deviation(spread, unbiased) + t->f->advantage_eps;
     return by == 0 ? 0 : off / by;
 }
@@ -201,12 +211,12 @@ static inline double advantage_of(const reward_table *t, int64_t i, int way) {
                         stat_at(t, scope, i), advantage_ways[way].unbiased);
 }
 
-/* Leave-one-out: n / (n - 1) of what is off the mean. */
-static inline double advantage_leave_one_out(const reward_table *t, int64_t i) {
+/* Of means of all the mean of the others, and the reverse. */
+static inline double advantage_other_mean(const reward_table *t, int64_t i) {
     const reward_stat *s = stat_at(t, OF_GROUP, i);
-    if (t->f->advantage != DUMP_ADVANTAGE_GROUP_MEAN || s->count < 2)
-        return advantage_of(t, i, ADVANTAGE_RIGHT);
-    return (t->s->of[i].reward - s->mean) * s->count / (s->count - 1);
+    double off = t->s->of[i].reward - s->mean;
+    if (advantage_divides(t->f)) return advantage_of(t, i, ADVANTAGE_RIGHT);
+    return t->f->advantage == DUMP_ADVANTAGE_RLOO ? off : leave_one_out(off, s);
 }
 
 static inline double advantage_base(const reward_table *t, int64_t i, int base) {
@@ -240,20 +250,19 @@ static inline double advantage_way(const reward_table *t, int64_t i, int64_t r, 
     double right, deviation;
     int64_t beside;
     if (way >= ADVANTAGE_WHITENED) return advantage_whitened(t, i, r, way - ADVANTAGE_WHITENED);
-    if (way == ADVANTAGE_LEAVE_ONE_OUT) return advantage_leave_one_out(t, i);
+    if (way == ADVANTAGE_LEAVE_ONE_OUT) return advantage_other_mean(t, i);
     if (way == ADVANTAGE_NEXT || way == ADVANTAGE_PREVIOUS) {
         beside = document_beside(t->s, i, way == ADVANTAGE_NEXT ? 1 : -1);
         return beside < 0 ? NAN : advantage_of(t, beside, ADVANTAGE_RIGHT);
     }
     if (way == ADVANTAGE_BATCH_DEVIATION || way == ADVANTAGE_BATCH_DEVIATION_UNBIASED) {
-        if (t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN) return NAN;
+        if (!advantage_divides(t->f)) return NAN;
         deviation = stat_deviation(stat_at(t, OF_BATCH, i), advantage_ways[way].unbiased);
         right = t->s->of[i].reward - stat_at(t, OF_GROUP, i)->mean;
         return right / (deviation + t->f->advantage_eps);
     }
     if (way == ADVANTAGE_NO_DEVIATION)
-        return t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN ? NAN
-                                                            : advantage_base(t, i, BASE_MEAN);
+        return advantage_divides(t->f) ? advantage_base(t, i, BASE_MEAN) : NAN;
     return advantage_of(t, i, way);
 }
 
@@ -265,9 +274,7 @@ static inline int advantage_beside(int way) {
 /* What rounding of rewards makes of a number that is what they are off their mean. */
 static inline double advantage_slack(const reward_table *t, int64_t i) {
     const reward_stat *s = stat_at(t, OF_GROUP, i);
-    double by = t->f->advantage == DUMP_ADVANTAGE_GROUP_MEAN
-                    ? 1
-                    : stat_deviation(s, 0) + t->f->advantage_eps;
+    double by = advantage_divides(t->f) ? stat_deviation(s, 0) + t->f->advantage_eps : 1;
     return 4 * t->s->unit.rewards * s->largest / by;
 }
 
@@ -324,7 +331,7 @@ static inline int white_fill(advantage_step *a, const reward_table *t) {
 
 /* ---- all of it ---- */
 
-static inline void advantages_name_ways(advantage_step *a) {
+static inline void advantages_name_ways(advantage_step *a, const dump_facts *f) {
     for (int way = 0; way < ADVANTAGE_WAYS; way++) {
         int whitening = (way - ADVANTAGE_WHITENED) / 2 % WHITENINGS;
         a->ways[way] = way < ADVANTAGE_WHITENED
@@ -332,6 +339,9 @@ static inline void advantages_name_ways(advantage_step *a) {
                            : (reward_way){whitening == WHITE_STEP ? NULL : "whitened_by_rank",
                                           whitening_texts[whitening]};
     }
+    if (f->advantage == DUMP_ADVANTAGE_RLOO)
+        a->ways[ADVANTAGE_LEAVE_ONE_OUT].how = "the response itself is in the baseline's mean, "
+                                               "too: no mistake of sequence parallelism";
 }
 
 static inline void advantages_free(advantage_step *a) {
@@ -354,7 +364,7 @@ static inline int advantages_begin(advantage_step *a, reward_table *t, const ste
                         .range = advantage_range,
                         .own = a};
     if (groups_fill(a, s) || white_fill(a, t)) return -1;
-    advantages_name_ways(a);
+    advantages_name_ways(a, f);
     t->floor = 0.1 * tolerance * rewards_size(t);
     return 0;
 }

@@ -15,7 +15,7 @@ static const struct {
     {" shares_averaged losses_added scores_averaged scores_added kl_averaged kl_added ",
      "sp, dp and accumulation whose products all differ, such as 2, 3 and 5"},
     {" sigmoid_of_parts log_probs_averaged log_probs_added log_probs_of_one_rank "
-     "reference_missing pair_swapped log_probs_by_length ",
+     "reference_missing pair_swapped log_probs_by_length log_probs_not_by_length ",
      "a later step, with policy and reference apart and responses on several ranks"},
     {" kl_of_one_replica kl_clamped_before_mean kl_mean_of_means kl_not_clamped kl_missing "
      "kl_of_own_part desirable_swapped ",
@@ -24,8 +24,12 @@ static const struct {
     {" score_of_rank_end score_of_first_token score_of_row_end score_of_padding "
      "scores_of_parts scores_of_one_rank reward_on_wrong_document ",
      "documents that begin and end within ranks, padding behind them, and unequal values"},
-    {" ratio_inverted clip_wrong_side clip_missing kl_estimator ",
+    {" ratio_inverted ratio_of_parts ratio_of_tokens clip_wrong_side clip_missing "
+     "kl_estimator ",
      "a later pass over the samples: ratios beyond both clips, advantages of both signs"},
+    {" gae_of_own_tokens gae_restarted_at_cut value_lost_at_cut gae_across_documents "
+     "reward_on_every_rank reward_on_wrong_rank whitened_by_rank ",
+     "several packed responses, of which a rank holds several pieces, with unequal values"},
     {" gathered_in_rank_order side_tensor_not_split ",
      "zigzag or stripe, several documents, and numbers that differ from token to token"}};
 

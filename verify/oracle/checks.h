@@ -4,6 +4,7 @@
  * those of another dump (gradients.h). */
 #ifndef ORACLE_CHECKS_H
 #define ORACLE_CHECKS_H
+#include "gae.h"
 #include "losses.h"
 
 enum {
@@ -34,7 +35,7 @@ static const struct {
     {"rewards", "index and cu_seqlens, with values and scores of RM; or labels, rewards, "
                 "groups and advantages of PPO, and advantage in the metadata"},
     {"counts", "loss_count or loss_sum of SFT, index and labels"},
-    {"loss", "loss, index, labels, logp and what else the objective takes"},
+    {"loss", "loss, index, labels, logp and what else the objective takes (dump.h)"},
     {"reduction", "local. and grad. tensors of a parameter"},
     {"gradients", "--model, or --want, a dump of the same step on one rank"},
     {"norm", "norm and grad. tensors of all parameters"},
@@ -445,9 +446,45 @@ static inline int check_advantages(stage *s, dump *d, const loss_parts *p) {
     return status;
 }
 
+/* Reads all rows once more. 0, or -1 with d->error. */
+static inline int gae_add_rows(gae_step *g, dump *d) {
+    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+        int64_t dp = n / d->accumulation, micro = n % d->accumulation;
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, dp, micro, &row, &found);
+        if (!status && gae_add_row(g, &row, dp, micro))
+            status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step"), -1);
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_gae(stage *s, dump *d, double tolerance) {
+    gae_step g;
+    stage returns = {.judged = 1};
+    int status = gae_begin(&g, &d->facts, tolerance);
+    if (status) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
+    if (!status) status = gae_add_rows(&g, d);
+    if (!status && g.lacks)
+        s->needs = "index, cu_seqlens, labels, values, advantages, and token_rewards or "
+                   "rewards";
+    if (!status && !g.lacks && g.count) {
+        gae_judge(&g, stage_begin(s, VERDICT_RIGHT), 0);
+        if (g.has_returns) gae_judge(&g, &returns.v, 1);
+        if (g.has_returns) stage_add(s, &returns);
+    }
+    gae_free(&g);
+    return status;
+}
+
 /* 0, or -1 with d->error. */
 static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
     const step_documents *documents = &p->documents;
+    if (d->facts.objective == DUMP_PPO && d->facts.advantage == DUMP_ADVANTAGE_GAE)
+        return check_gae(s, d, p->tolerance);
     if (!documents->count) return 0;
     if (d->facts.objective == DUMP_RM && documents->has_scores && documents->has_values)
         judge_scores(stage_begin(s, VERDICT_RIGHT), documents, &d->facts, p->tolerance);

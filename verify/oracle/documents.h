@@ -31,8 +31,8 @@ typedef struct document {
     int64_t tokens, labels;         /* all, supervised ones */
     int64_t last_rank, last_local;  /* who holds its last token; -1: nobody */
     int64_t group;
-    double score, desirable, kl, reward;
-    double policy_gathered, reference_gathered; /* cut from ranks one behind the other */
+    double score, desirable, kl, reward, margin;
+    document_part gathered;                     /* cut from ranks one behind the other */
     double reference_from[SOURCES];             /* with ref_logp from elsewhere */
     double rounding;  /* squares of what rounding may do to policy - reference */
     double values[SCORES];
@@ -150,8 +150,9 @@ static inline void document_fill(document *o, document_part *part, int64_t sp,
         int64_t member = row->rank[t] - o->dp * sp;
         int64_t gathered = row->order[t];
         if (gathered >= 0 && row_supervised(row, gathered)) {
-            o->policy_gathered += number_of(row->logp, gathered);
-            o->reference_gathered += number_of(row->ref_logp, gathered);
+            o->gathered.policy += number_of(row->logp, gathered);
+            o->gathered.reference += number_of(row->ref_logp, gathered);
+            o->gathered.tokens++;
         }
         if (row->rank[t] < 0) continue;
         document_add_value(&part[member], &last_local[member], row, t);
@@ -196,6 +197,7 @@ static inline int documents_add_row(step_documents *s, const dump_row *row, int6
         o->score = number_of(row->scores, i);
         o->desirable = number_of(row->desirable, i);
         o->kl = number_of(row->kl, i);
+        o->margin = row->margins ? row->margins[i] : 0;
         o->reward = number_of(row->rewards, i);
         for (int k = 0; k < SCORES; k++) o->values[k] = NAN;
         document_fill(o, part, s->sp, row, last_local);

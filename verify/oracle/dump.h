@@ -7,8 +7,9 @@
  *     seqpar_dump "1", rank, world: always
  *     sp ("1")             ranks that share a sequence
  *     accumulation ("1")   micro-batches of the step
- *     objective ("sft")    sft, dpo, rm, kto or ppo
- *     reduction ("token")  of SFT and PPO: token, the mean over all supervised tokens of the
+ *     objective ("sft")    sft, dpo, rm, kto, ppo or value, of PPO's critic (values.h), with
+ *                          clip_value ("0": no clip)
+ *     reduction ("token")  of SFT, PPO and value: token, the mean over all supervised tokens of the
  *                          step (TRL: dapo); sequence, the mean over documents of their
  *                          tokens' means (grpo); constant, the sum over all tokens of the step
  *                          over reduction_constant (dr_grpo: documents times the longest
@@ -17,9 +18,17 @@
  *                          (Trainer of transformers without average_tokens_across_devices).
  *                          Of the last two, a group without a token counts as 0
  *     beta ("0.1")         of DPO and KTO
+ *     loss_type ("sigmoid") of DPO: sigmoid, robust, hinge, ipo (of sums, as OpenRLHF has it),
+ *                          ipo_mean (of means over tokens, as TRL has it) or simpo, with
+ *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
+ *     center ("0")         of RM: times the square of a pair's sum, added
  *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
+ *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean
+ *                          of logp - old_logp over its document's supervised tokens
  *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
- *                          advantage_eps ("1e-4")); group_mean, without the division
+ *                          advantage_eps ("1e-4")); group_mean, without the division; rloo,
+ *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
+ *                          and gae_lambda ("1")
  *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
  *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
@@ -50,8 +59,15 @@
  *     A.rewards     (docs)     PPO
  *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
  *                              group, over all rows and replicas of the step
- *     A.values      (n)        RM: what the head gives for each token
+ *     A.values      (n)        RM: what the head gives for each token; PPO, of advantage gae:
+ *                              of the token whose label is rewarded, when the text was
+ *                              sampled; of objective value: as they are trained
+ *     A.token_rewards (n)      gae: all of a token's reward; absent: rewards at the last token
+ *     A.returns     (n)        gae and value
+ *     A.old_values  (n)        value, with clip_value: when the text was sampled
  *     A.scores      (docs)     RM: what is taken for the document's reward
+ *     A.margins     (docs)     RM: what a pair's chosen document is to be ahead by; that of the
+ *                              rejected one may be anything. Absent: 0
  *     A.desirable   (docs)     KTO: 1 or 0
  *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
  *                              answer
@@ -75,7 +91,7 @@
  *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
  *
  * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64;
- * rewards, scores, desirable and kl may be integers, too. */
+ * rewards, scores, margins, desirable and kl may be integers, too. */
 #ifndef ORACLE_DUMP_H
 #define ORACLE_DUMP_H
 #include <dirent.h>
@@ -110,11 +126,14 @@ typedef struct dump_row {
     int64_t *order;        /* the token at such a place; -1: none */
     int64_t *ids, *positions, *labels;
     double *logp, *ref_logp, *old_logp, *advantages, *values;
-    double *scores, *rewards, *desirable, *kl; /* (docs) */
+    double *returns, *old_values, *token_rewards;
+    double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
     int64_t *groups;                           /* (docs) */
     int unread; /* there are tensors of documents, and no cu_seqlens that says which */
     struct { /* the relative rounding of these as they are written */
-        double logp, ref_logp, old_logp, advantages, values, scores, rewards, desirable, kl;
+        double logp, ref_logp, old_logp, advantages, values;
+        double returns, old_values, token_rewards;
+        double scores, rewards, desirable, kl, margins;
     } unit;
 } dump_row;
 
@@ -164,7 +183,7 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         "logp",      "ref_logp", "old_logp",   "values", "scores",   "rewards",  "groups",
         "desirable", "kl",       "advantages", "q",      "k",        "v",        "out",
         "lse",       "dout",     "dq",         "dk",     "dv",       "cu_seqlens",
-        "part_out",  "part_lse", NULL};
+        "part_out",  "part_lse", "margins",    "returns", "old_values", "token_rewards", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;

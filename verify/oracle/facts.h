@@ -10,9 +10,17 @@
 #include <string.h>
 #include "seqpar_safetensors.h"
 
-enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO };
+enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO, DUMP_VALUE };
 enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
-enum { DUMP_ADVANTAGE_GIVEN, DUMP_ADVANTAGE_GROUP, DUMP_ADVANTAGE_GROUP_MEAN };
+enum {
+    DUMP_ADVANTAGE_GIVEN,
+    DUMP_ADVANTAGE_GROUP,
+    DUMP_ADVANTAGE_GROUP_MEAN,
+    DUMP_ADVANTAGE_RLOO,
+    DUMP_ADVANTAGE_GAE
+};
+enum { DUMP_SIGMOID, DUMP_ROBUST, DUMP_HINGE, DUMP_IPO, DUMP_IPO_MEAN, DUMP_SIMPO };
+enum { DUMP_RATIO_OF_TOKEN, DUMP_RATIO_OF_SEQUENCE };
 enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
 enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
 
@@ -20,9 +28,11 @@ enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16
 typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
+    int64_t loss_type, importance;
     int64_t step;                                       /* of the optimizer; 1: the first */
     double beta;
-    double reduction_constant;
+    double reduction_constant, label_smoothing, simpo_gamma, center;
+    double gamma, gae_lambda, clip_value;               /* of GAE and values */
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
     double lr, beta1, beta2, eps, weight_decay, max_norm;
     int64_t window;               /* 0: none */
@@ -44,11 +54,17 @@ static const struct {
     size_t at;
     const char *words[7]; /* the first is meant where the key is absent */
 } word_facts[] = {
-    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo"}},
+    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo", "value"}},
     {"reduction",
      offsetof(dump_facts, reduction),
      {"token", "sequence", "constant", "micro", "replica"}},
-    {"advantage", offsetof(dump_facts, advantage), {"given", "group", "group_mean"}},
+    {"advantage",
+     offsetof(dump_facts, advantage),
+     {"given", "group", "group_mean", "rloo", "gae"}},
+    {"loss_type",
+     offsetof(dump_facts, loss_type),
+     {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
+    {"importance", offsetof(dump_facts, importance), {"token", "sequence"}},
     {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
     {"dtype",
      offsetof(dump_facts, dtype),
@@ -64,6 +80,12 @@ static const struct {
                      0,
                      1e15,
                      0},
+                    {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
+                    {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
+                    {"center", offsetof(dump_facts, center), 0, 1e6, 0},
+                    {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
+                    {"gae_lambda", offsetof(dump_facts, gae_lambda), 0, 1, 1},
+                    {"clip_value", offsetof(dump_facts, clip_value), 0, 1e30, 0},
                     {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
                     {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
                     {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},

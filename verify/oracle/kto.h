@@ -133,7 +133,7 @@ static inline double kto_h(const kto_step *k, int64_t i, int way) {
     if (way == H_ADDED) return h * sp;
     if (way == H_NO_REFERENCE) return whole.policy;
     if (way == H_BY_LENGTH) return part_mean(&whole);
-    if (way == H_GATHERED) return o->policy_gathered - o->reference_gathered;
+    if (way == H_GATHERED) return part_margin(&o->gathered);
     return way >= H_FROM ? whole.policy - o->reference_from[way - H_FROM] : h;
 }
 

@@ -26,7 +26,7 @@ typedef struct loss_parts {
 } loss_parts;
 
 static inline int loss_is_of_tokens(const dump_facts *f) {
-    return f->objective == DUMP_SFT || f->objective == DUMP_PPO;
+    return f->objective == DUMP_SFT || f->objective == DUMP_PPO || f->objective == DUMP_VALUE;
 }
 
 static inline void loss_begin(loss_parts *p, const dump_facts *f, double tolerance) {
@@ -49,14 +49,15 @@ static inline void loss_free(loss_parts *p) {
 }
 
 static inline int loss_is_of_documents(const dump_facts *f) {
-    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+    return !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE || has_sequence_ratio(f);
 }
 
 /* Whether the row has what the loss takes; where documents begin apart, without which their
    tensors are not read. */
 static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
     int logp = row->logp && row->labels && row->ref_logp;
-    if (f->objective == DUMP_DPO) return logp;
+    if (f->objective == DUMP_DPO)
+        return logp || (!preference_has_reference(f) && row->logp && row->labels);
     if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
     if (f->objective == DUMP_KTO)
         return logp && ((row->desirable && row->kl) || row->unread);

@@ -2,17 +2,20 @@
 /* pairs.h - the losses of pairs: documents 2i and 2i + 1 of a row are the chosen and the
  * rejected response, of which every rank may hold a part.
  *
- *     DPO   h = (chosen - ref_chosen) - (rejected - ref_rejected)      sums over all ranks
- *           L = mean over pairs of -log sigmoid(beta h)
- *     RM    L = mean over pairs of -log sigmoid(score of chosen - score of rejected) */
+ *     DPO   by loss_type (preferences.h), of sums over all ranks
+ *     RM    L = mean over pairs of -log sigmoid(score of chosen - score of rejected - margin)
+ *               + center (score of chosen + score of rejected)^2 */
 #ifndef ORACLE_PAIRS_H
 #define ORACLE_PAIRS_H
-#include "documents.h"
 #include "means.h"
+#include "preferences.h"
 
 /* Sums over pairs of what each mistake computes in the place of L. */
 typedef struct pair_ways {
     double right, parts, averaged, added, swapped, no_reference, by_length, gathered;
+    double local_means[MEANS_LOCAL]; /* of types that take means over tokens */
+    double no_margin;                /* RM */
+    int has_margins;                 /* of which some are not 0 */
     double from[SOURCES];  /* ref_logp from elsewhere */
     double values[SCORES]; /* RM whose scores are not told */
     double *alone;         /* (sp) from the part of one rank */
@@ -21,16 +24,9 @@ typedef struct pair_ways {
                                  above 1, in whatever a mistake computes. */
 } pair_ways;
 
-/* softplus(-x), without overflow */
-static inline double pair_loss(double x) {
-    return isnan(x) ? x : (x < 0 ? -x : 0) + log1p(exp(-fabs(x)));
-}
-
 static inline double part_margin(const document_part *p) { return p->policy - p->reference; }
 
-static inline double part_mean(const document_part *p) {
-    return p->tokens > 0 ? part_margin(p) / p->tokens : 0;
-}
+static inline double part_mean(const document_part *p) { return response_of(p, 1, 1); }
 
 /* Adding up thousands of log-probs in fp32 rounds, too. */
 static inline double sum_rounding(const document_part *p) {
@@ -39,38 +35,71 @@ static inline double sum_rounding(const document_part *p) {
 
 /* ---- DPO ---- */
 
+/* Of a pair's whole responses, or of one rank's parts of them. */
+static inline double pair_x(const dump_facts *f, const document_part *chosen,
+                            const document_part *rejected) {
+    int reference = preference_has_reference(f), by_length = preference_is_by_length(f);
+    return response_of(chosen, reference, by_length) -
+           response_of(rejected, reference, by_length);
+}
+
 static inline void add_pair_parts(pair_ways *w, const step_documents *s, int64_t i,
-                                  double beta) {
+                                  const dump_facts *f) {
     const document_part *chosen = &s->part[i * s->sp], *rejected = chosen + s->sp;
+    int reference = preference_has_reference(f);
     for (int64_t r = 0; r < s->sp; r++) {
-        double own = pair_loss(beta * (part_margin(&chosen[r]) - part_margin(&rejected[r])));
+        double own = preference_loss(f, pair_x(f, &chosen[r], &rejected[r]));
         w->parts += own / (double)s->sp;
         w->alone[r] += own;
     }
+    for (int how = 0; how < MEANS_LOCAL; how++)
+        w->local_means[how] +=
+            preference_loss(f, response_of_means(chosen, s->sp, reference, how) -
+                                   response_of_means(rejected, s->sp, reference, how));
+}
+
+/* With ref_logp from elsewhere, and without it. */
+static inline void add_pair_references(pair_ways *w, const document *chosen, document_part c,
+                                       document_part r, const dump_facts *f) {
+    for (int k = 0; k < SOURCES; k++) {
+        c.reference = chosen->reference_from[k];
+        r.reference = chosen[1].reference_from[k];
+        w->from[k] += preference_loss(f, pair_x(f, &c, &r));
+    }
+    c.reference = r.reference = 0;
+    w->no_reference += preference_loss(f, pair_x(f, &c, &r));
+}
+
+/* Squares of what roundings make of one response's part of x. */
+static inline double response_rounding(const document *o, document_part p,
+                                       const dump_facts *f) {
+    double squares;
+    if (!preference_has_reference(f)) p.reference = 0;
+    squares = o->rounding + sum_rounding(&p);
+    return preference_is_by_length(f) && p.tokens > 0 ? squares / square(p.tokens) : squares;
 }
 
 /* Returns the loss of the pair that begins with document i. */
-static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i, double beta) {
+static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i,
+                              const dump_facts *f) {
     const document *chosen = &s->of[i], *rejected = chosen + 1;
     document_part c = document_whole(s, i), r = document_whole(s, i + 1);
-    double h = part_margin(&c) - part_margin(&r), policy = c.policy - r.policy;
+    int reference = preference_has_reference(f), by_length = preference_is_by_length(f);
+    double x = pair_x(f, &c, &r);
     w->pairs++;
-    w->right += pair_loss(beta * h);
-    w->averaged += pair_loss(beta * h / (double)s->sp);
-    w->added += pair_loss(beta * h * (double)s->sp);
-    w->swapped += pair_loss(-beta * h);
-    w->no_reference += pair_loss(beta * policy);
-    w->by_length += pair_loss(beta * (part_mean(&c) - part_mean(&r)));
-    w->gathered += pair_loss(beta * (chosen->policy_gathered - chosen->reference_gathered -
-                                     rejected->policy_gathered + rejected->reference_gathered));
-    for (int k = 0; k < SOURCES; k++)
-        w->from[k] += pair_loss(beta * (policy - chosen->reference_from[k] +
-                                        rejected->reference_from[k]));
-    add_pair_parts(w, s, i, beta);
-    if (!(fabs(h) <= w->largest)) w->largest = fabs(h);
-    w->rounding += square(beta) * (chosen->rounding + rejected->rounding + sum_rounding(&c) +
-                                   sum_rounding(&r));
-    return pair_loss(beta * h);
+    w->right += preference_loss(f, x);
+    w->averaged += preference_loss(f, x / (double)s->sp);
+    w->added += preference_loss(f, x * (double)s->sp);
+    w->swapped += preference_loss(f, -x);
+    w->by_length += preference_loss(f, response_of(&c, reference, !by_length) -
+                                           response_of(&r, reference, !by_length));
+    w->gathered += preference_loss(f, pair_x(f, &chosen->gathered, &rejected->gathered));
+    add_pair_references(w, chosen, c, r, f);
+    add_pair_parts(w, s, i, f);
+    if (!(fabs(x) <= w->largest)) w->largest = fabs(x);
+    w->rounding += square(preference_slope(f, x)) *
+                   (response_rounding(chosen, c, f) + response_rounding(rejected, r, f));
+    return preference_loss(f, x);
 }
 
 /* One rank puts no log-probs together, but replicas and micro-batches means. */
@@ -103,6 +132,18 @@ static inline void pairs_begin_answers(const pair_ways *w, answers *a, int low) 
     snprintf(a->what, sizeof a->what, "%lld pairs", (long long)w->pairs);
 }
 
+static inline void dpo_add_means(const pair_ways *w, answers *a, const dump_facts *f,
+                                 double several) {
+    if (!preference_is_by_length(f)) {
+        answers_add(a, "log_probs_by_length", w->by_length / (double)w->pairs, NULL);
+        return;
+    }
+    answers_add(a, "log_probs_not_by_length", w->by_length / (double)w->pairs, NULL);
+    for (int how = 0; how < MEANS_LOCAL; how++)
+        answers_add(a, "sequence_counts_local", w->local_means[how] / several,
+                    local_means_texts[how]);
+}
+
 static inline void dpo_answers(const pair_ways *w, answers *a, const dump_facts *f,
                                const step_documents *s) {
     double n = (double)w->pairs, several = f->sp > 1 ? n : NAN;
@@ -111,13 +152,14 @@ static inline void dpo_answers(const pair_ways *w, answers *a, const dump_facts 
     answers_add(a, "log_probs_averaged", w->averaged / several, NULL);
     answers_add(a, "log_probs_added", w->added / several, NULL);
     answers_add(a, "pair_swapped", w->swapped / n, NULL);
-    answers_add(a, "reference_missing", w->no_reference / n, NULL);
-    answers_add(a, "log_probs_by_length", w->by_length / n, NULL);
+    dpo_add_means(w, a, f, several);
     answers_add(a, "gathered_in_rank_order", w->gathered / n, NULL);
+    if (!preference_has_reference(f)) return;
+    answers_add(a, "reference_missing", w->no_reference / n, NULL);
     for (int k = 0; k < SOURCES; k++)
         answers_add(a, "side_tensor_not_split", w->from[k] / n,
                     token_ways[TOKEN_REFERENCE + k].how);
-    if (w->largest == 0)
+    if (w->largest == 0 && f->loss_type <= DUMP_ROBUST)
         a->hint = "policy and reference are equal in this dump, so the loss should be ln 2: "
                   "what was trained had other log-probs";
 }
@@ -134,25 +176,35 @@ static inline double owned_score(const step_documents *s, int64_t i, int64_t mem
     return o->last_rank == o->dp * s->sp + member ? document_score(s, i) : 0;
 }
 
-static inline double add_score_pair(pair_ways *w, const step_documents *s, int64_t i) {
+/* Of scores chosen and rejected, or of what a mistake takes for them. */
+static inline double score_loss(const dump_facts *f, double chosen, double rejected,
+                                double margin) {
+    return pair_loss(chosen - rejected - margin) + f->center * square(chosen + rejected);
+}
+
+static inline double add_score_pair(pair_ways *w, const step_documents *s, int64_t i,
+                                    const dump_facts *f) {
     double chosen = document_score(s, i), rejected = document_score(s, i + 1);
-    double h = chosen - rejected;
+    double h = chosen - rejected, m = s->of[i].margin, sp = (double)s->sp;
     double unit = s->has_scores ? s->unit.scores : s->unit.values;
     w->pairs++;
-    w->right += pair_loss(h);
-    w->averaged += pair_loss(h / (double)s->sp);
-    w->added += pair_loss(h * (double)s->sp);
-    w->swapped += pair_loss(-h);
+    w->right += score_loss(f, chosen, rejected, m);
+    w->averaged += score_loss(f, chosen / sp, rejected / sp, m);
+    w->added += score_loss(f, chosen * sp, rejected * sp, m);
+    w->swapped += score_loss(f, rejected, chosen, m);
+    w->no_margin += score_loss(f, chosen, rejected, 0);
+    w->has_margins |= m != 0;
     for (int k = 0; k < SCORES; k++)
-        w->values[k] += pair_loss(s->of[i].values[k] - s->of[i + 1].values[k]);
+        w->values[k] += score_loss(f, s->of[i].values[k], s->of[i + 1].values[k], m);
     for (int64_t r = 0; r < s->sp; r++) {
-        double own = pair_loss(owned_score(s, i, r) - owned_score(s, i + 1, r));
-        w->parts += own / (double)s->sp;
+        double own = score_loss(f, owned_score(s, i, r), owned_score(s, i + 1, r), m);
+        w->parts += own / sp;
         w->alone[r] += own;
     }
     if (!(fabs(h) <= w->largest)) w->largest = fabs(h);
-    w->rounding += square(unit) * (square(chosen) + square(rejected));
-    return pair_loss(h);
+    w->rounding += square(unit * (1 + 2 * f->center * fabs(chosen + rejected))) *
+                   (square(chosen) + square(rejected));
+    return score_loss(f, chosen, rejected, m);
 }
 
 static const char *const score_names[SCORES] = {
@@ -172,6 +224,7 @@ static inline void rm_answers(const pair_ways *w, answers *a, const dump_facts *
     double unit = s->has_scores ? s->unit.scores : s->unit.values;
     pairs_begin_answers(w, a, unit > NARROW);
     answers_add(a, "pair_swapped", w->swapped / n, NULL);
+    answers_add(a, "margin_missing", w->has_margins ? w->no_margin / n : NAN, NULL);
     answers_add(a, "scores_averaged", w->averaged / several, NULL);
     answers_add(a, "scores_added", w->added / several, NULL);
     answers_add(a, "sigmoid_of_parts", w->parts / several, NULL);
@@ -195,7 +248,7 @@ static inline void pairs_answers(pair_ways *w, step_means *means, const step_doc
     for (int64_t i = 0; i < s->count; i++) {
         double loss;
         if (!document_begins_pair(s, i)) continue;
-        loss = rm ? add_score_pair(w, s, i) : add_pair(w, s, i, f->beta);
+        loss = rm ? add_score_pair(w, s, i, f) : add_pair(w, s, i, f);
         means_add(means, f, -1, s->of[i].dp, s->of[i].micro, loss, 1);
     }
     for (int64_t r = 0; r < s->sp; r++) w->alone[r] /= (double)w->pairs;

@@ -23,9 +23,14 @@ static const struct {
     {"old_logp", offsetof(dump_row, old_logp), offsetof(dump_row, unit.old_logp), 0},
     {"advantages", offsetof(dump_row, advantages), offsetof(dump_row, unit.advantages), 0},
     {"values", offsetof(dump_row, values), offsetof(dump_row, unit.values), 0},
+    {"returns", offsetof(dump_row, returns), offsetof(dump_row, unit.returns), 0},
+    {"old_values", offsetof(dump_row, old_values), offsetof(dump_row, unit.old_values), 0},
+    {"token_rewards", offsetof(dump_row, token_rewards), offsetof(dump_row, unit.token_rewards),
+     0},
     {"scores", offsetof(dump_row, scores), offsetof(dump_row, unit.scores), 1},
     {"rewards", offsetof(dump_row, rewards), offsetof(dump_row, unit.rewards), 1},
     {"desirable", offsetof(dump_row, desirable), offsetof(dump_row, unit.desirable), 1},
+    {"margins", offsetof(dump_row, margins), offsetof(dump_row, unit.margins), 1},
     {"kl", offsetof(dump_row, kl), offsetof(dump_row, unit.kl), 1}};
 enum { ROW_NUMBERS = sizeof row_numbers / sizeof *row_numbers };
 
@@ -374,8 +379,7 @@ static inline double row_narrow_unit(const dump_row *row, const double *x) {
 }
 
 static inline void row_note_unit(dump_row *row, int i, double unit) {
-    int of_policy = !strcmp(row_numbers[i].name + strlen(row_numbers[i].name) - 4, "logp");
-    if (of_policy && *row_number(row, i) && unit < NARROW)
+    if (strstr(row_numbers[i].name, "logp") && *row_number(row, i) && unit < NARROW)
         unit = fmax(unit, row_narrow_unit(row, *row_number(row, i)));
     memcpy((char *)row + row_numbers[i].unit, &unit, sizeof unit);
 }

@@ -223,7 +223,9 @@ static inline int pairs_are_known(const seed_set *s, double *pairs) {
 }
 
 static inline int make_dpo_seeds(seed_set *s, int way) {
+    const dump_facts *f = &s->f->d->facts;
     double pairs;
+    if (f->loss_type != DUMP_SIGMOID || f->label_smoothing > 0) return 0;
     if (!pairs_are_known(s, &pairs)) return 0;
     memset(s->sums, 0, (size_t)s->most * sizeof *s->sums);
     each_target(s, add_to_document, dpo_seeds[way].how);

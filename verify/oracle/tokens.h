@@ -4,7 +4,33 @@
 #ifndef ORACLE_TOKENS_H
 #define ORACLE_TOKENS_H
 #include "means.h"
-#include "policy.h"
+#include "values.h"
+
+/* ---- one token ---- */
+
+static inline void token_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                const sequence_ratio *of, double *loss) {
+    if (f->objective == DUMP_PPO) {
+        policy_losses(f, row, t, of, loss);
+        return;
+    }
+    if (f->objective == DUMP_VALUE) {
+        value_losses(f, row, t, loss);
+        return;
+    }
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
+    loss[TOKEN_RIGHT] = -row->logp[t];
+}
+
+/* Whether the row has what the loss of its tokens takes, documents apart. */
+static inline int row_has_token_losses(const dump_facts *f, const dump_row *row) {
+    if (f->objective == DUMP_VALUE) return row_has_values(f, row);
+    if (!row->logp || !row->labels) return 0;
+    return f->objective != DUMP_PPO ||
+           (row->old_logp && row->advantages && (row->ref_logp || !(f->kl_coef > 0)));
+}
+
+/* ---- sums ---- */
 
 /* A document's losses, or those of its part on one rank. */
 typedef struct token_part {
@@ -42,6 +68,7 @@ typedef struct token_sums {
     int unknown_documents; /* a row does not say where documents begin */
     int gaps;              /* a rank has no supervised token of some document */
     token_part *part;      /* (sp) */
+    token_part *ratio;     /* (sp) of logp - old_logp, where a document has one ratio */
 } token_sums;
 
 /* 0, or -1: no memory. */
@@ -50,7 +77,8 @@ static inline int tokens_begin(token_sums *s, const dump_facts *f) {
     means_begin(&s->means, f, 1);
     means_begin(&s->own, f, 1);
     s->part = (token_part *)calloc((size_t)f->sp, sizeof *s->part);
-    return s->part ? 0 : -1;
+    s->ratio = (token_part *)calloc((size_t)f->sp, sizeof *s->ratio);
+    return s->part && s->ratio ? 0 : -1;
 }
 
 /* Each rank divides its part of the document by its own count. */
@@ -70,10 +98,27 @@ static inline void tokens_add_parts(token_sums *s, const dump_facts *f, int64_t 
     s->gaps |= filled < (double)f->sp;
 }
 
+/* Values and returns were rounded as log-probs are. */
+static inline void tokens_add_value_rounding(token_sums *s, const dump_facts *f,
+                                             const dump_row *row, int64_t t, double weight) {
+    double by = weight * value_slope(f, row, t);
+    s->size += by * by / weight / 2;
+    s->computed += by;
+    written_add(&s->logp, row->unit.values, row->values[t], by);
+    written_add(&s->advantages, row->unit.returns, row->returns[t], by);
+    if (f->clip_value > 0)
+        written_add(&s->old_logp, row->unit.old_values, row->old_values[t], by);
+}
+
 /* What roundings of the token's numbers make of the weighted sum. */
 static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const dump_row *row,
-                                       int64_t t, double weight) {
-    token_slopes by = token_slopes_of(f, row, t);
+                                       int64_t t, const sequence_ratio *of, double weight) {
+    token_slopes by;
+    if (f->objective == DUMP_VALUE) {
+        tokens_add_value_rounding(s, f, row, t, weight);
+        return;
+    }
+    by = token_slopes_of(f, row, t, of);
     s->size += weight * by.size;
     s->computed += weight * (fabs(by.logp) + fabs(by.old_logp) + fabs(by.reference));
     written_add(&s->logp, row->unit.logp, row->logp[t], weight * by.logp);
@@ -117,19 +162,45 @@ static inline void tokens_end_row(token_sums *s, int64_t dp) {
     group_end(&s->row, &s->micro);
 }
 
+static inline int has_sequence_ratio(const dump_facts *f) {
+    return f->objective == DUMP_PPO && f->importance == DUMP_RATIO_OF_SEQUENCE;
+}
+
+/* Sums of logp - old_logp by rank; returns that over all of the document. */
+static inline double tokens_add_ratios(token_sums *s, const dump_facts *f, const dump_row *row,
+                                       int64_t dp, int64_t begin, int64_t end) {
+    double sum = 0;
+    memset(s->ratio, 0, (size_t)f->sp * sizeof *s->ratio);
+    for (int64_t t = begin; t < end; t++) {
+        token_part *p;
+        if (!row_supervised(row, t)) continue;
+        p = &s->ratio[row->rank[t] - dp * f->sp];
+        p->sum += row->logp[t] - row->old_logp[t];
+        p->count++;
+        sum += row->logp[t] - row->old_logp[t];
+    }
+    return sum;
+}
+
 /* Tokens begin to end, a document. Returns its mean; count: its supervised tokens. */
 static inline double tokens_add_document(token_sums *s, const dump_facts *f,
                                          const dump_row *row, int64_t dp, int64_t micro,
                                          int64_t begin, int64_t end, double count) {
     double sums[TOKEN_WAYS] = {0}, loss[TOKEN_WAYS];
     double weight = f->reduction == DUMP_BY_SEQUENCE ? 1 / count : 1;
-    double by_row = f->reduction == DUMP_BY_MICRO ? 1 / s->of_row : weight;
+    double by_row = f->reduction == DUMP_BY_MICRO ? 1 / s->of_row : weight, ratio = 0;
+    int of_sequence = has_sequence_ratio(f);
     memset(s->part, 0, (size_t)f->sp * sizeof *s->part);
+    if (of_sequence) ratio = tokens_add_ratios(s, f, row, dp, begin, end);
     for (int64_t t = begin; t < end; t++) {
+        sequence_ratio of = {.whole = ratio / count};
         token_part *p;
         if (!row_supervised(row, t)) continue;
-        token_losses(f, row, t, loss);
-        tokens_add_rounding(s, f, row, t, by_row);
+        p = &s->ratio[row->rank[t] - dp * f->sp];
+        of.part = p->sum / p->count;
+        of.share = p->sum / count;
+        token_losses(f, row, t, of_sequence ? &of : NULL, loss);
+        tokens_add_rounding(s, f, row, t, of_sequence ? &of : NULL, by_row);
         for (int way = 0; way < TOKEN_WAYS; way++) sums[way] += loss[way];
         means_add(&s->means, f, row->rank[t], dp, micro, loss[0], weight);
         p = &s->part[row->rank[t] - dp * f->sp];
@@ -168,6 +239,8 @@ static inline void tokens_add_row(token_sums *s, const dump_facts *f, const dump
     s->by_row += documents > 0 ? means / documents : 0;
     s->rows += documents > 0;
     s->unit = fmax(s->unit, row->unit.logp);
+    if (f->objective == DUMP_VALUE)
+        s->unit = fmax(s->unit, fmax(row->unit.values, row->unit.returns));
     if (f->objective != DUMP_PPO) return;
     s->unit = fmax(s->unit, fmax(row->unit.old_logp, row->unit.advantages));
     if (f->kl_coef > 0) s->unit = fmax(s->unit, row->unit.ref_logp);
@@ -297,6 +370,7 @@ static inline const char *tokens_vacuous(const token_sums *s, const answers *a, 
 
 static inline void tokens_free(token_sums *s) {
     free(s->part);
+    free(s->ratio);
     written_free(&s->logp);
     written_free(&s->old_logp);
     written_free(&s->advantages);

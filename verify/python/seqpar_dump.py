@@ -47,11 +47,15 @@ import numpy
 DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
           "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
-OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
-                "ppo": ("old_logp", "advantages", "rewards", "groups")}
+OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (),
+                "rm": ("values", "scores", "margins"), "kto": ("desirable", "kl"),
+                "ppo": ("old_logp", "advantages", "rewards", "groups", "values", "returns",
+                        "token_rewards"),
+                "value": ("values", "returns", "old_values")}
 ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
-KEYWORDS = ("reduction", "clip_low", "clip_high", "kl_coef", "advantage", "advantage_eps",
-            "softmax_scale", "window", "softcap", "dtype")
+KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "importance", "advantage",
+            "advantage_eps", "gamma", "gae_lambda", "clip_value", "loss_type", "label_smoothing", "simpo_gamma",
+            "center", "softmax_scale", "window", "softcap", "dtype")
 STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
 
 

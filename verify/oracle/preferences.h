@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* preferences.h - the loss of one pair by metadata loss_type. x is what the chosen response's
+ * log-probs have before the rejected one's, z = beta x; e is label_smoothing.
+ *
+ *     sigmoid    softplus(-z) (1 - e) + softplus(z) e
+ *     robust     (softplus(-z) (1 - e) - softplus(z) e) / (1 - 2 e)
+ *     hinge      max(0, 1 - z)
+ *     ipo        (x - 1 / (2 beta))^2; ipo_mean: x of means over tokens
+ *     simpo      as sigmoid, of z - simpo_gamma, x of the policy's means over tokens alone */
+#ifndef ORACLE_PREFERENCES_H
+#define ORACLE_PREFERENCES_H
+#include "documents.h"
+
+/* softplus(-x), without overflow */
+static inline double pair_loss(double x) {
+    return isnan(x) ? x : (x < 0 ? -x : 0) + log1p(exp(-fabs(x)));
+}
+
+static inline int preference_is_by_length(const dump_facts *f) {
+    return f->loss_type == DUMP_IPO_MEAN || f->loss_type == DUMP_SIMPO;
+}
+
+static inline int preference_has_reference(const dump_facts *f) {
+    return f->loss_type != DUMP_SIMPO;
+}
+
+static inline double preference_loss(const dump_facts *f, double x) {
+    double z = f->beta * x, e = f->label_smoothing;
+    switch (f->loss_type) {
+    case DUMP_ROBUST: return (pair_loss(z) * (1 - e) - pair_loss(-z) * e) / (1 - 2 * e);
+    case DUMP_HINGE: return isnan(z) ? z : fmax(0, 1 - z);
+    case DUMP_IPO:
+    case DUMP_IPO_MEAN: return square(x - 1 / (2 * f->beta));
+    case DUMP_SIMPO: z -= f->simpo_gamma; break;
+    default: break;
+    }
+    return pair_loss(z) * (1 - e) + pair_loss(-z) * e;
+}
+
+/* At most: what the loss changes where x does, of whatever a mistake computes. */
+static inline double preference_slope(const dump_facts *f, double x) {
+    if (f->loss_type == DUMP_IPO || f->loss_type == DUMP_IPO_MEAN)
+        return 2 * fabs(x - 1 / (2 * f->beta));
+    return f->loss_type == DUMP_ROBUST ? f->beta / (1 - 2 * f->label_smoothing) : f->beta;
+}
+
+/* What a response, or a rank's part of it, has; by_length: a mean over its tokens. */
+static inline double response_of(const document_part *p, int reference, int by_length) {
+    double h = p->policy - (reference ? p->reference : 0);
+    if (!by_length) return h;
+    return p->tokens > 0 ? h / p->tokens : 0;
+}
+
+/* Ranks' own means of a response: added, averaged over ranks, or over those with a token. */
+enum { MEANS_ADDED, MEANS_AVERAGED, MEANS_OF_FILLED, MEANS_LOCAL };
+static const char *const local_means_texts[MEANS_LOCAL] = {
+    "added over ranks", "averaged over ranks",
+    "averaged over the ranks that have a token of the response"};
+
+static inline double response_of_means(const document_part *p, int64_t sp, int reference,
+                                       int how) {
+    double sum = 0, filled = 0;
+    for (int64_t r = 0; r < sp; r++) {
+        sum += response_of(&p[r], reference, 1);
+        filled += p[r].tokens > 0;
+    }
+    if (how == MEANS_ADDED || filled == 0) return sum;
+    return sum / (how == MEANS_AVERAGED ? (double)sp : filled);
+}
+#endif
