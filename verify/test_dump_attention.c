@@ -1615,14 +1615,6 @@ static void test_another_type(void) {
     write_scene();
     expect(0, "right", "attention right");
     test_end("attention_few_digits_of_v");
-    make(SEQPAR_LAYOUT_ZIGZAG, 2);
-    s.bits = F16; /* a kernel in F16 on numbers in F32 */
-    s.stored = F32;
-    right_step();
-    narrow_all(DQ, BF16);
-    write_scene();
-    expect(0, "right", "attention right");
-    test_end("attention_digits_of_f32");
 }
 
 static void test_gallery(void) {

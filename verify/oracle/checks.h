@@ -469,8 +469,9 @@ static inline int check_gae(stage *s, dump *d, double tolerance) {
     if (status) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
     if (!status) status = gae_add_rows(&g, d);
     if (!status && g.lacks)
-        s->needs = "index, cu_seqlens, labels, values, advantages, and token_rewards or "
-                   "rewards";
+        snprintf(s->lacks, sizeof s->lacks,
+                 "index, cu_seqlens, labels, values, advantages, and token_rewards or "
+                 "rewards");
     if (!status && !g.lacks && g.count) {
         gae_judge(&g, stage_begin(s, VERDICT_RIGHT), 0);
         if (g.has_returns) gae_judge(&g, &returns.v, 1);

@@ -59,7 +59,7 @@ static inline int is_multiple(const gradient_check *c, int64_t i, double factor)
     return distance_from(&c->each[i].like, factor) <= c->tolerance;
 }
 
-static inline void group_add(gradient_check *c, factor_groups *g, int64_t i, int group) {
+static inline void factor_group_add(gradient_check *c, factor_groups *g, int64_t i, int group) {
     c->each[i].group = group;
     g->of[group].count++;
     likeness_add(&g->of[group].like, &c->each[i].like);
@@ -70,7 +70,7 @@ static inline void group_factors(gradient_check *c, factor_groups *g) {
     memset(g, 0, sizeof *g);
     for (int64_t i = 0; i < c->n; i++) {
         c->each[i].group = -1;
-        if (is_multiple(c, i, 1)) group_add(c, g, i, 0);
+        if (is_multiple(c, i, 1)) factor_group_add(c, g, i, 0);
     }
     for (int64_t i = 0; i < c->n && g->count < FACTOR_GROUPS; i++) {
         double factor = own_factor(&c->each[i].like);
@@ -80,7 +80,7 @@ static inline void group_factors(gradient_check *c, factor_groups *g) {
         g->count++;
         for (int64_t k = i; k < c->n; k++)
             if (c->each[k].group < 0 && is_multiple(c, k, factor))
-                group_add(c, g, k, g->count);
+                factor_group_add(c, g, k, g->count);
     }
     for (int64_t i = 0; i < c->n; i++) g->rest += c->each[i].group < 0;
 }
