@@ -34,6 +34,7 @@ typedef struct document {
     double score, desirable, kl, reward;
     double policy_gathered, reference_gathered; /* cut from ranks one behind the other */
     double reference_from[SOURCES];             /* with ref_logp from elsewhere */
+    double zeros, zero_labels; /* policy - reference of targets with id 0; how many these are */
     double rounding;  /* squares of what rounding may do to policy - reference */
     double values[SCORES];
 } document;
@@ -91,6 +92,10 @@ static inline void document_add_token(document *o, document_part *p, const dump_
     if (advantage > p->high) p->high = advantage;
     p->tokens++;
     o->labels++;
+    if (row->labels[t] == 0) {
+        o->zeros += number_of(row->logp, t) - number_of(row->ref_logp, t);
+        o->zero_labels++;
+    }
     o->rounding += square(row->unit.logp * number_of(row->logp, t)) +
                    square(row->unit.ref_logp * number_of(row->ref_logp, t));
     for (int source = 0; source < SOURCES; source++) {

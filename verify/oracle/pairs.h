@@ -13,6 +13,7 @@
 /* Sums over pairs of what each mistake computes in the place of L. */
 typedef struct pair_ways {
     double right, parts, averaged, added, swapped, no_reference, by_length, gathered;
+    double without_zeros, zero_labels; /* targets with id 0 left out; how many there are */
     double from[SOURCES];  /* ref_logp from elsewhere */
     double values[SCORES]; /* RM whose scores are not told */
     double *alone;         /* (sp) from the part of one rank */
@@ -64,6 +65,8 @@ static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i, 
     w->by_length += pair_loss(beta * (part_mean(&c) - part_mean(&r)));
     w->gathered += pair_loss(beta * (chosen->policy_gathered - chosen->reference_gathered -
                                      rejected->policy_gathered + rejected->reference_gathered));
+    w->without_zeros += pair_loss(beta * (h - chosen->zeros + rejected->zeros));
+    w->zero_labels += chosen->zero_labels + rejected->zero_labels;
     for (int k = 0; k < SOURCES; k++)
         w->from[k] += pair_loss(beta * (policy - chosen->reference_from[k] +
                                         rejected->reference_from[k]));
@@ -104,6 +107,7 @@ static inline void dpo_answers(const pair_ways *w, answers *a, law *l, const dum
     answers_add(a, "reference_missing", w->no_reference / n, NULL);
     answers_add(a, "log_probs_by_length", w->by_length / n, NULL);
     answers_add(a, "gathered_in_rank_order", w->gathered / n, NULL);
+    if (w->zero_labels > 0) answers_add(a, "token_zero_ignored", w->without_zeros / n, NULL);
     for (int k = 0; k < SOURCES; k++)
         answers_add(a, "side_tensor_not_split", w->from[k] / n,
                     token_ways[TOKEN_REFERENCE + k].how);

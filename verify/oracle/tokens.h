@@ -19,6 +19,7 @@ typedef struct token_sums {
     double by_token[TOKEN_WAYS];    /* sums of losses */
     double by_document[TOKEN_WAYS]; /* sums of documents' means */
     double by_row;                  /* sum of rows' means over documents */
+    double zeros, zero_labels;      /* losses of targets with id 0; how many these are */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
     double size, rounding; /* weighted: |loss|, squares of what rounding may do */
@@ -71,6 +72,8 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
         p = &s->part[row->rank[t] - dp * f->sp];
         p->sum += loss[0];
         p->count++;
+        if (row->labels[t] == 0) s->zeros += loss[0];
+        s->zero_labels += row->labels[t] == 0;
         s->size += weight * fabs(loss[0]);
         s->rounding += rounding * rounding;
     }
@@ -202,6 +205,9 @@ static inline void tokens_answers(token_sums *s, answers *a, law *l, const dump_
             answers_add(a, token_ways[way].name, tokens_mean(s, f->reduction, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
+    if (s->zero_labels > 0 && f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN)
+        answers_add(a, "token_zero_ignored",
+                    (s->by_token[TOKEN_RIGHT] - s->zeros) / (s->tokens - s->zero_labels), NULL);
     a->vacuous = tokens_vacuous(s, a, l, f);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;
