@@ -70,10 +70,13 @@ static void hold(scene *s, int64_t rank, int64_t micro, const seqpar_share *shar
     }
 }
 
+static int skip_zeros; /* targets with id 0 are not counted */
+static int counts(int32_t label) { return label != NONE && !(skip_zeros && label == 0); }
+
 static void right_sum(const scene *s, int64_t rank, int64_t micro, double *sum, double *count) {
     const held *h = &s->of[rank][micro];
     for (int64_t i = 0; i < h->tokens; i++)
-        if (h->labels[i] != NONE) {
+        if (counts(h->labels[i])) {
             *sum -= h->logp[i];
             ++*count;
         }
@@ -554,7 +557,7 @@ static double part_of(int64_t doc, int64_t a, int64_t first, int64_t last, doubl
     for (int64_t r = first; r < last; r++)
         for (int64_t i = 0; i < s.of[r][a].tokens; i++) {
             const held *h = &s.of[r][a];
-            if (document_of(h->index[i]) != doc || h->labels[i] == NONE) continue;
+            if (document_of(h->index[i]) != doc || !counts(h->labels[i])) continue;
             sum += h->logp[i] - reference * h->ref_logp[i];
             ++*labels;
         }
@@ -884,6 +887,42 @@ static void test_files(void) {
     expect_refused("cu_seqlens_far", "ends with 1099511627776");
 }
 
+/* Every fifth token has id 0. */
+static void put_zeros(void) {
+    for (int64_t r = 0; r < s.world; r++)
+        for (int64_t a = 0; a < s.accumulation; a++)
+            for (int64_t i = 0; i < s.of[r][a].tokens; i++) {
+                held *h = &s.of[r][a];
+                if (h->index[i] % 5 == 3) h->ids[i] = 0;
+                if (h->index[i] % 5 != 2 || h->labels[i] == NONE) continue;
+                h->labels[i] = 0;
+                h->logp[i] *= 3;
+            }
+    set_loss(&s, right_loss(&s));
+}
+
+static void test_token_zero(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
+    put_zeros();
+    expect_said("token_zero_counts", 0, "right", "loss      right");
+    skip_zeros = 1;
+    set_loss(&s, right_loss(&s));
+    expect_named(&s, "token_zero_ignored", "loss      wrong");
+    skip_zeros = 0;
+    make_pairs(pairs_loss(0, 3, 1, 1, 0));
+    expect_said("token_zero_counts_in_pairs", 0, "right", "loss      right");
+    skip_zeros = 1;
+    make_pairs(pairs_loss(0, 3, 1, 1, 0));
+    expect_named(&s, "token_zero_ignored", "loss      wrong");
+    skip_zeros = 0;
+    s.dpo = 0;
+    make(&s, SEQPAR_LAYOUT_STRIPE, 2, 1, 2); /* no such target: it cannot be */
+    skip_zeros = 1;
+    set_loss(&s, right_loss(&s));
+    skip_zeros = 0;
+    expect_said("no_token_zero", 0, "right", "loss      right");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
@@ -900,5 +939,6 @@ int main(int argc, char **argv) {
     test_gradients();
     test_files();
     test_unsplit_labels();
+    test_token_zero();
     return test_summary();
 }

@@ -237,12 +237,6 @@ static double get(int rank, const char *name, int64_t i) {
 static void put(int rank, const char *name, int64_t i, double x) {
     memcpy((char *)data_of(rank, name) + 8 * i, &x, 8);
 }
-static int64_t get_whole(int rank, const char *name, int64_t i) {
-    int64_t x;
-    memcpy(&x, (char *)data_of(rank, name) + 8 * i, 8);
-    return x;
-}
-
 static void scale(int rank, const char *name, double factor) {
     for (int64_t i = 0; i < count_of(rank, name); i++)
         put(rank, name, i, factor * get(rank, name, i));
@@ -325,28 +319,6 @@ static void other_shares(void) {
     copy(1, "0.labels", 0, "1.labels");
 }
 
-/* DPO in which targets with id 0 do not count: sums of log-probs by document, anew. */
-static void without_token_0(void) {
-    double loss = 0, pairs = 0;
-    for (int n = 0; n < 4; n++) {
-        double h[4] = {0};
-        char index[16], labels[16], logp[16], reference[16], cu[16];
-        snprintf(index, sizeof index, "%d.index", n % 2);
-        snprintf(labels, sizeof labels, "%d.labels", n % 2);
-        snprintf(logp, sizeof logp, "%d.logp", n % 2);
-        snprintf(reference, sizeof reference, "%d.ref_logp", n % 2);
-        snprintf(cu, sizeof cu, "%d.cu_seqlens", n % 2);
-        for (int r = n / 2 * 3; r < n / 2 * 3 + 3; r++)
-            for (int64_t i = 0; i < count_of(r, index); i++) {
-                int64_t label = get_whole(r, labels, i), d = 0;
-                while (get_whole(r, cu, d + 1) <= get_whole(r, index, i)) d++;
-                if (label > 0) h[d] += get(r, logp, i) - get(r, reference, i);
-            }
-        for (int d = 0; d < 4; d += 2, pairs++) loss += log1p(exp(-0.1 * (h[d] - h[d + 1])));
-    }
-    for (int r = 0; r < RANKS; r++) put(r, "loss", 0, loss / pairs);
-}
-
 static const struct {
     const char *ids; /* of entries, with blanks between */
     int stage;
@@ -365,7 +337,6 @@ static const struct {
                {"B37", GRADIENTS, not_divided, "want"},
                {"B20 B28 B69", LOG_PROBS, first_forward, "model"},
                {"B51", LOSS, nan_of_padding, "want"},
-               {"B55", LOSS, without_token_0, "dpo"},
                {"B56", LOSS, other_loss, "dpo"},
                {"B75", POSITIONS, cut_twice, "want"},
                {"B77", LABELS, other_rows, "want"},

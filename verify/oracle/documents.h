@@ -34,6 +34,7 @@ typedef struct document {
     double score, desirable, kl, reward, margin;
     document_part gathered;                     /* cut from ranks one behind the other */
     double reference_from[SOURCES];             /* with ref_logp from elsewhere */
+    double zeros, zero_labels; /* policy - reference of targets with id 0; how many these are */
     double rounding;  /* squares of what rounding may do to policy - reference */
     double values[SCORES];
 } document;
@@ -89,6 +90,10 @@ static inline void document_add_token(document *o, document_part *p, const dump_
     if (advantage > p->high) p->high = advantage;
     p->tokens++;
     o->labels++;
+    if (row->labels[t] == 0) {
+        o->zeros += number_of(row->logp, t) - (row->ref_logp ? row->ref_logp[t] : 0);
+        o->zero_labels++;
+    }
     for (int source = 0; source < SOURCES; source++) {
         int64_t from = row_source(row, source, t);
         o->reference_from[source] += from < 0 ? NAN : number_of(row->ref_logp, from);

@@ -219,7 +219,7 @@ static const gallery_bug gallery_bugs[] = {
      .seen = {{LOSS, "mean_of_means"}, {GRADIENTS, "mean_of_means"}}},
     {"B55", "XTuner 0.1.23, dpo.py, by reading",
      "Tokens whose id is 0 vanish from log-probs.",
-     .seen = {{LOSS, ""}},
+     .seen = {{LOSS, "token_zero_ignored"}},
      .how = "With labels of the text; if 0 is ignored in them as well, it may be a mask."},
     {"B56", "ms-swift 4085, 4149, 1958",
      "DPO's loss was wrong before it was written anew; how is not known.",

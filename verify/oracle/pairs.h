@@ -16,6 +16,7 @@ typedef struct pair_ways {
     double local_means[MEANS_LOCAL]; /* of types that take means over tokens */
     double no_margin;                /* RM */
     int has_margins;                 /* of which some are not 0 */
+    double without_zeros, zero_labels; /* targets with id 0 left out; how many there are */
     double from[SOURCES];  /* ref_logp from elsewhere */
     double values[SCORES]; /* RM whose scores are not told */
     double *alone;         /* (sp) from the part of one rank */
@@ -79,6 +80,22 @@ static inline double response_rounding(const document *o, document_part p,
     return preference_is_by_length(f) && p.tokens > 0 ? squares / square(p.tokens) : squares;
 }
 
+/* Targets with id 0 left out. */
+static inline document_part without_zeros(document_part p, const document *d) {
+    p.policy -= d->zeros;
+    p.tokens -= d->zero_labels;
+    return p;
+}
+
+static inline void add_pair_without_zeros(pair_ways *w, const document *chosen,
+                                          document_part c, document_part r,
+                                          const dump_facts *f) {
+    c = without_zeros(c, chosen);
+    r = without_zeros(r, chosen + 1);
+    w->without_zeros += preference_loss(f, pair_x(f, &c, &r));
+    w->zero_labels += chosen->zero_labels + chosen[1].zero_labels;
+}
+
 /* Returns the loss of the pair that begins with document i. */
 static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i,
                               const dump_facts *f) {
@@ -94,6 +111,7 @@ static inline double add_pair(pair_ways *w, const step_documents *s, int64_t i,
     w->by_length += preference_loss(f, response_of(&c, reference, !by_length) -
                                            response_of(&r, reference, !by_length));
     w->gathered += preference_loss(f, pair_x(f, &chosen->gathered, &rejected->gathered));
+    add_pair_without_zeros(w, chosen, c, r, f);
     add_pair_references(w, chosen, c, r, f);
     add_pair_parts(w, s, i, f);
     if (!(fabs(x) <= w->largest)) w->largest = fabs(x);
@@ -154,6 +172,7 @@ static inline void dpo_answers(const pair_ways *w, answers *a, const dump_facts 
     answers_add(a, "pair_swapped", w->swapped / n, NULL);
     dpo_add_means(w, a, f, several);
     answers_add(a, "gathered_in_rank_order", w->gathered / n, NULL);
+    if (w->zero_labels > 0) answers_add(a, "token_zero_ignored", w->without_zeros / n, NULL);
     if (!preference_has_reference(f)) return;
     answers_add(a, "reference_missing", w->no_reference / n, NULL);
     for (int k = 0; k < SOURCES; k++)

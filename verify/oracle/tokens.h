@@ -59,6 +59,7 @@ typedef struct token_sums {
     token_groups micro, replicas;
     int64_t dp;                     /* whose the replica is */
     double of_row;                  /* supervised tokens of the row */
+    double zeros, zero_labels;      /* losses of targets with id 0; how many these are */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
     double size;           /* of losses, weighted */
@@ -206,6 +207,8 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
         p = &s->part[row->rank[t] - dp * f->sp];
         p->sum += loss[0];
         p->count++;
+        if (row->labels[t] == 0) s->zeros += loss[0];
+        s->zero_labels += row->labels[t] == 0;
     }
     for (int way = 0; way < TOKEN_WAYS; way++) {
         s->by_token[way] += sums[way];
@@ -412,6 +415,9 @@ static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f
             answers_add(a, token_ways[way].name, tokens_mean(s, f, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
+    if (s->zero_labels > 0 && f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN)
+        answers_add(a, "token_zero_ignored",
+                    (s->by_token[TOKEN_RIGHT] - s->zeros) / (s->tokens - s->zero_labels), NULL);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;
         s->means.by[i].shares = f->reduction == DUMP_BY_SEQUENCE && i <= BY_RANK;
