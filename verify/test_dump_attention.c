@@ -140,7 +140,7 @@ static void make_even(int layout, int64_t sp) {
 typedef struct rule {
     int (*sees)(int64_t t, int64_t u);
     int64_t (*source)(int64_t t, int64_t u); /* the token whose k and v are used; NULL: u */
-    int in_turn;
+    int in_turn; /* 2: heads of each rank take kv heads in turn, 3: from 0 on */
     double scale, softcap;
 } rule;
 
@@ -162,7 +162,10 @@ static double dot(const double *a, const double *b, int64_t n) {
 }
 
 static int64_t kv_of(const rule *r, int64_t h) {
-    return r->in_turn ? h % s.kv_heads : h / (s.heads / s.kv_heads);
+    int64_t of_rank = s.heads / s.sp, group = s.heads / s.kv_heads;
+    if (r->in_turn == 3) return h % of_rank / group;
+    if (r->in_turn == 2) return h / of_rank % s.kv_heads;
+    return r->in_turn ? h % s.kv_heads : h / group;
 }
 static int64_t source_of(const rule *r, int64_t t, int64_t u) {
     return r->source ? r->source(t, u) : u;
@@ -420,6 +423,18 @@ static void expect_named(const char *name, const char *form, const char *text) {
     test_end("attention_%s%s%s", name, *form ? "_" : "", form);
 }
 
+/* Named, alone or with others that give the same numbers here. */
+static void expect_among(const char *name, const char *form) {
+    char sentence[160];
+    write_scene();
+    expect(1, "wrong", name);
+    test_why[0] = 0; /* of the headline */
+    snprintf(sentence, sizeof sentence, "%s gives this out, lse, dq, dk, dv %s", name, form);
+    test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence), "said '%.600s', not '%s'",
+                said, sentence);
+    test_end("attention_%s_%s", name, form);
+}
+
 /* The same with any verdict, as a test of its own. */
 static void expect_said(const char *name, int code, const char *headline, const char *text) {
     write_scene();
@@ -534,6 +549,68 @@ static void test_masks(void) {
                  "this dq, dk, dv (in the backward pass alone)");
 }
 
+/* ---- rows of gathered keys, bounds that are one off ---- */
+
+static int64_t gathered(int64_t t) {
+    int64_t before = 0;
+    for (int64_t r = 0; r < s.rank[t]; r++) before += s.held[r];
+    return before + s.local[t];
+}
+static int64_t from_end(int64_t t) { return s.local[t] + s.tokens - s.held[s.rank[t]]; }
+static int gathered_form; /* how rows of queries are counted */
+static int64_t form_rows(int64_t t) {
+    return gathered_form == 2 ? gathered(t) : gathered_form ? from_end(t) : s.local[t];
+}
+static int by_gathered(int64_t t, int64_t u) {
+    int64_t distance = form_rows(t) - gathered(u);
+    return together(t, u) && distance >= 0 && in_window(distance);
+}
+static int window_by_gathered(int64_t t, int64_t u) {
+    return without_window(t, u) && in_window(form_rows(t) - gathered(u));
+}
+static int next_too(int64_t t, int64_t u) {
+    return together(t, u) && u <= t + 1 && in_window(t - u);
+}
+static int not_itself(int64_t t, int64_t u) { return right(t, u) && u != t; }
+static int one_more(int64_t t, int64_t u) { return without_window(t, u) && t - u <= s.window; }
+static int one_less(int64_t t, int64_t u) {
+    return without_window(t, u) && t - u < s.window - 1;
+}
+
+/* llama3, with keys of all ranks, and Ulysses, with queries, too: in every layout in which rows
+   are not places. */
+static void test_gathered(void) {
+    static const char *const forms[] = {"(keys' rows are those of all ranks' gathered keys)",
+                                        "(the same, queries aligned with the last of them)",
+                                        "(rows of all ranks' tokens, gathered)"};
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (gathered_form = 0; gathered_form < 3; gathered_form++) {
+            if (gathered_form == 2 && layout == SEQPAR_LAYOUT_CONTIGUOUS) continue;
+            make(layout, 3);
+            inputs_narrow();
+            both(seeing(by_gathered));
+            expect_named("causal_by_local_row", forms[gathered_form], forms[gathered_form]);
+            make(layout, 4);
+            s.window = 5;
+            inputs_narrow();
+            both(seeing(window_by_gathered));
+            expect_among("window_by_local_row", forms[gathered_form]);
+        }
+}
+
+static void test_off_by_one(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
+        make(layout, 1 + layout % 4);
+        test_rule("causal_off_by_one", "next", seeing(next_too), "the next token is seen");
+        make(layout, 4 - layout % 4);
+        test_rule("causal_off_by_one", "own", seeing(not_itself), "the own token is not seen");
+        make(layout, 1 + layout % 4);
+        s.window = 4;
+        test_rule("window_off_by_one", "more", seeing(one_more), "(one token more)");
+        test_rule("window_off_by_one", "less", seeing(one_less), "(one token less)");
+    }
+}
+
 static void test_options(void) {
     rule r;
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
@@ -607,6 +684,35 @@ static void test_stale(void) {
     expect_named("stale_kv", "backward", "(in the backward pass alone)");
 }
 
+static int64_t hop_shift; /* 1: the hop before, whose keys are of the rank after */
+static int64_t of_hop(int64_t t, int64_t u) {
+    int64_t rank = s.rank[t] == s.rank[u] ? s.rank[u] : (s.rank[u] + hop_shift) % s.sp;
+    return s.token[rank][s.local[u]];
+}
+
+static void test_stale_hops(void) {
+    rule stale = {right, of_hop, 0, 0, 0};
+    for (int i = 0; i < 4; i++) {
+        make_even(i / 2 ? SEQPAR_LAYOUT_STRIPE : SEQPAR_LAYOUT_ZIGZAG, 4);
+        hop_shift = i % 2 ? 3 : 1;
+        stale.scale = s.scale;
+        test_rule("stale_kv", i % 2 ? "after" : "before", stale,
+                  i % 2 ? "(those of the hop after)" : "(those of the hop before)");
+    }
+}
+
+/* More ranks than kv heads. */
+static void test_heads_of_ranks(void) {
+    rule r;
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    r = right_rule();
+    r.in_turn = 2;
+    test_rule("kv_heads_by_rank", "in_turn", r, "(rank r takes kv head r mod kv_heads)");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    r.in_turn = 3;
+    test_rule("kv_heads_by_rank", "from_0", r, "(each rank counts kv heads from 0)");
+}
+
 static void test_halves(void) {
     static const struct {
         const char *name, *form;
@@ -667,7 +773,7 @@ static void hops(void) {
     }
 }
 
-enum { BY_P, BY_MET, BY_HALVES };
+enum { BY_P, BY_MET, BY_HALVES, BY_SUM };
 
 static void average(int how) {
     for (int64_t n = 0; n < size_of(LSE); n++) {
@@ -681,7 +787,7 @@ static void average(int how) {
                              : out[i] + hop_out[k][n * s.out_dim + i];
             met++;
         }
-        for (int64_t i = 0; how != BY_HALVES && i < s.out_dim; i++)
+        for (int64_t i = 0; how < BY_HALVES && i < s.out_dim; i++)
             out[i] /= how == BY_P ? (double)s.sp : met;
     }
 }
@@ -708,8 +814,9 @@ static void backward_by_hops(int own_lse, int own_delta, double add) {
 
 static void test_averages(void) {
     static const char *const forms[] = {"sum over hops / P", "mean of the hops that saw a key",
-                                        "two by two, in the ring's order"};
-    for (int how = 0; how <= BY_HALVES; how++) {
+                                        "two by two, in the ring's order",
+                                        "sum over hops)"};
+    for (int how = 0; how <= BY_SUM; how++) {
         make(SEQPAR_LAYOUT_ZIGZAG, 4);
         inputs_narrow();
         hops();
@@ -840,6 +947,30 @@ static void test_gradients(void) {
     expect_named("dk_dv_swapped", "", "gives this dk, dv ");
 }
 
+static int64_t only_rank;
+static int by_one_rank(int64_t t, int64_t u) { return right(t, u) && s.rank[t] == only_rank; }
+
+/* dk and dv of llama3, where their sum over ranks is taken. */
+static void test_scatter(void) {
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
+        char form[40];
+        make(layout, 2 + layout % 3);
+        only_rank = s.sp - 1;
+        right_but(DK, seeing(by_one_rank));
+        snprintf(form, sizeof form, "(queries of rank %lld alone)", (long long)only_rank);
+        expect_named("dkv_not_returned", form, form);
+        make(layout, 5 - layout % 4);
+        right_step();
+        for (int t = DK; t <= DV; t++)
+            for (int64_t i = 0; i < size_of(t); i++) s.x[t][i] /= (double)s.sp;
+        if (s.sp != 3) /* 3 is the group, too */
+            expect_named("dkv_averaged", "mean", "dkv_averaged gives this dk, dv (1 / P)");
+        for (int t = DK; t <= DV; t++)
+            for (int64_t i = 0; i < size_of(t); i++) s.x[t][i] *= (double)(s.sp * s.sp);
+        expect_named("dkv_averaged", "twice", "dkv_averaged gives this dk, dv (times P)");
+    }
+}
+
 static void test_scales(void) {
     for (int t = DQ; t <= DK; t++) {
         make(SEQPAR_LAYOUT_ZIGZAG, 3);
@@ -915,6 +1046,35 @@ static int64_t in_ranks_order(int64_t token, int64_t head) {
     return place * s.heads + head;
 }
 
+/* Two mistakes at once have no name: what is wrong is told by where it is. */
+static void test_where(void) {
+    make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
+    right_step();
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t i = 0; i < s.out_dim; i++) at(OUT, t, 4)[i] *= 1.3, at(OUT, t, 5)[i] += 1;
+    expect_said("where_heads", 1, "wrong: unknown",
+                "of out 118 of 354 rows are wrong; only heads 4..5");
+    right_step();
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t h = 0; h < s.heads && s.rank[t] == 1; h++)
+            at(DQ, t, h)[h % s.dim] += 1 + (double)t;
+    expect_said("where_ranks", 1, "wrong: unknown", " rows are wrong; only ranks 1");
+    right_step();
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t h = 0; h < s.heads && document_of(t) == 2; h++)
+            at(OUT, t, h)[0] += 0.1 * (double)(t % 7 + 1);
+    expect_said("where_documents", 1, "wrong: unknown", "; only documents that are cut");
+    right_step();
+    for (int64_t t = 0; t < s.tokens; t++)
+        for (int64_t h = 0; h < s.heads && s.rank[s.cu[document_of(t)]] != s.rank[t]; h++)
+            at(OUT, t, h)[0] += 0.1 * (double)(t % 7 + 1);
+    expect_said("where_seen", 1, "wrong: unknown", "; only queries that see keys of");
+    right_step();
+    for (int64_t i = 0; i < size_of(OUT); i++) s.x[OUT][i] += 0.1 * sin((double)i);
+    expect_said("where_all", 1, "wrong: unknown",
+                "of out 354 of 354 rows are wrong, of all heads, ranks and documents");
+}
+
 static void test_moved(void) {
     make(SEQPAR_LAYOUT_CONTIGUOUS, 3);
     right_step();
@@ -926,6 +1086,9 @@ static void test_moved(void) {
     right_step();
     move_rows(OUT, turned);
     expect_named("tokens_permuted", "turned", "tokens_permuted gives this out (token");
+    right_step();
+    move_rows(LSE, turned);
+    expect_named("tokens_permuted", "lse", "(heads, tokens) read as (tokens, heads)");
     make(SEQPAR_LAYOUT_ZIGZAG, 4);
     right_step();
     move_rows(OUT, in_ranks_order);
@@ -1633,9 +1796,13 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
     TEST(test_masks());
+    TEST(test_gathered());
+    TEST(test_off_by_one());
     TEST(test_options());
     TEST(test_layouts());
     TEST(test_stale());
+    TEST(test_stale_hops());
+    TEST(test_heads_of_ranks());
     TEST(test_halves());
     TEST(test_lost());
     TEST(test_averages());
@@ -1643,6 +1810,8 @@ int main(int argc, char **argv) {
     TEST(test_overflow());
     TEST(test_deltas());
     TEST(test_gradients());
+    TEST(test_scatter());
+    TEST(test_where());
     TEST(test_scales());
     TEST(test_groups());
     TEST(test_moved());

@@ -13,6 +13,14 @@
 #include "bar.h"
 #include "rows.h"
 
+/* Iterations of the loop that follows are independent; what failed is or-ed. */
+#ifdef _OPENMP
+#define SEQPAR_VERIFY_THREADS \
+    _Pragma("omp parallel for schedule(dynamic, 1) reduction(| : failed)")
+#else
+#define SEQPAR_VERIFY_THREADS
+#endif
+
 enum { ATTEND_OUT, ATTEND_LSE, ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_TENSORS };
 enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_DOUT, ATTEND_INPUTS };
 enum { ATTEND_QUERIES = 16, ATTEND_KEYS = 64 }; /* of a block, at most */
@@ -37,6 +45,7 @@ typedef struct attend {
     attend_side query, key;
     int64_t kv_heads, group;  /* loaded; query heads of each */
     int64_t *kv_head;         /* (kv_heads) their numbers in the dump */
+    int all_heads;            /* those are all */
     int64_t heads;            /* kv_heads * group */
     int64_t dim, out_dim;     /* of q and k, of v and out */
     double *in[ATTEND_INPUTS];
@@ -63,6 +72,13 @@ enum {
     SEES_LOCAL_BOUND = 16  /* and nobody beyond the own row */
 };
 
+/* Whose keys and values are used: those of the query's rank, of the hop before or after. */
+enum { OWN_KV = 1, OF_HOP_BEFORE, OF_HOP_AFTER };
+
+/* Which kv head: in turn; with the heads of ranks, one a rank in turn, or each rank's own
+   counted from 0. */
+enum { IN_TURN = 1, IN_TURN_BY_RANK, FROM_0_ON_RANK };
+
 typedef struct attend_way {
     int sight;             /* SEES_... */
     double scale, softcap; /* softcap 0: none */
@@ -71,8 +87,11 @@ typedef struct attend_way {
        2 the second; NULL: all */
     const unsigned char *sees;
     const int64_t *places; /* (tokens) where a token is taken to be; NULL: where it is */
-    int own_kv;            /* the query's rank's keys and values, row for row */
-    int in_turn;           /* query head h uses kv head h % kv_heads */
+    const int64_t *query_rows, *key_rows; /* (tokens) by which SEES_..LOCAL.. compares; NULL:
+                                             rows of ranks */
+    int ahead;             /* 1: the next token is seen, -1: the own one is not */
+    int own_kv;            /* the query's rank's keys and values, row for row; or OF_HOP_... */
+    int in_turn;           /* query head h uses kv head h % kv_heads; or BY_RANK, FROM_0 */
     int64_t only_head;     /* of each group; -1: all */
 } attend_way;
 
@@ -187,11 +206,50 @@ static inline void attend_product(double *c, int64_t row, attend_matrix a, atten
     }
 }
 
+enum { ATTEND_TILE_ROWS = 4, ATTEND_LANES = 4, ATTEND_TILE = 2 * ATTEND_LANES };
+typedef double attend_lanes
+    __attribute__((vector_size(ATTEND_LANES * sizeof(double)), aligned(8), may_alias));
+
+/* c (4, 8) += a b: sums stay in registers. Inlined, compilers turn the loops. */
+static __attribute__((noinline, unused)) void attend_tile(double *restrict c, int64_t row,
+                                                          attend_matrix a, attend_matrix b,
+                                                          int64_t k) {
+    attend_lanes sum[ATTEND_TILE_ROWS][2] = {{{0}}};
+    for (int64_t l = 0; l < k; l++) {
+        const attend_lanes *x = (const attend_lanes *)(b.x + l * b.row);
+        for (int r = 0; r < ATTEND_TILE_ROWS; r++) {
+            double f = a.x[r * a.row + l * a.column];
+            sum[r][0] += f * x[0];
+            sum[r][1] += f * x[1];
+        }
+    }
+    for (int r = 0; r < ATTEND_TILE_ROWS; r++) {
+        attend_lanes *to = (attend_lanes *)(c + r * row);
+        to[0] += sum[r][0];
+        to[1] += sum[r][1];
+    }
+}
+
+/* As attend_product, with nothing rounded: tiles, and what is left at the edges. */
+static inline void attend_product_exact(double *c, int64_t row, attend_matrix a,
+                                        attend_matrix b, int64_t m, int64_t n, int64_t k) {
+    const attend_cut none = {0, ~UINT64_C(0), 0};
+    int64_t rows = m - m % ATTEND_TILE_ROWS, columns = n - n % ATTEND_TILE;
+    attend_matrix below = {a.x + rows * a.row, a.row, a.column};
+    attend_matrix beside = {b.x + columns, b.row, 1};
+    for (int64_t j = 0; j < columns; j += ATTEND_TILE)
+        for (int64_t i = 0; i < rows; i += ATTEND_TILE_ROWS)
+            attend_tile(c + i * row + j, row, (attend_matrix){a.x + i * a.row, a.row, a.column},
+                        (attend_matrix){b.x + j, b.row, 1}, k);
+    if (rows < m) attend_product(c + rows * row, row, below, b, m - rows, columns, k, none);
+    if (columns < n) attend_product(c + columns, row, a, beside, m, n - columns, k, none);
+}
+
 /* The same with a kernel's sums: and from the end, as no two kernels add in one order. */
 static inline void attend_sum(attend_noise *noise, double *c, int64_t row, attend_matrix a,
                               attend_matrix b, int64_t m, int64_t n, int64_t k) {
     if (!noise) {
-        attend_product(c, row, a, b, m, n, k, (attend_cut){0, ~UINT64_C(0), 0});
+        attend_product_exact(c, row, a, b, m, n, k);
         return;
     }
     a.x += (k - 1) * a.column;
@@ -286,7 +344,7 @@ static inline void attend_document(const attend *p, int64_t place, int64_t *begi
 static inline attend_sight attend_sight_of(const attend *p, const attend_way *w,
                                            int64_t token) {
     int64_t place = w->places ? w->places[token] : token, begin, end, low;
-    int32_t local = (int32_t)p->row->local[token];
+    int32_t local = (int32_t)(w->query_rows ? w->query_rows : p->row->local)[token];
     int64_t rank = p->row->rank[token] - p->first_rank;
     attend_sight s = {.local_hi = INT32_MAX};
     attend_document(p, place, &begin, &end);
@@ -294,12 +352,13 @@ static inline attend_sight attend_sight_of(const attend *p, const attend_way *w,
     if (w->sight & SEES_ANY_DOCUMENT) end = p->end;
     low = w->window && place - w->window + 1 > begin ? place - w->window + 1 : begin;
     s.lo = (int32_t)(w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_WINDOW) ? begin : low);
-    s.hi = (int32_t)(w->sight & (SEES_BY_LOCAL_ROW | SEES_AHEAD) ? end : place + 1);
+    s.hi = (int32_t)(w->sight & (SEES_BY_LOCAL_ROW | SEES_AHEAD) ? end : place + 1 + w->ahead);
+    if (s.hi > end) s.hi = (int32_t)end;
     if (w->window && w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_WINDOW) &&
         local >= w->window)
         s.local_lo = (int32_t)(local - w->window + 1);
     if (w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_BOUND)) s.local_hi = local + 1;
-    if (w->own_kv && p->held[rank] < s.local_hi) s.local_hi = (int32_t)p->held[rank];
+    if (w->own_kv == OWN_KV && p->held[rank] < s.local_hi) s.local_hi = (int32_t)p->held[rank];
     return s;
 }
 
@@ -337,7 +396,7 @@ static inline void attend_see(attend_pass *s) {
     for (int64_t j = 0; j < p->key.count; j++) {
         int64_t token = p->key.token[j];
         s->places[j] = (int32_t)(s->w->places ? s->w->places[token] : token);
-        s->locals[j] = (int32_t)p->row->local[token];
+        s->locals[j] = (int32_t)(s->w->key_rows ? s->w->key_rows : p->row->local)[token];
     }
     for (int64_t b = 0; b < p->key.blocks; b++) {
         const attend_block *block = &p->key.block[b];
@@ -400,12 +459,21 @@ static inline void attend_turn(double *to, const double *from, const attend_side
     }
 }
 
-/* Keys and values of one kv head; rank 0 and more: its own in the place of all others'. */
+/* The rank whose keys are used by queries of `rank` for those of `source`. */
+static inline int64_t attend_source(const attend_pass *s, int64_t rank, int64_t source) {
+    int64_t by = s->w->own_kv == OF_HOP_BEFORE ? 1 : s->p->ranks - 1;
+    return s->w->own_kv == OWN_KV || rank == source ? rank : (source + by) % s->p->ranks;
+}
+
+/* Keys and values of one kv head; rank 0 and more: those that its queries use. */
 static inline void attend_pack(attend_pass *s, int64_t kv, int64_t rank) {
     const attend *p = s->p;
     s->kv = kv;
     for (int64_t j = 0; j < p->key.count; j++) {
-        int64_t own = rank < 0 ? j : attend_own_row(p, rank, s->locals[j]);
+        int64_t source = p->row->rank[p->key.token[j]] - p->first_rank;
+        int64_t own = rank < 0 ? j
+                               : attend_own_row(p, attend_source(s, rank, source),
+                                                s->locals[j]);
         int64_t at = (own < 0 ? j : own) * p->kv_heads + kv;
         memcpy(s->k + j * p->dim, p->in[ATTEND_K] + at * p->dim,
                (size_t)p->dim * sizeof *s->k);
@@ -644,7 +712,13 @@ static inline void attend_backward_block(attend_pass *s, const attend_block *que
 /* ---- all heads ---- */
 
 static inline int64_t attend_kv_of(const attend *p, const attend_way *w, int64_t head) {
-    return w->in_turn ? head % p->kv_heads : head / p->group;
+    int64_t of_rank = p->heads / p->ranks; /* divides */
+    switch (w->in_turn) {
+    case IN_TURN: return head % p->kv_heads;
+    case IN_TURN_BY_RANK: return head / of_rank % p->kv_heads;
+    case FROM_0_ON_RANK: return head % of_rank / p->group;
+    default: return head / p->group;
+    }
 }
 
 static inline void attend_head(attend_pass *s, int64_t head, int64_t rank) {
@@ -662,16 +736,32 @@ static inline void attend_head(attend_pass *s, int64_t head, int64_t rank) {
     }
 }
 
-static inline int attend_run(attend_pass *s) {
-    int status = attend_pass_begin(s);
-    for (int64_t kv = 0; !status && kv < s->p->kv_heads; kv++)
-        for (int64_t rank = s->w->own_kv ? 0 : -1; rank < (s->w->own_kv ? s->p->ranks : 0);
-             rank++) {
-            attend_pack(s, kv, rank);
-            for (int64_t h = 0; h < s->p->heads; h++) attend_head(s, h, rank);
-        }
-    attend_pass_end(s);
+/* One kv head, with random numbers of its own: threads change nothing. */
+static inline int attend_run_kv(const attend_pass *all, int64_t kv, uint64_t state) {
+    attend_pass s = *all;
+    attend_noise noise;
+    int status;
+    if (all->noise) {
+        noise = *all->noise;
+        noise.state = state + (uint64_t)kv * UINT64_C(0xd1342543de82ef95);
+        s.noise = &noise;
+    }
+    status = attend_pass_begin(&s);
+    for (int64_t rank = s.w->own_kv ? 0 : -1; rank < (s.w->own_kv ? s.p->ranks : 0); rank++) {
+        if (status) break;
+        attend_pack(&s, kv, rank);
+        for (int64_t h = 0; h < s.p->heads; h++) attend_head(&s, h, rank);
+    }
+    attend_pass_end(&s);
     return status;
+}
+
+static inline int attend_run(attend_pass *s) {
+    uint64_t state = s->noise ? attend_random(&s->noise->state) : 0;
+    int failed = 0;
+    SEQPAR_VERIFY_THREADS
+    for (int64_t kv = 0; kv < s->p->kv_heads; kv++) failed |= attend_run_kv(s, kv, state) != 0;
+    return failed ? -1 : 0;
 }
 
 static inline void attend_forward_scales(const attend *p, attend_answer *to) {

@@ -7,12 +7,13 @@
 #ifndef ORACLE_ATTENTION_H
 #define ORACLE_ATTENTION_H
 #include "attention_ways.h"
+#include "attention_where.h"
 
 /* Multiplications: of all that is compared with the dump, and at least of one micro-batch; of
    the part on which limits and mistakes are tried; of one mistake. Some seconds for 1e10. */
 #define ATTENTION_ALL 80e9
 #define ATTENTION_ROOM 1e9
-#define ATTENTION_PART 2e9
+#define ATTENTION_PART 1e9
 #define ATTENTION_WAY 8e9
 enum { ATTENTION_ELEMENTS = 1 << 23, ATTENTION_KEYS = 1 << 25, ATTENTION_CHUNK = 1 << 16 };
 
@@ -295,6 +296,7 @@ static inline int attention_place_part(attention *a, attend *p, int64_t first, i
     p->ranks = a->d->sp;
     p->first_rank = a->dp * p->ranks;
     p->kv_heads = kv_heads;
+    p->all_heads = kv_heads == s[ATTEND_K].heads;
     p->group = s[ATTEND_Q].heads / s[ATTEND_K].heads;
     p->heads = kv_heads * p->group;
     p->dim = s[ATTEND_Q].dim;
@@ -571,6 +573,16 @@ static inline int attention_has_few_bits(const attention *a, int t, int bits,
     return found >= COARSE_NUMBERS;
 }
 
+/* Whether the tensor has numbers of so few bits: F32 has hardly any. */
+static inline int attention_has_coarse(const attention *a, int t) {
+    int64_t n = attend_rows(&a->whole, t) * attend_width(&a->whole, t), found = 0;
+    for (int64_t i = 0; i < n && found < COARSE_NUMBERS; i++) {
+        double x = a->whole.got[t][i];
+        found += x != 0 && attention_bits(x) <= 11;
+    }
+    return found == COARSE_NUMBERS;
+}
+
 /* Casts show in all numbers of a tensor, rounded parts in those that are made in one hop. */
 static inline void attention_find_coarse(attention *a, int t) {
     static const int types[] = {8, 11};
@@ -580,7 +592,7 @@ static inline void attention_find_coarse(attention *a, int t) {
         if (attention_has_few_bits(a, t, a->cast[t], NULL)) a->coarse[t] = a->cast[t];
         return;
     }
-    if (a->d->sp == 1) return;
+    if (a->d->sp == 1 || !attention_has_coarse(a, t)) return;
     part = attention_parts(a, t);
     for (int i = 0; part && i < 2 && !a->coarse[t]; i++)
         if (types[i] < a->kernel[0].bits && types[i] < a->kernel[0].own_bits[t] &&
@@ -940,8 +952,30 @@ static inline int attention_is_elsewhere(const attention *a, int t) {
            attention_times(&a->fits.right[t], &a->limits[0], t) <= 1;
 }
 
+/* Which rows of a tensor are off: what they have in common. */
+static inline void attention_say_where(attention *a, int t) {
+    const attend *p = &a->whole;
+    int64_t n = attend_width(p, t), rows = attend_rows(p, t);
+    unsigned char *off = (unsigned char *)calloc((size_t)rows + 1, 1);
+    char text[240];
+    for (int64_t i = 0; off && i < rows; i++) {
+        double size, far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n,
+                                          &size);
+        off[i] = !(sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
+    }
+    if (off && attend_where(p, t, off, text, sizeof text))
+        verdict_say(a->v, "of %s %s", attention_name(t), text);
+    free(off);
+}
+
 static inline void attention_say_unnamed(attention *a) {
     char text[80];
+    int said = 0;
+    for (int t = 0; t < ATTEND_TENSORS && said < 2; t++) {
+        if (!attention_is_wrong(a, t) || !attention_is_unknown(a, t)) continue;
+        attention_say_where(a, t);
+        said++;
+    }
     if (attention_list(a, text, sizeof text, attention_follows))
         verdict_say(a->v, "right for the out that was dumped: %s", text);
     if (attention_list(a, text, sizeof text, attention_is_unknown))

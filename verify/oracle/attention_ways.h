@@ -127,6 +127,88 @@ static inline int attend_try_sights(attend_case *c) {
     return 0;
 }
 
+/* Rows that are compared where a kernel has keys of all ranks: behind each other in the order
+   of ranks. rows[0], rows[1]: of queries and keys. Whether that differs from places. */
+static inline int attend_gathered_rows(const attend *p, int form, int64_t *const *rows) {
+    int differs = 0;
+    for (int64_t t = 0; t < p->end; t++) {
+        int64_t held = p->held[p->row->rank[t] - p->first_rank];
+        rows[1][t] = p->row->gathered[t];
+        rows[0][t] = form == 2   ? p->row->gathered[t]
+                     : form == 1 ? p->row->local[t] + p->end - held
+                                 : p->row->local[t];
+        differs |= rows[0][t] != t || rows[1][t] != t;
+    }
+    return differs;
+}
+
+static inline int attend_try_gathered(attend_case *c) {
+    static const char *const forms[] = {"keys' rows are those of all ranks' gathered keys",
+                                        "the same, queries aligned with the last of them",
+                                        "rows of all ranks' tokens, gathered"};
+    size_t bytes = (size_t)(c->p->end + 1) * sizeof(int64_t);
+    int64_t *rows[2] = {(int64_t *)malloc(bytes), (int64_t *)malloc(bytes)};
+    int status = rows[0] && rows[1] ? 0 : -1;
+    for (int form = 0; !status && form < 3 && c->p->ranks > 1; form++) {
+        attend_way w = attend_right_way(c->p);
+        w.query_rows = rows[0];
+        w.key_rows = rows[1];
+        if (!attend_gathered_rows(c->p, form, rows)) continue;
+        w.sight = SEES_BY_LOCAL_ROW;
+        status = attend_try_way(c, "causal_by_local_row", forms[form], &w);
+        w.sight = SEES_LOCAL_WINDOW;
+        if (!status && w.window)
+            status = attend_try_way(c, "window_by_local_row", forms[form], &w);
+    }
+    free(rows[0]);
+    free(rows[1]);
+    return status;
+}
+
+/* Bounds that are one off. */
+static inline int attend_try_off_by_one(attend_case *c) {
+    attend_way next = attend_right_way(c->p), before = next, wide = next, narrow = next;
+    next.ahead = 1;
+    before.ahead = -1;
+    wide.window++;
+    narrow.window--;
+    if (attend_try_way(c, "causal_off_by_one", "the next token is seen, too", &next)) return -1;
+    if (attend_try_way(c, "causal_off_by_one", "the own token is not seen", &before)) return -1;
+    if (!c->p->window) return 0;
+    if (attend_try_way(c, "window_off_by_one", "one token more", &wide)) return -1;
+    return narrow.window ? attend_try_way(c, "window_off_by_one", "one token less", &narrow)
+                         : 0;
+}
+
+/* Heads as ranks of Ulysses have them, kv heads that several ranks need. */
+static inline int attend_try_heads_of_ranks(attend_case *c) {
+    static const char *const forms[] = {"rank r takes kv head r mod kv_heads",
+                                        "each rank counts kv heads from 0"};
+    const attend *p = c->p;
+    if (p->ranks == 1 || p->kv_heads == 1 || !p->all_heads || p->heads % p->ranks) return 0;
+    for (int i = 0; i < 2; i++) {
+        attend_way w = attend_right_way(p), right = w;
+        int other = 0;
+        w.in_turn = i ? FROM_0_ON_RANK : IN_TURN_BY_RANK;
+        for (int64_t h = 0; h < p->heads; h++)
+            other |= attend_kv_of(p, &w, h) != attend_kv_of(p, &right, h);
+        if (other && attend_try_way(c, "kv_heads_by_rank", forms[i], &w)) return -1;
+    }
+    return 0;
+}
+
+/* k and v of another hop, where shares are equal. */
+static inline int attend_try_hops_stale(attend_case *c) {
+    attend_way before = attend_right_way(c->p), after = before;
+    for (int64_t r = 0; r < c->p->ranks; r++)
+        if (c->p->held[r] != c->p->held[0]) return 0;
+    before.own_kv = OF_HOP_BEFORE;
+    after.own_kv = OF_HOP_AFTER;
+    if (c->p->ranks < 3) return 0; /* the one before is the own */
+    if (attend_try_way(c, "stale_kv", "those of the hop before", &before)) return -1;
+    return attend_try_way(c, "stale_kv", "those of the hop after", &after);
+}
+
 static inline int attend_try_options(attend_case *c) {
     attend_way scaled = attend_right_way(c->p), plain = scaled, wide = scaled, turns = scaled;
     attend_way uncapped = scaled, stale = scaled;
@@ -134,7 +216,8 @@ static inline int attend_try_options(attend_case *c) {
     plain.scale = 1;
     wide.window = 0;
     uncapped.softcap = 0;
-    turns.in_turn = stale.own_kv = 1;
+    turns.in_turn = IN_TURN;
+    stale.own_kv = OWN_KV;
     if (c->p->scale != scaled.scale &&
         attend_try_way(c, "scale_missing", "1 / sqrt(head_dim)", &scaled))
         return -1;
@@ -453,6 +536,7 @@ static inline void attend_consider_merges(attend_hops *h) {
                                         "lse of each hop"};
     attend_consider(c, OF_OUT, "outputs_averaged", "two by two, in the ring's order",
                     &h->halves);
+    attend_consider(c, OF_OUT, "outputs_averaged", "sum over hops", &h->mean);
     for (int64_t i = 0; i < rows * n; i++) h->mean.x[ATTEND_OUT][i] /= (double)c->p->ranks;
     attend_consider(c, OF_OUT, "outputs_averaged", "sum over hops / P", &h->mean);
     for (int64_t i = 0; i < rows * n; i++)
@@ -462,6 +546,23 @@ static inline void attend_consider_merges(attend_hops *h) {
     if (h->overflowed) attend_consider(c, OF_FORWARD, "merge_overflows", "", &h->naive);
     for (int i = 0; i < AVERAGED; i++)
         attend_consider(c, OF_BACKWARD, "delta_of_hop", forms[i], &h->ways[i]);
+}
+
+/* Gradients of all keys by the queries of one rank. */
+static inline int attend_try_one_rank(attend_hops *h, attend_way *w) {
+    attend_case *c = h->c;
+    int64_t ranks = c->p->ranks;
+    char form[72];
+    for (int64_t r = 0; r < ranks && attend_open(c, OF_DK | OF_DV); r++) {
+        for (int64_t n = 0; n < 2 * ranks * ranks; n++)
+            h->sees[n] = n / ranks / 2 == r ? 3 : 0;
+        attend_answer_clear(&h->part, c->p, ATTEND_DQ);
+        if (attend_backward(c->p, w, NULL, c->right.x[ATTEND_LSE], c->right_delta, &h->part))
+            return -1;
+        snprintf(form, sizeof form, "queries of rank %lld alone", (long long)r);
+        attend_consider(c, OF_DK | OF_DV, "dkv_not_returned", form, &h->part);
+    }
+    return 0;
 }
 
 static inline int attend_hop_by_hop(attend_hops *h) {
@@ -479,7 +580,7 @@ static inline int attend_hop_by_hop(attend_hops *h) {
         if (attend_open(c, OF_BACKWARD) && attend_hop_backward(h, &w, hop)) return -1;
     }
     attend_consider_merges(h);
-    return attend_try_lost(h, &w);
+    return attend_try_one_rank(h, &w) ? -1 : attend_try_lost(h, &w);
 }
 
 static inline int attend_try_hops(attend_case *c) {
@@ -559,11 +660,31 @@ static inline int attend_try_gradients(attend_case *c) {
         attend_times(c, ATTEND_DK, ATTEND_DV, 1);
         attend_consider(c, OF_DK | OF_DV, "dk_dv_swapped", "", &c->x);
     }
+    for (int i = 0; i < 2 && p->ranks > 1; i++) {
+        double factor = i ? (double)p->ranks : 1 / (double)p->ranks;
+        attend_times(c, ATTEND_DK, ATTEND_DK, factor);
+        attend_times(c, ATTEND_DV, ATTEND_DV, factor);
+        attend_consider(c, OF_DK | OF_DV, "dkv_averaged", i ? "times P" : "1 / P", &c->x);
+    }
     for (int64_t by = 1; by < p->ranks; by++) attend_shift_home(c, by);
     return p->group > 1 ? attend_try_head_alone(c) : 0;
 }
 
+/* lse as (heads, tokens) of a rank, read as (tokens, heads). */
+static inline void attend_turn_lse(attend_case *c) {
+    const attend *p = c->p;
+    int64_t begin = 0;
+    if (!p->all_heads || p->query.count != p->end || p->heads == 1) return;
+    for (int64_t r = 0; r < p->ranks; begin += p->held[r++])
+        for (int64_t n = 0; n < p->held[r] * p->heads; n++)
+            c->x.x[ATTEND_LSE][begin * p->heads + n] =
+                c->right.x[ATTEND_LSE][(begin + n % p->held[r]) * p->heads + n / p->held[r]];
+    attend_consider(c, OF_LSE, "tokens_permuted", "(heads, tokens) read as (tokens, heads)",
+                    &c->x);
+}
+
 static inline void attend_try_lse(attend_case *c) {
+    attend_turn_lse(c);
     attend_times(c, ATTEND_LSE, ATTEND_LSE, 1 / log(2));
     attend_consider(c, OF_LSE, "lse_in_base_2", "", &c->x);
     attend_times(c, ATTEND_LSE, ATTEND_LSE, 1);
@@ -653,7 +774,9 @@ static inline void attend_case_end(attend_case *c) {
 static inline int attend_try_all(attend_case *c) {
     attend_try_lse(c);
     if (attend_try_gradients(c) || attend_try_options(c) || attend_try_sights(c)) return -1;
-    if (attend_try_seen(c) || attend_try_layouts(c)) return -1;
+    if (attend_try_seen(c) || attend_try_layouts(c) || attend_try_off_by_one(c)) return -1;
+    if (attend_try_gathered(c) || attend_try_heads_of_ranks(c)) return -1;
+    if (attend_try_hops_stale(c)) return -1;
     return attend_try_hops(c);
 }
 #endif
