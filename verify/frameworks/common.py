@@ -302,7 +302,7 @@ def ver(folder, *options):
 
 
 def module_file(package, path):
-    """A file of a package, as a module: where the package's own import wants what is not there."""
+    """A file of a package as a module, where its package's import wants what is not there."""
     import importlib.metadata
     import importlib.util
     place = importlib.metadata.distribution(package).locate_file(path)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # pip install transformers==5.24.0 accelerate==1.15.0 deepspeed==0.19.8
-"""transformers' Trainer with Ulysses (sp 2 on two ranks, DeepSpeed's ZeRO 3): a step of one row,
-and steps of several micro-batches."""
+"""transformers' Trainer with Ulysses (sp 2 on two ranks, DeepSpeed's ZeRO 3): a step of one
+micro-batch, and of several."""
 import os
 import tempfile
 
@@ -51,8 +51,8 @@ def train(rank, folder, steps):
 
     class Watch(TrainerCallback):
         def on_pre_optimizer_step(self, *_, **__):
-            module = trainer.model_wrapped.module
-            seen.update({n: safe_get_full_grad(p).clone() for n, p in module.named_parameters()})
+            for n, p in trainer.model_wrapped.module.named_parameters():
+                seen[n] = safe_get_full_grad(p).clone()
 
     class Reading(Trainer):
         def training_step(self, model, inputs, *rest, **options):
@@ -83,7 +83,8 @@ def right(rows):
         for ids, labels in map(_row, rows):
             count = (labels != IGNORED).sum()
             loss = token_losses(model(input_ids=ids[None]).logits, labels).sum()
-            sums, counts = sums + (loss / count if by_row else loss), counts + (1 if by_row else count)
+            sums += loss / (count if by_row else 1)
+            counts += 1 if by_row else count
         (sums / counts).backward()
         yield {n: p.grad for n, p in model.named_parameters()}
 

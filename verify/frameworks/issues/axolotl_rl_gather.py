@@ -3,10 +3,10 @@
 Packages: axolotl torch
 Mistake: over_sp
 Expected: the gradient of one rank: factor 1.
-Why: AllGatherWithGrad's backward pass takes the own slice of the gradient. Each rank's loss is that
-of the whole sequence and gradients are averaged over all ranks, so that they are divided by the
-size of the group. With Adam alone this is not seen; clipping, weight decay and other optimizers
-are. Multiplied by the size of the group in the backward pass, the factor is 1.
+Why: AllGatherWithGrad's backward pass takes the own slice of the gradient. Each rank's loss is
+that of the whole sequence and gradients are averaged over all ranks: they are divided by the
+size of the group. Adam alone hides it; clipping, weight decay and other optimizers do not.
+Multiplied by the size of the group in the backward pass, the factor is 1.
 """
 import os
 
@@ -22,7 +22,8 @@ def main(rank):
     dist.init_process_group("gloo", rank=rank, world_size=2)
     from axolotl.utils.ctx_managers.sequence_parallel import AllGatherWithGrad
     draw = torch.Generator().manual_seed(0)
-    hidden, weight = torch.randn(1, TOKENS, 8, generator=draw), torch.randn(8, 64, generator=draw)
+    hidden = torch.randn(1, TOKENS, 8, generator=draw)
+    weight = torch.randn(8, 64, generator=draw)
     labels = torch.randint(64, (TOKENS,), generator=draw)
     one, two = weight.clone().requires_grad_(), weight.clone().requires_grad_()
     torch.nn.functional.cross_entropy((hidden @ one)[0], labels).backward()

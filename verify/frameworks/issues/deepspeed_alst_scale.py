@@ -7,9 +7,7 @@ Expected: the same gradient at sequence_parallel_size 2 as on one rank, under ea
 factor 1 in each line.
 Why: the backward pass of the differentiable all_gather of losses adds up the ranks' equal
 seeds, x sp. Stages 0, 1 and 2 then divide by world / sp, stage 3's reduce_scatter_coalesced by
-world. With reduce_scatter false, stage 3 divides by world / sp where a bucket was filled and by
-world where a parameter is larger than reduce_bucket_size, so that parameters differ by a factor
-of sp.
+world.
 """
 import os
 import sys

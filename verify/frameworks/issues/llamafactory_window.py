@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""Title: v1 with cp_size > 1: sliding_window, softcap and softmax_scale do not reach the attention
+"""Title: v1 with cp_size > 1: sliding_window, softcap and softmax_scale do not arrive
 Packages: llamafactory torch
 Mistake: window_missing
 Expected: what the attention is asked for arrives, as it does with cp_size 1; or a refusal.
-Why: new_flash_attn_forward takes them by **kwargs and hands on none of them, and UlyssesAttention
-sets softmax_scale to 1 / sqrt(head_dim). Models with a window, a cap of scores or a scale of their
-own (Mistral, Gemma 2, Granite) train another attention than the one that they are evaluated with.
+Why: new_flash_attn_forward takes them by **kwargs and hands on none of them; UlyssesAttention
+sets softmax_scale to 1 / sqrt(head_dim). Models with a window, a cap of scores or a scale of
+their own (Mistral, Gemma 2, Granite) are trained with another attention than is used later.
 attn_fn stands for transformers' _flash_attention_forward here: it computes what it is told.
 """
 import os

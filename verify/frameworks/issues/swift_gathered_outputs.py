@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""Title: Sequence parallelism of classifiers, rerankers and embeddings: gradients below the gather
+"""Title: Sequence parallelism of classifiers, rerankers, embeddings: gradients below the gather
 are divided by its size
 Packages: ms-swift torch
 Mistake: over_sp
 Expected: the gradient of one rank for all weights: factor 1 in each line.
-Why: gather_sequence_parallel_outputs uses GatherTensor, whose backward pass takes the own slice of
-the gradient. Each rank's loss is that of the whole sequence, and gradients are averaged over all
-ranks, so that what lies below the gather is divided by the size of the group; the head above it is
-not. GatherLoss, which the SFT, DPO and GRPO losses use, multiplies by that size.
+Why: gather_sequence_parallel_outputs uses GatherTensor, whose backward pass takes the own slice
+of the gradient. Each rank's loss is that of the whole sequence, and gradients are averaged over
+all ranks, so that what lies below the gather is divided by the group's size; the head above it
+is not. GatherLoss, which the SFT, DPO and GRPO losses use, multiplies by that size.
 """
 import os
 

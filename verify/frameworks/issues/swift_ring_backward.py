@@ -2,12 +2,12 @@
 """Title: Ring attention (CUDA path): dq, dk and dv are wrong, the output is right
 Packages: ms-swift torch
 Mistake: delta_of_hop
-Expected: the gradients of one rank; fp16 leaves about 1e-3. twinkle-kit has a copy of this file.
-Why: the backward pass gives each block's kernel that block's own out and lse and a weighted dout.
-The gradient through the weights, which lse_grad computes, is not used, so that dq and dk miss
-it. Where a later step updates lse[half_index1] in place, it changes block_lse of step 0, of which
-lse is a view, so that dv is wrong, too. Given out, lse and dout of the whole row, as
-zigzag_ring_attn_npu.py gives them, all three are right. flash-attn is a few lines of torch here.
+Expected: the gradients of one rank; fp16 leaves about 1e-3. twinkle-kit has a copy of the file.
+Why: the backward pass gives a block's kernel that block's own out and lse and a weighted dout.
+The gradient through the weights, which lse_grad computes, is not used: dq and dk miss it. Where
+a later step updates lse[half_index1] in place, it changes block_lse of step 0, of which lse is
+a view: dv is wrong, too. Given out, lse and dout of the whole row, as zigzag_ring_attn_npu.py
+gives them, all three are right. flash-attn is a few lines of torch here.
 """
 import os
 import sys
@@ -26,22 +26,19 @@ def weights(q, k, scale, causal, lse=None):
     return torch.exp(scores - lse[..., None]), lse
 
 
-def forward(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-            softmax_scale, causal, window_size_left=-1, window_size_right=-1, softcap=0.0,
-            alibi_slopes=None, return_softmax=False):
-    p, lse = weights(q, k, softmax_scale, causal)
-    return torch.einsum("hqk,khd->qhd", p, v.float()).to(q.dtype), lse, None, None
+def forward(**a):
+    p, lse = weights(a["q"], a["k"], a["softmax_scale"], a["causal"])
+    return torch.einsum("hqk,khd->qhd", p, a["v"].float()).to(a["q"].dtype), lse, None, None
 
 
-def backward(dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-             max_seqlen_k, dropout_p, softmax_scale, causal, window_size_left=-1,
-             window_size_right=-1, softcap=0.0, alibi_slopes=None, deterministic=False):
-    p, _ = weights(q, k, softmax_scale, causal, softmax_lse)
-    delta = (dout.float() * out.float()).sum(-1).T[..., None]
-    ds = p * (torch.einsum("qhd,khd->hqk", dout.float(), v.float()) - delta) * softmax_scale
-    dq.copy_(torch.einsum("hqk,khd->qhd", ds, k.float()))
-    dk.copy_(torch.einsum("hqk,qhd->khd", ds, q.float()))
-    dv.copy_(torch.einsum("hqk,qhd->khd", p, dout.float()))
+def backward(**a):
+    q, k, v, dout, out = (a[n].float() for n in ("q", "k", "v", "dout", "out"))
+    p, _ = weights(q, k, a["softmax_scale"], a["causal"], a["softmax_lse"])
+    ds = torch.einsum("qhd,khd->hqk", dout, v) - (dout * out).sum(-1).T[..., None]
+    ds = ds * p * a["softmax_scale"]
+    a["dq"].copy_(torch.einsum("hqk,khd->qhd", ds, k))
+    a["dk"].copy_(torch.einsum("hqk,qhd->khd", ds, q))
+    a["dv"].copy_(torch.einsum("hqk,qhd->khd", p, dout))
 
 
 def main(rank):
