@@ -11,12 +11,13 @@ import torch.distributed as dist
 def automodel(place, logits, labels):
     """The sum over own tokens, over the tokens of the step, x the ranks that average."""
     from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
-    loss = MaskedCrossEntropy()(logits[None], labels[None], num_label_tokens=sum(place["counts"]))
+    tokens = sum(place["counts"])
+    loss = MaskedCrossEntropy()(logits[None], labels[None], num_label_tokens=tokens)
     return loss * dist.get_world_size()
 
 
 def torchtune(place, logits, labels):
-    """The mean x own tokens; its recipes scale gradients by ranks / tokens after the backward."""
+    """The mean x own tokens; its recipes scale gradients by ranks / tokens afterwards."""
     from torchtune.modules.loss import CEWithChunkedOutputLoss
     loss_of = CEWithChunkedOutputLoss(num_output_chunks=2)
     loss = loss_of([x[None] for x in logits.chunk(2)], labels[None])
