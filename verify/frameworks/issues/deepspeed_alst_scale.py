@@ -10,7 +10,6 @@ seeds, x sp. Stages 0, 1 and 2 then divide by world / sp, stage 3's reduce_scatt
 world.
 """
 import os
-import sys
 
 os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1",
                   MASTER_PORT="29555")
@@ -39,11 +38,9 @@ def main(rank):
     one = model()
     one(x).pow(2).mean().backward()
     for zero in ZERO:
-        config = {
-            "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}
-        }
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
+                  "zero_allow_untested_optimizer": True,
+                  "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}}
         m = model()
         engine, *_ = deepspeed.initialize(model=m, config=config, mpu=mpu,
                                           model_parameters=m.parameters())

@@ -2,7 +2,7 @@
 """Title: ZeRO 3 with reduce_scatter false and sequence parallelism: gradients of parameters
 differ by a factor of sp, by reduce_bucket_size
 Packages: deepspeed torch
-Mistake: times_sp
+Mistake: over_sp
 Expected: one factor for all parameters, whatever reduce_bucket_size is, as with reduce_scatter.
 Why: where a bucket was filled, gradients are added up and divided by world / sp; parameters
 that are larger than reduce_bucket_size go by reduce_scatter_coalesced, which divides by world.

@@ -4,8 +4,8 @@ Packages: transformers accelerate deepspeed torch
 Mistake: mean_of_means
 Expected: sum of losses / num_items_in_batch, as with sp_size 1: 'over tokens' below.
 Why: UlyssesSPDataLoaderAdapter takes labels out of batches: _get_num_items_in_batch gives None,
-and deepspeed_sp_compute_loss divides by the tokens of its micro-batch alone. The calls are those
-of Trainer.training_step; the micro-batches have 21 and 5 tokens to learn.
+and deepspeed_sp_compute_loss divides by the tokens of its micro-batch alone. The calls are
+those of Trainer.training_step; the micro-batches have 21 and 5 tokens to learn.
 """
 import os
 from types import SimpleNamespace
