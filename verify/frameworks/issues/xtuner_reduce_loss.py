@@ -3,9 +3,9 @@
 Packages: xtuner torch
 Mistake: mean_of_means
 Expected: the gradient of the mean over all tokens, whose value the function gives: distance 0.
-Why: the forward pass puts the ranks' means together by their counts of tokens; the backward pass
-hands the gradient to each rank's mean as it is. After the mean over ranks each rank weighs the
-same. Here the ranks have 3 and 8 tokens to learn.
+Why: the forward pass puts the ranks' means together by their counts of tokens; the backward
+pass hands the gradient to each rank's mean as it is. After the mean over ranks each rank weighs
+the same. Here the ranks have 3 and 8 tokens to learn.
 """
 import os
 
@@ -36,7 +36,8 @@ def main(rank):
     dist.all_reduce(two.grad)  # the mean over ranks, as DDP and FSDP take it
     away = float((two.grad / 2 - one.grad).norm() / one.grad.norm())
     if rank == 0:
-        print(f"loss {float(loss):.4f} of {float(want):.4f}, gradient {away:.1e} away", flush=True)
+        print(f"loss {float(loss):.4f} of {float(want):.4f}; gradient {away:.1e} away",
+              flush=True)
 
 
 if __name__ == "__main__":
