@@ -2,7 +2,7 @@
 # pip install --no-deps nemo-automodel==0.7.0 torchtune==0.6.1 litgpt==0.5.13 (and what their
 # imports then name)
 """Losses of NeMo Automodel, torchtune and litgpt, as their recipes put steps together."""
-from common import IGNORED, check_losses, loss_case
+from common import IGNORED, check_losses, loss_case, module_file
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,8 @@ def automodel(place, logits, labels):
 
 def torchtune(place, logits, labels):
     """The mean x own tokens; its recipes scale gradients by ranks / tokens afterwards."""
-    from torchtune.modules.loss import CEWithChunkedOutputLoss
-    loss_of = CEWithChunkedOutputLoss(num_output_chunks=2)
+    file = module_file("torchtune", "torchtune/modules/loss/ce_chunked_output_loss.py")
+    loss_of = file.CEWithChunkedOutputLoss(num_output_chunks=2)
     loss = loss_of([x[None] for x in logits.chunk(2)], labels[None])
     return loss * (labels != IGNORED).sum() * dist.get_world_size() / sum(place["counts"])
 
