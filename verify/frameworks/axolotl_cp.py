@@ -55,6 +55,6 @@ if __name__ == "__main__":
                   mark="known: gallery B48", value=True),
         loss_case("SFT, the same, the cut in the prompt", sliced, prompts=(10,), mark=""),
         loss_case("SFT, the same, 2 micro-batches", two_steps, prompts=(4, 9),
-                  mark="known: gallery B48, B54"),
-        loss_case("GRPO, AllGatherWithGrad", gathered, mark="known: gallery B47")
+                  mark="known: gallery B48; new: weights of micro-batches"),
+        loss_case("GRPO, AllGatherWithGrad", gathered, mark="new")
     ])

@@ -203,13 +203,14 @@ def _loss_step(call, tokens, prompts, sp, mean, order, folder):
     own_rows = prompts[rank // sp::replicas]
     dump = Dump(folder, rank, world, sp=sp, accumulation=len(own_rows))
     counts = [int((_labels(tokens, p, i)[1] != IGNORED).sum()) for i, p in enumerate(prompts)]
+    window = [_labels(tokens, p, a * replicas + rank // sp)[1] for a, p in enumerate(own_rows)]
     for a, prompt in enumerate(own_rows):
         number = a * replicas + rank // sp
         ids, labels = _labels(tokens, prompt, number)
         own = (order or contiguous)(tokens, rank % sp, sp)
         logits = hidden[number, own] @ weight
         place = dict(rank=rank, member=rank % sp, micro_batches=len(own_rows), ids=ids,
-                     whole=labels, counts=counts)
+                     whole=labels, counts=counts, window=window)
         loss = call(place, logits, labels[own])
         used = place.get("used", labels[own])  # of a package that shifts labels itself
         loss.backward()
@@ -298,6 +299,17 @@ def ver(folder, *options):
 
 
 # ---- the table ----
+
+
+def module_file(package, path):
+    """A file of a package as a module, where its package's import wants what is not there."""
+    import importlib.metadata
+    import importlib.util
+    place = importlib.metadata.distribution(package).locate_file(path)
+    spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def check(package, version, name, verdict, witness="", mark=""):

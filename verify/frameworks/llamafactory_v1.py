@@ -19,7 +19,7 @@ ASKED = [("", {}), (", window 4", {"window": 4}), (", scale 0.5", {"softmax_scal
 
 
 class OnHost(torch.Tensor):
-    """A tensor that stays where it is: the package moves it to the device of its rank's number."""
+    """A tensor that stays where it is: the package moves it to the GPU of its rank's number."""
 
     def to(self, *_, **__):
         return self.as_subclass(torch.Tensor)
@@ -30,6 +30,7 @@ def _package(cp=2):
     flash_stub.install()
     from llamafactory.v1.accelerator import interface
     interface.init_process_group = lambda **_: None  # there is one
+    interface.DistributedInterface.sync = lambda _: None  # of a GPU
     return interface.DistributedInterface({"cp_size": cp, "dp_size": 1})
 
 
@@ -53,8 +54,9 @@ def _flash(query, key, value, attention_mask, query_length, is_causal, softmax_s
            sliding_window=None, softcap=None, **_):
     """What transformers' _flash_attention_forward computes, of one row."""
     x = {n: t[0] for n, t in zip("qkv", (query, key, value))}
-    out = whole_attention(x, [0, query_length], sliding_window or 0, softmax_scale, softcap or 0.0)
-    return out["out"][None].to(query.dtype)
+    right = whole_attention(x, [0, query_length], sliding_window or 0, softmax_scale,
+                            softcap or 0.0)
+    return right["out"][None].to(query.dtype)
 
 
 def attend(rank):
@@ -107,7 +109,7 @@ def fitted(rank, cp):
             return SimpleNamespace(logits=model(part))
 
     state, arguments = SimpleNamespace(), SimpleNamespace(
-        dist_config={"cp_size": cp}, max_grad_norm=1e9, logging_steps=0, save_steps=0)
+        dist_config={"cp_size": cp}, max_grad_norm=1e9, logging_steps=1, save_steps=0)
     schedule = SimpleNamespace(step=nothing, get_last_lr=lambda: [0.0])
     trainer = SimpleNamespace(
         model=Model(), callback_handler=Quiet(), state=state, global_step=0,
@@ -122,7 +124,8 @@ def fitted(rank, cp):
 if __name__ == "__main__":
     check_losses("llamafactory", [
         loss_case("v1 sequence_parallel_loss, cp 2", loss),
-        loss_case("v1 sequence_parallel_loss, cp 2, a rank without labels", loss, prompts=(10,))])
+        loss_case("v1 sequence_parallel_loss, cp 2, a rank without labels", loss,
+                  prompts=(10,))])
     for (name, asked), got in zip(ASKED, zip(*on_ranks(attend))):
         check_attention("llamafactory", f"v1 Ulysses 2{name}", got,
                         {n: t for n, t in attention_inputs(TOKENS).items() if n != "dout"},

@@ -16,13 +16,13 @@ def _package(ring):
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
         from swift.sequence_parallel import sequence_parallel as sp
-        from swift.sequence_parallel.utils import GatherLoss, GatherTensor
+        from swift.sequence_parallel.utils import GatherLoss
         world = dist.get_world_size()
         sp.device_mesh = init_device_mesh("cpu", (1, world, 1) if ring else (1, 1, world),
                                           mesh_dim_names=("data", "ring", "sequence"))
         sp.world_size, sp.dp_world_size = world, 1
         sp.sp_world_size, sp.rp_world_size = (1, world) if ring else (world, 1)
-        PARTS.update(ring=ring, sp=sp, loss=GatherLoss, tensor=GatherTensor)
+        PARTS.update(ring=ring, sp=sp, loss=GatherLoss)
     return PARTS["sp"]
 
 
@@ -40,11 +40,12 @@ def ring(place, logits, labels):
     return loss[whole != IGNORED].sum() / (whole != IGNORED).sum()
 
 
-def tensor(place, logits, labels):
-    """The gather without a factor, used as if it were the other one."""
+def outputs(place, logits, labels):
+    """As classifiers, rerankers and embeddings have it: the model's outputs, gathered."""
     _package(False)
-    loss = PARTS["tensor"].apply(token_losses(logits, labels)[None], 1, None)
-    return loss.sum() / (place["whole"] != IGNORED).sum()
+    from swift.model.patcher import gather_sequence_parallel_outputs
+    whole = gather_sequence_parallel_outputs({"logits": logits[None]})["logits"][0]
+    return token_losses(whole, place["whole"]).sum() / (place["whole"] != IGNORED).sum()
 
 
 if __name__ == "__main__":
@@ -52,6 +53,5 @@ if __name__ == "__main__":
         loss_case("GatherLoss, Ulysses 2", ulysses),
         loss_case("GatherLoss, Ulysses 2, a rank without labels", ulysses, prompts=(10,)),
         loss_case("GatherLoss, ring 2", ring, order=zigzag),
-        loss_case("GatherTensor in its place", tensor,
-                  mark="adapter: used where it is not meant")
+        loss_case("gather_sequence_parallel_outputs, Ulysses 2", outputs, mark="new")
     ])

@@ -19,9 +19,10 @@ import sys
 from common import HERE, VERIFY
 
 ADAPTERS = [
-    "torch_cp", "ring_flash", "yunchang_usp", "deepspeed_alst", "hf_trainer", "trl_grpo",
-    "trl_pairs", "ms_swift", "verl_loss", "axolotl_cp", "openrlhf_loss", "megatron_loss",
-    "xtuner_loss"
+    "torch_cp", "ring_flash", "yunchang_usp", "swift_ring", "ulysses_utils", "deepspeed_alst",
+    "hf_trainer", "hf_ulysses", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift", "verl_loss",
+    "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss", "xtuner_loss",
+    "small_losses"
 ]
 SECONDS = 900
 HEADS = ("framework", "version", "check", "verdict", "in plain torch", "finding")

@@ -17,7 +17,7 @@ def reduced(place, logits, labels):
 
 
 if __name__ == "__main__":
-    known = "known: gallery B46"
+    known = "new"
     check_losses("xtuner", [
         loss_case("reduce_sequence_parallel_loss, counts 3 and 7", reduced, prompts=(6,),
                   mark=known, value=True),

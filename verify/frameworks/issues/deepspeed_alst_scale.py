@@ -7,12 +7,9 @@ Expected: the same gradient at sequence_parallel_size 2 as on one rank, under ea
 factor 1 in each line.
 Why: the backward pass of the differentiable all_gather of losses adds up the ranks' equal
 seeds, x sp. Stages 0, 1 and 2 then divide by world / sp, stage 3's reduce_scatter_coalesced by
-world. With reduce_scatter false, stage 3 divides by world / sp where a bucket was filled and by
-world where a parameter is larger than reduce_bucket_size, so that parameters differ by a factor
-of sp.
+world.
 """
 import os
-import sys
 
 os.environ.update(DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", MASTER_ADDR="127.0.0.1",
                   MASTER_PORT="29555")
@@ -41,11 +38,9 @@ def main(rank):
     one = model()
     one(x).pow(2).mean().backward()
     for zero in ZERO:
-        config = {
-            "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
-            "zero_allow_untested_optimizer": True,
-            "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}
-        }
+        config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero,
+                  "zero_allow_untested_optimizer": True,
+                  "optimizer": {"type": "SGD", "params": {"lr": 1e-3}}}
         m = model()
         engine, *_ = deepspeed.initialize(model=m, config=config, mpu=mpu,
                                           model_parameters=m.parameters())
