@@ -49,7 +49,7 @@ DTYPES = {"bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": 
 MICRO_BATCH = ("index", "ids", "positions", "labels", "logits", "logp", "ref_logp", "cu_seqlens")
 OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (), "rm": ("values", "scores"), "kto": ("desirable", "kl"),
                 "ppo": ("old_logp", "advantages", "rewards", "groups")}
-ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
+ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
 KEYWORDS = ("reduction", "clip_low", "clip_high", "kl_coef", "advantage", "advantage_eps",
             "softmax_scale", "window", "softcap", "dtype")
 STEP = ("optimizer", "lr", "beta1", "beta2", "eps", "weight_decay", "step", "max_norm")
@@ -124,7 +124,7 @@ class Dump:
 
     def attention(self, number, **arrays):
         """Arrays by name, of one call of the attention: those of ATTENTION."""
-        self._add(number, arrays, ATTENTION, lambda name: 2 if name == "lse" else 3)
+        self._add(number, arrays, ATTENTION, lambda name: {"lse": 2, "part_out": 4}.get(name, 3))
 
     def step(self, loss=None, gradients=None, norm=None, local=None, param=None, after=None, m=None, v=None,
              part=None, **keywords):
