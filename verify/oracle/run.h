@@ -181,9 +181,9 @@ static inline int run_unfit(run *r, const seqpar_safetensors_tensor *t, const do
     for (int64_t i = 0; first < 0 && i < run_elements(t); i++)
         if (isnan(x[i]) || (isinf(x[i]) && !infinite)) {
             seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
-                        "%.300s: tensor %.100s becomes %g at element %lld: what it is made of "
-                        "holds NaN or Inf, or numbers too large; dump a step without",
-                        r->desc->in, t->name, x[i], (long long)i);
+                        "%.300s: tensor %.100s becomes NaN or Inf at element %lld: what it is "
+                        "made of holds such, or numbers too large; dump a step without",
+                        r->desc->in, t->name, (long long)i);
             return -1;
         }
     if (first < 0) return 0;

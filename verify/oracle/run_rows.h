@@ -529,10 +529,10 @@ static inline int pack_too_long(run *r, const packing *p) {
                                                           : p->docs[i].tokens;
         if (sum <= r->desc->tokens) continue;
         snprintf(text, sizeof text,
-                 "--tokens is %lld, and %s document %lld of %lld.cu_seqlens has %lld tokens; "
+                 "--tokens is %lld, and %sdocument %lld of %lld.cu_seqlens has %lld tokens; "
                  "give at least as many",
                  (long long)r->desc->tokens,
-                 p->docs[i].tokens < sum ? "the pair that ends with" : "",
+                 p->docs[i].tokens < sum ? "the pair that ends with " : "",
                  (long long)p->number[i], (long long)p->row[i], (long long)sum);
         return run_option(r, text);
     }

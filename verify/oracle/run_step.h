@@ -8,17 +8,16 @@
 
 /* ---- loss ---- */
 
-/* What the objective takes of each micro-batch. */
-static inline const char *run_loss_takes(const dump_facts *f) {
-    switch (f->objective) {
-    case DUMP_DPO: return "index cu_seqlens labels logp ref_logp";
-    case DUMP_RM: return "index cu_seqlens";
-    case DUMP_KTO: return "index cu_seqlens labels logp ref_logp desirable kl";
-    case DUMP_PPO:
-        return f->kl_coef > 0 ? "index cu_seqlens labels logp old_logp advantages ref_logp"
-                              : "index cu_seqlens labels logp old_logp advantages";
-    default: return "index cu_seqlens labels logp";
-    }
+/* What the objective takes of each micro-batch: into text. */
+static inline const char *run_loss_takes(const dump_facts *f, char *text, size_t size) {
+    static const char *const takes[] = {"labels logp", "labels logp ref_logp", "",
+                                        "labels logp ref_logp desirable kl",
+                                        "labels logp old_logp advantages"};
+    int documents = !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
+    snprintf(text, size, "index%s%s%s%s", documents ? " cu_seqlens" : "",
+             *takes[f->objective] ? " " : "", takes[f->objective],
+             f->objective == DUMP_PPO && f->kl_coef > 0 ? " ref_logp" : "");
+    return text;
 }
 
 /* Scores from values where all rows have these, so that what was dumped of them is not asked.
@@ -80,7 +79,8 @@ static inline int run_supervised(const run *r) {
 
 static inline int run_loss(run *r) {
     double loss;
-    if (run_needs(r, run_loss_takes(&r->d.facts))) return -1;
+    char takes[120];
+    if (run_needs(r, run_loss_takes(&r->d.facts, takes, sizeof takes))) return -1;
     if (r->d.facts.objective == DUMP_RM ? run_scores(r) : 0) return -1;
     if (r->d.facts.objective != DUMP_RM && !run_supervised(r)) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,

@@ -52,7 +52,7 @@ OF_OBJECTIVE = {"sft": ("loss_sum", "loss_count"), "dpo": (),
                 "ppo": ("old_logp", "advantages", "rewards", "groups", "values", "returns",
                         "token_rewards"),
                 "value": ("values", "returns", "old_values")}
-ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")
+ATTENTION = ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "part_out", "part_lse")
 KEYWORDS = ("reduction", "reduction_constant", "clip_low", "clip_high", "kl_coef", "importance", "advantage",
             "advantage_eps", "gamma", "gae_lambda", "clip_value", "loss_type", "label_smoothing", "simpo_gamma",
             "center", "softmax_scale", "window", "softcap", "dtype")
@@ -128,7 +128,7 @@ class Dump:
 
     def attention(self, number, **arrays):
         """Arrays by name, of one call of the attention: those of ATTENTION."""
-        self._add(number, arrays, ATTENTION, lambda name: 2 if name == "lse" else 3)
+        self._add(number, arrays, ATTENTION, lambda name: {"lse": 2, "part_out": 4}.get(name, 3))
 
     def step(self, loss=None, gradients=None, norm=None, local=None, param=None, after=None, m=None, v=None,
              part=None, **keywords):
