@@ -160,9 +160,22 @@ static const stage *worst_stage(const stage *stages) {
     return worst;
 }
 
+/* Attention that is wrong in no way that its own numbers tell may be told by what becomes of
+   the model with it. */
+static const stage *named_by_model(const stage *stages, const stage *worst) {
+    for (int i = LOG_PROBS; i <= GRADIENTS && worst == &stages[ATTENTION]; i++) {
+        const verdict *v = &stages[i].v;
+        int of_model = model && (i == LOG_PROBS || i == GRADIENTS) && stages[i].judged;
+        if (!worst->v.count && of_model && v->kind == VERDICT_WRONG && v->count &&
+            !strcmp((*v->named)->family, "attention"))
+            return &stages[i];
+    }
+    return worst;
+}
+
 /* A pass needs all that was judged to be right, and more than places and positions. */
 static verdict whole_verdict(const stage *stages) {
-    const stage *worst = worst_stage(stages);
+    const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     int more = 0;
     if (worst) v = worst->v;

@@ -457,8 +457,8 @@ static void test_gradients(void) {
 }
 
 static void test_pairs(void) {
-    static const char *const names[] = {"", "sigmoid_of_parts", "log_probs_averaged",
-                                        "reference_missing"};
+    static const char *const names[] = {"", "one of sigmoid_of_parts, log_probs_of_one_rank",
+                                        "log_probs_averaged", "reference_missing"};
     for (int wrong = RIGHT_PAIRS; wrong <= WITHOUT_REFERENCE; wrong++) {
         restart();
         how.dpo = 1;
