@@ -106,7 +106,8 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     p->shows = p->m && (law_scales(p->m) || p->labels || p->positions ||
                         p->way != &right_way || p->seeds || p->step ||
                         !strcmp(name, "never_synchronised") ||
-                        !strcmp(name, "norm_counts_copies") || !strcmp(name, "norm_after_clip"));
+                        !strcmp(name, "norm_counts_copies") ||
+                        !strcmp(name, "norm_after_clip"));
     if (p->loss || p->shows) return 0;
     seqpar_fail(error, SEQPAR_ERR_OPTION,
                 mistake_named(name)
@@ -328,7 +329,8 @@ static inline int made_loss(made *m) {
     loss_free(&parts);
     if (!status && !isfinite(m->want_loss)) {
         seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
-                    "no token of these documents is learnt; give more tokens or fewer documents");
+                    "no token of these documents is learnt; give more tokens or fewer "
+                    "documents");
         return -1;
     }
     if (m->plant.shows || status) return status;

@@ -58,6 +58,19 @@ static inline int seed_set_make(const seed_set *set, int way) {
     return made && (way == SEEDS_RIGHT || seeds_are_finite(s));
 }
 
+/* Whether the factor is what dividing by all tokens, supervised or not, makes of a mean. */
+static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, double limit) {
+    const dump *d = set->f->d;
+    double all = 0, supervised = 0;
+    for (int64_t i = 0; i < set->f->count; i++) {
+        all += (double)set->f->rows[i].tokens;
+        for (int64_t t = 0; t < row_end(&set->f->rows[i]); t++)
+            supervised += is_target(&set->f->rows[i], t);
+    }
+    return seeds_are_of_tokens(d) && d->facts.reduction == DUMP_BY_TOKEN && supervised < all &&
+           fabs(factor * all / supervised - 1) <= limit;
+}
+
 /* Names the mistake whose gradient, times the factor, the dump has. */
 static inline void seed_way_say(const seed_set *set, int way, double factor, double limit,
                                 verdict *v) {

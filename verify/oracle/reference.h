@@ -32,8 +32,8 @@ static inline int reference_load(reference *f, seqpar_safetensors_file *file,
     return status ? -1 : 0;
 }
 
-/* The head of a reward model: score, or else the folder's one tensor of a row that is no layer's
-   or norm. */
+/* The head of a reward model: score, or else the folder's one tensor of a row that is of no
+   layer and no norm. */
 static inline int reference_score(reference *f, const char *folder) {
     seqpar_safetensors_file *file = NULL;
     char path[1200];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* reference_attention.h - the attention of the step that is computed again (reference.h): of
- * each kv head, with the query heads that use it, by attend.h. Also as each mistake makes it, in
- * every form that is seen in frameworks: another sight, other keys, hops merged wrongly, another
- * backward pass. Who holds which token is as the dump has it, so that one table serves all
- * layouts, and rings, gathers and exchanges of heads alike. */
+ * each kv head, with the query heads that use it, by attend.h. Also as each mistake makes it,
+ * in every form that is seen in frameworks: another sight, other keys, hops merged wrongly,
+ * another backward pass. Who holds which token is as the dump has it, so that one table serves
+ * all layouts, and rings, gathers and exchanges of heads alike. */
 #ifndef ORACLE_REFERENCE_ATTENTION_H
 #define ORACLE_REFERENCE_ATTENTION_H
 #include "model_folder.h"
@@ -16,7 +16,8 @@ typedef enum reference_merge {
     MERGE_RIGHT,
     MERGE_SUM_OVER_P,   /* the sum of outs over the number of ranks */
     MERGE_MEAN_OF_SEEN, /* the mean of the outs of hops that saw a key */
-    MERGE_BY_TWOS       /* (out + part) / 2, hop after hop */
+    MERGE_BY_TWOS,      /* (out + part) / 2, hop after hop */
+    MERGE_UNSCALED      /* by sums of exp that are not of one maximum */
 } reference_merge;
 
 typedef enum reference_backward {
@@ -244,14 +245,17 @@ static inline int one_hop(reference_head *h, attend_way *w, int64_t hop) {
 
 static inline void merge_one(reference_head *h, reference_merge merge, int64_t n, double *met) {
     int64_t d = h->p.out_dim;
+    double weight = merge == MERGE_UNSCALED
+                        ? exp(h->part.x[ATTEND_LSE][n] - h->part.top[n])
+                        : 1;
     double *out = h->whole.x[ATTEND_OUT] + n * d, *part = h->part.x[ATTEND_OUT] + n * d;
     if (h->part.x[ATTEND_LSE][n] == -INFINITY) return;
     for (int64_t i = 0; i < d; i++)
         if (merge == MERGE_BY_TWOS)
             out[i] = *met > 0 ? (out[i] + part[i]) / 2 : part[i];
         else
-            out[i] += part[i];
-    ++*met;
+            out[i] += weight * part[i];
+    *met += weight;
 }
 
 /* out of all hops, lse as it is right. */
@@ -452,7 +456,8 @@ static inline int call_layout(reference_call *c) {
 static inline int call_order(reference_call *c) {
     int64_t n = 0;
     if (!c->wrong || !c->f->way->tokens) return 0;
-    if (!(c->back = (int64_t *)calloc((size_t)c->p.row->tokens + 1, sizeof *c->back))) return -1;
+    c->back = (int64_t *)calloc((size_t)c->p.row->tokens + 1, sizeof *c->back);
+    if (!c->back) return -1;
     for (; n < c->p.query.count; n++) c->back[c->p.query.token[n]] = n;
     return 0;
 }
@@ -479,7 +484,8 @@ static inline int call_begin(reference_call *c, const reference *f, const seqpar
                   .window = facts->window};
     p->heads = p->group;
     p->held = (int64_t *)calloc((size_t)p->ranks, sizeof *p->held);
-    for (int64_t t = 0; p->held && t < row->tokens; t++) p->held[row->rank[t] - p->first_rank]++;
+    for (int64_t t = 0; p->held && t < row->tokens; t++)
+        p->held[row->rank[t] - p->first_rank]++;
     if (!p->held || attention_side(p, &p->query, ATTEND_QUERIES, NULL)) return -1;
     return attention_side(p, &p->key, ATTEND_KEYS, NULL) || call_layout(c) || call_order(c);
 }

@@ -146,16 +146,18 @@ static inline void keep_last_micro_batch(seed_set *s) {
 typedef struct mean_way {
     const char *name;
     int grouping, filled, last; /* last: the last micro-batch alone */
+    int zero;                   /* targets of id 0 are left out */
 } mean_way;
-static const mean_way mean_ways[] = {{NULL, BY_ALL, 1, 0},
-                                     {"mean_of_means", BY_RANK_MICRO, 0, 0},
-                                     {"mean_of_means", BY_RANK, 0, 0},
-                                     {"mean_of_means", BY_MICRO, 0, 0},
-                                     {"mean_of_means", BY_REPLICA, 0, 0},
-                                     {"mean_of_means", BY_REPLICA_MICRO, 0, 0},
-                                     {"mean_over_sequences", BY_DOCUMENT, 1, 0},
-                                     {"sequence_counts_local", BY_DOCUMENT_RANK, 1, 0},
-                                     {"micro_batches_lost", BY_ALL, 1, 1}};
+static const mean_way mean_ways[] = {{NULL, BY_ALL, 1, 0, 0},
+                                     {"mean_of_means", BY_RANK_MICRO, 0, 0, 0},
+                                     {"mean_of_means", BY_RANK, 0, 0, 0},
+                                     {"mean_of_means", BY_MICRO, 0, 0, 0},
+                                     {"mean_of_means", BY_REPLICA, 0, 0, 0},
+                                     {"mean_of_means", BY_REPLICA_MICRO, 0, 0, 0},
+                                     {"mean_over_sequences", BY_DOCUMENT, 1, 0, 0},
+                                     {"sequence_counts_local", BY_DOCUMENT_RANK, 1, 0, 0},
+                                     {"micro_batches_lost", BY_ALL, 1, 1, 0},
+                                     {"token_zero_lost", BY_ALL, 1, 0, 1}};
 enum { MEAN_WAYS = sizeof mean_ways / sizeof *mean_ways };
 
 /* The metadata say which of the two the mean is, so the other one is the mistake. */
@@ -171,10 +173,16 @@ static inline const char *mean_way_name(const dump *d, int way) {
     return mean_ways[way].name;
 }
 
+static inline void drop_zero(seed_set *s, int64_t row, int64_t token, int way) {
+    if (s->f->rows[row].labels[token] == 0) s->of[row][token] = 0;
+    (void)way;
+}
+
 /* Minus the token's weight in the mean: the seeds of SFT. */
 static inline void make_mean_seeds(seed_set *s, int way) {
     seed_means(s, mean_grouping(s->f->d, way), mean_ways[way].filled);
     if (mean_ways[way].last) keep_last_micro_batch(s);
+    if (mean_ways[way].zero) each_target(s, drop_zero, way);
 }
 
 /* Names of a mean of means by the factor that the gradient has beside it. */

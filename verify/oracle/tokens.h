@@ -21,6 +21,7 @@ typedef struct token_sums {
     double by_row;                  /* sum of rows' means over documents */
     double parts, pieces;  /* sum over documents and ranks of their own means; how many */
     double filled;         /* the same, averaged over the ranks that have a token of it */
+    double not_zero, of_not_zero; /* losses of tokens whose label is not 0, and how many */
     double size, rounding; /* weighted: |loss|, squares of what rounding may do */
     double unit;           /* the coarsest of the numbers in it */
     int unknown_documents; /* a row does not say where documents begin */
@@ -71,6 +72,8 @@ static inline double tokens_add_document(token_sums *s, const dump_facts *f,
         p = &s->part[row->rank[t] - dp * f->sp];
         p->sum += loss[0];
         p->count++;
+        s->not_zero += row->labels[t] ? loss[0] : 0;
+        s->of_not_zero += row->labels[t] != 0;
         s->size += weight * fabs(loss[0]);
         s->rounding += rounding * rounding;
     }
@@ -184,6 +187,13 @@ static inline const char *tokens_vacuous(const token_sums *s, const answers *a, 
                : NULL;
 }
 
+/* Targets of id 0 are taken for padding. */
+static inline void tokens_add_zero(const token_sums *s, answers *a, const dump_facts *f) {
+    if (f->reduction != DUMP_BY_TOKEN || s->of_not_zero == s->tokens) return;
+    answers_add(a, "token_zero_lost", s->not_zero / s->of_not_zero, NULL);
+    answers_add(a, "token_zero_lost", s->not_zero / s->tokens, "they count all the same");
+}
+
 /* l: with the tolerance alone, gets the slack. */
 static inline void tokens_answers(token_sums *s, answers *a, law *l, const dump_facts *f) {
     double count = f->reduction == DUMP_BY_SEQUENCE ? s->documents : s->tokens;
@@ -202,6 +212,7 @@ static inline void tokens_answers(token_sums *s, answers *a, law *l, const dump_
             answers_add(a, token_ways[way].name, tokens_mean(s, f->reduction, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
+    tokens_add_zero(s, a, f);
     a->vacuous = tokens_vacuous(s, a, l, f);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;

@@ -132,7 +132,8 @@ static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
         if (reference_logp(&t->exact, way)) return -1;
         l = compare_logp(&t->exact, t->exact.logp, 1);
         other = compare_logp(&t->exact, right, 0);
-        if (!(distance_from(&l, 1) <= t->logp_limit && distance_from(&other, 1) > t->logp_limit))
+        if (!(distance_from(&l, 1) <= t->logp_limit) ||
+            !(distance_from(&other, 1) > t->logp_limit))
             continue;
         verdict_name(v, mistake_named(way->name));
         if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
@@ -336,6 +337,8 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     if (compare_gradients(t, t->got, right, c)) return -1;
     if (distance_from(&c->all, factor) <= c->tolerance) {
         judge_factor(c);
+        if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
+            verdict_name(&s->v, mistake_named("all_tokens_counted"));
         return 0;
     }
     name_odd_one(c);
