@@ -70,6 +70,8 @@ typedef struct attend_way {
        2 the second; NULL: all */
     const unsigned char *sees;
     const int64_t *places; /* (tokens) where a token is taken to be; NULL: where it is */
+    /* (tokens) rows where SEES_..._LOCAL_... compare them; NULL: those of ranks */
+    const int64_t *query_rows, *key_rows;
     int own_kv;            /* the query's rank's keys and values, row for row */
     int in_turn;           /* query head h uses kv head h % kv_heads */
     int64_t only_head;     /* of each group; -1: all */
@@ -285,7 +287,7 @@ static inline void attend_document(const attend *p, int64_t place, int64_t *begi
 static inline attend_sight attend_sight_of(const attend *p, const attend_way *w,
                                            int64_t token) {
     int64_t place = w->places ? w->places[token] : token, begin, end, low;
-    int32_t local = (int32_t)p->row->local[token];
+    int32_t local = (int32_t)(w->query_rows ? w->query_rows : p->row->local)[token];
     int64_t rank = p->row->rank[token] - p->first_rank;
     attend_sight s = {.local_hi = INT32_MAX};
     attend_document(p, place, &begin, &end);
@@ -336,7 +338,7 @@ static inline void attend_see(attend_pass *s) {
     for (int64_t j = 0; j < p->key.count; j++) {
         int64_t token = p->key.token[j];
         s->places[j] = (int32_t)(s->w->places ? s->w->places[token] : token);
-        s->locals[j] = (int32_t)p->row->local[token];
+        s->locals[j] = (int32_t)(s->w->key_rows ? s->w->key_rows : p->row->local)[token];
     }
     for (int64_t b = 0; b < p->key.blocks; b++) {
         const attend_block *block = &p->key.block[b];

@@ -47,13 +47,16 @@ typedef enum reference_positions {
 enum { SCALE_RIGHT, SCALE_OF_DIM, SCALE_ONE };
 enum { PASSES_BOTH, PASS_FORWARD, PASS_BACKWARD }; /* which one is wrong */
 enum { HEADS_RIGHT, HEADS_DEALT, HEADS_COLLECTED };
+/* What SEES_BY_LOCAL_ROW compares: rows of ranks, as a ring has them; of the query its row and
+   of the key that among all gathered ones; both among all, as where heads were exchanged. */
+enum { ROWS_OF_RANKS, ROWS_OF_GATHERED_KEYS, ROWS_OF_ALL };
 enum { HOP_LAST = -1 };
 
 /* How the step is computed; all 0: rightly. */
 typedef struct reference_way {
     const char *name, *form; /* of the mistake; form NULL: there is one */
     reference_positions positions;
-    int sight;        /* SEES_... of attend.h */
+    int sight, rows;  /* SEES_... of attend.h, ROWS_... */
     attend_seen seen; /* of halves; NULL: all */
     int hop;          /* that is lost; 0: none */
     int layout;       /* TAKEN_... + 1 */
@@ -221,6 +224,8 @@ static inline void way_sights(reference_head *h) {
     h->way = attend_right_way(p);
     if (!h->c->wrong) return;
     h->way.sight = w->sight;
+    if (w->rows) h->way.key_rows = p->row->gathered;
+    if (w->rows == ROWS_OF_ALL) h->way.query_rows = p->row->gathered;
     h->way.own_kv = w->own_kv;
     h->way.in_turn = w->in_turn;
     h->way.places = h->c->places;

@@ -234,12 +234,18 @@ static inline int try_gradient(truth *t, gradient_check *c, const double *right,
                                const reference_way *way, double *const *seeds,
                                double *factor) {
     likeness from_right;
+    double none;
     if (reference_gradient(&t->exact, way, seeds) ||
         compare_gradients(t, t->exact.gradient, right, c))
         return -1;
     from_right = c->all;
     if (compare_gradients(t, t->got, t->exact.gradient, c)) return -1;
     *factor = best_factor(&c->all);
+    none = square(t->gradient_limit) * from_right.want_want;
+    if (from_right.got_got <= none && c->all.got_got <= none) { /* all that is learnt cancels */
+        *factor = 1;
+        return 1;
+    }
     return distance_from(&c->all, *factor) <= t->gradient_limit && c->all.want_want > 0 &&
            distance_from(&from_right, best_factor(&from_right)) > 2 * t->gradient_limit;
 }
@@ -335,10 +341,13 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     int status = accept_gradient(t, stage_begin(s, VERDICT_WRONG), c, seeds);
     if (status) return status < 0 ? -1 : 0;
     if (compare_gradients(t, t->got, right, c)) return -1;
-    if (distance_from(&c->all, factor) <= c->tolerance) {
+    if (distance_from(&c->all, factor) <= c->tolerance && fabs(factor) > c->tolerance) {
         judge_factor(c);
         if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
             verdict_name(&s->v, mistake_named("all_tokens_counted"));
+        /* KTO's slope is the same on both sides of z, but for the sign */
+        if (t->d->facts.objective == DUMP_KTO && fabs(factor + 1) <= c->tolerance)
+            verdict_name(&s->v, mistake_named("desirable_swapped"));
         return 0;
     }
     name_odd_one(c);
