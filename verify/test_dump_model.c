@@ -748,6 +748,12 @@ static void test_forward(void) {
 static void test_files(void) {
     restart();
     expect_with("--want " FOLDER, 2, "error: ", "give --want or --model, and not both");
+    restart();
+    gradient[5] += 1e-2;
+    write_dump();
+    expect_with("--budget 0", 1, "wrong: unknown places",
+                "not tried within --budget 0: mean_of_means, mean_over_sequences,");
+    expect_with("--budget 0", 1, "wrong: unknown places", "dk_dv_swapped");
     expect_with("--budget -1", 2, "error: ", "--budget is a time");
     test_end("dump_model_options");
     rows[0].ids[4] = 17;

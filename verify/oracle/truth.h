@@ -27,7 +27,8 @@ typedef struct truth {
     char second[200]; /* what slow.h says of the reference */
     details *more;    /* NULL: nothing is kept */
     double **dumped;  /* (rows) log-probs of the dump, borrowed; NULL: it has none */
-    struct timespec begin;
+    struct timespec begin; /* of the first mistake that is tried */
+    int begun;
 } truth;
 
 static inline double seconds_since(const struct timespec *begin) {
@@ -36,7 +37,38 @@ static inline double seconds_since(const struct timespec *begin) {
     return (double)(now.tv_sec - begin->tv_sec) + 1e-9 * (double)(now.tv_nsec - begin->tv_nsec);
 }
 
-static inline int out_of_time(const truth *t) { return seconds_since(&t->begin) > t->budget; }
+/* Before a mistake is tried. */
+static inline int out_of_time(truth *t) {
+    if (!t->begun) clock_gettime(CLOCK_MONOTONIC, &t->begin);
+    t->begun = 1;
+    return seconds_since(&t->begin) >= t->budget;
+}
+
+/* Names that there was no time for, as many to a line as it holds. */
+typedef struct untried {
+    const char *names[MISTAKES];
+    int count;
+} untried;
+
+static inline void untried_add(untried *u, const char *name) {
+    for (int i = 0; i < u->count; i++)
+        if (!strcmp(u->names[i], name)) return;
+    u->names[u->count++] = name;
+}
+
+static inline void untried_say(const untried *u, double budget, verdict *v) {
+    char line[300];
+    int used = snprintf(line, sizeof line, "not tried within --budget %g: ", budget);
+    for (int i = 0; i < u->count; i++) {
+        if (used + strlen(u->names[i]) + 3 > sizeof line) {
+            verdict_say(v, "%s", line);
+            used = snprintf(line, sizeof line, "nor: ");
+        }
+        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s", u->names[i],
+                         i + 1 < u->count ? ", " : "");
+    }
+    if (u->count) verdict_say(v, "%s", line);
+}
 
 /* ---- the limit ---- */
 
@@ -118,6 +150,7 @@ static inline void say_worst_logp(verdict *v, const reference *f) {
 
 /* Ways that give the log-probs of the dump and not the right ones. */
 static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
+    untried late = {.count = 0};
     for (int i = 0; i < WRONG_WAYS; i++) {
         likeness l, other;
         const reference_way *way = &wrong_ways[i];
@@ -125,9 +158,8 @@ static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
             !way_has_meaning(t->d, way, &t->exact.model.config))
             continue;
         if (out_of_time(t)) {
-            verdict_say(v, "not tried within --budget %g: %s and what follows", t->budget,
-                        way->name);
-            return 0;
+            untried_add(&late, way->name);
+            continue;
         }
         if (reference_logp(&t->exact, way)) return -1;
         l = compare_logp(&t->exact, t->exact.logp, 1);
@@ -138,6 +170,7 @@ static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
         verdict_name(v, mistake_named(way->name));
         if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
     }
+    untried_say(&late, t->budget, v);
     return 0;
 }
 
@@ -304,6 +337,7 @@ static inline int name_model_way(truth *t, verdict *v, gradient_check *c, const 
 /* Ways that give the gradient of the dump, up to a factor, and not the right one. */
 static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
                                      const double *right, const seed_set *seeds) {
+    untried late = {.count = 0};
     for (int i = 1; i < seed_ways(t->d) + WRONG_WAYS; i++) {
         int of_seeds = i < seed_ways(t->d), k = i - seed_ways(t->d);
         const char *name = of_seeds ? seed_way_name(t->d, i) : wrong_ways[k].name;
@@ -312,14 +346,14 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
         if (!of_seeds && !way_has_meaning(t->d, &wrong_ways[k], &t->exact.model.config))
             continue;
         if (out_of_time(t)) {
-            verdict_say(v, "not tried within --budget %g: %s and what follows", t->budget,
-                        name);
-            return 0;
+            untried_add(&late, name);
+            continue;
         }
         if (of_seeds ? name_seed_way(t, v, c, right, seeds, i)
                      : name_model_way(t, v, c, right, seeds, &wrong_ways[k]))
             return -1;
     }
+    untried_say(&late, t->budget, v);
     return 0;
 }
 
@@ -474,7 +508,6 @@ static inline int check_truth(stage *stages, dump *d, const char *folder, double
                               double budget, details *more) {
     truth t = {.d = d, .budget = budget, .more = more};
     int status;
-    clock_gettime(CLOCK_MONOTONIC, &t.begin);
     truth_unit(&t);
     status = reference_open(&t.exact, d, folder, seqpar_device_reference());
     if (!status) status = reference_open(&t.rounded, d, folder, seqpar_device_reference_bf16());
