@@ -42,7 +42,7 @@ static int64_t count;
 
 /* How the dump is made. */
 static struct {
-    int f32, dpo, without_logp, positions_in_dump; /* dpo: pairs alone */
+    int f32, dpo, without_logp, without_documents, positions_in_dump; /* dpo: pairs alone */
     const char *objective, *without; /* without: a parameter */
     const char *score; /* RM: the name of the head */
     double scale;
@@ -501,7 +501,8 @@ static void put_micro(int64_t rank, int64_t a) {
         put(name, ids[a][i], SEQPAR_SAFETENSORS_I32, n, 0);
     }
     snprintf(name, sizeof name, "%lld.cu_seqlens", (long long)a);
-    put(name, documents[row_of(rank, a)], SEQPAR_SAFETENSORS_I64, docs + 1, 0);
+    if (!how.without_documents)
+        put(name, documents[row_of(rank, a)], SEQPAR_SAFETENSORS_I64, docs + 1, 0);
     snprintf(name, sizeof name, "%lld.%s", (long long)a, how.score ? "values" : "logp");
     if (!how.without_logp) put(name, logp[a][0], SEQPAR_SAFETENSORS_F64, n, 0);
     snprintf(name, sizeof name, "%lld.ref_logp", (long long)a);
@@ -745,6 +746,15 @@ static void test_forward(void) {
     expect_named("unknown", "row 1 of the step");
 }
 
+/* Packed or wrong: without cu_seqlens nobody can tell. */
+static void test_packing_unknown(void) {
+    restart();
+    how.without_documents = 1;
+    expect(4, "insufficient", "log-probs insufficient");
+    expect(4, "insufficient", "gradients insufficient");
+    test_end("dump_model_without_documents");
+}
+
 static void test_files(void) {
     restart();
     expect_with("--want " FOLDER, 2, "error: ", "give --want or --model, and not both");
@@ -786,6 +796,7 @@ int main(int argc, char **argv) {
     test_pairs();
     test_objectives();
     test_forward();
+    test_packing_unknown();
     test_files();
     return test_summary();
 }

@@ -189,6 +189,19 @@ static inline void free_logp(double **logp, int64_t count) {
     free(logp);
 }
 
+/* A row that does not say where documents begin may hold several: then one that is not as a
+   single document has it is no evidence. */
+static inline int doubt_packing(const truth *t, verdict *v) {
+    for (int64_t i = 0; i < t->exact.count; i++) {
+        if (t->exact.rows[i].docs) continue;
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "they are not those of a row of one document; give cu_seqlens if it "
+                       "has several");
+        return 1;
+    }
+    return 0;
+}
+
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
     double far = distance_from(&l, 1);
@@ -204,6 +217,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     if (t->logp_is_right) return 0;
     v->kind = VERDICT_WRONG;
     say_worst_logp(v, &t->exact);
+    if (doubt_packing(t, v)) return 0;
     if (name_logp_ways(t, v, right)) return -1;
     if (!v->count && far <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
     return 0;
@@ -375,6 +389,9 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     int status = accept_gradient(t, stage_begin(s, VERDICT_WRONG), c, seeds);
     if (status) return status < 0 ? -1 : 0;
     if (compare_gradients(t, t->got, right, c)) return -1;
+    if (isfinite(c->all.got_got) && !(distance_from(&c->all, factor) <= c->tolerance) &&
+        doubt_packing(t, &s->v))
+        return 0;
     if (distance_from(&c->all, factor) <= c->tolerance && fabs(factor) > c->tolerance) {
         judge_factor(c);
         if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
