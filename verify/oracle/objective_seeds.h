@@ -71,6 +71,22 @@ static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, do
            fabs(factor * all / supervised - 1) <= limit;
 }
 
+/* How far rounding may move a seed of DPO or KTO, relative to it: beta times what it does to h,
+   as the logarithm of the slope of sigmoid changes by no more than its argument. */
+static inline double seeds_rounding(const seed_set *set) {
+    document_seeds b = {.s = (seed_set *)set, .way = dpo_ways};
+    const dump_facts *f = &set->f->d->facts;
+    double worst = 0;
+    if (f->objective != DUMP_DPO && f->objective != DUMP_KTO) return 0;
+    if (!document_seeds_begin(&b))
+        for (int64_t i = 0; i < b.documents.count; i++) {
+            document_part whole = document_whole(&b.documents, i);
+            worst = fmax(worst, b.documents.of[i].rounding + sum_rounding(&whole));
+        }
+    document_seeds_end(&b);
+    return f->beta * sqrt(2 * worst); /* of a pair's two documents */
+}
+
 /* Names the mistake whose gradient, times the factor, the dump has. */
 static inline void seed_way_say(const seed_set *set, int way, double factor, double limit,
                                 verdict *v) {

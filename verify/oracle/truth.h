@@ -475,6 +475,7 @@ static inline int truth_limits(truth *t, double *const *logp, double *right, see
     memset(t->have, 1, (size_t)t->exact.model.tensor_count);
     status = compare_gradients(t, t->rounded.gradient, right, &c);
     t->gradient_limit = limit_of(t, distance_from(&c.all, 1));
+    if (t->ratio >= 0x1p-15) t->gradient_limit += 4 * seeds_rounding(seeds); /* not in F64 */
     free(c.each);
     return status;
 }
