@@ -31,7 +31,9 @@ typedef struct step_row {
     int64_t tokens;
     int32_t ids[MOST], targets[MOST];
     int64_t rank[MOST], local[MOST];
-    double logp[MOST], ref_logp[MOST], seeds[MOST];
+    double logp[MOST], ref_logp[MOST], seeds[MOST]; /* logp: of RM, values */
+    double old_logp[MOST], advantages[MOST];
+    double desirable[DOCS], kl[DOCS];
 } step_row;
 static step_row rows[ROWS];
 static double *parameters, *gradient;
@@ -40,8 +42,9 @@ static int64_t count;
 
 /* How the dump is made. */
 static struct {
-    int f32, dpo, without_logp, positions_in_dump;
-    const char *without; /* a parameter */
+    int f32, dpo, without_logp, without_documents, positions_in_dump; /* dpo: pairs alone */
+    const char *objective, *without; /* without: a parameter */
+    const char *score; /* RM: the name of the head */
     double scale;
 } how;
 
@@ -91,6 +94,11 @@ static void make_rows(void) {
             int prompt = t < cu_seqlens[r][d] + r;
             row->targets[t] = last || prompt ? SLOW_IGNORED : row->ids[t + 1];
             row->ref_logp[t] = -2.5 - 0.1 * (double)test_integer(0, 9);
+            row->advantages[t] = 0.3 * (double)((5 * r + 3 * d) % 7) - 0.8;
+        }
+        for (int64_t d = 0; d < DOCS; d++) {
+            row->desirable[d] = (double)((r + d) % 2);
+            row->kl[d] = 1 + 0.3 * (double)r + 0.2 * (double)d;
         }
     }
 }
@@ -108,6 +116,9 @@ static int in_rank(int64_t r, int64_t t, int64_t group) { return rows[r].rank[t]
 static int in_micro(int64_t r, int64_t t, int64_t group) { return (void)t, r % MICRO == group; }
 static int in_document(int64_t r, int64_t t, int64_t group) {
     return r * DOCS + document_of(r, t) == group;
+}
+static int in_not_zero(int64_t r, int64_t t, int64_t group) {
+    return !group && rows[r].targets[t] != 0;
 }
 static int in_last(int64_t r, int64_t t, int64_t group) {
     return (void)t, !group && r % MICRO == MICRO - 1;
@@ -145,6 +156,142 @@ static void seed_pairs(int wrong) {
             if (wrong == AVERAGED) h = h / SP;
             rows[r].seeds[t] = 0.3 / (1 + exp(0.3 * h)) / ROWS *
                                (document_of(r, t) == 1 ? 1 : -1);
+        }
+}
+
+/* ---- RM, KTO and PPO: losses as functions of log-probs or values, differentiated by central
+   differences. Each token's seed is the slope of its own rank's loss. ---- */
+
+enum {
+    NOTHING_WRONG,
+    RM_AVERAGED,
+    RM_FIRST_TOKEN,
+    RM_RANK_END,
+    RM_SWAPPED,
+    RM_OF_PARTS,
+    KTO_AVERAGED,
+    KTO_ONE_REPLICA,
+    KTO_NO_Z,
+    KTO_Z_OVER_P,
+    KTO_SWAPPED,
+    PPO_NO_CLIP,
+    PPO_INVERTED,
+    PPO_NO_KL,
+    PPO_WHITENED,
+    PPO_BY_RANK,
+    PPO_FIRST_ADVANTAGES
+};
+
+/* The place whose value is the document's score. */
+static int64_t score_place(int64_t r, int64_t d, int wrong) {
+    int64_t begin = cu_seqlens[r][d], end = cu_seqlens[r][d + 1], at = -1;
+    if (wrong == RM_FIRST_TOKEN) return begin;
+    if (wrong != RM_RANK_END) return end - 1;
+    for (int64_t rank = 0; rank < WORLD; rank++) { /* ranks one after the other, by rows */
+        int64_t most = -1;
+        for (int64_t t = begin; t < end; t++)
+            if (rows[r].rank[t] == rank && rows[r].local[t] > most) {
+                most = rows[r].local[t];
+                at = t;
+            }
+    }
+    return at;
+}
+
+static double softplus_of(double x) { return log1p(exp(x)); }
+
+static double rm_loss(int wrong, int64_t rank) {
+    double sum = 0;
+    for (int64_t r = 0; r < ROWS; r++) {
+        double score[2];
+        for (int64_t d = 0; d < 2; d++) {
+            int64_t at = score_place(r, d, wrong);
+            score[d] = rows[r].logp[at] / (wrong == RM_AVERAGED ? SP : 1);
+            if (wrong == RM_OF_PARTS && rows[r].rank[at] != rank) score[d] = 0;
+        }
+        sum += softplus_of(wrong == RM_SWAPPED ? score[0] - score[1] : score[1] - score[0]);
+    }
+    return sum / ROWS / (wrong == RM_OF_PARTS ? SP : 1);
+}
+
+/* The mean of kl over documents of a micro-batch, of all replicas or one. */
+static double kto_z_of(int64_t r, int wrong) {
+    double sum = 0, count = 0;
+    if (wrong == KTO_NO_Z) return 0;
+    for (int64_t other = 0; other < ROWS; other++)
+        for (int64_t d = 0; d < DOCS && other % MICRO == r % MICRO; d++) {
+            if (wrong == KTO_ONE_REPLICA && other != r) continue;
+            sum += rows[other].kl[d];
+            count++;
+        }
+    return sum / count / (wrong == KTO_Z_OVER_P ? SP : 1);
+}
+
+static double kto_loss_of(int wrong) {
+    double sum = 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t d = 0; d < DOCS; d++) {
+            double h = margin_of(r, d, -1, 1) / (wrong == KTO_AVERAGED ? SP : 1);
+            int good = (rows[r].desirable[d] != 0) != (wrong == KTO_SWAPPED);
+            double gain = h - kto_z_of(r, wrong);
+            sum += 1 - 1 / (1 + exp(-0.3 * (good ? gain : -gain)));
+        }
+    return sum / (ROWS * DOCS);
+}
+
+static double whitened(int64_t r, int64_t t) {
+    double n = 0, mean = 0, squares = 0;
+    for (int64_t pass = 0; pass < 2; pass++)
+        for (int64_t i = 0; i < ROWS; i++)
+            for (int64_t k = 0; k < rows[i].tokens; k++) {
+                if (rows[i].targets[k] == SLOW_IGNORED || rows[i].rank[k] != rows[r].rank[t])
+                    continue;
+                if (!pass) n++;
+                if (!pass) mean += rows[i].advantages[k];
+                if (pass) squares += pow(rows[i].advantages[k] - mean / n, 2);
+            }
+    return (rows[r].advantages[t] - mean / n) / (sqrt(squares / n) + 1e-8);
+}
+
+static double advantage_taken(int64_t r, int64_t t, int wrong) {
+    if (wrong == PPO_WHITENED) return whitened(r, t);
+    return rows[r].advantages[wrong == PPO_FIRST_ADVANTAGES ? rows[r].local[t] : t];
+}
+
+static double ppo_token(int64_t r, int64_t t, int wrong) {
+    double apart = rows[r].logp[t] - rows[r].old_logp[t];
+    double ratio = exp(wrong == PPO_INVERTED ? -apart : apart);
+    double bound = ratio < 0.8 ? 0.8 : ratio > 1.2 ? 1.2 : ratio;
+    double a = advantage_taken(r, t, wrong), k = rows[r].ref_logp[t] - rows[r].logp[t];
+    double loss = fmax(-a * ratio, -a * (wrong == PPO_NO_CLIP ? ratio : bound));
+    return loss + (wrong == PPO_NO_KL ? 0 : 0.05 * (exp(k) - k - 1));
+}
+
+static double ppo_loss(int wrong) {
+    double sum = 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            double count = wrong == PPO_BY_RANK ? WORLD * counted(in_rank, rows[r].rank[t])
+                                                : counted(in_all, 0);
+            if (rows[r].targets[t] != SLOW_IGNORED) sum += ppo_token(r, t, wrong) / count;
+        }
+    return sum;
+}
+
+static double loss_of(int wrong, int64_t rank) {
+    if (!strcmp(how.objective, "rm")) return rm_loss(wrong, rank);
+    return !strcmp(how.objective, "kto") ? kto_loss_of(wrong) : ppo_loss(wrong);
+}
+
+static void seed_by_differences(int wrong) {
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) {
+            double *x = &rows[r].logp[t], was = *x, high, h = 1e-5;
+            *x = was + h;
+            high = loss_of(wrong, rows[r].rank[t]);
+            *x = was - h;
+            rows[r].seeds[t] = (high - loss_of(wrong, rows[r].rank[t])) / (2 * h);
+            *x = was;
         }
 }
 
@@ -283,6 +430,12 @@ static void put_tensors(const char *prefix, const double *values) {
     for (int64_t i = 0; i < slow_tensors(&config); i++) {
         if (how.without && !strcmp(how.without, table[i].name)) continue;
         snprintf(name, sizeof name, "%s%s", prefix, table[i].name);
+        if (how.score && !strcmp(table[i].name, "lm_head.weight")) {
+            snprintf(name, sizeof name, "%s%s", prefix, how.score);
+            put(name, values + table[i].offset, SEQPAR_SAFETENSORS_F64, table[i].cols,
+                table[i].cols);
+            continue;
+        }
         put(name, values + table[i].offset, SEQPAR_SAFETENSORS_F64,
             table[i].rows * table[i].cols, table[i].rows > 1 ? table[i].cols : 0);
     }
@@ -308,10 +461,23 @@ static void write_model(const char *more) {
     fclose(f);
 }
 
+/* What PPO and KTO have beside. */
+static void put_sides(int64_t a, int64_t n, int64_t docs, const step_row *row,
+                      double logp[4][MOST]) {
+    static const char *const names[] = {"old_logp", "advantages", "desirable", "kl"};
+    const double *const data[] = {logp[2], logp[3], row->desirable, row->kl};
+    char name[80];
+    int first = !strcmp(how.objective, "ppo") ? 0 : !strcmp(how.objective, "kto") ? 2 : 4;
+    for (int i = first; i < first + 2 && i < 4; i++) {
+        snprintf(name, sizeof name, "%lld.%s", (long long)a, names[i]);
+        put(name, data[i], SEQPAR_SAFETENSORS_F64, i < 2 ? n : docs, 0);
+    }
+}
+
 /* A rank's tokens of micro-batch a. */
 static void put_micro(int64_t rank, int64_t a) {
     static int32_t ids[MICRO][3][MOST];
-    static double logp[MICRO][2][MOST];
+    static double logp[MICRO][4][MOST];
     static int64_t documents[ROWS][DOCS + 1];
     step_row *row = &rows[row_of(rank, a)];
     int64_t n = 0, docs = how.dpo ? 2 : DOCS;
@@ -325,19 +491,23 @@ static void put_micro(int64_t rank, int64_t a) {
         ids[a][2][at] = row->targets[t];
         logp[a][0][at] = row->logp[t];
         logp[a][1][at] = row->ref_logp[t];
+        logp[a][2][at] = row->old_logp[t];
+        logp[a][3][at] = row->advantages[t];
         n++;
     }
     static const char *const integers[] = {"index", "ids", "labels"};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (how.score ? 2 : 3); i++) {
         snprintf(name, sizeof name, "%lld.%s", (long long)a, integers[i]);
         put(name, ids[a][i], SEQPAR_SAFETENSORS_I32, n, 0);
     }
     snprintf(name, sizeof name, "%lld.cu_seqlens", (long long)a);
-    put(name, documents[row_of(rank, a)], SEQPAR_SAFETENSORS_I64, docs + 1, 0);
-    snprintf(name, sizeof name, "%lld.logp", (long long)a);
+    if (!how.without_documents)
+        put(name, documents[row_of(rank, a)], SEQPAR_SAFETENSORS_I64, docs + 1, 0);
+    snprintf(name, sizeof name, "%lld.%s", (long long)a, how.score ? "values" : "logp");
     if (!how.without_logp) put(name, logp[a][0], SEQPAR_SAFETENSORS_F64, n, 0);
     snprintf(name, sizeof name, "%lld.ref_logp", (long long)a);
-    if (how.dpo) put(name, logp[a][1], SEQPAR_SAFETENSORS_F64, n, 0);
+    if (how.dpo || !how.score) put(name, logp[a][1], SEQPAR_SAFETENSORS_F64, n, 0);
+    put_sides(a, n, docs, row, logp[a]);
 }
 
 static void write_dump(void) {
@@ -352,14 +522,15 @@ static void write_dump(void) {
                                            {"world", "4"},
                                            {"sp", "2"},
                                            {"accumulation", "2"},
-                                           {"objective", how.dpo ? "dpo" : "sft"},
-                                           {"beta", "0.3"}};
+                                           {"objective", how.objective},
+                                           {"beta", "0.3"},
+                                           {"kl_coef", "0.05"}};
         snprintf(text[0], sizeof text[0], "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
         for (int64_t a = 0; a < MICRO; a++) put_micro(r, a);
         put_tensors("grad.", scaled);
-        save(path, pairs, 7);
+        save(path, pairs, 8);
     }
     free(scaled);
 }
@@ -411,6 +582,7 @@ static void expect_named(const char *name, const char *text) {
 static void restart(void) {
     memset(&how, 0, sizeof how);
     how.scale = 1;
+    how.objective = "sft";
     seed_means(in_all, 1);
     right_step();
 }
@@ -436,6 +608,7 @@ static void test_gradients(void) {
     } means[] = {{"mean_of_means", in_rank, WORLD},
                  {"mean_of_means", in_micro, MICRO},
                  {"mean_over_sequences", in_document, ROWS * DOCS},
+                 {"token_zero_ignored", in_not_zero, 1},
                  {"micro_batches_lost", in_last, 1}};
     restart();
     how.scale = 0.5;
@@ -457,11 +630,12 @@ static void test_gradients(void) {
 }
 
 static void test_pairs(void) {
-    static const char *const names[] = {"", "sigmoid_of_parts", "log_probs_averaged",
-                                        "reference_missing"};
+    static const char *const names[] = {"", "one of sigmoid_of_parts, log_probs_of_one_rank",
+                                        "log_probs_averaged", "reference_missing"};
     for (int wrong = RIGHT_PAIRS; wrong <= WITHOUT_REFERENCE; wrong++) {
         restart();
         how.dpo = 1;
+        how.objective = "dpo";
         for (int64_t r = 0; r < ROWS; r++) /* pairs alone */
             for (int64_t t = cu_seqlens[r][2]; t < rows[r].tokens; t++)
                 rows[r].targets[t] = SLOW_IGNORED;
@@ -475,6 +649,83 @@ static void test_pairs(void) {
         test_end("dump_model_pairs_%d", wrong);
         make_rows();
     }
+}
+
+/* Log-prob l of token 0 where the head has one row, and else 0, is a value. */
+static void values_of_logp(void) {
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++)
+            rows[r].logp[t] += log((double)config.vocab - 1) - log(-expm1(rows[r].logp[t]));
+}
+
+static void begin_values(void) {
+    int64_t head = table[slow_tensors(&config) - 1].offset;
+    for (int64_t i = head + config.hidden; i < count; i++) parameters[i] = 0;
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++) rows[r].targets[t] = 0;
+}
+
+/* slow.h's gradient, of a loss that is wrong so. */
+static void wrong_step(int wrong) {
+    right_step();
+    if (how.score) values_of_logp();
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; t < rows[r].tokens; t++)
+            rows[r].old_logp[t] = rows[r].logp[t] + 0.1 * (double)((3 * t + r) % 7) - 0.3;
+    seed_by_differences(wrong);
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t t = 0; how.score && t < rows[r].tokens; t++)
+            rows[r].seeds[t] *= 1 + exp(rows[r].logp[t]) / ((double)config.vocab - 1);
+    right_step();
+    if (how.score) values_of_logp();
+}
+
+static void test_objectives(void) {
+    static const struct {
+        const char *objective;
+        int wrong;
+        const char *name, *text;
+    } cases[] = {
+        {"rm", NOTHING_WRONG, NULL, "gradients right"},
+        {"rm", RM_AVERAGED, "scores_averaged", "log-probs right"},
+        {"rm", RM_FIRST_TOKEN, "score_of_first_token", "log-probs right"},
+        {"rm", RM_RANK_END, "score_of_rank_end", "log-probs right"},
+        {"rm", RM_SWAPPED, "pair_swapped", "log-probs right"},
+        {"rm", RM_OF_PARTS, "one of sigmoid_of_parts, scores_of_one_rank", "log-probs right"},
+        {"kto", NOTHING_WRONG, NULL, "gradients right"},
+        {"kto", KTO_AVERAGED, "log_probs_averaged", "log-probs right"},
+        {"kto", KTO_ONE_REPLICA, "kl_of_one_replica", "log-probs right"},
+        {"kto", KTO_NO_Z, "kl_missing", "log-probs right"},
+        {"kto", KTO_Z_OVER_P, "kl_averaged", "log-probs right"},
+        {"kto", KTO_SWAPPED, "desirable_swapped", "log-probs right"},
+        {"ppo", NOTHING_WRONG, NULL, "gradients right"},
+        {"ppo", PPO_NO_CLIP, "clip_missing", "log-probs right"},
+        {"ppo", PPO_INVERTED, "ratio_inverted", "log-probs right"},
+        {"ppo", PPO_NO_KL, "kl_missing", "log-probs right"},
+        {"ppo", PPO_WHITENED, "whitened_by_rank", "over the tokens of each rank"},
+        {"ppo", PPO_BY_RANK, "mean_of_means", "log-probs right"},
+        {"ppo", PPO_FIRST_ADVANTAGES, "side_tensor_not_split", "each rank takes the first n"}};
+    double *kept = slow_allocate(count, sizeof *kept);
+    memcpy(kept, parameters, (size_t)count * sizeof *kept);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        restart();
+        how.objective = cases[i].objective;
+        how.dpo = !strcmp(how.objective, "rm");
+        if (how.dpo) how.score = i % 2 ? "v_head.weight" : "score.weight";
+        if (how.dpo) begin_values();
+        write_model("");
+        wrong_step(cases[i].wrong);
+        if (cases[i].name)
+            expect_named(cases[i].name, cases[i].text);
+        else
+            expect(0, "right places", cases[i].text);
+        test_end("dump_model_%s_%d", how.objective, cases[i].wrong);
+        memcpy(parameters, kept, (size_t)count * sizeof *kept);
+        if (how.dpo) make_rows();
+    }
+    free(kept);
+    restart();
+    write_model("");
 }
 
 static void test_forward(void) {
@@ -495,9 +746,24 @@ static void test_forward(void) {
     expect_named("unknown", "row 1 of the step");
 }
 
+/* Packed or wrong: without cu_seqlens nobody can tell. */
+static void test_packing_unknown(void) {
+    restart();
+    how.without_documents = 1;
+    expect(4, "insufficient", "log-probs insufficient");
+    expect(4, "insufficient", "gradients insufficient");
+    test_end("dump_model_without_documents");
+}
+
 static void test_files(void) {
     restart();
     expect_with("--want " FOLDER, 2, "error: ", "give --want or --model, and not both");
+    restart();
+    gradient[5] += 1e-2;
+    write_dump();
+    expect_with("--budget 0", 1, "wrong: unknown places",
+                "not tried within --budget 0: mean_of_means, mean_over_sequences,");
+    expect_with("--budget 0", 1, "wrong: unknown places", "dk_dv_swapped");
     expect_with("--budget -1", 2, "error: ", "--budget is a time");
     test_end("dump_model_options");
     rows[0].ids[4] = 17;
@@ -528,7 +794,9 @@ int main(int argc, char **argv) {
     test_right();
     test_gradients();
     test_pairs();
+    test_objectives();
     test_forward();
+    test_packing_unknown();
     test_files();
     return test_summary();
 }

@@ -4,11 +4,65 @@
    TEST_ALL. And that their disagreement is seen. */
 #include <errno.h>
 #include <stdint.h>
+#include "oracle/fault_names.h"
+#include "oracle/model_ways.h"
+#include "oracle/objective_seeds.h"
 #include "oracle/second.h"
 #include "test.h"
 
 enum { ROWS = 3, MOST = 24 };
 static const reference_way right = {.name = NULL};
+
+/* ---- faults of faults.tsv, and the mistakes that they are ---- */
+
+static const struct fault_name *fault_of(int number) {
+    for (int i = 0; i < FAULT_NAMES; i++)
+        if (fault_names[i].number == number) return &fault_names[i];
+    return NULL;
+}
+
+/* Whether --model tries it out: in the model, in the loss's seeds, or as a factor. */
+static int is_tried(const char *name) {
+    const mistake *m = mistake_named(name);
+    for (int i = 0; i < WRONG_WAYS; i++)
+        if (!strcmp(wrong_ways[i].name, name)) return 1;
+    for (int objective = DUMP_SFT; objective <= DUMP_PPO; objective++) {
+        dump d = {.facts.objective = objective};
+        for (int i = 1; i < seed_ways(&d); i++)
+            if (seed_way_name(&d, i) && !strcmp(seed_way_name(&d, i), name)) return 1;
+    }
+    /* beside others: these are named by the factor, or with sigmoid_of_parts */
+    return law_scales(m) || !strcmp(name, "local_count") || !strcmp(name, "scores_of_one_rank");
+}
+
+/* Every fault of the table is one mistake that is tried out, or there is a reason. */
+static void test_fault_names(void) {
+    FILE *f = fopen("verify/faults.tsv", "r");
+    char line[4096];
+    int number, seen = 0, last = 0, tried = 0;
+    test_expect(f != NULL, "verify/faults.tsv cannot be read");
+    while (f && fgets(line, sizeof line, f)) {
+        const struct fault_name *name;
+        if (sscanf(line, "%d\t", &number) != 1 || number == last) continue;
+        last = number;
+        seen++;
+        name = fault_of(number);
+        test_expect(name != NULL, "fault %d is not in fault_names.h", number);
+        if (!name) continue;
+        test_expect(name->mistake || name->reason, "fault %d has no reason", number);
+        if (!name->mistake) continue;
+        test_expect(mistake_named(name->mistake) != NULL, "fault %d is %s, which is no mistake",
+                    number, name->mistake);
+        test_expect(name->reason || is_tried(name->mistake), "fault %d is %s, not tried",
+                    number, name->mistake);
+        tried += is_tried(name->mistake);
+    }
+    if (f) fclose(f);
+    test_expect(seen == FAULT_NAMES, "%d faults, %d names", seen, (int)FAULT_NAMES);
+    test_end("references_know_faults: %d of %d are tried", tried, seen);
+}
+
+/* ---- configurations ---- */
 
 static int64_t *whole_numbers(int64_t n) {
     int64_t *x = calloc((size_t)n + 1, sizeof *x);
@@ -94,6 +148,7 @@ int main(int argc, char **argv) {
     int64_t count, seen = 0;
     char text[200] = "";
     test_begin(argc, argv);
+    test_fault_names();
     count = getenv("TEST_ALL") ? 100000 : 3000;
     for (int64_t i = 0; i < count; i++)
         test_expect(agree(0, text, sizeof text) == 1, "configuration %lld: %s", (long long)i,

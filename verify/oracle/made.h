@@ -91,9 +91,12 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
     p->m = mistake_named(name);
     plant_rules(p, name);
     for (int i = 0; i < WRONG_WAYS; i++)
-        if (p->way == &right_way && !strcmp(wrong_ways[i].name, name)) p->way = &wrong_ways[i];
+        if (p->way == &right_way && !strcmp(wrong_ways[i].name, name) &&
+            way_has_facts(&d->facts, &wrong_ways[i]))
+            p->way = &wrong_ways[i];
     for (int i = 1; i < seed_ways(d); i++)
-        if (!p->seeds && !strcmp(seed_way_name(d, i), name)) p->seeds = i;
+        if (!p->seeds && seed_way_name(d, i) && !strcmp(seed_way_name(d, i), name))
+            p->seeds = i;
     for (int i = 1; i < STEP_WAYS; i++) /* without ranks' own gradients */
         if (!p->step && step_ways[i].name && !strcmp(step_ways[i].name, name) &&
             way_is_plain(&step_ways[i]))
@@ -275,6 +278,18 @@ static inline int made_loss(made *m) {
     return -1;
 }
 
+/* A mean of equal means, say, leaves the gradient as it is. */
+static inline int made_shows(made *m) {
+    likeness l = {0};
+    liken(&l, m->gradient, m->right, m->f.model.elements);
+    if (m->plant.way == &right_way && !m->plant.seeds) return 0;
+    if (distance_from(&l, 1) > 1e-6) return 0;
+    seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
+                "mistake %.60s cannot be planted here: the gradient would be the right one",
+                m->plant.m->name);
+    return -1;
+}
+
 static inline int made_gradients(made *m, double *const *logp) {
     seed_set seeds = {.f = &m->f};
     size_t bytes = (size_t)m->f.model.elements * sizeof *m->right;
@@ -286,9 +301,11 @@ static inline int made_gradients(made *m, double *const *logp) {
     }
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);
     if (!status) memcpy(m->right, m->f.gradient, bytes);
-    if (!status) seed_set_make(&seeds, m->plant.seeds);
+    if (!status && !seed_set_make(&seeds, m->plant.seeds))
+        seed_set_make(&seeds, SEEDS_RIGHT); /* then nothing shows, which is said below */
     if (!status) status = reference_gradient(&m->f, m->plant.way, seeds.of);
     if (!status) memcpy(m->gradient, m->f.gradient, bytes);
+    if (!status) status = made_shows(m);
     seed_set_close(&seeds);
     for (int64_t i = 0; !status && m->plant.m && i < m->f.model.elements; i++) {
         law l = {.sp = m->d.sp, .dp = m->d.world / m->d.sp, .accumulation = m->d.accumulation};

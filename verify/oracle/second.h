@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* second.h - the reference asked by slow.h, which shares no code with it: log-probs, and the
  * slope of the loss along two directions, by complex step. Where the two disagree there is no
- * verdict. */
+ * verdict.
+ *
+ * slow.h has no reward models. One that gives the value s is a language model there whose head
+ * has that row first and else 0: log-prob l of token 0 is s - log(e^s + V - 1), so that
+ * s = l + log(V - 1) - log(1 - e^l) and dl/ds = 1 - e^l. */
 #ifndef ORACLE_SECOND_H
 #define ORACLE_SECOND_H
 #include "reference.h"
@@ -17,6 +21,7 @@ typedef struct second {
     double *parameters, *direction; /* in the order of slow.h */
     slow_row *rows;
     int32_t *tokens; /* ids, targets */
+    double *seeds;   /* of RM: by token, dL/dl */
 } second;
 
 static inline void second_config(second *s) {
@@ -30,7 +35,7 @@ static inline void second_config(second *s) {
                               .vocab = c->vocab,
                               .rope_theta = c->rope_theta > 0 ? c->rope_theta : 10000,
                               .rms_eps = c->rms_eps > 0 ? c->rms_eps : 1e-5,
-                              .tied = c->tied != 0};
+                              .tied = c->tied != 0 && !c->score};
 }
 
 static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {
@@ -43,10 +48,20 @@ static inline const seqpar_tensor *model_tensor(const reference *f, const char *
 static inline void second_order(const second *s, double *to, const double *from) {
     for (int64_t i = 0; i < slow_tensors(&s->config); i++) {
         const seqpar_tensor *t = model_tensor(s->f, s->table[i].name);
-        if (t)
-            memcpy(to + s->table[i].offset, from + t->offset,
-                   (size_t)(s->table[i].rows * s->table[i].cols) * sizeof *to);
+        int64_t size = s->table[i].rows * s->table[i].cols;
+        if (!t && s->f->model.config.score) { /* the head, which has a row */
+            t = &s->f->model.tensors[s->f->model.tensor_count - 1];
+            memset(to + s->table[i].offset, 0, (size_t)size * sizeof *to);
+            size = s->table[i].cols;
+        }
+        if (t) memcpy(to + s->table[i].offset, from + t->offset, (size_t)size * sizeof *to);
     }
+}
+
+/* A value from the log-prob of token 0. */
+static inline double second_value(const second *s, double logp) {
+    if (!s->f->model.config.score) return logp;
+    return logp + log((double)s->config.vocab - 1) - log(-expm1(logp));
 }
 
 static inline int64_t second_tokens(const reference *f) {
@@ -63,7 +78,9 @@ static inline void second_rows(second *s, double *const *seeds) {
         int64_t n = row_end(row);
         for (int64_t t = 0; t < n; t++) {
             at[t] = (int32_t)row->ids[t];
-            at[n + t] = row->labels[t] == DUMP_IGNORE ? SLOW_IGNORED : (int32_t)row->labels[t];
+            at[n + t] = s->f->model.config.score ? 0
+                        : row->labels[t] == DUMP_IGNORE ? SLOW_IGNORED
+                                                        : (int32_t)row->labels[t];
         }
         s->rows[i] = (slow_row){.tokens = n,
                                 .docs = row->docs,
@@ -81,9 +98,15 @@ static inline void second_close(second *s) {
     free(s->direction);
     free(s->rows);
     free(s->tokens);
+    free(s->seeds);
 }
 
-/* 0; 1: too large, or without documents, which slow.h takes for padding. */
+/* Whether attention is one that slow.h's model does not have. */
+static inline int second_lacks(const dump_facts *f) {
+    return f->window || f->softcap > 0 || f->softmax_scale > 0;
+}
+
+/* 0; 1: too large, another attention, or without documents, which slow.h takes for padding. */
 static inline int second_open(second *s, const reference *f, double *const *seeds) {
     int64_t count, tokens = second_tokens(f);
     double *elements;
@@ -92,7 +115,8 @@ static inline int second_open(second *s, const reference *f, double *const *seed
     count = slow_parameters(&s->config, NULL);
     for (int64_t i = 0; i < f->count; i++)
         if (!f->rows[i].docs) return 1;
-    if (f->model.config.score || (double)count * (double)tokens > SECOND_WORK) return 1;
+    if (second_lacks(&f->d->facts) || (double)count * (double)tokens > SECOND_WORK) return 1;
+    if (f->model.config.score && f->model.config.vocab < 2) return 1;
     s->table = (slow_tensor *)slow_allocate(slow_tensors(&s->config), sizeof *s->table);
     slow_parameters(&s->config, s->table);
     s->parameters = (double *)slow_allocate(count, sizeof *s->parameters);
@@ -108,6 +132,18 @@ static inline int second_open(second *s, const reference *f, double *const *seed
     return 0;
 }
 
+/* dL/dvalue becomes dL/dl, of the log-probs that the values belong to. */
+static inline void second_seeds(second *s, double *const *values, double *const *seeds) {
+    double *at = s->seeds = (double *)slow_allocate(second_tokens(s->f), sizeof *s->seeds);
+    for (int64_t i = 0; i < s->f->count; i++) {
+        int64_t n = s->rows[i].tokens;
+        s->rows[i].logp_seeds = at;
+        for (int64_t t = 0; t < n; t++)
+            at[t] = seeds[i][t] * (1 + exp(values[i][t]) / ((double)s->config.vocab - 1));
+        at += n;
+    }
+}
+
 /* How far log-probs of targets are apart. */
 static inline double second_logp(const second *s, double *const *logp) {
     likeness l = {0};
@@ -116,10 +152,21 @@ static inline double second_logp(const second *s, double *const *logp) {
         double *own = (double *)slow_allocate(3 * n, sizeof *own);
         slow_statistics(&s->config, s->parameters, &s->rows[i], own, own + n, own + 2 * n);
         for (int64_t t = 0; t < n; t++)
-            if (s->rows[i].targets[t] != SLOW_IGNORED) liken(&l, &own[t], &logp[i][t], 1);
+            if (s->rows[i].targets[t] != SLOW_IGNORED) {
+                double x = second_value(s, own[t]);
+                liken(&l, &x, &logp[i][t], 1);
+            }
         free(own);
     }
     return distance_from(&l, 1);
+}
+
+/* Of a reward model's head, rows but the first stay as they are. */
+static inline void second_keep_head(second *s) {
+    const slow_tensor *head = &s->table[slow_tensors(&s->config) - 1];
+    if (!s->f->model.config.score) return;
+    memset(s->direction + head->offset + head->cols, 0,
+           (size_t)((head->rows - 1) * head->cols) * sizeof *s->direction);
 }
 
 /* How far the slope along a direction is from what the gradient says; in parts of its norm. */
@@ -145,10 +192,11 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
     int64_t count;
     if (second_open(&s, f, seeds)) {
         second_close(&s);
-        snprintf(text, size, "the reference was not checked against slow.h: too much work, or "
-                             "no cu_seqlens");
+        snprintf(text, size, "the reference was not checked against slow.h: too much work, no "
+                             "cu_seqlens, or softmax_scale, window or softcap");
         return -1;
     }
+    if (f->model.config.score) second_seeds(&s, logp, seeds);
     count = slow_parameters(&s.config, NULL);
     ordered = (double *)slow_allocate(count, sizeof *ordered);
     second_order(&s, ordered, gradient);
@@ -159,6 +207,7 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
         state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
         s.direction[i] = (double)(int64_t)state / 0x1p63;
     }
+    second_keep_head(&s);
     across = second_slope(&s, ordered);
     free(ordered);
     second_close(&s);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* seeds.h - dL/dlogp of every token: the right one, and what it becomes where losses are put
- * together wrongly. SFT: -1 / N of a supervised token. DPO: beta sigmoid(-beta h) / pairs of a
- * rejected response's tokens, and its negative of a chosen one's. */
+ * together wrongly. Here what all objectives share, and means over tokens: SFT has -1 / N of a
+ * supervised token. The others are in policy_seeds.h and document_seeds.h. */
 #ifndef ORACLE_SEEDS_H
 #define ORACLE_SEEDS_H
 #include "reference.h"
@@ -12,7 +12,7 @@ enum { SEEDS_RIGHT };
 typedef struct seed_set {
     const reference *f;
     double **of;              /* (rows) each (tokens) */
-    double *const *logp;      /* (rows) of the policy, as the reference has them */
+    double *const *logp;      /* (rows) of the policy; of RM, values */
     double *sums, *counts, *other; /* room by group or document */
     int64_t most;             /* of groups or documents */
 } seed_set;
@@ -42,7 +42,7 @@ static inline int seed_set_open(seed_set *s, double *const *logp) {
 }
 
 static inline int is_target(const dump_row *row, int64_t t) {
-    return row->labels[t] != DUMP_IGNORE;
+    return row->labels && row->labels[t] != DUMP_IGNORE;
 }
 
 /* Calls `visit` for every supervised token. */
@@ -142,19 +142,23 @@ static inline void keep_last_micro_batch(seed_set *s) {
             memset(s->of[i], 0, (size_t)s->f->rows[i].tokens * sizeof **s->of);
 }
 
-static const struct {
+/* What a token's weight in a mean may become; over all tokens it is right. */
+typedef struct mean_way {
     const char *name;
-    int grouping, filled, last;
-} sft_seeds[] = {{NULL, BY_ALL, 1, 0},
-                 {"mean_of_means", BY_RANK_MICRO, 0, 0},
-                 {"mean_of_means", BY_RANK, 0, 0},
-                 {"mean_of_means", BY_MICRO, 0, 0},
-                 {"mean_of_means", BY_REPLICA, 0, 0},
-                 {"mean_of_means", BY_REPLICA_MICRO, 0, 0},
-                 {"mean_over_sequences", BY_DOCUMENT, 1, 0},
-                 {"sequence_counts_local", BY_DOCUMENT_RANK, 1, 0},
-                 {"micro_batches_lost", BY_ALL, 1, 1}};
-enum { SFT_SEEDS = sizeof sft_seeds / sizeof *sft_seeds };
+    int grouping, filled, last; /* last: the last micro-batch alone */
+    int zero;                   /* targets of id 0 are left out */
+} mean_way;
+static const mean_way mean_ways[] = {{NULL, BY_ALL, 1, 0, 0},
+                                     {"mean_of_means", BY_RANK_MICRO, 0, 0, 0},
+                                     {"mean_of_means", BY_RANK, 0, 0, 0},
+                                     {"mean_of_means", BY_MICRO, 0, 0, 0},
+                                     {"mean_of_means", BY_REPLICA, 0, 0, 0},
+                                     {"mean_of_means", BY_REPLICA_MICRO, 0, 0, 0},
+                                     {"mean_over_sequences", BY_DOCUMENT, 1, 0, 0},
+                                     {"sequence_counts_local", BY_DOCUMENT_RANK, 1, 0, 0},
+                                     {"micro_batches_lost", BY_ALL, 1, 1, 0},
+                                     {"token_zero_ignored", BY_ALL, 1, 0, 1}};
+enum { MEAN_WAYS = sizeof mean_ways / sizeof *mean_ways };
 
 /* Over which groups' means the right mean is. */
 static inline int right_grouping(const dump *d) {
@@ -162,106 +166,47 @@ static inline int right_grouping(const dump *d) {
     return groupings[d->facts.reduction];
 }
 
-static inline void make_sft_seeds(seed_set *s, int way) {
+/* The metadata say which the mean is, so that over all tokens is the mistake in its place. */
+static inline int mean_grouping(const dump *d, int way) {
+    int grouping = mean_ways[way].grouping, right = right_grouping(d);
+    return grouping == BY_ALL ? right : grouping == right ? BY_ALL : grouping;
+}
+
+static inline const char *mean_way_name(const dump *d, int way) {
+    int turned = mean_ways[way].grouping == right_grouping(d) && right_grouping(d) != BY_ALL;
+    return turned ? "mean_over_tokens" : mean_ways[way].name;
+}
+
+static inline void drop_zero(seed_set *s, int64_t row, int64_t token, int way) {
+    if (s->f->rows[row].labels[token] == 0) s->of[row][token] = 0;
+    (void)way;
+}
+
+/* Minus the token's weight in the mean: the seeds of SFT. */
+static inline void make_mean_seeds(seed_set *s, int way) {
     const dump_facts *f = &s->f->d->facts;
-    int right = right_grouping(s->f->d), grouping = sft_seeds[way].grouping;
-    int filled = sft_seeds[way].filled;
-    if (grouping == BY_ALL) {
-        grouping = right;
-        filled = right < BY_DOCUMENT ? 0 : filled;
-    } else if (grouping == right) {
-        grouping = BY_ALL;
-    }
-    seed_means(s, grouping, filled);
-    if (f->reduction == DUMP_BY_CONSTANT && sft_seeds[way].grouping == BY_ALL)
+    int of_all = mean_ways[way].grouping == BY_ALL;
+    int by_groups = of_all && right_grouping(s->f->d) < BY_DOCUMENT; /* empty ones count */
+    seed_means(s, mean_grouping(s->f->d, way), mean_ways[way].filled && !by_groups);
+    if (f->reduction == DUMP_BY_CONSTANT && of_all)
         scale_seeds(s, s->counts[0] / f->reduction_constant);
-    if (sft_seeds[way].last) keep_last_micro_batch(s);
+    if (mean_ways[way].last) keep_last_micro_batch(s);
+    if (mean_ways[way].zero) each_target(s, drop_zero, way);
 }
 
-/* ---- pairs ---- */
-
-enum { PAIRS_RIGHT, PAIRS_OF_PARTS, PAIRS_AVERAGED, PAIRS_WITHOUT_REFERENCE, PAIRS_SWAPPED };
-static const struct {
-    const char *name;
-    int how, last;
-} dpo_seeds[] = {{NULL, PAIRS_RIGHT, 0},
-                 {"sigmoid_of_parts", PAIRS_OF_PARTS, 0},
-                 {"log_probs_averaged", PAIRS_AVERAGED, 0},
-                 {"reference_missing", PAIRS_WITHOUT_REFERENCE, 0},
-                 {"pair_swapped", PAIRS_SWAPPED, 0},
-                 {"micro_batches_lost", PAIRS_RIGHT, 1}};
-enum { DPO_SEEDS = sizeof dpo_seeds / sizeof *dpo_seeds };
-
-/* Sums of policy - reference by document, or by what a rank has of one. */
-static inline void add_to_document(seed_set *s, int64_t i, int64_t t, int how) {
-    int grouping = how == PAIRS_OF_PARTS ? BY_DOCUMENT_RANK : BY_DOCUMENT;
-    double reference = how == PAIRS_WITHOUT_REFERENCE ? 0 : s->f->rows[i].ref_logp[t];
-    s->sums[group_of(s, i, t, grouping)] += s->logp[i][t] - reference;
-}
-
-static inline void seed_pair(seed_set *s, int64_t i, int64_t t, int how) {
-    int grouping = how == PAIRS_OF_PARTS ? BY_DOCUMENT_RANK : BY_DOCUMENT;
-    int64_t sp = s->f->d->sp, step = how == PAIRS_OF_PARTS ? sp : 1;
-    int64_t own = group_of(s, i, t, grouping);
-    int rejected = (int)(document_at(&s->f->rows[i], t) % 2);
-    int64_t other = own + (rejected ? -step : step);
-    double h = rejected ? s->sums[other] - s->sums[own] : s->sums[own] - s->sums[other];
-    double beta = s->f->d->facts.beta, x;
-    if (how == PAIRS_SWAPPED) h = -h;
-    x = beta * h / (how == PAIRS_AVERAGED ? (double)sp : 1);
-    s->of[i][t] = beta / (1 + exp(x)) * (rejected != (how == PAIRS_SWAPPED) ? 1 : -1);
-}
-
-static inline int pairs_are_known(const seed_set *s, double *pairs) {
-    *pairs = 0;
-    for (int64_t i = 0; i < s->f->count; i++) {
-        const dump_row *row = &s->f->rows[i];
-        if (!row->ref_logp || row->docs % 2 || !row->docs) return 0;
-        *pairs += (double)(row->docs / 2);
-    }
-    return *pairs > 0;
-}
-
-static inline int make_dpo_seeds(seed_set *s, int way) {
-    const dump_facts *f = &s->f->d->facts;
-    double pairs;
-    if (f->loss_type != DUMP_SIGMOID || f->label_smoothing > 0) return 0;
-    if (!pairs_are_known(s, &pairs)) return 0;
-    memset(s->sums, 0, (size_t)s->most * sizeof *s->sums);
-    each_target(s, add_to_document, dpo_seeds[way].how);
-    each_target(s, seed_pair, dpo_seeds[way].how);
-    scale_seeds(s, 1 / pairs);
-    if (dpo_seeds[way].last) keep_last_micro_batch(s);
-    return 1;
-}
-
-/* ---- any objective ---- */
-
-static inline int seed_ways(const dump *d) {
-    return d->facts.objective == DUMP_SFT ? SFT_SEEDS
-           : d->facts.objective == DUMP_DPO ? DPO_SEEDS
-                                            : 1;
-}
-
-static inline const char *seed_way_name(const dump *d, int way) {
-    if (d->facts.objective == DUMP_DPO) return dpo_seeds[way].name;
-    return way && sft_seeds[way].grouping == right_grouping(d) && !sft_seeds[way].last
-               ? "mean_over_tokens"
-               : sft_seeds[way].name;
-}
-
-/* Into s->of. 0: the dump lacks something, or there is nothing of the kind: the right way, a
-   last micro-batch of one. */
-static inline int seed_set_make(const seed_set *set, int way) {
-    seed_set *s = (seed_set *)set;
-    int dpo = s->f->d->facts.objective == DUMP_DPO;
-    int last = dpo ? dpo_seeds[way].last : sft_seeds[way].last;
-    if (last && s->f->d->accumulation == 1) return 0;
-    if (s->f->d->facts.objective > DUMP_DPO) return 0;
-    for (int64_t i = 0; i < s->f->count; i++)
-        memset(s->of[i], 0, (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of);
-    if (dpo) return make_dpo_seeds(s, way);
-    make_sft_seeds(s, way);
-    return 1;
+/* Names of a mean of means by the factor that the gradient has beside it. */
+static inline void name_mean_of_means(seed_set *s, int way, double factor, double limit,
+                                      verdict *v) {
+    double groups, filled;
+    count_groups(s, mean_grouping(s->f->d, way));
+    groups = (double)groups_in(s, mean_grouping(s->f->d, way));
+    filled = (double)filled_groups(s);
+    if (fabs(factor / groups - 1) <= limit && groups > 1) {
+        verdict_name(v, mistake_named("sum_of_means"));
+        if (mean_ways[way].grouping <= BY_RANK) verdict_name(v, mistake_named("local_count"));
+    } else if (filled < groups && fabs(factor * filled / groups - 1) <= limit)
+        verdict_name(v, mistake_named("mean_of_non_empty_means"));
+    else
+        verdict_name(v, mistake_named("mean_of_means"));
 }
 #endif

@@ -14,6 +14,19 @@ static inline const stage *worst_stage(const stage *stages) {
     return worst;
 }
 
+/* Attention that is wrong in no way that its own numbers tell may be told by what becomes of
+   the model with it, which --model says. */
+static inline const stage *named_by_model(const stage *stages, const stage *worst) {
+    for (int i = LOG_PROBS; i <= GRADIENTS && worst == &stages[ATTENTION]; i++) {
+        const verdict *v = &stages[i].v;
+        int of_model = (i == LOG_PROBS || i == GRADIENTS) && stages[i].judged;
+        if (!worst->v.count && of_model && v->kind == VERDICT_WRONG && v->count &&
+            !strcmp((*v->named)->family, "attention"))
+            return &stages[i];
+    }
+    return worst;
+}
+
 /* Whether a stage keeps the whole from a pass. asked: --want or --model is given. */
 static inline int stage_shows_nothing(const stage *stages, int i, int asked) {
     return stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
@@ -28,7 +41,7 @@ static inline int judges_more_than_places(const stage *stages) {
 
 /* A pass needs all that was judged to be right, and more than places and positions. */
 static inline verdict whole_verdict(const stage *stages, int asked) {
-    const stage *worst = worst_stage(stages);
+    const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     if (worst) v = worst->v;
     if (v.kind == VERDICT_RIGHT && !judges_more_than_places(stages))

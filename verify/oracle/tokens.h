@@ -389,6 +389,14 @@ static inline double tokens_parts_size(const token_sums *s) {
     return size;
 }
 
+/* Targets of id 0 are taken for padding. */
+static inline void tokens_add_zero(const token_sums *s, answers *a, const dump_facts *f) {
+    double others = s->by_token[TOKEN_RIGHT] - s->zeros;
+    if (f->reduction != DUMP_BY_TOKEN || s->zero_labels == 0) return;
+    answers_add(a, "token_zero_ignored", others / (s->tokens - s->zero_labels), NULL);
+    answers_add(a, "token_zero_ignored", others / s->tokens, "they count all the same");
+}
+
 static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f) {
     double count;
     if (s->replica.count > 0 || s->replicas.all < (double)(f->world / f->sp))
@@ -415,9 +423,7 @@ static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f
             answers_add(a, token_ways[way].name, tokens_mean(s, f, way),
                         token_ways[way].how);
     tokens_add_means(s, a, f);
-    if (s->zero_labels > 0 && f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN)
-        answers_add(a, "token_zero_ignored",
-                    (s->by_token[TOKEN_RIGHT] - s->zeros) / (s->tokens - s->zero_labels), NULL);
+    tokens_add_zero(s, a, f);
     for (int i = 0; i < GROUPINGS; i++) {
         s->means.by[i].all_tokens = f->reduction == DUMP_BY_TOKEN ? s->all : 0;
         s->means.by[i].shares = f->reduction == DUMP_BY_SEQUENCE && i <= BY_RANK;

@@ -8,8 +8,9 @@
 #ifndef ORACLE_TRUTH_H
 #define ORACLE_TRUTH_H
 #include <time.h>
+#include "model_ways.h"
+#include "objective_seeds.h"
 #include "second.h"
-#include "seeds.h"
 #include "step.h"
 
 typedef struct truth {
@@ -22,32 +23,13 @@ typedef struct truth {
     char *have;         /* (tensors) which are there */
     double logp_limit, gradient_limit;
     int logp_is_right, is_void;
+    double logp_far; /* of one log-prob, where it was farthest, rounded */
     char second[200]; /* what slow.h says of the reference */
     details *more;    /* NULL: nothing is kept */
-    struct timespec begin;
+    double **dumped;  /* (rows) log-probs of the dump, borrowed; NULL: it has none */
+    struct timespec begin; /* of the first mistake that is tried */
+    int begun;
 } truth;
-
-static const reference_way right_way = {.name = NULL};
-static const reference_way wrong_ways[] = {
-    {.name = "positions_local", .positions = POSITIONS_LOCAL},
-    {.name = "positions_run_on", .positions = POSITIONS_RUN_ON},
-    {.name = "documents_ignored", .mask = MASK_WHOLE_ROW},
-    {.name = "documents_ignored", .mask = MASK_WHOLE_ROW, .positions = POSITIONS_RUN_ON},
-    {.name = "looks_ahead", .mask = MASK_NOT_CAUSAL},
-    {.name = "own_tokens_only", .mask = MASK_OWN_TOKENS},
-    {.name = "own_tokens_only", .mask = MASK_OWN_TOKENS, .positions = POSITIONS_LOCAL},
-    {.name = "causal_by_local_row", .mask = MASK_LOCAL_ROWS},
-    {.name = "hop_lost", .mask = MASK_WITHOUT_LAST_HOP},
-    {.name = "dkv_not_returned", .backward = BACKWARD_DKV_STAYS},
-    {.name = "dq_of_one_hop", .backward = BACKWARD_DQ_STAYS},
-    {.name = "delta_missing", .backward = BACKWARD_NO_DELTA},
-    {.name = "delta_of_hop", .backward = BACKWARD_DELTA_OF_HOP}};
-enum { WRONG_WAYS = sizeof wrong_ways / sizeof *wrong_ways };
-
-/* With two ranks, the last hop is all of the others. */
-static inline int way_has_meaning(const dump *d, const reference_way *way) {
-    return way->mask != MASK_WITHOUT_LAST_HOP || d->sp > 2;
-}
 
 static inline double seconds_since(const struct timespec *begin) {
     struct timespec now;
@@ -55,7 +37,38 @@ static inline double seconds_since(const struct timespec *begin) {
     return (double)(now.tv_sec - begin->tv_sec) + 1e-9 * (double)(now.tv_nsec - begin->tv_nsec);
 }
 
-static inline int out_of_time(const truth *t) { return seconds_since(&t->begin) > t->budget; }
+/* Before a mistake is tried. */
+static inline int out_of_time(truth *t) {
+    if (!t->begun) clock_gettime(CLOCK_MONOTONIC, &t->begin);
+    t->begun = 1;
+    return seconds_since(&t->begin) >= t->budget;
+}
+
+/* Names that there was no time for, as many to a line as it holds. */
+typedef struct untried {
+    const char *names[MISTAKES];
+    int count;
+} untried;
+
+static inline void untried_add(untried *u, const char *name) {
+    for (int i = 0; i < u->count; i++)
+        if (!strcmp(u->names[i], name)) return;
+    u->names[u->count++] = name;
+}
+
+static inline void untried_say(const untried *u, double budget, verdict *v) {
+    char line[300];
+    int used = snprintf(line, sizeof line, "not tried within --budget %g: ", budget);
+    for (int i = 0; i < u->count; i++) {
+        if (used + strlen(u->names[i]) + 3 > sizeof line) {
+            verdict_say(v, "%s", line);
+            used = snprintf(line, sizeof line, "nor: ");
+        }
+        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s", u->names[i],
+                         i + 1 < u->count ? ", " : "");
+    }
+    if (u->count) verdict_say(v, "%s", line);
+}
 
 /* ---- the limit ---- */
 
@@ -75,7 +88,7 @@ static inline void truth_unit(truth *t) {
     for (int64_t i = 0; !t->d->facts.dtype && i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *x = seqpar_safetensors_at(file, i);
         int matters = after_prefix(x->name, "grad.") || after_prefix(x->name, "param.") ||
-                      strstr(x->name, ".logp");
+                      strstr(x->name, ".logp") || strstr(x->name, ".values");
         for (int k = 0; matters && k < 5; k++)
             if (units[k].dtype == x->dtype && k > found) found = k;
     }
@@ -83,13 +96,23 @@ static inline void truth_unit(truth *t) {
     t->unit = units[found].name;
 }
 
+/* Log-probs of the dump, or values of RM. */
+static inline double *dumped_logp(const reference *f, int64_t i) {
+    return f->model.config.score ? f->rows[i].values : f->rows[i].logp;
+}
+
+/* Values are of all tokens. */
+static inline int has_output(const reference *f, int64_t i, int64_t t) {
+    return f->model.config.score || is_target(&f->rows[i], t);
+}
+
 /* Of supervised tokens of all rows. */
 static inline likeness compare_logp(const reference *f, double *const *wanted, int of_dump) {
     likeness l = {0};
     for (int64_t i = 0; i < f->count; i++)
         for (int64_t t = 0; t < row_end(&f->rows[i]); t++)
-            if (f->rows[i].labels[t] != DUMP_IGNORE)
-                liken(&l, of_dump ? &f->rows[i].logp[t] : &f->logp[i][t], &wanted[i][t], 1);
+            if (has_output(f, i, t))
+                liken(&l, of_dump ? &dumped_logp(f, i)[t] : &f->logp[i][t], &wanted[i][t], 1);
     return l;
 }
 
@@ -102,7 +125,7 @@ static inline double limit_of(const truth *t, double noise) {
 
 static inline int has_logp(const reference *f) {
     for (int64_t i = 0; i < f->count; i++)
-        if (!f->rows[i].logp) return 0;
+        if (!dumped_logp(f, i)) return 0;
     return 1;
 }
 
@@ -113,8 +136,8 @@ static inline void say_worst_logp(verdict *v, const reference *f) {
     char place[160];
     for (int64_t i = 0; i < f->count; i++)
         for (int64_t t = 0; t < row_end(&f->rows[i]); t++) {
-            double far = fabs(f->rows[i].logp[t] - f->logp[i][t]);
-            if (f->rows[i].labels[t] == DUMP_IGNORE || far <= worst || worst != worst) continue;
+            double far = fabs(dumped_logp(f, i)[t] - f->logp[i][t]);
+            if (!has_output(f, i, t) || far <= worst || worst != worst) continue;
             worst = far;
             row = i;
             token = t;
@@ -122,25 +145,32 @@ static inline void say_worst_logp(verdict *v, const reference *f) {
     if (token < 0) return;
     verdict_say(v, "the farthest is at %s, row %lld of the step: %.9g, right %.9g",
                 place_text(place, sizeof place, &f->rows[row], token), (long long)row,
-                f->rows[row].logp[token], f->logp[row][token]);
+                dumped_logp(f, row)[token], f->logp[row][token]);
 }
 
 /* Ways that give the log-probs of the dump and not the right ones. */
 static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
+    untried late = {.count = 0};
     for (int i = 0; i < WRONG_WAYS; i++) {
         likeness l, other;
-        if (wrong_ways[i].backward || !way_has_meaning(t->d, &wrong_ways[i])) continue;
+        const reference_way *way = &wrong_ways[i];
+        if (!way_is_of_forward(way) || way->backward ||
+            !way_has_meaning(t->d, way, &t->exact.model.config))
+            continue;
         if (out_of_time(t)) {
-            verdict_say(v, "not tried within --budget %g: %s and what follows", t->budget,
-                        wrong_ways[i].name);
-            return 0;
+            untried_add(&late, way->name);
+            continue;
         }
-        if (reference_logp(&t->exact, &wrong_ways[i])) return -1;
+        if (reference_logp(&t->exact, way)) return -1;
         l = compare_logp(&t->exact, t->exact.logp, 1);
         other = compare_logp(&t->exact, right, 0);
-        if (distance_from(&l, 1) <= t->logp_limit && distance_from(&other, 1) > t->logp_limit)
-            verdict_name(v, mistake_named(wrong_ways[i].name));
+        if (!(distance_from(&l, 1) <= t->logp_limit) ||
+            !(distance_from(&other, 1) > t->logp_limit))
+            continue;
+        verdict_name(v, mistake_named(way->name));
+        if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
     }
+    untried_say(&late, t->budget, v);
     return 0;
 }
 
@@ -159,6 +189,19 @@ static inline void free_logp(double **logp, int64_t count) {
     free(logp);
 }
 
+/* A row that does not say where documents begin may hold several: then one that is not as a
+   single document has it is no evidence. */
+static inline int doubt_packing(const truth *t, verdict *v) {
+    for (int64_t i = 0; i < t->exact.count; i++) {
+        if (t->exact.rows[i].docs) continue;
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "they are not those of a row of one document; give cu_seqlens if it "
+                       "has several");
+        return 1;
+    }
+    return 0;
+}
+
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
     double far = distance_from(&l, 1);
@@ -169,11 +212,13 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     t->logp_is_right = far <= t->logp_limit;
     if (l.want_want == 0) {
         v->kind = VERDICT_INSUFFICIENT;
-        verdict_say(v, "no token has a label");
+        verdict_say(v, t->exact.model.config.score ? "all values are 0"
+                                                   : "no token has a label");
     }
     if (t->logp_is_right) return 0;
     v->kind = VERDICT_WRONG;
     say_worst_logp(v, &t->exact);
+    if (doubt_packing(t, v)) return 0;
     bar_begin("mistakes in log-probs", WRONG_WAYS * t->exact.count);
     status = name_logp_ways(t, v, right);
     bar_end();
@@ -235,48 +280,146 @@ static inline int compare_gradients(const truth *t, const double *got, const dou
 
 static inline double best_factor(const likeness *l) { return l->got_want / l->want_want; }
 
-/* One way of the step: its gradient against the dump's, with any factor. */
-static inline int try_gradient(truth *t, verdict *v, gradient_check *c, const double *right,
+/* One way of the step: its gradient against the dump's, with any factor. 1: it is that, and not
+   the right one; 0: it is not; -1 with d->error. */
+static inline int try_gradient(truth *t, gradient_check *c, const double *right,
                                const reference_way *way, double *const *seeds,
-                               const char *name) {
+                               double *factor) {
     likeness from_right;
-    double factor;
+    double none;
     if (reference_gradient(&t->exact, way, seeds) ||
         compare_gradients(t, t->exact.gradient, right, c))
         return -1;
     from_right = c->all;
     if (compare_gradients(t, t->got, t->exact.gradient, c)) return -1;
-    factor = best_factor(&c->all);
-    if (distance_from(&c->all, factor) > t->gradient_limit || c->all.want_want == 0 ||
-        distance_from(&from_right, best_factor(&from_right)) <= 2 * t->gradient_limit)
-        return 0;
-    verdict_name(v, mistake_named(name));
+    *factor = best_factor(&c->all);
+    none = square(t->gradient_limit) * from_right.want_want;
+    if (from_right.got_got <= none && c->all.got_got <= none) { /* all that is learnt cancels */
+        *factor = 1;
+        return 1;
+    }
+    return distance_from(&c->all, *factor) <= t->gradient_limit && c->all.want_want > 0 &&
+           distance_from(&from_right, best_factor(&from_right)) > 2 * t->gradient_limit;
+}
+
+/* Log-probs that a wrong forward pass makes its seeds of: those of the dump, or its own. */
+static inline int way_logp(truth *t, const reference_way *way, seed_set *seeds) {
+    if (t->dumped) seeds->logp = t->dumped;
+    if (t->dumped || !way_is_of_forward(way)) return 0;
+    if (reference_logp(&t->exact, way)) return -1;
+    seeds->logp = t->exact.logp;
+    return 0;
+}
+
+/* Whether the dump's gradient is of a way that is no mistake: 1, said in v. */
+static inline int accept_gradient(truth *t, verdict *v, gradient_check *c,
+                                  const seed_set *seeds) {
+    for (int i = 1; i < seed_ways(t->d); i++) {
+        if (seed_way_name(t->d, i) || !seed_set_make(seeds, i)) continue;
+        if (reference_gradient(&t->exact, &right_way, seeds->of) ||
+            compare_gradients(t, t->got, t->exact.gradient, c))
+            return -1;
+        if (distance_from(&c->all, 1) > t->gradient_limit) continue;
+        v->kind = VERDICT_RIGHT;
+        verdict_say(v, "%s", seed_way_how(t->d, i));
+        return 1;
+    }
+    return 0;
+}
+
+static inline int name_seed_way(truth *t, verdict *v, gradient_check *c, const double *right,
+                                const seed_set *seeds, int way) {
+    double factor;
+    int status;
+    if (!seed_way_name(t->d, way) || !seed_set_make(seeds, way)) return 0;
+    status = try_gradient(t, c, right, &right_way, seeds->of, &factor);
+    if (status <= 0) return status;
+    seed_way_say(seeds, way, factor, t->gradient_limit, v);
+    c->way_factor = seed_way_takes_factor(v) ? 1 : factor;
+    return 0;
+}
+
+static inline int name_model_way(truth *t, verdict *v, gradient_check *c, const double *right,
+                                 const seed_set *seeds, const reference_way *way) {
+    double *const *logp = seeds->logp;
+    double factor;
+    int status = way_logp(t, way, (seed_set *)seeds);
+    if (!status && seed_set_make(seeds, SEEDS_RIGHT))
+        status = try_gradient(t, c, right, way, seeds->of, &factor);
+    ((seed_set *)seeds)->logp = logp;
+    if (status <= 0) return status;
+    verdict_name(v, mistake_named(way->name));
     c->way_factor = factor;
+    if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
     if (fabs(factor - 1) > t->gradient_limit)
-        verdict_say(v, "they are those of %s times %.6g", name, factor);
+        verdict_say(v, "they are those of %s times %.6g", way->name, factor);
     return 0;
 }
 
 /* Ways that give the gradient of the dump, up to a factor, and not the right one. */
 static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
                                      const double *right, const seed_set *seeds) {
+    untried late = {.count = 0};
     for (int i = 1; i < seed_ways(t->d) + WRONG_WAYS; i++) {
         int of_seeds = i < seed_ways(t->d), k = i - seed_ways(t->d);
         const char *name = of_seeds ? seed_way_name(t->d, i) : wrong_ways[k].name;
-        int status = 0;
-        if (!of_seeds && !wrong_ways[k].backward && t->logp_is_right) continue;
-        if (!of_seeds && !way_has_meaning(t->d, &wrong_ways[k])) continue;
+        if (!name) continue;
+        if (!of_seeds && way_is_of_forward(&wrong_ways[k]) && t->logp_is_right) continue;
+        if (!of_seeds && !way_has_meaning(t->d, &wrong_ways[k], &t->exact.model.config))
+            continue;
         if (out_of_time(t)) {
-            verdict_say(v, "not tried within --budget %g: %s and what follows", t->budget,
-                        name);
-            return 0;
+            untried_add(&late, name);
+            continue;
         }
-        if (of_seeds && !seed_set_make(seeds, i)) continue; /* has no meaning here */
-        if (!of_seeds) seed_set_make(seeds, SEEDS_RIGHT);
-        status = try_gradient(t, v, c, right, of_seeds ? &right_way : &wrong_ways[k],
-                              seeds->of, name);
-        if (status) return -1;
+        if (of_seeds ? name_seed_way(t, v, c, right, seeds, i)
+                     : name_model_way(t, v, c, right, seeds, &wrong_ways[k]))
+            return -1;
     }
+    untried_say(&late, t->budget, v);
+    return 0;
+}
+
+/* A wrong gradient that nothing explains may be of a ratio beside the clip's edge. */
+static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
+    int64_t near = 0;
+    if (t->d->facts.objective != DUMP_PPO || v->count) return;
+    near = ppo_near_clip(seeds, t->dumped ? 0 : 4 * t->ratio * t->logp_far);
+    if (!near) return;
+    v->kind = VERDICT_INSUFFICIENT;
+    verdict_say(v, "%lld tokens have a ratio so near to the clip's edge that rounding of "
+                   "log-probs may turn their gradient off%s",
+                (long long)near, t->dumped ? "" : "; dump logp");
+}
+
+static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
+                                       const double *right, const seed_set *seeds,
+                                       double factor) {
+    verdict factors;
+    int status = accept_gradient(t, stage_begin(s, VERDICT_WRONG), c, seeds);
+    if (status) return status < 0 ? -1 : 0;
+    if (compare_gradients(t, t->got, right, c)) return -1;
+    if (isfinite(c->all.got_got) && !(distance_from(&c->all, factor) <= c->tolerance) &&
+        doubt_packing(t, &s->v))
+        return 0;
+    if (distance_from(&c->all, factor) <= c->tolerance && fabs(factor) > c->tolerance) {
+        judge_factor(c);
+        if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
+            verdict_name(&s->v, mistake_named("all_tokens_counted"));
+        /* KTO's slope is the same on both sides of z, but for the sign */
+        if (t->d->facts.objective == DUMP_KTO && fabs(factor + 1) <= c->tolerance)
+            verdict_name(&s->v, mistake_named("desirable_swapped"));
+        return 0;
+    }
+    judge_factors(c);
+    factors = s->v;
+    s->v.count = s->v.all = 0;
+    bar_begin("mistakes in gradients", (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
+    status = name_gradient_ways(t, &s->v, c, right, seeds);
+    bar_end();
+    if (status) return -1;
+    if (s->v.count == 1) name_way_factor(c, &s->v);
+    if (!s->v.count) names_take(&s->v, &factors);
+    doubt_near_clip(t, &s->v, seeds);
     return 0;
 }
 
@@ -289,20 +432,10 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         "all gradients are 0, or one of the reference is NaN or Inf");
-        else if (distance_from(&c.all, factor) <= c.tolerance)
+        else if (distance_from(&c.all, 1) <= c.tolerance)
             judge_factor(&c);
-        else {
-            verdict factors;
-            judge_factors(&c);
-            factors = s->v;
-            s->v.count = s->v.all = 0;
-            bar_begin("mistakes in gradients",
-                      (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
-            status = name_gradient_ways(t, &s->v, &c, right, seeds);
-            bar_end();
-            if (s->v.count == 1) name_way_factor(&c, &s->v);
-            if (!s->v.count) names_take(&s->v, &factors);
-        }
+        else
+            status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
                     t->gradient_limit, t->unit);
@@ -313,25 +446,65 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
 
 /* ---- all of it ---- */
 
-/* Log-probs and gradient of both, for the limits. right: (elements) the gradient in fp64. */
-static inline int truth_limits(truth *t, double **right_logp, double *right,
-                               const seed_set *seeds) {
-    gradient_check c = {.d = t->d};
+/* The largest difference of one log-prob. */
+static inline double farthest_logp(const reference *f, double *const *other) {
+    double worst = 0;
+    for (int64_t i = 0; i < f->count; i++)
+        for (int64_t t = 0; t < row_end(&f->rows[i]); t++)
+            if (has_output(f, i, t))
+                worst = fmax(worst, fabs(f->logp[i][t] - other[i][t]));
+    return worst;
+}
+
+static inline int truth_logp(truth *t, stage *s, double *const *right) {
     likeness l;
-    int status;
     if (reference_logp(&t->rounded, &right_way)) return -1;
-    l = compare_logp(&t->rounded, right_logp, 0);
+    l = compare_logp(&t->rounded, right, 0);
     t->logp_limit = limit_of(t, distance_from(&l, 1));
+    t->logp_far = farthest_logp(&t->rounded, right);
+    if (!has_logp(&t->exact)) return 0;
+    t->dumped = (double **)calloc((size_t)t->exact.count + 1, sizeof *t->dumped);
+    if (!t->dumped) return -1;
+    for (int64_t i = 0; i < t->exact.count; i++) t->dumped[i] = dumped_logp(&t->exact, i);
+    return judge_logp(t, s, right);
+}
+
+/* The right gradient and how far the rounded one is from it. Seeds are made of the dump's
+   log-probs if these are right: what a framework rounds away of them is no mistake of its
+   gradient. Else of the reference's, and the rounded ones of rounded log-probs. 1: there is
+   none. */
+static inline int truth_limits(truth *t, double *const *logp, double *right, seed_set *seeds) {
+    gradient_check c = {.d = t->d};
+    int status;
+    seeds->logp = t->dumped && t->logp_is_right ? t->dumped : logp;
     if (!seed_set_make(seeds, SEEDS_RIGHT)) return 1;
     if (reference_gradient(&t->exact, &right_way, seeds->of)) return -1;
     memcpy(right, t->exact.gradient, (size_t)t->exact.model.elements * sizeof *right);
-    t->is_void = !second_agrees(&t->exact, right_logp, seeds->of, right, t->second,
+    t->is_void = !second_agrees(&t->exact, logp, seeds->of, right, t->second,
                                 sizeof t->second);
+    if (seeds->logp == logp) {
+        seeds->logp = t->rounded.logp;
+        seed_set_make(seeds, SEEDS_RIGHT);
+        seeds->logp = logp;
+    }
     if (reference_gradient(&t->rounded, &right_way, seeds->of)) return -1;
     memset(t->have, 1, (size_t)t->exact.model.tensor_count);
     status = compare_gradients(t, t->rounded.gradient, right, &c);
     t->gradient_limit = limit_of(t, distance_from(&c.all, 1));
+    if (t->ratio >= 0x1p-15) t->gradient_limit += 4 * seeds_rounding(seeds); /* not in F64 */
     free(c.each);
+    return status;
+}
+
+/* All tensors count for the limit, whichever the dump has. */
+static inline int truth_limits_of_all(truth *t, double *const *logp, double *right,
+                                      seed_set *seeds) {
+    char *have = t->have;
+    int status;
+    t->have = (char *)calloc((size_t)t->exact.model.tensor_count + 1, 1);
+    status = t->have ? truth_limits(t, logp, right, seeds) : -1;
+    free(t->have);
+    t->have = have;
     return status;
 }
 
@@ -346,21 +519,12 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     logp = copy_logp(&t->exact);
     right = (double *)calloc((size_t)t->exact.model.elements + 1, sizeof *right);
     status = logp && right ? seed_set_open(&seeds, logp) : -1;
-    if (status && !t->d->error.status)
-        seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
     if (!status) status = truth_gradients(t, &stages[GRADIENTS], tolerance);
-    if (!status) {
-        char *have = t->have;
-        t->have = (char *)calloc((size_t)t->exact.model.tensor_count + 1, 1);
-        bar_begin("the model in fp64, and its rounding", 3 * t->exact.count);
-        status = t->have ? truth_limits(t, logp, right, &seeds) : -1;
-        bar_end();
-        free(t->have);
-        t->have = have;
-    }
-    if (status >= 0 && has_logp(&t->exact))
-        if (judge_logp(t, &stages[LOG_PROBS], logp)) status = -1;
+    if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
+    if (!status) status = truth_limits_of_all(t, logp, right, &seeds);
     if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
+    if (status < 0 && !t->d->error.status)
+        seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
     seed_set_close(&seeds);
     if (t->more && status >= 0 && has_logp(&t->exact)) {
         t->more->logp = logp;
@@ -370,6 +534,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     }
     free_logp(logp, t->exact.count);
     free(right);
+    free(t->dumped);
     return status < 0 ? -1 : 0;
 }
 
@@ -380,7 +545,6 @@ static inline int check_truth(stage *stages, dump *d, const char *folder, double
                               double budget, details *more) {
     truth t = {.d = d, .budget = budget, .more = more};
     int status;
-    clock_gettime(CLOCK_MONOTONIC, &t.begin);
     truth_unit(&t);
     status = reference_open(&t.exact, d, folder, seqpar_device_reference());
     if (!status) status = reference_open(&t.rounded, d, folder, seqpar_device_reference_bf16());

@@ -284,8 +284,8 @@ class Attention(torch.autograd.Function):
         return dq, dk, dv, None
 
 
-def rotary(x, positions, base=100.0):
-    """Turns pairs of coordinates by angles that grow with the position. A low base: these texts are short."""
+def rotary(x, positions, base):
+    """Turns pairs of coordinates by angles that grow with the position."""
     half = x.shape[-1] // 2
     angles = positions[:, None].to(torch.float64) * base ** (-torch.arange(half, dtype=torch.float64) / half)
     cos, sin = (f(angles)[:, None].to(torch.promote_types(x.dtype, torch.float32)) for f in (torch.cos, torch.sin))

@@ -3,6 +3,10 @@
 
     python matrix.py build/seqpar-verify --seeds 3 --right 1000 --markdown matrix.md
     python matrix.py build/seqpar-verify --mistakes over_sp stale_kv --by-variant --right 0
+    python matrix.py build/seqpar-verify --model --right 200   # and what --model says of the same steps
+
+With --model a second table follows: what the stages log-probs and gradients say where each step is computed again from
+the trainer's weights. A mistake that leaves the model's numbers as they are is not detected there.
 
 detected: exit code 1. named: the mistake alone, by its name. among several: one of several names. named wrong: other
 names only. insufficient: the dump shows nothing. Exit code 1 if a right step is accused, or a mistake never detected.
@@ -24,8 +28,8 @@ COLUMNS = ("runs", "detected", "named", "among several", "named wrong", "insuffi
 
 
 class Verdict:
-    def __init__(self, oracle, dump, want, *options):
-        said = subprocess.run([oracle, "ver", dump, "--want", want, "--json", *options], capture_output=True, text=True)
+    def __init__(self, oracle, dump, *options):
+        said = subprocess.run([oracle, "ver", dump, "--json", *options], capture_output=True, text=True)
         self.code, self.error = said.returncode, said.stderr.strip()
         self.answer = json.loads(said.stdout) if said.stdout.strip() else {}
         self.names = [m["name"] for m in self.answer.get("mistakes", [])]
@@ -56,6 +60,25 @@ class Verdict:
         return "named" if len(self.names) == 1 else "among several"
 
 
+OF_MODEL = ("log-probs", "gradients")
+
+
+class ModelVerdict(Verdict):
+    """With --model, of the stages that it judges alone."""
+
+    def __init__(self, oracle, dump, folder, *options):
+        super().__init__(oracle, dump, "--model", folder, *options)
+        if self.refused:
+            return
+        self.whole = self.code
+        stages = [s for s in self.answer["stages"] if s["stage"] in OF_MODEL and s["verdict"] != "not judged"]
+        wrong = [s for s in stages if s["verdict"] == "wrong"]
+        self.names = [m["name"] for m in wrong[0]["mistakes"]] if wrong else []
+        unsure = not stages or any(s["verdict"] == "insufficient" for s in stages)
+        self.code = 1 if wrong else 4 if unsure else 0
+        self.answer = dict(self.answer, stages=stages)
+
+
 class Runs:
     """Takes steps and asks for verdicts; says on stderr how far it is."""
 
@@ -63,10 +86,11 @@ class Runs:
         self.given, self.workers, self.folder = given, workers, folder
         self.done, self.total, self.began = 0, total, time.time()
         self.refused = []
+        self.of_model = None  # the last step's verdict with --model
 
     def verdict(self, c):
         dump, want = f"{self.folder}/dump", f"{self.folder}/want"
-        for path in (dump, want):
+        for path in (dump, want, dump + ".model"):
             shutil.rmtree(path, ignore_errors=True)
         c = replace(c, leave_out=(*c.leave_out, *self.given.leave_out), rows_apart=self.given.rows_apart)
         self.workers.run(c, dump, want)
@@ -74,9 +98,15 @@ class Runs:
         each = (time.time() - self.began) / self.done
         print(f"\r{self.done} of {self.total}, {each:.2f} s each ", end="", file=sys.stderr)
         limit = self.given.bf16_tolerance if c.dtype == "bf16" else None
-        verdict = Verdict(self.given.oracle, dump, want, *(["--tolerance", limit] if limit else []))
-        if verdict.refused:
-            self.refused.append(f"{again(c)}: {verdict.error}")
+        options = ["--tolerance", limit] if limit else []
+        verdict = Verdict(self.given.oracle, dump, "--want", want, *options)
+        verdicts = [verdict]
+        if self.given.model:
+            self.of_model = ModelVerdict(self.given.oracle, dump, dump + ".model", *options)
+            verdicts.append(self.of_model)
+        for v in verdicts:
+            if v.refused:
+                self.refused.append(f"{again(c)}: {v.error}")
         return verdict
 
 
@@ -96,30 +126,40 @@ def plan(names, dtypes, seeds):
             for seed in range(seeds)]
 
 
+def count(row, verdict, name):
+    row["runs"] += 1
+    row["detected"] += verdict.code == 1
+    if verdict.column(name):
+        row[verdict.column(name)] += 1
+
+
 def judge_mistakes(runs, todo, by_variant, log):
-    rows = defaultdict(lambda: dict.fromkeys(COLUMNS, 0))
+    """Rows of the table, and of that with --model."""
+    rows, of_model = (defaultdict(lambda: dict.fromkeys(COLUMNS, 0)) for _ in range(2))
     for name, variant, dtype, seed in todo:
         c = random_config(seed, name, variant, dtype=dtype)
-        verdict = runs.verdict(c)
-        row = rows[" ".join((name, variant) if by_variant else (name,)), dtype]
-        row["runs"] += 1
-        row["detected"] += verdict.code == 1
-        if verdict.column(name):
-            row[verdict.column(name)] += 1
+        verdict, key = runs.verdict(c), (" ".join((name, variant) if by_variant else (name,)), dtype)
+        count(rows[key], verdict, name)
         print(f"{again(c)}: {verdict.said()}", file=log, flush=True)
-    return rows
+        if runs.of_model:
+            count(of_model[key], runs.of_model, name)
+            print(f"    --model: {runs.of_model.said()}", file=log, flush=True)
+    return rows, of_model
 
 
 def judge_right(runs, number, dtypes, log):
-    """Verdicts of right steps, and the first that were accused."""
+    """Verdicts of right steps, also with --model, and those that were accused."""
     words, accused = defaultdict(int), []
     for seed in range(number):
         c = random_config(seed, dtype=dtypes[seed % len(dtypes)])
-        verdict = runs.verdict(c)
-        words[verdict.word] += 1
-        print(f"{again(c)}: {verdict.said()} {brief(c)}", file=log, flush=True)
-        if verdict.code == 1:
-            accused.append(f"{again(c)}: {verdict.said()}\n    {brief(c)}")
+        verdicts = {"": runs.verdict(c)}
+        if runs.of_model:
+            verdicts["--model: "] = runs.of_model
+        for how, verdict in verdicts.items():
+            words[how + verdict.word] += 1
+            print(f"{again(c)}: {how}{verdict.said()} {brief(c)}", file=log, flush=True)
+            if verdict.code == 1:
+                accused.append(f"{again(c)}: {how}{verdict.said()}\n    {brief(c)}")
     return words, accused
 
 
@@ -163,6 +203,7 @@ def arguments():
     parser.add_argument("--bf16-tolerance", metavar="X", help="--tolerance for runs in bf16 (none is given)")
     parser.add_argument("--leave-out", nargs="*", default=[], metavar="NAME", help="kinds of tensors that no dump has")
     parser.add_argument("--rows-apart", action="store_true", help="wanted steps are taken by a rank a row")
+    parser.add_argument("--model", action="store_true", help="judge with --model, too: a second table")
     parser.add_argument("--by-variant", action="store_true", help="a line for each variant of a mistake")
     parser.add_argument("--markdown", metavar="FILE", help="write the table there, too")
     parser.add_argument("--log", metavar="FILE", help="write a line for each step there: verdict, stages, names")
@@ -177,14 +218,17 @@ def main():
     todo = plan(given.mistakes, given.dtypes, given.seeds) if given.seeds else []
     with Workers() as workers, tempfile.TemporaryDirectory() as folder, open(given.log or os.devnull, "w") as log:
         runs = Runs(given, workers, folder, len(todo) + given.right)
-        rows = judge_mistakes(runs, todo, given.by_variant, log)
+        rows, of_model = judge_mistakes(runs, todo, given.by_variant, log)
         words, accused = judge_right(runs, given.right, given.dtypes, log)
     print(file=sys.stderr)
     said, wrong = report(rows, words, accused, runs.refused)
-    print("\n".join(([aligned(table(rows))] if rows else []) + said))
+    tables = [table(rows)] * bool(rows) + [table(of_model)] * bool(of_model)
+    print("\n".join("\nwith --model:\n" * i + aligned(x) for i, x in enumerate(tables)))
+    print("\n".join(said))
     if given.markdown:
+        parts = ["With `--model`:\n\n" * i + markdown(x) for i, x in enumerate(tables)]
         with open(given.markdown, "w") as file:
-            file.write("\n\n".join(([markdown(table(rows))] if rows else []) + said) + "\n")
+            file.write("\n\n".join(parts + said) + "\n")
     return wrong
 
 

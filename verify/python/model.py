@@ -1,26 +1,43 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""A small causal language model: pre-norm RMSNorm, rotary, grouped-query attention, SwiGLU. Weights: a dict by name."""
+"""A small causal language model: pre-norm RMSNorm, rotary, grouped-query attention, SwiGLU.
+
+Weights are a dict by the names that Hugging Face's Llama gives them, so that a step's weights are a Llama folder."""
 import torch
 import torch.nn.functional as F
 
 from attention import Attention, Setting, rotary
 
 
+EPS, THETA = 1e-6, 100.0  # of RMSNorm and rotary; a low base: these texts are short
+
+
 def shapes(c):
-    yield "embed_tokens", (c.vocab, c.hidden)
+    yield "model.embed_tokens.weight", (c.vocab, c.hidden)
     for i in range(c.layers):
-        layer = f"layers.{i}."
-        yield layer + "input_norm", (c.hidden,)
-        yield layer + "q_proj", (c.heads * c.head_dim, c.hidden)
-        yield layer + "k_proj", (c.kv_heads * c.head_dim, c.hidden)
-        yield layer + "v_proj", (c.kv_heads * c.head_dim, c.hidden)
-        yield layer + "o_proj", (c.hidden, c.heads * c.head_dim)
-        yield layer + "post_norm", (c.hidden,)
-        yield layer + "gate_proj", (2 * c.hidden, c.hidden)
-        yield layer + "up_proj", (2 * c.hidden, c.hidden)
-        yield layer + "down_proj", (c.hidden, 2 * c.hidden)
-    yield "norm", (c.hidden,)
-    yield ("score", (1, c.hidden)) if c.objective == "rm" else ("lm_head", (c.vocab, c.hidden))
+        layer = f"model.layers.{i}."
+        yield layer + "input_layernorm.weight", (c.hidden,)
+        yield layer + "self_attn.q_proj.weight", (c.heads * c.head_dim, c.hidden)
+        yield layer + "self_attn.k_proj.weight", (c.kv_heads * c.head_dim, c.hidden)
+        yield layer + "self_attn.v_proj.weight", (c.kv_heads * c.head_dim, c.hidden)
+        yield layer + "self_attn.o_proj.weight", (c.hidden, c.heads * c.head_dim)
+        yield layer + "post_attention_layernorm.weight", (c.hidden,)
+        yield layer + "mlp.gate_proj.weight", (2 * c.hidden, c.hidden)
+        yield layer + "mlp.up_proj.weight", (2 * c.hidden, c.hidden)
+        yield layer + "mlp.down_proj.weight", (c.hidden, 2 * c.hidden)
+    yield "model.norm.weight", (c.hidden,)
+    yield (SCORE, (1, c.hidden)) if c.objective == "rm" else (HEAD, (c.vocab, c.hidden))
+
+
+SCORE, HEAD = "score.weight", "lm_head.weight"
+
+
+def llama_config(c):
+    """What Hugging Face's config.json has of it."""
+    kind = "LlamaForSequenceClassification" if c.objective == "rm" else "LlamaForCausalLM"
+    return {"architectures": [kind], "model_type": "llama", "hidden_act": "silu", "num_hidden_layers": c.layers,
+            "hidden_size": c.hidden, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
+            "head_dim": c.head_dim, "intermediate_size": 2 * c.hidden, "vocab_size": c.vocab, "rope_theta": THETA,
+            "rms_norm_eps": EPS, "tie_word_embeddings": False}
 
 
 def weights(c, copy=0, noise=0.0, head=1.0):
@@ -32,10 +49,13 @@ def weights(c, copy=0, noise=0.0, head=1.0):
     made = {}
     for name, shape in shapes(c):
         x = torch.randn(shape, generator=draw, dtype=torch.float64)
-        x = 1 + 0.1 * x if name.endswith("norm") else x if name == "embed_tokens" else x * shape[-1] ** -0.5
+        if x.dim() == 1:
+            x = 1 + 0.1 * x
+        elif "embed_tokens" not in name:
+            x = x * shape[-1] ** -0.5
         if noise and x.dim() > 1:
             x = x + noise * x.std() * torch.randn(shape, generator=drift, dtype=torch.float64)
-        made[name] = (x * 2 * head if name == "lm_head" else x).to(c.torch_dtype)
+        made[name] = (x * 2 * head if name == HEAD else x).to(c.torch_dtype)
     return made
 
 
@@ -46,29 +66,30 @@ def wide(x):
 
 def rms_norm(x, weight):
     y = wide(x)
-    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * weight
+    return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype) * weight
 
 
 def forward(c, w, share, ranks, tape=None):
     """Last hidden states of this rank's tokens."""
-    x = F.embedding(share.ids, w["embed_tokens"])
+    x = F.embedding(share.ids, w["model.embed_tokens.weight"])
     for i in range(c.layers):
-        layer = {name.removeprefix(f"layers.{i}."): weight for name, weight in w.items()}
+        prefix = f"model.layers.{i}."
+        layer = {name.split(".")[-2]: weight for name, weight in w.items() if name.startswith(prefix)}
         setting = Setting(c, share, ranks, tape if i == 0 else None)
-        x = x + attend(c, layer, rms_norm(x, layer["input_norm"]), share.positions, setting)
-        y = rms_norm(x, layer["post_norm"])
+        x = x + attend(c, layer, rms_norm(x, layer["input_layernorm"]), share.positions, setting)
+        y = rms_norm(x, layer["post_attention_layernorm"])
         x = x + F.linear(F.silu(F.linear(y, layer["gate_proj"])) * F.linear(y, layer["up_proj"]), layer["down_proj"])
-    return rms_norm(x, w["norm"])
+    return rms_norm(x, w["model.norm.weight"])
 
 
 def attend(c, layer, x, positions, setting):
     q, k, v = (F.linear(x, layer[name]).view(len(x), heads, c.head_dim)
                for name, heads in (("q_proj", c.heads), ("k_proj", c.kv_heads), ("v_proj", c.kv_heads)))
-    out = Attention.apply(rotary(q, positions), rotary(k, positions), v, setting)
+    out = Attention.apply(rotary(q, positions, THETA), rotary(k, positions, THETA), v, setting)
     return F.linear(out.reshape(len(x), c.heads * c.head_dim), layer["o_proj"])
 
 
 def log_probs(w, hidden, labels):
     """Of each label, in fp32 at least. Where there is none: of token 0."""
-    logits = wide(F.linear(hidden, w["lm_head"]))
+    logits = wide(F.linear(hidden, w[HEAD]))
     return torch.log_softmax(logits, -1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]

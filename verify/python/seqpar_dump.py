@@ -91,6 +91,15 @@ def _write(path, tensors, metadata):
     os.replace(temporary, path)
 
 
+def write_llama(folder, config, tensors):
+    """A model in Hugging Face's form, for `seqpar-verify ver --model`: config.json, a dict, and weights by name."""
+    os.makedirs(folder, exist_ok=True)
+    _write(os.path.join(folder, "model.safetensors"), {name: _entry(x) for name, x in tensors.items()},
+           {"format": "pt"})
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file, indent=2)
+
+
 def _text(x):
     """A number as metadata: a float with all its digits."""
     return x if isinstance(x, str) else str(int(x)) if isinstance(x, (int, numpy.integer)) else repr(float(x))

@@ -5,9 +5,9 @@
     python trainer.py FOLDER --seed 7 --mistake over_sp --dtype bf16   # a wrong one, and FOLDER.want, of one rank
     python trainer.py --list                                           # all mistakes and their variants
 
-It writes dumps for `seqpar-verify ver`. An independent witness: PyTorch's autograd and gloo, and nothing of the library
-that is verified. What is planted acts in the computation, in the form in which it occurs in frameworks; the dump says
-honestly what the trainer had and did.
+It writes dumps for `seqpar-verify ver`, and FOLDER.model, the weights before the step, for its --model. An independent
+witness: PyTorch's autograd and gloo, and nothing of the library that is verified. What is planted acts in the
+computation, in the form in which it occurs in frameworks; the dump says honestly what the trainer had and did.
 """
 import argparse
 import glob
@@ -28,7 +28,7 @@ import optimizer
 from model import wide
 from ranks import Ranks, make_groups
 from rows import MicroBatch, make_rows
-from seqpar_dump import Dump
+from seqpar_dump import Dump, write_llama
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 ALL = ("sft", "dpo", "rm", "kto", "ppo")
@@ -298,6 +298,8 @@ def train(c, ranks, folder):
     own = rows[ranks.replica] if not c.want else [rows[d][a] for a in range(c.accumulation) for d in range(c.dp)]
     if c.want and ranks.world > 1:
         own = own[ranks.rank:ranks.rank + 1]
+    if ranks.rank == 0 and not c.want:
+        write_llama(folder + ".model", model.llama_config(c), w)
     local, loss, micro_batches = gradients(c, ranks, w, own)
     reduced = optimizer.reduce_gradients(c, ranks, local)
     took = step(c, ranks, w, local, reduced, moments)
@@ -326,7 +328,7 @@ def run(c, ranks, w, look_ahead, m):
     m.tape = {} if m.number == 0 else None
     hidden = model.forward(c, w, m, ranks, m.tape)
     if c.objective == "rm":
-        m.values = wide(hidden @ w["score"][0])
+        m.values = wide(hidden @ w[model.SCORE][0])
     else:
         m.logp = model.log_probs(w, hidden, m.labels)
     loss = losses.OBJECTIVES[c.objective](look_ahead, m)

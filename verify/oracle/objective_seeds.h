@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* objective_seeds.h - the seeds of any objective. */
+#ifndef ORACLE_OBJECTIVE_SEEDS_H
+#define ORACLE_OBJECTIVE_SEEDS_H
+#include "document_seeds.h"
+#include "policy_seeds.h"
+
+static inline int seeds_are_of_tokens(const dump *d) { return loss_is_of_tokens(&d->facts); }
+
+static inline int seed_ways(const dump *d) {
+    int count = d->facts.objective == DUMP_PPO ? PPO_SEEDS : MEAN_WAYS;
+    if (!seeds_are_of_tokens(d)) document_ways(d, &count);
+    return count;
+}
+
+/* NULL: no mistake. */
+static inline const char *seed_way_name(const dump *d, int way) {
+    int count;
+    if (d->facts.objective == DUMP_SFT) return mean_way_name(d, way);
+    return d->facts.objective == DUMP_PPO ? ppo_way_name(d, way)
+                                          : document_ways(d, &count)[way].name;
+}
+
+/* In which form; NULL: nothing is to be said. */
+static inline const char *seed_way_how(const dump *d, int way) {
+    int count;
+    if (d->facts.objective == DUMP_SFT) return NULL;
+    return d->facts.objective == DUMP_PPO ? ppo_way_how(way)
+                                          : document_ways(d, &count)[way].how;
+}
+
+static inline int seed_way_is_of_last(const dump *d, int way) {
+    int count;
+    if (!seeds_are_of_tokens(d)) return document_ways(d, &count)[way].last;
+    return way < MEAN_WAYS && mean_ways[way].last;
+}
+
+static inline int seeds_are_finite(const seed_set *s) {
+    for (int64_t i = 0; i < s->f->count; i++)
+        for (int64_t t = 0; t < row_end(&s->f->rows[i]); t++)
+            if (!isfinite(s->of[i][t])) return 0;
+    return 1;
+}
+
+/* Into s->of. 0: the dump lacks something, or there is nothing of the kind: a document beside,
+   a last micro-batch of one. */
+static inline int seed_set_make(const seed_set *set, int way) {
+    seed_set *s = (seed_set *)set;
+    int64_t objective = s->f->d->facts.objective;
+    int made = 1;
+    if (objective == DUMP_VALUE) return 0;
+    if (seed_way_is_of_last(s->f->d, way) && s->f->d->accumulation == 1) return 0;
+    for (int64_t i = 0; i < s->f->count; i++)
+        memset(s->of[i], 0, (size_t)(s->f->rows[i].tokens + 1) * sizeof **s->of);
+    if (objective == DUMP_SFT)
+        make_mean_seeds(s, way);
+    else
+        made = objective == DUMP_PPO ? make_ppo_seeds(s, way) : make_document_seeds(s, way);
+    return made && (way == SEEDS_RIGHT || seeds_are_finite(s));
+}
+
+/* Whether the factor is what dividing by all tokens, supervised or not, makes of a mean. */
+static inline int seeds_are_of_all_tokens(const seed_set *set, double factor, double limit) {
+    const dump *d = set->f->d;
+    double all = 0, supervised = 0;
+    for (int64_t i = 0; i < set->f->count; i++) {
+        all += (double)set->f->rows[i].tokens;
+        for (int64_t t = 0; t < row_end(&set->f->rows[i]); t++)
+            supervised += is_target(&set->f->rows[i], t);
+    }
+    return seeds_are_of_tokens(d) && d->facts.reduction == DUMP_BY_TOKEN && supervised < all &&
+           fabs(factor * all / supervised - 1) <= limit;
+}
+
+/* How far rounding may move a seed of DPO or KTO, relative to it: beta times what it does to h,
+   as the logarithm of the slope of sigmoid changes by no more than its argument. */
+static inline double seeds_rounding(const seed_set *set) {
+    document_seeds b = {.s = (seed_set *)set, .way = dpo_ways};
+    const dump_facts *f = &set->f->d->facts;
+    double worst = 0;
+    if (f->objective != DUMP_DPO && f->objective != DUMP_KTO) return 0;
+    if (!document_seeds_begin(&b))
+        for (int64_t i = 0; i < b.documents.count; i++) {
+            document_part whole = document_whole(&b.documents, i);
+            worst = fmax(worst, b.documents.of[i].rounding + sum_rounding(&whole));
+        }
+    document_seeds_end(&b);
+    return f->beta * sqrt(2 * worst); /* of a pair's two documents */
+}
+
+/* Whether the last name says what the factor is. */
+static inline int seed_way_takes_factor(const verdict *v) {
+    const char *name = v->count ? v->named[v->count - 1]->name : "";
+    return !strcmp(name, "sum_of_means") || !strcmp(name, "local_count") ||
+           !strcmp(name, "mean_of_non_empty_means");
+}
+
+/* Names the mistake whose gradient, times the factor, the dump has. */
+static inline void seed_way_say(const seed_set *set, int way, double factor, double limit,
+                                verdict *v) {
+    const dump *d = set->f->d;
+    const char *name = seed_way_name(d, way), *how = seed_way_how(d, way);
+    if (seeds_are_of_tokens(d) && !strcmp(name, "mean_of_means"))
+        name_mean_of_means((seed_set *)set, way, factor, limit, v);
+    else
+        verdict_name(v, mistake_named(name));
+    if (!strcmp(name, "sigmoid_of_parts")) /* the gradient of each rank's own loss, too */
+        verdict_name(v, mistake_named(d->facts.objective == DUMP_RM ? "scores_of_one_rank"
+                                                                    : "log_probs_of_one_rank"));
+    if (how) verdict_say(v, "%s: %s", name, how);
+    if (fabs(factor - 1) > limit)
+        verdict_say(v, "they are those of %s times %.6g", name, factor);
+}
+#endif
