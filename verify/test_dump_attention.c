@@ -430,8 +430,8 @@ static void expect_among(const char *name, const char *form) {
     expect(1, "wrong", name);
     test_why[0] = 0; /* of the headline */
     snprintf(sentence, sizeof sentence, "%s gives this out, lse, dq, dk, dv %s", name, form);
-    test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence), "said '%.600s', not '%s'",
-                said, sentence);
+    test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence),
+                "said '%.600s', not '%s'", said, sentence);
     test_end("attention_%s_%s", name, form);
 }
 
