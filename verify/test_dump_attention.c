@@ -430,8 +430,8 @@ static void expect_among(const char *name, const char *form) {
     expect(1, "wrong", name);
     test_why[0] = 0; /* of the headline */
     snprintf(sentence, sizeof sentence, "%s gives this out, lse, dq, dk, dv %s", name, form);
-    test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence), "said '%.600s', not '%s'",
-                said, sentence);
+    test_expect(!strncmp(said, "wrong: ", 7) && strstr(said, sentence),
+                "said '%.600s', not '%s'", said, sentence);
     test_end("attention_%s_%s", name, form);
 }
 
@@ -1008,6 +1008,7 @@ static void test_groups(void) {
                      only_head ? "(head 2 of each group alone)"
                                : "(head 0 of each group alone)");
     }
+    make(SEQPAR_LAYOUT_ZIGZAG, 4); /* P is not the group */
     right_step();
     for (int t = DK; t <= DV; t++)
         for (int64_t i = 0; i < size_of(t); i++) s.x[t][i] /= 3;
@@ -1286,7 +1287,7 @@ static void test_one_key_wrong(void) {
     backward(right_rule(), s.x[LSE], none);
     expect_named("delta_missing", "one_key", "delta_missing gives this dq, dk ");
     both(right_rule());
-    for (int64_t i = 0; i < s.dim; i++) at(DQ, 0, 1)[i] += 3e-5 * at(K, 0, 0)[i];
+    for (int64_t i = 0; i < s.dim; i++) at(DQ, 0, 1)[i] += 1e-3 * at(K, 0, 0)[i];
     expect_said("one_key_dq", 1, "wrong: unknown", "first at rank 0, local row 0, token 0");
     both(right_rule());
     for (int64_t i = 0; i < size_of(DQ); i++) s.x[DQ][i] *= 1.1;

@@ -16,14 +16,16 @@
  * deviations are met by one row in 1e9: 6 u sqrt(8 / 3) = 9.8 u. The whole of N rows is near
  * the mean of their squares, which strays by sqrt(2 / N). Roundings: dout . v and dout . out,
  * in which partial sums of terms of any sign stay below the product of both lengths; out, the
- * weight, its score, the product with k or q, the sum, a merge. */
+ * weight, its score, the product with k or q, the sum, a merge. What a weight is off by grows
+ * with its score s and lse: u s of each. Among many rows the trial shows that; where keys are
+ * fewer than LIMIT_FEW_ROWS, 2 s^2 of the largest s are added to the 8. */
 #ifndef ORACLE_ATTENTION_LIMITS_H
 #define ORACLE_ATTENTION_LIMITS_H
 #include "attend.h"
 
 /* LIMIT_RANGE: what is nearer than the limit by that was not made by that rounding. */
 enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16, LIMIT_RANGE = 30,
-       LIMIT_ROUNDINGS = 8, LIMIT_DEVIATIONS = 6 };
+       LIMIT_ROUNDINGS = 8, LIMIT_DEVIATIONS = 6, LIMIT_FEW_ROWS = 64 };
 
 /* How far an answer is from another. */
 typedef struct attend_far {
@@ -255,12 +257,20 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
 }
 
 /* What roundings of the terms' size come to, by luck of one row or of all. */
-static inline void attend_limit_floor(const attend_kernel *k, const attend_far *f, double *all,
-                                      double *row) {
-    double deviation = ldexp(1, k->bits == 53 ? -53 : -24) * sqrt(LIMIT_ROUNDINGS / 3.0);
+static inline void attend_limit_floor(const attend_kernel *k, double roundings,
+                                      const attend_far *f, double *all, double *row) {
+    double deviation = ldexp(1, k->bits == 53 ? -53 : -24) * sqrt(roundings / 3);
     double luck = 1 + LIMIT_DEVIATIONS * sqrt(2 / f->rows);
     *row = fmax(*row, LIMIT_DEVIATIONS * deviation);
     *all = fmax(*all, f->lost * deviation * fmin(luck, LIMIT_DEVIATIONS));
+}
+
+static inline double attend_roundings(const attend *p, const attend_answer *right) {
+    double top = 0;
+    if (p->key.count * p->kv_heads >= LIMIT_FEW_ROWS) return LIMIT_ROUNDINGS;
+    for (int64_t i = 0; i < attend_rows(p, ATTEND_LSE); i++)
+        if (isfinite(right->top[i])) top = fmax(top, fabs(right->top[i]));
+    return LIMIT_ROUNDINGS + 2 * top * top;
 }
 
 /* Of tensors `from` and on that p shows. way: the right one, perhaps of one head a group alone.
@@ -268,6 +278,7 @@ static inline void attend_limit_floor(const attend_kernel *k, const attend_far *
 static inline int attend_limit(const attend *p, const attend_way *way,
                                const attend_answer *right, const attend_kernel *kernel,
                                int from, attend_limits *limits) {
+    double roundings = attend_roundings(p, right);
     for (int seed = 1; seed <= LIMIT_SEEDS; seed++) {
         attend_trial_run r;
         int status = attend_try(&r, p, kernel, way, seed);
@@ -279,7 +290,7 @@ static inline int attend_limit(const attend *p, const attend_way *way,
             limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f.all));
             limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f.row));
             if (t != ATTEND_LSE)
-                attend_limit_floor(kernel, &f, &limits->all[t], &limits->row[t]);
+                attend_limit_floor(kernel, roundings, &f, &limits->all[t], &limits->row[t]);
         }
         attend_trial_end(&r);
         if (status) return -1;
