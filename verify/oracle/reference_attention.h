@@ -529,7 +529,7 @@ static inline int all_heads(const reference *f, const seqpar_attn_source *a, int
     int status = call_begin(&c, f, a, backward) ? -1 : 0;
     double work = (double)a->q_tokens * (double)a->q_tokens * (double)(a->heads * a->head_dim);
     /* beginning and ending a team of threads costs more than little work takes */
-#pragma omp parallel for schedule(dynamic) reduction(| : status) if (work > 1e6)
+#pragma omp parallel for schedule(dynamic) reduction(| : status) if (work > ATTEND_LARGE)
     for (int64_t kv = 0; kv < a->kv_heads; kv++)
         if (!status) status |= one_head(&c, kv, to) ? 1 : 0;
     call_end(&c);
