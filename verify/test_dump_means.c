@@ -129,6 +129,29 @@ static void test_sequences(const char *objective) {
     expect_unsaid("one_rank", "sequence_counts_local");
 }
 
+/* Some targets have id 0: over all targets they are lost, over the others with their count. */
+static double mean_without_zero(int counted) {
+    double sum = 0, count = 0;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        const row *r = &s.of[dp][a];
+        if (r->labels[t] == NONE) continue;
+        if (r->labels[t]) sum += token_loss(r, t, RIGHT);
+        count += counted || r->labels[t];
+    }
+    return sum / count;
+}
+
+static void test_zero(const char *objective) {
+    make_by(objective, "token");
+    EACH_ROW(dp, a)
+    for (int64_t t = 3; t + 1 < TOKENS; t += 5)
+        if (s.of[dp][a].labels[t] != NONE)
+            s.of[dp][a].labels[t] = s.of[dp][a].ids[t + 1] = 0;
+    expect_loss(mean_without_zero(0), "token_zero_ignored", "loss wrong: got");
+    expect_loss(mean_without_zero(1), "token_zero_ignored", "they count all the same");
+}
+
 static void test_tokens(const char *objective) {
     make_by(objective, "token");
     expect_loss(mean_of_documents(RIGHT), "mean_over_sequences", "loss wrong: got");
@@ -238,6 +261,7 @@ static void test_designs(const char *objective) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_tokens("sft");
+    test_zero("sft");
     test_tokens("ppo");
     test_sequences("sft");
     test_sequences("ppo");

@@ -9,8 +9,8 @@
  *     accumulation ("1")   micro-batches of the step
  *     objective ("sft")    sft, dpo, rm, kto, ppo or value, of PPO's critic (values.h), with
  *                          clip_value ("0": no clip)
- *     reduction ("token")  of SFT, PPO and value: token, the mean over all supervised tokens of the
- *                          step (TRL: dapo); sequence, the mean over documents of their
+ *     reduction ("token")  of SFT, PPO and value: token, the mean over all supervised tokens of
+ *                          the step (TRL: dapo); sequence, the mean over documents of their
  *                          tokens' means (grpo); constant, the sum over all tokens of the step
  *                          over reduction_constant (dr_grpo: documents times the longest
  *                          completion); micro, the mean over replicas' micro-batches of their

@@ -49,6 +49,7 @@ static const struct {
                    {"step", offsetof(dump_facts, step), 1, 1000000000, 1},
                    {"window", offsetof(dump_facts, window), 0, 1000000000, 0}};
 
+enum { FACT_OBJECTIVE, FACT_REDUCTION, FACT_ADVANTAGE, FACT_LOSS, FACT_RATIO, FACT_OPTIMIZER };
 static const struct {
     const char *key;
     size_t at;

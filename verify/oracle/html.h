@@ -84,7 +84,7 @@ static inline void put_facts(FILE *out, const report *r, const dump *d) {
     fprintf(out, "</code>: world %lld, sp %lld (ranks that share a sequence), replicas %lld, "
                  "micro-batches %lld, objective %s",
             (long long)d->world, (long long)d->sp, (long long)(d->world / d->sp),
-            (long long)d->accumulation, word_facts[0].words[d->facts.objective]);
+            (long long)d->accumulation, word_facts[FACT_OBJECTIVE].words[d->facts.objective]);
     if (r->wanted || r->model) {
         fprintf(out, r->model ? "; against the model <code>" : "; against the dump <code>");
         put_text(out, r->model ? r->model : r->wanted);

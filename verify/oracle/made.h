@@ -113,7 +113,7 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
                 mistake_named(name)
                     ? "mistake %.60s cannot be planted with objective %s"
                     : "no mistake is called '%.60s'; seqpar-verify list has all (objective %s)",
-                name, word_facts[0].words[d->facts.objective]);
+                name, word_facts[FACT_OBJECTIVE].words[d->facts.objective]);
     return -1;
 }
 
@@ -282,6 +282,7 @@ static inline int made_loss(made *m) {
 static inline int made_shows(made *m) {
     likeness l = {0};
     liken(&l, m->gradient, m->right, m->f.model.elements);
+    if (m->plant.labels || m->plant.positions) return 0; /* they show themselves */
     if (m->plant.way == &right_way && !m->plant.seeds) return 0;
     if (distance_from(&l, 1) > 1e-6) return 0;
     seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
@@ -296,7 +297,7 @@ static inline int made_gradients(made *m, double *const *logp) {
     int status = seed_set_open(&seeds, logp) ? reference_no_memory(&m->f) : 0;
     if (!status && !seed_set_make(&seeds, SEEDS_RIGHT)) {
         seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION, "objective %s has no gradient here",
-                    word_facts[0].words[m->d.facts.objective]);
+                    word_facts[FACT_OBJECTIVE].words[m->d.facts.objective]);
         status = -1;
     }
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);

@@ -131,8 +131,8 @@ static inline int run_advantages(run *r) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata objective is %s and advantage is %s; write ppo, and "
                     "group or group_mean",
-                    r->d.ranks[0].path, word_facts[0].words[r->d.facts.objective],
-                    word_facts[2].words[r->d.facts.advantage]);
+                    r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective],
+                    word_facts[FACT_ADVANTAGE].words[r->d.facts.advantage]);
         return -1;
     }
     documents_begin(&s, r->d.sp);
@@ -223,7 +223,7 @@ static inline int run_needs_optimizer(run *r) {
     if (r->d.facts.optimizer != DUMP_NO_OPTIMIZER && r->d.facts.lr > 0) return 0;
     seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                 "%.300s: metadata optimizer is %s and lr %g; write adamw or sgd, and how fast",
-                r->d.ranks[0].path, word_facts[3].words[r->d.facts.optimizer],
+                r->d.ranks[0].path, word_facts[FACT_OPTIMIZER].words[r->d.facts.optimizer],
                 r->d.facts.lr);
     return -1;
 }
@@ -413,7 +413,7 @@ static inline int run_step(run *r) {
     if (r->d.facts.objective > DUMP_DPO) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata objective is %s; step computes sft and dpo",
-                    r->d.ranks[0].path, word_facts[0].words[r->d.facts.objective]);
+                    r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective]);
         return -1;
     }
     if (r->d.facts.objective == DUMP_DPO &&
