@@ -477,6 +477,29 @@ static int32_t *label_at(int64_t micro, int64_t token) {
     return NULL;
 }
 
+/* As transformers' Trainer has it: a rank's share of the mean, times the number of ranks. */
+static void test_shares(void) {
+    double count = 0, own;
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 2, 2);
+    for (int64_t r = 0; r < s.world; r++) {
+        s.loss[r] = 0;
+        for (int64_t a = 0; a < s.accumulation; a++) right_sum(&s, r, a, &s.loss[r], &count);
+    }
+    for (int64_t r = 0; r < s.world; r++) s.loss[r] *= (double)s.world / count;
+    write_scene(&s);
+    expect(0, "right", "each rank reports its own share times the number of ranks");
+    test_end("dump_loss_of_shares");
+    own = s.loss[4];
+    s.loss[4] *= 1.01;
+    write_scene(&s);
+    expect(1, "wrong: unknown", "loss      wrong");
+    s.loss[4] = NAN;
+    write_scene(&s);
+    expect(1, "wrong: unknown", "loss      wrong");
+    s.loss[4] = own;
+    test_end("dump_loss_of_other_shares");
+}
+
 static void test_odd_but_right(void) {
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
     *label_at(0, TOKENS - 1) = 9999; /* the loader knows a token more */
@@ -941,5 +964,6 @@ int main(int argc, char **argv) {
     test_files();
     test_unsplit_labels();
     test_token_zero();
+    test_shares();
     return test_summary();
 }

@@ -1574,6 +1574,12 @@ static void test_shows_nothing(void) {
     expect_said("nan_in_k", 4, "insufficient", "q, k, v or dout hold NaN or Inf");
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
     right_step();
+    s.bits = s.stored = F64;
+    *at(V, 17, 0) = 1e300;
+    *at(DOUT, 30, 0) = 1e300;
+    expect_said("overflow", 4, "insufficient", "squares of results overflow fp64");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    right_step();
     s.cu[s.docs] = s.tokens + 2; /* nobody holds the last */
     expect_said("tokens_missing", 1, "wrong: token_lost", "insufficient: tokens are missing");
     s.cu[s.docs] = s.tokens;

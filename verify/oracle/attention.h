@@ -1041,12 +1041,28 @@ static inline void attention_conclude(attention *a, int vacuous, int exchanges) 
     }
 }
 
+/* Whether fp64 holds the squares of the right answers. */
+static inline int attention_is_held(const attention *a) {
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        const double *x = a->right.right.x[t];
+        int64_t n = attend_rows(&a->whole, t) * attend_width(&a->whole, t);
+        for (int64_t i = 0; a->whole.got[t] && x && i < n; i++)
+            if (!(fabs(x[i]) < 1e150)) return 0;
+    }
+    return 1;
+}
+
 static inline int attention_compare(attention *a) {
     int vacuous, exchanges = 0;
     if (attention_load_parts(a, NULL, 0, a->whole.kv_head[a->whole.kv_heads / 2])) return -1;
     attention_kernels(a);
     if (attention_limit(a, a->kernel, &a->limits[0])) return attention_no_memory(a);
     if (attend_case_begin(&a->right, &a->whole, -1)) return attention_no_memory(a);
+    if (!attention_is_held(a)) {
+        a->v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(a->v, "q, k, v or dout are so large that squares of results overflow fp64");
+        return 0;
+    }
     attention_say_looked(a);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         if (!a->whole.got[t]) continue;

@@ -340,9 +340,16 @@ static inline double reported_loss(dump *d, int64_t rank, double *unit) {
 
 static inline void check_loss(stage *s, dump *d, loss_parts *p) {
     stage side = {.judged = p->side_is_wrong, .v = p->side};
-    double unit;
+    double unit = -1;
     stage_add(s, &side);
     for (int64_t r = 0; r < d->world; r++) p->reported[r] = reported_loss(d, r, &unit);
+    if (p->complete && !side.judged && unit >= 0 && loss_is_of_shares(p, &d->facts, unit)) {
+        verdict_say(stage_begin(s, VERDICT_RIGHT),
+                    "each rank reports its own share times the number of ranks; the mean of "
+                    "these, %.9g, is that over all tokens",
+                    p->answers.right);
+        return;
+    }
     for (int64_t r = 0; p->complete && r < d->world; r++) {
         stage one = {.judged = 1};
         double loss = reported_loss(d, r, &unit);

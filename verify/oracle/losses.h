@@ -147,6 +147,25 @@ static inline law loss_limits(loss_parts *p, const dump_facts *f, double got, do
     return l;
 }
 
+/* Whether each rank reports its own share times the number of ranks, as it is where gradients
+   are averaged afterwards: training_step of transformers' Trainer gives that. Where counts are
+   equal it is each one's own mean, too. */
+static inline int loss_is_of_shares(loss_parts *p, const dump_facts *f, double unit) {
+    const law *by = &p->tokens.means.by[BY_RANK];
+    double count = 0;
+    int differ = 0;
+    if (!loss_is_of_tokens(f) || f->reduction != DUMP_BY_TOKEN || by->groups < 2) return 0;
+    for (int64_t r = 0; r < by->groups; r++) {
+        count += by->counts[r];
+        differ |= by->counts[r] != by->counts[0];
+    }
+    for (int64_t r = 0; r < by->groups; r++) {
+        law l = loss_limits(p, f, p->reported[r], unit);
+        if (!law_equal(&l, l.got, by->sums[r] * (double)f->world / count)) return 0;
+    }
+    return differ;
+}
+
 /* unit: rounding of the number's own type */
 static inline void judge_loss(loss_parts *p, const dump_facts *f, double got, double unit,
                               int64_t rank, verdict *v) {
