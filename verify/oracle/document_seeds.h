@@ -19,18 +19,22 @@ typedef struct document_way {
     int trained;        /* KTO: documents with a supervised token alone */
 } document_way;
 
+/* What ranks make of log-probs, in either objective. */
+#define LOG_PROB_WAYS \
+    {.name = "sigmoid_of_parts", .h = H_OF_PARTS, .grouping = BY_ALL}, \
+    {.name = "log_probs_averaged", .h = H_AVERAGED, .grouping = BY_ALL}, \
+    {.name = "log_probs_added", .h = H_ADDED, .grouping = BY_ALL}, \
+    {.name = "reference_missing", .h = H_NO_REFERENCE, .grouping = BY_ALL}, \
+    {.name = "log_probs_by_length", .h = H_BY_LENGTH, .grouping = BY_ALL}, \
+    {.name = "gathered_in_rank_order", .h = H_GATHERED, .grouping = BY_ALL}, \
+    {.name = "side_tensor_not_split", .h = H_FROM + FROM_FIRST, .grouping = BY_ALL, \
+     .how = "ref_logp: each rank takes the first n of the row"}, \
+    {.name = "side_tensor_not_split", .h = H_FROM + FROM_GATHERED, .grouping = BY_ALL, \
+     .how = "ref_logp: as a contiguous split has it"}
+
 static const document_way dpo_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
-    {.name = "sigmoid_of_parts", .h = H_OF_PARTS, .grouping = BY_ALL},
-    {.name = "log_probs_averaged", .h = H_AVERAGED, .grouping = BY_ALL},
-    {.name = "log_probs_added", .h = H_ADDED, .grouping = BY_ALL},
-    {.name = "reference_missing", .h = H_NO_REFERENCE, .grouping = BY_ALL},
-    {.name = "log_probs_by_length", .h = H_BY_LENGTH, .grouping = BY_ALL},
-    {.name = "gathered_in_rank_order", .h = H_GATHERED, .grouping = BY_ALL},
-    {.name = "side_tensor_not_split", .h = H_FROM + FROM_FIRST, .grouping = BY_ALL,
-     .how = "ref_logp: each rank takes the first n of the row"},
-    {.name = "side_tensor_not_split", .h = H_FROM + FROM_GATHERED, .grouping = BY_ALL,
-     .how = "ref_logp: as a contiguous split has it"},
+    LOG_PROB_WAYS,
     {.name = "pair_swapped", .swapped = 1, .grouping = BY_ALL},
     {.name = "mean_of_means", .grouping = BY_MICRO},
     {.name = "mean_of_means", .grouping = BY_REPLICA},
@@ -41,16 +45,7 @@ static const document_way kto_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
     {.name = NULL, .grouping = BY_ALL, .trained = 1,
      .how = "documents without a supervised token are left out: no mistake"},
-    {.name = "sigmoid_of_parts", .h = H_OF_PARTS, .grouping = BY_ALL},
-    {.name = "log_probs_averaged", .h = H_AVERAGED, .grouping = BY_ALL},
-    {.name = "log_probs_added", .h = H_ADDED, .grouping = BY_ALL},
-    {.name = "reference_missing", .h = H_NO_REFERENCE, .grouping = BY_ALL},
-    {.name = "log_probs_by_length", .h = H_BY_LENGTH, .grouping = BY_ALL},
-    {.name = "gathered_in_rank_order", .h = H_GATHERED, .grouping = BY_ALL},
-    {.name = "side_tensor_not_split", .h = H_FROM + FROM_FIRST, .grouping = BY_ALL,
-     .how = "ref_logp: each rank takes the first n of the row"},
-    {.name = "side_tensor_not_split", .h = H_FROM + FROM_GATHERED, .grouping = BY_ALL,
-     .how = "ref_logp: as a contiguous split has it"},
+    LOG_PROB_WAYS,
     {.name = "kl_of_one_replica", .z = Z_OF_REPLICA, .grouping = BY_ALL},
     {.name = "kl_clamped_before_mean", .z = Z_OF_ROW_CLAMPED, .grouping = BY_ALL},
     {.name = "kl_mean_of_means", .z = Z_OF_MEANS, .grouping = BY_ALL},
