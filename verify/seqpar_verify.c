@@ -31,7 +31,8 @@
 #include "oracle/operations.h"
 #include "oracle/summary.h"
 
-static law numbers = {.sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3};
+static law numbers = {
+    .sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3, .may_be_norms = 1};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
 static const char *name, *folder, *wanted, *model, *score, *html, *junit;
@@ -71,7 +72,8 @@ static option options[] = {
     {"law", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
-    {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "of the same step on one rank: gradients", 0},
+    {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "that of the same step on one rank: gradients",
+     0},
     {"ver", "model", "FOLDER", OPTION_TEXT, &model,
      "a Llama-type model in Hugging Face's form: log-probs and gradients", 0},
     {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
@@ -196,6 +198,26 @@ static void print_headline(const verdict *v, const summary *said) {
         verdict_headline(stdout, v);
 }
 
+static int is_named(const verdict *v, const mistake *m) {
+    for (int i = 0; i < v->count; i++)
+        if (v->named[i] == m) return 1;
+    return 0;
+}
+
+/* What other stages name: the headline has the first stage's mistakes alone. */
+static void print_also(const stage *stages, const verdict *v) {
+    char text[400] = "";
+    for (int i = 0; v->kind == VERDICT_WRONG && i < STAGES; i++) {
+        const verdict *other = &stages[i].v;
+        for (int k = 0; stages[i].judged && other->kind == VERDICT_WRONG && k < other->count;
+             k++)
+            if (!is_named(v, other->named[k]))
+                snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s (%s)",
+                         *text ? ", " : "", other->named[k]->name, stage_names[i].name);
+    }
+    if (*text) print_wrapped(stdout, "also      ", text);
+}
+
 static void print_stages(const stage *stages) {
     for (int i = 0; i < STAGES; i++) {
         const stage *s = &stages[i];
@@ -279,6 +301,7 @@ static int judge_and_say(details *more) {
         print_stages_json(stages, &v, &said);
     } else {
         print_headline(&v, &said);
+        print_also(stages, &v);
         print_stages(stages);
         verdict_print_mistakes(stdout, &v);
     }
@@ -347,9 +370,11 @@ static int check_run_options(const operation *o) {
 static const operation *find_operation(void) {
     const operation *o = running.operation ? operation_named(running.operation) : NULL;
     if (o) return o;
-    fprintf(stderr, "error: %s%.60s%s; seqpar-verify run --help has all\n",
-            running.operation ? "run has no operation '" : "run needs an operation",
-            running.operation ? running.operation : "", running.operation ? "'" : "");
+    if (running.operation)
+        fprintf(stderr, "error: run has no operation '%.60s'; ", running.operation);
+    else
+        fprintf(stderr, "error: run needs an operation; ");
+    fprintf(stderr, "run OPERATION DUMP --out DIR, and seqpar-verify run --help has all\n");
     return NULL;
 }
 
@@ -510,12 +535,34 @@ static int run_mutants(void) {
 
 /* ---- explain, list ---- */
 
+/* A mistake by its name, hyphens for underscores or not. */
+static const mistake *find_mistake(const char *given_name) {
+    char plain[64];
+    snprintf(plain, sizeof plain, "%s", given_name);
+    for (char *c = plain; *c; c++)
+        if (*c == '-') *c = '_';
+    return mistake_named(plain);
+}
+
+/* "; over_sp or over_sp_squared is": those whose names have a word of it. */
+static void print_alike(const char *given_name) {
+    char words[64];
+    int count = 0;
+    snprintf(words, sizeof words, "%s", given_name);
+    for (char *word = strtok(words, "_- "); word; word = strtok(NULL, "_- "))
+        for (int i = 0; strlen(word) > 2 && i < MISTAKES && count < 4; i++)
+            if (strstr(mistakes[i].name, word))
+                fprintf(stderr, "%s%s", count++ ? ", " : "; is it ", mistakes[i].name);
+    fprintf(stderr, "%s", count ? "?" : "");
+}
+
 static int run_explain(void) {
-    const mistake *m = name ? mistake_named(name) : NULL;
+    const mistake *m = name ? find_mistake(name) : NULL;
     if (!name) return usage("explain needs the name of a mistake; seqpar-verify list has all");
     if (!m) {
-        fprintf(stderr, "error: no mistake is called '%.60s'; seqpar-verify list has all\n",
-                name);
+        fprintf(stderr, "error: no mistake is called '%.60s'", name);
+        print_alike(name);
+        fprintf(stderr, "; seqpar-verify list has all\n");
         return VERDICT_USAGE;
     }
     if (as_json) {

@@ -50,6 +50,9 @@ says oracle_law_want_nan 4 insufficient law --want nan --got 1 $sizes
 says oracle_law_want_zero 4 insufficient law --want 0 --got 0 $sizes
 says oracle_law_one_rank 4 insufficient law --want 1 --got 1
 says oracle_law_several 1 "wrong: one of over_sp, over_dp" law --want 1 --got 0.25 --sp 4 --dp 4
+says oracle_law_copies_sp 1 "wrong: norm_counts_copies" law --want 2 --got 3.4641 --sp 3
+says oracle_law_copies_dp 1 "wrong: norm_counts_copies" law --want 2 --got 4.4721 --sp 3 --dp 5
+says oracle_law_copies_all 1 "wrong: norm_counts_copies" law --want 2 --got 7.746 --sp 3 --dp 5
 if $oracle law --want 1 --got 0.5 --sp 4 | tr -s ' \n' ' ' | grep -qF '1 / sqrt(sp) is 0.5'; then ok oracle_law_shard_hint; else fail oracle_law_shard_hint "no word of the norm of a part"; fi
 
 # ---- sums and counts: 27 / 16 = 1.6875; means 4, 1, none, 2 ----
@@ -101,7 +104,11 @@ refuses oracle_unknown_option "what is '--spp'?" law --spp 2
 refuses oracle_ver_nothing "ver needs the folder of a dump" ver
 refuses oracle_explain_nothing "explain needs the name" explain
 refuses oracle_explain_unknown "no mistake is called 'over_spp'" explain over_spp
+refuses oracle_explain_alike "no mistake is called 'sp_squared'; is it times_sp_squared, over_sp_squared?" explain sp_squared
 refuses oracle_explain_two "what is 'times_sp'?" explain over_sp times_sp
+refuses oracle_ver_two "what is 'b'? Behind --want it is that of the same step on one rank" ver a b
+refuses oracle_run_no_operation "run has no operation 'a'; run OPERATION DUMP --out DIR" run a
+if [ "$($oracle explain over-sp)" = "$($oracle explain over_sp)" ]; then ok oracle_explain_hyphen; else fail oracle_explain_hyphen "over-sp is not over_sp"; fi
 many=$(seq -s, 1 4097)
 refuses oracle_too_many "give 1 to 4096 numbers" law --got 1 --sums "$many" --counts 1
 $oracle list >/dev/full 2>$out/stderr

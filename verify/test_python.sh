@@ -52,6 +52,15 @@ if cmp -s $out/dump.want $out/dump.got; then ok python_dump; else fail python_du
 mkdir $out/convert
 run convert verify/python/test_convert.py $oracle $out/convert
 
+# ---- other people's trainers, written down by seqpar_trainer ----
+if ! python=$(ci/python_with.sh torch transformers trl datasets); then
+    skip python_recorder "no python3 here has torch, transformers, trl and datasets"
+else
+    $python verify/frameworks/trl_sft.py >$out/recorder.log 2>$out/recorder.err
+    if [ "$(cut -f4 $out/recorder.log)" = "right
+right" ]; then ok python_recorder; else fail python_recorder "$(cut -f4 $out/recorder.log; tail -n 1 $out/recorder.err)"; fi
+fi
+
 # ---- the trainer ----
 if ! python=$(ci/python_with.sh numpy torch); then
     skip python_trainer "no python3 here has torch"

@@ -20,8 +20,8 @@ from common import HERE, VERIFY
 
 ADAPTERS = [
     "torch_cp", "ring_flash", "yunchang_usp", "swift_ring", "ulysses_utils", "deepspeed_alst",
-    "hf_trainer", "hf_ulysses", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift", "verl_loss",
-    "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss", "xtuner_loss",
+    "hf_trainer", "hf_ulysses", "trl_sft", "trl_grpo", "trl_pairs", "trl_reward", "ms_swift",
+    "verl_loss", "llamafactory_v1", "axolotl_cp", "openrlhf_loss", "megatron_loss", "xtuner_loss",
     "small_losses"
 ]
 SECONDS = 900

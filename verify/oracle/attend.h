@@ -757,7 +757,7 @@ static inline int attend_run_kv(const attend_pass *all, int64_t kv, uint64_t sta
     return status;
 }
 
-enum { ATTEND_LARGE = 500000000 }; /* about 50 ms */
+enum { ATTEND_LARGE = 60000000 }; /* about 30 ms */
 static inline double attend_work(const attend *p) {
     return (double)p->query.count * (double)p->key.count * (double)(p->heads * p->dim);
 }

@@ -742,6 +742,28 @@ static inline int attention_follow(attention *a, attend_case *c) {
     return 0;
 }
 
+/* A tensor that is open has no mistake yet that gives it. */
+static inline int attention_is_open(const attention *a, const attend_case *c) {
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        int found = 0;
+        for (int m = 0; m < MISTAKES && !found; m++)
+            found = attention_fits(a, t, m, &a->limits[0]);
+        if (c->open[t] && !found) return 1;
+    }
+    return 0;
+}
+
+/* A whole kv head takes long: what gave out, lse or dq of the rows comes first. */
+static inline int attention_try_in_turn(attention *a, attend_case *c) {
+    c->likely_alone = c->p == &a->keys;
+    c->forward_is_right =
+        c->likely_alone && a->whole.got[ATTEND_OUT] && !attention_is_wrong(a, ATTEND_OUT);
+    if (c->likely_alone && attend_try_all(c)) return -1;
+    if (c->likely_alone && !attention_is_open(a, c)) return 0;
+    c->likely_alone = 0;
+    return attend_try_all(c);
+}
+
 /* All mistakes on one part, for the tensors in `of`. 0, or -1 with the error. */
 static inline int attention_try(attention *a, const attend *p, int of) {
     attend_case c;
@@ -753,7 +775,9 @@ static inline int attention_try(attention *a, const attend *p, int of) {
         a->fits.right[t] = attend_measure(p, t, p->got[t], c.right.x[t], c.right.scale[t], 0);
         c.open[t] = attention_times(&a->fits.right[t], &a->limits[0], t) > 1;
     }
-    if (!status && attend_open(&c, of)) status = attend_try_all(&c) | attention_follow(a, &c);
+    if (!status && attend_open(&c, of))
+        status = attention_try_in_turn(a, &c);
+    if (!status && attention_is_open(a, &c)) status = attention_follow(a, &c);
     attend_case_end(&c);
     return status ? attention_no_memory(a) : 0;
 }

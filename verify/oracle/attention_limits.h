@@ -273,28 +273,39 @@ static inline double attend_roundings(const attend *p, const attend_answer *righ
     return LIMIT_ROUNDINGS + 2 * top * top;
 }
 
+static inline void attend_limit_tensor(const attend_kernel *kernel, int t, double roundings,
+                                       const attend_far *f, attend_limits *limits) {
+    double unit = ldexp(1, -kernel->bits_of[t]); /* one rounding is fine */
+    limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f->all));
+    limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f->row));
+    if (t != ATTEND_LSE)
+        attend_limit_floor(kernel, roundings, f, &limits->all[t], &limits->row[t]);
+}
+
 /* Of tensors `from` and on that p shows. way: the right one, perhaps of one head a group alone.
    0, or -1: no memory. */
 static inline int attend_limit(const attend *p, const attend_way *way,
                                const attend_answer *right, const attend_kernel *kernel,
                                int from, attend_limits *limits) {
     double roundings = attend_roundings(p, right);
+    attend_far far[LIMIT_SEEDS][ATTEND_TENSORS];
+    int failed = 0, is_large = attend_work(p) > ATTEND_LARGE && p->kv_heads < LIMIT_SEEDS;
+    (void)is_large;
+    SEQPAR_VERIFY_THREADS
     for (int seed = 1; seed <= LIMIT_SEEDS; seed++) {
         attend_trial_run r;
         int status = attend_try(&r, p, kernel, way, seed);
-        for (int t = from; !status && t < ATTEND_TENSORS; t++) {
-            double unit = ldexp(1, -kernel->bits_of[t]); /* one rounding is fine */
-            attend_far f = {0};
-            if (!right->x[t]) continue;
-            f = attend_measure(p, t, r.whole.x[t], right->x[t], right->scale[t], 0);
-            limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f.all));
-            limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f.row));
-            if (t != ATTEND_LSE)
-                attend_limit_floor(kernel, roundings, &f, &limits->all[t], &limits->row[t]);
-        }
+        for (int t = from; !status && t < ATTEND_TENSORS; t++)
+            if (right->x[t])
+                far[seed - 1][t] =
+                    attend_measure(p, t, r.whole.x[t], right->x[t], right->scale[t], 0);
         attend_trial_end(&r);
-        if (status) return -1;
+        failed |= status != 0;
     }
-    return 0;
+    for (int n = 0; !failed && n < LIMIT_SEEDS; n++)
+        for (int t = from; t < ATTEND_TENSORS; t++)
+            if (right->x[t])
+                attend_limit_tensor(kernel, t, roundings, &far[n][t], limits);
+    return failed ? -1 : 0;
 }
 #endif

@@ -25,6 +25,8 @@ typedef struct attend_case {
     double *right_delta, *delta;
     attend_fits *fits;
     int open[ATTEND_TENSORS]; /* wrong, and shown here */
+    int forward_is_right;     /* out was judged elsewhere, and is right */
+    int likely_alone;         /* mistakes that gave no other tensor are left out */
     double most;              /* multiplications that one way may take */
 } attend_case;
 
@@ -75,7 +77,7 @@ static inline double attend_cost(const attend *p, const attend_way *w) {
            (p->backward ? attend_shows(p, ATTEND_DK) ? 4 : 3 : 1);
 }
 
-/* Whether the mistake gives another tensor, so that a long pass is worth its time. */
+/* Whether the mistake gives out, lse or dq, so that a long pass is worth its time. */
 static inline int attend_is_likely(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_DK; t++)
         if (c->fits->of[t][mistake_named(name) - mistakes].far.all <= c->fits->limits.all[t])
@@ -83,8 +85,20 @@ static inline int attend_is_likely(const attend_case *c, const char *name) {
     return 0;
 }
 
+/* Whether a form of it gives all that is open: others need no trial. */
+static inline int attend_is_found(const attend_case *c, const char *name) {
+    for (int t = 0; t < ATTEND_TENSORS; t++) {
+        const attend_far *far = &c->fits->of[t][mistake_named(name) - mistakes].far;
+        if (c->open[t] && !(far->all <= c->fits->limits.all[t] &&
+                            far->row <= 2 * c->fits->limits.row[t]))
+            return 0;
+    }
+    return 1;
+}
+
 static inline int attend_try_both(attend_case *c, const char *name, const char *form,
                                   const attend_way *w) {
+    if (c->forward_is_right) return 0;
     if (attend_cost(c->p, w) > c->most && !attend_is_likely(c, name)) return 0;
     if (attend_both(c->p, w, &c->x, c->delta)) return -1;
     attend_consider(c, OF_FORWARD | OF_BACKWARD, name, form, &c->x);
@@ -95,7 +109,9 @@ static inline int attend_try_both(attend_case *c, const char *name, const char *
 static inline int attend_try_way(attend_case *c, const char *name, const char *form,
                                  const attend_way *w) {
     char alone[72];
+    if (attend_is_found(c, name) || (c->likely_alone && !attend_is_likely(c, name))) return 0;
     if (attend_try_both(c, name, form, w)) return -1;
+    if (attend_is_found(c, name)) return 0;
     if (!attend_open(c, OF_BACKWARD) || attend_cost(c->p, w) > c->most) return 0;
     attend_answer_clear(&c->x, c->p, ATTEND_DQ);
     if (attend_backward(c->p, w, NULL, c->right.x[ATTEND_LSE], c->right_delta, &c->x))
@@ -334,6 +350,7 @@ static inline int attend_try_seen(attend_case *c) {
         w.sees = sees;
         for (int64_t n = 0; n < bits; n++)
             sees[n] = table[i].seen(n / ranks % 2, n / ranks / 2, n % ranks);
+        if (c->likely_alone && !attend_is_likely(c, table[i].name)) continue;
         status = (i ? attend_try_way : attend_try_both)(c, table[i].name, table[i].form, &w);
     }
     free(sees);
@@ -770,6 +787,13 @@ static inline void attend_case_end(attend_case *c) {
     free(c->delta);
 }
 
+/* A mistake of hops gives another tensor. */
+static inline int attend_is_of_hops(const attend_case *c) {
+    return attend_is_likely(c, "hop_lost") || attend_is_likely(c, "outputs_averaged") ||
+           attend_is_likely(c, "delta_of_hop") || attend_is_likely(c, "dq_of_one_hop") ||
+           attend_is_likely(c, "merge_overflows");
+}
+
 /* The cheapest first. 0, or -1: no memory. */
 static inline int attend_try_all(attend_case *c) {
     attend_try_lse(c);
@@ -777,6 +801,6 @@ static inline int attend_try_all(attend_case *c) {
     if (attend_try_seen(c) || attend_try_layouts(c) || attend_try_off_by_one(c)) return -1;
     if (attend_try_gathered(c) || attend_try_heads_of_ranks(c)) return -1;
     if (attend_try_hops_stale(c)) return -1;
-    return attend_try_hops(c);
+    return c->likely_alone && !attend_is_of_hops(c) ? 0 : attend_try_hops(c);
 }
 #endif

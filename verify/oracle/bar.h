@@ -37,18 +37,24 @@ static inline void bar_wipe(void) {
     bar.shown = 0;
 }
 
-/* Draws it where it is due. */
-static inline void bar_touch(void) {
+static inline void bar_draw(void) {
     char text[DEMO_LINE_LIMIT];
-    double now;
-    if (!bar.depth || !isatty(STDERR_FILENO)) return;
-    now = demo_seconds();
+    double now = demo_seconds();
     if (now - bar.first < 1 || now - bar.drawn < 0.1) return;
     bar_text(text, demo_columns(stderr), now - bar.began);
     fprintf(stderr, "\r%s\033[K", text);
     fflush(stderr);
     bar.drawn = now;
     bar.shown = 1;
+}
+
+/* Draws it where it is due. Threads may call it. */
+static inline void bar_touch(void) {
+    if (!bar.depth || !isatty(STDERR_FILENO)) return;
+#ifdef _OPENMP
+#pragma omp critical(oracle_bar)
+#endif
+    bar_draw();
 }
 
 static inline void bar_begin(const char *stage, int64_t total) {

@@ -97,8 +97,12 @@ static inline void check_places(stage *s, const dump_row *row, const dump_places
     v = stage_begin(s, found->outside + found->twice + found->missing ? VERDICT_WRONG
                                                                       : VERDICT_RIGHT);
     if (v->kind == VERDICT_RIGHT) {
-        verdict_say(v, "%lld ranks hold %lld tokens, each of them once", (long long)sp,
-                    (long long)row->tokens);
+        if (sp == 1)
+            verdict_say(v, "each rank has a row of its own, and all of it: %lld tokens",
+                        (long long)row->tokens);
+        else
+            verdict_say(v, "%lld ranks hold %lld tokens, each of them once", (long long)sp,
+                        (long long)row->tokens);
         return;
     }
     verdict_name(v, mistake_named(found->twice ? "token_held_twice" : "token_lost"));

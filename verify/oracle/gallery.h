@@ -60,8 +60,10 @@ static const gallery_bug gallery_bugs[] = {
      .seen = {{ATTENTION, ""}},
      .how = "Where it does not hang."},
     {"B11", "ms-swift, its zigzag ring, by reading",
-     "The backward pass of a hop gets that hop's own out and lse.",
-     .seen = {{ATTENTION, "delta_of_hop"}, {GRADIENTS, "delta_of_hop"}}},
+     "The backward pass of a hop gets that hop's own out and lse, and a dout to match.",
+     .seen = {{ATTENTION, "delta_of_hop"}, {GRADIENTS, "delta_of_hop"}},
+     .how = "The package changes lse in place, too, which makes dv wrong: both together are "
+            "wrong without a name."},
     {"B12", "EasyContext 47, 57; ring-flash-attention 39",
      "A length that does not divide made unequal chunks, whose sizes then did not match.",
      .how = "The step ends in an error, so there is no dump."},

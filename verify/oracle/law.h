@@ -22,6 +22,7 @@ typedef struct law {
     double copies;     /* of it that a mistake may add up, with their roundings; 0: none */
     double noise;      /* relative, of a factor, where it is less than tolerance; 0: as that */
     int shares;        /* groups have shares of a mean, and no means of their own */
+    int may_be_norms;  /* got and want, in which squares were added */
     /* Whose number it is: a mistake that is one rank's own may be made of groups i with
        i % own_of == own alone; own_of 0: of any group, -1: of none. */
     int64_t own, own_of;
@@ -107,6 +108,17 @@ static inline void law_say_unknown(verdict *v, const law *l, double ratio) {
                    "(--sums, --counts), a lost target, or the attention itself");
 }
 
+/* Squares of copies, added. */
+static inline void law_name_copies(const law *l, verdict *v) {
+    double copies[] = {(double)l->sp, (double)l->dp, (double)(l->sp * l->dp)};
+    for (int i = 0; i < 3 && !v->count; i++) {
+        if (copies[i] == 1 || !law_equal(l, l->got, l->want * sqrt(copies[i]))) continue;
+        verdict_name(v, mistake_named("norm_counts_copies"));
+        verdict_say(v, "the root of %s: of gradient norms; no loss has such a factor",
+                    i == 0 ? "sp" : i == 1 ? "dp" : "sp x dp");
+    }
+}
+
 static inline void law_judge_ratio(const law *l, verdict *v) {
     double ratio = l->got / l->want;
     verdict_say(v, "got %.9g, wanted %.9g: a factor of %.6g; sp %lld, dp %lld, accumulation "
@@ -136,6 +148,7 @@ static inline void law_judge_ratio(const law *l, verdict *v) {
             law_equal(l, l->got, l->want * law_factor(l, &mistakes[i].scale)))
             verdict_name(v, &mistakes[i]);
     if (v->count > 1) law_say_apart(v, l);
+    if (!v->count && l->may_be_norms) law_name_copies(l, v);
     if (!v->count) law_name_pairs(l, v);
     if (v->count) return;
     if (law_marginal(l, l->want))

@@ -124,6 +124,26 @@ static inline option *option_named(option *options, int count, const char *verb,
     return NULL;
 }
 
+/* The option that a name too many may have been meant for: it takes what the name is. NULL:
+   none. */
+static inline const option *option_meant(const option *options, int count, const char *verb,
+                                         const char *text) {
+    for (int i = 0; *text != '-' && i < count; i++)
+        for (int n = 0; options[i].kind == OPTION_NAME && n < count; n++)
+            if (!strcmp(options[i].verb, verb) && !strcmp(options[n].verb, verb) &&
+                !strcmp(options[n].value, options[i].name))
+                return &options[n];
+    return NULL;
+}
+
+static inline void options_refuse(const option *options, int count, const char *verb,
+                                  const char *text) {
+    const option *meant = option_meant(options, count, verb, text);
+    fprintf(stderr, "error: what is '%.60s'? ", text);
+    if (meant) fprintf(stderr, "Behind --%s it is %s; ", meant->name, meant->help);
+    fprintf(stderr, "seqpar-verify %s --help lists options\n", verb);
+}
+
 /* 0, 1 where help is asked for, or -1 with one sentence on stderr. */
 static inline int options_read(option *options, int count, const char *verb, int argc,
                                char **argv) {
@@ -131,8 +151,7 @@ static inline int options_read(option *options, int count, const char *verb, int
         option *o = option_named(options, count, verb, argv[i]);
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return 1;
         if (!o) {
-            fprintf(stderr, "error: what is '%.60s'? seqpar-verify %s --help lists options\n",
-                    argv[i], verb);
+            options_refuse(options, count, verb, argv[i]);
             return -1;
         }
         if (o->kind == OPTION_FLAG) {
