@@ -816,13 +816,18 @@ static inline attend_way attend_right_way(const attend *p) {
                         .only_head = -1};
 }
 
-/* Forward and, where there is dout, backward with the own out and lse. */
-static inline int attend_both(const attend *p, const attend_way *w, attend_answer *to,
-                              double *delta) {
-    if (attend_forward(p, w, NULL, to)) return -1;
-    if (!p->backward) return 0;
+/* Backward with the own out and lse. */
+static inline int attend_gradients(const attend *p, const attend_way *w, attend_answer *to,
+                                   double *delta) {
     attend_answer_clear(to, p, ATTEND_DQ);
     attend_delta(p, to->x[ATTEND_OUT], delta);
     return attend_backward(p, w, NULL, to->x[ATTEND_LSE], delta, to);
+}
+
+/* Forward and, where there is dout, backward. */
+static inline int attend_both(const attend *p, const attend_way *w, attend_answer *to,
+                              double *delta) {
+    if (attend_forward(p, w, NULL, to)) return -1;
+    return p->backward ? attend_gradients(p, w, to, delta) : 0;
 }
 #endif

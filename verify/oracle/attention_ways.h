@@ -100,8 +100,14 @@ static inline int attend_try_both(attend_case *c, const char *name, const char *
                                   const attend_way *w) {
     if (c->forward_is_right) return 0;
     if (attend_cost(c->p, w) > c->most && !attend_is_likely(c, name)) return 0;
-    if (attend_both(c->p, w, &c->x, c->delta)) return -1;
-    attend_consider(c, OF_FORWARD | OF_BACKWARD, name, form, &c->x);
+    if (attend_forward(c->p, w, NULL, &c->x)) return -1;
+    attend_consider(c, OF_FORWARD, name, form, &c->x);
+    if (attend_work(c->p) > ATTEND_LARGE && attend_open(c, OF_FORWARD) &&
+        !attend_is_likely(c, name))
+        return 0; /* its gradients are of another out */
+    if (!c->p->backward) return 0;
+    if (attend_gradients(c->p, w, &c->x, c->delta)) return -1;
+    attend_consider(c, OF_BACKWARD, name, form, &c->x);
     return 0;
 }
 
@@ -656,14 +662,21 @@ static inline void attend_times(attend_case *c, int from, int tensor, double fac
         c->x.x[tensor][i] = c->right.x[from][i] * factor;
 }
 
-static inline int attend_try_gradients(attend_case *c) {
+static inline int attend_try_no_delta(attend_case *c) {
     const attend *p = c->p;
     attend_way w = attend_right_way(p);
-    if (!attend_open(c, OF_BACKWARD)) return 0;
+    if (c->likely_alone && !attend_is_likely(c, "delta_missing")) return 0;
     attend_answer_clear(&c->x, p, ATTEND_DQ);
     memset(c->delta, 0, (size_t)attend_rows(p, ATTEND_LSE) * sizeof *c->delta);
     if (attend_backward(p, &w, NULL, c->right.x[ATTEND_LSE], c->delta, &c->x)) return -1;
     attend_consider(c, OF_BACKWARD, "delta_missing", "", &c->x);
+    return 0;
+}
+
+static inline int attend_try_gradients(attend_case *c) {
+    const attend *p = c->p;
+    if (!attend_open(c, OF_BACKWARD)) return 0;
+    if (attend_try_no_delta(c)) return -1;
     attend_times(c, ATTEND_DQ, ATTEND_DQ, 1 / p->scale);
     attend_times(c, ATTEND_DK, ATTEND_DK, 1 / p->scale);
     attend_consider(c, OF_DQ | OF_DK, "dq_scale_missing", "", &c->x);
@@ -684,7 +697,7 @@ static inline int attend_try_gradients(attend_case *c) {
         attend_consider(c, OF_DK | OF_DV, "dkv_averaged", i ? "times P" : "1 / P", &c->x);
     }
     for (int64_t by = 1; by < p->ranks; by++) attend_shift_home(c, by);
-    return p->group > 1 ? attend_try_head_alone(c) : 0;
+    return p->group > 1 && !c->likely_alone ? attend_try_head_alone(c) : 0;
 }
 
 /* lse as (heads, tokens) of a rank, read as (tokens, heads). */
