@@ -14,7 +14,7 @@
 #define ATTENTION_ALL 80e9
 #define ATTENTION_ROOM 1e9
 #define ATTENTION_PART 1e9
-#define ATTENTION_WAY 8e9
+#define ATTENTION_WAY 12e9
 enum { ATTENTION_ELEMENTS = 1 << 23, ATTENTION_KEYS = 1 << 25, ATTENTION_CHUNK = 1 << 16 };
 
 /* Inputs, then what is judged: (n, heads, dim); lse has no dim. */
@@ -52,6 +52,7 @@ typedef struct attention {
     int follows[ATTEND_TENSORS];   /* a gradient is right for the out that was dumped */
     double room;                   /* multiplications for this micro-batch */
     int sampled_rows;
+    int left_out;                  /* mistakes that take too long to be tried */
     verdict *v;
 } attention;
 
@@ -778,6 +779,7 @@ static inline int attention_try(attention *a, const attend *p, int of) {
     if (!status && attend_open(&c, of))
         status = attention_try_in_turn(a, &c);
     if (!status && attention_is_open(a, &c)) status = attention_follow(a, &c);
+    a->left_out += c.left_out;
     attend_case_end(&c);
     return status ? attention_no_memory(a) : 0;
 }
@@ -1006,6 +1008,9 @@ static inline void attention_say_unnamed(attention *a) {
         verdict_say(a->v, "no known mistake gives this %s; dropout, sinks and biases are not "
                           "recomputed",
                     text);
+    if (a->left_out && attention_list(a, text, sizeof text, attention_is_unknown))
+        verdict_say(a->v, "some mistakes take too long to be tried on so long a text; a dump "
+                          "of a shorter one says more");
     if (attention_list(a, text, sizeof text, attention_is_elsewhere))
         verdict_say(a->v, "mistakes were tried on a part of it that does not show what is "
                           "wrong with %s",

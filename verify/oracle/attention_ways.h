@@ -28,6 +28,7 @@ typedef struct attend_case {
     int forward_is_right;     /* out was judged elsewhere, and is right */
     int likely_alone;         /* mistakes that gave no other tensor are left out */
     double most;              /* multiplications that one way may take */
+    int left_out;             /* ways that would take more */
 } attend_case;
 
 enum {
@@ -77,6 +78,13 @@ static inline double attend_cost(const attend *p, const attend_way *w) {
            (p->backward ? attend_shows(p, ATTEND_DK) ? 4 : 3 : 1);
 }
 
+/* Too much work to be tried. */
+static inline int attend_is_long(attend_case *c, double cost) {
+    if (cost <= c->most) return 0;
+    c->left_out++;
+    return 1;
+}
+
 /* Whether the mistake gives out, lse or dq, so that a long pass is worth its time. */
 static inline int attend_is_likely(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_DK; t++)
@@ -99,7 +107,7 @@ static inline int attend_is_found(const attend_case *c, const char *name) {
 static inline int attend_try_both(attend_case *c, const char *name, const char *form,
                                   const attend_way *w) {
     if (c->forward_is_right) return 0;
-    if (attend_cost(c->p, w) > c->most && !attend_is_likely(c, name)) return 0;
+    if (attend_is_long(c, attend_cost(c->p, w)) && !attend_is_likely(c, name)) return 0;
     if (attend_forward(c->p, w, NULL, &c->x)) return -1;
     attend_consider(c, OF_FORWARD, name, form, &c->x);
     if (attend_work(c->p) > ATTEND_LARGE && attend_open(c, OF_FORWARD) &&
@@ -118,7 +126,7 @@ static inline int attend_try_way(attend_case *c, const char *name, const char *f
     if (attend_is_found(c, name) || (c->likely_alone && !attend_is_likely(c, name))) return 0;
     if (attend_try_both(c, name, form, w)) return -1;
     if (attend_is_found(c, name)) return 0;
-    if (!attend_open(c, OF_BACKWARD) || attend_cost(c->p, w) > c->most) return 0;
+    if (!attend_open(c, OF_BACKWARD) || attend_is_long(c, attend_cost(c->p, w))) return 0;
     attend_answer_clear(&c->x, c->p, ATTEND_DQ);
     if (attend_backward(c->p, w, NULL, c->right.x[ATTEND_LSE], c->right_delta, &c->x))
         return -1;
@@ -612,9 +620,9 @@ static inline int attend_try_hops(attend_case *c) {
     double copies = ranks * (double)(c->p->key.count * c->p->kv_heads);
     attend_hops h;
     int status;
-    if (c->p->ranks == 1 || attend_cost(c->p, &right) > c->most) return 0;
-    if (copies * (double)(c->p->dim + c->p->out_dim) > c->most) return 0;
-    if (2 * ranks * ranks * ranks > c->most) return 0;
+    if (c->p->ranks == 1 || attend_is_long(c, attend_cost(c->p, &right))) return 0;
+    if (attend_is_long(c, copies * (double)(c->p->dim + c->p->out_dim))) return 0;
+    if (attend_is_long(c, 2 * ranks * ranks * ranks)) return 0;
     status = attend_hops_begin(&h, c);
     if (!status) status = attend_hop_by_hop(&h);
     attend_hops_end(&h);
