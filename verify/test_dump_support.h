@@ -5,13 +5,7 @@
    suite. */
 #ifndef TEST_DUMP_SUPPORT_H
 #define TEST_DUMP_SUPPORT_H
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include "seqpar_safetensors.h"
-#include "test.h"
+#include "test_dump_page.h"
 
 enum { TOKENS = 113, DOCS = 8, SP = 4, DP = 3, MICRO = 2, RANKS = SP * DP, NONE = -100 };
 enum { MORE = 6 };
@@ -465,19 +459,8 @@ static inline double right_loss(void) {
 
 static const char *more_options = "";
 
-/* All that the oracle prints, and its exit code. */
 static inline int ask(char *said, size_t size) {
-    char command[200];
-    FILE *out;
-    size_t bytes;
-    int is_code;
-    snprintf(command, sizeof command, "build/seqpar-verify ver " FOLDER " %s 2>&1",
-             more_options);
-    out = popen(command, "r");
-    bytes = out ? fread(said, 1, size - 1, out) : 0;
-    is_code = out ? pclose(out) : -1;
-    said[bytes] = 0;
-    return WIFEXITED(is_code) ? WEXITSTATUS(is_code) : -1;
+    return ask_with(more_options, said, size);
 }
 
 static char said[32768];

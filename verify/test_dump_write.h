@@ -3,13 +3,6 @@
 #ifndef TEST_DUMP_WRITE_H
 #define TEST_DUMP_WRITE_H
 
-typedef struct page {
-    seqpar_safetensors_tensor tensors[40];
-    void *data[40];
-    char names[40][32];
-    int64_t count;
-} page;
-
 static inline void *copy(const void *from, size_t bytes) {
     void *to = malloc(bytes + 1);
     if (!to) exit(1);
@@ -19,19 +12,10 @@ static inline void *copy(const void *from, size_t bytes) {
 
 static inline void add(page *p, int64_t micro, const char *name, void *data,
                 seqpar_safetensors_dtype dtype, int64_t count) {
-    if (s.without && !strcmp(name, s.without)) {
+    if (s.without && !strcmp(name, s.without))
         free(data);
-        return;
-    }
-    if (micro >= 0)
-        snprintf(p->names[p->count], sizeof p->names[0], "%lld.%s", (long long)micro, name);
     else
-        snprintf(p->names[p->count], sizeof p->names[0], "%s", name);
-    p->tensors[p->count] = (seqpar_safetensors_tensor){.name = p->names[p->count],
-                                                       .dtype = dtype,
-                                                       .dims = micro >= 0,
-                                                       .shape = {count}};
-    p->data[p->count++] = data;
+        put(p, micro, name, data, dtype, micro >= 0, &count);
 }
 
 static inline uint16_t bf16(double x) {
@@ -164,7 +148,7 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
 }
 
 static inline void write_rank(int64_t rank) {
-    char text[7][32], path[80];
+    char text[7][32];
     const int64_t whole[] = {rank, s.world, s.sp, s.micro};
     seqpar_safetensors_pair pairs[13 + MORE] = {{"seqpar_dump", "1"},       {"rank", text[0]},
                                        {"world", text[1]},         {"sp", text[2]},
@@ -174,7 +158,6 @@ static inline void write_rank(int64_t rank) {
                                        {"clip_high", "0.3"},       {"advantage", s.advantage},
                                        {"reduction_constant", text[6]}};
     page p = {.count = 0};
-    seqpar_error error = {0};
     for (int i = 0; i < 4; i++)
         snprintf(text[i], sizeof text[i], "%lld", (long long)whole[i]);
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
@@ -184,20 +167,9 @@ static inline void write_rank(int64_t rank) {
         pairs[13 + i] = (seqpar_safetensors_pair){s.key[i], s.value[i]};
     for (int64_t a = 0; a < s.micro; a++) add_row(&p, rank, a);
     add(&p, -1, "loss", as_dtype(&s.loss[rank], 1, s.loss_dtype), s.loss_dtype, 0);
-    snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)rank);
-    seqpar_safetensors_desc desc = {.path = path,
-                                    .tensors = p.tensors,
-                                    .count = p.count,
-                                    .metadata = pairs,
-                                    .metadata_count = 13 + s.keys};
-    test_expect(!seqpar_safetensors_save(&desc, (const void *const *)p.data, &error), "%s",
-                error.text);
-    for (int64_t i = 0; i < p.count; i++) free(p.data[i]);
+    save(&p, rank, pairs, 13 + s.keys);
+    free_data(&p);
 }
 
-static inline void write_scene(void) {
-    if (system("rm -rf " FOLDER)) exit(1);
-    mkdir(FOLDER, 0777);
-    for (int64_t r = 0; r < s.world; r++) write_rank(r);
-}
+static inline void write_scene(void) { write_ranks(s.world, write_rank); }
 #endif
