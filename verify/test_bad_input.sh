@@ -200,9 +200,14 @@ while IFS="|" read -r name lines pattern; do
     folder odd "$lines"
     refuse "folder_$name" sft "odd/config.json: .*$pattern" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done <<'FOLDERS'
-rope_scaling|"rope_scaling": {"rope_type": "llama3", "factor": 8.0},|"rope_scaling.rope_type" is "llama3"
+rope_scaling|"rope_scaling": {"rope_type": "longrope", "factor": 8.0},|"rope_scaling.rope_type" is "longrope"
+rope_number|"rope_scaling": {"rope_type": "llama3", "factor": "8"},|"rope_scaling.factor" is "8"
+rope_missing|"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},|"rope_scaling.original_max_position_embeddings" is missing
+rope_other_key|"rope_scaling": {"type": "linear", "factor": 8.0, "beta_fast": 32},|"rope_scaling.beta_fast" \(32\) is not known
+rope_two_types|"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},|"rope_scaling.rope_type" and "rope_scaling.type" are two
+rope_two_places|"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 8.0},|both scale
 rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is not known
-rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.rope_type" is "yarn"
+rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.original_max_position_embeddings" is missing
 rope_twice|"rope_theta": 10000, "rope_parameters": {"rope_theta": 20000.0},|rope_theta is 10000 and rope_parameters.rope_theta 20000
 window|"sliding_window": 4096,|"sliding_window" is 4096
 unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is not known
@@ -210,6 +215,18 @@ twice|"use_cache": false,|"use_cache" stands there twice
 escape|"a\\u001b[31mb\\n": 1,|key "a\\x1b\[31mb\\n"
 quantized|"quantization_config": {"quant_method": "gptq"},|"quantization_config" is
 FOLDERS
+# scaled rotary frequencies: read in both spellings, written so that the next run reads the same, and what is too long is refused
+yarn='"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.5, "beta_slow": 0.25, "truncate": false'
+folder yarn4 "\"rope_theta\": 10000.0, \"rope_scaling\": {$yarn},"
+folder yarn5 "\"rope_parameters\": {\"rope_theta\": 10000.0, $yarn},"
+for version in yarn4 yarn5; do run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version; done
+if cmp -s $out/from_yarn4/model.safetensors $out/from_yarn5/model.safetensors && ! cmp -s $out/from_yarn4/model.safetensors $out/from_ours/model.safetensors && grep -qF '"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_slow": 0.25, "beta_fast": 3.5, "original_max_position_embeddings": 16, "truncate": false},' $out/from_yarn4/config.json; then ok bad_folder_rope_read; else fail bad_folder_rope_read "$(tail -n 1 $out/from_yarn4.log) $(grep rope $out/from_yarn4/config.json)"; fi
+rm -rf $out/again; cp -r $out/yarn4 $out/again; cp $out/from_yarn4/config.json $out/again/config.json
+run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
+if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
+folder odd '"rope_scaling": {"type": "dynamic", "factor": 2.0}, '
+sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/odd/config.json
+refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
 for change in 's/"llama"/"qwen2"/|"model_type" is "qwen2"' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/^\{/{"attention_bias": true,/|"attention_bias" is true' 's/^\{/{"mlp_bias": true,/|"mlp_bias" is true' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
