@@ -244,10 +244,52 @@ add_tensor $out/tied_embedding/model.safetensors lm_head.weight 259,32 8288 $out
 add_tensor $out/tied_zero/model.safetensors lm_head.weight 259,32 8288
 run from_tied sft $labels --dataset $out/arith.jsonl --pretrain $out/tied && run from_tied_twice sft $labels --dataset $out/arith.jsonl --pretrain $out/tied_embedding && cmp -s $out/from_tied/model.safetensors $out/from_tied_twice/model.safetensors && ok bad_folder_tied || fail bad_folder_tied "$(tail -n 1 $out/from_tied.log $out/from_tied_twice.log | grep error)"
 refuse folder_tied sft 'tensor "lm_head.weight" is not equal to "model.embed_tokens.weight"' $labels --dataset $out/arith.jsonl --pretrain $out/tied_zero
-for file in model.safetensors.index.json:'several files' pytorch_model.bin:"PyTorch's pickle" adapter_config.json:adapter; do
+for file in pytorch_model.bin:"PyTorch's pickle" adapter_config.json:adapter; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; mv $out/odd/model.safetensors $out/odd/${file%%:*}
     refuse "folder_${file%%:*}" sft "${file%%:*} is .*${file#*:}.*save" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
+
+# weights in several files: as one file has them; and indexes that lie
+rm -rf $out/shards; cp -r $out/sft $out/shards; rm $out/shards/model.safetensors
+if python3 - $out/sft/model.safetensors $out/shards <<'SHARDS' 2>$out/shards.log; then
+import json, struct, sys
+source, folder = sys.argv[1:]
+data = open(source, "rb").read()
+size, = struct.unpack("<Q", data[:8])
+header, where, parts = json.loads(data[8:8 + size]), {}, ({}, {}, {})
+names = [name for name in header if name != "__metadata__"]
+for number, name in enumerate(names):
+    parts[number * number % 3][name] = header[name]
+for number, part in enumerate(parts):
+    if not part: continue
+    at, bytes_of, file = 0, b"", f"model-{number}.safetensors"
+    for name, t in part.items():
+        begin, end = t["data_offsets"]
+        bytes_of += data[8 + size + begin:8 + size + end]
+        part[name] = dict(t, data_offsets=[at, at + end - begin])
+        at, where[name] = at + end - begin, file
+    text = json.dumps(part).encode()
+    open(f"{folder}/{file}", "wb").write(struct.pack("<Q", len(text)) + text + bytes_of)
+json.dump({"metadata": {"total_size": 1}, "weight_map": where}, open(f"{folder}/model.safetensors.index.json", "w"))
+SHARDS
+    run from_shards sft $labels --dataset $out/arith.jsonl --pretrain $out/shards
+    run from_whole sft $labels --dataset $out/arith.jsonl --pretrain $out/sft
+    if [ "$(ls $out/shards/model-*.safetensors | wc -l)" -ge 2 ] && cmp -s $out/from_shards/model.safetensors $out/from_whole/model.safetensors; then ok bad_folder_shards; else fail bad_folder_shards "$(tail -n 1 $out/from_shards.log)"; fi
+    while IFS="|" read -r name change pattern; do
+        rm -rf $out/odd; cp -r $out/shards $out/odd; (cd $out/odd && eval "$change")
+        refuse "folder_shards_$name" sft "$pattern" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+    done <<'LIES'
+missing|rm model-1.safetensors|odd/model-1.safetensors
+elsewhere|sed -i 's/"model.norm.weight": "model-[01]/"model.norm.weight": "model-9/' *.index.json|odd/model-9.safetensors
+swapped|sed -i 's/"model.norm.weight": "model-0/"model.norm.weight": "model-X/; s/"model.norm.weight": "model-1/"model.norm.weight": "model-0/; s/model-X/model-1/' *.index.json|"model.norm.weight" is said to be in model-[01].safetensors, which does not have it
+unlisted|sed -i -E 's/"model.norm.weight": "[^"]*", //' *.index.json|lists [0-9]+ tensors, the files that it names have [0-9]+
+outside|sed -i 's/"model-0/"..\/model-0/' *.index.json|is said to be in '../model-0.safetensors'; give the name of a file beside it
+twice|sed -i 's/"weight_map": {/"weight_map": {"model.norm.weight": "model-0.safetensors", /' *.index.json|no object "weight_map" that says of each
+empty|echo '{"weight_map": {}}' >model.safetensors.index.json|no object "weight_map"
+garbage|echo 'x' >model.safetensors.index.json|no JSON object
+truncated|truncate -s -5 model-1.safetensors|odd/model-1.safetensors
+LIES
+else fail bad_folder_shards "$(tail -n 1 $out/shards.log)"; fi
 
 # what a new user may give instead of data: nothing is waited for, nothing foreign reaches the terminal as it is
 mkfifo $out/fifo.jsonl; ln -s loop.jsonl $out/loop.jsonl; mkdir $out/dir.jsonl $out/pipes; mkfifo $out/pipes/config.json; ln -s /dev/zero $out/zero.jsonl

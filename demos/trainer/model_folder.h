@@ -15,6 +15,7 @@
 #include "memory.h"
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
+#include "weights.h"
 
 enum { DEMO_CONFIG_BYTES = 1 << 20 }; /* a thousand labels are 50 KB */
 
@@ -459,32 +460,7 @@ static inline int64_t demo_config_positions(const char *folder) {
     return (int64_t)positions;
 }
 
-/* ---- model.safetensors: no tensor that the model does not take ---- */
-
-/* Weights in another form than one model.safetensors. */
-static seqpar_status demo_weights_form(const char *folder, const char *path,
-                                       seqpar_error *error) {
-    static const char *const forms[][2] = {
-        {"model.safetensors.index.json",
-         "is a model in several files, and one is read here; load it with transformers and "
-         "save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"pytorch_model.bin",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
-         "transformers and save it with save_pretrained(..., safe_serialization=True)"},
-        {"pytorch_model.bin.index.json",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
-         "transformers and save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"adapter_config.json", "is an adapter without the model it belongs to; merge the two "
-                                "with peft's merge_and_unload and save the result"},
-    };
-    char other[4352];
-    for (size_t i = 0; access(path, F_OK) && i < sizeof forms / sizeof *forms; i++) {
-        snprintf(other, sizeof other, "%s/%s", folder, forms[i][0]);
-        if (!access(other, F_OK))
-            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s %s", other, forms[i][1]);
-    }
-    return SEQPAR_OK;
-}
+/* ---- weights: no tensor that the model does not take ---- */
 
 /* Old files hold what rotary embeddings are computed from: that is made anew. */
 static bool demo_is_inv_freq(const char *name) {
@@ -494,12 +470,14 @@ static bool demo_is_inv_freq(const char *name) {
 }
 
 /* A tied head that is in the file all the same must be the embedding. */
-static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *path,
+static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                                      seqpar_error *error) {
     enum { PIECE = 4096 };
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
-    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(file, names[0]);
-    const seqpar_safetensors_tensor *table = seqpar_safetensors_find(file, names[1]);
+    seqpar_safetensors_file *const files[] = {demo_weights_file(w, names[0]),
+                                              demo_weights_file(w, names[1])};
+    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(files[0], names[0]);
+    const seqpar_safetensors_tensor *table = seqpar_safetensors_find(files[1], names[1]);
     seqpar_status status =
         head && table && head->count == table->count
             ? SEQPAR_OK
@@ -513,7 +491,7 @@ static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *
             NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
         for (int i = 0; !status && i < 2; i++) {
             part.name = names[i];
-            status = seqpar_safetensors_read_f64(file, values[i], &part, error);
+            status = seqpar_safetensors_read_f64(files[i], values[i], &part, error);
         }
         if (!status && memcmp(values[0], values[1], (size_t)part.count * sizeof(double)))
             status = seqpar_fail(
@@ -526,18 +504,17 @@ static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *
 }
 
 /* Refuses a file with tensors that this model would leave unread. */
-static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
-                                         seqpar_safetensors_file *file, const char *path,
-                                         seqpar_error *error) {
-    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
-        const char *name = seqpar_safetensors_at(file, i)->name;
+static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_weights *w,
+                                         const demo_shard *shard, seqpar_error *error) {
+    for (int64_t i = 0; i < seqpar_safetensors_count(shard->file); i++) {
+        const char *name = seqpar_safetensors_at(shard->file, i)->name;
         int64_t k = 0;
         while (k < model->tensor_count && strcmp(model->tensors[k].name, name)) k++;
         if (k < model->tensor_count || demo_is_inv_freq(name)) continue;
         bool head = !strcmp(name, "lm_head.weight");
         if (head && model->config.score) continue; /* a score head takes its place */
         if (head && model->config.tied) {
-            seqpar_status status = demo_same_table(file, path, error);
+            seqpar_status status = demo_same_table(w, shard->path, error);
             if (status) return status;
             continue;
         }
@@ -545,7 +522,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
             error, SEQPAR_ERR_FILE_TENSOR,
             "%s: tensor \"%s\" is no part of this model and would be left unread; take a plain "
             "Llama model%s",
-            path, name, model->config.score ? ", or name the head by --value_head_prefix" : "");
+            shard->path, name,
+            model->config.score ? ", or name the head by --value_head_prefix" : "");
     }
     return SEQPAR_OK;
 }
@@ -554,30 +532,25 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
 static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
                                      seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
-    char path[4352];
-    seqpar_safetensors_file *file = NULL;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = seqpar_safetensors_open(&file, path, error);
-    if (!status && !seqpar_safetensors_find(file, head))
+    demo_weights w;
+    seqpar_status status = demo_weights_open(&w, folder, error);
+    if (!status && !demo_weights_find(&w, head))
         status = seqpar_fail(
             error, SEQPAR_ERR_FILE_TENSOR,
             "%s: there is no tensor \"%s\", so this is no reward model; give a folder that "
             "train_rm wrote, or name the head by --value_head_prefix",
-            path, head);
-    seqpar_safetensors_close(file);
+            w.count > 1 ? w.index : w.shards[0].path, head);
+    if (w.count) demo_weights_close(&w);
     return status;
 }
 
-/* Before the weights of a folder are read. */
-static seqpar_status demo_check_weights(const seqpar_llama *model, const char *folder,
-                                        seqpar_error *error) {
-    char path[4352];
-    seqpar_safetensors_file *file = NULL;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = demo_weights_form(folder, path, error);
-    if (!status) status = seqpar_safetensors_open(&file, path, error);
-    if (!status) status = demo_refuse_foreign(model, file, path, error);
-    seqpar_safetensors_close(file);
+/* The weights of a folder, for this model and no other. To be closed if they are opened. */
+static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
+                                        const char *folder, seqpar_error *error) {
+    seqpar_status status = demo_weights_open(w, folder, error);
+    for (int64_t i = 0; !status && i < w->count; i++)
+        status = demo_refuse_foreign(model, w, &w->shards[i], error);
+    if (status && w->count) demo_weights_close(w);
     return status;
 }
 #endif
