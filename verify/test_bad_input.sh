@@ -219,11 +219,24 @@ FOLDERS
 yarn='"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.5, "beta_slow": 0.25, "truncate": false'
 folder yarn4 "\"rope_theta\": 10000.0, \"rope_scaling\": {$yarn},"
 folder yarn5 "\"rope_parameters\": {\"rope_theta\": 10000.0, $yarn},"
-for version in yarn4 yarn5; do run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version; done
-if cmp -s $out/from_yarn4/model.safetensors $out/from_yarn5/model.safetensors && ! cmp -s $out/from_yarn4/model.safetensors $out/from_ours/model.safetensors && grep -qF '"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_slow": 0.25, "beta_fast": 3.5, "original_max_position_embeddings": 16, "truncate": false},' $out/from_yarn4/config.json; then ok bad_folder_rope_read; else fail bad_folder_rope_read "$(tail -n 1 $out/from_yarn4.log) $(grep rope $out/from_yarn4/config.json)"; fi
-rm -rf $out/again; cp -r $out/yarn4 $out/again; cp $out/from_yarn4/config.json $out/again/config.json
+for version in yarn4 yarn5; do run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version --ckpt_path $out/$version.ckpt --save_steps 1; done
+written=$(ls -d $out/yarn4.ckpt/global_step*/config.json | head -n 1)
+if cmp -s $out/from_yarn4/model.safetensors $out/from_yarn5/model.safetensors && ! cmp -s $out/from_yarn4/model.safetensors $out/from_ours/model.safetensors && grep -qF '"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_slow": 0.25, "beta_fast": 3.5, "original_max_position_embeddings": 16, "truncate": false},' "$written"; then ok bad_folder_rope_read; else fail bad_folder_rope_read "$(tail -n 1 $out/from_yarn4.log) $(grep rope "$written")"; fi
+rm -rf $out/again; cp -r $out/yarn4 $out/again; cp "$written" $out/again/config.json
 run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
 if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
+# what is trained keeps what its source had beside weights
+folder whole '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
+echo '{"a tokenizer": 1}' >$out/whole/tokenizer.json; echo '{{ a template }}' >$out/whole/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/whole/generation_config.json
+sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/whole/config.json
+run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/whole
+if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
+if python3 - $out/whole/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
+import json, sys
+before, after = (json.load(open(path)) for path in sys.argv[1:])
+assert dict(before, dtype="float32") == after, after
+assert after["eos_token_id"] == 7 and after["max_position_embeddings"] == 2048
+KEPT
 folder odd '"rope_scaling": {"type": "dynamic", "factor": 2.0}, '
 sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/odd/config.json
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd

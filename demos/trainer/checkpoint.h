@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include "average.h"
 #include "data.h"
-#include "model_folder.h"
+#include "source.h"
 #include "options.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
