@@ -143,6 +143,8 @@ static inline int attend_try_sights(attend_case *c) {
                  {"looks_ahead", "", SEES_AHEAD, 0, 0},
                  {"mask_missing", "", SEES_ANY_DOCUMENT | SEES_AHEAD, 0, 0},
                  {"causal_by_local_row", "", SEES_BY_LOCAL_ROW, 0, 1},
+                 {"causal_by_local_row", "the window goes by places",
+                  SEES_AHEAD | SEES_LOCAL_BOUND, 1, 1},
                  {"window_by_local_row", "", SEES_LOCAL_WINDOW, 1, 1},
                  {"window_by_local_row", "and nobody of a later row",
                   SEES_LOCAL_WINDOW | SEES_LOCAL_BOUND, 1, 1}};
