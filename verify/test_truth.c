@@ -76,6 +76,19 @@ typedef struct truth {
     double noise[QUANTITIES]; /* see measure_noise */
 } truth;
 
+/* Every third model is plain; lengths are such that texts of tens of tokens reach all branches. */
+static void random_rope(int64_t i, slow_config *c) {
+    static const int types[] = {SLOW_ROPE_PLAIN, SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN,
+                                SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_YARN};
+    c->rope = types[i % 6];
+    c->rope_factor = 1 + (double)test_integer(0, 28) / 4;
+    c->rope_first = (double)test_integer(6, 40);
+    c->rope_low = 0.3 + (double)test_integer(0, 8) / 8;
+    c->rope_high = c->rope_low + 0.2 + (double)test_integer(0, 24) / 8;
+    c->rope_attention = i % 4 ? 0 : 0.5 + (double)test_integer(0, 8) / 8;
+    c->rope_exact = i % 5 == 0;
+}
+
 static slow_config random_config(int64_t i, int64_t most_parameters) {
     int64_t scale = most_parameters > 2000 ? 4 : 1;
     slow_config c = {.layers = 1 + i / 2 % 2,
@@ -92,19 +105,6 @@ static slow_config random_config(int64_t i, int64_t most_parameters) {
     } while (slow_parameters(&c, NULL) > most_parameters);
     random_rope(i, &c);
     return c;
-}
-
-/* Every third model is plain; lengths are such that texts of tens of tokens reach all branches. */
-static void random_rope(int64_t i, slow_config *c) {
-    static const int types[] = {SLOW_ROPE_PLAIN, SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN,
-                                SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_YARN};
-    c->rope = types[i % 6];
-    c->rope_factor = 1 + (double)test_integer(0, 28) / 4;
-    c->rope_first = (double)test_integer(6, 40);
-    c->rope_low = 0.3 + (double)test_integer(0, 8) / 8;
-    c->rope_high = c->rope_low + 0.2 + (double)test_integer(0, 24) / 8;
-    c->rope_attention = i % 4 ? 0 : 0.5 + (double)test_integer(0, 8) / 8;
-    c->rope_exact = i % 5 == 0;
 }
 
 static seqpar_llama_rope library_rope(const slow_config *c) {
