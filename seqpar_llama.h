@@ -36,6 +36,27 @@
 extern "C" {
 #endif
 
+/* How rotary frequencies theta^(-2 i / head_dim) are stretched for texts longer than those that
+   a model has learnt first, as transformers has it in rope_parameters. */
+enum {
+    SEQPAR_ROPE_DEFAULT, /* not at all */
+    SEQPAR_ROPE_LINEAR,  /* all of them / factor */
+    SEQPAR_ROPE_DYNAMIC, /* not up to first_positions; longer texts are refused, since their
+                            frequencies would hang on the longest text seen before */
+    SEQPAR_ROPE_LLAMA3,  /* long waves / factor, short ones not, those between in part */
+    SEQPAR_ROPE_YARN     /* the same by the index of a pair; cosine and sine are scaled */
+};
+typedef struct seqpar_llama_rope {
+    int type;               /* SEQPAR_ROPE_.. */
+    double factor;          /* above 0, but for DEFAULT */
+    double first_positions; /* original_max_position_embeddings: of all but LINEAR */
+    /* waves in first_positions: below `low` they are long, above `high` short. LLAMA3:
+       low_freq_factor and high_freq_factor; YARN: beta_slow and beta_fast */
+    double low, high;
+    double attention_factor; /* YARN: of cosine and sine; 0: 0.1 ln(factor) + 1, at least 1 */
+    int exact;               /* YARN: bounds between pairs stay there (truncate false) */
+} seqpar_llama_rope;
+
 typedef struct seqpar_llama_config {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps; /* 0: 10000, 1e-5 */
@@ -43,6 +64,7 @@ typedef struct seqpar_llama_config {
     const char *score; /* NULL: a language model. "score": one number per token instead of
                           logits, by the tensor score.weight (1, hidden), as in Hugging Face's
                           sequence classifiers; borrowed */
+    seqpar_llama_rope rope;
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -322,6 +344,40 @@ static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t
     return seqpar__llama_at(m->params.data, m->tensors[tensor].offset, ctx->device->storage);
 }
 
+static int seqpar__llama_is_above(double x, double least) { return x > least && x <= 1e300; }
+
+static seqpar_status seqpar__llama_check_rope(seqpar_error *error,
+                                              const seqpar_llama_config *c) {
+    const seqpar_llama_rope *r = &c->rope;
+    int bands = r->type == SEQPAR_ROPE_LLAMA3 || r->type == SEQPAR_ROPE_YARN;
+    if (r->type < SEQPAR_ROPE_DEFAULT || r->type > SEQPAR_ROPE_YARN)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope type is %d; give one of SEQPAR_ROPE_DEFAULT to _YARN", r->type);
+    if (r->type == SEQPAR_ROPE_DEFAULT) return SEQPAR_OK;
+    if (!seqpar__llama_is_above(r->factor, 0) ||
+        (r->type != SEQPAR_ROPE_LINEAR && !seqpar__llama_is_above(r->first_positions, 0)))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope factor is %g and original positions %g; give numbers above 0",
+                           r->factor, r->first_positions);
+    if (bands && (!seqpar__llama_is_above(r->low, 0) ||
+                  !seqpar__llama_is_above(r->high, r->low)))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope bounds are %g and %g; give two numbers above 0, the lower one "
+                           "(low_freq_factor, beta_slow) first",
+                           r->low, r->high);
+    if (r->type == SEQPAR_ROPE_YARN &&
+        !(r->attention_factor >= 0 && r->attention_factor <= 1e300))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope attention_factor is %g; give a number above 0, or 0 for that "
+                           "of the factor",
+                           r->attention_factor);
+    if (r->type == SEQPAR_ROPE_YARN && c->rope_theta > 0 && !(c->rope_theta > 1))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "rope_theta is %g, and yarn takes its logarithm; give one above 1",
+                           c->rope_theta);
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                                                 const seqpar_llama_config *c) {
     if (c->layers <= 0 || c->hidden <= 0 || c->intermediate <= 0 || c->vocab <= 0)
@@ -372,7 +428,7 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to "
                            "1e300, or 0 for 10000 and 1e-5",
                            c->rope_theta, c->rms_eps);
-    return SEQPAR_OK;
+    return seqpar__llama_check_rope(error, c);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
@@ -435,26 +491,79 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
 
 /* ---- >>batch  what one micro-batch needs ---- */
 
+/* How much of a frequency is stretched, of a wave that fits `waves` times into the first
+   positions: 0 none, 1 all. */
+static double seqpar__llama_long_wave(const seqpar_llama_rope *r, double waves) {
+    double part = (r->high - waves) / (r->high - r->low);
+    return SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_MAX(part, 0), 1);
+}
+
+/* The pair whose wave fits `waves` times into the first positions; fractions are pairs, too. */
+static double seqpar__llama_pair_of(const seqpar_llama_config *c, double waves) {
+    double length = c->rope.first_positions / (waves * 2 * 3.14159265358979323846);
+    return (double)c->head_dim * log(length) / (2 * log(c->rope_theta));
+}
+
+/* The same by the index of a pair, which YaRN has lie evenly between two bounds. */
+static double seqpar__llama_late_pair(const seqpar_llama_config *c, int64_t pair) {
+    double first = seqpar__llama_pair_of(c, c->rope.high), part;
+    double last = seqpar__llama_pair_of(c, c->rope.low);
+    if (!c->rope.exact) first = floor(first);
+    if (!c->rope.exact) last = ceil(last);
+    first = SEQPAR__LLAMA_MAX(first, 0);
+    last = SEQPAR__LLAMA_MIN(last, (double)c->head_dim - 1);
+    if (first == last) last += 0.001; /* as there */
+    part = ((double)pair - first) / (last - first);
+    return SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_MAX(part, 0), 1);
+}
+
+/* Radians by which a pair of a head turns from one position to the next. */
+static double seqpar__llama_frequency(const seqpar_llama_config *c, int64_t pair) {
+    const seqpar_llama_rope *r = &c->rope;
+    double plain = pow(c->rope_theta, -2.0 * (double)pair / (double)c->head_dim), part = 0;
+    if (r->type == SEQPAR_ROPE_LINEAR) part = 1;
+    if (r->type == SEQPAR_ROPE_LLAMA3)
+        part = seqpar__llama_long_wave(r, r->first_positions * plain /
+                                              (2 * 3.14159265358979323846));
+    if (r->type == SEQPAR_ROPE_YARN) part = seqpar__llama_late_pair(c, pair);
+    return part == 0 ? plain : part * plain / r->factor + (1 - part) * plain;
+}
+
+/* Of cosine and sine, so that scores keep their size over longer texts. */
+static double seqpar__llama_rope_size(const seqpar_llama_rope *r) {
+    if (r->type != SEQPAR_ROPE_YARN) return 1;
+    if (r->attention_factor > 0) return r->attention_factor;
+    return r->factor > 1 ? 0.1 * log(r->factor) + 1 : 1;
+}
+
 /* Tables of cosine and sine for at least `positions`; from fp64 on the host, so that every
    device has the same. */
 static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
                                                int64_t positions) {
     int64_t half = m->config.head_dim / 2;
     int64_t bytes = positions * half * seqpar_dtype_bytes(ctx->device->accumulator);
-    double *line;
+    double *line, size = seqpar__llama_rope_size(&m->config.rope);
     if (positions <= m->positions) return SEQPAR_OK;
+    if (m->config.rope.type == SEQPAR_ROPE_DYNAMIC &&
+        (double)positions > m->config.rope.first_positions)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "a document of %lld tokens is longer than the %.0f up to which "
+                           "dynamic rope is plain; give shorter ones, or a model with another "
+                           "rope_type",
+                           (long long)positions, m->config.rope.first_positions);
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->cosine, bytes, SEQPAR_MEM_WEIGHTS));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->sine, bytes, SEQPAR_MEM_WEIGHTS));
-    line = SEQPAR__LLAMA_NEW(double, 2 * half);
+    line = SEQPAR__LLAMA_NEW(double, 3 * half);
     if (!line) return seqpar__llama_no_memory(ctx->error, "rotary tables");
+    for (int64_t i = 0; i < half; i++)
+        line[2 * half + i] = seqpar__llama_frequency(&m->config, i);
     for (int64_t p = 0; p < positions; p++) {
         for (int64_t i = 0; i < half; i++) {
-            double angle = (double)p * pow(m->config.rope_theta,
-                                           -2.0 * (double)i / (double)m->config.head_dim);
-            line[i] = cos(angle);
-            line[half + i] = sin(angle);
+            double angle = (double)p * line[2 * half + i];
+            line[i] = size * cos(angle);
+            line[half + i] = size * sin(angle);
         }
         seqpar_device_write(ctx->device, m->cosine.data, p * half, line, half,
                             ctx->device->accumulator);

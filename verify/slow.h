@@ -33,10 +33,21 @@
 
 typedef double _Complex slow_complex;
 
+/* How rotary frequencies are scaled to serve longer texts than a model was first trained on,
+   as Hugging Face's rope_type; its "dynamic" is plain as far as that first length. */
+enum { SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN };
+
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps;
     bool tied;
+    /* All zero: plain. rope_low and rope_high are turns within the first rope_first positions:
+       llama3's low_freq_factor and high_freq_factor, yarn's beta_slow and beta_fast. */
+    int rope;
+    double rope_factor, rope_low, rope_high;
+    double rope_first;     /* original_max_position_embeddings */
+    double rope_attention; /* yarn's attention_factor; 0: what the factor implies */
+    bool rope_exact;       /* yarn's truncate is false */
 } slow_config;
 
 /* Where a named tensor lies in the flat parameter array; a norm's gain is one row. */
@@ -279,27 +290,6 @@ SLOW slow_complex slow_tanh(slow_complex x) {
     return creal(x) < 1 ? ctanh(x) : (1 - e) / (1 + e);
 }
 
-/* Rotary embedding of one head, rotate_half convention: element i turns with element i +
-   head_dim/2. */
-SLOW void slow_rope(int64_t head_dim, double theta, int64_t position, slow_complex *x) {
-    int64_t half = head_dim / 2;
-    for (int64_t i = 0; i < half; i++) {
-        double angle = (double)position * pow(theta, -2.0 * (double)i / (double)head_dim);
-        slow_complex first = x[i], second = x[i + half];
-        x[i] = first * cos(angle) - second * sin(angle);
-        x[i + half] = second * cos(angle) + first * sin(angle);
-    }
-}
-
-SLOW void slow_rope_row(const slow_row *row, int64_t heads, int64_t head_dim, double theta,
-                        slow_complex *x) {
-    for (int64_t t = 0; t < row->tokens; t++) {
-        int64_t position = slow_position(row->docs, row->cu_seqlens, t);
-        for (int64_t h = 0; h < heads; h++)
-            slow_rope(head_dim, theta, position, x + (t * heads + h) * head_dim);
-    }
-}
-
 /* log(sum(exp(x))); -inf if there is nothing but -inf to sum, when any finite shift will do. */
 SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x) {
     double shift = -INFINITY;
@@ -308,6 +298,87 @@ SLOW slow_complex slow_log_sum_exp(int64_t count, const slow_complex *x) {
     slow_complex sum = 0;
     for (int64_t j = 0; j < count; j++) sum += cexp(x[j] - shift);
     return shift + clog(sum);
+}
+
+/* ---- rotary embedding ---- */
+
+/* By how many radians element i of a head turns from one position to the next. */
+SLOW double slow_rope_plain(const slow_config *c, int64_t i) {
+    return pow(c->rope_theta, -2.0 * (double)i / (double)c->head_dim);
+}
+
+/* What comes round often within the original length stays as it is, what comes round seldom or
+   never is slowed down, so that longer texts show it no new angles; in between they mix. */
+SLOW double slow_rope_llama3(const slow_config *c, int64_t i) {
+    double fast = slow_rope_plain(c, i), slow = fast / c->rope_factor;
+    double wavelength = 2 * acos(-1) / fast;
+    if (wavelength < c->rope_first / c->rope_high) return fast;
+    if (wavelength > c->rope_first / c->rope_low) return slow;
+    double share = (c->rope_first / wavelength - c->rope_low) / (c->rope_high - c->rope_low);
+    return (1 - share) * slow + share * fast;
+}
+
+/* The element that makes so many turns within the original length: slow_rope_plain solved for
+   i, which seldom is whole and may be no element at all. */
+SLOW double slow_rope_element(const slow_config *c, double turns) {
+    double wavelength = c->rope_first / turns;
+    return (double)c->head_dim * log(wavelength / (2 * acos(-1))) / (2 * log(c->rope_theta));
+}
+
+/* 0 for the elements that stay, the first ones, to 1 for those that are slowed down in full.
+   The bounds are Hugging Face's, head_dim - 1 too, although only head_dim/2 elements turn. */
+SLOW double slow_rope_ramp(const slow_config *c, int64_t i) {
+    double begin = slow_rope_element(c, c->rope_high), end = slow_rope_element(c, c->rope_low);
+    if (!c->rope_exact) begin = floor(begin);
+    if (!c->rope_exact) end = ceil(end);
+    begin = fmax(begin, 0);
+    end = fmin(end, (double)c->head_dim - 1);
+    if (begin == end) end += 0.001; /* a step, not 0 / 0 */
+    return fmin(fmax(((double)i - begin) / (end - begin), 0), 1);
+}
+
+SLOW double slow_rope_yarn(const slow_config *c, int64_t i) {
+    double fast = slow_rope_plain(c, i), ramp = slow_rope_ramp(c, i);
+    return fast / c->rope_factor * ramp + fast * (1 - ramp);
+}
+
+SLOW double slow_rope_frequency(const slow_config *c, int64_t i) {
+    switch (c->rope) {
+    case SLOW_ROPE_LINEAR: return slow_rope_plain(c, i) / c->rope_factor;
+    case SLOW_ROPE_LLAMA3: return slow_rope_llama3(c, i);
+    case SLOW_ROPE_YARN: return slow_rope_yarn(c, i);
+    }
+    return slow_rope_plain(c, i);
+}
+
+/* Queries and keys get longer by this and scores by its square: among more keys attention is
+   to stay as sharp. */
+SLOW double slow_rope_attention(const slow_config *c) {
+    if (c->rope != SLOW_ROPE_YARN) return 1;
+    if (c->rope_attention != 0) return c->rope_attention;
+    return c->rope_factor > 1 ? 0.1 * log(c->rope_factor) + 1 : 1;
+}
+
+/* Rotary embedding of one head, rotate_half convention: element i turns with element i +
+   head_dim/2. Turned first and lengthened then, so that a factor of 1 changes no bit. */
+SLOW void slow_rope(const slow_config *c, int64_t position, slow_complex *x) {
+    int64_t half = c->head_dim / 2;
+    double attention = slow_rope_attention(c);
+    for (int64_t i = 0; i < half; i++) {
+        double angle = (double)position * slow_rope_frequency(c, i);
+        slow_complex first = x[i], second = x[i + half];
+        x[i] = attention * (first * cos(angle) - second * sin(angle));
+        x[i + half] = attention * (second * cos(angle) + first * sin(angle));
+    }
+}
+
+SLOW void slow_rope_row(const slow_config *c, const slow_row *row, int64_t heads,
+                        slow_complex *x) {
+    for (int64_t t = 0; t < row->tokens; t++) {
+        int64_t position = slow_position(row->docs, row->cu_seqlens, t);
+        for (int64_t h = 0; h < heads; h++)
+            slow_rope(c, position, x + (t * heads + h) * c->head_dim);
+    }
 }
 
 /* ---- attention ---- */
@@ -500,8 +571,8 @@ SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const 
     slow_linear(n, c->hidden, q_width, y, w->q, q);
     slow_linear(n, c->hidden, kv_width, y, w->k, k);
     slow_linear(n, c->hidden, kv_width, y, w->v, v);
-    slow_rope_row(row, c->heads, c->head_dim, c->rope_theta, q);
-    slow_rope_row(row, c->kv_heads, c->head_dim, c->rope_theta, k);
+    slow_rope_row(c, row, c->heads, q);
+    slow_rope_row(c, row, c->kv_heads, k);
     slow_attention(&(slow_inputs){.shape = &shape, .mask = mask, .q = q, .k = k, .v = v}, out,
                    NULL);
     slow_linear(n, q_width, c->hidden, out, w->o, y);

@@ -200,9 +200,14 @@ while IFS="|" read -r name lines pattern; do
     folder odd "$lines"
     refuse "folder_$name" sft "odd/config.json: .*$pattern" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done <<'FOLDERS'
-rope_scaling|"rope_scaling": {"rope_type": "llama3", "factor": 8.0},|"rope_scaling.rope_type" is "llama3"
+rope_scaling|"rope_scaling": {"rope_type": "longrope", "factor": 8.0},|"rope_scaling.rope_type" is "longrope"
+rope_number|"rope_scaling": {"rope_type": "llama3", "factor": "8"},|"rope_scaling.factor" is "8"
+rope_missing|"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},|"rope_scaling.original_max_position_embeddings" is missing
+rope_other_key|"rope_scaling": {"type": "linear", "factor": 8.0, "beta_fast": 32},|"rope_scaling.beta_fast" \(32\) is not known
+rope_two_types|"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},|"rope_scaling.rope_type" and "rope_scaling.type" are two
+rope_two_places|"rope_scaling": {"type": "linear", "factor": 8.0}, "rope_parameters": {"rope_type": "linear", "factor": 8.0},|both scale
 rope_factor|"rope_scaling": {"rope_type": "default", "factor": 8.0},|"rope_scaling.factor" \(8\) is not known
-rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.rope_type" is "yarn"
+rope_parameters|"rope_parameters": {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 8.0},|"rope_parameters.original_max_position_embeddings" is missing
 rope_twice|"rope_theta": 10000, "rope_parameters": {"rope_theta": 20000.0},|rope_theta is 10000 and rope_parameters.rope_theta 20000
 window|"sliding_window": 4096,|"sliding_window" is 4096
 unknown|"logit_scale": 0.5,|"logit_scale" \(0.5\) is not known
@@ -210,6 +215,31 @@ twice|"use_cache": false,|"use_cache" stands there twice
 escape|"a\\u001b[31mb\\n": 1,|key "a\\x1b\[31mb\\n"
 quantized|"quantization_config": {"quant_method": "gptq"},|"quantization_config" is
 FOLDERS
+# scaled rotary frequencies: read in both spellings, written so that the next run reads the same, and what is too long is refused
+yarn='"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.5, "beta_slow": 0.25, "truncate": false'
+folder yarn4 "\"rope_theta\": 10000.0, \"rope_scaling\": {$yarn},"
+folder yarn5 "\"rope_parameters\": {\"rope_theta\": 10000.0, $yarn},"
+for version in yarn4 yarn5; do run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version --ckpt_path $out/$version.ckpt --save_steps 1; done
+written=$(ls -d $out/yarn4.ckpt/global_step*/config.json | head -n 1)
+if cmp -s $out/from_yarn4/model.safetensors $out/from_yarn5/model.safetensors && ! cmp -s $out/from_yarn4/model.safetensors $out/from_ours/model.safetensors && grep -qF '"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_slow": 0.25, "beta_fast": 3.5, "original_max_position_embeddings": 16, "truncate": false},' "$written"; then ok bad_folder_rope_read; else fail bad_folder_rope_read "$(tail -n 1 $out/from_yarn4.log) $(grep rope "$written")"; fi
+rm -rf $out/again; cp -r $out/yarn4 $out/again; cp "$written" $out/again/config.json
+run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
+if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
+# what is trained keeps what its source had beside weights
+folder whole '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
+echo '{"a tokenizer": 1}' >$out/whole/tokenizer.json; echo '{{ a template }}' >$out/whole/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/whole/generation_config.json
+sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/whole/config.json
+run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/whole
+if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
+if python3 - $out/whole/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
+import json, sys
+before, after = (json.load(open(path)) for path in sys.argv[1:])
+assert dict(before, dtype="float32") == after, after
+assert after["eos_token_id"] == 7 and after["max_position_embeddings"] == 2048
+KEPT
+folder odd '"rope_scaling": {"type": "dynamic", "factor": 2.0}, '
+sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/odd/config.json
+refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
 for change in 's/"llama"/"qwen2"/|"model_type" is "qwen2"' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/^\{/{"attention_bias": true,/|"attention_bias" is true' 's/^\{/{"mlp_bias": true,/|"mlp_bias" is true' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
@@ -227,10 +257,52 @@ add_tensor $out/tied_embedding/model.safetensors lm_head.weight 259,32 8288 $out
 add_tensor $out/tied_zero/model.safetensors lm_head.weight 259,32 8288
 run from_tied sft $labels --dataset $out/arith.jsonl --pretrain $out/tied && run from_tied_twice sft $labels --dataset $out/arith.jsonl --pretrain $out/tied_embedding && cmp -s $out/from_tied/model.safetensors $out/from_tied_twice/model.safetensors && ok bad_folder_tied || fail bad_folder_tied "$(tail -n 1 $out/from_tied.log $out/from_tied_twice.log | grep error)"
 refuse folder_tied sft 'tensor "lm_head.weight" is not equal to "model.embed_tokens.weight"' $labels --dataset $out/arith.jsonl --pretrain $out/tied_zero
-for file in model.safetensors.index.json:'several files' pytorch_model.bin:"PyTorch's pickle" adapter_config.json:adapter; do
+for file in pytorch_model.bin:"PyTorch's pickle" adapter_config.json:adapter; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; mv $out/odd/model.safetensors $out/odd/${file%%:*}
     refuse "folder_${file%%:*}" sft "${file%%:*} is .*${file#*:}.*save" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
+
+# weights in several files: as one file has them; and indexes that lie
+rm -rf $out/shards; cp -r $out/sft $out/shards; rm $out/shards/model.safetensors
+if python3 - $out/sft/model.safetensors $out/shards <<'SHARDS' 2>$out/shards.log; then
+import json, struct, sys
+source, folder = sys.argv[1:]
+data = open(source, "rb").read()
+size, = struct.unpack("<Q", data[:8])
+header, where, parts = json.loads(data[8:8 + size]), {}, ({}, {}, {})
+names = [name for name in header if name != "__metadata__"]
+for number, name in enumerate(names):
+    parts[number * number % 3][name] = header[name]
+for number, part in enumerate(parts):
+    if not part: continue
+    at, bytes_of, file = 0, b"", f"model-{number}.safetensors"
+    for name, t in part.items():
+        begin, end = t["data_offsets"]
+        bytes_of += data[8 + size + begin:8 + size + end]
+        part[name] = dict(t, data_offsets=[at, at + end - begin])
+        at, where[name] = at + end - begin, file
+    text = json.dumps(part).encode()
+    open(f"{folder}/{file}", "wb").write(struct.pack("<Q", len(text)) + text + bytes_of)
+json.dump({"metadata": {"total_size": 1}, "weight_map": where}, open(f"{folder}/model.safetensors.index.json", "w"))
+SHARDS
+    run from_shards sft $labels --dataset $out/arith.jsonl --pretrain $out/shards
+    run from_whole sft $labels --dataset $out/arith.jsonl --pretrain $out/sft
+    if [ "$(ls $out/shards/model-*.safetensors | wc -l)" -ge 2 ] && cmp -s $out/from_shards/model.safetensors $out/from_whole/model.safetensors; then ok bad_folder_shards; else fail bad_folder_shards "$(tail -n 1 $out/from_shards.log)"; fi
+    while IFS="|" read -r name change pattern; do
+        rm -rf $out/odd; cp -r $out/shards $out/odd; (cd $out/odd && eval "$change")
+        refuse "folder_shards_$name" sft "$pattern" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+    done <<'LIES'
+missing|rm model-1.safetensors|odd/model-1.safetensors
+elsewhere|sed -i 's/"model.norm.weight": "model-[01]/"model.norm.weight": "model-9/' *.index.json|odd/model-9.safetensors
+swapped|sed -i 's/"model.norm.weight": "model-0/"model.norm.weight": "model-X/; s/"model.norm.weight": "model-1/"model.norm.weight": "model-0/; s/model-X/model-1/' *.index.json|"model.norm.weight" is said to be in model-[01].safetensors, which does not have it
+unlisted|sed -i -E 's/"model.norm.weight": "[^"]*", //' *.index.json|lists [0-9]+ tensors, the files that it names have [0-9]+
+outside|sed -i 's/"model-0/"..\/model-0/' *.index.json|is said to be in '../model-0.safetensors'; give the name of a file beside it
+twice|sed -i 's/"weight_map": {/"weight_map": {"model.norm.weight": "model-0.safetensors", /' *.index.json|no object "weight_map" that says of each
+empty|echo '{"weight_map": {}}' >model.safetensors.index.json|no object "weight_map"
+garbage|echo 'x' >model.safetensors.index.json|no JSON object
+truncated|truncate -s -5 model-1.safetensors|odd/model-1.safetensors
+LIES
+else fail bad_folder_shards "$(tail -n 1 $out/shards.log)"; fi
 
 # what a new user may give instead of data: nothing is waited for, nothing foreign reaches the terminal as it is
 mkfifo $out/fifo.jsonl; ln -s loop.jsonl $out/loop.jsonl; mkdir $out/dir.jsonl $out/pipes; mkfifo $out/pipes/config.json; ln -s /dev/zero $out/zero.jsonl

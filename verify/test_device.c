@@ -851,10 +851,11 @@ static double *slow_rotated(const bench *b) {
     const field *x = &b->field[0];
     double *dense = packed(x, x->value);
     slow_complex *z = slow_promote(x->rows * x->width, dense);
+    slow_config config = {.head_dim = b->size[2], .rope_theta = 10000};
     int64_t r, h;
     for (r = 0; r < x->rows; r++)
         for (h = 0; h < b->size[1]; h++)
-            slow_rope(b->size[2], 10000, b->ids[r], z + r * x->width + h * b->size[2]);
+            slow_rope(&config, b->ids[r], z + r * x->width + h * config.head_dim);
     slow_real_parts(x->rows * x->width, z, dense);
     free(z);
     return dense;

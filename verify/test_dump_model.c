@@ -773,8 +773,8 @@ static void test_files(void) {
     test_end("dump_model_refused_id");
     restart();
     write_dump();
-    write_model(", \"rope_scaling\": {\"rope_type\": \"yarn\"}");
-    expect_with("", 3, "error: ", "yarn");
+    write_model(", \"rope_scaling\": {\"rope_type\": \"longrope\"}");
+    expect_with("", 3, "error: ", "longrope");
     test_end("dump_model_refused_model");
     if (system("rm -r " MODEL)) exit(1);
     expect_with("", 3, "error: ", MODEL);

@@ -61,6 +61,13 @@ else
 right" ]; then ok python_recorder; else fail python_recorder "$(cut -f4 $out/recorder.log; tail -n 1 $out/recorder.err)"; fi
 fi
 
+# ---- models that transformers made ----
+if ! python=$(ci/python_with.sh torch transformers); then
+    skip python_families "no python3 here has torch and transformers"
+else
+    run families verify/python/test_families.py $oracle $out/families
+fi
+
 # ---- the trainer ----
 if ! python=$(ci/python_with.sh numpy torch); then
     skip python_trainer "no python3 here has torch"

@@ -91,6 +91,17 @@ static void fill_row(dump_row *row, int64_t vocab) {
     }
 }
 
+static seqpar_llama_rope random_rope(void) {
+    double low = (double)test_integer(1, 9) / 8;
+    return (seqpar_llama_rope){.type = (int)test_integer(0, SEQPAR_ROPE_YARN),
+                               .factor = (double)test_integer(1, 16) / 2,
+                               .first_positions = (double)test_integer(MOST, 40),
+                               .low = low,
+                               .high = low + (double)test_integer(1, 24) / 8,
+                               .attention_factor = (double)test_integer(0, 3) / 2,
+                               .exact = (int)test_integer(0, 1)};
+}
+
 static seqpar_llama_config random_config(void) {
     seqpar_llama_config c = {.layers = test_integer(1, 2),
                              .kv_heads = test_integer(1, 2),
@@ -102,6 +113,7 @@ static seqpar_llama_config random_config(void) {
                              .rms_eps = 1e-5,
                              .tied = (int)test_integer(0, 1)};
     c.heads = c.kv_heads * test_integer(1, 3);
+    c.rope = random_rope();
     return c;
 }
 

@@ -80,6 +80,21 @@ static const slow_config tied = {.layers = 1,
                                  .rms_eps = 1e-6,
                                  .tied = true};
 
+/* With heads wide enough for elements that stay, that are in between and that are slowed
+   down. */
+static slow_config scaled(int rope) {
+    slow_config c = tied;
+    c.head_dim = 8;
+    c.rope_theta = 10;
+    c.rope = rope;
+    c.rope_factor = 3;
+    c.rope_low = .5;
+    c.rope_high = 2;
+    c.rope_first = 16;
+    c.rope_attention = 1.7;
+    return c;
+}
+
 static const int64_t documents[] = {0, 4, 5, TOKENS}, one_document[] = {0, OTHER_TOKENS};
 static const int32_t ids[TOKENS] = {3, 1, 4, 1, 5, 8, 2, 6},
                      other_ids[OTHER_TOKENS] = {0, 7, 7};
@@ -151,10 +166,131 @@ static void test_rope(void) {
     slow_complex x[] = {1, 2, 10, 20};
     double got[4], want[] = {cos(3) - 10 * sin(3), 2 * cos(.75) - 20 * sin(.75),
                              10 * cos(3) + sin(3), 20 * cos(.75) + 2 * sin(.75)};
-    slow_rope(4, 16, 3, x);
+    slow_rope(&(slow_config){.head_dim = 4, .rope_theta = 16}, 3, x);
     slow_real_parts(4, x, got);
     check("rope", distance(4, got, want), 1e-13);
 }
+
+/* ---- scaled rotary embedding ---- */
+
+enum { GOLDEN_ELEMENTS = 5 };
+
+typedef struct {
+    const char *name;
+    slow_config config;
+    double attention;
+    struct {
+        int64_t element;
+        double frequency;
+    } want[GOLDEN_ELEMENTS];
+} golden_rope;
+
+/*
+ * By the formulas alone, in Python's doubles.  llama3's elements are fast, in between and slow,
+ * yarn's before, on and after the ramp, which then is cut off by the first element, by
+ * head_dim - 1 and by having no length.
+ */
+static const golden_rope golden_ropes[] = {
+    {"linear",
+     {.head_dim = 10, .rope_theta = 1e4, .rope = SLOW_ROPE_LINEAR, .rope_factor = 4},
+     1,
+     {{0, .25}, {1, .039622329811527836}, {2, .0062797160787739486}, {3, .00099526792638374335},
+      {4, .00015773933612004825}}},
+    {"linear, more elements",
+     {.head_dim = 128, .rope_theta = 5e5, .rope = SLOW_ROPE_LINEAR, .rope_factor = 2.5},
+     1,
+     {{0, .40000000000000002}, {1, .32584689354261787}, {17, .012253808357289616},
+      {40, .00010969927027048292}, {63, 9.8205631645264363e-07}}},
+    {"llama3",
+     {.head_dim = 128, .rope_theta = 5e5, .rope = SLOW_ROPE_LLAMA3, .rope_factor = 8,
+      .rope_low = 1, .rope_high = 4, .rope_first = 8192},
+     1,
+     {{0, 1}, {28, .0032114459947525909}, {29, .0021665707635033591},
+      {34, .00017850781276799641}, {35, 9.5562123539646833e-05}}},
+    {"llama3, few elements",
+     {.head_dim = 16, .rope_theta = 1e4, .rope = SLOW_ROPE_LLAMA3, .rope_factor = 5,
+      .rope_low = .75, .rope_high = 3, .rope_first = 300},
+     1,
+     {{0, 1}, {2, .10000000000000001}, {3, .014868342156356582}, {4, .002},
+      {7, 6.3245553203367591e-05}}},
+    {"yarn",
+     {.head_dim = 128, .rope_theta = 1e6, .rope = SLOW_ROPE_YARN, .rope_factor = 4,
+      .rope_low = 1, .rope_high = 32, .rope_first = 32768},
+     1.1386294361119891,
+     {{0, 1}, {23, .0069783058485986633}, {24, .0053753214907901019},
+      {39, 6.4903943208370293e-05}, {40, 4.4456985250973067e-05}}},
+    {"yarn, exact, its own attention",
+     {.head_dim = 128, .rope_theta = 1e6, .rope = SLOW_ROPE_YARN, .rope_factor = 4,
+      .rope_low = 1, .rope_high = 32, .rope_first = 32768, .rope_attention = .8,
+      .rope_exact = true},
+     .8,
+     {{23, .0069783058485986633}, {24, .0055172704751341225}, {31, .00081172537458141115},
+      {39, 6.1878068124506951e-05}, {40, 4.4456985250973067e-05}}},
+    {"yarn, few elements, its own attention",
+     {.head_dim = 16, .rope_theta = 100, .rope = SLOW_ROPE_YARN, .rope_factor = 3,
+      .rope_low = .5, .rope_high = 4, .rope_first = 64, .rope_attention = 1.3},
+     1.3,
+     {{0, 1}, {2, .27406406388125959}, {4, .060000000000000012}, {5, .026242595175549624},
+      {7, .0059275980334630761}}},
+    {"yarn, few elements, exact",
+     {.head_dim = 16, .rope_theta = 100, .rope = SLOW_ROPE_YARN, .rope_factor = 3,
+      .rope_low = .5, .rope_high = 4, .rope_first = 64, .rope_exact = true},
+     1.109861228866811,
+     {{1, .56234132519034907}, {2, .29427030296897738}, {4, .056146128347562635},
+      {5, .021195191291131291}, {7, .0059275980334630761}}},
+    {"yarn, all beyond",
+     {.head_dim = 10, .rope_theta = 100, .rope = SLOW_ROPE_YARN, .rope_factor = 2.5,
+      .rope_low = 1, .rope_high = 32, .rope_first = 5},
+     1.0916290731874154,
+     {{0, 1}, {1, .15924286822139888}, {2, .063395727698444537}, {3, .025238293779207732},
+      {4, .010047545726038318}}},
+    {"yarn, wider than the head",
+     {.head_dim = 10, .rope_theta = 10, .rope = SLOW_ROPE_YARN, .rope_factor = 2,
+      .rope_low = .001, .rope_high = 50, .rope_first = 200},
+     1.0693147180559945,
+     {{0, 1}, {1, .59590415867573798}, {2, .35387304049199753}, {3, .20932386929246502},
+      {4, .12326947052475326}}},
+    {"yarn, one and the same turns",
+     {.head_dim = 12, .rope_theta = 100, .rope = SLOW_ROPE_YARN, .rope_factor = 2,
+      .rope_low = 2, .rope_high = 2, .rope_first = 100, .rope_exact = true},
+     1.0693147180559945,
+     {{0, 1}, {2, .21544346900318839}, {3, .050000000000000003}, {4, .023207944168063897},
+      {5, .010772173450159416}}},
+    {"yarn, faster",
+     {.head_dim = 10, .rope_theta = 100, .rope = SLOW_ROPE_YARN, .rope_factor = .5,
+      .rope_low = 1, .rope_high = 4, .rope_first = 64},
+     1,
+     {{0, 1}, {1, .3981071705534972}, {2, .23773397886916703}, {3, .12619146889603866},
+      {4, .050237728630191589}}},
+};
+
+/* Where position 1 turns the unit vector along an element: its angle is the frequency. */
+static slow_complex turned(const slow_config *config, int64_t element) {
+    slow_complex *x = slow_array(config->head_dim);
+    x[element] = 1;
+    slow_rope(config, 1, x);
+    slow_complex end = x[element] + x[element + config->head_dim / 2] * _Complex_I;
+    free(x);
+    return end;
+}
+
+static void test_golden_rope(const golden_rope *g) {
+    double frequency = 0, attention = 0;
+    for (int k = 0; k < GOLDEN_ELEMENTS; k++) {
+        slow_complex end = turned(&g->config, g->want[k].element);
+        frequency += fabs(carg(end) / g->want[k].frequency - 1);
+        attention += fabs(cabs(end) / g->attention - 1);
+    }
+    check_of(g->name, "rope frequencies", frequency, 1e-14);
+    check_of(g->name, "rope attention factor", attention, 1e-14);
+}
+
+static void test_golden_ropes(void) {
+    for (size_t k = 0; k < sizeof golden_ropes / sizeof *golden_ropes; k++)
+        test_golden_rope(&golden_ropes[k]);
+}
+
+/* ---- masks, positions, parameters ---- */
 
 static void test_mask(void) {
     static const int64_t ends[] = {0, 2, 3};
@@ -690,6 +826,29 @@ static const golden_model tied_golden = {"tied",
                                          1.43847211097477,
                                          .37009943247117};
 
+/* Of transformers 5.24 on torch 2.15, which gives the two above as well. */
+static const golden_model linear_golden = {"linear",
+                                           {.1145305812137, .3285948856156, .0566875455942,
+                                            -.2593207762475, -.0981931717814, .1103015683120,
+                                            -.3458577865361, .2215267147275, -.5930069354414},
+                                           3.19428965591491,
+                                           1.34016200542602,
+                                           -.101862903003257};
+static const golden_model llama3_golden = {"llama3",
+                                           {.1143093299377, .3300433891961, .0545846899702,
+                                            -.2584881259172, -.0986002521865, .1081664903166,
+                                            -.3453805697298, .2222103158282, -.5934506612572},
+                                           3.20198032026831,
+                                           1.34696300622687,
+                                           .0133344441182123};
+static const golden_model yarn_golden = {"yarn",
+                                         {.1210581746592, .3344252998584, .0446574420603,
+                                          -.2520705067834, -.1088273943841, .1003067208802,
+                                          -.3532575523545, .2179120304056, -.5990633352612},
+                                         3.20775289792196,
+                                         1.33005905246943,
+                                         .105970831579418};
+
 static void test_golden_model(const slow_config *config, const golden_model *want) {
     slow_problem p = problem_of(config);
     int64_t count = slow_parameters(config, NULL);
@@ -735,6 +894,41 @@ static void test_model_gradient(const char *name, const slow_config *config) {
     free(x);
     free(gradient);
     free(difference);
+}
+
+static void test_scaled_model(int rope, const golden_model *want) {
+    slow_config config = scaled(rope);
+    test_golden_model(&config, want);
+    test_model_gradient(want->name, &config);
+}
+
+/* Multiplies the weights of the first layer's queries and keys, or their gradient. */
+static void lengthen(const slow_config *config, double factor, double *x) {
+    slow_tensor table[21];
+    slow_parameters(config, table);
+    for (int64_t i = 2; i < 4; i++)
+        for (int64_t k = 0; k < table[i].rows * table[i].cols; k++)
+            x[table[i].offset + k] *= factor;
+}
+
+/* Yarn's attention factor does what longer weights of queries and keys would, by the chain rule
+   in the gradient too. */
+static void test_attention_factor(void) {
+    slow_config within = scaled(SLOW_ROPE_YARN), without = within;
+    without.rope_attention = 1;
+    slow_problem p = problem_of(&within), q = problem_of(&without);
+    int64_t count = slow_parameters(&within, NULL);
+    double *x = wave(count, .5), *got = reals(count), *want = reals(count);
+    double loss = slow_loss(&p, x);
+    slow_gradient(&p, x, got);
+    lengthen(&without, within.rope_attention, x);
+    slow_gradient(&q, x, want);
+    lengthen(&without, within.rope_attention, want);
+    check("attention factor, loss", fabs(loss - slow_loss(&q, x)), 1e-14);
+    check("attention factor, gradient", worst_tensor(&within, got, want), 1e-13);
+    free(x);
+    free(got);
+    free(want);
 }
 
 /* What is said in other documents or later cannot be heard. */
@@ -861,6 +1055,7 @@ int main(void) {
     test_silu();
     test_tanh();
     test_rope();
+    test_golden_ropes();
     test_mask();
     test_mask_general();
     test_position();
@@ -885,6 +1080,10 @@ int main(void) {
     test_golden_model(&tied, &tied_golden);
     test_model_gradient("untied", &untied);
     test_model_gradient("tied", &tied);
+    test_scaled_model(SLOW_ROPE_LINEAR, &linear_golden);
+    test_scaled_model(SLOW_ROPE_LLAMA3, &llama3_golden);
+    test_scaled_model(SLOW_ROPE_YARN, &yarn_golden);
+    test_attention_factor();
     test_isolation();
     test_packing();
     test_statistics();

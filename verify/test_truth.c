@@ -76,6 +76,19 @@ typedef struct truth {
     double noise[QUANTITIES]; /* see measure_noise */
 } truth;
 
+/* Every third model is plain; lengths are such that texts of tens of tokens reach all branches. */
+static void random_rope(int64_t i, slow_config *c) {
+    static const int types[] = {SLOW_ROPE_PLAIN, SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN,
+                                SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_YARN};
+    c->rope = types[i % 6];
+    c->rope_factor = 1 + (double)test_integer(0, 28) / 4;
+    c->rope_first = (double)test_integer(6, 40);
+    c->rope_low = 0.3 + (double)test_integer(0, 8) / 8;
+    c->rope_high = c->rope_low + 0.2 + (double)test_integer(0, 24) / 8;
+    c->rope_attention = i % 4 ? 0 : 0.5 + (double)test_integer(0, 8) / 8;
+    c->rope_exact = i % 5 == 0;
+}
+
 static slow_config random_config(int64_t i, int64_t most_parameters) {
     int64_t scale = most_parameters > 2000 ? 4 : 1;
     slow_config c = {.layers = 1 + i / 2 % 2,
@@ -90,14 +103,29 @@ static slow_config random_config(int64_t i, int64_t most_parameters) {
         c.intermediate = test_integer(3, 13 * scale);
         c.vocab = test_integer(5, 23 * scale);
     } while (slow_parameters(&c, NULL) > most_parameters);
+    random_rope(i, &c);
     return c;
+}
+
+static seqpar_llama_rope library_rope(const slow_config *c) {
+    static const int types[] = {[SLOW_ROPE_PLAIN] = SEQPAR_ROPE_DEFAULT,
+                                [SLOW_ROPE_LINEAR] = SEQPAR_ROPE_LINEAR,
+                                [SLOW_ROPE_LLAMA3] = SEQPAR_ROPE_LLAMA3,
+                                [SLOW_ROPE_YARN] = SEQPAR_ROPE_YARN};
+    return (seqpar_llama_rope){.type = types[c->rope],
+                               .factor = c->rope_factor,
+                               .first_positions = c->rope_first,
+                               .low = c->rope_low,
+                               .high = c->rope_high,
+                               .attention_factor = c->rope_attention,
+                               .exact = c->rope_exact};
 }
 
 /* Where the library has 0 for a default, it is asked for the default. */
 static seqpar_llama_config library_config(const slow_config *c) {
     seqpar_llama_config l = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                              c->head_dim, c->intermediate, c->vocab, c->rope_theta,
-                             c->rms_eps,  c->tied};
+                             c->rms_eps,  c->tied,         .rope = library_rope(c)};
     if (c->rope_theta == 10000) l.rope_theta = 0;
     if (c->rms_eps == 1e-5) l.rms_eps = 0;
     return l;

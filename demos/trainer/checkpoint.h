@@ -17,7 +17,7 @@
 #include <unistd.h>
 #include "average.h"
 #include "data.h"
-#include "model_folder.h"
+#include "source.h"
 #include "options.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
@@ -250,12 +250,14 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
 }
 
 /* One tensor, from the file into its sink; without one it is only looked at. */
-static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors_file *file,
+static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
                                       const char *prefix, int state, int64_t tensor,
                                       demo_values_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
+    seqpar_safetensors_file *file;
     char name[128];
     snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    file = demo_weights_file(from, name);
     seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
     /* the score head is new */
     if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
@@ -272,22 +274,29 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, seqpar_safetensors
     return status;
 }
 
-/* All names and shapes are looked at before the first number goes anywhere. */
-static seqpar_status demo_load_tensors(const demo_transfer *s, const char *path, int parts,
+/* All names and shapes are looked at before the first number goes anywhere. Closes the files. */
+static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
                                        const char *const *prefix, demo_values_fn put) {
-    seqpar_safetensors_file *file = NULL;
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
-    seqpar_status status = values ? seqpar_safetensors_open(&file, path, s->ctx->error)
-                                  : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
-                                                "out of memory while %s is read", path);
+    seqpar_status status =
+        values ? SEQPAR_OK
+               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
+                             from->shards[0].path);
     for (int reads = 0; reads < 2; reads++)
         for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
-            status = demo_load_tensor(s, file, prefix[i / s->model->tensor_count],
+            status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count],
                                       (int)(i / s->model->tensor_count),
                                       i % s->model->tensor_count, reads ? put : NULL, values);
-    seqpar_safetensors_close(file);
+    demo_weights_close(from);
     free(values);
     return status;
+}
+
+static seqpar_status demo_load_file(const demo_transfer *s, const char *path, int parts,
+                                    const char *const *prefix, demo_values_fn put) {
+    demo_weights from;
+    seqpar_status status = demo_weights_open_file(&from, path, s->ctx->error);
+    return status ? status : demo_load_tensors(s, &from, parts, prefix, put);
 }
 
 static const char *const demo_no_prefix[] = {""};
@@ -296,11 +305,10 @@ static const char *const demo_no_prefix[] = {""};
    shapes. A score head that the folder does not have stays as it is. */
 static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
                                        const char *folder) {
-    char path[4352];
     demo_transfer store = {.ctx = ctx, .model = model};
-    if (demo_check_weights(model, folder, ctx->error)) return ctx->error->status;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    return demo_load_tensors(&store, path, 1, demo_no_prefix, demo_weights_put);
+    demo_weights from;
+    if (demo_model_weights(&from, model, folder, ctx->error)) return ctx->error->status;
+    return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
 }
 
 /* Rank 0 writes model.safetensors and config.json into an existing folder; with `average`
@@ -796,7 +804,7 @@ static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *mode
                            "the checkpoint %.300s was written with%s a moving average of the "
                            "weights; go on with%s --enable_ema",
                            folder, there ? "" : "out", there ? "" : "out");
-    return kept ? demo_load_tensors(&store, path, 1, demo_no_prefix, demo_average_put)
+    return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put)
                 : SEQPAR_OK;
 }
 
@@ -814,7 +822,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     seqpar_safetensors_file *file = NULL;
-    if (!status) status = demo_load_tensors(&store, path, count, prefix, demo_optimizer_put);
+    if (!status) status = demo_load_file(&store, path, count, prefix, demo_optimizer_put);
     if (!status) status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
         seqpar_safetensors_find(file, "master.model.norm.weight"))

@@ -15,6 +15,7 @@
 #include "memory.h"
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
+#include "weights.h"
 
 enum { DEMO_CONFIG_BYTES = 1 << 20 }; /* a thousand labels are 50 KB */
 
@@ -84,16 +85,67 @@ static const demo_config_key demo_config_keys[] = {
                                               option */
 };
 
-static const demo_config_key demo_rope_keys[] = {{"rope_theta", demo_read_key},
-                                                 {"rope_type", "\"default\""},
-                                                 {"type", "\"default\""},
-                                                 {"partial_rotary_factor", "1"}};
+/* Those of each rope_type: SEQPAR_ROPE_.. is its place. */
+static const struct {
+    const char *name;
+    demo_config_key keys[12]; /* NULL ends them */
+} demo_ropes[] = {
+#define DEMO_ROPE_KEYS \
+    {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
+        {"partial_rotary_factor", "1"}
+    {"default", {DEMO_ROPE_KEYS}},
+    {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
+    {"dynamic",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"original_max_position_embeddings", demo_any_value}}},
+    {"llama3",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"low_freq_factor", demo_read_key},
+      {"high_freq_factor", demo_read_key},
+      {"original_max_position_embeddings", demo_read_key}}},
+    {"yarn",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"beta_fast", demo_read_key},
+      {"beta_slow", demo_read_key},
+      {"attention_factor", demo_read_key},
+      {"mscale", demo_read_key},
+      {"mscale_all_dim", demo_read_key},
+      {"truncate", demo_read_key},
+      {"original_max_position_embeddings", demo_read_key}}}};
+#undef DEMO_ROPE_KEYS
+enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 
 /* ---- config.json: Hugging Face's names ---- */
 
+/* As transformers 4 writes it and 5 reads it. max_position_embeddings: where dynamic ends. */
+static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_rope *r) {
+    static const char *const bounds[][2] = {{"low_freq_factor", "high_freq_factor"},
+                                            {"beta_slow", "beta_fast"}};
+    const char *const *bound = bounds[r->type == SEQPAR_ROPE_YARN];
+    int used = snprintf(text, size, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %.17g",
+                        demo_ropes[r->type].name, r->factor);
+    if (r->type >= SEQPAR_ROPE_LLAMA3)
+        used += snprintf(text + used, size - (size_t)used,
+                         ", \"%s\": %.17g, \"%s\": %.17g, "
+                         "\"original_max_position_embeddings\": %.0f",
+                         bound[0], r->low, bound[1], r->high, r->first_positions);
+    if (r->type == SEQPAR_ROPE_YARN && r->attention_factor > 0)
+        used += snprintf(text + used, size - (size_t)used, ", \"attention_factor\": %.17g",
+                         r->attention_factor);
+    if (r->exact) used += snprintf(text + used, size - (size_t)used, ", \"truncate\": false");
+    used += snprintf(text + used, size - (size_t)used, "},\n");
+    if (r->type == SEQPAR_ROPE_DYNAMIC)
+        snprintf(text + used, size - (size_t)used, "  \"max_position_embeddings\": %.0f,\n",
+                 r->first_positions);
+}
+
 static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                       seqpar_error *error) {
-    char path[4352], text[1024];
+    char path[4352], text[2048], rope[512] = "";
+    if (c->rope.type) demo_rope_text(rope, sizeof rope, &c->rope);
     snprintf(path, sizeof path, "%s/config.json", folder);
     int size = snprintf(
         text, sizeof text,
@@ -103,12 +155,13 @@ static inline seqpar_status demo_save_config(const char *folder, const seqpar_ll
         "%lld,\n"
         "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": "
         "%lld,\n  \"vocab_size\": %lld,\n"
-        "  \"rope_theta\": %.17g,\n  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
+        "  \"rope_theta\": %.17g,\n%s"
+        "  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
         "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
         c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM",
         c->score ? "  \"num_labels\": 1,\n" : "", (long long)c->layers, (long long)c->hidden,
         (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
-        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, c->rms_eps,
+        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, rope, c->rms_eps,
         c->tied ? "true" : "false");
     return seqpar_file_write_atomic(path, text, size, error);
 }
@@ -209,24 +262,92 @@ static void demo_config_known(const demo_config_reader *r, const demo_config_key
     }
 }
 
-/* transformers 4 has "rope_theta", and "rope_scaling" null; transformers 5 has
+/* The rope_type of an object: SEQPAR_ROPE_.. */
+static int demo_rope_type(const demo_config_reader *r) {
+    const cJSON *item = demo_config_item(r, "rope_type"), *old = demo_config_item(r, "type");
+    char shown[64];
+    int type = 0;
+    if (item && old && !cJSON_Compare(item, old, true))
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"%srope_type\" and \"%stype\" are two; remove one of them", r->path,
+                    r->of, r->of);
+    if (!item) item = old;
+    if (!item) return SEQPAR_ROPE_DEFAULT;
+    while (type < DEMO_ROPES &&
+           !(cJSON_IsString(item) && !strcmp(item->valuestring, demo_ropes[type].name)))
+        type++;
+    if (type < DEMO_ROPES) return type;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"%srope_type\" is %s, but only default, linear, dynamic, llama3 and yarn "
+                "can be computed here",
+                r->path, r->of, demo_config_shown(shown, item));
+    return SEQPAR_ROPE_DEFAULT;
+}
+
+/* A number that has to be there; 1 with the error. */
+static double demo_rope_number(const demo_config_reader *r, const char *key) {
+    double x = demo_config_real(r, key, 0);
+    if (x > 0 || r->error->status) return x;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is missing; give a number above 0",
+                r->path, r->of, key);
+    return 1;
+}
+
+/* What YaRN multiplies cosine and sine by, with a weight of its own. */
+static double demo_rope_scale(double factor, double weight) {
+    return factor > 1 ? 0.1 * weight * log(factor) + 1 : 1;
+}
+
+static void demo_rope_yarn(const demo_config_reader *r, seqpar_llama_rope *rope) {
+    const cJSON *truncated = demo_config_item(r, "truncate");
+    double above = demo_config_real(r, "mscale", 0);
+    double below = demo_config_real(r, "mscale_all_dim", 0);
+    rope->low = demo_config_real(r, "beta_slow", 1);
+    rope->high = demo_config_real(r, "beta_fast", 32);
+    rope->exact = truncated && !demo_config_truth(r, "truncate");
+    rope->attention_factor = demo_config_real(r, "attention_factor", 0);
+    if (rope->attention_factor > 0 || !(above > 0 && below > 0)) return;
+    rope->attention_factor =
+        demo_rope_scale(rope->factor, above) / demo_rope_scale(rope->factor, below);
+}
+
+/* of: config.json itself, which has max_position_embeddings */
+static void demo_rope_read(const demo_config_reader *r, const demo_config_reader *of,
+                           seqpar_llama_rope *rope) {
+    int count = 0;
+    rope->type = demo_rope_type(r);
+    while (count < 12 && demo_ropes[rope->type].keys[count].key) count++;
+    demo_config_known(r, demo_ropes[rope->type].keys, count);
+    if (r->error->status || rope->type == SEQPAR_ROPE_DEFAULT) return;
+    rope->factor = demo_rope_number(r, "factor");
+    if (rope->type == SEQPAR_ROPE_DYNAMIC)
+        rope->first_positions = demo_rope_number(of, "max_position_embeddings");
+    if (rope->type == SEQPAR_ROPE_LLAMA3) {
+        rope->low = demo_rope_number(r, "low_freq_factor");
+        rope->high = demo_rope_number(r, "high_freq_factor");
+    }
+    if (rope->type == SEQPAR_ROPE_YARN) demo_rope_yarn(r, rope);
+    if (rope->type >= SEQPAR_ROPE_LLAMA3)
+        rope->first_positions = demo_rope_number(r, "original_max_position_embeddings");
+}
+
+/* transformers 4 has "rope_theta" and "rope_scaling", which may be null; transformers 5 has
    "rope_parameters" with both. */
-static double demo_config_rope(const demo_config_reader *r) {
+static void demo_config_rope(const demo_config_reader *r, seqpar_llama_config *c) {
     static const char *const places[] = {"rope_scaling", "rope_parameters"};
     double theta = demo_config_real(r, "rope_theta", 0);
+    seqpar_llama_rope ropes[2] = {{0}};
     char shown[64], of[32];
     for (int i = 0; i < 2; i++) {
         demo_config_reader inner = {demo_config_item(r, places[i]), r->path, of, r->error};
         snprintf(of, sizeof of, "%s.", places[i]);
         if (!inner.json) continue;
         if (!cJSON_IsObject(inner.json))
-            seqpar_fail(
-                r->error, SEQPAR_ERR_FILE_FORMAT,
-                "%s: \"%s\" is %s, but it must be null or an object of rope_type \"default\"",
-                r->path, places[i], demo_config_shown(shown, inner.json));
+            seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%s: \"%s\" is %s, but it must be null or an object with a rope_type",
+                        r->path, places[i], demo_config_shown(shown, inner.json));
         else
-            demo_config_known(&inner, demo_rope_keys,
-                              (int)(sizeof demo_rope_keys / sizeof *demo_rope_keys));
+            demo_rope_read(&inner, r, &ropes[i]);
         double its = demo_config_real(&inner, "rope_theta", theta);
         if (theta > 0 && (its < theta || its > theta))
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
@@ -234,7 +355,12 @@ static double demo_config_rope(const demo_config_reader *r) {
                         theta, of, its);
         theta = its;
     }
-    return theta > 0 ? theta : 10000.0;
+    if (ropes[0].type && ropes[1].type)
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"rope_scaling\" and \"rope_parameters\" both scale; remove one of them",
+                    r->path);
+    c->rope = ropes[ropes[1].type != SEQPAR_ROPE_DEFAULT];
+    c->rope_theta = theta > 0 ? theta : 10000.0;
 }
 
 /* What the makers call the model. */
@@ -278,7 +404,7 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
     c->rms_eps = demo_config_real(r, "rms_norm_eps", 1e-6);
     c->tied = demo_config_truth(r, "tie_word_embeddings");
-    c->rope_theta = demo_config_rope(r);
+    demo_config_rope(r, c);
 }
 
 /* The object in a folder's config.json, for cJSON_Delete; NULL with the error set. path
@@ -334,32 +460,7 @@ static inline int64_t demo_config_positions(const char *folder) {
     return (int64_t)positions;
 }
 
-/* ---- model.safetensors: no tensor that the model does not take ---- */
-
-/* Weights in another form than one model.safetensors. */
-static seqpar_status demo_weights_form(const char *folder, const char *path,
-                                       seqpar_error *error) {
-    static const char *const forms[][2] = {
-        {"model.safetensors.index.json",
-         "is a model in several files, and one is read here; load it with transformers and "
-         "save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"pytorch_model.bin",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
-         "transformers and save it with save_pretrained(..., safe_serialization=True)"},
-        {"pytorch_model.bin.index.json",
-         "is a model in PyTorch's pickle format, which is not read here; load it with "
-         "transformers and save it with save_pretrained(..., max_shard_size=\"1000GB\")"},
-        {"adapter_config.json", "is an adapter without the model it belongs to; merge the two "
-                                "with peft's merge_and_unload and save the result"},
-    };
-    char other[4352];
-    for (size_t i = 0; access(path, F_OK) && i < sizeof forms / sizeof *forms; i++) {
-        snprintf(other, sizeof other, "%s/%s", folder, forms[i][0]);
-        if (!access(other, F_OK))
-            return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "%s %s", other, forms[i][1]);
-    }
-    return SEQPAR_OK;
-}
+/* ---- weights: no tensor that the model does not take ---- */
 
 /* Old files hold what rotary embeddings are computed from: that is made anew. */
 static bool demo_is_inv_freq(const char *name) {
@@ -369,12 +470,14 @@ static bool demo_is_inv_freq(const char *name) {
 }
 
 /* A tied head that is in the file all the same must be the embedding. */
-static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *path,
+static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                                      seqpar_error *error) {
     enum { PIECE = 4096 };
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
-    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(file, names[0]);
-    const seqpar_safetensors_tensor *table = seqpar_safetensors_find(file, names[1]);
+    seqpar_safetensors_file *const files[] = {demo_weights_file(w, names[0]),
+                                              demo_weights_file(w, names[1])};
+    const seqpar_safetensors_tensor *head = seqpar_safetensors_find(files[0], names[0]);
+    const seqpar_safetensors_tensor *table = seqpar_safetensors_find(files[1], names[1]);
     seqpar_status status =
         head && table && head->count == table->count
             ? SEQPAR_OK
@@ -388,7 +491,7 @@ static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *
             NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
         for (int i = 0; !status && i < 2; i++) {
             part.name = names[i];
-            status = seqpar_safetensors_read_f64(file, values[i], &part, error);
+            status = seqpar_safetensors_read_f64(files[i], values[i], &part, error);
         }
         if (!status && memcmp(values[0], values[1], (size_t)part.count * sizeof(double)))
             status = seqpar_fail(
@@ -401,18 +504,17 @@ static seqpar_status demo_same_table(seqpar_safetensors_file *file, const char *
 }
 
 /* Refuses a file with tensors that this model would leave unread. */
-static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
-                                         seqpar_safetensors_file *file, const char *path,
-                                         seqpar_error *error) {
-    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
-        const char *name = seqpar_safetensors_at(file, i)->name;
+static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_weights *w,
+                                         const demo_shard *shard, seqpar_error *error) {
+    for (int64_t i = 0; i < seqpar_safetensors_count(shard->file); i++) {
+        const char *name = seqpar_safetensors_at(shard->file, i)->name;
         int64_t k = 0;
         while (k < model->tensor_count && strcmp(model->tensors[k].name, name)) k++;
         if (k < model->tensor_count || demo_is_inv_freq(name)) continue;
         bool head = !strcmp(name, "lm_head.weight");
         if (head && model->config.score) continue; /* a score head takes its place */
         if (head && model->config.tied) {
-            seqpar_status status = demo_same_table(file, path, error);
+            seqpar_status status = demo_same_table(w, shard->path, error);
             if (status) return status;
             continue;
         }
@@ -420,7 +522,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
             error, SEQPAR_ERR_FILE_TENSOR,
             "%s: tensor \"%s\" is no part of this model and would be left unread; take a plain "
             "Llama model%s",
-            path, name, model->config.score ? ", or name the head by --value_head_prefix" : "");
+            shard->path, name,
+            model->config.score ? ", or name the head by --value_head_prefix" : "");
     }
     return SEQPAR_OK;
 }
@@ -429,30 +532,25 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model,
 static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
                                      seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
-    char path[4352];
-    seqpar_safetensors_file *file = NULL;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = seqpar_safetensors_open(&file, path, error);
-    if (!status && !seqpar_safetensors_find(file, head))
+    demo_weights w;
+    seqpar_status status = demo_weights_open(&w, folder, error);
+    if (!status && !demo_weights_find(&w, head))
         status = seqpar_fail(
             error, SEQPAR_ERR_FILE_TENSOR,
             "%s: there is no tensor \"%s\", so this is no reward model; give a folder that "
             "train_rm wrote, or name the head by --value_head_prefix",
-            path, head);
-    seqpar_safetensors_close(file);
+            w.count > 1 ? w.index : w.shards[0].path, head);
+    if (w.count) demo_weights_close(&w);
     return status;
 }
 
-/* Before the weights of a folder are read. */
-static seqpar_status demo_check_weights(const seqpar_llama *model, const char *folder,
-                                        seqpar_error *error) {
-    char path[4352];
-    seqpar_safetensors_file *file = NULL;
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = demo_weights_form(folder, path, error);
-    if (!status) status = seqpar_safetensors_open(&file, path, error);
-    if (!status) status = demo_refuse_foreign(model, file, path, error);
-    seqpar_safetensors_close(file);
+/* The weights of a folder, for this model and no other. To be closed if they are opened. */
+static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
+                                        const char *folder, seqpar_error *error) {
+    seqpar_status status = demo_weights_open(w, folder, error);
+    for (int64_t i = 0; !status && i < w->count; i++)
+        status = demo_refuse_foreign(model, w, &w->shards[i], error);
+    if (status && w->count) demo_weights_close(w);
     return status;
 }
 #endif

@@ -58,8 +58,16 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                                c->head_dim, c->intermediate, c->vocab, c->tied};
     const double reals[] = {c->rope_theta, c->rms_eps};
+    const double rope[] = {(double)c->rope.type,
+                           c->rope.factor,
+                           c->rope.first_positions,
+                           c->rope.low,
+                           c->rope.high,
+                           c->rope.attention_factor,
+                           (double)c->rope.exact};
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
                                   reals, sizeof reals);
+    if (c->rope.type) digest = demo_digest(digest, rope, sizeof rope);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];

@@ -507,7 +507,9 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
     static const char *const names[] = {
         "num_hidden_layers", "hidden_size",       "num_attention_heads", "num_key_value_heads",
         "head_dim",          "intermediate_size", "vocab_size",          "tie_word_embeddings",
-        "rope_theta",        "rms_norm_eps"};
+        "rope_theta",        "rms_norm_eps",      "rope_type",           "rope factor",
+        "rope's original positions", "rope's lower bound", "rope's upper bound",
+        "rope's attention_factor", "rope's exact bounds"};
     char here[32], there[32];
     seqpar_llama_config saved = *c;
     seqpar_error why = {0};
@@ -516,13 +518,18 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
     const double now[] = {(double)c->layers,   (double)c->hidden,   (double)c->heads,
                           (double)c->kv_heads, (double)c->head_dim, (double)c->intermediate,
                           (double)c->vocab,    (double)c->tied,     c->rope_theta,
-                          c->rms_eps};
+                          c->rms_eps,          (double)c->rope.type, c->rope.factor,
+                          c->rope.first_positions, c->rope.low, c->rope.high,
+                          c->rope.attention_factor, (double)c->rope.exact};
     const double then[] = {(double)saved.layers,   (double)saved.hidden,
                            (double)saved.heads,    (double)saved.kv_heads,
                            (double)saved.head_dim, (double)saved.intermediate,
                            (double)saved.vocab,    (double)saved.tied,
-                           saved.rope_theta,       saved.rms_eps};
-    for (int i = 0; i < 10; i++) {
+                           saved.rope_theta,       saved.rms_eps,
+                           (double)saved.rope.type, saved.rope.factor,
+                           saved.rope.first_positions, saved.rope.low, saved.rope.high,
+                           saved.rope.attention_factor, (double)saved.rope.exact};
+    for (size_t i = 0; i < sizeof now / sizeof *now; i++) {
         demo_number_text(here, sizeof here, now[i]);
         demo_number_text(there, sizeof there, then[i]);
         if (strcmp(here, there))

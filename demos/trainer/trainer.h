@@ -1477,6 +1477,13 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
+/* What the folder of --pretrain has beside its weights. */
+static seqpar_status demo_keep_beside(demo_rank *r, const seqpar_llama *model,
+                                      const char *folder) {
+    return demo_keep_source(r->job->config.pretrain, folder, &model->config,
+                            r->device->storage, r->ctx.error);
+}
+
 /* Collective: the average as a model folder of its own. */
 static seqpar_status demo_average_save(demo_rank *r) {
     char folder[1280];
@@ -1484,7 +1491,8 @@ static seqpar_status demo_average_save(demo_rank *r) {
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
     seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error)
                                                    : SEQPAR_OK;
-    return status ? status : demo_save_folder(&r->ctx, &r->model, folder, &r->average);
+    if (!status) status = demo_save_folder(&r->ctx, &r->model, folder, &r->average);
+    return status || r->ctx.world->rank ? status : demo_keep_beside(r, &r->model, folder);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
@@ -1519,6 +1527,7 @@ static seqpar_status demo_write_model(demo_rank *r) {
     /* it may have gone since */
     seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
     if (!status) status = demo_save_model(&r->ctx, &r->model, r->job->config.save_path);
+    if (!status) status = demo_keep_beside(r, &r->model, r->job->config.save_path);
     if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
 }

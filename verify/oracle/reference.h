@@ -32,38 +32,37 @@ static inline int reference_load(reference *f, seqpar_safetensors_file *file,
     return status ? -1 : 0;
 }
 
-/* The head of a reward model: score, or else the folder's one tensor of a row that is of no
-   layer and no norm. */
-static inline int reference_score(reference *f, const char *folder) {
-    seqpar_safetensors_file *file = NULL;
-    char path[1200];
-    snprintf(f->head, sizeof f->head, "score");
-    snprintf(path, sizeof path, "%.1000s/model.safetensors", folder);
-    if (access(path, F_OK)) return 0; /* what else there is, demo_check_weights says */
-    if (seqpar_safetensors_open(&file, path, &f->d->error)) return -1;
+static inline void reference_score_in(reference *f, seqpar_safetensors_file *file) {
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
         size_t length = strlen(t->name), ending = strlen(".weight");
-        int is_head = t->dims == 2 && t->shape[0] == 1 && strncmp(t->name, "model.", 6) &&
-                      length > ending && length - ending < sizeof f->head &&
-                      !strcmp(t->name + length - ending, ".weight");
-        if (is_head && !seqpar_safetensors_find(file, "score.weight"))
+        if (t->dims == 2 && t->shape[0] == 1 && strncmp(t->name, "model.", 6) &&
+            length > ending && length - ending < sizeof f->head &&
+            !strcmp(t->name + length - ending, ".weight"))
             snprintf(f->head, sizeof f->head, "%.*s", (int)(length - ending), t->name);
     }
-    seqpar_safetensors_close(file);
+}
+
+/* The head of a reward model: score, or else the folder's one tensor of a row that is of no
+   layer and no norm. */
+static inline int reference_score(reference *f, const char *folder) {
+    demo_weights w;
+    snprintf(f->head, sizeof f->head, "score");
+    if (demo_weights_open(&w, folder, &f->d->error)) return -1;
+    for (int64_t i = 0; i < w.count && !demo_weights_find(&w, "score.weight"); i++)
+        reference_score_in(f, w.shards[i].file);
+    demo_weights_close(&w);
     return 0;
 }
 
 static inline int reference_weights(reference *f, const char *folder) {
-    seqpar_safetensors_file *file = NULL;
-    char path[1200];
-    int status;
-    snprintf(path, sizeof path, "%.1000s/model.safetensors", folder);
-    status = demo_check_weights(&f->model, folder, &f->d->error) ||
-             seqpar_safetensors_open(&file, path, &f->d->error);
+    demo_weights w;
+    int status = demo_model_weights(&w, &f->model, folder, &f->d->error);
+    if (status) return -1;
     for (int64_t i = 0; !status && i < f->model.tensor_count; i++)
-        status = reference_load(f, file, &f->model.tensors[i]);
-    seqpar_safetensors_close(file);
+        status = reference_load(f, demo_weights_file(&w, f->model.tensors[i].name),
+                                &f->model.tensors[i]);
+    demo_weights_close(&w);
     return status ? -1 : 0;
 }
 

@@ -24,6 +24,19 @@ typedef struct second {
     double *seeds;   /* of RM: by token, dL/dl */
 } second;
 
+/* Dynamic is plain as long as it is allowed. */
+static inline void second_rope(slow_config *to, const seqpar_llama_rope *r) {
+    static const int types[] = {SLOW_ROPE_PLAIN, SLOW_ROPE_LINEAR, SLOW_ROPE_PLAIN,
+                                SLOW_ROPE_LLAMA3, SLOW_ROPE_YARN};
+    to->rope = types[r->type];
+    to->rope_factor = r->factor;
+    to->rope_low = r->low;
+    to->rope_high = r->high;
+    to->rope_first = r->first_positions;
+    to->rope_attention = r->attention_factor;
+    to->rope_exact = r->exact != 0;
+}
+
 static inline void second_config(second *s) {
     const seqpar_llama_config *c = &s->f->model.config;
     s->config = (slow_config){.layers = c->layers,
@@ -36,6 +49,7 @@ static inline void second_config(second *s) {
                               .rope_theta = c->rope_theta > 0 ? c->rope_theta : 10000,
                               .rms_eps = c->rms_eps > 0 ? c->rms_eps : 1e-5,
                               .tied = c->tied != 0 && !c->score};
+    second_rope(&s->config, &c->rope);
 }
 
 static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {

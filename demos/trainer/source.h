@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* source.h - what a folder that training began with has beside its weights, for the folder of
+ * what was trained: config.json as its makers wrote it but for what training changed, the
+ * tokenizer, how text is to be sampled. So whoever could load the one can load the other. */
+#ifndef DEMO_SOURCE_H
+#define DEMO_SOURCE_H
+
+#include "model_folder.h"
+
+static const char *const demo_source_files[] = {
+    "tokenizer.json",     "tokenizer.model",         "tokenizer_config.json",
+    "vocab.json",         "merges.txt",              "added_tokens.json",
+    "chat_template.json", "chat_template.jinja",     "special_tokens_map.json",
+    "generation_config.json"};
+
+static inline void demo_source_set(cJSON *config, const char *key, cJSON *value) {
+    if (cJSON_GetObjectItemCaseSensitive(config, key))
+        cJSON_ReplaceItemInObjectCaseSensitive(config, key, value);
+    else
+        cJSON_AddItemToObject(config, key, value);
+}
+
+/* What is otherwise than there: the type of numbers, and what the model gives. */
+static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c, int dtype) {
+    static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
+                                        [SEQPAR_DTYPE_F32] = "float32",
+                                        [SEQPAR_DTYPE_BF16] = "bfloat16"};
+    const char *name = c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM";
+    const char *key =
+        cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
+    demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
+    demo_source_set(config, key, cJSON_CreateString(types[dtype]));
+    if (c->score)
+        demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
+    else
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
+}
+
+static inline seqpar_status demo_source_config(const char *source, const char *folder,
+                                               const seqpar_llama_config *c, int dtype,
+                                               seqpar_error *error) {
+    char path[4352];
+    cJSON *json = demo_config_open(source, path, sizeof path, error);
+    char *text = NULL;
+    if (!json) return error->status;
+    demo_source_change(json, c, dtype);
+    text = cJSON_Print(json);
+    cJSON_Delete(json);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (!text)
+        seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", path);
+    else
+        seqpar_file_write_atomic(path, text, (int64_t)strlen(text), error);
+    cJSON_free(text);
+    return error->status;
+}
+
+static inline seqpar_status demo_source_copy(const char *source, const char *folder,
+                                             const char *name, seqpar_error *error) {
+    char from[4352], to[4352];
+    size_t size;
+    char *text;
+    snprintf(from, sizeof from, "%s/%s", source, name);
+    snprintf(to, sizeof to, "%s/%s", folder, name);
+    if (access(from, F_OK)) return SEQPAR_OK;
+    if (!(text = demo_read_file(from, &size)))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                           "%s cannot be read, which belongs to the model; %s has all but it",
+                           from, folder);
+    seqpar_file_write_atomic(to, text, (int64_t)size, error);
+    free(text);
+    return error->status;
+}
+
+/* For a model of that form, in storage type dtype, that stands in `folder` already. source:
+   NULL, where training began from nothing. */
+static inline seqpar_status demo_keep_source(const char *source, const char *folder,
+                                             const seqpar_llama_config *c, int dtype,
+                                             seqpar_error *error) {
+    if (!source || demo_source_config(source, folder, c, dtype, error)) return error->status;
+    for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
+        if (demo_source_copy(source, folder, demo_source_files[i], error)) break;
+    return error->status;
+}
+#endif

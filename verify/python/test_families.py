@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+"""Steps of models that transformers made and computed, judged by the model as it is read and computed here: both spellings of
+config.json; and one that says otherwise, which must be wrong.
+
+    test_families.py ORACLE FOLDER
+"""
+import json
+import os
+import subprocess
+import sys
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from seqpar_dump import Dump
+
+VOCAB, IGNORED, LENGTHS, PROMPTS = 61, -100, (90, 7, 33), (5, 1, 9)
+ROPES = {
+    "default": dict(),
+    "linear": dict(factor=4.0),
+    "dynamic": dict(factor=4.0),
+    "llama3": dict(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    "yarn": dict(factor=4.0, original_max_position_embeddings=64),
+    "yarn, all keys": dict(factor=8.0, original_max_position_embeddings=32, beta_fast=16.0, beta_slow=2.0, truncate=False,
+                           mscale=0.7, mscale_all_dim=1.3),
+    "yarn, attention_factor": dict(factor=4.0, original_max_position_embeddings=64, attention_factor=1.3)}
+
+
+def rows():
+    """A row of packed documents: ids and shifted labels of each."""
+    draw = torch.Generator().manual_seed(3)
+    for length, prompt in zip(LENGTHS, PROMPTS):
+        ids = torch.randint(VOCAB, (length,), generator=draw)
+        labels = torch.full_like(ids, IGNORED)
+        labels[prompt - 1:-1] = ids[prompt:]
+        yield ids, labels
+
+
+def step(model):
+    """Log-probs, loss and gradients, document by document: transformers knows no packed ones."""
+    logp, count = [], sum(int((labels != IGNORED).sum()) for _, labels in rows())
+    for ids, labels in rows():
+        logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        logp.append(torch.where(labels == IGNORED, 0, logits.gather(-1, labels.clamp(min=0)[:, None])[:, 0]))
+    logp = torch.cat(logp)
+    loss = -logp.sum() / count
+    loss.backward()
+    return logp, loss, {name: p.grad for name, p in model.named_parameters()}
+
+
+def write(folder, logp, loss, gradients, world=2):
+    """As ranks that share the row would: each has a stretch of it."""
+    ids, labels = (torch.cat(x) for x in zip(*rows()))
+    cu_seqlens = torch.tensor([0, *LENGTHS]).cumsum(0)
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])
+    for rank in range(world):
+        index = torch.arange(len(ids)).chunk(world)[rank]
+        dump = Dump(folder, rank, world, sp=world)
+        dump.micro_batch(0, index=index, ids=ids[index], positions=positions[index], labels=labels[index], logp=logp[index],
+                         cu_seqlens=cu_seqlens)
+        dump.step(loss, gradients)
+
+
+def judge(oracle, folder, change=None):
+    path = f"{folder}/model/config.json"
+    with open(path) as file:
+        config = text = file.read()
+    if change:
+        config = change(json.loads(text))
+        with open(path, "w") as file:
+            json.dump(config, file)
+    said = subprocess.run([oracle, "ver", f"{folder}/dump", "--model", f"{folder}/model"], capture_output=True, text=True)
+    with open(path, "w") as file:
+        file.write(text)
+    return (said.stdout or said.stderr).split("\n")[0]
+
+
+def as_before_5(config):
+    rope = config.pop("rope_parameters")
+    theta = rope.pop("rope_theta")
+    return dict(config, rope_theta=theta, rope_scaling=None if rope["rope_type"] == "default" else rope)
+
+
+def another(config):
+    """A little less factor, or another base."""
+    rope = config["rope_parameters"]
+    key = "factor" if rope["rope_type"] not in ("default", "dynamic") else "rope_theta"
+    return dict(config, rope_parameters=dict(rope, **{key: rope[key] * 0.9}))
+
+
+def check(name, got, want):
+    print(f"ok {name}" if got == want else f"FAIL {name}: '{got}' in place of '{want}'")
+
+
+def main(oracle, out):
+    for number, (name, rope) in enumerate(ROPES.items()):
+        folder = f"{out}/{number}"
+        torch.manual_seed(number)
+        config = LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                             num_key_value_heads=2, head_dim=24, max_position_embeddings=256, tie_word_embeddings=False,
+                             rope_parameters=dict(rope, rope_theta=5000.0, rope_type=name.split(",")[0]))
+        model = LlamaForCausalLM(config)
+        os.makedirs(folder)
+        model.save_pretrained(f"{folder}/model")
+        write(f"{folder}/dump", *step(model))
+        check(f"rope {name}", judge(oracle, folder), "right")
+        check(f"rope {name}, as before 5", judge(oracle, folder, as_before_5), "right")
+        check(f"rope {name}, another", judge(oracle, folder, another).split(":")[0], "wrong")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
