@@ -57,6 +57,10 @@ static int later_lost(int64_t t, int64_t u) {
 static int64_t taken[MOST]; /* where a token is taken to be */
 static int by_taken(int64_t t, int64_t u) { return right(taken[t], taken[u]); }
 
+static int by_rows_in_window(int64_t t, int64_t u) {
+    return together(t, u) && s.local[u] <= s.local[t] && in_window(t - u);
+}
+
 static void test_masks(void) {
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
     test_rule("documents_ignored", "", seeing(ignores_documents), "this out, lse, dq, dk, dv");
@@ -69,6 +73,9 @@ static void test_masks(void) {
     make(SEQPAR_LAYOUT_ZIGZAG, 3);
     s.window = 5;
     test_rule("causal_by_local_row", "window", seeing(by_rows), "this out, lse, dq, dk, dv");
+    make(SEQPAR_LAYOUT_ZIGZAG, 3);
+    s.window = 5;
+    test_rule("causal_by_local_row", "placed", seeing(by_rows_in_window), "goes by places");
     make(SEQPAR_LAYOUT_ZIGZAG, 4);
     test_rule("own_tokens_only", "", seeing(own_alone), "this out, lse, dq, dk, dv");
     make(SEQPAR_LAYOUT_CONTIGUOUS, 1);
