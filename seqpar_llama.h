@@ -65,6 +65,7 @@ typedef struct seqpar_llama_config {
                           logits, by the tensor score.weight (1, hidden), as in Hugging Face's
                           sequence classifiers; borrowed */
     seqpar_llama_rope rope;
+    int64_t window; /* as in seqpar_attn_desc, of all layers, as Mistral has it; 0: none */
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -428,6 +429,10 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to "
                            "1e300, or 0 for 10000 and 1e-5",
                            c->rope_theta, c->rms_eps);
+    if (c->window < 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the model's window is %lld; give 0 for none or at least 1",
+                           (long long)c->window);
     return seqpar__llama_check_rope(error, c);
 }
 
@@ -617,6 +622,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     desc.heads = c->heads;
     desc.kv_heads = c->kv_heads;
     desc.head_dim = c->head_dim;
+    desc.window = c->window;
     desc.layout = run->layout;
     desc.schedule = run->schedule;
     desc.heads_k_stride = run->heads_k_stride;
@@ -1524,20 +1530,27 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     return SEQPAR_OK;
 }
 
+/* A query that sees the positions before `end`, or the last of them. */
+static void seqpar__llama_sees(const seqpar_llama_config *c, seqpar__llama_attn_list *l,
+                               int64_t query, int64_t end) {
+    l->begin[query] = (int32_t)(c->window ? SEQPAR__LLAMA_MAX(end - c->window, 0) : 0);
+    l->end[query] = (int32_t)end;
+}
+
 /* The attention tasks of a text: by queries where it is new, else by kv head */
 static void seqpar__llama_sample_tasks(seqpar__llama_sampler *s,
                                        const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
-    int64_t n, group = f->heads / f->kv_heads;
+    int64_t n, group = f->heads / f->kv_heads, end = slot->fed + 1;
     for (int64_t i = 0; slot->fed == 0 && i < slot->rows; i += n) {
         n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_QUERIES, slot->rows - i);
         seqpar__llama_attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first,
                                     i + n);
     }
     for (int64_t i = 0; i < slot->rows; i++)
-        s->prompt_tasks.end[slot->first + i] = (int32_t)(slot->fed + i + 1);
+        seqpar__llama_sees(f, &s->prompt_tasks, slot->first + i, end + i);
     for (int64_t i = 0; slot->fed > 0 && i < f->heads; i++)
-        s->token_tasks.end[slot->first * f->heads + i] = (int32_t)(slot->fed + 1);
+        seqpar__llama_sees(f, &s->token_tasks, slot->first * f->heads + i, end);
     for (int64_t i = 0; slot->fed > 0 && i < f->kv_heads; i++)
         seqpar__llama_attn_list_add(
             &s->token_tasks, slot->first * f->heads + i * group, slot->fed, group,

@@ -258,6 +258,15 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
+/* A dump that says nothing of a window has the model's. What is wrong with the folder is said
+   where the model is read. */
+static void take_window(dump *d) {
+    seqpar_llama_config config = {.layers = 0};
+    seqpar_error ignored = {0};
+    if (model && !d->facts.window && !demo_load_config(model, &config, &ignored))
+        d->facts.window = config.window;
+}
+
 /* more: NULL, or takes what a page shows. 0, or an exit code with one sentence on stderr. */
 static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
@@ -266,6 +275,7 @@ static int judge_folders(stage *stages, details *more) {
     d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given
                     ? numbers.tolerance
                     : 0;
+    if (!status) take_window(&d);
     status = status || judge_dump(&d, stages, numbers.tolerance) ||
                  check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {

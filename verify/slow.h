@@ -48,6 +48,7 @@ typedef struct {
     double rope_first;     /* original_max_position_embeddings */
     double rope_attention; /* yarn's attention_factor; 0: what the factor implies */
     bool rope_exact;       /* yarn's truncate is false */
+    int64_t window;        /* keys that a query sees, itself the last; 0: all before it */
 } slow_config;
 
 /* Where a named tensor lies in the flat parameter array; a norm's gain is one row. */
@@ -607,7 +608,7 @@ SLOW void slow_logits(const slow_config *c, const slow_complex *parameters, cons
     int64_t n = row->tokens, hidden = c->hidden;
     slow_complex *x = slow_array(n * hidden);
     bool *mask = slow_allocate(n * n, sizeof *mask);
-    slow_mask(n, row->docs, row->cu_seqlens, true, mask);
+    slow_mask_general(n, row->docs, row->cu_seqlens, true, c->window, NULL, mask);
 
     const slow_complex *embedding = slow_next(&parameters, c->vocab * hidden);
     for (int64_t t = 0; t < n; t++)

@@ -237,6 +237,14 @@ before, after = (json.load(open(path)) for path in sys.argv[1:])
 assert dict(before, dtype="float32") == after, after
 assert after["eos_token_id"] == 7 and after["max_position_embeddings"] == 2048
 KEPT
+# Mistral's window, on one rank and on two; and in what is written
+folder mistral '"rope_theta": 10000.0, "sliding_window": 3,'
+sed -i 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/' $out/mistral/config.json
+run from_mistral sft $labels --dataset $out/arith.jsonl --pretrain $out/mistral --ckpt_path $out/mistral.ckpt --save_steps 1
+run from_mistral_2 sft $labels --dataset $out/arith.jsonl --pretrain $out/mistral --ring_attn_size 2
+written=$(ls -d $out/mistral.ckpt/global_step*/config.json | head -n 1)
+if cmp -s $out/from_mistral/model.safetensors $out/from_mistral_2/model.safetensors && ! cmp -s $out/from_mistral/model.safetensors $out/from_ours/model.safetensors; then ok bad_folder_mistral; else fail bad_folder_mistral "$(tail -n 1 $out/from_mistral.log)"; fi
+for file in "$written" $out/from_mistral/config.json; do grep -q MistralForCausalLM "$file" && tr -d ' \t' <"$file" | grep -qF '"sliding_window":3' || fail bad_folder_mistral_written "$file: $(grep -E 'arch|window' "$file")"; done
 folder odd '"rope_scaling": {"type": "dynamic", "factor": 2.0}, '
 sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/odd/config.json
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd

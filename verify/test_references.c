@@ -114,6 +114,7 @@ static seqpar_llama_config random_config(void) {
                              .tied = (int)test_integer(0, 1)};
     c.heads = c.kv_heads * test_integer(1, 3);
     c.rope = random_rope();
+    c.window = test_integer(0, 2) ? 0 : test_integer(2, 7);
     return c;
 }
 
@@ -132,6 +133,7 @@ static int agree(int harm, char *text, size_t size) {
     seqpar_llama_config config = random_config();
     double *seeds[ROWS];
     reference f;
+    d.facts.window = config.window;
     int verdict = -1;
     if (reference_begin(&f, &d, seqpar_device_reference())) exit(1);
     for (int64_t i = 0; i < f.count; i++) {
@@ -146,7 +148,9 @@ static int agree(int harm, char *text, size_t size) {
         random_weights(&f);
         if (!reference_logp(&f, &right) && !reference_gradient(&f, &right, seeds)) {
             if (harm == 1) f.logp[0][0] *= 1 + 1e-6;
-            if (harm == 2) f.gradient[f.model.tensors[1].offset] += 1e-6;
+            if (harm == 2)
+                f.gradient[f.model.tensors[1].offset] +=
+                    1e-6 * slow_norm(f.model.elements, f.gradient);
             verdict = second_agrees(&f, f.logp, seeds, f.gradient, text, size);
         }
     }

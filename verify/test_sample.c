@@ -25,7 +25,8 @@ static const seqpar_llama_config tied = {.layers = 3,
                                          .head_dim = 32,
                                          .intermediate = 64,
                                          .vocab = 40,
-                                         .tied = 1};
+                                         .tied = 1,
+                                         .window = 5};
 static const seqpar_llama_sample_desc plain = {
     .max_new_tokens = 12, .temperature = 1, .top_p = 1, .seed = 5};
 

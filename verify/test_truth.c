@@ -87,6 +87,7 @@ static void random_rope(int64_t i, slow_config *c) {
     c->rope_high = c->rope_low + 0.2 + (double)test_integer(0, 24) / 8;
     c->rope_attention = i % 4 ? 0 : 0.5 + (double)test_integer(0, 8) / 8;
     c->rope_exact = i % 5 == 0;
+    c->window = i % 4 == 1 ? test_integer(2, 9) : 0;
 }
 
 static slow_config random_config(int64_t i, int64_t most_parameters) {
@@ -126,6 +127,7 @@ static seqpar_llama_config library_config(const slow_config *c) {
     seqpar_llama_config l = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                              c->head_dim, c->intermediate, c->vocab, c->rope_theta,
                              c->rms_eps,  c->tied,         .rope = library_rope(c)};
+    l.window = c->window;
     if (c->rope_theta == 10000) l.rope_theta = 0;
     if (c->rms_eps == 1e-5) l.rms_eps = 0;
     return l;

@@ -118,6 +118,16 @@ static const struct {
 #undef DEMO_ROPE_KEYS
 enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 
+/* ---- which models there are ---- */
+
+static const struct {
+    const char *type, *causal, *sequence;
+    int windows; /* sliding_window acts */
+} demo_families[] = {
+    {"llama", "LlamaForCausalLM", "LlamaForSequenceClassification", 0},
+    {"mistral", "MistralForCausalLM", "MistralForSequenceClassification", 1}};
+enum { DEMO_FAMILIES = sizeof demo_families / sizeof *demo_families };
+
 /* ---- config.json: Hugging Face's names ---- */
 
 /* As transformers 4 writes it and 5 reads it. max_position_embeddings: where dynamic ends. */
@@ -144,12 +154,15 @@ static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_ro
 
 static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                       seqpar_error *error) {
-    char path[4352], text[2048], rope[512] = "";
+    char path[4352], text[2048], rope[512] = "", window[64] = "";
+    int family = c->window > 0; /* the first that computes as this one does */
+    if (c->window)
+        snprintf(window, sizeof window, "  \"sliding_window\": %lld,\n", (long long)c->window);
     if (c->rope.type) demo_rope_text(rope, sizeof rope, &c->rope);
     snprintf(path, sizeof path, "%s/config.json", folder);
     int size = snprintf(
         text, sizeof text,
-        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"llama\",\n  \"hidden_act\": "
+        "{\n  \"architectures\": [\"%s\"],\n%s%s  \"model_type\": \"%s\",\n  \"hidden_act\": "
         "\"silu\",\n"
         "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": "
         "%lld,\n"
@@ -158,8 +171,9 @@ static inline seqpar_status demo_save_config(const char *folder, const seqpar_ll
         "  \"rope_theta\": %.17g,\n%s"
         "  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
         "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
-        c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM",
-        c->score ? "  \"num_labels\": 1,\n" : "", (long long)c->layers, (long long)c->hidden,
+        c->score ? demo_families[family].sequence : demo_families[family].causal,
+        c->score ? "  \"num_labels\": 1,\n" : "", window, demo_families[family].type,
+        (long long)c->layers, (long long)c->hidden,
         (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
         (long long)c->intermediate, (long long)c->vocab, c->rope_theta, rope, c->rms_eps,
         c->tied ? "true" : "false");
@@ -363,37 +377,62 @@ static void demo_config_rope(const demo_config_reader *r, seqpar_llama_config *c
     c->rope_theta = theta > 0 ? theta : 10000.0;
 }
 
+/* The family by its model_type; DEMO_FAMILIES: none of these. */
+static int demo_family(const cJSON *json) {
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "model_type");
+    int family = 0;
+    while (family < DEMO_FAMILIES && !(cJSON_IsString(type) &&
+                                       !strcmp(type->valuestring, demo_families[family].type)))
+        family++;
+    return family;
+}
+
 /* What the makers call the model. */
-static void demo_config_kind(const demo_config_reader *r) {
+static int demo_config_kind(const demo_config_reader *r) {
     const cJSON *type = demo_config_item(r, "model_type"),
                 *list = demo_config_item(r, "architectures"),
                 *first = cJSON_IsArray(list) ? list->child : NULL;
     const char *name = cJSON_IsString(first) && !first->next ? first->valuestring : "";
     char shown[64];
-    if (!cJSON_IsString(type) || strcmp(type->valuestring, "llama"))
+    int family = demo_family(r->json);
+    if (family == DEMO_FAMILIES) {
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"model_type\" is %s, but only \"llama\" can be computed here; take a "
-                    "plain Llama model",
+                    "%s: \"model_type\" is %s, but only \"llama\" and \"mistral\" can be "
+                    "computed here; take a plain Llama model",
                     r->path, type ? demo_config_shown(shown, type) : "missing");
-    if (list && strcmp(name, "LlamaForCausalLM") &&
-        strcmp(name, "LlamaForSequenceClassification"))
+        return 0;
+    }
+    if (list && strcmp(name, demo_families[family].causal) &&
+        strcmp(name, demo_families[family].sequence))
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"architectures\" is %s, but only [\"LlamaForCausalLM\"] or "
-                    "[\"LlamaForSequenceClassification\"] can be computed here",
-                    r->path, demo_config_shown(shown, list));
+                    "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] can be computed "
+                    "here",
+                    r->path, demo_config_shown(shown, list), demo_families[family].causal,
+                    demo_families[family].sequence);
+    return family;
+}
+
+/* sliding_window: of Mistral it acts, of Llama it would not, which nobody means. */
+static int64_t demo_config_window(const demo_config_reader *r, int family) {
+    const cJSON *window = demo_config_item(r, "sliding_window");
+    int unused = cJSON_IsFalse(demo_config_item(r, "use_sliding_window"));
+    char shown[64];
+    if (!window || (unused && !demo_families[family].windows)) return 0;
+    if (demo_families[family].windows && !unused)
+        return demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"sliding_window\" is %s, which a model of type %s %s; remove it, or take a "
+                "Mistral",
+                r->path, demo_config_shown(shown, window), demo_families[family].type,
+                unused ? "has whatever \"use_sliding_window\" says" : "does not have");
+    return 0;
 }
 
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
-    const cJSON *window = demo_config_item(r, "sliding_window");
-    char shown[64];
-    demo_config_kind(r);
+    int family = demo_config_kind(r);
     demo_config_known(r, demo_config_keys,
                       (int)(sizeof demo_config_keys / sizeof *demo_config_keys));
-    if (window && !cJSON_IsFalse(demo_config_item(r, "use_sliding_window")))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"sliding_window\" is %s, but only null, or \"use_sliding_window\": "
-                    "false beside it, can be computed here; take a plain Llama model",
-                    r->path, demo_config_shown(shown, window));
+    c->window = demo_config_window(r, family);
     c->layers = demo_config_number(r, "num_hidden_layers", SEQPAR_MAX_LAYERS, 0);
     c->hidden = demo_config_number(r, "hidden_size", SEQPAR_MAX_WIDTH, 0);
     c->heads = demo_config_number(r, "num_attention_heads", SEQPAR_MAX_WIDTH, 0);

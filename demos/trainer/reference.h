@@ -64,10 +64,11 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
                            c->rope.low,
                            c->rope.high,
                            c->rope.attention_factor,
-                           (double)c->rope.exact};
+                           (double)c->rope.exact,
+                           (double)c->window};
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
                                   reals, sizeof reals);
-    if (c->rope.type) digest = demo_digest(digest, rope, sizeof rope);
+    if (c->rope.type || c->window) digest = demo_digest(digest, rope, sizeof rope);
     for (int64_t i = 0; i < model->tensor_count; i++) {
         enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];

@@ -509,7 +509,7 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
         "head_dim",          "intermediate_size", "vocab_size",          "tie_word_embeddings",
         "rope_theta",        "rms_norm_eps",      "rope_type",           "rope factor",
         "rope's original positions", "rope's lower bound", "rope's upper bound",
-        "rope's attention_factor", "rope's exact bounds"};
+        "rope's attention_factor", "rope's exact bounds", "sliding_window"};
     char here[32], there[32];
     seqpar_llama_config saved = *c;
     seqpar_error why = {0};
@@ -520,7 +520,8 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
                           (double)c->vocab,    (double)c->tied,     c->rope_theta,
                           c->rms_eps,          (double)c->rope.type, c->rope.factor,
                           c->rope.first_positions, c->rope.low, c->rope.high,
-                          c->rope.attention_factor, (double)c->rope.exact};
+                          c->rope.attention_factor, (double)c->rope.exact,
+                          (double)c->window};
     const double then[] = {(double)saved.layers,   (double)saved.hidden,
                            (double)saved.heads,    (double)saved.kv_heads,
                            (double)saved.head_dim, (double)saved.intermediate,
@@ -528,7 +529,8 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
                            saved.rope_theta,       saved.rms_eps,
                            (double)saved.rope.type, saved.rope.factor,
                            saved.rope.first_positions, saved.rope.low, saved.rope.high,
-                           saved.rope.attention_factor, (double)saved.rope.exact};
+                           saved.rope.attention_factor, (double)saved.rope.exact,
+                           (double)saved.window};
     for (size_t i = 0; i < sizeof now / sizeof *now; i++) {
         demo_number_text(here, sizeof here, now[i]);
         demo_number_text(there, sizeof there, then[i]);

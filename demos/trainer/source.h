@@ -25,7 +25,9 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
     static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
                                         [SEQPAR_DTYPE_F32] = "float32",
                                         [SEQPAR_DTYPE_BF16] = "bfloat16"};
-    const char *name = c->score ? "LlamaForSequenceClassification" : "LlamaForCausalLM";
+    int family = demo_family(config);
+    const char *name =
+        c->score ? demo_families[family].sequence : demo_families[family].causal;
     const char *key =
         cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
     demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));

@@ -136,10 +136,23 @@ static inline int reference_config(reference *f, const seqpar_llama_config *conf
     return f->gradient ? 0 : reference_no_memory(f);
 }
 
+/* A dump and a model that each have a window have one. */
+static inline int reference_window(reference *f, const seqpar_llama_config *c,
+                                   const char *folder) {
+    const dump_facts *facts = &f->d->facts;
+    if (!c->window || facts->window == c->window) return 0;
+    seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: window is %lld, and the model in %.300s has %lld; leave it out, or take "
+                "the model that was trained",
+                f->d->ranks[0].path, (long long)facts->window, folder, (long long)c->window);
+    return -1;
+}
+
 /* The model of a folder, for rows that are there. */
 static inline int reference_model(reference *f, const char *folder) {
     seqpar_llama_config config = {.layers = 0};
-    if (demo_load_config(folder, &config, &f->d->error)) return -1;
+    if (demo_load_config(folder, &config, &f->d->error) || reference_window(f, &config, folder))
+        return -1;
     if (f->d->facts.objective == DUMP_RM) {
         if (reference_score(f, folder)) return -1;
         config.score = f->head;

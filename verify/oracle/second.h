@@ -50,6 +50,7 @@ static inline void second_config(second *s) {
                               .rms_eps = c->rms_eps > 0 ? c->rms_eps : 1e-5,
                               .tied = c->tied != 0 && !c->score};
     second_rope(&s->config, &c->rope);
+    s->config.window = s->f->d->facts.window;
 }
 
 static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {
@@ -117,7 +118,7 @@ static inline void second_close(second *s) {
 
 /* Whether attention is one that slow.h's model does not have. */
 static inline int second_lacks(const dump_facts *f) {
-    return f->window || f->softcap > 0 || f->softmax_scale > 0;
+    return f->softcap > 0 || f->softmax_scale > 0;
 }
 
 /* 0; 1: too large, another attention, or without documents, which slow.h takes for padding. */
@@ -207,7 +208,7 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
     if (second_open(&s, f, seeds)) {
         second_close(&s);
         snprintf(text, size, "the reference was not checked against slow.h: too much work, no "
-                             "cu_seqlens, or softmax_scale, window or softcap");
+                             "cu_seqlens, or softmax_scale or softcap");
         return -1;
     }
     if (f->model.config.score) second_seeds(&s, logp, seeds);

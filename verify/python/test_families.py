@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from seqpar_dump import Dump
 
@@ -75,6 +75,10 @@ def judge(oracle, folder, change=None):
     return (said.stdout or said.stderr).split("\n")[0]
 
 
+def without_window(config):
+    return dict(config, sliding_window=None)
+
+
 def as_before_5(config):
     rope = config.pop("rope_parameters")
     theta = rope.pop("rope_theta")
@@ -92,20 +96,29 @@ def check(name, got, want):
     print(f"ok {name}" if got == want else f"FAIL {name}: '{got}' in place of '{want}'")
 
 
+def take_step(model, folder):
+    os.makedirs(folder)
+    model.save_pretrained(f"{folder}/model")
+    write(f"{folder}/dump", *step(model))
+
+
 def main(oracle, out):
+    shape = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=24, max_position_embeddings=256, tie_word_embeddings=False)
     for number, (name, rope) in enumerate(ROPES.items()):
         folder = f"{out}/{number}"
         torch.manual_seed(number)
-        config = LlamaConfig(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                             num_key_value_heads=2, head_dim=24, max_position_embeddings=256, tie_word_embeddings=False,
-                             rope_parameters=dict(rope, rope_theta=5000.0, rope_type=name.split(",")[0]))
-        model = LlamaForCausalLM(config)
-        os.makedirs(folder)
-        model.save_pretrained(f"{folder}/model")
-        write(f"{folder}/dump", *step(model))
+        take_step(LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=dict(rope, rope_theta=5000.0,
+                                                                             rope_type=name.split(",")[0]))), folder)
         check(f"rope {name}", judge(oracle, folder), "right")
         check(f"rope {name}, as before 5", judge(oracle, folder, as_before_5), "right")
         check(f"rope {name}, another", judge(oracle, folder, another).split(":")[0], "wrong")
+    for window in (1, 7, None):
+        folder = f"{out}/window{window}"
+        take_step(MistralForCausalLM(MistralConfig(**shape, sliding_window=window)), folder)
+        check(f"mistral, window {window}", judge(oracle, folder), "right")
+        if window:
+            check(f"mistral, window {window}, another", judge(oracle, folder, without_window).split(":")[0], "wrong")
 
 
 if __name__ == "__main__":
