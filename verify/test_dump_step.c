@@ -407,7 +407,7 @@ static void test_reduction(void) {
            "reduction insufficient: rank 0's gradients are 0, and so");
     test_end("dump_step_zero_gradients");
     each_element(some_gradient);
-    expect(1, "wrong: unknown places", "are not 0, and the sum of all ranks' local ones is");
+    expect(1, "wrong: unknown also norm_of_part (norm)", "are not 0, and the sum of all ranks' local ones is");
     test_end("dump_step_gradients_from_nothing");
 }
 
