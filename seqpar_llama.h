@@ -496,6 +496,8 @@ SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t see
 
 /* ---- >>batch  what one micro-batch needs ---- */
 
+#define SEQPAR__LLAMA_TURN 6.28318530717958647692 /* 2 pi */
+
 /* How much of a frequency is stretched, of a wave that fits `waves` times into the first
    positions: 0 none, 1 all. */
 static double seqpar__llama_long_wave(const seqpar_llama_rope *r, double waves) {
@@ -505,7 +507,7 @@ static double seqpar__llama_long_wave(const seqpar_llama_rope *r, double waves) 
 
 /* The pair whose wave fits `waves` times into the first positions; fractions are pairs, too. */
 static double seqpar__llama_pair_of(const seqpar_llama_config *c, double waves) {
-    double length = c->rope.first_positions / (waves * 2 * 3.14159265358979323846);
+    double length = c->rope.first_positions / (waves * SEQPAR__LLAMA_TURN);
     return (double)c->head_dim * log(length) / (2 * log(c->rope_theta));
 }
 
@@ -528,8 +530,7 @@ static double seqpar__llama_frequency(const seqpar_llama_config *c, int64_t pair
     double plain = pow(c->rope_theta, -2.0 * (double)pair / (double)c->head_dim), part = 0;
     if (r->type == SEQPAR_ROPE_LINEAR) part = 1;
     if (r->type == SEQPAR_ROPE_LLAMA3)
-        part = seqpar__llama_long_wave(r, r->first_positions * plain /
-                                              (2 * 3.14159265358979323846));
+        part = seqpar__llama_long_wave(r, r->first_positions * plain / SEQPAR__LLAMA_TURN);
     if (r->type == SEQPAR_ROPE_YARN) part = seqpar__llama_late_pair(c, pair);
     return part == 0 ? plain : part * plain / r->factor + (1 - part) * plain;
 }

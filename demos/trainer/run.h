@@ -501,44 +501,46 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
     return 0;
 }
 
+/* What a model is computed by, in numbers, and what each is called. */
+enum { DEMO_MODEL_NUMBERS = 18 };
+static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
+    "num_hidden_layers",      "hidden_size",           "num_attention_heads",
+    "num_key_value_heads",    "head_dim",              "intermediate_size",
+    "vocab_size",             "tie_word_embeddings",   "rope_theta",
+    "rms_norm_eps",           "rope_type",             "rope factor",
+    "rope's first positions", "rope's lower bound",    "rope's upper bound",
+    "rope's attention_factor", "rope's exact bounds",  "sliding_window"};
+
+static void demo_model_numbers(const seqpar_llama_config *c, double *to) {
+    const seqpar_llama_rope *r = &c->rope;
+    const double numbers[DEMO_MODEL_NUMBERS] = {
+        (double)c->layers,   (double)c->hidden,       (double)c->heads, (double)c->kv_heads,
+        (double)c->head_dim, (double)c->intermediate, (double)c->vocab, (double)c->tied,
+        c->rope_theta,       c->rms_eps,              (double)r->type,  r->factor,
+        r->first_positions,  r->low,                  r->high,          r->attention_factor,
+        (double)r->exact,    (double)c->window};
+    memcpy(to, numbers, sizeof numbers);
+}
+
 /* The model the checkpoint holds must be the one that is trained. */
 static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error,
                               size_t size) {
-    static const char *const names[] = {
-        "num_hidden_layers", "hidden_size",       "num_attention_heads", "num_key_value_heads",
-        "head_dim",          "intermediate_size", "vocab_size",          "tie_word_embeddings",
-        "rope_theta",        "rms_norm_eps",      "rope_type",           "rope factor",
-        "rope's original positions", "rope's lower bound", "rope's upper bound",
-        "rope's attention_factor", "rope's exact bounds", "sliding_window"};
+    double now[DEMO_MODEL_NUMBERS], then[DEMO_MODEL_NUMBERS];
     char here[32], there[32];
     seqpar_llama_config saved = *c;
     seqpar_error why = {0};
     if (demo_load_config(folder, &saved, &why))
         return snprintf(error, size, "%s", why.text), -1;
-    const double now[] = {(double)c->layers,   (double)c->hidden,   (double)c->heads,
-                          (double)c->kv_heads, (double)c->head_dim, (double)c->intermediate,
-                          (double)c->vocab,    (double)c->tied,     c->rope_theta,
-                          c->rms_eps,          (double)c->rope.type, c->rope.factor,
-                          c->rope.first_positions, c->rope.low, c->rope.high,
-                          c->rope.attention_factor, (double)c->rope.exact,
-                          (double)c->window};
-    const double then[] = {(double)saved.layers,   (double)saved.hidden,
-                           (double)saved.heads,    (double)saved.kv_heads,
-                           (double)saved.head_dim, (double)saved.intermediate,
-                           (double)saved.vocab,    (double)saved.tied,
-                           saved.rope_theta,       saved.rms_eps,
-                           (double)saved.rope.type, saved.rope.factor,
-                           saved.rope.first_positions, saved.rope.low, saved.rope.high,
-                           saved.rope.attention_factor, (double)saved.rope.exact,
-                           (double)saved.window};
-    for (size_t i = 0; i < sizeof now / sizeof *now; i++) {
+    demo_model_numbers(c, now);
+    demo_model_numbers(&saved, then);
+    for (int i = 0; i < DEMO_MODEL_NUMBERS; i++) {
         demo_number_text(here, sizeof here, now[i]);
         demo_number_text(there, sizeof there, then[i]);
         if (strcmp(here, there))
             return snprintf(error, size,
                             "the model in %.300s has %s %s, this run's has %s; give the same "
                             "--pretrain or options of the model to go on",
-                            folder, names[i], there, here),
+                            folder, demo_model_names[i], there, here),
                    -1;
     }
     return 0;

@@ -25,12 +25,14 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
     static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
                                         [SEQPAR_DTYPE_F32] = "float32",
                                         [SEQPAR_DTYPE_BF16] = "bfloat16"};
-    int family = demo_family(config);
-    const char *name =
-        c->score ? demo_families[family].sequence : demo_families[family].causal;
+    int family = demo_family(config); /* none, if the file was changed meanwhile */
     const char *key =
         cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
-    demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
+    if (family < DEMO_FAMILIES) {
+        const char *name =
+            c->score ? demo_families[family].sequence : demo_families[family].causal;
+        demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
+    }
     demo_source_set(config, key, cJSON_CreateString(types[dtype]));
     if (c->score)
         demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
