@@ -81,10 +81,10 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
 /* ---- tensors ---- */
 
 static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name,
-                                             seqpar_safetensors_dtype dtype) {
-    /* gains are vectors */
+                                             int64_t rows, seqpar_safetensors_dtype dtype) {
+    /* gains and biases are vectors */
     seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1};
-    s.shape[0] = t->decay ? t->rows : t->cols;
+    s.shape[0] = t->decay ? rows : t->cols;
     s.shape[1] = t->cols;
     return s;
 }
@@ -111,6 +111,7 @@ typedef struct {
     seqpar_optim *optim;
     demo_average *average;
     const int *state;
+    bool fused; /* is written as demo_weights.fused */
 } demo_transfer;
 
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
@@ -213,7 +214,7 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
                                        const char *const *prefix, demo_values_fn get, int dtype,
                                        const seqpar_safetensors_pair *metadata,
                                        int64_t metadata_count) {
-    int64_t count = parts * s->model->tensor_count;
+    int64_t count = parts * s->model->tensor_count, listed = 0;
     seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count,
                                                                           sizeof *list);
     char(*names)[128] = (char(*)[128])calloc((size_t)count, sizeof *names);
@@ -223,14 +224,17 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
                                : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
                                              "out of memory while %s is saved", path);
     for (int64_t i = 0; !status && i < count; i++) {
-        const seqpar_tensor *t = &s->model->tensors[i % s->model->tensor_count];
+        int64_t tensor = i % s->model->tensor_count;
+        demo_tensor_place place = demo_tensor_place_of(s->model, tensor, s->fused);
         snprintf(names[i], sizeof names[i], "%s%s", prefix[i / s->model->tensor_count],
-                 t->name);
-        list[i] = demo_tensor(t, names[i], demo_dtype(dtype));
+                 place.name);
+        if (place.first) continue; /* its bytes come behind those of the part before */
+        list[listed++] = demo_tensor(&s->model->tensors[tensor], names[i], place.rows,
+                                     demo_dtype(dtype));
     }
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = list,
-                                    .count = count,
+                                    .count = listed,
                                     .metadata = metadata,
                                     .metadata_count = metadata_count};
     seqpar_safetensors_writer *writer = NULL;
@@ -255,10 +259,12 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
                                       demo_values_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_safetensors_file *file;
-    char name[128];
-    snprintf(name, sizeof name, "%s%s", prefix, t->name);
+    demo_tensor_place place = demo_tensor_place_of(s->model, tensor, from->fused);
+    char name[160];
+    snprintf(name, sizeof name, "%s%s", prefix, place.name);
     file = demo_weights_file(from, name);
-    seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
+    seqpar_safetensors_tensor wanted = demo_tensor(t, name, place.rows,
+                                                   SEQPAR_SAFETENSORS_NONE);
     /* the score head is new */
     if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
         !seqpar_safetensors_find(file, name))
@@ -266,8 +272,10 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
     for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
         seqpar_optim_part part = demo_block(t, state, tensor, first);
-        seqpar_safetensors_part wanted_part = {
-            .name = name, .first = first, .count = part.count, .finite = 1};
+        seqpar_safetensors_part wanted_part = {.name = name,
+                                               .first = place.first * t->cols + first,
+                                               .count = part.count,
+                                               .finite = 1};
         status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
         if (!status) status = put(s, values, &part);
     }
@@ -311,24 +319,26 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
     return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
 }
 
-/* Rank 0 writes model.safetensors and config.json into an existing folder; with `average`
-   (collective) that as the weights. */
+/* Rank 0 writes model.safetensors and what belongs to it into an existing folder. source: the
+   folder that training began with, in whose form it is, or NULL; with `average` (collective)
+   that as the weights. */
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
-                                      const char *folder, demo_average *average) {
+                                      const char *folder, const char *source,
+                                      demo_average *average) {
     char path[1280];
-    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
+    demo_transfer store = {.ctx = ctx,
+                           .model = model,
+                           .average = average,
+                           .fused = source && demo_folder_is_fused(source)};
     const seqpar_safetensors_pair format = {"format", "pt"};
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     seqpar_status status = demo_save_tensors(&store, path, 1, demo_no_prefix,
                                              average ? demo_average_get : demo_weights_get,
                                              ctx->device->storage, &format, 1);
-    return status || ctx->world->rank ? status
-                                      : demo_save_config(folder, &model->config, ctx->error);
-}
-
-static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model,
-                                     const char *folder) {
-    return demo_save_folder(ctx, model, folder, NULL);
+    if (status || ctx->world->rank) return status;
+    return source ? demo_keep_source(source, folder, &model->config, ctx->device->storage,
+                                     ctx->error)
+                  : demo_save_config(folder, &model->config, ctx->error);
 }
 
 /* The moving average in fp64, for going on with it. Collective. */
@@ -690,7 +700,8 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
-    seqpar_status status = ctx->world->rank ? SEQPAR_OK : demo_save_model(ctx, model, folder);
+    seqpar_status status = ctx->world->rank ? SEQPAR_OK
+                                             : demo_save_folder(ctx, model, folder, NULL, NULL);
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
 }
 

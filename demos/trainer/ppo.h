@@ -231,8 +231,7 @@ static seqpar_status demo_ppo_write(demo_rank *r) {
         char folder[1280];
         snprintf(folder, sizeof folder, "%s%s", c->save_path, names[i]);
         if (models[i]) status = demo_make_folder(folder, r->ctx.error);
-        if (!status && models[i]) status = demo_save_model(&r->ctx, models[i], folder);
-        if (!status && models[i]) status = demo_keep_beside(r, models[i], folder);
+        if (!status && models[i]) status = demo_save_model(r, models[i], folder, NULL);
     }
     return status || !c->plot_loss ? status : demo_draw_loss(r);
 }

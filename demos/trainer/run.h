@@ -501,27 +501,6 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
     return 0;
 }
 
-/* What a model is computed by, in numbers, and what each is called. */
-enum { DEMO_MODEL_NUMBERS = 18 };
-static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
-    "num_hidden_layers",      "hidden_size",           "num_attention_heads",
-    "num_key_value_heads",    "head_dim",              "intermediate_size",
-    "vocab_size",             "tie_word_embeddings",   "rope_theta",
-    "rms_norm_eps",           "rope_type",             "rope factor",
-    "rope's first positions", "rope's lower bound",    "rope's upper bound",
-    "rope's attention_factor", "rope's exact bounds",  "sliding_window"};
-
-static void demo_model_numbers(const seqpar_llama_config *c, double *to) {
-    const seqpar_llama_rope *r = &c->rope;
-    const double numbers[DEMO_MODEL_NUMBERS] = {
-        (double)c->layers,   (double)c->hidden,       (double)c->heads, (double)c->kv_heads,
-        (double)c->head_dim, (double)c->intermediate, (double)c->vocab, (double)c->tied,
-        c->rope_theta,       c->rms_eps,              (double)r->type,  r->factor,
-        r->first_positions,  r->low,                  r->high,          r->attention_factor,
-        (double)r->exact,    (double)c->window};
-    memcpy(to, numbers, sizeof numbers);
-}
-
 /* The model the checkpoint holds must be the one that is trained. */
 static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error,
                               size_t size) {

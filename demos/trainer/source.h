@@ -25,12 +25,11 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
     static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
                                         [SEQPAR_DTYPE_F32] = "float32",
                                         [SEQPAR_DTYPE_BF16] = "bfloat16"};
-    int family = demo_family(config); /* none, if the file was changed meanwhile */
+    const demo_family *family = demo_family_of(config); /* NULL, if the file was changed meanwhile */
     const char *key =
         cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
-    if (family < DEMO_FAMILIES) {
-        const char *name =
-            c->score ? demo_families[family].sequence : demo_families[family].causal;
+    if (family) {
+        const char *name = c->score ? family->sequence : family->causal;
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
     }
     demo_source_set(config, key, cJSON_CreateString(types[dtype]));
@@ -76,12 +75,11 @@ static inline seqpar_status demo_source_copy(const char *source, const char *fol
     return error->status;
 }
 
-/* For a model of that form, in storage type dtype, that stands in `folder` already. source:
-   NULL, where training began from nothing. */
+/* For weights of that model in storage type dtype, which stand in `folder` already. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
                                              const seqpar_llama_config *c, int dtype,
                                              seqpar_error *error) {
-    if (!source || demo_source_config(source, folder, c, dtype, error)) return error->status;
+    if (demo_source_config(source, folder, c, dtype, error)) return error->status;
     for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
         if (demo_source_copy(source, folder, demo_source_files[i], error)) break;
     return error->status;

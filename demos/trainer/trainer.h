@@ -1477,11 +1477,10 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
-/* What the folder of --pretrain has beside its weights. */
-static seqpar_status demo_keep_beside(demo_rank *r, const seqpar_llama *model,
-                                      const char *folder) {
-    return demo_keep_source(r->job->config.pretrain, folder, &model->config,
-                            r->device->storage, r->ctx.error);
+/* In the form of the folder that training began with. */
+static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
+                                     const char *folder, demo_average *average) {
+    return demo_save_folder(&r->ctx, model, folder, r->job->config.pretrain, average);
 }
 
 /* Collective: the average as a model folder of its own. */
@@ -1491,8 +1490,7 @@ static seqpar_status demo_average_save(demo_rank *r) {
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
     seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error)
                                                    : SEQPAR_OK;
-    if (!status) status = demo_save_folder(&r->ctx, &r->model, folder, &r->average);
-    return status || r->ctx.world->rank ? status : demo_keep_beside(r, &r->model, folder);
+    return status ? status : demo_save_model(r, &r->model, folder, &r->average);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
@@ -1526,8 +1524,7 @@ static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank 
 static seqpar_status demo_write_model(demo_rank *r) {
     /* it may have gone since */
     seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
-    if (!status) status = demo_save_model(&r->ctx, &r->model, r->job->config.save_path);
-    if (!status) status = demo_keep_beside(r, &r->model, r->job->config.save_path);
+    if (!status) status = demo_save_model(r, &r->model, r->job->config.save_path, NULL);
     if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
 }
