@@ -6,6 +6,7 @@
  *
  * cc -std=c11 -O2 verify/test_slow.c -lm
  */
+#include "golden_families.h"
 #include "slow.h"
 
 enum { TOKENS = 8, OTHER_TOKENS = 3, VOCAB = 9 };
@@ -55,6 +56,13 @@ static double *wave(int64_t count, double amplitude) {
     double *x = reals(count);
     for (int64_t k = 0; k < count; k++)
         x[k] = amplitude * sin(0.37 * (double)(k + 1) * (double)(k + 1));
+    return x;
+}
+
+/* Without a pattern either, and not along `wave`. */
+static double *other_wave(int64_t count) {
+    double *x = reals(count);
+    for (int64_t k = 0; k < count; k++) x[k] = cos(0.53 * (double)(k + 1) * (double)(k + 1));
     return x;
 }
 
@@ -931,6 +939,170 @@ static void test_attention_factor(void) {
     free(want);
 }
 
+/*
+ * ---- the families ----
+ *
+ * Errors are sums over about a hundred numbers, none far above 1 and each some ten roundings of
+ * float64 off: 1e-14 is what is seen. A mistake is off by 1e-3 or more.
+ */
+
+/* Documents of five tokens, of one and of three, then padding; and a row of its own. */
+enum { PADDED = 11, SPOKEN = 9 };
+static const int64_t padded_documents[] = {0, 5, 6, SPOKEN};
+static const int32_t padded_ids[PADDED] = {3, 1, 4, 1, 5, 8, 2, 6, 2, 7, 0};
+static const int32_t padded_targets[PADDED] = {
+    1, 4, 1, SLOW_IGNORED, 7, 2, 6, 3, SLOW_IGNORED, SLOW_IGNORED, SLOW_IGNORED};
+static const double padded_weights[PADDED] = {1, .5, 2, 1, 1, 0, 1.5, 1, 1, 1, 1};
+static const double padded_entropy_seeds[PADDED] = {.1, 0, -.2, .3, .1, .1, 0, .2, .1, 0, 0};
+static const double padded_logp_seeds[PADDED] = {0, .3, -.1, .2, .5, -.4, 0, 1, .2, 0, 0};
+static const slow_row padded_rows[] = {
+    {PADDED, 3, padded_documents, padded_ids, padded_targets, padded_weights,
+     padded_entropy_seeds, padded_logp_seeds},
+    {OTHER_TOKENS, 1, one_document, other_ids, other_targets, NULL, NULL, NULL},
+};
+
+static slow_config family_of(int64_t layers) {
+    return (slow_config){.layers = layers,
+                         .hidden = 8,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 4,
+                         .intermediate = 5,
+                         .vocab = VOCAB,
+                         .rope_theta = 100,
+                         .rms_eps = 1e-5};
+}
+
+/* Every layer but the first has a window. */
+static slow_config qwen2(void) {
+    slow_config c = family_of(3);
+    c.tied = c.qkv_bias = true;
+    c.window = 2;
+    c.window_from = 1;
+    return c;
+}
+
+static slow_config llama_biases(void) {
+    slow_config c = family_of(2);
+    c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    return c;
+}
+
+/* With an eps that shows. */
+static slow_config qwen3(void) {
+    slow_config c = family_of(2);
+    c.qk_norm = true;
+    c.rms_eps = 1e-2;
+    return c;
+}
+
+/* Of three layers the middle one does not turn, nor does yarn lengthen it. */
+static slow_config smollm3(void) {
+    slow_config c = family_of(3), yarn = scaled(SLOW_ROPE_YARN);
+    c.tied = c.qkv_bias = c.o_bias = true;
+    c.rope = yarn.rope;
+    c.rope_theta = yarn.rope_theta;
+    c.rope_factor = yarn.rope_factor;
+    c.rope_low = yarn.rope_low;
+    c.rope_high = yarn.rope_high;
+    c.rope_first = yarn.rope_first;
+    c.rope_attention = yarn.rope_attention;
+    c.no_rope_every = 2;
+    return c;
+}
+
+static slow_config mixtral(void) {
+    slow_config c = family_of(2);
+    c.window = 3;
+    c.experts = 4;
+    c.experts_per_token = 2;
+    c.expert_intermediate = 3;
+    c.topk_norm = c.mixtral_names = true;
+    return c;
+}
+
+/* The second layer and the fourth have experts. */
+static slow_config qwen3_moe(void) {
+    slow_config c = family_of(4);
+    c.tied = c.qkv_bias = c.o_bias = c.qk_norm = true;
+    c.experts = 5;
+    c.experts_per_token = 3;
+    c.sparse_every = 2;
+    c.expert_intermediate = 3;
+    return c;
+}
+
+static slow_config qwen3_moe_normed(void) {
+    slow_config c = family_of(2);
+    c.qk_norm = c.topk_norm = true;
+    c.experts = 3;
+    c.experts_per_token = 2;
+    c.sparse_every = 1;
+    c.expert_intermediate = 2;
+    return c;
+}
+
+static slow_problem family_problem(const slow_config *config, double balance) {
+    return (slow_problem){
+        config, 2, padded_rows, {.smoothing = .1, .zloss = .01, .count = 7, .balance = balance}};
+}
+
+/* The same tensors in the same order as the files of transformers have them. */
+static void test_family_table(const slow_config *config, const golden_family *want) {
+    int64_t tensors = slow_tensors(config), wrong = 0;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    slow_parameters(config, table);
+    for (int64_t i = 0; i < tensors && i < want->tensors; i++)
+        wrong += strcmp(table[i].name, want->tensor[i].name) != 0 ||
+                 table[i].rows != want->tensor[i].rows || table[i].cols != want->tensor[i].cols;
+    check_of(want->name, "Hugging Face tensors",
+             (double)(wrong + llabs(tensors - want->tensors)), 0);
+    free(table);
+}
+
+/* Padding comes after all documents' tokens in its row. */
+static void test_family_logits(const slow_config *config, const golden_family *want) {
+    double *padded = logits_of(config, &padded_rows[0]);
+    double *other = logits_of(config, &padded_rows[1]);
+    double error = distance(SPOKEN * VOCAB, padded, want->logits) +
+                   distance(OTHER_TOKENS * VOCAB, other, want->logits + SPOKEN * VOCAB);
+    check_of(want->name, "Hugging Face logits", error, 1e-13);
+    free(padded);
+    free(other);
+}
+
+/* Two numbers of every tensor's gradient, so that none can hide behind the others. */
+static void test_family_gradient(const slow_config *config, const golden_family *want) {
+    slow_problem p = family_problem(config, want->balance);
+    int64_t count = slow_parameters(config, NULL), tensors = slow_tensors(config);
+    double *x = wave(count, .5), *direction = other_wave(count), *gradient = reals(count);
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    double along = 0, norm = 0;
+    slow_parameters(config, table);
+    slow_gradient(&p, x, gradient);
+    for (int64_t i = 0; i < tensors && i < want->tensors; i++) {
+        int64_t n = table[i].rows * table[i].cols, at = table[i].offset;
+        along += fabs(inner(n, gradient + at, direction + at) - want->tensor[i].along);
+        norm += fabs(slow_norm(n, gradient + at) - want->tensor[i].norm);
+    }
+    check_of(want->name, "Hugging Face gradients, along", along, 1e-13);
+    check_of(want->name, "Hugging Face gradients, norms", norm, 1e-13);
+    free(x);
+    free(direction);
+    free(gradient);
+    free(table);
+}
+
+static void test_family(slow_config config, const golden_family *want) {
+    slow_problem p = family_problem(&config, want->balance);
+    double *x = wave(slow_parameters(&config, NULL), .5);
+    test_family_table(&config, want);
+    test_family_logits(&config, want);
+    check_of(want->name, "Hugging Face loss", fabs(slow_loss(&p, x) - want->loss), 1e-14);
+    test_family_gradient(&config, want);
+    free(x);
+}
+
 /* What is said in other documents or later cannot be heard. */
 static void test_isolation(void) {
     slow_row row = rows[0];
@@ -1084,6 +1256,13 @@ int main(void) {
     test_scaled_model(SLOW_ROPE_LLAMA3, &llama3_golden);
     test_scaled_model(SLOW_ROPE_YARN, &yarn_golden);
     test_attention_factor();
+    test_family(qwen2(), &qwen2_golden);
+    test_family(llama_biases(), &llama_biases_golden);
+    test_family(qwen3(), &qwen3_golden);
+    test_family(smollm3(), &smollm3_golden);
+    test_family(mixtral(), &mixtral_golden);
+    test_family(qwen3_moe(), &qwen3_moe_golden);
+    test_family(qwen3_moe_normed(), &qwen3_moe_normed_golden);
     test_isolation();
     test_packing();
     test_statistics();
