@@ -1103,6 +1103,120 @@ static void test_family(slow_config config, const golden_family *want) {
     free(x);
 }
 
+/* Experts in the last layer alone; numbers of three digits fit into the names. */
+static void test_long_names(void) {
+    slow_config c = mixtral();
+    c.layers = c.sparse_every = 1000;
+    c.experts = 128;
+    int64_t tensors = 999 * 9 + 6 + 1 + 3 * 128 + 3;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    check("long names, count", (double)llabs(slow_tensors(&c) - tensors), 0);
+    slow_parameters(&c, table);
+    check("long names",
+          abs(strcmp(table[tensors - 3].name,
+                     "model.layers.999.block_sparse_moe.experts.127.w2.weight")),
+          0);
+    free(table);
+}
+
+/* ---- experts ---- */
+
+enum { MANY = 6 };
+
+static int wrongly_chosen(const double *probability, int64_t most, const char *want) {
+    slow_complex *z = slow_promote(MANY, probability);
+    bool chosen[MANY];
+    int wrong = 0;
+    slow_choose(MANY, most, &(slow_route){z, chosen});
+    for (int e = 0; e < MANY; e++) wrong += chosen[e] != (want[e] == '1');
+    free(z);
+    return wrong;
+}
+
+static void test_choice(void) {
+    static const double apart[MANY] = {.1, .3, .05, .25, .2, .1}, even[MANY] = {0};
+    static const double ties[MANY] = {.1, .2, .15, .2, .15, .2};
+    check("experts chosen", wrongly_chosen(apart, 3, "010110"), 0);
+    check("one expert chosen", wrongly_chosen(apart, 1, "010000"), 0);
+    check("all experts chosen", wrongly_chosen(apart, MANY, "111111"), 0);
+    check("of equals the first", wrongly_chosen(even, 2, "110000"), 0);
+    check("of the best equals the first", wrongly_chosen(ties, 2, "010100"), 0);
+    check("of the last equals the first", wrongly_chosen(ties, 4, "011101"), 0);
+}
+
+static double balance_of(const double *chosen, const double *probability) {
+    slow_complex *z = slow_promote(2, probability);
+    double copy[2] = {chosen[0], chosen[1]};
+    double balance = creal(slow_balance(2, &(slow_routing){4, copy, z}));
+    free(z);
+    return balance;
+}
+
+static void test_balance(void) {
+    double counts[2] = {3, 1}, sums[2] = {2.5, 1.5}, even[2] = {2, 2};
+    slow_complex none[2] = {0};
+    slow_routing nothing = {0, even, none};
+    check("balance", fabs(balance_of(counts, sums) - 2 * (3 * 2.5 + 1 * 1.5) / 16), 1e-15);
+    check("balanced", fabs(balance_of(even, even) - 1), 1e-15);
+    check("balance of nothing", cabs(slow_balance(2, &nothing)), 0);
+}
+
+/* Fills the tensors with `part` in their names with *value, or as the first of them is. */
+static void fill(const slow_config *config, const char *part, const double *value, double *x) {
+    int64_t tensors = slow_tensors(config), first = -1;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    slow_parameters(config, table);
+    for (int64_t i = 0; i < tensors; i++) {
+        if (!strstr(table[i].name, part)) continue;
+        if (first < 0) first = table[i].offset;
+        for (int64_t k = 0; k < table[i].rows * table[i].cols; k++)
+            x[table[i].offset + k] = value ? *value : x[first + k];
+    }
+    free(table);
+}
+
+/* A router of zeros prefers no expert: every token goes to the first two of four, and the
+   balance is two. */
+static void test_indifferent_router(void) {
+    slow_config c = mixtral();
+    slow_problem without = family_problem(&c, 0), with = family_problem(&c, .25);
+    double *x = wave(slow_parameters(&c, NULL), .5), zero = 0, large = 1e3;
+    fill(&c, "moe.gate.", &zero, x);
+    double plain = slow_loss(&without, x);
+    check("indifferent router", fabs(slow_loss(&with, x) - plain - .25 * 2), 1e-14);
+    fill(&c, "experts.2.", &large, x);
+    fill(&c, "experts.3.", &large, x);
+    check("experts that are not chosen say nothing", fabs(slow_loss(&without, x) - plain), 0);
+    fill(&c, "experts.1.", &large, x);
+    check("experts that are chosen do", fabs(slow_loss(&without, x) - plain) > 1e-3 ? 0 : 1, 0);
+    free(x);
+}
+
+/* Experts that all say the same say what a dense MLP would, whatever the router thinks, if
+   the probabilities of the chosen sum to 1. */
+static void test_equal_experts(bool topk_norm, int64_t most) {
+    slow_config sparse = mixtral(), dense = family_of(1);
+    sparse.layers = 1;
+    sparse.topk_norm = topk_norm;
+    sparse.experts_per_token = most;
+    dense.window = sparse.window;
+    dense.intermediate = sparse.expert_intermediate;
+    int64_t count = slow_parameters(&sparse, NULL), matrices = 3 * 3 * 8;
+    double *x = wave(count, .5), *y = reals(count);
+    fill(&sparse, ".w1.", NULL, x);
+    fill(&sparse, ".w2.", NULL, x);
+    fill(&sparse, ".w3.", NULL, x);
+    int64_t rest = 8 + VOCAB * 8, router = count - rest - 4 * matrices - 4 * 8;
+    memcpy(y, x, (size_t)router * sizeof *x);
+    memcpy(y + router, x + router + 4 * 8, (size_t)matrices * sizeof *x);
+    memcpy(y + router + matrices, x + count - rest, (size_t)rest * sizeof *x);
+    slow_problem routed = family_problem(&sparse, 0), plain = family_problem(&dense, 0);
+    check_of(topk_norm ? "probabilities of some, made to sum to 1" : "all probabilities",
+             "equal experts", fabs(slow_loss(&routed, x) - slow_loss(&plain, y)), 1e-14);
+    free(x);
+    free(y);
+}
+
 /* What is said in other documents or later cannot be heard. */
 static void test_isolation(void) {
     slow_row row = rows[0];
@@ -1263,6 +1377,12 @@ int main(void) {
     test_family(mixtral(), &mixtral_golden);
     test_family(qwen3_moe(), &qwen3_moe_golden);
     test_family(qwen3_moe_normed(), &qwen3_moe_normed_golden);
+    test_long_names();
+    test_choice();
+    test_balance();
+    test_indifferent_router();
+    test_equal_experts(true, 2);
+    test_equal_experts(false, 4);
     test_isolation();
     test_packing();
     test_statistics();
