@@ -54,6 +54,7 @@ static const demo_config_key demo_config_keys[] = {
     {"bos_token_id", demo_any_value},
     {"eos_token_id", demo_any_value},
     {"pad_token_id", demo_any_value},
+    {"unk_token_id", demo_any_value},
     {"id2label", demo_any_value},
     {"label2id", demo_any_value},
     {"problem_type", demo_any_value},
