@@ -93,8 +93,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
-   0. A value depends on (seed, tensor, index) alone. */
+   0. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
+SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, int64_t tensor,
+                                         uint64_t seed);
 
 /* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
 typedef struct seqpar_llama_run {
@@ -576,19 +578,22 @@ static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, u
            seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
 }
 
-SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
+                                         uint64_t seed) {
+    const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
     double part[256];
-    for (int64_t i = 0; i < m->tensor_count; i++) {
-        const seqpar_tensor *t = &m->tensors[i];
-        for (int64_t j = 0; j < t->rows * t->cols; j += n) {
-            n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
-            for (int64_t k = 0; k < n; k++)
-                part[k] = seqpar__llama_first_value(m, i, seed, j + k);
-            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
-                                ctx->device->storage);
-        }
+    for (int64_t j = 0; j < t->rows * t->cols; j += n) {
+        n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
+        for (int64_t k = 0; k < n; k++)
+            part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
+        seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
+                            ctx->device->storage);
     }
+}
+
+SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+    for (int64_t i = 0; i < m->tensor_count; i++) seqpar_llama_init_tensor(ctx, m, i, seed);
 }
 
 /* ---- >>batch  what one micro-batch needs ---- */

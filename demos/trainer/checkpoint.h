@@ -319,6 +319,16 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
     return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
 }
 
+/* What training begins with: a folder's weights, of a score head that it does not have those of
+   the seed; without a folder all are the seed's. */
+static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, const char *folder,
+                                      int64_t seed) {
+    if (!folder) return seqpar_llama_init(ctx, model, (uint64_t)seed), SEQPAR_OK;
+    if (model->config.score)
+        seqpar_llama_init_tensor(ctx, model, model->tensor_count - 1, (uint64_t)seed);
+    return demo_load_weights(ctx, model, folder);
+}
+
 /* Rank 0 writes model.safetensors and what belongs to it into an existing folder. source: the
    folder that training began with, in whose form it is, or NULL; with `average` (collective)
    that as the weights. */

@@ -298,9 +298,8 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     config.score = demo_ppo_options(r)->value_head_prefix;
     seqpar_status status = seqpar_llama_open(&r->ctx, model, &config);
-    if (!status) seqpar_llama_init(&r->ctx, model, (uint64_t)c->seed);
-    if (!status && !folder) folder = c->pretrain;
-    return status || !folder ? status : demo_load_weights(&r->ctx, model, folder);
+    return status ? status
+                  : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }
 
 /* The reward models; without another wish the critic begins as the first. */

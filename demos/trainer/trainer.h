@@ -1456,8 +1456,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status)
         status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
                                    &optim);
-    if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
-    if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
+    if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
     if (!status && c->enable_ema)
         status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
