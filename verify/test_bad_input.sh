@@ -237,6 +237,63 @@ before, after = (json.load(open(path)) for path in sys.argv[1:])
 assert dict(before, dtype="float32") == after, after
 assert after["eos_token_id"] == 7 and after["max_position_embeddings"] == 2048
 KEPT
+# types and files of what is written: those of the source, or as one likes; a file's bytes come back without a step
+types() { python3 - "$@" <<'TYPES'
+import json, struct, sys
+folder, wanted, files = sys.argv[1:4]
+names = sorted(set(json.load(open(f"{folder}/model.safetensors.index.json"))["weight_map"].values())) if int(files) > 1 else ["model.safetensors"]
+assert len(names) == int(files), names
+read = {}
+for name in names:
+    data = open(f"{folder}/{name}", "rb").read()
+    size, = struct.unpack("<Q", data[:8])
+    for key, t in json.loads(data[8:8 + size]).items():
+        if key == "__metadata__": continue
+        assert t["dtype"] == wanted, (key, t)
+        read[key] = data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]
+import hashlib
+print(hashlib.sha256(b"".join(key.encode() + read[key] for key in sorted(read))).hexdigest())
+TYPES
+}
+# each in the type before: what is written without a step, in one file or in many, is what was read
+before=$out/sft
+for type in float32 float16 bfloat16; do
+    case $type in float32) code=F32 ;; float16) code=F16 ;; *) code=BF16 ;; esac
+    run as_$type sft $labels --dataset $out/arith.jsonl --pretrain $before --save_dtype $type
+    run again_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/as_$type --max_steps 0
+    run shards_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/as_$type --max_steps 0 --max_shard_size 20KB
+    run back_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/shards_$type --max_steps 0
+    files=$(ls $out/shards_$type/model-*.safetensors 2>/dev/null | wc -l)
+    one=$(types $out/as_$type $code 1 2>&1)
+    if [ "$files" -gt 2 ] && [ "$one" = "$(types $out/again_$type $code 1 2>&1)" ] && [ "$one" = "$(types $out/shards_$type $code $files 2>&1)" ] && [ "$one" = "$(types $out/back_$type $code 1 2>&1)" ] && tr -d ' \t' <$out/as_$type/config.json | grep -qE "dtype\":\"$type" && [ ! -e $out/shards_$type/model.safetensors ]; then ok bad_save_$type; else fail bad_save_$type "$files files, $one, $(types $out/again_$type $code 1 2>&1 | tail -n 1)"; fi
+done
+run rounded sft $labels --dataset $out/arith.jsonl --pretrain $out/as_float16
+grep -q "^notice: weights in .*rounded are rounded to float16" $out/rounded.log && types $out/rounded F16 1 >/dev/null && ok bad_save_rounded || fail bad_save_rounded "$(tail -n 1 $out/rounded.log)"
+# one file after several and several after one: what was there before goes
+run shards_float32 sft $labels --dataset $out/arith.jsonl --pretrain $before --max_steps 0
+if [ -z "$(ls $out/shards_float32 | grep -E 'model-|index')" ] && types $out/shards_float32 F32 1 >/dev/null; then ok bad_save_one_after_several; else fail bad_save_one_after_several "$(ls $out/shards_float32)"; fi
+run shards_float32 sft $labels --dataset $out/arith.jsonl --pretrain $before --max_steps 0 --max_shard_size 30KB
+if [ ! -e $out/shards_float32/model.safetensors ] && [ -e $out/shards_float32/model.safetensors.index.json ]; then ok bad_save_several_after_one; else fail bad_save_several_after_one "$(ls $out/shards_float32)"; fi
+refuse shard_size sft 'max_shard_size is 5 GB, but it must be a size such as 700MB or 5GB' $labels --dataset $out/arith.jsonl --max_shard_size '5 GB'
+# what a float16 cannot hold
+rm -rf $out/odd; cp -r $out/sft $out/odd
+python3 - $out/odd/model.safetensors <<'LARGE'
+import struct, sys
+data = bytearray(open(sys.argv[1], "rb").read()); data[-4:] = struct.pack("<f", 70000.0); open(sys.argv[1], "wb").write(data)
+LARGE
+refuse float16 sft 'holds 70000, which float16 cannot hold; give --save_dtype bfloat16 or float32' $labels --dataset $out/arith.jsonl --pretrain $out/odd --max_steps 0 --save_dtype float16
+# a model that seqpar did not write is not replaced without a word
+mkdir -p $out/foreign; python3 - $out/sft/model.safetensors $out/foreign/model.safetensors <<'FOREIGN'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+size, = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + size]); header["__metadata__"] = {"format": "pt"}
+text = json.dumps(header).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + data[8 + size:])
+FOREIGN
+sum=$(sha256sum <$out/foreign/model.safetensors)
+if build/train_sft --dataset $out/arith.jsonl $labels $shape --save_path $out/foreign --ckpt_path $out/foreign.ckpt >$out/foreign.log 2>&1; then fail bad_foreign "exit code 0"
+elif grep -q 'holds a model that seqpar did not write; give another --save_path, or --overwrite' $out/foreign.log && [ "$sum" = "$(sha256sum <$out/foreign/model.safetensors)" ] && [ "$(ls $out/foreign)" = model.safetensors ] && build/train_sft --dataset $out/arith.jsonl $labels $shape --save_path $out/foreign --ckpt_path $out/foreign.ckpt --overwrite >$out/foreign.log 2>&1 && [ "$sum" != "$(sha256sum <$out/foreign/model.safetensors)" ]; then ok bad_foreign; else fail bad_foreign "$(tail -n 1 $out/foreign.log)"; fi
 # Mistral's window, on one rank and on two; and in what is written
 folder mistral '"rope_theta": 10000.0, "sliding_window": 3,'
 sed -i 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/' $out/mistral/config.json

@@ -345,6 +345,13 @@ static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const c
                : demo_lock(&run->claims[DEMO_MODEL], text, error);
 }
 
+/* One of several files of weights, or their index, on the way. */
+static bool demo_half_shard(const char *name) {
+    const char *end = strstr(name, ".tmp.");
+    return end && demo_left_over(end) &&
+           (!strncmp(name, "model-", 6) || !strncmp(name, "model.safetensors.index.json.", 29));
+}
+
 /* Parts of a final model that a killed run was writing. */
 static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
     char path[1400];
@@ -353,7 +360,7 @@ static bool demo_visit_half_model(const char *folder, const char *name, void *us
     snprintf(path, sizeof path, "%s/%s", folder, name);
     if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path))
         demo_each_name(path, demo_visit_half_model, user);
-    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) ||
+    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) || demo_half_shard(name) ||
              (number && !strcmp(name + 18 + number, ".tmp")))
         unlink(path);
     return true;
@@ -426,7 +433,7 @@ static const char demo_free_options[] =
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
     "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"
     "backoff,"
-    "save_value_network,precompute_ref";
+    "save_value_network,precompute_ref,save_dtype,max_shard_size,overwrite";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
    fit. */
 static const char demo_fixed_options[] =

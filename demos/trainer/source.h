@@ -21,10 +21,8 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
 }
 
 /* What is otherwise than there: the type of numbers, and what the model gives. */
-static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c, int dtype) {
-    static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
-                                        [SEQPAR_DTYPE_F32] = "float32",
-                                        [SEQPAR_DTYPE_BF16] = "bfloat16"};
+static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
+                                      const char *dtype) {
     const demo_family *family = demo_family_of(config); /* NULL, if the file was changed meanwhile */
     const char *key =
         cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
@@ -32,7 +30,7 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
         const char *name = c->score ? family->sequence : family->causal;
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
     }
-    demo_source_set(config, key, cJSON_CreateString(types[dtype]));
+    demo_source_set(config, key, cJSON_CreateString(dtype));
     if (c->score)
         demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
     else
@@ -40,8 +38,8 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
 }
 
 static inline seqpar_status demo_source_config(const char *source, const char *folder,
-                                               const seqpar_llama_config *c, int dtype,
-                                               seqpar_error *error) {
+                                               const seqpar_llama_config *c,
+                                               const char *dtype, seqpar_error *error) {
     char path[4352];
     cJSON *json = demo_config_open(source, path, sizeof path, error);
     char *text = NULL;
@@ -75,10 +73,11 @@ static inline seqpar_status demo_source_copy(const char *source, const char *fol
     return error->status;
 }
 
-/* For weights of that model in storage type dtype, which stand in `folder` already. */
+/* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`
+   already. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
-                                             const seqpar_llama_config *c, int dtype,
-                                             seqpar_error *error) {
+                                             const seqpar_llama_config *c,
+                                             const char *dtype, seqpar_error *error) {
     if (demo_source_config(source, folder, c, dtype, error)) return error->status;
     for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
         if (demo_source_copy(source, folder, demo_source_files[i], error)) break;

@@ -27,10 +27,11 @@
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
-    const char *param_dtype;
+    const char *param_dtype, *save_dtype, *max_shard_size;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
+        overwrite,
         enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
@@ -93,6 +94,24 @@ typedef struct {
          "folder with config.json and model.safetensors to start from", \
          DEMO_ANY}, \
         {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
+         DEMO_ANY}, \
+        {"save_dtype", \
+         &(c).save_dtype, \
+         DEMO_STRING, \
+         "auto", \
+         "of the final model's numbers; auto: those of --pretrain, or as computed", \
+         DEMO_ANY}, \
+        {"max_shard_size", \
+         &(c).max_shard_size, \
+         DEMO_STRING, \
+         "5GB", \
+         "most of one file of the final model, as 700MB or 5GB", \
+         DEMO_ANY}, \
+        {"overwrite", \
+         &(c).overwrite, \
+         DEMO_FLAG, \
+         NULL, \
+         "save_path may hold a model that seqpar did not write", \
          DEMO_ANY}, \
         {"ckpt_path", \
          &(c).ckpt_path, \
@@ -643,6 +662,11 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     int64_t dp = c->data_parallel_size ? c->data_parallel_size
                  : c->world_size       ? c->world_size / c->ring_attn_size
                                        : 1;
+    if (demo_size_named(c->max_shard_size) < 0)
+        return snprintf(error, size,
+                        "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
+                        c->max_shard_size),
+               -1;
     if (!strcmp(c->device, "cpu") && demo_wants_bf16(c))
         return snprintf(error, size,
                         "--param_dtype bf16 is not for the cpu device, which computes in fp32; "
@@ -1004,6 +1028,8 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
     if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (!job->rank && !c->overwrite && demo_check_foreign(c->save_path, &why))
+        return snprintf(error, size, "%s", why.text), -1;
     if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset,
                       &why))
         return snprintf(error, size, "%s", why.text), -1;
@@ -1479,7 +1505,11 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 /* In the form of the folder that training began with. */
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
-    return demo_save_folder(&r->ctx, model, folder, r->job->config.pretrain, average);
+    const demo_config *c = &r->job->config;
+    demo_form form = {.source = c->pretrain,
+                      .dtype = demo_dtype_named(c->save_dtype),
+                      .shard_bytes = demo_size_named(c->max_shard_size)};
+    return demo_save_folder(&r->ctx, model, folder, &form, average);
 }
 
 /* Collective: the average as a model folder of its own. */
