@@ -226,12 +226,12 @@ rm -rf $out/again; cp -r $out/yarn4 $out/again; cp "$written" $out/again/config.
 run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
 if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
 # what is trained keeps what its source had beside weights
-folder whole '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
-echo '{"a tokenizer": 1}' >$out/whole/tokenizer.json; echo '{{ a template }}' >$out/whole/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/whole/generation_config.json
-sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/whole/config.json
-run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/whole
-if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
-if python3 - $out/whole/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
+folder complete '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
+echo '{"a tokenizer": 1}' >$out/complete/tokenizer.json; echo '{{ a template }}' >$out/complete/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/complete/generation_config.json
+sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/complete/config.json
+run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/complete
+if cmp -s $out/complete/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/complete/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/complete/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
+if python3 - $out/complete/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
 import json, sys
 before, after = (json.load(open(path)) for path in sys.argv[1:])
 assert dict(before, dtype="float32") == after, after
