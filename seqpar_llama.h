@@ -1223,7 +1223,7 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
         seqpar__llama_layer_buffer(c, &own->gate, &shared->gate, wide, 0, keep, &c->gate));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->up, &shared->up, wide, 0, keep, &c->up));
-    if (!sparse) return SEQPAR_OK;
+    if (!sparse && (keep || !f->experts)) return SEQPAR_OK;
     c->routes = &c->b->routes[keep ? c->layer : 0];
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->probs, &shared->probs, f->experts, 1,
                                                  keep, &c->probs));

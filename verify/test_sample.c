@@ -42,6 +42,17 @@ static const seqpar_llama_config parts = {.layers = 3,
                                           .o_bias = 1,
                                           .mlp_bias = 1,
                                           .qk_norm = 1};
+static const seqpar_llama_config routed = {.layers = 3,
+                                           .hidden = 24,
+                                           .heads = 6,
+                                           .kv_heads = 3,
+                                           .head_dim = 14,
+                                           .intermediate = 19,
+                                           .vocab = 47,
+                                           .experts = 5,
+                                           .experts_per_token = 2,
+                                           .expert_intermediate = 23,
+                                           .sparse_every = 2};
 static const seqpar_llama_sample_desc plain = {
     .max_new_tokens = 12, .temperature = 1, .top_p = 1, .seed = 5};
 
@@ -292,9 +303,10 @@ static void test_company(int reference, const seqpar_llama_config *config, doubl
             }
     seqpar_llama_texts_free(one.text, PROMPTS);
     test_end("sample_same_text_in_any_company_%s_%s_T%g", reference ? "fp64" : "cpu",
-             config == &parts  ? "parts"
-             : config == &tied ? "tied"
-                               : "grouped",
+             config == &parts    ? "parts"
+             : config == &routed ? "routed"
+             : config == &tied   ? "tied"
+                                 : "grouped",
              temperature);
 }
 
@@ -677,6 +689,9 @@ int main(int argc, char **argv) {
     test_greedy(1, &parts, "parts");
     test_greedy(0, &parts, "parts");
     test_company(0, &parts, 1);
+    test_greedy(1, &routed, "routed");
+    test_greedy(0, &routed, "routed");
+    test_company(0, &routed, 1);
     test_company(0, &grouped, 1);
     test_company(0, &tied, 1.3);
     test_company(0, &grouped, 0);
