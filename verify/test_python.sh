@@ -66,6 +66,7 @@ if ! python=$(ci/python_with.sh torch transformers); then
     skip python_families "no python3 here has torch and transformers"
 else
     run families verify/python/test_families.py $oracle $out/families
+    run family_steps verify/python/test_family_steps.py build/train_sft $out/family_steps
 fi
 
 # ---- the trainer ----
