@@ -6,7 +6,7 @@ OPT ?= -O3
 WARN = -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers
 CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Idemos/trainer -Iverify
-LDLIBS = -lcjson -lm -lpthread -ldl
+LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
 ORACLE = build/seqpar-verify

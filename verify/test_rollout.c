@@ -46,7 +46,8 @@ static void test_texts(void) {
          "b"}, /* zero would end the text */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *got = demo_tokens_as_text(cases[i].ids, cases[i].count);
+        const demo_words bytes = demo_words_of(NULL);
+        char *got = demo_tokens_as_text(&bytes, cases[i].ids, cases[i].count);
         test_expect(!strcmp(got, cases[i].want), "case %d is '%s', not '%s'", (int)i, got,
                     cases[i].want);
         free(got);
@@ -132,14 +133,12 @@ static void test_last_number(void) {
                  {"12a", "12"},
                  {"0012", "0012"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int32_t ids[32];
-        int64_t tokens = (int64_t)strlen(cases[i].text), length;
-        for (int64_t t = 0; t < tokens; t++) ids[t] = cases[i].text[t];
-        ids[tokens] = DEMO_EOS;
-        int begin = demo_last_number(ids, tokens + 1, &length);
+        int64_t length;
+        const char *begin = demo_last_number(cases[i].text, &length);
         test_expect(length == (int64_t)strlen(cases[i].number) &&
-                        !strncmp(cases[i].text + begin, cases[i].number, (size_t)length),
-                    "'%s': %lld digits from %d on", cases[i].text, (long long)length, begin);
+                        !strncmp(begin, cases[i].number, (size_t)length),
+                    "'%s': %lld digits from %d on", cases[i].text, (long long)length,
+                    (int)(begin - cases[i].text));
     }
     test_end("rule_last_number");
 }

@@ -17,7 +17,7 @@ build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
     return 1
 }
 run() { # NAME FLAGS SUITE ENVIRONMENT...
-    local name=$1 flags=$2 suite=$3 library="$linked $out/$1.o" libraries="-lcjson -lcurl -lm -lpthread" begin=$SECONDS; shift 3
+    local name=$1 flags=$2 suite=$3 library="$linked $out/$1.o" libraries="-lcjson -lcurl -lz -lm -lpthread" begin=$SECONDS; shift 3
     case $suite in fold | plan | attn) library="" ;; esac
     [ -e $out/$name.o ] || libraries="" build $name.o "$flags -DSEQPAR_COUNT_WORK -c" verify/library.c || return
     build ${name}_$suite "$flags" verify/test_$suite.c $library || return
