@@ -311,6 +311,7 @@ class Template:
         self.marked = re.search(r"{%-?\s*generation\s*-?%}", text) is not None
         try:
             self.template = template_environment(now).from_string(text)
+            self.template.globals = dict(self.template.globals)  # as it is, each rendering walks through two of them
         except self.error as why:
             raise Refused(f"the chat template is no Jinja: {why}; look at --tokenizer_chat_template or the folder's own")
 
@@ -633,8 +634,8 @@ class Maker:
 
     def packed(self, kept):
         documents = [d for drafts, _ in kept for d in drafts]
-        out = {IDS: little("i", itertools.chain.from_iterable(d.ids for d in documents)),
-               MASK: b"".join([bytes(d.mask) for d in documents]),
+        out = {IDS: b"".join([little("i", d.ids) for d in documents]),
+               MASK: b"".join([d.mask for d in documents]),
                OFFSETS: [len(d.ids) for d in documents]}
         if self.o.kind == "pairs":
             out[MARGINS] = little("d", (more for _, more in kept))
@@ -683,10 +684,13 @@ def once(pairs):
     return found
 
 
+DECODER = json.JSONDecoder(object_pairs_hook=once)
+
+
 def record_of(payload):
     if isinstance(payload, bytes):
         try:
-            payload = json.loads(payload, object_pairs_hook=once)
+            payload = DECODER.decode(payload.decode())
         except UnicodeDecodeError as why:
             raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
         except ValueError as why:

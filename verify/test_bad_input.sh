@@ -229,7 +229,18 @@ if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; t
 folder whole '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
 echo '{"a tokenizer": 1}' >$out/whole/tokenizer.json; echo '{{ a template }}' >$out/whole/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/whole/generation_config.json
 sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/whole/config.json
-run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/whole
+printf '{"input_ids": [1, 2, 3, 4], "labels": [-100, 2, 3, 4]}\n%.0s' 1 2 3 4 5 6 >$out/whole.jsonl
+run from_kept sft --dataset $out/whole.jsonl --max_steps 1 --pretrain $out/whole
+# text for a model with a tokenizer is not trained as bytes: what to type instead is said
+command='python3 demos/prepare.py --kind %s --pretrain '$out'/whole --dataset '$out'/%s.jsonl --output '$out'/%s.jsonl.tokens'
+for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $keys" "kto labelled labelled $labels"; do
+    read -r trainer kind data options <<<"$stage"
+    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/whole has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/whole
+done
+refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/whole
+refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --pretrain $out/whole
+echo 'plain text' >$out/plain.txt
+refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/whole
 if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
 if python3 - $out/whole/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
 import json, sys
