@@ -45,7 +45,7 @@ verify: setup $(VERIFY)
 # What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
-RUN_DEMOS = train runs kills processes post bad_input sizes fuzz reward ppo readme
+RUN_DEMOS = python train runs kills processes post bad_input sizes fuzz reward ppo readme
 check: setup-check
 	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)

@@ -49,6 +49,7 @@ OFFSETS, IDS, MASK, STOPS, WORD_OFFSETS, WORDS, WORD_FLAGS, ABOUT, MARGINS, LABE
 MAGIC, VERSION, HEADER, ENTRY, ALIGNED = b"\x89SEQTOK\n", 1, 96, 32, 64
 BATCH = 256          # records that a process takes at a time
 STREAM = 1 << 22     # characters of plain text that it takes at a time
+AROUND = 256         # and those around them that it sees
 MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
 TEMPLATE_FILES = "chat_template.jinja, chat_template.json or a chat_template in tokenizer_config.json"
 
@@ -389,7 +390,8 @@ class Template:
 
 
 def canonical(text):
-    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
+    """Without what a normalizer may change."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ").split())
 
 
 class Draft:
@@ -520,8 +522,8 @@ class Maker:
     def encode(self, tokenizer, texts):
         try:
             return iter(tokenizer.encode_batch(texts, add_special_tokens=False))
-        except UnicodeEncodeError as why:
-            raise Refused(f"a text holds half a character (a lone surrogate, {why.object[why.start]!r}); remove it")
+        except (UnicodeEncodeError, TypeError):  # by version
+            raise Refused("a text holds half a character (a lone surrogate such as \\ud800); remove it")
 
     def tokenize(self, drafts):
         fresh, going_on = [], []
@@ -572,6 +574,12 @@ class Maker:
             raise Refused(f"the tokens of what the assistant says read {read[:60]!r}, not {text[:60]!r}; the tokenizer's "
                           "offsets cannot be relied on, pip install -U tokenizers")
 
+    def look_at_prompt(self, d):
+        """Has a prompt alone, which texts are sampled for, the tokens that it has before an answer? One of a batch is asked."""
+        if d.spans and d.spans[0][0]:
+            prompt = next(self.encode(self.folder.fresh, [d.text[:d.spans[0][0]]])).ids
+            self.counts["apart"] += prompt != d.ids[:d.prompt_tokens]
+
     # -- what is kept --
 
     def fits(self, d, room):
@@ -618,6 +626,7 @@ class Maker:
             except Refused as why:
                 raise Refused(f"{where}: {why}") from None
         self.tokenize_all(made)
+        self.look_at_prompt(made[0][0][0])
         kept = [(drafts, more) for drafts, more, _ in made if self.keep(drafts)]
         return self.packed(kept), dict(self.counts)
 
@@ -648,12 +657,21 @@ class Maker:
         return out
 
     def stream(self, item):
-        """A part of a plain text as ids. It is tokenized with the line before it, whose tokens are left out again, so that its
-        own are those it has in the whole text."""
-        path, text, context = item
-        encoding = next(self.encode(self.folder.fresh, [context + text]))
-        ids, begins = encoding.ids, [begin for begin, _ in encoding.offsets]
-        return little("i", ids[bisect.bisect_left(begins, len(context)) if context else 0:])
+        """A part of a plain text as ids. It is tokenized with what is around it, whose tokens are left out again, so that its
+        own are those it has in the whole text; but where a token would reach into another part, it ends there."""
+        _, before, text, after = item
+        tokenizer = self.folder.going_on if before else self.folder.fresh
+        while True:
+            encoding = next(self.encode(tokenizer, [before + text + after]))
+            begins = [begin for begin, _ in encoding.offsets] + [len(before + text + after)]
+            first, end = (bisect.bisect_left(begins, at) for at in (len(before), len(before) + len(text)))
+            first = first if before else 0
+            if begins[first] > len(before):
+                before = ""
+            elif begins[end] > len(before) + len(text):
+                after = ""
+            else:
+                return little("i", encoding.ids[first:end])
 
 
 def span_tokens(encoding, begin, end, count):
@@ -805,7 +823,7 @@ def line_begin(text):
 
 
 def stream_items(files):
-    """Parts of plain text, cut where a line begins, each with the line before it."""
+    """Parts of plain text, cut where a line begins, each with some of the text around it."""
     for path in files:
         try:
             with open(path, encoding="utf-8-sig", newline="") as file:
@@ -813,10 +831,10 @@ def stream_items(files):
                 while part := file.read(STREAM):
                     text += part
                     if at := line_begin(text):
-                        yield path, text[:at], context
-                        context, text = text[text.rfind("\n", 0, at - 1) + 1:at], text[at:]
+                        yield path, context, text[:at], text[at:at + AROUND]
+                        context, text = text[text.rfind("\n", 0, max(at - AROUND, 0)) + 1:at], text[at:]
                 if text:
-                    yield path, text, context
+                    yield path, context, text, ""
         except OSError as why:
             raise Refused(f"{path} cannot be read: {why.strerror}; give a .txt of UTF-8")
         except UnicodeDecodeError as why:
@@ -1091,9 +1109,10 @@ def summary(counts, tokens, kind):
 
 def notices(o, maker, counts):
     yield from maker.folder.notices()
-    if counts["merged"]:
-        yield (f"in {counts['merged']} places the last characters of a prompt and the first of the answer are one token, which is "
-               "learnt, so that a prompt alone has other tokens there; a template that ends a prompt in a special token has none")
+    if counts["merged"] or counts["apart"]:
+        yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and {counts['apart']} of "
+               f"{-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts are sampled for them; a "
+               "template that ends prompts in a special token, or a line, has none of this")
     if counts["unknown"]:
         yield f"{counts['unknown']} documents hold characters that the tokenizer does not know"
     if o.apply_chat_template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
