@@ -238,7 +238,7 @@ for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $ke
     refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/whole has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/whole
 done
 refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/whole
-refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --pretrain $out/whole
+refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/whole
 echo 'plain text' >$out/plain.txt
 refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/whole
 if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi

@@ -55,6 +55,29 @@ static void test_texts(void) {
     test_end("server_texts");
 }
 
+/* By the words of a token file: a character may be several of them; special ones, and ids
+   that the tokenizer does not have, are left out. */
+static void test_words(void) {
+    static const uint64_t offsets[] = {0, 3, 4, 6, 10};
+    static const uint8_t flags[] = {0, 0, 0, 1};
+    static const unsigned char map[64] = " 12\xE2\x82\xAC</s>";
+    const demo_token_section where[] = {{.begin = 64, .bytes = sizeof offsets}, {.bytes = 10}};
+    const demo_token_head head = {.words = 4};
+    unsigned char *whole = (unsigned char *)demo_room(1, 64 + sizeof offsets);
+    demo_token_file file = {.map = whole, .head = &head, .flags = flags};
+    memcpy(whole, map, 64);
+    memcpy(whole + 64, offsets, sizeof offsets);
+    file.section[DEMO_WORD_OFFSETS] = &where[0];
+    file.section[DEMO_WORDS] = &where[1];
+    const demo_words words = {.file = &file};
+    static const int32_t ids[] = {0, 1, 2, 3, 4, 1, 0, 3};
+    char *text = demo_tokens_as_text(&words, ids, 8);
+    test_expect(!strcmp(text, " 12\xE2\x82\xAC\xEF\xBF\xBD 12"), "'%s'", text);
+    free(text);
+    free(whole);
+    test_end("server_words");
+}
+
 static void test_question(void) {
     char *query[] = {"2 + 3 = \"5\"\n", "b"}, *prompt[] = {"2 + 3 =", ""}, *label[] = {"5", ""};
     demo_reward_question question = {query, prompt, label, 2};
@@ -409,6 +432,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     test_texts();
+    test_words();
     test_question();
     test_answers();
     test_addresses();

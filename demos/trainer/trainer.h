@@ -878,6 +878,27 @@ static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const
            -1;
 }
 
+/* Models that read the same ids: one with another tokenizer would read another text. */
+static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
+    static const char *const names[] = {"ref_pretrain", "reward_pretrain", "critic_pretrain"};
+    demo_fingerprint there;
+    char one[DEMO_PATH_LIMIT + 1];
+    for (int i = 0; job->train.file && i < 3; i++)
+        for (const char *at = demo_option_path(job->bindings, job->binding_count, names[i]); at;
+             at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+            snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+            if (demo_folder_fingerprint(one, &there) &&
+                !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
+                return snprintf(error, size,
+                                "--%s %.1000s has another tokenizer.json than the one that "
+                                "%.1000s was made with; take a model of the same tokenizer, or "
+                                "copy the file if it is only written otherwise",
+                                names[i], one, job->config.dataset),
+                       -1;
+        }
+    return 0;
+}
+
 /* Does something learn from each of its documents? What is said to a prompt is not there
    yet. */
 static bool demo_unit_usable(const demo_job *job, int64_t unit) {
@@ -926,6 +947,7 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
     if (demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
+        demo_folders_agree(job, error, size) ||
         demo_units_fit(job, &job->train, c->dataset, error, size) ||
         demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
         return -1;

@@ -79,7 +79,7 @@ def byte_level(folder, specials, config, pattern=PATTERN, **more):
         t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), t.pre_tokenizer])
     t.train_from_iterator(list(texts(1, 400)), trainers.BpeTrainer(vocab_size=420, special_tokens=specials, show_progress=False,
                                                                    initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    t.add_tokens([AddedToken("<tool>", special=False)])
+    t.add_tokens([AddedToken("<t\u00f6\u00f6l>", special=False)])
     write(folder, t, config, **more)
 
 
@@ -300,6 +300,14 @@ def test_turns():
             assert whole.mask[0] == [0] + [1] * (len(whole.ids[0]) - 1), model
 
 
+def test_torn_characters():
+    """What is learnt ends in a character of several tokens: all of them, and none of the next."""
+    marked = "{% for m in messages %}and {% generation %}{{ m['content'] }}{% endgeneration %} is{% endfor %}"
+    for name in FOLDERS:
+        read = run(name, lines("torn", [{"messages": conversation(2, "a", "yes \U0001F600\U0001D11E")}]), *CHAT, "--tokenizer_chat_template", marked)
+        assert read.learnt(0)[1] == ("" if read.learnt(0)[1][0] == "y" else " ") + "yes \U0001F600\U0001D11E", (name, read.learnt(0))
+
+
 def test_sampled_prompts():
     """A prompt that is sampled for has the tokens that the same prompt has in training."""
     asked = [{"q": text, "a": other} for text, other in zip(texts(6, 200), texts(7, 200))]
@@ -430,8 +438,12 @@ def test_stream():
 
 
 def test_workers():
-    data = lines("many", conversations(9, 1500))
-    one, four = run("chatml_plain", data, *CHAT), run("chatml_plain", data, *CHAT, workers=4, out="four")
+    data, whole = lines("many", conversations(9, 1500)), prepare.BATCH
+    prepare.BATCH = 32
+    try:
+        one, four = run("chatml_plain", data, *CHAT), run("chatml_plain", data, *CHAT, workers=4, out="four")
+    finally:
+        prepare.BATCH = whole
     assert one.raw == four.raw and len(one.ids) == 1500
     broken = lines("many", conversations(9, 1200) + ["{"])
     code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", broken, "--output",
@@ -587,6 +599,8 @@ def test_trainers():
     assert "is of kind sft, for train_sft" in train("dpo", "--dataset", sft, *base, *save, code=2)
     assert "a document has " in train("sft", "--dataset", sft, *base, *save, "--max_len", "20", code=2)
     assert "was made with another tokenizer" in train("sft", "--dataset", sft, "--pretrain", other_tokenizer(model), *save, code=2)
+    assert "has another tokenizer.json than the one that" in train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save,
+                                                                   code=2)
     raw = train("sft", "--dataset", os.path.abspath(f"{OUT}/arith.jsonl"), "--input_key", "question", "--output_key", "answer", *base, *save, code=2)
     command = raw[raw.index("python3 demos/prepare.py"):].strip()
     subprocess.run([sys.executable, *command.split()[1:], "--overwrite"], cwd=ROOT, check=True, capture_output=True)
