@@ -1044,6 +1044,50 @@ typedef struct seqpar_sample_args {
     int32_t *ids;    /* (rows) */
 } seqpar_sample_args;
 
+/* Which experts a token goes to: probs = softmax of the logits over all experts; ids, the
+   `chosen` likeliest from the likeliest on, of equals the one with the lowest number; weights
+   their probabilities, with `normed` divided by their sum. probs (rows, experts) and weights
+   (rows, chosen) are accumulators, ids (rows, chosen) the host's. Probabilities are compared as
+   they are stored. */
+typedef struct seqpar_route_args {
+    seqpar_mat logits; /* (rows, experts) */
+    int64_t rows, experts, chosen;
+    int normed;
+    void *probs, *weights;
+    int32_t *ids;
+} seqpar_route_args;
+
+/* dlogits (rows, experts) from dweights (rows, chosen) and balance (experts), dL/dprobs of all
+   rows, the host's. loss (rows) += sum over experts of balance x probs. Either may be NULL. */
+typedef struct seqpar_route_grad_args {
+    seqpar_mat dlogits;
+    int64_t rows, experts, chosen;
+    int normed;
+    const void *probs, *weights, *dweights; /* accumulators, like loss */
+    const int32_t *ids;                     /* the host's, as from route */
+    const double *balance;
+    void *loss;
+} seqpar_route_grad_args;
+
+/* y[t] = sum over j of weights[at[t, j]] x[from[t, j]], j rising; accumulate: from the old y
+   on. from, at (rows, terms) are the host's; at NULL: [t, j] itself; weights, accumulators,
+   NULL: 1. x may be y where row t is made of row t alone. */
+typedef struct seqpar_mix_args {
+    seqpar_mat y, x;
+    int64_t rows, terms, width;
+    const int32_t *from, *at;
+    const void *weights;
+    int accumulate;
+} seqpar_mix_args;
+
+/* out[to[t]] = a[t] . b[t]; out: accumulators, to (rows): the host's */
+typedef struct seqpar_dots_args {
+    seqpar_mat a, b;
+    int64_t rows, width;
+    const int32_t *to;
+    void *out;
+} seqpar_dots_args;
+
 /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
 typedef struct seqpar_sumsq_args {
     double *out;
@@ -1088,6 +1132,10 @@ typedef struct seqpar_update_args {
     X(fold)           /* own kernel */ \
     X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
     X(attn_merge)     /* own kernel, a warp a (token, head) */ \
+    X(route)          /* own kernel, a warp a row, + cudaMemcpyAsync */ \
+    X(route_grad)     /* own kernel, a warp a row */ \
+    X(mix)            /* own kernel, a block a row */ \
+    X(dots)           /* own kernel, a warp a row */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */
 #define SEQPAR_DEVICE_OPS(X) SEQPAR_DEVICE_OPS_EACH(X) SEQPAR_DEVICE_OPS_HOST(X)
 
@@ -10572,6 +10620,128 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
     SEQPAR_FREE(s.heap);
     return t ? SEQPAR_OK : seqpar__no_memory(device->error, "choosing tokens");
 }
+
+/* ---- experts: a job is a run of rows ---- */
+
+#define SEQPAR__ROW_RUN 32
+
+typedef struct seqpar__row_run {
+    const seqpar_device *device;
+    const void *args;
+    int64_t rows;
+} seqpar__row_run;
+
+/* Of equals the one with the lowest number, and a number where all are NaN. */
+static int32_t seqpar__likeliest(const double *p, int64_t experts, const int32_t *ids,
+                                 int64_t before) {
+    int32_t best = -1;
+    for (int32_t e = 0; e < (int32_t)experts; e++) {
+        int64_t j = 0;
+        while (j < before && ids[j] != e) j++;
+        if (j == before && (best < 0 || p[e] > p[best])) best = e;
+    }
+    return best;
+}
+
+/* p (experts): logits, then probabilities as they are stored */
+static void seqpar__route_softmax(double *p, int64_t experts, int A) {
+    double top = p[0], sum = 0;
+    for (int64_t e = 1; e < experts; e++) top = SEQPAR__MAX(top, p[e]);
+    for (int64_t e = 0; e < experts; e++) sum += p[e] = seqpar_exp(p[e] - top);
+    for (int64_t e = 0; e < experts; e++) p[e] = seqpar__rounded(p[e] / sum, A);
+}
+
+static void seqpar__route_row(const seqpar__row_run *w, int64_t t, double *p) {
+    const seqpar_route_args *a = (const seqpar_route_args *)w->args;
+    int S = w->device->storage, A = w->device->accumulator;
+    int32_t *ids = a->ids + t * a->chosen;
+    double sum = 0;
+    for (int64_t e = 0; e < a->experts; e++) p[e] = seqpar__of(a->logits, t, e, S);
+    seqpar__route_softmax(p, a->experts, A);
+    for (int64_t e = 0; e < a->experts; e++)
+        seqpar__element_set(a->probs, t * a->experts + e, A, p[e]);
+    for (int64_t j = 0; j < a->chosen; j++) {
+        ids[j] = seqpar__likeliest(p, a->experts, ids, j);
+        sum += p[ids[j]];
+    }
+    for (int64_t j = 0; j < a->chosen; j++)
+        seqpar__element_set(a->weights, t * a->chosen + j, A,
+                            a->normed ? p[ids[j]] / sum : p[ids[j]]);
+}
+
+/* w_j = p_j / s with s = sum of the chosen p: dp_j = (dw_j - sum of dw w) / s. Then through the
+   softmax: dx = p (dp - sum of p dp). */
+static void seqpar__route_grad_row(const seqpar__row_run *w, int64_t t, double *dp) {
+    const seqpar_route_grad_args *a = (const seqpar_route_grad_args *)w->args;
+    int S = w->device->storage, A = w->device->accumulator;
+    int64_t row = t * a->experts, pair = t * a->chosen;
+    double sum = 0, mean = 0, loss = 0, whole = 0;
+    for (int64_t e = 0; e < a->experts; e++) {
+        dp[e] = a->balance ? a->balance[e] : 0;
+        loss = SEQPAR__FMA(dp[e], seqpar__element(a->probs, row + e, A), loss);
+    }
+    for (int64_t j = 0; j < a->chosen; j++) {
+        sum += seqpar__element(a->probs, row + a->ids[pair + j], A);
+        mean = SEQPAR__FMA(seqpar__element(a->dweights, pair + j, A),
+                           seqpar__element(a->weights, pair + j, A), mean);
+    }
+    for (int64_t j = 0; j < a->chosen; j++) {
+        double d = seqpar__element(a->dweights, pair + j, A);
+        dp[a->ids[pair + j]] += a->normed ? (d - mean) / sum : d;
+    }
+    for (int64_t e = 0; e < a->experts; e++)
+        whole = SEQPAR__FMA(seqpar__element(a->probs, row + e, A), dp[e], whole);
+    for (int64_t e = 0; e < a->experts; e++)
+        seqpar__put(a->dlogits, t, e, S,
+                    seqpar__element(a->probs, row + e, A) * (dp[e] - whole));
+    if (a->loss) seqpar__element_set(a->loss, t, A, seqpar__element(a->loss, t, A) + loss);
+}
+
+static void seqpar__mix_row(const seqpar__row_run *w, int64_t t, double *sums) {
+    const seqpar_mix_args *a = (const seqpar_mix_args *)w->args;
+    int S = w->device->storage, A = w->device->accumulator;
+    for (int64_t i = 0; i < a->width; i++)
+        sums[i] = a->accumulate ? seqpar__of(a->y, t, i, S) : 0;
+    for (int64_t j = t * a->terms; j < (t + 1) * a->terms; j++) {
+        double weight = a->weights ? seqpar__element(a->weights, a->at ? a->at[j] : j, A) : 1;
+        for (int64_t i = 0; i < a->width; i++)
+            sums[i] = SEQPAR__FMA(weight, seqpar__of(a->x, a->from[j], i, S), sums[i]);
+    }
+    for (int64_t i = 0; i < a->width; i++) seqpar__put(a->y, t, i, S, sums[i]);
+}
+
+static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratch) {
+    const seqpar_dots_args *a = (const seqpar_dots_args *)w->args;
+    int S = w->device->storage;
+    double sum = 0;
+    (void)scratch;
+    for (int64_t i = 0; i < a->width; i++)
+        sum = SEQPAR__FMA(seqpar__of(a->a, t, i, S), seqpar__of(a->b, t, i, S), sum);
+    seqpar__element_set(a->out, a->to[t], w->device->accumulator, sum);
+}
+
+/* A job of each of them, with `width` doubles of scratch. */
+#define SEQPAR__ROW_OP(op, width) \
+    static void seqpar__##op##_job(void *user, int64_t i, char *scratch) { \
+        const seqpar__row_run *w = (const seqpar__row_run *)user; \
+        int64_t end = SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_RUN); \
+        for (int64_t t = i * SEQPAR__ROW_RUN; t < end; t++) \
+            seqpar__##op##_row(w, t, (double *)scratch); \
+    } \
+    static seqpar_status seqpar__host_##op(seqpar_device *device, const seqpar_##op##_args *a, \
+                                           void *queue) { \
+        seqpar__row_run w; \
+        (void)queue; \
+        w.device = device; \
+        w.args = a; \
+        w.rows = a->rows; \
+        return seqpar__parallel_runs(device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, \
+                                     (width) * (int64_t)sizeof(double), seqpar__##op##_job, &w); \
+    }
+SEQPAR__ROW_OP(route, a->experts)
+SEQPAR__ROW_OP(route_grad, a->experts)
+SEQPAR__ROW_OP(mix, a->width)
+SEQPAR__ROW_OP(dots, 1)
 
 static seqpar_device *seqpar__host_device(const char *name, int storage, int accumulator) {
     seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);

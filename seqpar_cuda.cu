@@ -2789,6 +2789,225 @@ static void device_close(seqpar_device *device) {
     free(self);
 }
 
+/* ---- experts: a warp a row; sums of floats, in an order that hangs on the width alone ---- */
+
+static __device__ __forceinline__ float warp_max(float x) {
+    for (int i = WARP / 2; i; i /= 2) x = larger(x, __shfl_xor_sync(0xffffffffu, x, i));
+    return x;
+}
+
+/* The likeliest expert that is none of ids (before): of equals the lowest number, and a number
+   where all are NaN. */
+static __device__ int32_t likeliest_expert(const float *p, int64_t experts, const int32_t *ids,
+                                           int64_t before) {
+    float best = -INFINITY;
+    int id = INT32_MAX;
+    for (int e = lane_of(); e < experts; e += WARP) {
+        bool taken = false;
+        for (int64_t j = 0; j < before; j++) taken |= ids[j] == e;
+        if (!taken && (id == INT32_MAX || p[e] > best)) {
+            best = p[e];
+            id = e;
+        }
+    }
+    for (int i = WARP / 2; i; i /= 2) {
+        float other = __shfl_xor_sync(0xffffffffu, best, i);
+        int its = __shfl_xor_sync(0xffffffffu, id, i);
+        if (its != INT32_MAX && (id == INT32_MAX || other > best || (!(other < best) && its < id))) {
+            best = other;
+            id = its;
+        }
+    }
+    return id;
+}
+
+struct route_view {
+    int64_t stride, rows, experts, chosen;
+    int normed;
+};
+
+template <class T>
+__global__ void route_kernel(float *probs, float *weights, int32_t *ids, const T *logits,
+                             route_view v) {
+    int64_t row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= v.rows) return;
+    const T *x = logits + row * v.stride;
+    float *p = probs + row * v.experts, *w = weights + row * v.chosen;
+    int32_t *id = ids + row * v.chosen;
+    float top = -INFINITY, sum = 0, taken = 0;
+    for (int64_t e = lane_of(); e < v.experts; e += WARP) top = larger(top, wide(x[e]));
+    top = warp_max(top);
+    for (int64_t e = lane_of(); e < v.experts; e += WARP) sum += p[e] = expf(wide(x[e]) - top);
+    sum = warp_sum(sum);
+    for (int64_t e = lane_of(); e < v.experts; e += WARP) p[e] /= sum;
+    __syncwarp();
+    for (int64_t j = 0; j < v.chosen; j++) {
+        int32_t best = likeliest_expert(p, v.experts, id, j);
+        if (lane_of() == 0) id[j] = best;
+        taken += p[best];
+        __syncwarp();
+    }
+    for (int64_t j = lane_of(); j < v.chosen; j += WARP)
+        w[j] = v.normed ? p[id[j]] / taken : p[id[j]];
+}
+
+template <class T>
+static seqpar_status op_route(seqpar_device *device, const seqpar_route_args *a, void *queue) {
+    cuda_device *self = of(device);
+    int64_t pairs = a->rows * a->chosen;
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int32_t *ids = (int32_t *)scratch(self, pairs * 4);
+    if (!ids) return SEQPAR_ERR_MEMORY;
+    route_view v = {a->logits.stride, a->rows, a->experts, a->chosen, a->normed};
+    seqpar_status status = SEQPAR_CUDA_LAUNCH(
+        self, route_kernel<T>, blocks_for(a->rows, BLOCK / WARP), dim3(BLOCK), 0,
+        (float *)a->probs, (float *)a->weights, ids, (const T *)a->logits.data, v);
+    if (!status)
+        status = launched(self, "reading the experts of tokens",
+                          cudaMemcpyAsync(a->ids, ids, (size_t)pairs * 4,
+                                          cudaMemcpyDeviceToHost, self->stream));
+    return finish(self, status, NULL); /* ids are the host's */
+}
+
+struct route_grad_view {
+    int64_t stride, rows, experts, chosen;
+    int normed;
+    const float *probs, *weights, *dweights;
+    const int32_t *ids;
+    const double *balance; /* NULL: 0 */
+    float *loss;           /* or NULL */
+};
+
+/* dL/dp of expert e of a row */
+static __device__ float route_dp(const route_grad_view &v, int64_t row, int64_t e, float mean,
+                                 float sum) {
+    float dp = v.balance ? (float)v.balance[e] : 0;
+    for (int64_t j = row * v.chosen; j < (row + 1) * v.chosen; j++)
+        if (v.ids[j] == e) dp += v.normed ? (v.dweights[j] - mean) / sum : v.dweights[j];
+    return dp;
+}
+
+template <class T> __global__ void route_grad_kernel(T *dlogits, route_grad_view v) {
+    int64_t row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= v.rows) return;
+    const float *p = v.probs + row * v.experts;
+    float sum = 0, mean = 0, whole = 0, loss = 0;
+    for (int64_t j = row * v.chosen; j < (row + 1) * v.chosen; j++) {
+        sum += p[v.ids[j]];
+        mean = fmaf(v.dweights[j], v.weights[j], mean);
+    }
+    for (int64_t e = lane_of(); e < v.experts; e += WARP) {
+        whole = fmaf(p[e], route_dp(v, row, e, mean, sum), whole);
+        loss = fmaf(p[e], v.balance ? (float)v.balance[e] : 0, loss);
+    }
+    whole = warp_sum(whole);
+    loss = warp_sum(loss);
+    for (int64_t e = lane_of(); e < v.experts; e += WARP)
+        narrow(&dlogits[row * v.stride + e], p[e] * (route_dp(v, row, e, mean, sum) - whole));
+    if (v.loss && lane_of() == 0) v.loss[row] += loss;
+}
+
+template <class T>
+static seqpar_status op_route_grad(seqpar_device *device, const seqpar_route_grad_args *a,
+                                   void *queue) {
+    cuda_device *self = of(device);
+    const double none = 0;
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int64_t ids = pack(self, a->ids, a->rows * a->chosen * 4);
+    int64_t balance = pack(self, a->balance ? a->balance : &none,
+                           (a->balance ? a->experts : 1) * 8);
+    const char *lists = upload(self);
+    if (ids < 0 || balance < 0 || !lists) return SEQPAR_ERR_MEMORY;
+    route_grad_view v = {a->dlogits.stride,
+                         a->rows,
+                         a->experts,
+                         a->chosen,
+                         a->normed,
+                         (const float *)a->probs,
+                         (const float *)a->weights,
+                         (const float *)a->dweights,
+                         (const int32_t *)(lists + ids),
+                         a->balance ? (const double *)(lists + balance) : NULL,
+                         (float *)a->loss};
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, route_grad_kernel<T>,
+                                     blocks_for(a->rows, BLOCK / WARP), dim3(BLOCK), 0,
+                                     (T *)a->dlogits.data, v),
+                  queue);
+}
+
+struct mix_view {
+    int64_t y_stride, x_stride, terms, width;
+    const int32_t *from, *at; /* at: or NULL */
+    const float *weights;     /* or NULL */
+    int accumulate;
+};
+
+template <class T> __global__ void mix_kernel(T *y, const T *x, mix_view v) {
+    int64_t row = blockIdx.x;
+    for (int64_t i = threadIdx.x; i < v.width; i += blockDim.x) {
+        float sum = v.accumulate ? wide(y[row * v.y_stride + i]) : 0;
+        for (int64_t j = row * v.terms; j < (row + 1) * v.terms; j++)
+            sum = fmaf(v.weights ? v.weights[v.at ? v.at[j] : j] : 1,
+                       wide(x[v.from[j] * v.x_stride + i]), sum);
+        narrow(&y[row * v.y_stride + i], sum);
+    }
+}
+
+template <class T>
+static seqpar_status op_mix(seqpar_device *device, const seqpar_mix_args *a, void *queue) {
+    cuda_device *self = of(device);
+    int64_t bytes = a->rows * a->terms * 4;
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int64_t from = pack(self, a->from, bytes), at = a->at ? pack(self, a->at, bytes) : 0;
+    const char *lists = upload(self);
+    if (from < 0 || at < 0 || !lists) return SEQPAR_ERR_MEMORY;
+    mix_view v = {a->y.stride,
+                  a->x.stride,
+                  a->terms,
+                  a->width,
+                  (const int32_t *)(lists + from),
+                  a->at ? (const int32_t *)(lists + at) : NULL,
+                  (const float *)a->weights,
+                  a->accumulate};
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, mix_kernel<T>, dim3((unsigned)a->rows), dim3(BLOCK),
+                                     0, (T *)a->y.data, (const T *)a->x.data, v),
+                  queue);
+}
+
+template <class T>
+__global__ void dots_kernel(float *out, const int32_t *to, const T *a, int64_t a_stride,
+                            const T *b, int64_t b_stride, int64_t rows, int64_t width) {
+    int64_t row = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (row >= rows) return;
+    float sum = 0;
+    for (int64_t i = lane_of(); i < width; i += WARP)
+        sum = fmaf(wide(a[row * a_stride + i]), wide(b[row * b_stride + i]), sum);
+    sum = warp_sum(sum);
+    if (lane_of() == 0) out[to[row]] = sum;
+}
+
+template <class T>
+static seqpar_status op_dots(seqpar_device *device, const seqpar_dots_args *a, void *queue) {
+    cuda_device *self = of(device);
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int64_t to = pack(self, a->to, a->rows * 4);
+    const char *lists = upload(self);
+    if (to < 0 || !lists) return SEQPAR_ERR_MEMORY;
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, dots_kernel<T>, blocks_for(a->rows, BLOCK / WARP),
+                                     dim3(BLOCK), 0, (float *)a->out,
+                                     (const int32_t *)(lists + to), (const T *)a->a.data,
+                                     a->a.stride, (const T *)a->b.data, a->b.stride, a->rows,
+                                     a->width),
+                  queue);
+}
+
 template <class T> static void fill_table(seqpar_device *d) {
     d->alloc = device_alloc;
     d->free = device_free;

@@ -65,7 +65,15 @@ typedef struct seqpar_llama_config {
                           logits, by the tensor score.weight (1, hidden), as in Hugging Face's
                           sequence classifiers; borrowed */
     seqpar_llama_rope rope;
-    int64_t window; /* as in seqpar_attn_desc, of all layers, as Mistral has it; 0: none */
+    int64_t window;      /* as in seqpar_attn_desc; 0: none */
+    int64_t window_from; /* the first layer that has it: 0 in Mistral, max_window_layers in Qwen2 */
+    /* a layer whose number, counted from 1, this divides does not rotate, as in SmolLM3; 0: all
+       do */
+    int64_t no_rope_every;
+    /* of the projections to q, k and v, as in Qwen2; of that from attention back (both: Llama's
+       attention_bias); of the three of the MLP */
+    int qkv_bias, o_bias, mlp_bias;
+    int qk_norm; /* RMSNorm of every head of q and k before they rotate, as in Qwen3 */
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -77,15 +85,18 @@ typedef struct seqpar_llama {
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
     char *names;
+    int64_t *parts; /* numbers of tensors by layer and part, 0 for one that is not there */
 } seqpar_llama;
 
 /* Makes the tensor table and room for the parameters (zero). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
-/* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1. A
-   value depends on (seed, tensor, index) alone. */
+/* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
+   0. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
+SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, int64_t tensor,
+                                         uint64_t seed);
 
 /* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
 typedef struct seqpar_llama_run {
@@ -105,6 +116,7 @@ typedef struct seqpar_llama_run {
 
 typedef struct seqpar_llama_layer {
     seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2;
+    seqpar_buffer raw_q, raw_k, rstd_q, rstd_k; /* qk_norm: q and k before it */
 } seqpar_llama_layer;
 
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
@@ -115,8 +127,10 @@ typedef struct seqpar_llama_batch {
     seqpar_llama_run run;
     seqpar_llama_config config; /* of the model it was opened for */
     int has;                    /* SEQPAR__LLAMA_HAS_.. */
-    seqpar_attn *attn;
+    seqpar_attn *attn, *windowed; /* of layers without the window and with it; NULL: there are none */
     const seqpar_share *share;
+    /* the share's pieces by rows of heads and of kv heads; of a model with qk_norm */
+    seqpar_piece *head_pieces, *kv_head_pieces;
     int64_t tokens;
     int32_t *ids, *targets, *positions; /* (tokens) */
     seqpar_llama_layer *layers;         /* (layers) */
@@ -127,6 +141,7 @@ typedef struct seqpar_llama_batch {
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate) */
+    seqpar_buffer ones; /* (tokens), of a model with biases */
 } seqpar_llama_batch;
 
 /* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over
@@ -264,26 +279,95 @@ static void *seqpar__llama_at(const void *base, int64_t element, int dtype) {
 
 /* ---- >>tensors  the parameter table ---- */
 
-enum {
+enum { /* parts of a layer; the bias of a matrix follows it */
     SEQPAR__LLAMA_NORM1,
     SEQPAR__LLAMA_Q,
+    SEQPAR__LLAMA_Q_BIAS,
+    SEQPAR__LLAMA_Q_NORM,
     SEQPAR__LLAMA_K,
+    SEQPAR__LLAMA_K_BIAS,
+    SEQPAR__LLAMA_K_NORM,
     SEQPAR__LLAMA_V,
+    SEQPAR__LLAMA_V_BIAS,
     SEQPAR__LLAMA_O,
+    SEQPAR__LLAMA_O_BIAS,
     SEQPAR__LLAMA_NORM2,
     SEQPAR__LLAMA_GATE,
+    SEQPAR__LLAMA_GATE_BIAS,
     SEQPAR__LLAMA_UP,
+    SEQPAR__LLAMA_UP_BIAS,
     SEQPAR__LLAMA_DOWN,
-    SEQPAR__LLAMA_PER_LAYER
+    SEQPAR__LLAMA_DOWN_BIAS,
+    SEQPAR__LLAMA_PARTS
 };
+enum { /* how many rows or columns they have */
+    SEQPAR__LLAMA_ONE,
+    SEQPAR__LLAMA_HIDDEN,
+    SEQPAR__LLAMA_HEAD,  /* head_dim */
+    SEQPAR__LLAMA_HEADS, /* of all heads */
+    SEQPAR__LLAMA_KV_HEADS,
+    SEQPAR__LLAMA_INTERMEDIATE
+};
+static const struct {
+    const char *name;
+    int rows, cols;
+} seqpar__llama_parts[SEQPAR__LLAMA_PARTS] = {
+    {"input_layernorm.weight", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN},
+    {"self_attn.q_proj.weight", SEQPAR__LLAMA_HEADS, SEQPAR__LLAMA_HIDDEN},
+    {"self_attn.q_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HEADS},
+    {"self_attn.q_norm.weight", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HEAD},
+    {"self_attn.k_proj.weight", SEQPAR__LLAMA_KV_HEADS, SEQPAR__LLAMA_HIDDEN},
+    {"self_attn.k_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_KV_HEADS},
+    {"self_attn.k_norm.weight", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HEAD},
+    {"self_attn.v_proj.weight", SEQPAR__LLAMA_KV_HEADS, SEQPAR__LLAMA_HIDDEN},
+    {"self_attn.v_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_KV_HEADS},
+    {"self_attn.o_proj.weight", SEQPAR__LLAMA_HIDDEN, SEQPAR__LLAMA_HEADS},
+    {"self_attn.o_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN},
+    {"post_attention_layernorm.weight", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN},
+    {"mlp.gate_proj.weight", SEQPAR__LLAMA_INTERMEDIATE, SEQPAR__LLAMA_HIDDEN},
+    {"mlp.gate_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_INTERMEDIATE},
+    {"mlp.up_proj.weight", SEQPAR__LLAMA_INTERMEDIATE, SEQPAR__LLAMA_HIDDEN},
+    {"mlp.up_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_INTERMEDIATE},
+    {"mlp.down_proj.weight", SEQPAR__LLAMA_HIDDEN, SEQPAR__LLAMA_INTERMEDIATE},
+    {"mlp.down_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN}};
 #define SEQPAR__LLAMA_NAME_BYTES 96
 
+static int seqpar__llama_has(const seqpar_llama_config *c, int part) {
+    switch (part) {
+    case SEQPAR__LLAMA_Q_BIAS:
+    case SEQPAR__LLAMA_K_BIAS:
+    case SEQPAR__LLAMA_V_BIAS: return c->qkv_bias;
+    case SEQPAR__LLAMA_O_BIAS: return c->o_bias;
+    case SEQPAR__LLAMA_Q_NORM:
+    case SEQPAR__LLAMA_K_NORM: return c->qk_norm;
+    case SEQPAR__LLAMA_GATE_BIAS:
+    case SEQPAR__LLAMA_UP_BIAS:
+    case SEQPAR__LLAMA_DOWN_BIAS: return c->mlp_bias;
+    }
+    return 1;
+}
+
+static int seqpar__llama_has_biases(const seqpar_llama_config *c) {
+    return c->qkv_bias || c->o_bias || c->mlp_bias;
+}
+
+static int64_t seqpar__llama_size(const seqpar_llama_config *c, int size) {
+    switch (size) {
+    case SEQPAR__LLAMA_HIDDEN: return c->hidden;
+    case SEQPAR__LLAMA_HEAD: return c->head_dim;
+    case SEQPAR__LLAMA_HEADS: return c->heads * c->head_dim;
+    case SEQPAR__LLAMA_KV_HEADS: return c->kv_heads * c->head_dim;
+    case SEQPAR__LLAMA_INTERMEDIATE: return c->intermediate;
+    }
+    return 1;
+}
+
 static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group,
-                                 const char *format, int64_t layer) {
+                                 const char *prefix, const char *name) {
     seqpar_tensor *t = &m->tensors[m->tensor_count];
-    char *name = m->names + m->tensor_count++ * SEQPAR__LLAMA_NAME_BYTES;
-    snprintf(name, SEQPAR__LLAMA_NAME_BYTES, format, (long long)layer);
-    t->name = name;
+    char *whole = m->names + m->tensor_count++ * SEQPAR__LLAMA_NAME_BYTES;
+    snprintf(whole, SEQPAR__LLAMA_NAME_BYTES, "%s%s", prefix, name);
+    t->name = whole;
     t->rows = rows;
     t->cols = cols;
     t->offset = m->elements;
@@ -294,51 +378,55 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     m->values += rows * cols;
 }
 
+static void seqpar__llama_layer_tensors(seqpar_llama *m, int64_t layer) {
+    char prefix[48];
+    snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
+    for (int part = 0; part < SEQPAR__LLAMA_PARTS; part++) {
+        if (!seqpar__llama_has(&m->config, part)) continue;
+        m->parts[layer * SEQPAR__LLAMA_PARTS + part] = m->tensor_count;
+        seqpar__llama_tensor(m, seqpar__llama_size(&m->config, seqpar__llama_parts[part].rows),
+                             seqpar__llama_size(&m->config, seqpar__llama_parts[part].cols),
+                             layer + 1, prefix, seqpar__llama_parts[part].name);
+    }
+}
+
 static void seqpar__llama_tensors(seqpar_llama *m) {
     const seqpar_llama_config *c = &m->config;
-    int64_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    seqpar__llama_tensor(m, c->vocab, c->hidden, 0, "model.embed_tokens.weight", 0);
-    for (int64_t i = 0; i < c->layers; i++) {
-        seqpar__llama_tensor(m, 1, c->hidden, i + 1, "model.layers.%lld.input_layernorm.weight",
-                             i);
-        seqpar__llama_tensor(m, wide, c->hidden, i + 1,
-                             "model.layers.%lld.self_attn.q_proj.weight", i);
-        seqpar__llama_tensor(m, narrow, c->hidden, i + 1,
-                             "model.layers.%lld.self_attn.k_proj.weight", i);
-        seqpar__llama_tensor(m, narrow, c->hidden, i + 1,
-                             "model.layers.%lld.self_attn.v_proj.weight", i);
-        seqpar__llama_tensor(m, c->hidden, wide, i + 1,
-                             "model.layers.%lld.self_attn.o_proj.weight", i);
-        seqpar__llama_tensor(m, 1, c->hidden, i + 1,
-                             "model.layers.%lld.post_attention_layernorm.weight", i);
-        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1,
-                             "model.layers.%lld.mlp.gate_proj.weight", i);
-        seqpar__llama_tensor(m, c->intermediate, c->hidden, i + 1,
-                             "model.layers.%lld.mlp.up_proj.weight", i);
-        seqpar__llama_tensor(m, c->hidden, c->intermediate, i + 1,
-                             "model.layers.%lld.mlp.down_proj.weight", i);
-    }
-    seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "model.norm.weight", 0);
+    seqpar__llama_tensor(m, c->vocab, c->hidden, 0, "model.", "embed_tokens.weight");
+    for (int64_t i = 0; i < c->layers; i++) seqpar__llama_layer_tensors(m, i);
+    seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "model.", "norm.weight");
     if (c->score) {
-        seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, "", 0);
-        snprintf(m->names + (m->tensor_count - 1) * SEQPAR__LLAMA_NAME_BYTES,
-                 SEQPAR__LLAMA_NAME_BYTES, "%s.weight", c->score);
+        seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, c->score, ".weight");
         m->tensors[m->tensor_count - 1].decay = 1; /* a matrix of one row, not a gain */
     } else if (!c->tied)
-        seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.weight", 0);
+        seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.", "weight");
+}
+
+/* Whether the last tensor is the one that gives logits or scores. */
+static int seqpar__llama_own_head(const seqpar_llama *m) {
+    return !m->config.tied || m->config.score;
 }
 
 static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
-    return 1 + m->config.layers * SEQPAR__LLAMA_PER_LAYER;
+    return m->tensor_count - 1 - seqpar__llama_own_head(m);
 }
 
 /* The tensor that projects to the vocabulary (tied: the embedding table), or to a score. */
 static int64_t seqpar__llama_head(const seqpar_llama *m) {
-    return m->config.tied && !m->config.score ? 0 : seqpar__llama_final_norm(m) + 1;
+    return seqpar__llama_own_head(m) ? m->tensor_count - 1 : 0;
 }
 
-static int64_t seqpar__llama_part(int64_t layer, int part) {
-    return 1 + layer * SEQPAR__LLAMA_PER_LAYER + part;
+/* A tensor's number; 0: the model has no such part. */
+static int64_t seqpar__llama_part(const seqpar_llama *m, int64_t layer, int part) {
+    return m->parts[layer * SEQPAR__LLAMA_PARTS + part];
+}
+
+static int seqpar__llama_is_windowed(const seqpar_llama_config *c, int64_t layer) {
+    return c->window && layer >= c->window_from;
+}
+
+static int seqpar__llama_rotates(const seqpar_llama_config *c, int64_t layer) {
+    return !c->no_rope_every || (layer + 1) % c->no_rope_every;
 }
 
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
@@ -429,10 +517,12 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            "rope_theta is %g and rms_norm_eps %g; give numbers above 0, up to "
                            "1e300, or 0 for 10000 and 1e-5",
                            c->rope_theta, c->rms_eps);
-    if (c->window < 0)
+    if (c->window < 0 || c->window_from < 0 || c->no_rope_every < 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "the model's window is %lld; give 0 for none or at least 1",
-                           (long long)c->window);
+                           "the model's window is %lld from layer %lld on, and every %lld-th "
+                           "does not rotate; give 0 for none or at least 1",
+                           (long long)c->window, (long long)c->window_from,
+                           (long long)c->no_rope_every);
     return seqpar__llama_check_rope(error, c);
 }
 
@@ -442,13 +532,15 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     memset(m, 0, sizeof *m);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
-    count = 3 + config->layers * SEQPAR__LLAMA_PER_LAYER;
+    count = 3 + config->layers * SEQPAR__LLAMA_PARTS;
     m->config = *config;
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;
     m->tensors = SEQPAR__LLAMA_NEW(seqpar_tensor, count);
     m->names = SEQPAR__LLAMA_NEW(char, count *SEQPAR__LLAMA_NAME_BYTES);
-    if (!m->tensors || !m->names) return seqpar__llama_no_memory(ctx->error, "the model");
+    m->parts = SEQPAR__LLAMA_NEW(int64_t, count);
+    if (!m->tensors || !m->names || !m->parts)
+        return seqpar__llama_no_memory(ctx->error, "the model");
     seqpar__llama_tensors(m);
     status = seqpar_buffer_new(ctx, &m->params,
                                m->elements * seqpar_dtype_bytes(ctx->device->storage),
@@ -463,35 +555,45 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     seqpar_buffer_free(ctx, &m->sine);
     SEQPAR_FREE(m->tensors);
     SEQPAR_FREE(m->names);
+    SEQPAR_FREE(m->parts);
     memset(m, 0, sizeof *m);
 }
 
 /* Standard deviation that keeps the scale of what a matrix is applied to. The usual constant
    0.02 suits widths of thousands; a hidden size of 128 learns markedly slower with it. */
 static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
-    int64_t part = (tensor - 1) % SEQPAR__LLAMA_PER_LAYER;
-    int residual = tensor > 0 && tensor < seqpar__llama_final_norm(m) &&
-                   (part == SEQPAR__LLAMA_O || part == SEQPAR__LLAMA_DOWN);
+    int64_t layer = m->tensors[tensor].group - 1;
+    int residual = layer >= 0 && layer < m->config.layers &&
+                   (tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_O) ||
+                    tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_DOWN));
     return 1.0 / sqrt((double)m->tensors[tensor].cols *
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
 
-SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, uint64_t seed,
+                                        int64_t index) {
+    const seqpar_tensor *t = &m->tensors[tensor];
+    if (!t->decay) return strstr(t->name, ".bias") ? 0.0 : 1.0;
+    return seqpar__llama_spread(m, tensor) *
+           seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
+}
+
+SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
+                                         uint64_t seed) {
+    const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
     double part[256];
-    for (int64_t i = 0; i < m->tensor_count; i++) {
-        const seqpar_tensor *t = &m->tensors[i];
-        for (int64_t j = 0; j < t->rows * t->cols; j += n) {
-            n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
-            for (int64_t k = 0; k < n; k++)
-                part[k] = !t->decay
-                              ? 1.0
-                              : seqpar__llama_spread(m, i) *
-                                    seqpar_random_normal(seed, (uint64_t)i, (uint64_t)(j + k));
-            seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
-                                ctx->device->storage);
-        }
+    for (int64_t j = 0; j < t->rows * t->cols; j += n) {
+        n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
+        for (int64_t k = 0; k < n; k++)
+            part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
+        seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
+                            ctx->device->storage);
     }
+}
+
+SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+    for (int64_t i = 0; i < m->tensor_count; i++) seqpar_llama_init_tensor(ctx, m, i, seed);
 }
 
 /* ---- >>batch  what one micro-batch needs ---- */
@@ -607,6 +709,66 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
     return SEQPAR_OK;
 }
 
+/* A plan for the layers with the window, one for those without; what there are none of has
+   none. */
+static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_batch *b,
+                                                  const seqpar_row *rows, int64_t row_count) {
+    const seqpar_llama_config *c = &b->config;
+    seqpar_attn_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.heads = c->heads;
+    desc.kv_heads = c->kv_heads;
+    desc.head_dim = c->head_dim;
+    desc.layout = b->run.layout;
+    desc.schedule = b->run.schedule;
+    desc.heads_k_stride = b->run.heads_k_stride;
+    desc.ulysses_size = b->run.ulysses_size;
+    desc.relaxed = b->run.relaxed;
+    desc.kernel = b->run.kernel;
+    if (!seqpar__llama_is_windowed(c, 0))
+        SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
+    desc.window = c->window;
+    if (seqpar__llama_is_windowed(c, c->layers - 1))
+        SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->windowed, rows, row_count, &desc));
+    b->share = seqpar_attn_share(b->attn ? b->attn : b->windowed); /* both have the same */
+    b->tokens = b->share->tokens;
+    return SEQPAR_OK;
+}
+
+/* Where the heads' norms sum over tokens, a row is a head of a token. */
+static void seqpar__llama_head_rows(const seqpar_share *share, int64_t heads,
+                                    seqpar_piece *pieces) {
+    for (int64_t i = 0; i < share->count; i++) {
+        pieces[i] = share->pieces[i];
+        pieces[i].local *= heads;
+        pieces[i].count *= heads;
+    }
+}
+
+static seqpar_status seqpar__llama_norm_pieces(seqpar_ctx *ctx, seqpar_llama_batch *b) {
+    if (!b->config.qk_norm) return SEQPAR_OK;
+    b->head_pieces = SEQPAR__LLAMA_NEW(seqpar_piece, 2 * b->share->count);
+    if (!b->head_pieces) return seqpar__llama_no_memory(ctx->error, "a micro-batch");
+    b->kv_head_pieces = b->head_pieces + b->share->count;
+    seqpar__llama_head_rows(b->share, b->config.heads, b->head_pieces);
+    seqpar__llama_head_rows(b->share, b->config.kv_heads, b->kv_head_pieces);
+    return SEQPAR_OK;
+}
+
+/* A bias is what a column of ones is multiplied by. */
+static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, int64_t rows) {
+    double ones[256];
+    if (!seqpar__llama_has_biases(&b->config)) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->ones,
+                                        rows * seqpar_dtype_bytes(ctx->device->storage),
+                                        SEQPAR_MEM_SCRATCH));
+    for (int64_t i = 0; i < 256; i++) ones[i] = 1;
+    for (int64_t i = 0; i < rows; i += 256)
+        seqpar_device_write(ctx->device, b->ones.data, i, ones, SEQPAR__LLAMA_MIN(256, rows - i),
+                            ctx->device->storage);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                                  seqpar_llama_batch *b, const seqpar_row *rows,
                                                  int64_t row_count,
@@ -615,26 +777,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     int64_t size = seqpar_dtype_bytes(ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
     int64_t positions = 1;
-    seqpar_attn_desc desc;
     memset(b, 0, sizeof *b);
-    memset(&desc, 0, sizeof desc);
     b->run = *run;
     b->config = *c;
-    desc.heads = c->heads;
-    desc.kv_heads = c->kv_heads;
-    desc.head_dim = c->head_dim;
-    desc.window = c->window;
-    desc.layout = run->layout;
-    desc.schedule = run->schedule;
-    desc.heads_k_stride = run->heads_k_stride;
-    desc.ulysses_size = run->ulysses_size;
-    desc.relaxed = run->relaxed;
-    desc.kernel = run->kernel;
-    SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
-    b->share = seqpar_attn_share(b->attn);
-    b->tokens = b->share->tokens;
+    SEQPAR__LLAMA_TRY(seqpar__llama_open_attention(ctx, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count, &positions));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, positions));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm_pieces(ctx, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_ones(ctx, b, b->tokens));
     b->layers = SEQPAR__LLAMA_NEW(seqpar_llama_layer, c->layers);
     if (!b->layers) return seqpar__llama_no_memory(ctx->error, "layers");
     SEQPAR__LLAMA_TRY(
@@ -671,6 +821,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->n);
     seqpar_buffer_free(ctx, &b->hidden);
     seqpar_buffer_free(ctx, &b->wide);
+    seqpar_buffer_free(ctx, &b->ones);
     seqpar_buffer_free(ctx, &b->rstd);
     seqpar_buffer_free(ctx, &b->logp);
     seqpar_buffer_free(ctx, &b->entropy);
@@ -679,7 +830,9 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->score);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
+    SEQPAR_FREE(b->head_pieces);
     seqpar_attn_close(ctx, b->attn);
+    seqpar_attn_close(ctx, b->windowed);
     memset(b, 0, sizeof *b);
 }
 
@@ -692,6 +845,7 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     seqpar_llama_batch *b;
     int64_t layer;
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
+    void *raw_q, *raw_k, *rstd_q, *rstd_k;
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
     int64_t node_stride;                         /* elements of the group */
@@ -749,37 +903,75 @@ static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c
     return c->dev->weight_grad(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__llama_norm(const seqpar__llama_layer_call *c, void *y, void *x,
-                                        void *rstd, int64_t tensor) {
+static int64_t seqpar__llama_part_of(const seqpar__llama_layer_call *c, int part) {
+    return seqpar__llama_part(c->m, c->layer, part);
+}
+
+/* y (tokens, outputs of the matrix) = x . W^T + b; accumulate: is added to y */
+static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, void *y, void *x,
+                                           int part, int accumulate) {
+    int64_t bias = seqpar__llama_part_of(c, part + 1);
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, y, x, seqpar__llama_part_of(c, part), 0, accumulate));
+    if (!seqpar__llama_has(&c->m->config, part + 1)) return SEQPAR_OK;
+    return seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1);
+}
+
+static seqpar_status seqpar__llama_project_grad(const seqpar__llama_layer_call *c, void *dy,
+                                                void *x, int part) {
+    int64_t bias = seqpar__llama_part_of(c, part + 1);
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear_grad(c, dy, x, seqpar__llama_part_of(c, part)));
+    if (!seqpar__llama_has(&c->m->config, part + 1)) return SEQPAR_OK;
+    return seqpar__llama_linear_grad(c, c->b->ones.data, dy, bias);
+}
+
+/* Rows of a tensor's width: `heads` of them to a token. */
+static seqpar_status seqpar__llama_norm_rows(const seqpar__llama_layer_call *c, void *y,
+                                             void *x, void *rstd, int64_t tensor,
+                                             int64_t heads) {
     seqpar_rmsnorm_args a;
-    a.y = seqpar__llama_mat(y, c->m->config.hidden);
-    a.x = seqpar__llama_mat(x, c->m->config.hidden);
+    a.width = c->m->tensors[tensor].cols;
+    a.y = seqpar__llama_mat(y, a.width);
+    a.x = seqpar__llama_mat(x, a.width);
     a.rstd = rstd;
     a.gain = seqpar__llama_param(c->ctx, c->m, tensor);
-    a.rows = c->b->tokens;
-    a.width = c->m->config.hidden;
+    a.rows = c->b->tokens * heads;
     a.eps = c->m->config.rms_eps;
     return c->dev->rmsnorm(c->dev, &a, c->ctx->queue);
 }
 
-static seqpar_status seqpar__llama_norm_grad(const seqpar__llama_layer_call *c, void *dx,
-                                             void *dy, void *x, void *rstd, int64_t tensor) {
+static seqpar_status seqpar__llama_norm(const seqpar__llama_layer_call *c, void *y, void *x,
+                                        void *rstd, int64_t tensor) {
+    return seqpar__llama_norm_rows(c, y, x, rstd, tensor, 1);
+}
+
+/* pieces: the share's, in such rows */
+static seqpar_status seqpar__llama_norm_rows_grad(const seqpar__llama_layer_call *c, void *dx,
+                                                  void *dy, void *x, void *rstd, int64_t tensor,
+                                                  int64_t heads, const seqpar_piece *pieces) {
     seqpar_rmsnorm_grad_args a;
+    a.width = c->m->tensors[tensor].cols;
     a.fold = seqpar__llama_token_run(c, tensor);
-    a.leaves = c->b->share->pieces;
-    a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
-    a.dy = seqpar__llama_mat(dy, c->m->config.hidden);
-    a.x = seqpar__llama_mat(x, c->m->config.hidden);
+    a.leaves = pieces;
+    a.dx = seqpar__llama_mat(dx, a.width);
+    a.dy = seqpar__llama_mat(dy, a.width);
+    a.x = seqpar__llama_mat(x, a.width);
     a.rstd = rstd;
     a.gain = seqpar__llama_param(c->ctx, c->m, tensor);
-    a.rows = c->b->tokens;
-    a.width = c->m->config.hidden;
+    a.rows = c->b->tokens * heads;
     return c->dev->rmsnorm_grad(c->dev, &a, c->ctx->queue);
+}
+
+static seqpar_status seqpar__llama_norm_grad(const seqpar__llama_layer_call *c, void *dx,
+                                             void *dy, void *x, void *rstd, int64_t tensor) {
+    return seqpar__llama_norm_rows_grad(c, dx, dy, x, rstd, tensor, 1, c->b->share->pieces);
 }
 
 static seqpar_status seqpar__llama_rotate(const seqpar__llama_layer_call *c, void *x,
                                           int64_t heads, int inverse) {
     seqpar_rope_args a;
+    if (!seqpar__llama_rotates(&c->m->config, c->layer)) return SEQPAR_OK;
     a.x = seqpar__llama_mat(x, heads * c->m->config.head_dim);
     a.cosine = c->m->cosine.data;
     a.sine = c->m->sine.data;
@@ -816,6 +1008,24 @@ static seqpar_status seqpar__llama_layer_buffer(const seqpar__llama_layer_call *
     return SEQPAR_OK;
 }
 
+/* Those of qk_norm; without it q and k are what their projections give. */
+static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int keep) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
+    int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
+    c->raw_q = c->q;
+    c->raw_k = c->k;
+    if (!f->qk_norm) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->raw_q, &shared->raw_q, wide, 0, keep, &c->raw_q));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->raw_k, &shared->raw_k, narrow, 0, keep, &c->raw_k));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->rstd_q, &shared->rstd_q, f->heads, 1,
+                                                 keep, &c->rstd_q));
+    return seqpar__llama_layer_buffer(c, &own->rstd_k, &shared->rstd_k, f->kv_heads, 1, keep,
+                                      &c->rstd_k);
+}
+
 /* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
    none. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
@@ -834,6 +1044,7 @@ static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, 
         seqpar__llama_layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->v, &shared->v, narrow, 0, all, &c->v));
+    SEQPAR__LLAMA_TRY(seqpar__llama_raw_buffers(c, all));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->x2, &shared->x2, f->hidden, 0, all, &c->x2));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->gate, &shared->gate, f->intermediate,
@@ -862,35 +1073,50 @@ static seqpar_attn_io seqpar__llama_attention_io(const seqpar__llama_layer_call 
 
 static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call *c);
 
-/* From x to gate and up; attention itself only where out is not kept. */
-static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
+static seqpar_status seqpar__llama_qk_norm(const seqpar__llama_layer_call *c) {
+    const seqpar_llama_config *f = &c->m->config;
+    if (!f->qk_norm) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_norm_rows(c, c->q, c->raw_q, c->rstd_q,
+                                seqpar__llama_part_of(c, SEQPAR__LLAMA_Q_NORM), f->heads));
+    return seqpar__llama_norm_rows(c, c->k, c->raw_k, c->rstd_k,
+                                   seqpar__llama_part_of(c, SEQPAR__LLAMA_K_NORM), f->kv_heads);
+}
+
+/* From x to q, k and v */
+static seqpar_status seqpar__llama_qkv(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     void *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x, c->rstd1,
-                                         seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM1)));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_linear(c, c->q, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_Q), 0, 0));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_linear(c, c->k, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_K), 0, 0));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_linear(c, c->v, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_V), 0, 0));
+                                         seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM1)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->raw_q, n, SEQPAR__LLAMA_Q, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->raw_k, n, SEQPAR__LLAMA_K, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->v, n, SEQPAR__LLAMA_V, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_qk_norm(c));
     SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, c->q, f->heads, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, c->k, f->kv_heads, 0));
+    return seqpar__llama_rotate(c, c->k, f->kv_heads, 0);
+}
+
+static seqpar_attn *seqpar__llama_attention(const seqpar__llama_layer_call *c) {
+    return seqpar__llama_is_windowed(&c->m->config, c->layer) ? c->b->windowed : c->b->attn;
+}
+
+/* From x to gate and up; attention itself only where out is not kept. */
+static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
+    void *n = c->b->n.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_qkv(c));
     if (attend && c->sampler)
         SEQPAR__LLAMA_TRY(seqpar__llama_sampler_attend(c));
     else if (attend) {
         seqpar_attn_io io = seqpar__llama_attention_io(c);
-        SEQPAR__LLAMA_TRY(seqpar_attn_forward(c->ctx, c->b->attn, &io));
+        SEQPAR__LLAMA_TRY(seqpar_attn_forward(c->ctx, seqpar__llama_attention(c), &io));
     }
     c->dev->copy(c->dev, c->x2, c->x, seqpar__llama_hidden_bytes(c), c->ctx->queue);
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
-        c, c->x2, c->out, seqpar__llama_part(c->layer, SEQPAR__LLAMA_O), 0, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->x2, c->out, SEQPAR__LLAMA_O, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, c->rstd2,
-                                         seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM2)));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
-        c, c->gate, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_GATE), 0, 0));
-    return seqpar__llama_linear(c, c->up, n, seqpar__llama_part(c->layer, SEQPAR__LLAMA_UP), 0,
-                                0);
+                                         seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->gate, n, SEQPAR__LLAMA_GATE, 0));
+    return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
 }
 
 static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, int keep) {
@@ -899,28 +1125,26 @@ static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, in
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->wide.data, 0));
     c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__llama_hidden_bytes(c), c->ctx->queue);
-    return seqpar__llama_linear(c, c->b->x.data, c->b->wide.data,
-                                seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN), 0, 1);
+    return seqpar__llama_project(c, c->b->x.data, c->b->wide.data, SEQPAR__LLAMA_DOWN, 1);
 }
 
 /* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in
    place */
 static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *c, void *dx,
                                                 void *dn) {
-    int64_t gate = seqpar__llama_part(c->layer, SEQPAR__LLAMA_GATE);
-    int64_t up = seqpar__llama_part(c->layer, SEQPAR__LLAMA_UP);
-    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM2);
+    int64_t gate = seqpar__llama_part_of(c, SEQPAR__LLAMA_GATE);
+    int64_t up = seqpar__llama_part_of(c, SEQPAR__LLAMA_UP);
+    int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
     void *wide = c->b->wide.data, *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(
-        c, dx, wide, seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(
-        c, wide, dx, seqpar__llama_part(c->layer, SEQPAR__LLAMA_DOWN), 1, 0));
+        c, wide, dx, seqpar__llama_part_of(c, SEQPAR__LLAMA_DOWN), 1, 0));
     /* gate and up become their gradients */
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, c->gate, n, gate));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, c->up, n, up));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->gate, n, SEQPAR__LLAMA_GATE));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->up, n, SEQPAR__LLAMA_UP));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->gate, gate, 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->up, up, 1, 1));
     return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
@@ -930,27 +1154,58 @@ typedef struct seqpar__llama_layer_gradients {
     seqpar_buffer dx, dn, dq, dk, dv, dout;
 } seqpar__llama_layer_gradients;
 
-/* x2 = x + attention(norm1(x)) Wo^T, backwards */
-static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_call *c,
-                                                      const seqpar__llama_layer_gradients *g) {
+/* dq and dk become those of what qk_norm was given; dout is spent. */
+static seqpar_status seqpar__llama_qk_norm_backward(const seqpar__llama_layer_call *c,
+                                                    seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
-    int64_t q = seqpar__llama_part(c->layer, SEQPAR__LLAMA_Q), k = q + 1, v = q + 2, o = q + 3;
-    int64_t norm = seqpar__llama_part(c->layer, SEQPAR__LLAMA_NORM1);
+    seqpar_buffer spent;
+    if (!f->qk_norm) return SEQPAR_OK;
+    c->dev->zero(c->dev, g->dout.data, g->dout.bytes, c->ctx->queue);
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm_rows_grad(
+        c, g->dout.data, g->dq.data, c->raw_q, c->rstd_q,
+        seqpar__llama_part_of(c, SEQPAR__LLAMA_Q_NORM), f->heads, c->b->head_pieces));
+    spent = g->dq;
+    g->dq = g->dout;
+    g->dout = spent;
+    c->dev->zero(c->dev, g->dout.data, g->dk.bytes, c->ctx->queue);
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm_rows_grad(
+        c, g->dout.data, g->dk.data, c->raw_k, c->rstd_k,
+        seqpar__llama_part_of(c, SEQPAR__LLAMA_K_NORM), f->kv_heads, c->b->kv_head_pieces));
+    c->dev->copy(c->dev, g->dk.data, g->dout.data, g->dk.bytes, c->ctx->queue);
+    return SEQPAR_OK;
+}
+
+/* From dx of the residual stream to dq, dk and dv of the projections */
+static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_call *c,
+                                                   seqpar__llama_layer_gradients *g) {
+    const seqpar_llama_config *f = &c->m->config;
     seqpar_attn_io io = seqpar__llama_attention_io(c);
-    void *n = c->b->n.data;
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dx.data, c->out, o));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dout.data, g->dx.data, o, 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dx.data, c->out, SEQPAR__LLAMA_O));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dout.data, g->dx.data,
+                                           seqpar__llama_part_of(c, SEQPAR__LLAMA_O), 1, 0));
     io.dout = g->dout.data;
     io.dq = g->dq.data;
     io.dk = g->dk.data;
     io.dv = g->dv.data;
-    SEQPAR__LLAMA_TRY(seqpar_attn_backward(c->ctx, c->b->attn, &io));
+    SEQPAR__LLAMA_TRY(seqpar_attn_backward(c->ctx, seqpar__llama_attention(c), &io));
     SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, g->dq.data, f->heads, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_rotate(c, g->dk.data, f->kv_heads, 1));
+    return seqpar__llama_qk_norm_backward(c, g);
+}
+
+/* x2 = x + attention(norm1(x)) Wo^T, backwards */
+static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_call *c,
+                                                      seqpar__llama_layer_gradients *g) {
+    int64_t q = seqpar__llama_part_of(c, SEQPAR__LLAMA_Q);
+    int64_t k = seqpar__llama_part_of(c, SEQPAR__LLAMA_K);
+    int64_t v = seqpar__llama_part_of(c, SEQPAR__LLAMA_V);
+    int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM1);
+    void *n = c->b->n.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_attend_backward(c, g));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x, NULL, norm));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dq.data, n, q));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dk.data, n, k));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, g->dv.data, n, v));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dq.data, n, SEQPAR__LLAMA_Q));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dk.data, n, SEQPAR__LLAMA_K));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dv.data, n, SEQPAR__LLAMA_V));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dq.data, q, 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dk.data, k, 1, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dv.data, v, 1, 1));
@@ -991,13 +1246,21 @@ static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep)
     return SEQPAR_OK;
 }
 
+static int seqpar__llama_same_parts(const seqpar_llama_config *x,
+                                    const seqpar_llama_config *y) {
+    return x->window == y->window && x->window_from == y->window_from &&
+           x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias &&
+           x->mlp_bias == y->mlp_bias && x->qk_norm == y->qk_norm;
+}
+
 /* Buffers have the sizes of the model that the batch was opened for. */
 static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar_llama *m,
                                                const seqpar_llama_batch *b) {
     const seqpar_llama_config *x = &m->config, *y = &b->config;
     if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads &&
         x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
-        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score)
+        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score &&
+        seqpar__llama_same_parts(x, y))
         return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_STEP,
                        "the batch was opened for another model: %lld layers, hidden %lld, "
@@ -1154,7 +1417,7 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
 
 static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
                                                   seqpar_optim *optim, int64_t micro,
-                                                  const seqpar__llama_layer_gradients *g) {
+                                                  seqpar__llama_layer_gradients *g) {
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
@@ -1259,7 +1522,7 @@ typedef struct seqpar__llama_attn_list {
     seqpar_attn_keys *keys;
     seqpar_attn_task *tasks;
     seqpar_fold_op *program;
-    int32_t *begin, *end;
+    int32_t *begin, *near_begin, *end; /* what a query sees; near_begin: within the window */
     int64_t count;
 } seqpar__llama_attn_list;
 
@@ -1370,9 +1633,10 @@ static int seqpar__llama_attn_list_new(seqpar__llama_attn_list *l, int64_t tasks
     l->keys = SEQPAR__LLAMA_NEW(seqpar_attn_keys, tasks);
     l->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
     l->program = SEQPAR__LLAMA_NEW(seqpar_fold_op, 2 * tasks);
-    l->begin = SEQPAR__LLAMA_NEW(int32_t, queries);
-    l->end = SEQPAR__LLAMA_NEW(int32_t, queries);
-    if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin || !l->end) return 0;
+    l->begin = SEQPAR__LLAMA_NEW(int32_t, 3 * queries);
+    if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin) return 0;
+    l->near_begin = l->begin + queries;
+    l->end = l->near_begin + queries;
     for (int64_t i = 0; i < tasks; i++) {
         l->tasks[i].piece = i;
         l->tasks[i].program = l->program + 2 * i;
@@ -1391,7 +1655,6 @@ static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
     SEQPAR_FREE(l->tasks);
     SEQPAR_FREE(l->program);
     SEQPAR_FREE(l->begin);
-    SEQPAR_FREE(l->end);
 }
 
 /* Queries local .. + count of one position, or of positions from `start` on, and the `keys`
@@ -1447,7 +1710,8 @@ static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_cal
     a.tasks = l->tasks;
     a.task_count = l->count;
     a.depth = 1;
-    a.visible_begin = l->begin;
+    a.visible_begin =
+        seqpar__llama_is_windowed(f, c->layer) ? l->near_begin : l->begin;
     a.visible_end = l->end;
     a.q_tokens = c->b->tokens;
     a.q = c->q;
@@ -1534,7 +1798,7 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
 /* A query that sees the positions before `end`, or the last of them. */
 static void seqpar__llama_sees(const seqpar_llama_config *c, seqpar__llama_attn_list *l,
                                int64_t query, int64_t end) {
-    l->begin[query] = (int32_t)(c->window ? SEQPAR__LLAMA_MAX(end - c->window, 0) : 0);
+    l->near_begin[query] = (int32_t)SEQPAR__LLAMA_MAX(end - c->window, 0);
     l->end[query] = (int32_t)end;
 }
 
@@ -1661,6 +1925,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t size = seqpar_dtype_bytes(s->ctx->device->storage), rows;
     seqpar__llama_layer_call c = seqpar__llama_call(s->ctx, s->m, &s->b);
+    s->b.config = *f;
     seqpar__llama_sampler_sizes(s);
     if (!seqpar__llama_sampler_lists(s)) return seqpar__llama_no_memory(s->ctx->error, "texts");
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(s->ctx, s->m, s->capacity));
@@ -1683,6 +1948,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
                                         rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
                                         SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar__llama_ones(s->ctx, &s->b, rows));
     return seqpar__llama_layer_call_open(&c, 0);
 }
 

@@ -211,6 +211,10 @@ SEQPAR_DEF float seqpar_safetensors_f16_to_f32(uint16_t bits);
 SEQPAR_DEF float seqpar_safetensors_bf16_to_f32(uint16_t bits);
 /* Exact for all 65,536 patterns, subnormal, infinite and NaN ones included. */
 
+SEQPAR_DEF uint16_t seqpar_safetensors_f32_to_f16(float x);
+/* The nearest, of two the even one; infinite from 65520 on. seqpar_bf16_from_float is its like for
+   bfloat16. */
+
 /* ---- reading */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
@@ -516,6 +520,22 @@ SEQPAR_DEF float seqpar_safetensors_f16_to_f32(uint16_t bits) {
     if (exponent > 0) /* the biases are 15 and 127 */
         return seqpar__st_float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
     return sign ? -subnormal : subnormal;
+}
+
+SEQPAR_DEF uint16_t seqpar_safetensors_f32_to_f16(float x) {
+    uint32_t bits, sign;
+    float small;
+
+    memcpy(&bits, &x, sizeof bits);
+    sign = bits >> 16 & 0x8000u;
+    bits &= 0x7FFFFFFFu;
+    if (bits > 0x7F800000u) return (uint16_t)(sign | 0x7E00u);  /* not a number */
+    if (bits >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u); /* 65520 */
+    if (bits >= 0x38800000u) /* 2^-14: a mantissa of 10 bits in the place of 23 */
+        return (uint16_t)(sign | ((bits + 0xFFFu + (bits >> 13 & 1u) - 0x38000000u) >> 13));
+    /* multiples of 2^-24; from 2^23 on a float has no fractions */
+    small = seqpar__st_float_from_bits(bits) * 16777216.0f + 8388608.0f;
+    return (uint16_t)(sign | (uint32_t)(small - 8388608.0f));
 }
 
 /* The product of the dimensions times the element's bytes, or 0 if it does not fit. */

@@ -258,13 +258,13 @@ static int check_wanted(dump *want) {
     return want->error.status != 0;
 }
 
-/* A dump that says nothing of a window has the model's. What is wrong with the folder is said
-   where the model is read. */
+/* A dump that says nothing of a window has that of the model's first layer. What is wrong with
+   the folder is said where the model is read. */
 static void take_window(dump *d) {
     seqpar_llama_config config = {.layers = 0};
     seqpar_error ignored = {0};
     if (model && !d->facts.window && !demo_load_config(model, &config, &ignored))
-        d->facts.window = config.window;
+        d->facts.window = config.window_from ? 0 : config.window;
 }
 
 /* more: NULL, or takes what a page shows. 0, or an exit code with one sentence on stderr. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
- * slow.h - a Llama-style language model, its loss, its gradient and its optimizer, written a
- * second time: dense, naive and obvious, to be what a fast implementation is checked against.
+ * slow.h - a Llama-style language model (Llama, Mistral, Qwen2, Qwen3, SmolLM3, Mixtral and
+ * Qwen3-MoE), its loss, its gradient and its optimizer, written a second time: dense, naive and
+ * obvious, to be what a fast implementation is checked against.
  *
  * There is no backward pass here to get wrong.  The forward pass is written in complex numbers
  * and uses analytic functions only, so for a real function f
@@ -11,7 +12,7 @@
  * and since nothing is subtracted h can be 1e-30: the derivative is exact to rounding.  It
  * costs one forward pass per parameter.  "Analytic" rules out fabs, conj and max of complex
  * numbers; where a maximum is wanted for range (log-sum-exp) it is taken over the real parts
- * and used as a real constant that cancels.
+ * and used as a real constant that cancels, and experts are chosen by real parts.
  *
  * Matrices are row-major, one row per token.  Weights are (outputs x inputs) as in PyTorch's
  * Linear. Heads lie side by side within a token's row: q[token][head][element].
@@ -49,11 +50,26 @@ typedef struct {
     double rope_attention; /* yarn's attention_factor; 0: what the factor implies */
     bool rope_exact;       /* yarn's truncate is false */
     int64_t window;        /* keys that a query sees, itself the last; 0: all before it */
+    bool qkv_bias;         /* q_proj, k_proj and v_proj have biases, as Qwen2's */
+    bool o_bias;           /* o_proj has one; with qkv_bias it is Llama's attention_bias */
+    bool mlp_bias;         /* gate_proj, up_proj and down_proj have, but no expert's */
+    bool qk_norm;          /* RMSNorm of each head of q and k, before they turn, as Qwen3's */
+    int64_t no_rope_every; /* layer i does not turn if this divides i + 1 (SmolLM3); 0: all */
+    int64_t window_from;   /* the first layer with the window: Qwen2's max_window_layers */
+    int64_t experts;       /* of a layer, as Mixtral's and Qwen3-MoE's; 0: dense MLPs */
+    int64_t experts_per_token;
+    /* Layer i has experts if this divides i + 1, or else a dense MLP of `intermediate`:
+       Qwen3-MoE's decoder_sparse_step; 0: all have. */
+    int64_t sparse_every;
+    int64_t expert_intermediate; /* intermediate_size (Mixtral), moe_intermediate_size */
+    bool topk_norm;              /* the chosen probabilities are made to sum to 1 (Mixtral) */
+    bool mixtral_names;          /* of routers and experts: block_sparse_moe, w1, w2, w3 */
 } slow_config;
 
-/* Where a named tensor lies in the flat parameter array; a norm's gain is one row. */
+/* Where a named tensor lies in the flat parameter array; a norm's gain and a bias are one
+   row. */
 typedef struct {
-    char name[64];
+    char name[96];
     int64_t offset, rows, cols;
 } slow_tensor;
 
@@ -78,6 +94,7 @@ typedef struct {
    the ranks. */
 typedef struct {
     double smoothing, zloss, count;
+    double balance; /* on the experts' load-balancing loss: router_aux_loss_coef */
 } slow_objective;
 
 /* ---- memory ---- */
@@ -159,31 +176,81 @@ SLOW void slow_append(slow_builder *b, const char *prefix, const char *name, int
     b->parameters += rows * cols;
 }
 
+/* A weight and, if there is one, its bias. */
+SLOW void slow_append_linear(slow_builder *b, const char *prefix, const char *name,
+                             int64_t outputs, int64_t inputs, bool bias) {
+    char both[64];
+    snprintf(both, sizeof both, "%s.weight", name);
+    slow_append(b, prefix, both, outputs, inputs);
+    snprintf(both, sizeof both, "%s.bias", name);
+    if (bias) slow_append(b, prefix, both, 1, outputs);
+}
+
+/* Does this layer route its tokens to experts? */
+SLOW bool slow_sparse(const slow_config *c, int64_t layer) {
+    return c->experts > 0 && (c->sparse_every <= 1 || (layer + 1) % c->sparse_every == 0);
+}
+
+SLOW void slow_append_attention(slow_builder *b, const slow_config *c, const char *prefix) {
+    int64_t q_width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+    slow_append_linear(b, prefix, "self_attn.q_proj", q_width, c->hidden, c->qkv_bias);
+    if (c->qk_norm) slow_append(b, prefix, "self_attn.q_norm.weight", 1, c->head_dim);
+    slow_append_linear(b, prefix, "self_attn.k_proj", kv_width, c->hidden, c->qkv_bias);
+    if (c->qk_norm) slow_append(b, prefix, "self_attn.k_norm.weight", 1, c->head_dim);
+    slow_append_linear(b, prefix, "self_attn.v_proj", kv_width, c->hidden, c->qkv_bias);
+    slow_append_linear(b, prefix, "self_attn.o_proj", c->hidden, q_width, c->o_bias);
+}
+
+SLOW void slow_append_mlp(slow_builder *b, const slow_config *c, const char *prefix) {
+    slow_append_linear(b, prefix, "mlp.gate_proj", c->intermediate, c->hidden, c->mlp_bias);
+    slow_append_linear(b, prefix, "mlp.up_proj", c->intermediate, c->hidden, c->mlp_bias);
+    slow_append_linear(b, prefix, "mlp.down_proj", c->hidden, c->intermediate, c->mlp_bias);
+}
+
+/* Named as in checkpoint files, each expert's three matrices apart. */
+SLOW void slow_append_experts(slow_builder *b, const slow_config *c, const char *layer) {
+    static const char *const plain[] = {"gate_proj.weight", "up_proj.weight",
+                                        "down_proj.weight"},
+                             *const mixtral[] = {"w1.weight", "w3.weight", "w2.weight"};
+    const char *block = c->mixtral_names ? "block_sparse_moe." : "mlp.";
+    const char *const *name = c->mixtral_names ? mixtral : plain;
+    char prefix[96];
+    snprintf(prefix, sizeof prefix, "%s%s", layer, block);
+    slow_append(b, prefix, "gate.weight", c->experts, c->hidden);
+    for (int64_t e = 0; e < c->experts; e++) {
+        snprintf(prefix, sizeof prefix, "%s%sexperts.%d.", layer, block, (int)e);
+        slow_append(b, prefix, name[0], c->expert_intermediate, c->hidden);
+        slow_append(b, prefix, name[1], c->expert_intermediate, c->hidden);
+        slow_append(b, prefix, name[2], c->hidden, c->expert_intermediate);
+    }
+}
+
 SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer) {
     char prefix[32];
     snprintf(prefix, sizeof prefix, "model.layers.%d.", (int)layer);
     slow_append(b, prefix, "input_layernorm.weight", 1, c->hidden);
-    slow_append(b, prefix, "self_attn.q_proj.weight", c->heads * c->head_dim, c->hidden);
-    slow_append(b, prefix, "self_attn.k_proj.weight", c->kv_heads * c->head_dim, c->hidden);
-    slow_append(b, prefix, "self_attn.v_proj.weight", c->kv_heads * c->head_dim, c->hidden);
-    slow_append(b, prefix, "self_attn.o_proj.weight", c->hidden, c->heads * c->head_dim);
+    slow_append_attention(b, c, prefix);
     slow_append(b, prefix, "post_attention_layernorm.weight", 1, c->hidden);
-    slow_append(b, prefix, "mlp.gate_proj.weight", c->intermediate, c->hidden);
-    slow_append(b, prefix, "mlp.up_proj.weight", c->intermediate, c->hidden);
-    slow_append(b, prefix, "mlp.down_proj.weight", c->hidden, c->intermediate);
+    if (slow_sparse(c, layer)) slow_append_experts(b, c, prefix);
+    else slow_append_mlp(b, c, prefix);
 }
 
-/* How many tensors there are: the length of slow_parameters' table. */
-SLOW int64_t slow_tensors(const slow_config *c) { return 9 * c->layers + (c->tied ? 2 : 3); }
-
-/* The number of scalar parameters; fills `table` unless it is NULL. */
-SLOW int64_t slow_parameters(const slow_config *c, slow_tensor *table) {
+/* All of a model's tensors; `table` may be NULL. */
+SLOW slow_builder slow_build(const slow_config *c, slow_tensor *table) {
     slow_builder b = {.table = table};
     slow_append(&b, "model.", "embed_tokens.weight", c->vocab, c->hidden);
     for (int64_t layer = 0; layer < c->layers; layer++) slow_append_layer(&b, c, layer);
     slow_append(&b, "model.", "norm.weight", 1, c->hidden);
     if (!c->tied) slow_append(&b, "lm_head.", "weight", c->vocab, c->hidden);
-    return b.parameters;
+    return b;
+}
+
+/* How many tensors there are: the length of slow_parameters' table. */
+SLOW int64_t slow_tensors(const slow_config *c) { return slow_build(c, NULL).tensors; }
+
+/* The number of scalar parameters; fills `table` unless it is NULL. */
+SLOW int64_t slow_parameters(const slow_config *c, slow_tensor *table) {
+    return slow_build(c, table).parameters;
 }
 
 /* The next `count` parameters: the forward pass reads the tensors in the order
@@ -194,21 +261,63 @@ SLOW const slow_complex *slow_next(const slow_complex **cursor, int64_t count) {
     return tensor;
 }
 
+/* y = weight x + bias, the bias NULL if there is none. */
 typedef struct {
-    const slow_complex *attention_norm, *q, *k, *v, *o, *mlp_norm, *gate, *up, *down;
+    const slow_complex *weight, *bias;
+} slow_projection;
+
+SLOW slow_projection slow_next_projection(const slow_complex **cursor, int64_t outputs,
+                                          int64_t inputs, bool bias) {
+    slow_projection p = {NULL, NULL};
+    p.weight = slow_next(cursor, outputs * inputs);
+    if (bias) p.bias = slow_next(cursor, outputs);
+    return p;
+}
+
+/* A dense MLP, or one expert. */
+typedef struct {
+    slow_projection gate, up, down;
+} slow_mlp;
+
+SLOW slow_mlp slow_next_mlp(const slow_complex **cursor, int64_t hidden, int64_t width,
+                            bool bias) {
+    slow_mlp m;
+    m.gate = slow_next_projection(cursor, width, hidden, bias);
+    m.up = slow_next_projection(cursor, width, hidden, bias);
+    m.down = slow_next_projection(cursor, hidden, width, bias);
+    return m;
+}
+
+/* The dense MLP in layers without experts; the router and the experts, end to end, in those
+   with. */
+typedef struct {
+    const slow_complex *attention_norm, *q_norm, *k_norm, *mlp_norm, *router, *experts;
+    slow_projection q, k, v, o;
+    slow_mlp mlp;
 } slow_layer;
 
-SLOW slow_layer slow_next_layer(const slow_config *c, const slow_complex **cursor) {
-    slow_layer w;
-    w.attention_norm = slow_next(cursor, c->hidden);
-    w.q = slow_next(cursor, c->heads * c->head_dim * c->hidden);
-    w.k = slow_next(cursor, c->kv_heads * c->head_dim * c->hidden);
-    w.v = slow_next(cursor, c->kv_heads * c->head_dim * c->hidden);
-    w.o = slow_next(cursor, c->hidden * c->heads * c->head_dim);
+SLOW void slow_next_attention(const slow_config *c, const slow_complex **cursor,
+                              slow_layer *w) {
+    int64_t q_width = c->heads * c->head_dim, kv_width = c->kv_heads * c->head_dim;
+    w->q = slow_next_projection(cursor, q_width, c->hidden, c->qkv_bias);
+    if (c->qk_norm) w->q_norm = slow_next(cursor, c->head_dim);
+    w->k = slow_next_projection(cursor, kv_width, c->hidden, c->qkv_bias);
+    if (c->qk_norm) w->k_norm = slow_next(cursor, c->head_dim);
+    w->v = slow_next_projection(cursor, kv_width, c->hidden, c->qkv_bias);
+    w->o = slow_next_projection(cursor, c->hidden, q_width, c->o_bias);
+}
+
+SLOW slow_layer slow_next_layer(const slow_config *c, int64_t layer,
+                                const slow_complex **cursor) {
+    slow_layer w = {.attention_norm = slow_next(cursor, c->hidden)};
+    slow_next_attention(c, cursor, &w);
     w.mlp_norm = slow_next(cursor, c->hidden);
-    w.gate = slow_next(cursor, c->intermediate * c->hidden);
-    w.up = slow_next(cursor, c->intermediate * c->hidden);
-    w.down = slow_next(cursor, c->hidden * c->intermediate);
+    if (slow_sparse(c, layer)) {
+        w.router = slow_next(cursor, c->experts * c->hidden);
+        w.experts = slow_next(cursor, c->experts * 3 * c->expert_intermediate * c->hidden);
+    } else {
+        w.mlp = slow_next_mlp(cursor, c->hidden, c->intermediate, c->mlp_bias);
+    }
     return w;
 }
 
@@ -264,6 +373,13 @@ SLOW void slow_linear(int64_t tokens, int64_t inputs, int64_t outputs, const slo
             for (int64_t i = 0; i < inputs; i++) sum += x[t * inputs + i] * w[o * inputs + i];
             y[t * outputs + o] = sum;
         }
+}
+
+/* y = x weight^T + bias, a PyTorch Linear. */
+SLOW void slow_project(int64_t tokens, int64_t inputs, int64_t outputs, const slow_complex *x,
+                       const slow_projection *p, slow_complex *y) {
+    slow_linear(tokens, inputs, outputs, x, p->weight, y);
+    for (int64_t k = 0; p->bias && k < tokens * outputs; k++) y[k] += p->bias[k % outputs];
 }
 
 /* y = gain * x / sqrt(mean(x^2) + eps), token by token; y may be x. */
@@ -559,70 +675,219 @@ SLOW void slow_add(int64_t count, slow_complex *x, const slow_complex *y) {
     for (int64_t k = 0; k < count; k++) x[k] += y[k];
 }
 
+SLOW bool slow_turns(const slow_config *c, int64_t layer) {
+    return c->no_rope_every <= 0 || (layer + 1) % c->no_rope_every != 0;
+}
+
+/* Queries or keys: every head is normalized, all by the same gain, and then turned. */
+SLOW void slow_place_heads(const slow_config *c, int64_t layer, const slow_row *row,
+                           int64_t heads, const slow_complex *gain, slow_complex *x) {
+    if (gain) slow_rmsnorm(row->tokens * heads, c->head_dim, c->rms_eps, x, gain, x);
+    if (slow_turns(c, layer)) slow_rope_row(c, row, heads, x);
+}
+
+SLOW void slow_layer_mask(const slow_config *c, int64_t layer, const slow_row *row,
+                          bool *mask) {
+    int64_t window = layer >= c->window_from ? c->window : 0;
+    slow_mask_general(row->tokens, row->docs, row->cu_seqlens, true, window, NULL, mask);
+}
+
 /* x += o_proj(attention(rmsnorm(x))) */
-SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, const slow_row *row,
-                               const bool *mask, slow_complex *x) {
+SLOW void slow_attention_block(const slow_config *c, const slow_layer *w, int64_t layer,
+                               const slow_row *row, slow_complex *x) {
     int64_t n = row->tokens, q_width = c->heads * c->head_dim;
     int64_t kv_width = c->kv_heads * c->head_dim;
     slow_shape shape = {n, n, c->heads, c->kv_heads, c->head_dim};
     slow_complex *y = slow_array(n * c->hidden), *out = slow_array(n * q_width);
     slow_complex *q = slow_array(n * q_width), *k = slow_array(n * kv_width),
                  *v = slow_array(n * kv_width);
+    bool *mask = slow_allocate(n * n, sizeof *mask);
+    slow_layer_mask(c, layer, row, mask);
     slow_rmsnorm(n, c->hidden, c->rms_eps, x, w->attention_norm, y);
-    slow_linear(n, c->hidden, q_width, y, w->q, q);
-    slow_linear(n, c->hidden, kv_width, y, w->k, k);
-    slow_linear(n, c->hidden, kv_width, y, w->v, v);
-    slow_rope_row(c, row, c->heads, q);
-    slow_rope_row(c, row, c->kv_heads, k);
+    slow_project(n, c->hidden, q_width, y, &w->q, q);
+    slow_project(n, c->hidden, kv_width, y, &w->k, k);
+    slow_project(n, c->hidden, kv_width, y, &w->v, v);
+    slow_place_heads(c, layer, row, c->heads, w->q_norm, q);
+    slow_place_heads(c, layer, row, c->kv_heads, w->k_norm, k);
     slow_attention(&(slow_inputs){.shape = &shape, .mask = mask, .q = q, .k = k, .v = v}, out,
                    NULL);
-    slow_linear(n, q_width, c->hidden, out, w->o, y);
+    slow_project(n, q_width, c->hidden, out, &w->o, y);
     slow_add(n * c->hidden, x, y);
     free(y);
     free(out);
     free(q);
     free(k);
     free(v);
+    free(mask);
 }
 
-/* x += down(silu(gate(rmsnorm(x))) * up(rmsnorm(x))) */
-SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, int64_t tokens,
-                         slow_complex *x) {
-    int64_t width = c->intermediate;
-    slow_complex *y = slow_array(tokens * c->hidden);
+/* y = down(silu(gate(x)) * up(x)) */
+SLOW void slow_mlp_of(int64_t tokens, int64_t hidden, int64_t width, const slow_mlp *m,
+                      const slow_complex *x, slow_complex *y) {
     slow_complex *gate = slow_array(tokens * width), *up = slow_array(tokens * width);
-    slow_rmsnorm(tokens, c->hidden, c->rms_eps, x, w->mlp_norm, y);
-    slow_linear(tokens, c->hidden, width, y, w->gate, gate);
-    slow_linear(tokens, c->hidden, width, y, w->up, up);
+    slow_project(tokens, hidden, width, x, &m->gate, gate);
+    slow_project(tokens, hidden, width, x, &m->up, up);
     for (int64_t k = 0; k < tokens * width; k++) up[k] *= slow_silu(gate[k]);
-    slow_linear(tokens, width, c->hidden, up, w->down, y);
-    slow_add(tokens * c->hidden, x, y);
-    free(y);
+    slow_project(tokens, width, hidden, up, &m->down, y);
     free(gate);
     free(up);
 }
 
-/* logits: tokens x vocab. */
-SLOW void slow_logits(const slow_config *c, const slow_complex *parameters, const slow_row *row,
-                      slow_complex *logits) {
+/* ---- experts ---- */
+
+/* A token's probabilities of all the experts, and which of them it goes to. */
+typedef struct {
+    slow_complex *probability;
+    bool *chosen;
+} slow_route;
+
+/* Sums over the layers with experts and the tokens of documents: what the balance of a whole
+   step is worked out from. */
+typedef struct {
+    double routes;             /* how many such tokens, once a layer */
+    double *chosen;            /* (experts): of how many of them it was among the chosen */
+    slow_complex *probability; /* (experts) */
+} slow_routing;
+
+SLOW slow_route slow_route_open(int64_t experts) {
+    return (slow_route){slow_array(experts), slow_allocate(experts, sizeof(bool))};
+}
+
+SLOW void slow_route_close(slow_route *r) {
+    free(r->probability);
+    free(r->chosen);
+}
+
+SLOW slow_routing slow_routing_open(int64_t experts) {
+    return (slow_routing){0, slow_allocate(experts, sizeof(double)), slow_array(experts)};
+}
+
+SLOW void slow_routing_close(slow_routing *r) {
+    free(r->chosen);
+    free(r->probability);
+}
+
+/*
+ * The `most` likely experts; of equally likely ones those with the lower numbers, which
+ * PyTorch's topk leaves open.  The choice is by real parts: it has no derivative.
+ */
+SLOW void slow_choose(int64_t experts, int64_t most, slow_route *r) {
+    for (int64_t e = 0; e < experts; e++) {
+        double own = creal(r->probability[e]);
+        int64_t before = 0;
+        for (int64_t other = 0; other < experts; other++) {
+            double theirs = creal(r->probability[other]);
+            before += theirs > own || (theirs == own && other < e);
+        }
+        r->chosen[e] = before < most;
+    }
+}
+
+/* A softmax over all the experts, not only over those that are then chosen. */
+SLOW void slow_route_token(const slow_config *c, const slow_layer *w, const slow_complex *x,
+                           slow_route *r) {
+    slow_linear(1, c->hidden, c->experts, x, w->router, r->probability);
+    slow_complex lse = slow_log_sum_exp(c->experts, r->probability);
+    for (int64_t e = 0; e < c->experts; e++) r->probability[e] = cexp(r->probability[e] - lse);
+    slow_choose(c->experts, c->experts_per_token, r);
+}
+
+SLOW void slow_count_route(int64_t experts, const slow_route *r, slow_routing *sums) {
+    sums->routes += 1;
+    for (int64_t e = 0; e < experts; e++) {
+        sums->chosen[e] += r->chosen[e];
+        sums->probability[e] += r->probability[e];
+    }
+}
+
+/* What the chosen probabilities are divided by. */
+SLOW slow_complex slow_route_sum(const slow_config *c, const slow_route *r) {
+    slow_complex sum = 0;
+    for (int64_t e = 0; e < c->experts; e++)
+        if (r->chosen[e]) sum += r->probability[e];
+    return c->topk_norm ? sum : 1;
+}
+
+/* One token through the experts that it goes to: the sum of what they say, each times its
+   probability. */
+SLOW void slow_experts_of(const slow_config *c, const slow_layer *w, const slow_route *r,
+                          const slow_complex *x, slow_complex *y) {
+    slow_complex *said = slow_array(c->hidden), sum = slow_route_sum(c, r);
+    const slow_complex *cursor = w->experts;
+    for (int64_t i = 0; i < c->hidden; i++) y[i] = 0;
+    for (int64_t e = 0; e < c->experts; e++) {
+        slow_mlp expert = slow_next_mlp(&cursor, c->hidden, c->expert_intermediate, false);
+        if (!r->chosen[e]) continue;
+        slow_mlp_of(1, c->hidden, c->expert_intermediate, &expert, x, said);
+        for (int64_t i = 0; i < c->hidden; i++) y[i] += r->probability[e] / sum * said[i];
+    }
+    free(said);
+}
+
+/* Padding is routed too, but not counted.  `sums` may be NULL. */
+SLOW void slow_sparse_mlp(const slow_config *c, const slow_layer *w, const slow_row *row,
+                          slow_routing *sums, const slow_complex *x, slow_complex *y) {
+    slow_route r = slow_route_open(c->experts);
+    for (int64_t t = 0; t < row->tokens; t++) {
+        slow_route_token(c, w, x + t * c->hidden, &r);
+        slow_experts_of(c, w, &r, x + t * c->hidden, y + t * c->hidden);
+        if (sums && slow_document(row->docs, row->cu_seqlens, t) >= 0)
+            slow_count_route(c->experts, &r, sums);
+    }
+    slow_route_close(&r);
+}
+
+/*
+ * Hugging Face's load_balancing_loss_func: experts * sum over experts of (how many times it is
+ * chosen) * (its probability), both means over all layers' and all documents' tokens.  The
+ * first has no derivative.  A router that prefers no expert gets experts_per_token.
+ */
+SLOW slow_complex slow_balance(int64_t experts, const slow_routing *r) {
+    slow_complex sum = 0;
+    if (r->routes == 0) return 0;
+    for (int64_t e = 0; e < experts; e++)
+        sum += r->chosen[e] / r->routes * (r->probability[e] / r->routes);
+    return (double)experts * sum;
+}
+
+/* ---- the layers together ---- */
+
+/* x += mlp(rmsnorm(x)), or the experts' */
+SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, const slow_row *row,
+                         slow_routing *sums, slow_complex *x) {
+    int64_t n = row->tokens;
+    slow_complex *normed = slow_array(n * c->hidden), *y = slow_array(n * c->hidden);
+    slow_rmsnorm(n, c->hidden, c->rms_eps, x, w->mlp_norm, normed);
+    if (w->router) slow_sparse_mlp(c, w, row, sums, normed, y);
+    else slow_mlp_of(n, c->hidden, c->intermediate, &w->mlp, normed, y);
+    slow_add(n * c->hidden, x, y);
+    free(normed);
+    free(y);
+}
+
+/* logits: tokens x vocab.  What the experts' routers said is added to `sums` unless it is
+   NULL. */
+SLOW void slow_forward(const slow_config *c, const slow_complex *parameters,
+                       const slow_row *row, slow_routing *sums, slow_complex *logits) {
     int64_t n = row->tokens, hidden = c->hidden;
     slow_complex *x = slow_array(n * hidden);
-    bool *mask = slow_allocate(n * n, sizeof *mask);
-    slow_mask_general(n, row->docs, row->cu_seqlens, true, c->window, NULL, mask);
-
     const slow_complex *embedding = slow_next(&parameters, c->vocab * hidden);
     for (int64_t t = 0; t < n; t++)
         slow_add(hidden, x + t * hidden, embedding + row->ids[t] * hidden);
     for (int64_t layer = 0; layer < c->layers; layer++) {
-        slow_layer w = slow_next_layer(c, &parameters);
-        slow_attention_block(c, &w, row, mask, x);
-        slow_mlp_block(c, &w, n, x);
+        slow_layer w = slow_next_layer(c, layer, &parameters);
+        slow_attention_block(c, &w, layer, row, x);
+        slow_mlp_block(c, &w, row, sums, x);
     }
     slow_rmsnorm(n, hidden, c->rms_eps, x, slow_next(&parameters, hidden), x);
     const slow_complex *head = c->tied ? embedding : slow_next(&parameters, c->vocab * hidden);
     slow_linear(n, hidden, c->vocab, x, head, logits);
     free(x);
-    free(mask);
+}
+
+SLOW void slow_logits(const slow_config *c, const slow_complex *parameters, const slow_row *row,
+                      slow_complex *logits) {
+    slow_forward(c, parameters, row, NULL, logits);
 }
 
 /* ---- the loss ---- */
@@ -674,21 +939,27 @@ typedef struct {
 } slow_problem;
 
 SLOW slow_complex slow_row_loss(const slow_problem *p, const slow_complex *parameters,
-                                const slow_row *row) {
+                                const slow_row *row, slow_routing *sums) {
     int64_t vocab = p->config->vocab;
     slow_complex *logits = slow_array(row->tokens * vocab), loss = 0;
-    slow_logits(p->config, parameters, row, logits);
+    slow_forward(p->config, parameters, row, sums, logits);
     for (int64_t t = 0; t < row->tokens; t++)
         loss += slow_token_loss(&p->objective, row, t, vocab, logits + t * vocab);
     free(logits);
     return loss;
 }
 
-/* The whole loss, a slow_scalar of the flat parameters; `problem` is a slow_problem. */
+/* The whole loss, a slow_scalar of the flat parameters; `problem` is a slow_problem.  The
+   balance is that of all the rows together, not a sum over them. */
 SLOW slow_complex slow_loss_complex(const slow_complex *parameters, const void *problem) {
     const slow_problem *p = problem;
+    slow_routing sums = slow_routing_open(p->config->experts);
     slow_complex loss = 0;
-    for (int64_t r = 0; r < p->rows; r++) loss += slow_row_loss(p, parameters, &p->row[r]);
+    for (int64_t r = 0; r < p->rows; r++)
+        loss += slow_row_loss(p, parameters, &p->row[r], &sums);
+    if (p->objective.balance != 0)
+        loss += p->objective.balance * slow_balance(p->config->experts, &sums);
+    slow_routing_close(&sums);
     return loss;
 }
 

@@ -226,28 +226,85 @@ rm -rf $out/again; cp -r $out/yarn4 $out/again; cp "$written" $out/again/config.
 run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
 if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
 # what is trained keeps what its source had beside weights
-folder whole '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
-echo '{"a tokenizer": 1}' >$out/whole/tokenizer.json; echo '{{ a template }}' >$out/whole/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/whole/generation_config.json
-sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/whole/config.json
+folder complete '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
+echo '{"a tokenizer": 1}' >$out/complete/tokenizer.json; echo '{{ a template }}' >$out/complete/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/complete/generation_config.json
+sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/complete/config.json
 printf '{"input_ids": [1, 2, 3, 4], "labels": [-100, 2, 3, 4]}\n%.0s' 1 2 3 4 5 6 >$out/whole.jsonl
-run from_kept sft --dataset $out/whole.jsonl --max_steps 1 --pretrain $out/whole
+run from_kept sft --dataset $out/whole.jsonl --max_steps 1 --pretrain $out/complete
 # text for a model with a tokenizer is not trained as bytes: what to type instead is said
-command='python3 demos/prepare.py --kind %s --pretrain '$out'/whole --dataset '$out'/%s.jsonl --output '$out'/%s.jsonl.tokens'
+command='python3 demos/prepare.py --kind %s --pretrain '$out'/complete --dataset '$out'/%s.jsonl --output '$out'/%s.jsonl.tokens'
 for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $keys" "kto labelled labelled $labels"; do
     read -r trainer kind data options <<<"$stage"
-    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/whole has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/whole
+    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/complete
 done
-refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/whole
-refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/whole
+refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
 echo 'plain text' >$out/plain.txt
-refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/whole
-if cmp -s $out/whole/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/whole/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/whole/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
-if python3 - $out/whole/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
+refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/complete
+if cmp -s $out/complete/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/complete/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/complete/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
+if python3 - $out/complete/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
 import json, sys
 before, after = (json.load(open(path)) for path in sys.argv[1:])
 assert dict(before, dtype="float32") == after, after
 assert after["eos_token_id"] == 7 and after["max_position_embeddings"] == 2048
 KEPT
+# types and files of what is written: those of the source, or as one likes; a file's bytes come back without a step
+types() { python3 - "$@" <<'TYPES'
+import json, struct, sys
+folder, wanted, files = sys.argv[1:4]
+names = sorted(set(json.load(open(f"{folder}/model.safetensors.index.json"))["weight_map"].values())) if int(files) > 1 else ["model.safetensors"]
+assert len(names) == int(files), names
+read = {}
+for name in names:
+    data = open(f"{folder}/{name}", "rb").read()
+    size, = struct.unpack("<Q", data[:8])
+    for key, t in json.loads(data[8:8 + size]).items():
+        if key == "__metadata__": continue
+        assert t["dtype"] == wanted, (key, t)
+        read[key] = data[8 + size + t["data_offsets"][0]:8 + size + t["data_offsets"][1]]
+import hashlib
+print(hashlib.sha256(b"".join(key.encode() + read[key] for key in sorted(read))).hexdigest())
+TYPES
+}
+# each in the type before: what is written without a step, in one file or in many, is what was read
+before=$out/sft
+for type in float32 float16 bfloat16; do
+    case $type in float32) code=F32 ;; float16) code=F16 ;; *) code=BF16 ;; esac
+    run as_$type sft $labels --dataset $out/arith.jsonl --pretrain $before --save_dtype $type
+    run again_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/as_$type --max_steps 0
+    run shards_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/as_$type --max_steps 0 --max_shard_size 20KB
+    run back_$type sft $labels --dataset $out/arith.jsonl --pretrain $out/shards_$type --max_steps 0
+    files=$(ls $out/shards_$type/model-*.safetensors 2>/dev/null | wc -l)
+    one=$(types $out/as_$type $code 1 2>&1)
+    if [ "$files" -gt 2 ] && [ "$one" = "$(types $out/again_$type $code 1 2>&1)" ] && [ "$one" = "$(types $out/shards_$type $code $files 2>&1)" ] && [ "$one" = "$(types $out/back_$type $code 1 2>&1)" ] && tr -d ' \t' <$out/as_$type/config.json | grep -qE "dtype\":\"$type" && [ ! -e $out/shards_$type/model.safetensors ]; then ok bad_save_$type; else fail bad_save_$type "$files files, $one, $(types $out/again_$type $code 1 2>&1 | tail -n 1)"; fi
+done
+run rounded sft $labels --dataset $out/arith.jsonl --pretrain $out/as_float16
+grep -q "^notice: weights in .*rounded are rounded to float16" $out/rounded.log && types $out/rounded F16 1 >/dev/null && ok bad_save_rounded || fail bad_save_rounded "$(tail -n 1 $out/rounded.log)"
+# one file after several and several after one: what was there before goes
+run shards_float32 sft $labels --dataset $out/arith.jsonl --pretrain $before --max_steps 0
+if [ -z "$(ls $out/shards_float32 | grep -E 'model-|index')" ] && types $out/shards_float32 F32 1 >/dev/null; then ok bad_save_one_after_several; else fail bad_save_one_after_several "$(ls $out/shards_float32)"; fi
+run shards_float32 sft $labels --dataset $out/arith.jsonl --pretrain $before --max_steps 0 --max_shard_size 30KB
+if [ ! -e $out/shards_float32/model.safetensors ] && [ -e $out/shards_float32/model.safetensors.index.json ]; then ok bad_save_several_after_one; else fail bad_save_several_after_one "$(ls $out/shards_float32)"; fi
+refuse shard_size sft 'max_shard_size is 5 GB, but it must be a size such as 700MB or 5GB' $labels --dataset $out/arith.jsonl --max_shard_size '5 GB'
+# what a float16 cannot hold
+rm -rf $out/odd; cp -r $out/sft $out/odd
+python3 - $out/odd/model.safetensors <<'LARGE'
+import struct, sys
+data = bytearray(open(sys.argv[1], "rb").read()); data[-4:] = struct.pack("<f", 70000.0); open(sys.argv[1], "wb").write(data)
+LARGE
+refuse float16 sft 'holds 70000, which float16 cannot hold; give --save_dtype bfloat16 or float32' $labels --dataset $out/arith.jsonl --pretrain $out/odd --max_steps 0 --save_dtype float16
+# a model that seqpar did not write is not replaced without a word
+mkdir -p $out/foreign; python3 - $out/sft/model.safetensors $out/foreign/model.safetensors <<'FOREIGN'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+size, = struct.unpack("<Q", data[:8])
+header = json.loads(data[8:8 + size]); header["__metadata__"] = {"format": "pt"}
+text = json.dumps(header).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + data[8 + size:])
+FOREIGN
+sum=$(sha256sum <$out/foreign/model.safetensors)
+if build/train_sft --dataset $out/arith.jsonl $labels $shape --save_path $out/foreign --ckpt_path $out/foreign.ckpt >$out/foreign.log 2>&1; then fail bad_foreign "exit code 0"
+elif grep -q 'holds a model that seqpar did not write; give another --save_path, or --overwrite' $out/foreign.log && [ "$sum" = "$(sha256sum <$out/foreign/model.safetensors)" ] && [ "$(ls $out/foreign)" = model.safetensors ] && build/train_sft --dataset $out/arith.jsonl $labels $shape --save_path $out/foreign --ckpt_path $out/foreign.ckpt --overwrite >$out/foreign.log 2>&1 && [ "$sum" != "$(sha256sum <$out/foreign/model.safetensors)" ]; then ok bad_foreign; else fail bad_foreign "$(tail -n 1 $out/foreign.log)"; fi
 # Mistral's window, on one rank and on two; and in what is written
 folder mistral '"rope_theta": 10000.0, "sliding_window": 3,'
 sed -i 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/' $out/mistral/config.json
@@ -261,13 +318,17 @@ sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/od
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
-for change in 's/"llama"/"qwen2"/|"model_type" is "qwen2"' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/^\{/{"attention_bias": true,/|"attention_bias" is true' 's/^\{/{"mlp_bias": true,/|"mlp_bias" is true' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
+for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these can be computed here: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" is no list of 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" is no list of 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
+for change in 's/^\{/{"attention_bias": true,/|self_attn.q_proj.bias' 's/^\{/{"mlp_bias": true,/|mlp.gate_proj.bias' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/|self_attn.q_proj.bias' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/|self_attn.q_norm.weight' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null,/|self_attn.q_proj.weight'; do
+    rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
+    refuse "folder_lacks_${change%%|*}" sft "odd/model.safetensors: tensor \"model.layers.0.${change#*|}\"" $labels --dataset $out/arith.jsonl --pretrain $out/odd
+done
 rm -rf $out/odd; cp -r $out/sft $out/odd; add_tensor $out/odd/model.safetensors model.layers.0.self_attn.q_proj.bias 32 32
-refuse folder_tensor sft 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of this model' $labels --dataset $out/arith.jsonl --pretrain $out/odd
-refuse folder_reference dpo 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of this model' $keys --dataset $out/arith.jsonl --ref_pretrain $out/odd
+refuse folder_tensor sft 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of the model that config.json describes' $labels --dataset $out/arith.jsonl --pretrain $out/odd
+refuse folder_reference dpo 'tensor "model.layers.0.self_attn.q_proj.bias" is no part of the model that config.json describes' $keys --dataset $out/arith.jsonl --ref_pretrain $out/odd
 # a tied head may be in the file all the same, if it is the embedding
 build/train_sft --dataset $out/arith.jsonl $labels $shape --tie_word_embeddings --save_path $out/tied --ckpt_path $out/tied.ckpt >$out/tied.log 2>&1 || fail bad_tied "$(tail -n 1 $out/tied.log)"
 tail -c $(($(wc -c <$out/tied/model.safetensors) - 8 - $(od -An -t u8 -N 8 $out/tied/model.safetensors))) $out/tied/model.safetensors > $out/embedding # the first tensor

@@ -7,7 +7,19 @@
 #include "layouts.h"
 #include "room.h"
 
-static void make_task(model_task *task, int tied) {
+/* UNTIED_PARTS: with all that families have beyond a plain Llama */
+enum { UNTIED, TIED, UNTIED_PARTS };
+static const char *const kinds[] = {"untied", "tied", "untied_parts"};
+
+static void add_parts(seqpar_llama_config *c) {
+    c->qkv_bias = c->o_bias = c->mlp_bias = c->qk_norm = 1;
+    c->no_rope_every = 2;
+    c->window = 11;
+    c->window_from = 1;
+}
+
+static void make_task(model_task *task, int kind) {
+    int tied = kind == TIED;
     seqpar_llama_config config = {.layers = 2,
                                   .hidden = 24,
                                   .heads = 6,
@@ -17,6 +29,7 @@ static void make_task(model_task *task, int tied) {
                                   .vocab = 53,
                                   .tied = tied};
     memset(task, 0, sizeof *task);
+    if (kind == UNTIED_PARTS) add_parts(&config);
     task->config = config;
     random_batch(&task->batch, 31, 40, 53, 61, 0);
     task->objective.count = task->batch.counts.supervised;
@@ -37,14 +50,14 @@ static void expect_moved(const model_result *r) {
 }
 
 /* Shapes in turn, all other options drawn at random: every pair of option values comes up. */
-static void test_ways(int reference, int tied, int64_t ways) {
+static void test_ways(int reference, int kind, int64_t ways) {
     static const int64_t shapes[][2] = {{1, 1}, {1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
                                         {2, 2}, {4, 1}, {2, 3}, {3, 1}, {5, 1}};
     model_task task;
     model_result one, other;
     model_way base = plain;
     int64_t i;
-    make_task(&task, tied);
+    make_task(&task, kind);
     test_expect(task.batch.rows >= 8, "only %lld rows", (long long)task.batch.rows);
     base.reference = reference;
     model_run(&task, &base, &one);
@@ -75,7 +88,7 @@ static void test_ways(int reference, int tied, int64_t ways) {
                  (long long)w.vocab_rows);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
-                 tied ? "tied" : "untied", what);
+                 kinds[kind], what);
         model_result_free(&other);
     }
     model_result_free(&one);
@@ -728,5 +741,7 @@ int main(int argc, char **argv) {
     TEST(test_ways(1, 1, ways ? 1 : 11));
     TEST(test_ways(2, 0, ways ? 1 : 22));
     TEST(test_ways(2, 1, ways ? 2 : 11));
+    TEST(test_ways(0, 2, ways ? ways / 4 + 1 : 33));
+    TEST(test_ways(2, 2, ways ? 1 : 11));
     return test_summary();
 }

@@ -125,7 +125,7 @@ refuse overlong_factor 'overlong_penalty_factor 2' group --overlong_penalty_fact
 refuse stop 'stop_properly_penalty_coef is 1.5' group --stop_properly_penalty_coef 1.5
 refuse normalize_what 'normalize_reward' group --normalize_reward
 cp -r $out/rm $out/bare; sed -i 's/"std":[^}]*/"std": 0/' $out/bare/config.json
-refuse reward_head 'tensor "score.weight" is no part of this model .* name the head by --value_head_prefix' critic --value_head_prefix value
+refuse reward_head 'tensor "score.weight" is no part of the model .* name the head by --value_head_prefix' critic --value_head_prefix value
 refuse reward_headless 'there is no tensor "score.weight", so this is no reward model' critic --reward_pretrain $out/sft
 refuse normalize_moments 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/bare --normalize_reward --ring_attn_size 2
 refuse k3 'contradicts kl_estimator k2' critic --use_kl_estimator_k3 --kl_estimator k2

@@ -660,6 +660,23 @@ static void convert_all_f16_patterns(void) {
     all_patterns(SEQPAR_SAFETENSORS_F16, 5, 10, seqpar_safetensors_f16_to_f32);
 }
 
+/* Every half comes back; between two neighbours the nearer one is taken, half way the even one. */
+static void convert_f32_to_f16_rounds_to_nearest(void) {
+    for (unsigned i = 0; i < 0x7C00; i++) {
+        float x = seqpar_safetensors_f16_to_f32((uint16_t)i);
+        float next = i == 0x7BFF ? 65536.0f : seqpar_safetensors_f16_to_f32((uint16_t)(i + 1));
+        float middle = (x + next) / 2; /* exact: a float has bits to spare */
+        expect(seqpar_safetensors_f32_to_f16(x) == i, "0x%04x does not come back", i);
+        expect(seqpar_safetensors_f32_to_f16(-x) == (i | 0x8000), "-0x%04x does not come back", i);
+        expect(seqpar_safetensors_f32_to_f16(middle) == i + (i & 1), "half way from 0x%04x", i);
+        expect(seqpar_safetensors_f32_to_f16(nextafterf(middle, 0)) == i, "below it, 0x%04x", i);
+        expect(seqpar_safetensors_f32_to_f16(nextafterf(middle, 1e9f)) == i + 1,
+               "above it, 0x%04x", i);
+    }
+    expect(seqpar_safetensors_f32_to_f16(INFINITY) == 0x7C00, "infinity");
+    expect((seqpar_safetensors_f32_to_f16(NAN) & 0x7FFF) > 0x7C00, "NaN");
+}
+
 static void convert_all_bf16_patterns(void) {
     all_patterns(SEQPAR_SAFETENSORS_BF16, 8, 7, seqpar_safetensors_bf16_to_f32);
 }
@@ -1757,6 +1774,7 @@ static const struct {
     TEST(slices_outside_are_refused),
     TEST(convert_all_f16_patterns),
     TEST(convert_all_bf16_patterns),
+    TEST(convert_f32_to_f16_rounds_to_nearest),
     TEST(convert_f64_to_f32_rounds_to_nearest),
     TEST(convert_f64_beyond_float_is_refused),
     TEST(convert_integers_is_refused),

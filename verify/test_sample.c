@@ -27,6 +27,21 @@ static const seqpar_llama_config tied = {.layers = 3,
                                          .vocab = 40,
                                          .tied = 1,
                                          .window = 5};
+/* all that families have beyond a plain Llama */
+static const seqpar_llama_config parts = {.layers = 3,
+                                          .hidden = 24,
+                                          .heads = 6,
+                                          .kv_heads = 3,
+                                          .head_dim = 14,
+                                          .intermediate = 37,
+                                          .vocab = 47,
+                                          .window = 6,
+                                          .window_from = 1,
+                                          .no_rope_every = 2,
+                                          .qkv_bias = 1,
+                                          .o_bias = 1,
+                                          .mlp_bias = 1,
+                                          .qk_norm = 1};
 static const seqpar_llama_sample_desc plain = {
     .max_new_tokens = 12, .temperature = 1, .top_p = 1, .seed = 5};
 
@@ -44,11 +59,12 @@ static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
     int64_t i, n;
     seqpar_llama_init(ctx, m, seed);
     for (i = 0; i < m->tensor_count; i++)
-        for (n = 0; m->tensors[i].decay && n < m->tensors[i].rows * m->tensors[i].cols; n++) {
+        for (n = 0; n < m->tensors[i].rows * m->tensors[i].cols; n++) {
             double x;
             seqpar_device_read(ctx->device, &x, m->params.data, m->tensors[i].offset + n, 1,
                                ctx->device->storage);
-            x *= 3;
+            /* biases begin as 0 */
+            x = m->tensors[i].decay ? 3 * x : x + 0.3 * cos((double)(7 * i + n));
             seqpar_device_write(ctx->device, m->params.data, m->tensors[i].offset + n, &x, 1,
                                 ctx->device->storage);
         }
@@ -276,7 +292,10 @@ static void test_company(int reference, const seqpar_llama_config *config, doubl
             }
     seqpar_llama_texts_free(one.text, PROMPTS);
     test_end("sample_same_text_in_any_company_%s_%s_T%g", reference ? "fp64" : "cpu",
-             config == &tied ? "tied" : "grouped", temperature);
+             config == &parts  ? "parts"
+             : config == &tied ? "tied"
+                               : "grouped",
+             temperature);
 }
 
 /* What a text hangs on: seed, number and prompt, and nothing else. */
@@ -655,6 +674,9 @@ int main(int argc, char **argv) {
     test_greedy(1, &tied, "tied");
     test_greedy(0, &grouped, "grouped");
     test_greedy(0, &tied, "tied");
+    test_greedy(1, &parts, "parts");
+    test_greedy(0, &parts, "parts");
+    test_company(0, &parts, 1);
     test_company(0, &grouped, 1);
     test_company(0, &tied, 1.3);
     test_company(0, &grouped, 0);

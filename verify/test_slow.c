@@ -6,6 +6,7 @@
  *
  * cc -std=c11 -O2 verify/test_slow.c -lm
  */
+#include "golden_families.h"
 #include "slow.h"
 
 enum { TOKENS = 8, OTHER_TOKENS = 3, VOCAB = 9 };
@@ -55,6 +56,13 @@ static double *wave(int64_t count, double amplitude) {
     double *x = reals(count);
     for (int64_t k = 0; k < count; k++)
         x[k] = amplitude * sin(0.37 * (double)(k + 1) * (double)(k + 1));
+    return x;
+}
+
+/* Without a pattern either, and not along `wave`. */
+static double *other_wave(int64_t count) {
+    double *x = reals(count);
+    for (int64_t k = 0; k < count; k++) x[k] = cos(0.53 * (double)(k + 1) * (double)(k + 1));
     return x;
 }
 
@@ -931,6 +939,284 @@ static void test_attention_factor(void) {
     free(want);
 }
 
+/*
+ * ---- the families ----
+ *
+ * Errors are sums over about a hundred numbers, none far above 1 and each some ten roundings of
+ * float64 off: 1e-14 is what is seen. A mistake is off by 1e-3 or more.
+ */
+
+/* Documents of five tokens, of one and of three, then padding; and a row of its own. */
+enum { PADDED = 11, SPOKEN = 9 };
+static const int64_t padded_documents[] = {0, 5, 6, SPOKEN};
+static const int32_t padded_ids[PADDED] = {3, 1, 4, 1, 5, 8, 2, 6, 2, 7, 0};
+static const int32_t padded_targets[PADDED] = {
+    1, 4, 1, SLOW_IGNORED, 7, 2, 6, 3, SLOW_IGNORED, SLOW_IGNORED, SLOW_IGNORED};
+static const double padded_weights[PADDED] = {1, .5, 2, 1, 1, 0, 1.5, 1, 1, 1, 1};
+static const double padded_entropy_seeds[PADDED] = {.1, 0, -.2, .3, .1, .1, 0, .2, .1, 0, 0};
+static const double padded_logp_seeds[PADDED] = {0, .3, -.1, .2, .5, -.4, 0, 1, .2, 0, 0};
+static const slow_row padded_rows[] = {
+    {PADDED, 3, padded_documents, padded_ids, padded_targets, padded_weights,
+     padded_entropy_seeds, padded_logp_seeds},
+    {OTHER_TOKENS, 1, one_document, other_ids, other_targets, NULL, NULL, NULL},
+};
+
+static slow_config family_of(int64_t layers) {
+    return (slow_config){.layers = layers,
+                         .hidden = 8,
+                         .heads = 4,
+                         .kv_heads = 2,
+                         .head_dim = 4,
+                         .intermediate = 5,
+                         .vocab = VOCAB,
+                         .rope_theta = 100,
+                         .rms_eps = 1e-5};
+}
+
+/* Every layer but the first has a window. */
+static slow_config qwen2(void) {
+    slow_config c = family_of(3);
+    c.tied = c.qkv_bias = true;
+    c.window = 2;
+    c.window_from = 1;
+    return c;
+}
+
+static slow_config llama_biases(void) {
+    slow_config c = family_of(2);
+    c.qkv_bias = c.o_bias = c.mlp_bias = true;
+    return c;
+}
+
+/* With an eps that shows. */
+static slow_config qwen3(void) {
+    slow_config c = family_of(2);
+    c.qk_norm = true;
+    c.rms_eps = 1e-2;
+    return c;
+}
+
+/* Of three layers the middle one does not turn, nor does yarn lengthen it. */
+static slow_config smollm3(void) {
+    slow_config c = family_of(3), yarn = scaled(SLOW_ROPE_YARN);
+    c.tied = c.qkv_bias = c.o_bias = true;
+    c.rope = yarn.rope;
+    c.rope_theta = yarn.rope_theta;
+    c.rope_factor = yarn.rope_factor;
+    c.rope_low = yarn.rope_low;
+    c.rope_high = yarn.rope_high;
+    c.rope_first = yarn.rope_first;
+    c.rope_attention = yarn.rope_attention;
+    c.no_rope_every = 2;
+    return c;
+}
+
+static slow_config mixtral(void) {
+    slow_config c = family_of(2);
+    c.window = 3;
+    c.experts = 4;
+    c.experts_per_token = 2;
+    c.expert_intermediate = 3;
+    c.topk_norm = c.mixtral_names = true;
+    return c;
+}
+
+/* The second layer and the fourth have experts. */
+static slow_config qwen3_moe(void) {
+    slow_config c = family_of(4);
+    c.tied = c.qkv_bias = c.o_bias = c.qk_norm = true;
+    c.experts = 5;
+    c.experts_per_token = 3;
+    c.sparse_every = 2;
+    c.expert_intermediate = 3;
+    return c;
+}
+
+static slow_config qwen3_moe_normed(void) {
+    slow_config c = family_of(2);
+    c.qk_norm = c.topk_norm = true;
+    c.experts = 3;
+    c.experts_per_token = 2;
+    c.sparse_every = 1;
+    c.expert_intermediate = 2;
+    return c;
+}
+
+static slow_problem family_problem(const slow_config *config, double balance) {
+    return (slow_problem){
+        config, 2, padded_rows, {.smoothing = .1, .zloss = .01, .count = 7, .balance = balance}};
+}
+
+/* The same tensors in the same order as the files of transformers have them. */
+static void test_family_table(const slow_config *config, const golden_family *want) {
+    int64_t tensors = slow_tensors(config), wrong = 0;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    slow_parameters(config, table);
+    for (int64_t i = 0; i < tensors && i < want->tensors; i++)
+        wrong += strcmp(table[i].name, want->tensor[i].name) != 0 ||
+                 table[i].rows != want->tensor[i].rows || table[i].cols != want->tensor[i].cols;
+    check_of(want->name, "Hugging Face tensors",
+             (double)(wrong + llabs(tensors - want->tensors)), 0);
+    free(table);
+}
+
+/* Padding comes after all documents' tokens in its row. */
+static void test_family_logits(const slow_config *config, const golden_family *want) {
+    double *padded = logits_of(config, &padded_rows[0]);
+    double *other = logits_of(config, &padded_rows[1]);
+    double error = distance(SPOKEN * VOCAB, padded, want->logits) +
+                   distance(OTHER_TOKENS * VOCAB, other, want->logits + SPOKEN * VOCAB);
+    check_of(want->name, "Hugging Face logits", error, 1e-13);
+    free(padded);
+    free(other);
+}
+
+/* Two numbers of every tensor's gradient, so that none can hide behind the others. */
+static void test_family_gradient(const slow_config *config, const golden_family *want) {
+    slow_problem p = family_problem(config, want->balance);
+    int64_t count = slow_parameters(config, NULL), tensors = slow_tensors(config);
+    double *x = wave(count, .5), *direction = other_wave(count), *gradient = reals(count);
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    double along = 0, norm = 0;
+    slow_parameters(config, table);
+    slow_gradient(&p, x, gradient);
+    for (int64_t i = 0; i < tensors && i < want->tensors; i++) {
+        int64_t n = table[i].rows * table[i].cols, at = table[i].offset;
+        along += fabs(inner(n, gradient + at, direction + at) - want->tensor[i].along);
+        norm += fabs(slow_norm(n, gradient + at) - want->tensor[i].norm);
+    }
+    check_of(want->name, "Hugging Face gradients, along", along, 1e-13);
+    check_of(want->name, "Hugging Face gradients, norms", norm, 1e-13);
+    free(x);
+    free(direction);
+    free(gradient);
+    free(table);
+}
+
+static void test_family(slow_config config, const golden_family *want) {
+    slow_problem p = family_problem(&config, want->balance);
+    double *x = wave(slow_parameters(&config, NULL), .5);
+    test_family_table(&config, want);
+    test_family_logits(&config, want);
+    check_of(want->name, "Hugging Face loss", fabs(slow_loss(&p, x) - want->loss), 1e-14);
+    test_family_gradient(&config, want);
+    free(x);
+}
+
+/* Experts in the last layer alone; numbers of three digits fit into the names. */
+static void test_long_names(void) {
+    slow_config c = mixtral();
+    c.layers = c.sparse_every = 1000;
+    c.experts = 128;
+    int64_t tensors = 999 * 9 + 6 + 1 + 3 * 128 + 3;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    check("long names, count", (double)llabs(slow_tensors(&c) - tensors), 0);
+    slow_parameters(&c, table);
+    check("long names",
+          abs(strcmp(table[tensors - 3].name,
+                     "model.layers.999.block_sparse_moe.experts.127.w2.weight")),
+          0);
+    free(table);
+}
+
+/* ---- experts ---- */
+
+enum { MANY = 6 };
+
+static int wrongly_chosen(const double *probability, int64_t most, const char *want) {
+    slow_complex *z = slow_promote(MANY, probability);
+    bool chosen[MANY];
+    int wrong = 0;
+    slow_choose(MANY, most, &(slow_route){z, chosen});
+    for (int e = 0; e < MANY; e++) wrong += chosen[e] != (want[e] == '1');
+    free(z);
+    return wrong;
+}
+
+static void test_choice(void) {
+    static const double apart[MANY] = {.1, .3, .05, .25, .2, .1}, even[MANY] = {0};
+    static const double ties[MANY] = {.1, .2, .15, .2, .15, .2};
+    check("experts chosen", wrongly_chosen(apart, 3, "010110"), 0);
+    check("one expert chosen", wrongly_chosen(apart, 1, "010000"), 0);
+    check("all experts chosen", wrongly_chosen(apart, MANY, "111111"), 0);
+    check("of equals the first", wrongly_chosen(even, 2, "110000"), 0);
+    check("of the best equals the first", wrongly_chosen(ties, 2, "010100"), 0);
+    check("of the last equals the first", wrongly_chosen(ties, 4, "011101"), 0);
+}
+
+static double balance_of(const double *chosen, const double *probability) {
+    slow_complex *z = slow_promote(2, probability);
+    double copy[2] = {chosen[0], chosen[1]};
+    double balance = creal(slow_balance(2, &(slow_routing){4, copy, z}));
+    free(z);
+    return balance;
+}
+
+static void test_balance(void) {
+    double counts[2] = {3, 1}, sums[2] = {2.5, 1.5}, even[2] = {2, 2};
+    slow_complex none[2] = {0};
+    slow_routing nothing = {0, even, none};
+    check("balance", fabs(balance_of(counts, sums) - 2 * (3 * 2.5 + 1 * 1.5) / 16), 1e-15);
+    check("balanced", fabs(balance_of(even, even) - 1), 1e-15);
+    check("balance of nothing", cabs(slow_balance(2, &nothing)), 0);
+}
+
+/* Fills the tensors with `part` in their names with *value, or as the first of them is. */
+static void fill(const slow_config *config, const char *part, const double *value, double *x) {
+    int64_t tensors = slow_tensors(config), first = -1;
+    slow_tensor *table = slow_allocate(tensors, sizeof *table);
+    slow_parameters(config, table);
+    for (int64_t i = 0; i < tensors; i++) {
+        if (!strstr(table[i].name, part)) continue;
+        if (first < 0) first = table[i].offset;
+        for (int64_t k = 0; k < table[i].rows * table[i].cols; k++)
+            x[table[i].offset + k] = value ? *value : x[first + k];
+    }
+    free(table);
+}
+
+/* A router of zeros prefers no expert: every token goes to the first two of four, and the
+   balance is two. */
+static void test_indifferent_router(void) {
+    slow_config c = mixtral();
+    slow_problem without = family_problem(&c, 0), with = family_problem(&c, .25);
+    double *x = wave(slow_parameters(&c, NULL), .5), zero = 0, large = 1e3;
+    fill(&c, "moe.gate.", &zero, x);
+    double plain = slow_loss(&without, x);
+    check("indifferent router", fabs(slow_loss(&with, x) - plain - .25 * 2), 1e-14);
+    fill(&c, "experts.2.", &large, x);
+    fill(&c, "experts.3.", &large, x);
+    check("experts that are not chosen say nothing", fabs(slow_loss(&without, x) - plain), 0);
+    fill(&c, "experts.1.", &large, x);
+    check("experts that are chosen do", fabs(slow_loss(&without, x) - plain) > 1e-3 ? 0 : 1, 0);
+    free(x);
+}
+
+/* Experts that all say the same say what a dense MLP would, whatever the router thinks, if
+   the probabilities of the chosen sum to 1. */
+static void test_equal_experts(bool topk_norm, int64_t most) {
+    slow_config sparse = mixtral(), dense = family_of(1);
+    sparse.layers = 1;
+    sparse.topk_norm = topk_norm;
+    sparse.experts_per_token = most;
+    dense.window = sparse.window;
+    dense.intermediate = sparse.expert_intermediate;
+    int64_t count = slow_parameters(&sparse, NULL), matrices = 3 * 3 * 8;
+    double *x = wave(count, .5), *y = reals(count);
+    fill(&sparse, ".w1.", NULL, x);
+    fill(&sparse, ".w2.", NULL, x);
+    fill(&sparse, ".w3.", NULL, x);
+    int64_t rest = 8 + VOCAB * 8, router = count - rest - 4 * matrices - 4 * 8;
+    memcpy(y, x, (size_t)router * sizeof *x);
+    memcpy(y + router, x + router + 4 * 8, (size_t)matrices * sizeof *x);
+    memcpy(y + router + matrices, x + count - rest, (size_t)rest * sizeof *x);
+    slow_problem routed = family_problem(&sparse, 0), plain = family_problem(&dense, 0);
+    check_of(topk_norm ? "probabilities of some, made to sum to 1" : "all probabilities",
+             "equal experts", fabs(slow_loss(&routed, x) - slow_loss(&plain, y)), 1e-14);
+    free(x);
+    free(y);
+}
+
 /* What is said in other documents or later cannot be heard. */
 static void test_isolation(void) {
     slow_row row = rows[0];
@@ -1084,6 +1370,19 @@ int main(void) {
     test_scaled_model(SLOW_ROPE_LLAMA3, &llama3_golden);
     test_scaled_model(SLOW_ROPE_YARN, &yarn_golden);
     test_attention_factor();
+    test_family(qwen2(), &qwen2_golden);
+    test_family(llama_biases(), &llama_biases_golden);
+    test_family(qwen3(), &qwen3_golden);
+    test_family(smollm3(), &smollm3_golden);
+    test_family(mixtral(), &mixtral_golden);
+    test_family(qwen3_moe(), &qwen3_moe_golden);
+    test_family(qwen3_moe_normed(), &qwen3_moe_normed_golden);
+    test_long_names();
+    test_choice();
+    test_balance();
+    test_indifferent_router();
+    test_equal_experts(true, 2);
+    test_equal_experts(false, 4);
     test_isolation();
     test_packing();
     test_statistics();

@@ -60,7 +60,7 @@ static void corpus_pack(const corpus *c, seqpar_batch *batch, seqpar_pack_desc d
 
 /* ---- one model as the library and as slow.h see it ---- */
 
-enum { MOST_TENSORS = 24, QUANTITIES = 3 + MOST_TENSORS };
+enum { MOST_TENSORS = 48, QUANTITIES = 3 + MOST_TENSORS };
 
 typedef struct truth {
     model_task task;
@@ -90,12 +90,25 @@ static void random_rope(int64_t i, slow_config *c) {
     c->window = i % 4 == 1 ? test_integer(2, 9) : 0;
 }
 
+/* What the families have beyond a plain Llama, and what none of them has together. */
+static void random_parts(int64_t i, slow_config *c) {
+    c->no_rope_every = i % 4 == 3 ? test_integer(1, 2) : 0;
+    c->qk_norm = i % 7 < 3;
+    /* keys that do not turn and are not normed: their bias adds the same to all scores of a query,
+       so its gradient is nothing but rounding */
+    c->qkv_bias = i % 3 == 1 && (!c->no_rope_every || c->qk_norm);
+    c->o_bias = i % 6 == 1;
+    c->mlp_bias = i % 5 == 2;
+    c->window_from = i % 8 == 5 ? 1 : 0;
+}
+
 static slow_config random_config(int64_t i, int64_t most_parameters) {
     int64_t scale = most_parameters > 2000 ? 4 : 1;
     slow_config c = {.layers = 1 + i / 2 % 2,
                      .tied = i % 2,
                      .rope_theta = i % 3 ? 10000 : 500,
                      .rms_eps = i % 3 ? 1e-5 : 1e-3};
+    random_parts(i, &c);
     do {
         c.kv_heads = test_integer(1, 2);
         c.heads = c.kv_heads * test_integer(1, 3);
@@ -128,6 +141,12 @@ static seqpar_llama_config library_config(const slow_config *c) {
                              c->head_dim, c->intermediate, c->vocab, c->rope_theta,
                              c->rms_eps,  c->tied,         .rope = library_rope(c)};
     l.window = c->window;
+    l.window_from = c->window_from;
+    l.no_rope_every = c->no_rope_every;
+    l.qkv_bias = c->qkv_bias;
+    l.o_bias = c->o_bias;
+    l.mlp_bias = c->mlp_bias;
+    l.qk_norm = c->qk_norm;
     if (c->rope_theta == 10000) l.rope_theta = 0;
     if (c->rms_eps == 1e-5) l.rms_eps = 0;
     return l;

@@ -15,10 +15,9 @@
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include "average.h"
 #include "data.h"
-#include "source.h"
 #include "options.h"
+#include "save_model.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
 enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
@@ -34,12 +33,6 @@ typedef struct {  /* where training stands */
     const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
     int64_t note_count;
 } demo_state;
-
-static seqpar_safetensors_dtype demo_dtype(int dtype) {
-    return dtype == SEQPAR_DTYPE_F64   ? SEQPAR_SAFETENSORS_F64
-           : dtype == SEQPAR_DTYPE_F32 ? SEQPAR_SAFETENSORS_F32
-                                       : SEQPAR_SAFETENSORS_BF16;
-}
 
 /* ---- folders ---- */
 
@@ -76,259 +69,6 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
     char *text = demo_read_whole(path, 1 << 20, &size, &why);
     if (!text) seqpar_fail(error, SEQPAR_ERR_FILE_OPEN, "cannot read %s: %s", path, why);
     return text;
-}
-
-/* ---- tensors ---- */
-
-static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name,
-                                             seqpar_safetensors_dtype dtype) {
-    /* gains are vectors */
-    seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1};
-    s.shape[0] = t->decay ? t->rows : t->cols;
-    s.shape[1] = t->cols;
-    return s;
-}
-
-/* What diverged never takes the place of what was good. */
-static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values,
-                                 int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        if (!isfinite(values[i]))
-            return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
-                               "%s holds %g: training has diverged and nothing is saved; go on "
-                               "from the last checkpoint with a lower learning rate",
-                               name, values[i]);
-    return SEQPAR_OK;
-}
-
-/* Files are written and read a block of a tensor at a time: nobody holds a second copy of
-   the model. A source fills values (part->count), a sink takes them; part->state is the
-   number of the file's prefix. */
-enum { DEMO_VALUES = 1 << 17 };
-typedef struct {
-    seqpar_ctx *ctx;
-    const seqpar_llama *model;
-    seqpar_optim *optim;
-    demo_average *average;
-    const int *state;
-} demo_transfer;
-
-typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
-                                        const seqpar_optim_part *part);
-
-static seqpar_status demo_weights_get(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    seqpar_device_read(s->ctx->device, values, s->model->params.data,
-                       s->model->tensors[part->tensor].offset + part->first, part->count,
-                       s->ctx->device->storage);
-    return SEQPAR_OK;
-}
-
-static seqpar_status demo_weights_put(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    seqpar_device_write(s->ctx->device, s->model->params.data,
-                        s->model->tensors[part->tensor].offset + part->first, values,
-                        part->count, s->ctx->device->storage);
-    return SEQPAR_OK;
-}
-
-static seqpar_status demo_average_get(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    return demo_average_read(s->ctx, s->model, s->average, values,
-                             s->model->tensors[part->tensor].offset + part->first, part->count);
-}
-
-static seqpar_status demo_average_put(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first,
-                       part->count);
-    return SEQPAR_OK;
-}
-
-static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
-                                        const seqpar_optim_part *part) {
-    seqpar_optim_part kept = *part;
-    kept.state = s->state[part->state];
-    return seqpar_optim_read(s->ctx, s->optim, values, &kept);
-}
-
-static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
-                                        const seqpar_optim_part *part) {
-    seqpar_optim_part kept = *part;
-    kept.state = s->state[part->state];
-    for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
-        if (values[i] < 0)
-            return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT,
-                               "element %lld of exp_avg_sq.%s is %g, but a second moment is "
-                               "never negative; the checkpoint is damaged, take another",
-                               (long long)(part->first + i),
-                               s->model->tensors[part->tensor].name, values[i]);
-    return seqpar_optim_write(s->ctx, s->optim, values, &kept);
-}
-
-/* The next block of a tensor. */
-static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor,
-                                    int64_t first) {
-    int64_t left = t->rows * t->cols - first;
-    return (seqpar_optim_part){state, tensor, first, left < DEMO_VALUES ? left : DEMO_VALUES};
-}
-
-/* Doubles that are exact in the stored type, as that; bytes (count). */
-static void demo_narrow(char *bytes, const double *values, int64_t count, int dtype) {
-    int64_t size = seqpar_dtype_bytes(dtype);
-    for (int64_t i = 0; i < count; i++) {
-        float x = (float)values[i];
-        uint16_t half = seqpar_bf16_from_float(x);
-        memcpy(bytes + i * size,
-               dtype == SEQPAR_DTYPE_F64   ? (const void *)&values[i]
-               : dtype == SEQPAR_DTYPE_F32 ? (const void *)&x
-                                           : &half,
-               (size_t)size);
-    }
-}
-
-/* One tensor, from its source into the file (writer NULL: another rank's). values (2,
-   DEMO_VALUES) is scratch. */
-static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer,
-                                 const char *name, int state, int64_t tensor, int dtype,
-                                 demo_values_fn get, double *values) {
-    const seqpar_tensor *t = &s->model->tensors[tensor];
-    seqpar_status status = SEQPAR_OK;
-    for (int64_t first = 0; !status && first < t->rows * t->cols; first += DEMO_VALUES) {
-        seqpar_optim_part part = demo_block(t, state, tensor, first);
-        status = get(s, values, &part);
-        if (!status && writer) status = demo_finite(s->ctx, name, values, part.count);
-        if (status || !writer) continue;
-        demo_narrow((char *)(values + DEMO_VALUES), values, part.count, dtype);
-        status = seqpar_safetensors_append(writer, name, values + DEMO_VALUES,
-                                           part.count * seqpar_dtype_bytes(dtype),
-                                           s->ctx->error);
-    }
-    return status;
-}
-
-/* Rank 0 writes `parts` times the model's tensors, each time with another prefix. Collective
-   where the source is. */
-static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts,
-                                       const char *const *prefix, demo_values_fn get, int dtype,
-                                       const seqpar_safetensors_pair *metadata,
-                                       int64_t metadata_count) {
-    int64_t count = parts * s->model->tensor_count;
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)calloc((size_t)count,
-                                                                          sizeof *list);
-    char(*names)[128] = (char(*)[128])calloc((size_t)count, sizeof *names);
-    double *values = (double *)malloc(2 * DEMO_VALUES * sizeof *values);
-    seqpar_status status = list && names && values
-                               ? SEQPAR_OK
-                               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
-                                             "out of memory while %s is saved", path);
-    for (int64_t i = 0; !status && i < count; i++) {
-        const seqpar_tensor *t = &s->model->tensors[i % s->model->tensor_count];
-        snprintf(names[i], sizeof names[i], "%s%s", prefix[i / s->model->tensor_count],
-                 t->name);
-        list[i] = demo_tensor(t, names[i], demo_dtype(dtype));
-    }
-    seqpar_safetensors_desc desc = {.path = path,
-                                    .tensors = list,
-                                    .count = count,
-                                    .metadata = metadata,
-                                    .metadata_count = metadata_count};
-    seqpar_safetensors_writer *writer = NULL;
-    if (!status && s->ctx->world->rank == 0)
-        status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
-    for (int64_t i = 0; !status && i < count; i++)
-        status = demo_append(s, writer, names[i], (int)(i / s->model->tensor_count),
-                             i % s->model->tensor_count, dtype, get, values);
-    if (status || !writer)
-        seqpar_safetensors_abort(writer);
-    else
-        status = seqpar_safetensors_finish(writer, s->ctx->error);
-    free(list);
-    free(names);
-    free(values);
-    return status;
-}
-
-/* One tensor, from the file into its sink; without one it is only looked at. */
-static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
-                                      const char *prefix, int state, int64_t tensor,
-                                      demo_values_fn put, double *values) {
-    const seqpar_tensor *t = &s->model->tensors[tensor];
-    seqpar_safetensors_file *file;
-    char name[128];
-    snprintf(name, sizeof name, "%s%s", prefix, t->name);
-    file = demo_weights_file(from, name);
-    seqpar_safetensors_tensor wanted = demo_tensor(t, name, SEQPAR_SAFETENSORS_NONE);
-    /* the score head is new */
-    if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
-        !seqpar_safetensors_find(file, name))
-        return SEQPAR_OK;
-    seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
-    for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
-        seqpar_optim_part part = demo_block(t, state, tensor, first);
-        seqpar_safetensors_part wanted_part = {
-            .name = name, .first = first, .count = part.count, .finite = 1};
-        status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
-        if (!status) status = put(s, values, &part);
-    }
-    return status;
-}
-
-/* All names and shapes are looked at before the first number goes anywhere. Closes the files. */
-static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
-                                       const char *const *prefix, demo_values_fn put) {
-    double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
-    seqpar_status status =
-        values ? SEQPAR_OK
-               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
-                             from->shards[0].path);
-    for (int reads = 0; reads < 2; reads++)
-        for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
-            status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count],
-                                      (int)(i / s->model->tensor_count),
-                                      i % s->model->tensor_count, reads ? put : NULL, values);
-    demo_weights_close(from);
-    free(values);
-    return status;
-}
-
-static seqpar_status demo_load_file(const demo_transfer *s, const char *path, int parts,
-                                    const char *const *prefix, demo_values_fn put) {
-    demo_weights from;
-    seqpar_status status = demo_weights_open_file(&from, path, s->ctx->error);
-    return status ? status : demo_load_tensors(s, &from, parts, prefix, put);
-}
-
-static const char *const demo_no_prefix[] = {""};
-
-/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other
-   shapes. A score head that the folder does not have stays as it is. */
-static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
-                                       const char *folder) {
-    demo_transfer store = {.ctx = ctx, .model = model};
-    demo_weights from;
-    if (demo_model_weights(&from, model, folder, ctx->error)) return ctx->error->status;
-    return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
-}
-
-/* Rank 0 writes model.safetensors and config.json into an existing folder; with `average`
-   (collective) that as the weights. */
-static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
-                                      const char *folder, demo_average *average) {
-    char path[1280];
-    demo_transfer store = {.ctx = ctx, .model = model, .average = average};
-    const seqpar_safetensors_pair format = {"format", "pt"};
-    snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    seqpar_status status = demo_save_tensors(&store, path, 1, demo_no_prefix,
-                                             average ? demo_average_get : demo_weights_get,
-                                             ctx->device->storage, &format, 1);
-    return status || ctx->world->rank ? status
-                                      : demo_save_config(folder, &model->config, ctx->error);
-}
-
-static seqpar_status demo_save_model(seqpar_ctx *ctx, const seqpar_llama *model,
-                                     const char *folder) {
-    return demo_save_folder(ctx, model, folder, NULL);
 }
 
 /* The moving average in fp64, for going on with it. Collective. */
@@ -690,7 +430,10 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
-    seqpar_status status = ctx->world->rank ? SEQPAR_OK : demo_save_model(ctx, model, folder);
+    const demo_form form = {.dtype = demo_dtype(ctx->device->storage)};
+    seqpar_status status = ctx->world->rank
+                               ? SEQPAR_OK
+                               : demo_save_folder(ctx, model, folder, &form, NULL);
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
 }
 

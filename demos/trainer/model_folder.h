@@ -2,15 +2,16 @@
 /* model_folder.h - model folders in Hugging Face's form: config.json, and which tensors belong
  * into model.safetensors.
  *
- * What is read here is a plain Llama. Every key of config.json stands in the table below, or is
- * refused by name: a model that is computed otherwise than its makers meant would train without
- * a word. The same goes for every tensor. */
+ * Every key of config.json stands in the tables of families.h, or is refused by name: a model
+ * that is computed otherwise than its makers meant would train without a word. The same goes for
+ * every tensor. */
 #ifndef DEMO_MODEL_FOLDER_H
 #define DEMO_MODEL_FOLDER_H
 
 #include <math.h>
 #include <stdbool.h>
 #include <cjson/cJSON.h>
+#include "families.h"
 #include "files.h"
 #include "memory.h"
 #include "seqpar_llama.h"
@@ -18,115 +19,6 @@
 #include "weights.h"
 
 enum { DEMO_CONFIG_BYTES = 1 << 20 }; /* a thousand labels are 50 KB */
-
-/* ---- which keys there are ---- */
-
-static const char demo_read_key[] = "read", demo_any_value[] = "any";
-/* value: read; any, since the numbers do not hang on it; or the one it may have beside null */
-typedef struct {
-    const char *key, *value;
-} demo_config_key;
-
-static const demo_config_key demo_config_keys[] = {
-    {"architectures", demo_read_key},
-    {"model_type", demo_read_key},
-    {"num_hidden_layers", demo_read_key},
-    {"hidden_size", demo_read_key},
-    {"num_attention_heads", demo_read_key},
-    {"num_key_value_heads", demo_read_key},
-    {"head_dim", demo_read_key},
-    {"intermediate_size", demo_read_key},
-    {"vocab_size", demo_read_key},
-    {"rms_norm_eps", demo_read_key},
-    {"rope_theta", demo_read_key},
-    {"rope_parameters", demo_read_key},
-    {"rope_scaling", demo_read_key},
-    {"tie_word_embeddings", demo_read_key},
-    {"sliding_window", demo_read_key},
-    {"hidden_act", "\"silu\""},
-    {"attention_bias", "false"},
-    {"mlp_bias", "false"},
-    {"attention_dropout", "0"},
-    {"pretraining_tp", "1"},
-    {"use_sliding_window", "false"},
-    {"rope_interleaved", "false"},
-    {"partial_rotary_factor", "1"},
-    {"is_llama_config", "true"},
-    {"num_labels", "1"},
-    {"quantization_config", "null"},
-    {"auto_map", "null"},
-    {"layer_types", "null"},
-    {"is_decoder", demo_any_value},
-    {"is_encoder_decoder", "false"},
-    {"max_position_embeddings", demo_any_value},
-    {"max_window_layers", demo_any_value},
-    {"initializer_range", demo_any_value},
-    {"use_cache", demo_any_value},
-    {"bos_token_id", demo_any_value},
-    {"eos_token_id", demo_any_value},
-    {"pad_token_id", demo_any_value},
-    {"id2label", demo_any_value},
-    {"label2id", demo_any_value},
-    {"problem_type", demo_any_value},
-    {"transformers_version", demo_any_value},
-    {"torch_dtype", demo_any_value},
-    {"dtype", demo_any_value},
-    {"_name_or_path", demo_any_value},
-    {"return_dict", demo_any_value},
-    {"output_hidden_states", demo_any_value},
-    {"output_attentions", demo_any_value},
-    {"torchscript", demo_any_value},
-    {"transformers.js_config", demo_any_value},
-    {"unsloth_fixed", demo_any_value},
-    {"unsloth_version", demo_any_value},
-    {"mean", demo_any_value},
-    {"std", demo_any_value},
-    {"value_head_prefix", demo_any_value}, /* of reward models; what the head is called is an
-                                              option */
-};
-
-/* Those of each rope_type: SEQPAR_ROPE_.. is its place. */
-static const struct {
-    const char *name;
-    demo_config_key keys[12]; /* NULL ends them */
-} demo_ropes[] = {
-#define DEMO_ROPE_KEYS \
-    {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
-        {"partial_rotary_factor", "1"}
-    {"default", {DEMO_ROPE_KEYS}},
-    {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
-    {"dynamic",
-     {DEMO_ROPE_KEYS,
-      {"factor", demo_read_key},
-      {"original_max_position_embeddings", demo_any_value}}},
-    {"llama3",
-     {DEMO_ROPE_KEYS,
-      {"factor", demo_read_key},
-      {"low_freq_factor", demo_read_key},
-      {"high_freq_factor", demo_read_key},
-      {"original_max_position_embeddings", demo_read_key}}},
-    {"yarn",
-     {DEMO_ROPE_KEYS,
-      {"factor", demo_read_key},
-      {"beta_fast", demo_read_key},
-      {"beta_slow", demo_read_key},
-      {"attention_factor", demo_read_key},
-      {"mscale", demo_read_key},
-      {"mscale_all_dim", demo_read_key},
-      {"truncate", demo_read_key},
-      {"original_max_position_embeddings", demo_read_key}}}};
-#undef DEMO_ROPE_KEYS
-enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
-
-/* ---- which models there are ---- */
-
-static const struct {
-    const char *type, *causal, *sequence;
-    int windows; /* sliding_window acts */
-} demo_families[] = {
-    {"llama", "LlamaForCausalLM", "LlamaForSequenceClassification", 0},
-    {"mistral", "MistralForCausalLM", "MistralForSequenceClassification", 1}};
-enum { DEMO_FAMILIES = sizeof demo_families / sizeof *demo_families };
 
 /* ---- config.json: Hugging Face's names ---- */
 
@@ -150,34 +42,6 @@ static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_ro
     if (r->type == SEQPAR_ROPE_DYNAMIC)
         snprintf(text + used, size - (size_t)used, "  \"max_position_embeddings\": %.0f,\n",
                  r->first_positions);
-}
-
-static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
-                                      seqpar_error *error) {
-    char path[4352], text[2048], rope[512] = "", window[64] = "";
-    int family = c->window > 0; /* the first that computes as this one does */
-    if (c->window)
-        snprintf(window, sizeof window, "  \"sliding_window\": %lld,\n", (long long)c->window);
-    if (c->rope.type) demo_rope_text(rope, sizeof rope, &c->rope);
-    snprintf(path, sizeof path, "%s/config.json", folder);
-    int size = snprintf(
-        text, sizeof text,
-        "{\n  \"architectures\": [\"%s\"],\n%s%s  \"model_type\": \"%s\",\n  \"hidden_act\": "
-        "\"silu\",\n"
-        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": "
-        "%lld,\n"
-        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": "
-        "%lld,\n  \"vocab_size\": %lld,\n"
-        "  \"rope_theta\": %.17g,\n%s"
-        "  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
-        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
-        c->score ? demo_families[family].sequence : demo_families[family].causal,
-        c->score ? "  \"num_labels\": 1,\n" : "", window, demo_families[family].type,
-        (long long)c->layers, (long long)c->hidden,
-        (long long)c->heads, (long long)c->kv_heads, (long long)c->head_dim,
-        (long long)c->intermediate, (long long)c->vocab, c->rope_theta, rope, c->rms_eps,
-        c->tied ? "true" : "false");
-    return seqpar_file_write_atomic(path, text, size, error);
 }
 
 /* of: "rope_parameters." inside that object */
@@ -211,7 +75,7 @@ static int64_t demo_config_number(const demo_config_reader *r, const char *key, 
     if (x >= 1 && x <= (double)most && x == floor(x)) return (int64_t)x;
     if (!item)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"%s\" is missing; it must be the config.json of a Llama model",
+                    "%s: \"%s\" is missing; give the whole config.json of a model",
                     r->path, key);
     else
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
@@ -229,6 +93,15 @@ static double demo_config_real(const demo_config_reader *r, const char *key, dou
                     "%s: \"%s%s\" is %s, but it must be a number above 0, up to 1e300", r->path,
                     r->of, key, demo_config_shown(shown, item));
     return item->valuedouble;
+}
+
+/* A number that has to be there; 1 with the error. */
+static double demo_config_given(const demo_config_reader *r, const char *key) {
+    double x = demo_config_real(r, key, 0);
+    if (x > 0 || r->error->status) return x;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is missing; give a number above 0",
+                r->path, r->of, key);
+    return 1;
 }
 
 static int demo_config_truth(const demo_config_reader *r, const char *key) {
@@ -249,29 +122,38 @@ static bool demo_config_allows(const char *value, const cJSON *item) {
     return same;
 }
 
-/* Every key is one of the table and stands once, with a value that is understood. */
-static void demo_config_known(const demo_config_reader *r, const demo_config_key *keys,
-                              int count) {
+/* The rule for a key: the family's (NULL: none; a key NULL ends them) before the common one. */
+static const demo_config_key *demo_config_rule(const char *key, const demo_config_key *family,
+                                               const demo_config_key *keys, int count) {
+    for (int i = 0; family && i < DEMO_FAMILY_KEYS && family[i].key; i++)
+        if (!strcmp(family[i].key, key)) return &family[i];
+    for (int i = 0; i < count; i++)
+        if (!strcmp(keys[i].key, key)) return &keys[i];
+    return NULL;
+}
+
+/* Every key is one of the tables and stands once, with a value that is understood. */
+static void demo_config_known(const demo_config_reader *r, const demo_config_key *family,
+                              const demo_config_key *keys, int count) {
     char shown[64];
     for (const cJSON *item = r->json ? r->json->child : NULL; item; item = item->next) {
-        int i = 0;
-        while (i < count && strcmp(keys[i].key, item->string)) i++;
-        if (i == count)
+        const demo_config_key *rule = demo_config_rule(item->string, family, keys, count);
+        if (!rule)
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                         "%s: key \"%s%s\" (%s) is not known here, so the model may be computed "
-                        "otherwise than it is meant; take a plain Llama model, or remove the "
-                        "key if the numbers do not hang on it",
+                        "otherwise than it is meant; take a model of another family, or remove "
+                        "the key if the numbers do not hang on it",
                         r->path, r->of, item->string, demo_config_shown(shown, item));
         else if (cJSON_GetObjectItemCaseSensitive(r->json, item->string) != item)
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                         "%s: key \"%s%s\" stands there twice; remove one of them", r->path,
                         r->of, item->string);
-        else if (!demo_config_allows(keys[i].value, item))
+        else if (!demo_config_allows(rule->value, item))
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                        "%s: \"%s%s\" is %s, but only %s can be computed here; take a plain "
-                        "Llama model",
+                        "%s: \"%s%s\" is %s, but only %s can be computed here; take another "
+                        "model",
                         r->path, r->of, item->string, demo_config_shown(shown, item),
-                        keys[i].value);
+                        rule->value);
         if (r->error->status) return;
     }
 }
@@ -298,15 +180,6 @@ static int demo_rope_type(const demo_config_reader *r) {
     return SEQPAR_ROPE_DEFAULT;
 }
 
-/* A number that has to be there; 1 with the error. */
-static double demo_rope_number(const demo_config_reader *r, const char *key) {
-    double x = demo_config_real(r, key, 0);
-    if (x > 0 || r->error->status) return x;
-    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is missing; give a number above 0",
-                r->path, r->of, key);
-    return 1;
-}
-
 /* What YaRN multiplies cosine and sine by, with a weight of its own. */
 static double demo_rope_scale(double factor, double weight) {
     return factor > 1 ? 0.1 * weight * log(factor) + 1 : 1;
@@ -331,23 +204,24 @@ static void demo_rope_read(const demo_config_reader *r, const demo_config_reader
     int count = 0;
     rope->type = demo_rope_type(r);
     while (count < 12 && demo_ropes[rope->type].keys[count].key) count++;
-    demo_config_known(r, demo_ropes[rope->type].keys, count);
+    demo_config_known(r, NULL, demo_ropes[rope->type].keys, count);
     if (r->error->status || rope->type == SEQPAR_ROPE_DEFAULT) return;
-    rope->factor = demo_rope_number(r, "factor");
+    rope->factor = demo_config_given(r, "factor");
     if (rope->type == SEQPAR_ROPE_DYNAMIC)
-        rope->first_positions = demo_rope_number(of, "max_position_embeddings");
+        rope->first_positions = demo_config_given(of, "max_position_embeddings");
     if (rope->type == SEQPAR_ROPE_LLAMA3) {
-        rope->low = demo_rope_number(r, "low_freq_factor");
-        rope->high = demo_rope_number(r, "high_freq_factor");
+        rope->low = demo_config_given(r, "low_freq_factor");
+        rope->high = demo_config_given(r, "high_freq_factor");
     }
     if (rope->type == SEQPAR_ROPE_YARN) demo_rope_yarn(r, rope);
     if (rope->type >= SEQPAR_ROPE_LLAMA3)
-        rope->first_positions = demo_rope_number(r, "original_max_position_embeddings");
+        rope->first_positions = demo_config_given(r, "original_max_position_embeddings");
 }
 
 /* transformers 4 has "rope_theta" and "rope_scaling", which may be null; transformers 5 has
    "rope_parameters" with both. */
-static void demo_config_rope(const demo_config_reader *r, seqpar_llama_config *c) {
+static void demo_config_rope(const demo_config_reader *r, const demo_family *family,
+                             seqpar_llama_config *c) {
     static const char *const places[] = {"rope_scaling", "rope_parameters"};
     double theta = demo_config_real(r, "rope_theta", 0);
     seqpar_llama_rope ropes[2] = {{0}};
@@ -374,76 +248,193 @@ static void demo_config_rope(const demo_config_reader *r, seqpar_llama_config *c
                     "%s: \"rope_scaling\" and \"rope_parameters\" both scale; remove one of them",
                     r->path);
     c->rope = ropes[ropes[1].type != SEQPAR_ROPE_DEFAULT];
-    c->rope_theta = theta > 0 ? theta : 10000.0;
+    c->rope_theta = theta > 0 ? theta : family->theta;
+    if (family->fused && c->rope.type) /* transformers takes yarn for longrope there */
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: a model of type %s has rope_type \"%s\", but only default can be "
+                    "computed here",
+                    r->path, family->type, demo_ropes[c->rope.type].name);
 }
 
-/* The family by its model_type; DEMO_FAMILIES: none of these. */
-static int demo_family(const cJSON *json) {
+/* The family by its model_type; NULL: none of these. */
+static const demo_family *demo_family_of(const cJSON *json) {
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(json, "model_type");
-    int family = 0;
-    while (family < DEMO_FAMILIES && !(cJSON_IsString(type) &&
-                                       !strcmp(type->valuestring, demo_families[family].type)))
-        family++;
-    return family;
+    for (int i = 0; cJSON_IsString(type) && i < DEMO_FAMILIES; i++)
+        if (!strcmp(type->valuestring, demo_families[i].type)) return &demo_families[i];
+    return NULL;
 }
 
-/* What the makers call the model. */
-static int demo_config_kind(const demo_config_reader *r) {
+/* What the makers call the model; with the error the first. */
+static const demo_family *demo_config_family(const demo_config_reader *r) {
     const cJSON *type = demo_config_item(r, "model_type"),
                 *list = demo_config_item(r, "architectures"),
                 *first = cJSON_IsArray(list) ? list->child : NULL;
     const char *name = cJSON_IsString(first) && !first->next ? first->valuestring : "";
-    char shown[64];
-    int family = demo_family(r->json);
-    if (family == DEMO_FAMILIES) {
+    char shown[64], types[256] = "";
+    const demo_family *family = demo_family_of(r->json);
+    for (int i = 0; i < DEMO_FAMILIES; i++)
+        snprintf(types + strlen(types), sizeof types - strlen(types), "%s%s", i ? ", " : "",
+                 demo_families[i].type);
+    if (!family)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"model_type\" is %s, but only \"llama\" and \"mistral\" can be "
-                    "computed here; take a plain Llama model",
-                    r->path, type ? demo_config_shown(shown, type) : "missing");
-        return 0;
-    }
-    if (list && strcmp(name, demo_families[family].causal) &&
-        strcmp(name, demo_families[family].sequence))
+                    "%s: \"model_type\" is %s, but only these can be computed here: %s", r->path,
+                    type ? demo_config_shown(shown, type) : "missing", types);
+    else if (list && strcmp(name, family->causal) && strcmp(name, family->sequence))
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                     "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] can be computed "
                     "here",
-                    r->path, demo_config_shown(shown, list), demo_families[family].causal,
-                    demo_families[family].sequence);
-    return family;
+                    r->path, demo_config_shown(shown, list), family->causal, family->sequence);
+    return family ? family : &demo_families[0];
 }
 
-/* sliding_window: of Mistral it acts, of Llama it would not, which nobody means. */
-static int64_t demo_config_window(const demo_config_reader *r, int family) {
-    const cJSON *window = demo_config_item(r, "sliding_window");
-    int unused = cJSON_IsFalse(demo_config_item(r, "use_sliding_window"));
+/* ---- which layers are otherwise ---- */
+
+static bool demo_config_is(const cJSON *item, const char *text) {
+    return cJSON_IsString(item) && !strcmp(item->valuestring, text);
+}
+
+/* The first layer with a window by "layer_types", `layers` where none has one; -1: there is no
+   such key. */
+static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t layers) {
+    const cJSON *list = demo_config_item(r, "layer_types");
+    int64_t from = 0, i = 0;
+    if (!list) return -1;
+    for (const cJSON *item = list->child; item; item = item->next, i++)
+        if (from == i && demo_config_is(item, "full_attention"))
+            from++;
+        else if (!demo_config_is(item, "sliding_attention"))
+            i = layers; /* full_attention after sliding_attention, or something else */
+    if (cJSON_IsArray(list) && i == layers) return from;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"layer_types\" is no list of %lld layers, first such with full_attention, "
+                "then such with sliding_attention; only that can be computed here",
+                r->path, (long long)layers);
+    return layers;
+}
+
+/* From max_window_layers on, which may be 0. */
+static int64_t demo_config_window_from(const demo_config_reader *r) {
+    const cJSON *first = demo_config_item(r, "max_window_layers");
+    if (cJSON_IsNumber(first) && fabs(first->valuedouble) < 0.5) return 0;
+    return demo_config_number(r, "max_window_layers", SEQPAR_MAX_LAYERS, 0);
+}
+
+/* A window that does nothing, which nobody means. */
+static void demo_config_no_window(const demo_config_reader *r, const demo_family *family,
+                                  const char *why) {
     char shown[64];
-    if (!window || (unused && !demo_families[family].windows)) return 0;
-    if (demo_families[family].windows && !unused)
-        return demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
     seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                 "%s: \"sliding_window\" is %s, which a model of type %s %s; remove it, or take a "
                 "Mistral",
-                r->path, demo_config_shown(shown, window), demo_families[family].type,
-                unused ? "has whatever \"use_sliding_window\" says" : "does not have");
-    return 0;
+                r->path, demo_config_shown(shown, demo_config_item(r, "sliding_window")),
+                family->type, why);
+}
+
+static void demo_config_window_all(const demo_config_reader *r, const demo_family *family,
+                                   seqpar_llama_config *c) {
+    if (cJSON_IsFalse(demo_config_item(r, "use_sliding_window")) &&
+        demo_config_item(r, "sliding_window"))
+        demo_config_no_window(r, family, "has whatever \"use_sliding_window\" says");
+    else if (!cJSON_GetObjectItemCaseSensitive(r->json, "sliding_window"))
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"sliding_window\" is missing, which a model of type %s may have; write "
+                    "a number of tokens, or null",
+                    r->path, family->type);
+    else if (demo_config_item(r, "sliding_window"))
+        c->window = demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
+}
+
+static void demo_config_window_layers(const demo_config_reader *r, seqpar_llama_config *c) {
+    int64_t listed = demo_config_layer_types(r, c->layers);
+    bool on = demo_config_truth(r, "use_sliding_window") && demo_config_item(r, "sliding_window");
+    int64_t from = listed >= 0 ? listed : on ? demo_config_window_from(r) : c->layers;
+    if (from >= c->layers) return;
+    if (on) {
+        c->window = demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
+        c->window_from = from;
+        return;
+    }
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"layer_types\" has sliding_attention, but \"use_sliding_window\" or "
+                "\"sliding_window\" says that there is none; set one of them right",
+                r->path);
+}
+
+static void demo_config_window(const demo_config_reader *r, const demo_family *family,
+                               seqpar_llama_config *c) {
+    bool off = cJSON_IsFalse(demo_config_item(r, "use_sliding_window"));
+    if (family->window == DEMO_WINDOW_ALL) demo_config_window_all(r, family, c);
+    if (family->window == DEMO_WINDOW_LAYERS) demo_config_window_layers(r, c);
+    if (family->window != DEMO_WINDOW_NONE) return;
+    if (demo_config_item(r, "sliding_window") && !off)
+        demo_config_no_window(r, family, "does not have");
+    else if (demo_config_layer_types(r, c->layers) >= 0 &&
+             demo_config_layer_types(r, c->layers) < c->layers)
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"layer_types\" has sliding_attention, which a model of type %s cannot "
+                    "have here; take one with full_attention alone",
+                    r->path, family->type);
+}
+
+/* no_rope_layers has a 1 for a layer that rotates; where it says nothing each
+   no_rope_layer_interval-th does not. */
+static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) {
+    const cJSON *list = demo_config_item(r, "no_rope_layers"), *item;
+    int64_t every = demo_config_number(r, "no_rope_layer_interval", SEQPAR_MAX_LAYERS, 4);
+    int64_t i = 0;
+    if (list) every = layers + 1;
+    item = cJSON_IsArray(list) ? list->child : NULL;
+    for (; item && i < layers; item = item->next, i++) {
+        bool rotates = cJSON_IsNumber(item) && item->valuedouble > 0;
+        if (!rotates && every > layers) every = i + 1;
+        if (rotates == ((i + 1) % every != 0)) continue;
+        break;
+    }
+    if (list && i < layers)
+        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%s: \"no_rope_layers\" is no list of %lld numbers, in which each of some "
+                    "step is 0 and all others 1; only that can be computed here",
+                    r->path, (long long)layers);
+    return every > layers ? 0 : every;
+}
+
+static void demo_config_parts(const demo_config_reader *r, const demo_family *family,
+                              seqpar_llama_config *c) {
+    int bias = demo_config_truth(r, "attention_bias");
+    c->qkv_bias = family->qkv_bias || bias;
+    c->o_bias = bias;
+    c->mlp_bias = demo_config_truth(r, "mlp_bias");
+    c->qk_norm = family->qk_norm;
+    if (family->no_rope) c->no_rope_every = demo_config_no_rope(r, c->layers);
+    demo_config_window(r, family, c);
+    demo_config_rope(r, family, c);
+}
+
+static bool demo_config_tied(const demo_config_reader *r, const demo_family *family) {
+    return demo_config_item(r, "tie_word_embeddings")
+               ? demo_config_truth(r, "tie_word_embeddings")
+               : family->tied;
 }
 
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
-    int family = demo_config_kind(r);
-    demo_config_known(r, demo_config_keys,
+    const demo_family *family = demo_config_family(r);
+    bool said = cJSON_GetObjectItemCaseSensitive(r->json, "num_key_value_heads") != NULL;
+    demo_config_known(r, family->keys, demo_config_keys,
                       (int)(sizeof demo_config_keys / sizeof *demo_config_keys));
-    c->window = demo_config_window(r, family);
     c->layers = demo_config_number(r, "num_hidden_layers", SEQPAR_MAX_LAYERS, 0);
     c->hidden = demo_config_number(r, "hidden_size", SEQPAR_MAX_WIDTH, 0);
     c->heads = demo_config_number(r, "num_attention_heads", SEQPAR_MAX_WIDTH, 0);
-    c->kv_heads = demo_config_number(r, "num_key_value_heads", SEQPAR_MAX_WIDTH, c->heads);
+    c->kv_heads = demo_config_number(r, "num_key_value_heads", SEQPAR_MAX_WIDTH,
+                                     said || !family->kv_heads ? c->heads : 0);
     c->head_dim = demo_config_number(r, "head_dim", SEQPAR_MAX_WIDTH,
-                                     c->hidden / c->heads + !(c->hidden / c->heads));
+                                     family->head_dim ? family->head_dim
+                                                      : c->hidden / c->heads +
+                                                            !(c->hidden / c->heads));
     c->intermediate = demo_config_number(r, "intermediate_size", SEQPAR_MAX_WIDTH, 0);
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
-    c->rms_eps = demo_config_real(r, "rms_norm_eps", 1e-6);
-    c->tied = demo_config_truth(r, "tie_word_embeddings");
-    demo_config_rope(r, c);
+    c->rms_eps = demo_config_given(r, "rms_norm_eps");
+    c->tied = demo_config_tied(r, family);
+    demo_config_parts(r, family, c);
 }
 
 /* The object in a folder's config.json, for cJSON_Delete; NULL with the error set. path
@@ -456,7 +447,7 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
     char *text = demo_read_whole(path, DEMO_CONFIG_BYTES, &size, &why);
     if (!text) {
         seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                    "%s cannot be read: %s; give a folder with a Llama model", path, why);
+                    "%s cannot be read: %s; give the folder of a model", path, why);
         return NULL;
     }
     const char *end = text;
@@ -468,10 +459,117 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
     if (!json)
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                     "%s: no JSON object {...} from byte %lld of %lld on; it must be the "
-                    "config.json of a Llama model",
+                    "config.json of a model",
                     path, (long long)(end - text), (long long)size);
     free(text);
     return json;
+}
+
+/* ---- writing config.json ---- */
+
+/* What a model is computed by, in numbers, and what each is called. */
+enum { DEMO_MODEL_NUMBERS = 24 };
+static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
+    "num_hidden_layers",      "hidden_size",      "num_attention_heads",
+    "num_key_value_heads",    "head_dim",         "intermediate_size",
+    "vocab_size",             "tie_word_embeddings", "rope_theta",
+    "rms_norm_eps",           "rope_type",        "rope factor",
+    "rope's first positions", "rope's lower bound", "rope's upper bound",
+    "rope's attention_factor", "rope's exact bounds", "sliding_window",
+    "max_window_layers",      "no_rope_layer_interval", "biases of q, k and v",
+    "biases of o",            "mlp_bias",         "norms of q and k"};
+
+static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) {
+    const seqpar_llama_rope *r = &c->rope;
+    const double numbers[DEMO_MODEL_NUMBERS] = {
+        (double)c->layers,      (double)c->hidden,        (double)c->heads,
+        (double)c->kv_heads,    (double)c->head_dim,      (double)c->intermediate,
+        (double)c->vocab,       (double)c->tied,          c->rope_theta,
+        c->rms_eps,             (double)r->type,          r->factor,
+        r->first_positions,     r->low,                   r->high,
+        r->attention_factor,    (double)r->exact,         (double)c->window,
+        (double)c->window_from, (double)c->no_rope_every, (double)c->qkv_bias,
+        (double)c->o_bias,      (double)c->mlp_bias,      (double)c->qk_norm};
+    memcpy(to, numbers, sizeof numbers);
+}
+
+/* Lines for what not every model has. */
+static inline void demo_parts_text(char *text, size_t size, const demo_family *family,
+                                   const seqpar_llama_config *c) {
+    int used = 0;
+    *text = 0;
+    if (c->score) used = snprintf(text, size, "  \"num_labels\": 1,\n");
+    if (c->window || family->window == DEMO_WINDOW_ALL)
+        used += snprintf(text + used, size - (size_t)used,
+                         c->window ? "  \"sliding_window\": %lld,\n"
+                                   : "  \"sliding_window\": null,\n",
+                         (long long)c->window);
+    if (c->window && family->window == DEMO_WINDOW_LAYERS)
+        used += snprintf(text + used, size - (size_t)used,
+                         "  \"use_sliding_window\": true,\n  \"max_window_layers\": %lld,\n",
+                         (long long)c->window_from);
+    if (family->no_rope)
+        used += snprintf(text + used, size - (size_t)used,
+                         "  \"no_rope_layer_interval\": %lld,\n",
+                         (long long)(c->no_rope_every ? c->no_rope_every : c->layers + 1));
+    if (c->o_bias)
+        used += snprintf(text + used, size - (size_t)used, "  \"attention_bias\": true,\n");
+    if (c->mlp_bias) snprintf(text + used, size - (size_t)used, "  \"mlp_bias\": true,\n");
+}
+
+/* As a model of that family; the bytes it has. */
+static inline int demo_config_text(char *text, size_t size, const demo_family *family,
+                                   const seqpar_llama_config *c) {
+    char parts[512], rope[512] = "";
+    demo_parts_text(parts, sizeof parts, family, c);
+    if (c->rope.type) demo_rope_text(rope, sizeof rope, &c->rope);
+    return snprintf(
+        text, size,
+        "{\n  \"architectures\": [\"%s\"],\n%s  \"model_type\": \"%s\",\n  \"hidden_act\": "
+        "\"silu\",\n"
+        "  \"num_hidden_layers\": %lld,\n  \"hidden_size\": %lld,\n  \"num_attention_heads\": "
+        "%lld,\n"
+        "  \"num_key_value_heads\": %lld,\n  \"head_dim\": %lld,\n  \"intermediate_size\": "
+        "%lld,\n  \"vocab_size\": %lld,\n"
+        "  \"rope_theta\": %.17g,\n%s"
+        "  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
+        "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
+        c->score ? family->sequence : family->causal, parts, family->type,
+        (long long)c->layers, (long long)c->hidden, (long long)c->heads,
+        (long long)c->kv_heads, (long long)c->head_dim, (long long)c->intermediate,
+        (long long)c->vocab, c->rope_theta, rope, c->rms_eps, c->tied ? "true" : "false");
+}
+
+/* Whether a text is read as that model. */
+static inline bool demo_config_says(const char *text, const seqpar_llama_config *c) {
+    cJSON *json = cJSON_Parse(text);
+    seqpar_error why = {0};
+    seqpar_llama_config read = {.layers = 0};
+    demo_config_reader r = {json, "", "", &why};
+    double numbers[2][DEMO_MODEL_NUMBERS];
+    if (json) demo_config_read(&r, &read);
+    cJSON_Delete(json);
+    demo_model_numbers(c, numbers[0]);
+    demo_model_numbers(&read, numbers[1]);
+    return json && !why.status && !memcmp(numbers[0], numbers[1], sizeof numbers[0]);
+}
+
+/* As the first family that computes as this model does. */
+static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
+                                             seqpar_error *error) {
+    char path[4352], text[2560];
+    seqpar_llama_config full = *c;
+    if (full.rope_theta <= 0) full.rope_theta = 10000.0; /* as seqpar_llama_open has it */
+    if (full.rms_eps <= 0) full.rms_eps = 1e-5;
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    for (int i = 0; i < DEMO_FAMILIES; i++) {
+        int size = demo_config_text(text, sizeof text, &demo_families[i], &full);
+        if (!demo_families[i].fused && demo_config_says(text, &full))
+            return seqpar_file_write_atomic(path, text, size, error);
+    }
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "%s is not written: no family of models is computed as this one is",
+                       path);
 }
 
 static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c,
@@ -482,6 +580,16 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
     if (json) demo_config_read(&r, c);
     cJSON_Delete(json);
     return error->status;
+}
+
+/* Whether the files of such a folder have some tensors of a layer in one. */
+static inline bool demo_folder_is_fused(const char *folder) {
+    char path[4352];
+    seqpar_error ignored = {0};
+    cJSON *json = demo_config_open(folder, path, sizeof path, &ignored);
+    const demo_family *family = demo_family_of(json);
+    cJSON_Delete(json);
+    return family && family->fused;
 }
 
 /* The longest text its makers meant it for, 0 where that is not said: beyond it positions
@@ -542,14 +650,61 @@ static seqpar_status demo_same_table(const demo_weights *w, const char *path,
     return status;
 }
 
+/* Where a tensor of the model is in the files: from row `first` of a tensor with `rows`. */
+typedef struct {
+    char name[128];
+    int64_t first, rows;
+} demo_tensor_place;
+
+/* What has a tensor in the files of a fused family. */
+static inline void demo_fused_name(char name[128], const char *part) {
+    static const char *const wholes[][2] = {{".q_proj.weight", ".qkv_proj.weight"},
+                                            {".k_proj.weight", ".qkv_proj.weight"},
+                                            {".v_proj.weight", ".qkv_proj.weight"},
+                                            {".gate_proj.weight", ".gate_up_proj.weight"},
+                                            {".up_proj.weight", ".gate_up_proj.weight"}};
+    size_t length = strlen(part), end;
+    snprintf(name, 128, "%s", part);
+    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
+        end = strlen(wholes[i][0]);
+        if (length > end && !strcmp(part + length - end, wholes[i][0]))
+            snprintf(name + length - end, 128 - (length - end), "%s", wholes[i][1]);
+    }
+}
+
+static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, int64_t tensor, bool fused) {
+    demo_tensor_place place = {.rows = model->tensors[tensor].rows};
+    snprintf(place.name, sizeof place.name, "%s", model->tensors[tensor].name);
+    if (!fused) return place;
+    demo_fused_name(place.name, model->tensors[tensor].name);
+    place.rows = 0;
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        char whole[128];
+        if (model->tensors[i].group != model->tensors[tensor].group) continue;
+        demo_fused_name(whole, model->tensors[i].name);
+        if (strcmp(whole, place.name)) continue;
+        if (i < tensor) place.first += model->tensors[i].rows;
+        place.rows += model->tensors[i].rows;
+    }
+    return place;
+}
+
+static inline bool demo_is_part(const seqpar_llama *model, const char *name, bool fused) {
+    for (int64_t i = 0; i < model->tensor_count; i++) {
+        char whole[128];
+        if (!fused && !strcmp(model->tensors[i].name, name)) return true;
+        if (fused) demo_fused_name(whole, model->tensors[i].name);
+        if (fused && !strcmp(whole, name)) return true;
+    }
+    return false;
+}
+
 /* Refuses a file with tensors that this model would leave unread. */
 static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_weights *w,
                                          const demo_shard *shard, seqpar_error *error) {
     for (int64_t i = 0; i < seqpar_safetensors_count(shard->file); i++) {
         const char *name = seqpar_safetensors_at(shard->file, i)->name;
-        int64_t k = 0;
-        while (k < model->tensor_count && strcmp(model->tensors[k].name, name)) k++;
-        if (k < model->tensor_count || demo_is_inv_freq(name)) continue;
+        if (demo_is_part(model, name, w->fused) || demo_is_inv_freq(name)) continue;
         bool head = !strcmp(name, "lm_head.weight");
         if (head && model->config.score) continue; /* a score head takes its place */
         if (head && model->config.tied) {
@@ -559,8 +714,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_w
         }
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_TENSOR,
-            "%s: tensor \"%s\" is no part of this model and would be left unread; take a plain "
-            "Llama model%s",
+            "%s: tensor \"%s\" is no part of the model that config.json describes and would be "
+            "left unread; take the config.json that belongs to it%s",
             shard->path, name,
             model->config.score ? ", or name the head by --value_head_prefix" : "");
     }
@@ -587,6 +742,7 @@ static inline seqpar_status demo_head_there(const seqpar_llama *model, const cha
 static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
                                         const char *folder, seqpar_error *error) {
     seqpar_status status = demo_weights_open(w, folder, error);
+    w->fused = demo_folder_is_fused(folder);
     for (int64_t i = 0; !status && i < w->count; i++)
         status = demo_refuse_foreign(model, w, &w->shards[i], error);
     if (status && w->count) demo_weights_close(w);

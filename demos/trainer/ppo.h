@@ -232,8 +232,7 @@ static seqpar_status demo_ppo_write(demo_rank *r) {
         char folder[1280];
         snprintf(folder, sizeof folder, "%s%s", c->save_path, names[i]);
         if (models[i]) status = demo_make_folder(folder, r->ctx.error);
-        if (!status && models[i]) status = demo_save_model(&r->ctx, models[i], folder);
-        if (!status && models[i]) status = demo_keep_beside(r, models[i], folder);
+        if (!status && models[i]) status = demo_save_model(r, models[i], folder, NULL);
     }
     return status || !c->plot_loss ? status : demo_draw_loss(r);
 }
@@ -300,9 +299,8 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     config.score = demo_ppo_options(r)->value_head_prefix;
     seqpar_status status = seqpar_llama_open(&r->ctx, model, &config);
-    if (!status) seqpar_llama_init(&r->ctx, model, (uint64_t)c->seed);
-    if (!status && !folder) folder = c->pretrain;
-    return status || !folder ? status : demo_load_weights(&r->ctx, model, folder);
+    return status ? status
+                  : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }
 
 /* The reward models; without another wish the critic begins as the first. */

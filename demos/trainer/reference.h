@@ -95,10 +95,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     if (!status) status = seqpar_llama_open(&r->ctx, &reference->model, &config);
     reference->there = !status;
     if (status) return status;
-    if (folder)
-        status = demo_load_weights(&r->ctx, &reference->model, folder);
-    else
-        seqpar_llama_init(&r->ctx, &reference->model, (uint64_t)c->seed);
+    status = demo_begin_model(&r->ctx, &reference->model, folder, c->seed);
     if (!status && r->ctx.world->rank == 0)
         r->reference = demo_digest_model(r, &reference->model);
     return status;

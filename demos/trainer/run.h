@@ -345,6 +345,13 @@ static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const c
                : demo_lock(&run->claims[DEMO_MODEL], text, error);
 }
 
+/* One of several files of weights, or their index, on the way. */
+static bool demo_half_shard(const char *name) {
+    const char *end = strstr(name, ".tmp.");
+    return end && demo_left_over(end) &&
+           (!strncmp(name, "model-", 6) || !strncmp(name, "model.safetensors.index.json.", 29));
+}
+
 /* Parts of a final model that a killed run was writing. */
 static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
     char path[1400];
@@ -353,7 +360,7 @@ static bool demo_visit_half_model(const char *folder, const char *name, void *us
     snprintf(path, sizeof path, "%s/%s", folder, name);
     if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path))
         demo_each_name(path, demo_visit_half_model, user);
-    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) ||
+    else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) || demo_half_shard(name) ||
              (number && !strcmp(name + 18 + number, ".tmp")))
         unlink(path);
     return true;
@@ -426,7 +433,7 @@ static const char demo_free_options[] =
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
     "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"
     "backoff,"
-    "save_value_network,precompute_ref";
+    "save_value_network,precompute_ref,save_dtype,max_shard_size,overwrite";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
    fit. */
 static const char demo_fixed_options[] =
@@ -499,27 +506,6 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         fprintf(stderr, "notice: other options than before (in brackets): %s\n",
                 seqpar_escape(shown, sizeof shown, others));
     return 0;
-}
-
-/* What a model is computed by, in numbers, and what each is called. */
-enum { DEMO_MODEL_NUMBERS = 18 };
-static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
-    "num_hidden_layers",      "hidden_size",           "num_attention_heads",
-    "num_key_value_heads",    "head_dim",              "intermediate_size",
-    "vocab_size",             "tie_word_embeddings",   "rope_theta",
-    "rms_norm_eps",           "rope_type",             "rope factor",
-    "rope's first positions", "rope's lower bound",    "rope's upper bound",
-    "rope's attention_factor", "rope's exact bounds",  "sliding_window"};
-
-static void demo_model_numbers(const seqpar_llama_config *c, double *to) {
-    const seqpar_llama_rope *r = &c->rope;
-    const double numbers[DEMO_MODEL_NUMBERS] = {
-        (double)c->layers,   (double)c->hidden,       (double)c->heads, (double)c->kv_heads,
-        (double)c->head_dim, (double)c->intermediate, (double)c->vocab, (double)c->tied,
-        c->rope_theta,       c->rms_eps,              (double)r->type,  r->factor,
-        r->first_positions,  r->low,                  r->high,          r->attention_factor,
-        (double)r->exact,    (double)c->window};
-    memcpy(to, numbers, sizeof numbers);
 }
 
 /* The model the checkpoint holds must be the one that is trained. */

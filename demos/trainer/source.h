@@ -21,19 +21,16 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
 }
 
 /* What is otherwise than there: the type of numbers, and what the model gives. */
-static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c, int dtype) {
-    static const char *const types[] = {[SEQPAR_DTYPE_F64] = "float64",
-                                        [SEQPAR_DTYPE_F32] = "float32",
-                                        [SEQPAR_DTYPE_BF16] = "bfloat16"};
-    int family = demo_family(config); /* none, if the file was changed meanwhile */
+static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
+                                      const char *dtype) {
+    const demo_family *family = demo_family_of(config); /* NULL, if the file was changed meanwhile */
     const char *key =
         cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
-    if (family < DEMO_FAMILIES) {
-        const char *name =
-            c->score ? demo_families[family].sequence : demo_families[family].causal;
+    if (family) {
+        const char *name = c->score ? family->sequence : family->causal;
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
     }
-    demo_source_set(config, key, cJSON_CreateString(types[dtype]));
+    demo_source_set(config, key, cJSON_CreateString(dtype));
     if (c->score)
         demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
     else
@@ -54,8 +51,8 @@ static inline seqpar_status demo_source_write(cJSON *json, const char *path,
 }
 
 static inline seqpar_status demo_source_config(const char *source, const char *folder,
-                                               const seqpar_llama_config *c, int dtype,
-                                               seqpar_error *error) {
+                                               const seqpar_llama_config *c,
+                                               const char *dtype, seqpar_error *error) {
     char path[4352];
     cJSON *json = demo_config_open(source, path, sizeof path, error);
     if (!json) return error->status;
@@ -98,12 +95,12 @@ static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int
     return demo_source_write(json, path, error);
 }
 
-/* For a model of that form, in storage type dtype, that stands in `folder` already. source:
-   NULL, where training began from nothing. */
+/* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`
+   already. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
-                                             const seqpar_llama_config *c, int dtype,
-                                             seqpar_error *error) {
-    if (!source || demo_source_config(source, folder, c, dtype, error)) return error->status;
+                                             const seqpar_llama_config *c,
+                                             const char *dtype, seqpar_error *error) {
+    if (demo_source_config(source, folder, c, dtype, error)) return error->status;
     for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
         if (demo_source_copy(source, folder, demo_source_files[i], error)) break;
     return error->status;

@@ -27,10 +27,11 @@
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
-    const char *param_dtype;
+    const char *param_dtype, *save_dtype, *max_shard_size;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
+        overwrite,
         enable_ema;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
@@ -93,6 +94,24 @@ typedef struct {
          "folder with config.json and model.safetensors to start from", \
          DEMO_ANY}, \
         {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
+         DEMO_ANY}, \
+        {"save_dtype", \
+         &(c).save_dtype, \
+         DEMO_STRING, \
+         "auto", \
+         "of the final model's numbers; auto: those of --pretrain, or as computed", \
+         DEMO_ANY}, \
+        {"max_shard_size", \
+         &(c).max_shard_size, \
+         DEMO_STRING, \
+         "5GB", \
+         "most of one file of the final model, as 700MB or 5GB", \
+         DEMO_ANY}, \
+        {"overwrite", \
+         &(c).overwrite, \
+         DEMO_FLAG, \
+         NULL, \
+         "save_path may hold a model that seqpar did not write", \
          DEMO_ANY}, \
         {"ckpt_path", \
          &(c).ckpt_path, \
@@ -645,6 +664,11 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     int64_t dp = c->data_parallel_size ? c->data_parallel_size
                  : c->world_size       ? c->world_size / c->ring_attn_size
                                        : 1;
+    if (demo_size_named(c->max_shard_size) < 0)
+        return snprintf(error, size,
+                        "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
+                        c->max_shard_size),
+               -1;
     if (!strcmp(c->device, "cpu") && demo_wants_bf16(c))
         return snprintf(error, size,
                         "--param_dtype bf16 is not for the cpu device, which computes in fp32; "
@@ -1156,6 +1180,8 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
     if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (!job->rank && !c->overwrite && demo_check_foreign(c->save_path, &why))
+        return snprintf(error, size, "%s", why.text), -1;
     if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset,
                       &why))
         return snprintf(error, size, "%s", why.text), -1;
@@ -1608,8 +1634,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status)
         status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
                                    &optim);
-    if (!status) seqpar_llama_init(&r->ctx, &r->model, (uint64_t)c->seed);
-    if (!status && c->pretrain) status = demo_load_weights(&r->ctx, &r->model, c->pretrain);
+    if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
     if (!status && c->enable_ema)
         status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
@@ -1629,14 +1654,18 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
-/* What the folder of --pretrain has beside its weights, or what a token file says. */
-static seqpar_status demo_keep_beside(demo_rank *r, const seqpar_llama *model,
-                                      const char *folder) {
-    const demo_token_file *f = r->job->train.file;
-    if (!r->job->config.pretrain && f)
-        return demo_source_ids(folder, f->head->bos, f->head->eos, f->head->pad, r->ctx.error);
-    return demo_keep_source(r->job->config.pretrain, folder, &model->config,
-                            r->device->storage, r->ctx.error);
+/* In the form of the folder that training began with; without one, with the ids of a token file. */
+static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
+                                     const char *folder, demo_average *average) {
+    const demo_config *c = &r->job->config;
+    demo_form form = {.source = c->pretrain,
+                      .dtype = demo_dtype_named(c->save_dtype),
+                      .shard_bytes = demo_size_named(c->max_shard_size)};
+    const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
+    seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
+    return status || !f || r->ctx.world->rank
+               ? status
+               : demo_source_ids(folder, f->head->bos, f->head->eos, f->head->pad, r->ctx.error);
 }
 
 /* Collective: the average as a model folder of its own. */
@@ -1646,8 +1675,7 @@ static seqpar_status demo_average_save(demo_rank *r) {
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
     seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error)
                                                    : SEQPAR_OK;
-    if (!status) status = demo_save_folder(&r->ctx, &r->model, folder, &r->average);
-    return status || r->ctx.world->rank ? status : demo_keep_beside(r, &r->model, folder);
+    return status ? status : demo_save_model(r, &r->model, folder, &r->average);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
@@ -1681,8 +1709,7 @@ static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank 
 static seqpar_status demo_write_model(demo_rank *r) {
     /* it may have gone since */
     seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
-    if (!status) status = demo_save_model(&r->ctx, &r->model, r->job->config.save_path);
-    if (!status) status = demo_keep_beside(r, &r->model, r->job->config.save_path);
+    if (!status) status = demo_save_model(r, &r->model, r->job->config.save_path, NULL);
     if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
 }

@@ -19,6 +19,7 @@ typedef struct {
 typedef struct {
     demo_shard *shards; /* (count) */
     int64_t count;
+    bool fused; /* of a family whose files have some tensors of a layer in one */
     const char *folder;
     char index[DEMO_WEIGHTS_PATH]; /* "": there is none */
 } demo_weights;

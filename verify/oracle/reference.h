@@ -8,22 +8,43 @@
 
 /* ---- the model ---- */
 
-/* A parameter from the dump, as it was before the step, or from the folder. */
-static inline int reference_load(reference *f, seqpar_safetensors_file *file,
-                                 const seqpar_tensor *t) {
-    seqpar_safetensors_part all = {.name = t->name, .count = t->rows * t->cols};
-    tensor_name name;
-    whole w;
-    int status = whole_read(f->d, tensor_of(&name, "param.", t->name), 0, f->d->world, &w);
-    if (!status && w.values && w.count != all.count) {
+/* The dump's tensor of a parameter, which may be a part of one there. Without values: it has none.
+   0, or -1 with d->error. */
+static inline int reference_part(const reference *f, const char *prefix, int64_t tensor,
+                                 tensor_name *name, whole *w) {
+    const seqpar_tensor *t = &f->model.tensors[tensor];
+    demo_tensor_place place = {.rows = t->rows};
+    if (whole_read(f->d, tensor_of(name, prefix, t->name), 0, f->d->world, w)) return -1;
+    if (!w->values) {
+        place = demo_tensor_place_of(&f->model, tensor, true);
+        if (whole_read(f->d, tensor_of(name, prefix, place.name), 0, f->d->world, w)) return -1;
+    }
+    if (!w->values) return 0;
+    if (w->count != place.rows * t->cols) {
         seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %.100s has %lld elements; the model has %lld",
-                    f->d->ranks[0].path, name.text, (long long)w.count, (long long)all.count);
-        status = -1;
+                    f->d->ranks[0].path, name->text, (long long)w->count,
+                    (long long)(place.rows * t->cols));
+        return -1;
     }
+    w->count = t->rows * t->cols;
+    memmove(w->values, w->values + place.first * t->cols, (size_t)w->count * sizeof *w->values);
+    return 0;
+}
+
+/* A parameter from the dump, as it was before the step, or from the folder. */
+static inline int reference_load(reference *f, const demo_weights *from, int64_t tensor) {
+    const seqpar_tensor *t = &f->model.tensors[tensor];
+    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, from->fused);
+    seqpar_safetensors_part all = {
+        .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
+    tensor_name name;
+    whole w;
+    int status = reference_part(f, "param.", tensor, &name, &w);
     if (!status && !w.values) {
         status = whole_room(f->d, &w, all.count) ||
-                 seqpar_safetensors_read_f64(file, w.values, &all, &f->d->error);
+                 seqpar_safetensors_read_f64(demo_weights_file(from, place.name), w.values, &all,
+                                             &f->d->error);
     }
     if (!status)
         seqpar_device_write(f->device, f->model.params.data, t->offset, w.values, all.count,
@@ -60,8 +81,7 @@ static inline int reference_weights(reference *f, const char *folder) {
     int status = demo_model_weights(&w, &f->model, folder, &f->d->error);
     if (status) return -1;
     for (int64_t i = 0; !status && i < f->model.tensor_count; i++)
-        status = reference_load(f, demo_weights_file(&w, f->model.tensors[i].name),
-                                &f->model.tensors[i]);
+        status = reference_load(f, &w, i);
     demo_weights_close(&w);
     return status ? -1 : 0;
 }
@@ -140,7 +160,7 @@ static inline int reference_config(reference *f, const seqpar_llama_config *conf
 static inline int reference_window(reference *f, const seqpar_llama_config *c,
                                    const char *folder) {
     const dump_facts *facts = &f->d->facts;
-    if (!c->window || facts->window == c->window) return 0;
+    if (!c->window || c->window_from || facts->window == c->window) return 0;
     seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
                 "%.300s: window is %lld, and the model in %.300s has %lld; leave it out, or take "
                 "the model that was trained",

@@ -486,7 +486,7 @@ static inline int call_begin(reference_call *c, const reference *f, const seqpar
                   .backward = backward,
                   .scale = facts->softmax_scale > 0 ? facts->softmax_scale : a->scale,
                   .softcap = facts->softcap,
-                  .window = facts->window};
+                  .window = f->model.config.window_from ? a->window : facts->window};
     p->heads = p->group;
     p->held = (int64_t *)calloc((size_t)p->ranks, sizeof *p->held);
     for (int64_t t = 0; p->held && t < row->tokens; t++)

@@ -50,7 +50,13 @@ static inline void second_config(second *s) {
                               .rms_eps = c->rms_eps > 0 ? c->rms_eps : 1e-5,
                               .tied = c->tied != 0 && !c->score};
     second_rope(&s->config, &c->rope);
-    s->config.window = s->f->d->facts.window;
+    s->config.window = c->window_from ? c->window : s->f->d->facts.window;
+    s->config.window_from = c->window_from;
+    s->config.no_rope_every = c->no_rope_every;
+    s->config.qkv_bias = c->qkv_bias != 0;
+    s->config.o_bias = c->o_bias != 0;
+    s->config.mlp_bias = c->mlp_bias != 0;
+    s->config.qk_norm = c->qk_norm != 0;
 }
 
 static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from seqpar_dump import Dump
@@ -24,6 +25,24 @@ ROPES = {
     "yarn, all keys": dict(factor=8.0, original_max_position_embeddings=32, beta_fast=16.0, beta_slow=2.0, truncate=False,
                            mscale=0.7, mscale_all_dim=1.3),
     "yarn, attention_factor": dict(factor=4.0, original_max_position_embeddings=64, attention_factor=1.3)}
+# What each family has beyond a plain Llama, and a change of its config.json that must be wrong or refused.
+FAMILIES = {
+    "llama, attention_bias": ("Llama", dict(attention_bias=True), dict(attention_bias=False)),
+    "llama, mlp_bias": ("Llama", dict(mlp_bias=True), dict(mlp_bias=False)),
+    "llama, both biases, tied": ("Llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True), dict(rms_norm_eps=0.1)),
+    "qwen2": ("Qwen2", dict(), dict(model_type="llama", architectures=["LlamaForCausalLM"])),
+    "qwen2, tied": ("Qwen2", dict(tie_word_embeddings=True), dict(rms_norm_eps=0.1)),
+    "qwen2, window from layer 1 on": ("Qwen2", dict(use_sliding_window=True, sliding_window=7, max_window_layers=1),
+                                      dict(layer_types=["sliding_attention"] * 4, max_window_layers=0)),
+    "qwen2, window of all layers": ("Qwen2", dict(use_sliding_window=True, sliding_window=7, max_window_layers=0), dict(sliding_window=8)),
+    "qwen3": ("Qwen3", dict(), dict(rms_norm_eps=0.1)),
+    "qwen3, attention_bias, window": ("Qwen3", dict(attention_bias=True, use_sliding_window=True, sliding_window=5, max_window_layers=3),
+                                      dict(sliding_window=6)),
+    "smollm3": ("SmolLM3", dict(), dict(no_rope_layers=[1, 1, 1, 1])),
+    "smollm3, every second, biases": ("SmolLM3", dict(no_rope_layers=[1, 0, 1, 0], attention_bias=True, mlp_bias=True),
+                                      dict(no_rope_layers=[1, 1, 1, 0])),
+    "phi3": ("Phi3", dict(), dict(num_attention_heads=2, num_key_value_heads=2, head_dim=12)),
+    "phi3, window": ("Phi3", dict(sliding_window=9), dict(sliding_window=None))}
 
 
 def rows():
@@ -102,9 +121,36 @@ def take_step(model, folder):
     write(f"{folder}/dump", *step(model))
 
 
+def another_place(config):
+    """As transformers 4 wrote it: no list of layers, and the window's layers by their first."""
+    config = as_before_5(config)
+    config.pop("layer_types", None)
+    return config
+
+
+def family(oracle, folder, name, kind, keys, changed):
+    config = getattr(transformers, f"{kind}Config")(
+        **dict(SHAPE, num_hidden_layers=4, head_dim=8, pad_token_id=None, bos_token_id=1, eos_token_id=2, rope_parameters=dict(
+            rope_type="default", rope_theta=5000.0)) | keys)
+    torch.manual_seed(len(name))
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():  # transformers' first values of biases and norms are 0 and 1, which could be left out unseen
+        for p in model.parameters():
+            if p.dim() == 1:
+                p.add_(torch.randn_like(p) * 0.3)
+    take_step(model, folder)
+    check(name, judge(oracle, folder), "right")
+    check(f"{name}, as before 5", judge(oracle, folder, another_place), "right")
+    said = judge(oracle, folder, lambda c: dict(c, **changed))
+    check(f"{name}, another", "wrong" if said.startswith("wrong") or "model" in said else said, "wrong")
+
+
+SHAPE = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=256, tie_word_embeddings=False)
+
+
 def main(oracle, out):
-    shape = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-                 num_key_value_heads=2, head_dim=24, max_position_embeddings=256, tie_word_embeddings=False)
+    shape = dict(SHAPE, num_hidden_layers=2, head_dim=24)
     for number, (name, rope) in enumerate(ROPES.items()):
         folder = f"{out}/{number}"
         torch.manual_seed(number)
@@ -119,6 +165,8 @@ def main(oracle, out):
         check(f"mistral, window {window}", judge(oracle, folder), "right")
         if window:
             check(f"mistral, window {window}, another", judge(oracle, folder, without_window).split(":")[0], "wrong")
+    for number, (name, (kind, keys, changed)) in enumerate(FAMILIES.items()):
+        family(oracle, f"{out}/family{number}", name, kind, keys, changed)
 
 
 if __name__ == "__main__":

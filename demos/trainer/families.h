@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* families.h - which models of Hugging Face's can be computed: for each of their families what
+ * its config.json may say and what holds where that says nothing, which is what transformers
+ * takes then. A family is a row of demo_families. */
+#ifndef DEMO_FAMILIES_H
+#define DEMO_FAMILIES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* ---- which keys there are ---- */
+
+static const char demo_read_key[] = "read", demo_any_value[] = "any";
+/* value: read; any, since the numbers do not hang on it; or the one it may have beside null */
+typedef struct {
+    const char *key, *value;
+} demo_config_key;
+
+static const demo_config_key demo_config_keys[] = {
+    {"architectures", demo_read_key},
+    {"model_type", demo_read_key},
+    {"num_hidden_layers", demo_read_key},
+    {"hidden_size", demo_read_key},
+    {"num_attention_heads", demo_read_key},
+    {"num_key_value_heads", demo_read_key},
+    {"head_dim", demo_read_key},
+    {"intermediate_size", demo_read_key},
+    {"vocab_size", demo_read_key},
+    {"rms_norm_eps", demo_read_key},
+    {"rope_theta", demo_read_key},
+    {"rope_parameters", demo_read_key},
+    {"rope_scaling", demo_read_key},
+    {"tie_word_embeddings", demo_read_key},
+    {"sliding_window", demo_read_key},
+    {"hidden_act", "\"silu\""},
+    {"attention_bias", "false"},
+    {"mlp_bias", "false"},
+    {"attention_dropout", "0"},
+    {"pretraining_tp", "1"},
+    {"use_sliding_window", "false"},
+    {"rope_interleaved", "false"},
+    {"partial_rotary_factor", "1"},
+    {"is_llama_config", "true"},
+    {"num_labels", "1"},
+    {"quantization_config", "null"},
+    {"auto_map", "null"},
+    {"layer_types", "null"},
+    {"is_decoder", demo_any_value},
+    {"is_encoder_decoder", "false"},
+    {"max_position_embeddings", demo_any_value},
+    {"max_window_layers", demo_any_value},
+    {"initializer_range", demo_any_value},
+    {"use_cache", demo_any_value},
+    {"bos_token_id", demo_any_value},
+    {"eos_token_id", demo_any_value},
+    {"pad_token_id", demo_any_value},
+    {"unk_token_id", demo_any_value},
+    {"id2label", demo_any_value},
+    {"label2id", demo_any_value},
+    {"problem_type", demo_any_value},
+    {"transformers_version", demo_any_value},
+    {"torch_dtype", demo_any_value},
+    {"dtype", demo_any_value},
+    {"_name_or_path", demo_any_value},
+    {"return_dict", demo_any_value},
+    {"output_hidden_states", demo_any_value},
+    {"output_attentions", demo_any_value},
+    {"torchscript", demo_any_value},
+    {"transformers.js_config", demo_any_value},
+    {"unsloth_fixed", demo_any_value},
+    {"unsloth_version", demo_any_value},
+    {"mean", demo_any_value},
+    {"std", demo_any_value},
+    {"value_head_prefix", demo_any_value}, /* of reward models; what the head is called is an
+                                              option */
+};
+
+/* Those of each rope_type: SEQPAR_ROPE_.. is its place. */
+static const struct {
+    const char *name;
+    demo_config_key keys[12]; /* NULL ends them */
+} demo_ropes[] = {
+#define DEMO_ROPE_KEYS \
+    {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
+        {"partial_rotary_factor", "1"}
+    {"default", {DEMO_ROPE_KEYS}},
+    {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
+    {"dynamic",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"original_max_position_embeddings", demo_any_value}}},
+    {"llama3",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"low_freq_factor", demo_read_key},
+      {"high_freq_factor", demo_read_key},
+      {"original_max_position_embeddings", demo_read_key}}},
+    {"yarn",
+     {DEMO_ROPE_KEYS,
+      {"factor", demo_read_key},
+      {"beta_fast", demo_read_key},
+      {"beta_slow", demo_read_key},
+      {"attention_factor", demo_read_key},
+      {"mscale", demo_read_key},
+      {"mscale_all_dim", demo_read_key},
+      {"truncate", demo_read_key},
+      {"original_max_position_embeddings", demo_read_key}}}};
+#undef DEMO_ROPE_KEYS
+enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
+
+/* ---- which models there are ---- */
+
+enum {           /* what "sliding_window" does */
+    DEMO_WINDOW_NONE,  /* nothing: it must be null, or switched off */
+    DEMO_WINDOW_ALL,   /* is of all layers */
+    DEMO_WINDOW_LAYERS /* is of those that layer_types lists, or from max_window_layers on */
+};
+
+enum { DEMO_FAMILY_KEYS = 8 };
+typedef struct {
+    const char *type, *causal, *sequence;
+    double theta;     /* rope_theta where there is none */
+    int64_t head_dim; /* likewise; 0: hidden_size / num_attention_heads */
+    bool tied;        /* likewise */
+    bool kv_heads;    /* num_key_value_heads must be there, since nothing follows from its absence */
+    bool qkv_bias, qk_norm, no_rope;
+    int window;
+    /* q_proj, k_proj and v_proj are one tensor in the files, gate_proj and up_proj another */
+    bool fused;
+    demo_config_key keys[DEMO_FAMILY_KEYS]; /* in the place of those above; NULL ends them */
+} demo_family;
+
+#define DEMO_LAYER_KEYS \
+    {"use_sliding_window", demo_read_key}, {"max_window_layers", demo_read_key}, \
+        {"layer_types", demo_read_key}
+#define DEMO_NAMES(name) name "ForCausalLM", name "ForSequenceClassification"
+static const demo_family demo_families[] = {
+    {"llama", DEMO_NAMES("Llama"), 1e4,
+     .keys = {{"attention_bias", demo_read_key}, {"mlp_bias", demo_read_key}}},
+    {"mistral", DEMO_NAMES("Mistral"), 1e4, .kv_heads = true, .window = DEMO_WINDOW_ALL},
+    {"qwen2", DEMO_NAMES("Qwen2"), 1e4, .kv_heads = true, .qkv_bias = true,
+     .window = DEMO_WINDOW_LAYERS, .keys = {DEMO_LAYER_KEYS}},
+    {"qwen3", DEMO_NAMES("Qwen3"), 1e4, 128, .kv_heads = true, .qk_norm = true,
+     .window = DEMO_WINDOW_LAYERS, .keys = {DEMO_LAYER_KEYS, {"attention_bias", demo_read_key}}},
+    {"smollm3", DEMO_NAMES("SmolLM3"), 2e6, .tied = true, .kv_heads = true, .no_rope = true,
+     .keys = {{"attention_bias", demo_read_key},
+              {"mlp_bias", demo_read_key},
+              {"layer_types", demo_read_key},
+              {"no_rope_layers", demo_read_key},
+              {"no_rope_layer_interval", demo_read_key}}},
+    {"phi3", DEMO_NAMES("Phi3"), 1e4, .window = DEMO_WINDOW_ALL, .fused = true,
+     .keys = {{"embd_pdrop", "0"},
+              {"resid_pdrop", "0"},
+              {"original_max_position_embeddings", demo_any_value}}},
+};
+#undef DEMO_LAYER_KEYS
+#undef DEMO_NAMES
+enum { DEMO_FAMILIES = sizeof demo_families / sizeof *demo_families };
+#endif

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* tensors.h - a model's tensors to files and back, a block of a tensor at a time: nobody holds
+ * a second copy of the model. */
+#ifndef DEMO_TENSORS_H
+#define DEMO_TENSORS_H
+
+#include <math.h>
+#include "average.h"
+#include "model_folder.h"
+
+static seqpar_safetensors_dtype demo_dtype(int dtype) {
+    return dtype == SEQPAR_DTYPE_F64   ? SEQPAR_SAFETENSORS_F64
+           : dtype == SEQPAR_DTYPE_F32 ? SEQPAR_SAFETENSORS_F32
+                                       : SEQPAR_SAFETENSORS_BF16;
+}
+
+static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char *name,
+                                             int64_t rows, seqpar_safetensors_dtype dtype) {
+    /* gains and biases are vectors */
+    seqpar_safetensors_tensor s = {.name = name, .dtype = dtype, .dims = t->decay ? 2 : 1};
+    s.shape[0] = t->decay ? rows : t->cols;
+    s.shape[1] = t->cols;
+    return s;
+}
+
+/* What diverged never takes the place of what was good. */
+static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values,
+                                 int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (!isfinite(values[i]))
+            return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
+                               "%s holds %g: training has diverged and nothing is saved; go on "
+                               "from the last checkpoint with a lower learning rate",
+                               name, values[i]);
+    return SEQPAR_OK;
+}
+
+/* A source fills values (part->count), a sink takes them; part->state is the
+   number of the file's prefix. */
+enum { DEMO_VALUES = 1 << 17 };
+typedef struct {
+    seqpar_ctx *ctx;
+    const seqpar_llama *model;
+    seqpar_optim *optim;
+    demo_average *average;
+    const int *state;
+    bool fused; /* is written as demo_weights.fused */
+} demo_transfer;
+
+typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
+                                        const seqpar_optim_part *part);
+
+static seqpar_status demo_weights_get(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    seqpar_device_read(s->ctx->device, values, s->model->params.data,
+                       s->model->tensors[part->tensor].offset + part->first, part->count,
+                       s->ctx->device->storage);
+    return SEQPAR_OK;
+}
+
+static seqpar_status demo_weights_put(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    seqpar_device_write(s->ctx->device, s->model->params.data,
+                        s->model->tensors[part->tensor].offset + part->first, values,
+                        part->count, s->ctx->device->storage);
+    return SEQPAR_OK;
+}
+
+static seqpar_status demo_average_get(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    return demo_average_read(s->ctx, s->model, s->average, values,
+                             s->model->tensors[part->tensor].offset + part->first, part->count);
+}
+
+static seqpar_status demo_average_put(const demo_transfer *s, double *values,
+                                      const seqpar_optim_part *part) {
+    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first,
+                       part->count);
+    return SEQPAR_OK;
+}
+
+static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
+                                        const seqpar_optim_part *part) {
+    seqpar_optim_part kept = *part;
+    kept.state = s->state[part->state];
+    return seqpar_optim_read(s->ctx, s->optim, values, &kept);
+}
+
+static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
+                                        const seqpar_optim_part *part) {
+    seqpar_optim_part kept = *part;
+    kept.state = s->state[part->state];
+    for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
+        if (values[i] < 0)
+            return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT,
+                               "element %lld of exp_avg_sq.%s is %g, but a second moment is "
+                               "never negative; the checkpoint is damaged, take another",
+                               (long long)(part->first + i),
+                               s->model->tensors[part->tensor].name, values[i]);
+    return seqpar_optim_write(s->ctx, s->optim, values, &kept);
+}
+
+/* The next block of a tensor. */
+static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor,
+                                    int64_t first) {
+    int64_t left = t->rows * t->cols - first;
+    return (seqpar_optim_part){state, tensor, first, left < DEMO_VALUES ? left : DEMO_VALUES};
+}
+
+/* ---- out ---- */
+
+/* A tensor of the model on its way into a file, where it may be a part of one: the next part's
+   bytes come behind its own. */
+typedef struct {
+    char name[160];
+    int64_t tensor, rows; /* rows: of the whole */
+    int state;
+    bool begins; /* the whole begins with it */
+    seqpar_safetensors_dtype dtype;
+} demo_entry;
+
+static int64_t demo_entry_bytes(const demo_transfer *s, const demo_entry *e) {
+    return e->rows * s->model->tensors[e->tensor].cols *
+           seqpar_safetensors_dtype_bytes(e->dtype);
+}
+
+/* `parts` times the model's tensors, each time with another prefix: (parts, tensors), to be
+   freed. */
+static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *const *prefix,
+                                seqpar_safetensors_dtype dtype) {
+    int64_t tensors = s->model->tensor_count;
+    demo_entry *entries = (demo_entry *)demo_room(parts * tensors, sizeof *entries);
+    for (int64_t i = 0; i < parts * tensors; i++) {
+        demo_tensor_place place = demo_tensor_place_of(s->model, i % tensors, s->fused);
+        entries[i] = (demo_entry){.tensor = i % tensors,
+                                  .rows = place.rows,
+                                  .state = (int)(i / tensors),
+                                  .begins = !place.first,
+                                  .dtype = dtype};
+        snprintf(entries[i].name, sizeof entries[i].name, "%s%s", prefix[i / tensors],
+                 place.name);
+    }
+    return entries;
+}
+
+/* What the file's type cannot hold would be infinite there. */
+static seqpar_status demo_fits(seqpar_ctx *ctx, const demo_entry *e, const double *values,
+                               int64_t count) {
+    for (int64_t i = 0; e->dtype == SEQPAR_SAFETENSORS_F16 && i < count; i++)
+        if (fabs(values[i]) >= 65520)
+            return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
+                               "%s holds %g, which float16 cannot hold; give --save_dtype "
+                               "bfloat16 or float32",
+                               e->name, values[i]);
+    return SEQPAR_OK;
+}
+
+/* bytes (count) of the file's type */
+static void demo_narrow(char *bytes, const double *values, int64_t count,
+                        seqpar_safetensors_dtype dtype) {
+    float *floats = (float *)bytes;
+    uint16_t *halves = (uint16_t *)bytes;
+    if (dtype == SEQPAR_SAFETENSORS_F64) memcpy(bytes, values, (size_t)count * sizeof *values);
+    for (int64_t i = 0; dtype == SEQPAR_SAFETENSORS_F32 && i < count; i++)
+        floats[i] = (float)values[i];
+    for (int64_t i = 0; dtype == SEQPAR_SAFETENSORS_BF16 && i < count; i++)
+        halves[i] = seqpar_bf16_from_float((float)values[i]);
+    for (int64_t i = 0; dtype == SEQPAR_SAFETENSORS_F16 && i < count; i++)
+        halves[i] = seqpar_safetensors_f32_to_f16((float)values[i]);
+}
+
+/* One tensor, from its source into the file (writer NULL: another rank's). values (2,
+   DEMO_VALUES) is scratch. */
+static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer,
+                                 const demo_entry *e, demo_values_fn get, double *values) {
+    const seqpar_tensor *t = &s->model->tensors[e->tensor];
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t first = 0; !status && first < t->rows * t->cols; first += DEMO_VALUES) {
+        seqpar_optim_part part = demo_block(t, e->state, e->tensor, first);
+        status = get(s, values, &part);
+        if (!status && writer) status = demo_finite(s->ctx, e->name, values, part.count);
+        if (!status && writer) status = demo_fits(s->ctx, e, values, part.count);
+        if (status || !writer) continue;
+        demo_narrow((char *)(values + DEMO_VALUES), values, part.count, e->dtype);
+        status = seqpar_safetensors_append(
+            writer, e->name, values + DEMO_VALUES,
+            part.count * seqpar_safetensors_dtype_bytes(e->dtype), s->ctx->error);
+    }
+    return status;
+}
+
+/* Rank 0 writes a file of `count` entries, the first of which begins a tensor. Collective where
+   the source is. */
+static seqpar_status demo_write_entries(const demo_transfer *s, const char *path,
+                                        const demo_entry *entries, int64_t count,
+                                        demo_values_fn get,
+                                        const seqpar_safetensors_pair *metadata,
+                                        int64_t metadata_count) {
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(count,
+                                                                             sizeof *list);
+    double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = list,
+                                    .metadata = metadata,
+                                    .metadata_count = metadata_count};
+    seqpar_safetensors_writer *writer = NULL;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; i < count; i++)
+        if (entries[i].begins)
+            list[desc.count++] = demo_tensor(&s->model->tensors[entries[i].tensor],
+                                             entries[i].name, entries[i].rows,
+                                             entries[i].dtype);
+    if (s->ctx->world->rank == 0)
+        status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
+    for (int64_t i = 0; !status && i < count; i++)
+        status = demo_append(s, writer, &entries[i], get, values);
+    if (status || !writer)
+        seqpar_safetensors_abort(writer);
+    else
+        status = seqpar_safetensors_finish(writer, s->ctx->error);
+    free(list);
+    free(values);
+    return status;
+}
+
+/* All of them in one file. */
+static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts,
+                                       const char *const *prefix, demo_values_fn get, int dtype,
+                                       const seqpar_safetensors_pair *metadata,
+                                       int64_t metadata_count) {
+    demo_entry *entries = demo_entries(s, parts, prefix, demo_dtype(dtype));
+    seqpar_status status = demo_write_entries(s, path, entries, parts * s->model->tensor_count,
+                                              get, metadata, metadata_count);
+    free(entries);
+    return status;
+}
+
+/* ---- in ---- */
+
+/* One tensor, from the file into its sink; without one it is only looked at. */
+static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
+                                      const char *prefix, int state, int64_t tensor,
+                                      demo_values_fn put, double *values) {
+    const seqpar_tensor *t = &s->model->tensors[tensor];
+    seqpar_safetensors_file *file;
+    demo_tensor_place place = demo_tensor_place_of(s->model, tensor, from->fused);
+    char name[160];
+    snprintf(name, sizeof name, "%s%s", prefix, place.name);
+    file = demo_weights_file(from, name);
+    seqpar_safetensors_tensor wanted = demo_tensor(t, name, place.rows,
+                                                   SEQPAR_SAFETENSORS_NONE);
+    /* the score head is new */
+    if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
+        !seqpar_safetensors_find(file, name))
+        return SEQPAR_OK;
+    seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
+    for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
+        seqpar_optim_part part = demo_block(t, state, tensor, first);
+        seqpar_safetensors_part wanted_part = {.name = name,
+                                               .first = place.first * t->cols + first,
+                                               .count = part.count,
+                                               .finite = 1};
+        status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
+        if (!status) status = put(s, values, &part);
+    }
+    return status;
+}
+
+/* All names and shapes are looked at before the first number goes anywhere. Closes the files. */
+static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
+                                       const char *const *prefix, demo_values_fn put) {
+    double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
+    seqpar_status status =
+        values ? SEQPAR_OK
+               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
+                             from->shards[0].path);
+    for (int reads = 0; reads < 2; reads++)
+        for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
+            status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count],
+                                      (int)(i / s->model->tensor_count),
+                                      i % s->model->tensor_count, reads ? put : NULL, values);
+    demo_weights_close(from);
+    free(values);
+    return status;
+}
+
+static seqpar_status demo_load_file(const demo_transfer *s, const char *path, int parts,
+                                    const char *const *prefix, demo_values_fn put) {
+    demo_weights from;
+    seqpar_status status = demo_weights_open_file(&from, path, s->ctx->error);
+    return status ? status : demo_load_tensors(s, &from, parts, prefix, put);
+}
+
+static const char *const demo_no_prefix[] = {""};
+
+/* Weights of a folder into the model; refuses NaN and infinity, missing tensors and other
+   shapes. A score head that the folder does not have stays as it is. */
+static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
+                                       const char *folder) {
+    demo_transfer store = {.ctx = ctx, .model = model};
+    demo_weights from;
+    if (demo_model_weights(&from, model, folder, ctx->error)) return ctx->error->status;
+    return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
+}
+
+/* What training begins with: a folder's weights, of a score head that it does not have those of
+   the seed; without a folder all are the seed's. */
+static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, const char *folder,
+                                      int64_t seed) {
+    if (!folder) return seqpar_llama_init(ctx, model, (uint64_t)seed), SEQPAR_OK;
+    if (model->config.score)
+        seqpar_llama_init_tensor(ctx, model, model->tensor_count - 1, (uint64_t)seed);
+    return demo_load_weights(ctx, model, folder);
+}
+#endif
