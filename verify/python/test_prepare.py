@@ -5,6 +5,7 @@ boundaries of turns, what is refused, the same bytes by any number of processes,
     test_prepare.py FOLDER [DATA]     DATA: a folder with gsm8k_train.jsonl and gsm8k_preferences.jsonl
 """
 import contextlib
+import http.server
 import io
 import json
 import math
@@ -13,6 +14,7 @@ import random
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 import zlib
 
@@ -617,6 +619,63 @@ def other_tokenizer(model):
     with open(f"{other}/tokenizer.json", "a") as file:
         file.write("\n")
     return other
+
+
+def asked_of_a_server(options):
+    """Trains by the rewards of a server; the questions that it was asked."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            answer = json.dumps({"rewards": [float(i) for i in range(len(asked[-1]["query"]))]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        train("ppo", *options, "--remote_rm_url", f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    return asked
+
+
+def test_servers():
+    """A reward server reads the prompt as the model got it, the right answer, and what was sampled without special tokens."""
+    out = os.path.abspath(f"{OUT}/served")
+    data = lines("served", [{"q": f"{i} + {i}?", "a": f"so {2 * i}"} for i in range(6)])
+    prompts = run("chatml", data, "--input_key", "q", "--label_key", "a", "--apply_chat_template", kind="prompts", out="served")
+    run("chatml", data, "--input_key", "q", "--output_key", "a", out="served_sft")
+    train("sft", "--dataset", f"{out}_sft.tokens", *SMALL, "--save_path", f"{out}_model")
+    model_of(f"{out}_model", "chatml")
+    asked = asked_of_a_server(["--prompt_data", f"{out}.tokens", "--pretrain", f"{out}_model", *SMALL[:5], "--rollout_batch_size", "3",
+                               "--generate_max_len", "8", "--save_path", f"{out}_ppo"])
+    texts = {text.decode() for text in prompts.texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS)}
+    assert len(asked) == 2 and "<|im_start|>user\n3 + 3?<|im_end|>\n<|im_start|>assistant\n" in texts
+    for question in asked:
+        for query, prompt, label in zip(question["query"], question["prompts"], question["labels"]):
+            number = int(prompt.split("\n")[1].split(" ")[0])
+            assert prompt in texts and query.startswith(prompt) and label == f"so {2 * number}", (query, prompt, label)
+            assert "<|im" not in query[len(prompt):]
+
+
+def test_going_on():
+    """A run goes on from its checkpoint with the same file, and not with another."""
+    out = os.path.abspath(f"{OUT}/going")
+    for name, seed in (("going", 1), ("other", 2)):
+        run("chatml", lines(name, [{"input": text, "output": "b"} for text in texts(seed, 12)]), "--output_key", "output", out=name)
+    shape = [*SMALL[:3], *SMALL[5:], "--lr_scheduler", "constant", "--warmup_steps", "0"]
+    whole, half = (["--dataset", f"{out}.tokens", *shape, "--ckpt_path", f"{out}_{n}.ckpt", "--save_path", f"{out}_{n}"] for n in "ab")
+    train("sft", *whole, "--max_steps", "2")
+    train("sft", *half, "--max_steps", "1", "--save_steps", "1")
+    other = os.path.abspath(f"{OUT}/other.tokens")
+    assert "was trained on other data than" in train("sft", *half[:1], other, *half[2:], "--max_steps", "2", "--load_checkpoint", code=2)
+    train("sft", *half, "--max_steps", "2", "--load_checkpoint")
+    assert content(f"{out}_a/model.safetensors") == content(f"{out}_b/model.safetensors")
 
 
 def test_real_questions():
