@@ -219,8 +219,8 @@ class Folder:
     def ids(self):
         self.bos, self.eos, self.pad = (self.id_of(f"{name}_token") for name in ("bos", "eos", "pad"))
         if self.eos < 0:
-            raise Refused(f"{self.name} names no eos_token that its tokenizer has (it says {self.special.get('eos_token')!r}); name "
-                          "it in tokenizer_config.json")
+            raise Refused(f"{self.name} names no eos_token that its tokenizer has (it says {self.special.get('eos_token')!r}); "
+                          "name it in tokenizer_config.json")
         listed = self.generation.get("eos_token_id", [])
         listed = [i for i in (listed if isinstance(listed, list) else [listed]) if isinstance(i, int) and i != self.eos]
         self.stops = [self.eos, *dict.fromkeys(listed)]
@@ -245,8 +245,8 @@ class Folder:
     def notices(self):
         wanted = self.config.get("add_bos_token")
         if isinstance(wanted, bool) and self.bos >= 0 and wanted != (self.bos in self.prefix):
-            yield (f"tokenizer_config.json says add_bos_token {str(wanted).lower()}, tokenizer.json puts {self.prefix} before a text; "
-                   "tokenizer.json is followed")
+            yield (f"tokenizer_config.json says add_bos_token {str(wanted).lower()}, tokenizer.json puts {self.prefix} before a "
+                   "text; tokenizer.json is followed")
 
 
 # ---- the chat template ------------------------------------------------------------------------------------------------------
@@ -296,7 +296,8 @@ def template_environment(now):
     def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = now.strftime
@@ -318,7 +319,8 @@ class Template:
 
     def marks(self, messages, tools, prompt):
         try:
-            return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt, **self.special)
+            return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
+                                        **self.special)
         except (self.error, TypeError, ValueError, KeyError, AttributeError, IndexError) as why:
             raise Refused(f"the chat template does not take these {len(messages)} messages: {why}; change them, or give another "
                           "template by --tokenizer_chat_template")
@@ -355,8 +357,8 @@ class Template:
             spans = spans[self.marks(messages[:which[-1]], tools, False).count(MARK_END):]
         spans = [span for span in spans if span[0] < span[1]]
         if not spans:
-            raise Refused("the chat template's {% generation %} marks nothing in this conversation; put it around what the assistant "
-                          "says")
+            raise Refused("the chat template's {% generation %} marks nothing in this conversation; put it around what the "
+                          "assistant says")
         return text, spans
 
     def turns_by_prefixes(self, messages, tools, which):
@@ -365,9 +367,10 @@ class Template:
             before = self.render(messages[:k], tools, True)
             after = text if k + 1 == len(messages) else self.render(messages[:k + 1], tools)
             if not (text.startswith(after) and after.startswith(before) and len(before) < len(after)):
-                raise Refused(f"the chat template writes the conversation up to message {k + 1} otherwise alone than as a part of the "
-                              "whole, so what the assistant says there cannot be found; put {% generation %} and {% endgeneration %} "
-                              "around it in a template for --tokenizer_chat_template, or take --train_on last or all")
+                raise Refused(f"the chat template writes the conversation up to message {k + 1} otherwise alone than as a part of "
+                              "the whole, so what the assistant says there cannot be found; put {% generation %} and "
+                              "{% endgeneration %} around it in a template for --tokenizer_chat_template, or take --train_on last "
+                              "or all")
             span = (len(before), self.ended(after, len(before)))
             said = messages[k].get("content")
             if isinstance(said, str) and said.strip() not in text[span[0]:span[1]]:
@@ -437,7 +440,8 @@ class Maker:
             raise Refused(f"\"{key}\" is {json.dumps(found)[:40]}, but text or a list of messages is needed")
         for i, message in enumerate(found):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise Refused(f"\"{key}\"[{i}] is {json.dumps(message)[:60]}, but a message is an object with \"role\" and \"content\"")
+                raise Refused(f"\"{key}\"[{i}] is {json.dumps(message)[:60]}, but a message is an object with \"role\" and "
+                              "\"content\"")
         return found
 
     def given(self, key, response):
@@ -476,18 +480,25 @@ class Maker:
         if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin)):
             raise Refused(f"\"{o.margin_key}\" is {json.dumps(margin)[:40]}, but a finite number is needed; or set --margin_key")
         keys = ((o.chosen_key, "chosen_key"), (o.rejected_key, "rejected_key"))
-        if self.template:
-            shared = self.messages(record, o.prompt_key, "prompt_key", "user") if o.prompt_key else []
-            sides = [shared + self.messages(record, key, option, "assistant") for key, option in keys]
-            drafts = [self.conversation(record, side, True, True) for side in sides]
-        else:
-            sides = [self.text(record, key, option) for key, option in keys]
-            for (key, _), side in zip(keys, sides):
-                self.given(key, side)
-            shared = 0 if o.prompt_key else common_prompt(*sides)
-            prompt = self.formed(self.text(record, o.prompt_key, "prompt_key")) if o.prompt_key else sides[0][:shared]
-            drafts = [Draft(prompt=prompt, response=side[shared:], ends=True) for side in sides]
+        drafts = self.pair_of_chats(record, keys) if self.template else self.pair_of_texts(record, keys)
         return drafts, math.nan if margin is None else float(margin)
+
+    def pair_of_chats(self, record, keys):
+        shared = self.messages(record, self.o.prompt_key, "prompt_key", "user") if self.o.prompt_key else []
+        for key, option in keys:
+            if not shared and isinstance(self.value(record, key, option), str):
+                raise Refused(f"\"{key}\" is text, which answers no prompt; give --prompt_key, or lists of messages")
+        sides = [shared + self.messages(record, key, option, "assistant") for key, option in keys]
+        return [self.conversation(record, side, True, True) for side in sides]
+
+    def pair_of_texts(self, record, keys):
+        sides = [self.text(record, key, option) for key, option in keys]
+        for (key, _), side in zip(keys, sides):
+            self.given(key, side)
+        key = self.o.prompt_key
+        shared = 0 if key else common_prompt(*sides)
+        prompt = self.formed(self.text(record, key, "prompt_key")) if key else sides[0][:shared]
+        return [Draft(prompt=prompt, response=side[shared:], ends=True) for side in sides]
 
     def labelled(self, record):
         o = self.o
@@ -678,7 +689,8 @@ def span_tokens(encoding, begin, end, count):
     """Tokens first .. last + 1 that hold a character of this span."""
     first = next((t for t in map(encoding.char_to_token, range(begin, end)) if t is not None), None)
     if first is None:
-        raise Refused(f"the tokenizer makes no token of the characters {begin} to {end} of a conversation, which the assistant says")
+        raise Refused(f"the tokenizer makes no token of the characters {begin} to {end} of a conversation, which the assistant "
+                      "says; give a tokenizer that drops none")
     last = next(t for t in map(encoding.char_to_token, range(end - 1, begin - 1, -1)) if t is not None)
     while last + 1 < count and encoding.token_to_chars(last + 1)[0] < end:  # a character may be several tokens
         last += 1
@@ -875,10 +887,9 @@ class TokenFile:
 
     def add(self, made):
         for name, data in made.items():
-            listed = isinstance(data, list)
-            section = self.sections.setdefault(name, None) or Offsets() if listed else self.sections.get(name) or Section(self.folder)
-            self.sections[name] = section
-            section.add(data)
+            if name not in self.sections:
+                self.sections[name] = Offsets() if isinstance(data, list) else Section(self.folder)
+            self.sections[name].add(data)
 
     def write(self, kind, folder, about):
         offsets = self.sections[OFFSETS]
@@ -1044,7 +1055,8 @@ def options_of(arguments):
     p.add_argument("--rejected_key", default="rejected", help="pairs: key of the worse response")
     p.add_argument("--margin_key", default="margin", help="pairs: key of the margin, where records have one")
     p.add_argument("--label_key", help="labelled: key of true or false (label); prompts: key of the right answer")
-    p.add_argument("--apply_chat_template", action="store_true", help="texts and lists of messages are written by the chat template")
+    p.add_argument("--apply_chat_template", action="store_true",
+                   help="texts and lists of messages are written by the chat template")
     p.add_argument("--tokenizer_chat_template", metavar="TEXT_OR_FILE", help="that template, in the place of the folder's")
     p.add_argument("--input_template", help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
@@ -1055,8 +1067,8 @@ def options_of(arguments):
     p.add_argument("--max_samples", type=whole(1), default=100000000, help="read at most this many records")
     p.add_argument("--split", choices=("train", "test"), default="train", help="which files of a folder are read (train)")
     p.add_argument("--dataset_probs", type=weights,
-                   help="a weight for each data set: every record is drawn from one of them, in its order, until one that is drawn is "
-                        "exhausted; without it they are read one after the other")
+                   help="a weight for each data set: every record is drawn from one of them, in its order, until one that is drawn "
+                        "is exhausted; without it they are read one after the other")
     p.add_argument("--seed", type=whole(0), default=42, help="of --dataset_probs (42)")
     p.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes; the file does not depend on them")
     p.add_argument("--overwrite", action="store_true", help="replace an output that is there")
@@ -1077,8 +1089,8 @@ def settle(o):
     if o.kind == "prompts" and o.truncation == "cut":
         raise Refused("a prompt that is cut asks something else; leave out --truncation cut, longer ones are left out")
     if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or o.dataset_probs or o.max_len < 2):
-        raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt files "
-                      "alone beside it, no --dataset_probs, and a --max_len of 2 or more")
+        raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
+                      "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
     if "{}" not in o.input_template:
         raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
@@ -1110,14 +1122,14 @@ def summary(counts, tokens, kind):
 def notices(o, maker, counts):
     yield from maker.folder.notices()
     if counts["merged"] or counts["apart"]:
-        yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and {counts['apart']} of "
-               f"{-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts are sampled for them; a "
-               "template that ends prompts in a special token, or a line, has none of this")
+        yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and "
+               f"{counts['apart']} of {-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts "
+               "are sampled for them; a template that ends prompts in a special token, or a line, has none of this")
     if counts["unknown"]:
         yield f"{counts['unknown']} documents hold characters that the tokenizer does not know"
     if o.apply_chat_template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
-        yield (f"the chat template ends what the assistant says in none of {', '.join(maker.template.stops)}, where sampling stops; name its token in "
-               "generation_config.json's eos_token_id, or nothing learns to stop")
+        yield (f"the chat template ends what the assistant says in none of {', '.join(maker.template.stops)}, where sampling "
+               "stops; name its token in generation_config.json's eos_token_id, or nothing learns to stop")
 
 
 def about(o, counts, summed):

@@ -21,7 +21,8 @@ import zlib
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(ROOT, "demos"))
 import prepare  # noqa: E402
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers  # noqa: E402
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers  # noqa: E402
+from tokenizers import pre_tokenizers, processors, trainers  # noqa: E402
 
 try:
     from transformers import PreTrainedTokenizerFast
@@ -48,8 +49,8 @@ def template(text, marked):
 # ---- tokenizers, trained here ----
 
 WORDS = "the answer is a number of pens and coins that Mia has found, sold or given away; how many are left? \n".split(" ")
-ODD = ["\U0001F600", "\U0001F469\u200D\U0001F680", "e\u0301", "\u00e9", "\n", "\n\n", "  ", "   lead", "\t", "\u4f60\u597d", "\u05e9\u05dc",
-       "\u2581", "x" * 30, "12,345.6", "'s", "don't", "<|im_end|>x"[11:], "\u00a0", "\u2028", "\U0001D11E"]
+ODD = ["\U0001F600", "\U0001F469\u200D\U0001F680", "e\u0301", "\u00e9", "\n", "\n\n", "  ", "   lead", "\t", "\u4f60\u597d",
+       "\u05e9\u05dc", "\u2581", "x" * 30, "12,345.6", "'s", "don't", "<|im_end|>x"[11:], "\u00a0", "\u2028", "\U0001D11E"]
 
 
 def texts(seed, count, odd=0.3):
@@ -62,7 +63,8 @@ def texts(seed, count, odd=0.3):
 def write(folder, tokenizer, config, generation=None, prefix=None):
     os.makedirs(folder, exist_ok=True)
     if prefix:
-        tokenizer.post_processor = processors.TemplateProcessing(single=f"{prefix} $A", special_tokens=[(prefix, tokenizer.token_to_id(prefix))])
+        special = [(prefix, tokenizer.token_to_id(prefix))]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{prefix} $A", special_tokens=special)
     tokenizer.save(f"{folder}/tokenizer.json")
     for name, what in (("tokenizer_config", config), ("generation_config", generation)):
         if what:
@@ -92,11 +94,13 @@ def like_llama2(folder, config):
     """BPE with byte fallback, a space put before every text by the normalizer."""
     t = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     t.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
-    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "isolated"), pre_tokenizers.Metaspace(prepend_scheme="never")])
+    spaces = pre_tokenizers.Metaspace(prepend_scheme="never")
+    t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("\n", "isolated"), spaces])
     t.train_from_iterator(list(texts(2, 300, 0.0)), trainers.BpeTrainer(vocab_size=500, show_progress=False,
                                                                         special_tokens=["<unk>", "<s>", "</s>"] + FALLBACK))
     t.pre_tokenizer = None
-    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    t.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                   decoders.Strip(" ", 1, 0)])
     write(folder, plain_fallback(t), config, prefix="<s>")
 
 
@@ -134,7 +138,8 @@ def make_folders():
         byte_level(folder("chatml" + end), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], generation={"eos_token_id": [2, 0]},
                    config={"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": template(CHATML, marked)})
         byte_level(folder("llama3" + end), ["<|bos|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], prefix="<|bos|>",
-                   config={"bos_token": "<|bos|>", "eos_token": {"content": "<|eot_id|>"}, "chat_template": template(LLAMA3, marked)})
+                   config={"bos_token": "<|bos|>", "eos_token": {"content": "<|eot_id|>"},
+                           "chat_template": template(LLAMA3, marked)})
         sentence = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template(LLAMA2, marked)}
         like_llama2(folder("llama2" + end), sentence)
         unigram(folder("unigram" + end), sentence)
@@ -200,8 +205,8 @@ def lines(name, records):
 def run(model, data, *more, kind="sft", workers=1, out="out"):
     path = f"{OUT}/{out}.tokens"
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
-        prepare.prepare(["--pretrain", folder(model), "--dataset", data, "--output", path, "--kind", kind, "--overwrite", "--workers",
-                         str(workers), *more])
+        prepare.prepare(["--pretrain", folder(model), "--dataset", data, "--output", path, "--kind", kind, "--overwrite",
+                         "--workers", str(workers), *more])
     read = Read(path)
     read.said = said.getvalue()
     return read
@@ -212,7 +217,8 @@ def refused(part, model, data, *more, kind="sft"):
     path = f"{OUT}/refused.tokens"
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            prepare.prepare(["--pretrain", folder(model), "--dataset", data, "--output", path, "--kind", kind, "--workers", "1", *more])
+            prepare.prepare(["--pretrain", folder(model), "--dataset", data, "--output", path, "--kind", kind, "--workers", "1",
+                             *more])
     except prepare.Refused as why:
         assert part in str(why), f"'{why}' instead of: {part}"
         assert not [name for name in os.listdir(OUT) if name.startswith("refused")], "something was written"
@@ -249,7 +255,8 @@ def test_words():
                 there, text = name == "unigram" and text[0] in " \u2581", text.replace("\u2581", " ")
                 text = text if there else " " + text
             assert told == text, (name, text, told)
-            assert told[told[:1] == " " and name in ("llama2", "unigram"):] == tokenizer.decode(ids), (name, told, tokenizer.decode(ids))
+            decoded = told[1:] if told[:1] == " " and name in ("llama2", "unigram") else told
+            assert decoded == tokenizer.decode(ids), (name, told, tokenizer.decode(ids))
         for special in json.loads(tokenizer.to_str())["added_tokens"]:
             assert read.words[special["id"]].decode() == special["content"] and read.flags[special["id"]] == special["special"]
         with open(f"{folder(name)}/tokenizer.json", "rb") as file:
@@ -305,9 +312,10 @@ def test_turns():
 def test_torn_characters():
     """What is learnt ends in a character of several tokens: all of them, and none of the next."""
     marked = "{% for m in messages %}and {% generation %}{{ m['content'] }}{% endgeneration %} is{% endfor %}"
+    data = lines("torn", [{"messages": conversation(2, "a", "yes \U0001F600\U0001D11E")}])
     for name in FOLDERS:
-        read = run(name, lines("torn", [{"messages": conversation(2, "a", "yes \U0001F600\U0001D11E")}]), *CHAT, "--tokenizer_chat_template", marked)
-        assert read.learnt(0)[1] == ("" if read.learnt(0)[1][0] == "y" else " ") + "yes \U0001F600\U0001D11E", (name, read.learnt(0))
+        learnt = run(name, data, *CHAT, "--tokenizer_chat_template", marked).learnt(0)[1]
+        assert learnt in ("yes \U0001F600\U0001D11E", " yes \U0001F600\U0001D11E"), (name, learnt)
 
 
 def test_sampled_prompts():
@@ -336,7 +344,8 @@ def test_sampled_prompts():
 
 def test_prompts():
     records = [{"q": "2 + 3?", "a": "5"}, {"q": "e\u0301", "a": 7.5}]
-    read = run("chatml", lines("prompts", records), "--input_key", "q", "--label_key", "a", "--input_template", "<{}>", kind="prompts")
+    read = run("chatml", lines("prompts", records), "--input_key", "q", "--label_key", "a", "--input_template", "<{}>",
+               kind="prompts")
     assert read.texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS) == [b"<2 + 3?>", "<e\u0301>".encode()]
     assert read.texts(prepare.ANSWER_OFFSETS, prepare.ANSWERS) == [b"5", b"7.5"]
     assert not any(map(any, read.mask)) and read.kind == 4
@@ -379,7 +388,8 @@ def test_lengths():
     assert len(read.ids) == 2 and read.about["counts"]["dropped_long"] == 1 and read.about["counts"]["read"] == 3
     read = run("chatml", data, *keys, "--truncation", "cut")
     assert [len(ids) for ids in read.ids][1] == 70 and read.ids[1][-1] == read.eos and read.about["counts"]["cut"] == 1
-    read = run("chatml", lines("chats", [{"messages": conversation(2, "a", "b " * 90)}]), *CHAT, "--max_len", "70", "--truncation", "cut")
+    read = run("chatml", lines("chats", [{"messages": conversation(2, "a", "b " * 90)}]), *CHAT, "--max_len", "70",
+               "--truncation", "cut")
     assert len(read.ids[0]) == 70 and read.eos not in read.ids[0][-3:]  # no end where there was none
     refused("1 too long", "chatml", lines("chats", [{"messages": conversation(2, "a " * 90, "b")}]), *CHAT, "--max_len", "70",
             "--truncation", "cut")
@@ -432,7 +442,8 @@ def test_stream():
             for workers in (1, 3):
                 read = run(name, path, "--pretrain_mode", "--max_len", "64", workers=workers)
                 assert sum(read.ids, []) == want, (name, workers)
-                assert read.text(want).lstrip() == text.replace("\u2581", " " if name in ("llama2", "unigram") else "\u2581").lstrip()
+                spaces = " " if name in ("llama2", "unigram") else "\u2581"
+                assert read.text(want).lstrip() == text.replace("\u2581", spaces).lstrip()
                 assert {len(ids) for ids in read.ids[:-1]} == {64} and all(m == [0] + [1] * (len(m) - 1) for m in read.mask)
     finally:
         prepare.STREAM = whole
@@ -448,8 +459,8 @@ def test_workers():
         prepare.BATCH = whole
     assert one.raw == four.raw and len(one.ids) == 1500
     broken = lines("many", conversations(9, 1200) + ["{"])
-    code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", broken, "--output",
-                           f"{OUT}/refused.tokens", *CHAT, "--workers", "3"], capture_output=True, text=True)
+    code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", broken,
+                           "--output", f"{OUT}/refused.tokens", *CHAT, "--workers", "3"], capture_output=True, text=True)
     assert code.returncode == 2 and "many.jsonl:1201: broken JSON" in code.stderr and code.stderr.count("\n") == 1, code.stderr
     assert not os.path.exists(f"{OUT}/refused.tokens")
 
@@ -466,17 +477,21 @@ def test_refused():
     refused("up to message 2 otherwise alone than as a part of the whole", "chatml", chat(user, assistant, user, assistant), *CHAT,
             "--tokenizer_chat_template", rewrites)
     silent = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '<|im_end|>' }}{% endfor %}"
-    refused("leaves out or changes what the assistant says in message 2", "chatml", good, *CHAT, "--tokenizer_chat_template", silent)
+    refused("leaves out or changes what the assistant says in message 2", "chatml", good, *CHAT, "--tokenizer_chat_template",
+            silent)
     nothing = "{{ messages[0]['content'] }}"
     refused("otherwise alone than as a part", "chatml", good, *CHAT, "--tokenizer_chat_template", nothing)
     empty = "{% for m in messages %}{{ m['content'] }}{% generation %}{% endgeneration %}{% endfor %}"
     refused("{% generation %} marks nothing", "chatml", good, *CHAT, "--tokenizer_chat_template", empty)
     refused("is no Jinja", "chatml", good, *CHAT, "--tokenizer_chat_template", "{% for %}")
     refused("neither a file nor a template", "chatml", good, *CHAT, "--tokenizer_chat_template", "nowhere.jinja")
-    refused("is a list, but text is needed; lists of messages need --apply_chat_template", "chatml", good, "--input_key", "messages")
+    refused("is a list, but text is needed; lists of messages need --apply_chat_template", "chatml", good, "--input_key",
+            "messages")
     refused("is a message is an object"[5:], "chatml", lines("bad", [{"messages": [{"from": "human"}]}]), *CHAT)
-    refused('bad.jsonl:2: no key "output"; set --output_key', "chatml", lines("bad", [{"input": "a", "output": "b"}, {"input": "a"}]),
-            "--output_key", "output")
+    refused('bad.jsonl:2: no key "output"; set --output_key', "chatml",
+            lines("bad", [{"input": "a", "output": "b"}, {"input": "a"}]), "--output_key", "output")
+    refused("answers no prompt; give --prompt_key", "chatml", lines("bad", [{"chosen": "a", "rejected": "b"}]),
+            "--apply_chat_template", kind="pairs")
     refused(":1: key \"input\" stands there twice", "chatml", lines("bad", ['{"input": "a", "input": "b"}']))
     refused(":1: the record is [1]", "chatml", lines("bad", ["[1]"]))
     refused(":2: a text holds half a character", "chatml", lines("bad", [{"input": "a"}, '{"input": "a\\ud800"}']))
@@ -513,11 +528,13 @@ def test_refused():
 
 
 def test_notices():
-    never_ends = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    never_ends = ("{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
+                  "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}")
     read = run("chatml", lines("chats", [{"messages": conversation(2, "a", " b")}]), *CHAT, "--tokenizer_chat_template", never_ends)
     assert "ends what the assistant says in none of <|im_end|>" in read.said, read.said
-    assert "in 1 places a prompt's last characters and the answer's first are one token" in run("chatml", lines("chats", [{"messages": conversation(2, "a", "the")}]), *CHAT,
-                                                               "--tokenizer_chat_template", never_ends).said
+    merged = lines("chats", [{"messages": conversation(2, "a", "the")}])
+    said = run("chatml", merged, *CHAT, "--tokenizer_chat_template", never_ends).said
+    assert "in 1 places a prompt's last characters and the answer's first are one token" in said, said
     assert not run("chatml", lines("chats", [{"messages": conversation(2)}]), *CHAT).said
     byte_level(folder("gpt2"), ["<|bos|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], pattern=None,
                config={"bos_token": "<|bos|>", "eos_token": "<|eot_id|>", "chat_template": template(LLAMA3, False)})
@@ -563,13 +580,15 @@ def stages(name, questions, preferences, key, answer):
         assert "60 read, 60 kept" in said, said
     assert content(out("model1/model.safetensors")) == content(out("model4/model.safetensors")), "other bits on 4 ranks"
     config = json.loads(content(out("model1/config.json")))
-    assert (config["vocab_size"], config["eos_token_id"], config["bos_token_id"], config["pad_token_id"]) == (Read(sft).vocab, 2, None, 0)
+    told = [config[f"{name}_token_id"] for name in ("bos", "eos", "pad")]
+    assert told == [None, 2, 0] and config["vocab_size"] == Read(sft).vocab, config
     model = out("model1")
     model_of(model, "chatml")
     base = ["--pretrain", model, *SMALL[:5], "--lr_scheduler", "constant", "--warmup_steps", "0"]
     pairs = make("pairs", preferences, "--prompt_key", key, "--chosen_key", "chosen", "--rejected_key", "rejected")
     for ranks in ("1", "4"):
-        train("dpo", "--dataset", pairs, *base, "--ring_attn_size", ranks, "--metrics_path", out("dpo.jsonl"), "--save_path", out(f"dpo{ranks}"))
+        train("dpo", "--dataset", pairs, *base, "--ring_attn_size", ranks, "--metrics_path", out("dpo.jsonl"), "--save_path",
+              out(f"dpo{ranks}"))
         with open(out("dpo.jsonl")) as metrics:
             losses = [json.loads(line)["loss"] for line in metrics]
         assert losses[0] == math.log(2) and losses[1] != losses[0], losses
@@ -578,8 +597,8 @@ def stages(name, questions, preferences, key, answer):
     train("rm", "--dataset", pairs, "--eval_dataset", pairs, *base, "--save_path", out("reward"))
     prompts = make("prompts", questions, "--input_key", key, "--label_key", answer)
     for ranks in ("1", "2"):
-        said = train("ppo", "--prompt_data", prompts, "--eval_dataset", prompts, *base, "--reward_rule", "last_number", "--reward_pretrain", out("reward"),
-                     "--pretrain_data", sft, "--rollout_batch_size", "4", "--generate_max_len", "12", "--logging_steps", "1",
+        said = train("ppo", "--prompt_data", prompts, "--eval_dataset", prompts, *base, "--reward_rule", "last_number",
+                     "--reward_pretrain", out("reward"), "--pretrain_data", sft, "--rollout_batch_size", "4", "--generate_max_len", "12", "--logging_steps", "1",
                      "--ring_attn_size", ranks, "--save_path", out(f"ppo{ranks}"))
         assert "rollout 2: reward" in said and "of 60 held-out prompts" in said, said
     assert content(out("ppo1/model.safetensors")) == content(out("ppo2/model.safetensors"))
@@ -587,7 +606,8 @@ def stages(name, questions, preferences, key, answer):
 
 
 def test_trainers():
-    subprocess.run(["build/make_arith", os.path.abspath(f"{OUT}/arith.jsonl"), "60", "3"], cwd=ROOT, check=True, capture_output=True)
+    stories = os.path.abspath(f"{OUT}/arith.jsonl")
+    subprocess.run(["build/make_arith", stories, "60", "3"], cwd=ROOT, check=True, capture_output=True)
     with open(f"{OUT}/arith.jsonl") as file:
         records = [json.loads(line) for line in file]
     preferences = lines("preferences", [dict(r, chosen=r["answer"], rejected=r["wrong"]) for r in records])
@@ -597,13 +617,14 @@ def test_trainers():
     train("kto", "--dataset", os.path.abspath(f"{OUT}/liked.tokens"), *base, "--save_path", os.path.abspath(f"{OUT}/kto"))
     # what does not go together
     save = ["--save_path", os.path.abspath(f"{OUT}/none")]
-    assert "is of kind pairs, for train_dpo and train_rm; --kind sft is needed here" in train("sft", "--dataset", pairs, *base, *save, code=2)
+    said = train("sft", "--dataset", pairs, *base, *save, code=2)
+    assert "is of kind pairs, for train_dpo and train_rm; --kind sft is needed here" in said, said
     assert "is of kind sft, for train_sft" in train("dpo", "--dataset", sft, *base, *save, code=2)
     assert "a document has " in train("sft", "--dataset", sft, *base, *save, "--max_len", "20", code=2)
     assert "was made with another tokenizer" in train("sft", "--dataset", sft, "--pretrain", other_tokenizer(model), *save, code=2)
-    assert "has another tokenizer.json than the one that" in train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save,
-                                                                   code=2)
-    raw = train("sft", "--dataset", os.path.abspath(f"{OUT}/arith.jsonl"), "--input_key", "question", "--output_key", "answer", *base, *save, code=2)
+    said = train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save, code=2)
+    assert "has another tokenizer.json than the one that" in said, said
+    raw = train("sft", "--dataset", stories, "--input_key", "question", "--output_key", "answer", *base, *save, code=2)
     command = raw[raw.index("python3 demos/prepare.py"):].strip()
     subprocess.run([sys.executable, *command.split()[1:], "--overwrite"], cwd=ROOT, check=True, capture_output=True)
     train("sft", "--dataset", os.path.abspath(f"{OUT}/arith.jsonl.tokens"), *base, *save)  # what it says to type
@@ -652,8 +673,8 @@ def test_servers():
     run("chatml", data, "--input_key", "q", "--output_key", "a", out="served_sft")
     train("sft", "--dataset", f"{out}_sft.tokens", *SMALL, "--save_path", f"{out}_model")
     model_of(f"{out}_model", "chatml")
-    asked = asked_of_a_server(["--prompt_data", f"{out}.tokens", "--pretrain", f"{out}_model", *SMALL[:5], "--rollout_batch_size", "3",
-                               "--generate_max_len", "8", "--save_path", f"{out}_ppo"])
+    asked = asked_of_a_server(["--prompt_data", f"{out}.tokens", "--pretrain", f"{out}_model", *SMALL[:5],
+                               "--rollout_batch_size", "3", "--generate_max_len", "8", "--save_path", f"{out}_ppo"])
     texts = {text.decode() for text in prompts.texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS)}
     assert len(asked) == 2 and "<|im_start|>user\n3 + 3?<|im_end|>\n<|im_start|>assistant\n" in texts
     for question in asked:
@@ -669,11 +690,13 @@ def test_going_on():
     for name, seed in (("going", 1), ("other", 2)):
         run("chatml", lines(name, [{"input": text, "output": "b"} for text in texts(seed, 12)]), "--output_key", "output", out=name)
     shape = [*SMALL[:3], *SMALL[5:], "--lr_scheduler", "constant", "--warmup_steps", "0"]
-    whole, half = (["--dataset", f"{out}.tokens", *shape, "--ckpt_path", f"{out}_{n}.ckpt", "--save_path", f"{out}_{n}"] for n in "ab")
+    whole, half = (["--dataset", f"{out}.tokens", *shape, "--ckpt_path", f"{out}_{n}.ckpt", "--save_path", f"{out}_{n}"]
+                   for n in "ab")
     train("sft", *whole, "--max_steps", "2")
     train("sft", *half, "--max_steps", "1", "--save_steps", "1")
     other = os.path.abspath(f"{OUT}/other.tokens")
-    assert "was trained on other data than" in train("sft", *half[:1], other, *half[2:], "--max_steps", "2", "--load_checkpoint", code=2)
+    said = train("sft", *half[:1], other, *half[2:], "--max_steps", "2", "--load_checkpoint", code=2)
+    assert "was trained on other data than" in said, said
     train("sft", *half, "--max_steps", "2", "--load_checkpoint")
     assert content(f"{out}_a/model.safetensors") == content(f"{out}_b/model.safetensors")
 
