@@ -598,8 +598,8 @@ def stages(name, questions, preferences, key, answer):
     prompts = make("prompts", questions, "--input_key", key, "--label_key", answer)
     for ranks in ("1", "2"):
         said = train("ppo", "--prompt_data", prompts, "--eval_dataset", prompts, *base, "--reward_rule", "last_number",
-                     "--reward_pretrain", out("reward"), "--pretrain_data", sft, "--rollout_batch_size", "4", "--generate_max_len", "12", "--logging_steps", "1",
-                     "--ring_attn_size", ranks, "--save_path", out(f"ppo{ranks}"))
+                     "--reward_pretrain", out("reward"), "--pretrain_data", sft, "--rollout_batch_size", "4", "--generate_max_len",
+                     "12", "--logging_steps", "1", "--ring_attn_size", ranks, "--save_path", out(f"ppo{ranks}"))
         assert "rollout 2: reward" in said and "of 60 held-out prompts" in said, said
     assert content(out("ppo1/model.safetensors")) == content(out("ppo2/model.safetensors"))
     return model, sft, pairs, prompts, base
