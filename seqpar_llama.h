@@ -9,7 +9,7 @@
    a GPU.
 
    Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts.
-   Does not:  shard weights (ZeRO-3), mix experts.
+   Does not:  shard weights (ZeRO-3).
 
    It uses what seqpar.h declares and nothing else of it, so a model of your own can be written
    in the same way.
@@ -74,6 +74,13 @@ typedef struct seqpar_llama_config {
        attention_bias); of the three of the MLP */
     int qkv_bias, o_bias, mlp_bias;
     int qk_norm; /* RMSNorm of every head of q and k before they rotate, as in Qwen3 */
+    /* Above 0: a layer whose number, counted from 1, sparse_every (0: 1) divides has so many MLPs
+       of width expert_intermediate, without biases, in the place of one. A token goes through the
+       experts_per_token likeliest, which its router's softmax over all says; the sum of what they
+       give, times their probabilities, is the layer's. topk_norm: times their share of the
+       probabilities chosen. As in Mixtral and Qwen3-MoE. */
+    int64_t experts, experts_per_token, expert_intermediate, sparse_every;
+    int topk_norm;
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -117,7 +124,17 @@ typedef struct seqpar_llama_run {
 typedef struct seqpar_llama_layer {
     seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2;
     seqpar_buffer raw_q, raw_k, rstd_q, rstd_k; /* qk_norm: q and k before it */
+    seqpar_buffer probs, weights;               /* as in seqpar_route_args */
 } seqpar_llama_layer;
+
+/* Which experts a layer's tokens go to; host memory. A pair is a token and one of its experts; a
+   slot is a pair's place where they lie by expert, then by token. */
+typedef struct seqpar_llama_routes {
+    int32_t *ids;                /* (tokens, experts_per_token) the expert of a pair */
+    int32_t *slot_of;            /* (pairs) */
+    int32_t *pair_of, *token_of; /* (slots) */
+    int64_t *begin;              /* (experts + 1) slot from which on an expert has them */
+} seqpar_llama_routes;
 
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
 enum { SEQPAR__LLAMA_HAS_NOTHING, SEQPAR__LLAMA_HAS_HIDDEN, SEQPAR__LLAMA_HAS_KEPT };
@@ -140,8 +157,24 @@ typedef struct seqpar_llama_batch {
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
-    seqpar_buffer wide; /* scratch (tokens, intermediate) */
+    seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
     seqpar_buffer ones; /* (tokens), of a model with biases */
+    /* ---- of a model with experts ---- */
+    /* (experts) how often each was chosen in the last forward pass, by the own tokens in all
+       layers */
+    int64_t *chosen;
+    /* (experts), borrowed: dL/dprobs of all tokens and layers, from seqpar_llama_balance; set it
+       between forward and backward. NULL: no loss hangs on the probabilities */
+    const double *balance;
+    /* (tokens) accumulators, after backward with `balance`: what each token's probabilities add to
+       the loss */
+    seqpar_buffer balance_loss;
+    seqpar_llama_routes *routes; /* (layers); recompute: one */
+    int32_t *route_lists;
+    int64_t *route_begins;
+    int32_t *self;                /* (slots) their own numbers */
+    seqpar_piece *expert_pieces;  /* the share's pieces by slots of an expert */
+    seqpar_buffer slots_in, slots_out, slots_wide, router, dweights; /* scratch */
 } seqpar_llama_batch;
 
 /* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over
@@ -166,6 +199,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *mo
                                                seqpar_llama_batch *batch, seqpar_optim *optim,
                                                int64_t micro_batch,
                                                const seqpar_vocab_seeds *seeds);
+/* The load-balancing loss of Switch Transformers as transformers has it, experts x sum over e of f
+   P: f is how often a token chose e on average over all tokens and layers with experts, P the mean
+   of its probability. It is one of the whole step: chosen (experts) are batch->chosen summed over
+   its micro-batches and all ranks. slopes (experts) becomes coefficient times its derivative by a
+   token's probability in a layer, for batch->balance. */
+SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *config, double *slopes,
+                                     const int64_t *chosen, double coefficient);
 /* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from
    batch->hidden. For tests: seqpar_vocab_* never do this. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model,
@@ -292,13 +332,17 @@ enum { /* parts of a layer; the bias of a matrix follows it */
     SEQPAR__LLAMA_O,
     SEQPAR__LLAMA_O_BIAS,
     SEQPAR__LLAMA_NORM2,
+    SEQPAR__LLAMA_ROUTER,
     SEQPAR__LLAMA_GATE,
     SEQPAR__LLAMA_GATE_BIAS,
     SEQPAR__LLAMA_UP,
     SEQPAR__LLAMA_UP_BIAS,
     SEQPAR__LLAMA_DOWN,
     SEQPAR__LLAMA_DOWN_BIAS,
-    SEQPAR__LLAMA_PARTS
+    SEQPAR__LLAMA_PARTS,
+    /* gate, up and down of expert 0, then those of the next, ... */
+    SEQPAR__LLAMA_EXPERTS = SEQPAR__LLAMA_PARTS,
+    SEQPAR__LLAMA_PLACES
 };
 enum { /* how many rows or columns they have */
     SEQPAR__LLAMA_ONE,
@@ -306,7 +350,8 @@ enum { /* how many rows or columns they have */
     SEQPAR__LLAMA_HEAD,  /* head_dim */
     SEQPAR__LLAMA_HEADS, /* of all heads */
     SEQPAR__LLAMA_KV_HEADS,
-    SEQPAR__LLAMA_INTERMEDIATE
+    SEQPAR__LLAMA_INTERMEDIATE,
+    SEQPAR__LLAMA_NUM_EXPERTS
 };
 static const struct {
     const char *name;
@@ -324,6 +369,7 @@ static const struct {
     {"self_attn.o_proj.weight", SEQPAR__LLAMA_HIDDEN, SEQPAR__LLAMA_HEADS},
     {"self_attn.o_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN},
     {"post_attention_layernorm.weight", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN},
+    {"mlp.gate.weight", SEQPAR__LLAMA_NUM_EXPERTS, SEQPAR__LLAMA_HIDDEN},
     {"mlp.gate_proj.weight", SEQPAR__LLAMA_INTERMEDIATE, SEQPAR__LLAMA_HIDDEN},
     {"mlp.gate_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_INTERMEDIATE},
     {"mlp.up_proj.weight", SEQPAR__LLAMA_INTERMEDIATE, SEQPAR__LLAMA_HIDDEN},
@@ -332,7 +378,12 @@ static const struct {
     {"mlp.down_proj.bias", SEQPAR__LLAMA_ONE, SEQPAR__LLAMA_HIDDEN}};
 #define SEQPAR__LLAMA_NAME_BYTES 96
 
-static int seqpar__llama_has(const seqpar_llama_config *c, int part) {
+static int seqpar__llama_is_sparse(const seqpar_llama_config *c, int64_t layer) {
+    return c->experts && (layer + 1) % (c->sparse_every ? c->sparse_every : 1) == 0;
+}
+
+static int seqpar__llama_has(const seqpar_llama_config *c, int64_t layer, int part) {
+    int sparse = seqpar__llama_is_sparse(c, layer);
     switch (part) {
     case SEQPAR__LLAMA_Q_BIAS:
     case SEQPAR__LLAMA_K_BIAS:
@@ -340,9 +391,13 @@ static int seqpar__llama_has(const seqpar_llama_config *c, int part) {
     case SEQPAR__LLAMA_O_BIAS: return c->o_bias;
     case SEQPAR__LLAMA_Q_NORM:
     case SEQPAR__LLAMA_K_NORM: return c->qk_norm;
+    case SEQPAR__LLAMA_ROUTER: return sparse;
+    case SEQPAR__LLAMA_GATE:
+    case SEQPAR__LLAMA_UP:
+    case SEQPAR__LLAMA_DOWN: return !sparse;
     case SEQPAR__LLAMA_GATE_BIAS:
     case SEQPAR__LLAMA_UP_BIAS:
-    case SEQPAR__LLAMA_DOWN_BIAS: return c->mlp_bias;
+    case SEQPAR__LLAMA_DOWN_BIAS: return c->mlp_bias && !sparse;
     }
     return 1;
 }
@@ -358,6 +413,7 @@ static int64_t seqpar__llama_size(const seqpar_llama_config *c, int size) {
     case SEQPAR__LLAMA_HEADS: return c->heads * c->head_dim;
     case SEQPAR__LLAMA_KV_HEADS: return c->kv_heads * c->head_dim;
     case SEQPAR__LLAMA_INTERMEDIATE: return c->intermediate;
+    case SEQPAR__LLAMA_NUM_EXPERTS: return c->experts;
     }
     return 1;
 }
@@ -378,16 +434,33 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     m->values += rows * cols;
 }
 
+static void seqpar__llama_expert_tensors(seqpar_llama *m, int64_t layer) {
+    const seqpar_llama_config *c = &m->config;
+    char prefix[80];
+    m->parts[layer * SEQPAR__LLAMA_PLACES + SEQPAR__LLAMA_EXPERTS] = m->tensor_count;
+    for (int64_t e = 0; e < c->experts; e++) {
+        snprintf(prefix, sizeof prefix, "model.layers.%lld.mlp.experts.%lld.", (long long)layer,
+                 (long long)e);
+        seqpar__llama_tensor(m, c->expert_intermediate, c->hidden, layer + 1, prefix,
+                             "gate_proj.weight");
+        seqpar__llama_tensor(m, c->expert_intermediate, c->hidden, layer + 1, prefix,
+                             "up_proj.weight");
+        seqpar__llama_tensor(m, c->hidden, c->expert_intermediate, layer + 1, prefix,
+                             "down_proj.weight");
+    }
+}
+
 static void seqpar__llama_layer_tensors(seqpar_llama *m, int64_t layer) {
     char prefix[48];
     snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
     for (int part = 0; part < SEQPAR__LLAMA_PARTS; part++) {
-        if (!seqpar__llama_has(&m->config, part)) continue;
-        m->parts[layer * SEQPAR__LLAMA_PARTS + part] = m->tensor_count;
+        if (!seqpar__llama_has(&m->config, layer, part)) continue;
+        m->parts[layer * SEQPAR__LLAMA_PLACES + part] = m->tensor_count;
         seqpar__llama_tensor(m, seqpar__llama_size(&m->config, seqpar__llama_parts[part].rows),
                              seqpar__llama_size(&m->config, seqpar__llama_parts[part].cols),
                              layer + 1, prefix, seqpar__llama_parts[part].name);
     }
+    if (seqpar__llama_is_sparse(&m->config, layer)) seqpar__llama_expert_tensors(m, layer);
 }
 
 static void seqpar__llama_tensors(seqpar_llama *m) {
@@ -418,7 +491,19 @@ static int64_t seqpar__llama_head(const seqpar_llama *m) {
 
 /* A tensor's number; 0: the model has no such part. */
 static int64_t seqpar__llama_part(const seqpar_llama *m, int64_t layer, int part) {
-    return m->parts[layer * SEQPAR__LLAMA_PARTS + part];
+    return m->parts[layer * SEQPAR__LLAMA_PLACES + part];
+}
+
+enum { SEQPAR__LLAMA_EXPERT_GATE, SEQPAR__LLAMA_EXPERT_UP, SEQPAR__LLAMA_EXPERT_DOWN };
+
+static int64_t seqpar__llama_expert(const seqpar_llama *m, int64_t layer, int64_t expert,
+                                    int matrix) {
+    return seqpar__llama_part(m, layer, SEQPAR__LLAMA_EXPERTS) + 3 * expert + matrix;
+}
+
+/* Elements of a token between gate and down, in whichever layer has the most. */
+static int64_t seqpar__llama_widest(const seqpar_llama_config *c) {
+    return SEQPAR__LLAMA_MAX(c->intermediate, c->experts_per_token * c->expert_intermediate);
 }
 
 static int seqpar__llama_is_windowed(const seqpar_llama_config *c, int64_t layer) {
@@ -464,6 +549,30 @@ static seqpar_status seqpar__llama_check_rope(seqpar_error *error,
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "rope_theta is %g, and yarn takes its logarithm; give one above 1",
                            c->rope_theta);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__llama_check_experts(seqpar_error *error,
+                                                 const seqpar_llama_config *c) {
+    if (c->experts < 0 || c->experts > SEQPAR_MAX_WIDTH || c->sparse_every < 0)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "the model has %lld experts in every %lld-th layer; give 0 to %lld, "
+                           "and 0 for all layers",
+                           (long long)c->experts, (long long)c->sparse_every,
+                           (long long)SEQPAR_MAX_WIDTH);
+    if (!c->experts) return SEQPAR_OK;
+    if (c->experts_per_token < 1 || c->experts_per_token > c->experts)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "a token goes to %lld of %lld experts; give at least 1 and at most as "
+                           "many as there are",
+                           (long long)c->experts_per_token, (long long)c->experts);
+    if (c->expert_intermediate < 1 ||
+        c->expert_intermediate > SEQPAR_MAX_WIDTH / c->experts_per_token)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "experts have intermediate %lld and a token goes to %lld; their product "
+                           "must be 1 to %lld",
+                           (long long)c->expert_intermediate, (long long)c->experts_per_token,
+                           (long long)SEQPAR_MAX_WIDTH);
     return SEQPAR_OK;
 }
 
@@ -523,6 +632,7 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            "does not rotate; give 0 for none or at least 1",
                            (long long)c->window, (long long)c->window_from,
                            (long long)c->no_rope_every);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_experts(error, c));
     return seqpar__llama_check_rope(error, c);
 }
 
@@ -532,7 +642,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     memset(m, 0, sizeof *m);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
-    count = 3 + config->layers * SEQPAR__LLAMA_PARTS;
+    count = 3 + config->layers * (SEQPAR__LLAMA_PLACES + 3 * config->experts);
     m->config = *config;
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;
@@ -563,9 +673,13 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
    0.02 suits widths of thousands; a hidden size of 128 learns markedly slower with it. */
 static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
     int64_t layer = m->tensors[tensor].group - 1;
-    int residual = layer >= 0 && layer < m->config.layers &&
+    int inside = layer >= 0 && layer < m->config.layers;
+    int64_t experts = inside ? seqpar__llama_part(m, layer, SEQPAR__LLAMA_EXPERTS) : 0;
+    int residual = inside &&
                    (tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_O) ||
-                    tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_DOWN));
+                    tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_DOWN) ||
+                    (experts && tensor >= experts &&
+                     (tensor - experts) % 3 == SEQPAR__LLAMA_EXPERT_DOWN));
     return 1.0 / sqrt((double)m->tensors[tensor].cols *
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
@@ -769,6 +883,56 @@ static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, 
     return SEQPAR_OK;
 }
 
+/* Lists of which experts so many rows go to, for `count` layers at a time. */
+static seqpar_status seqpar__llama_routes_new(seqpar_ctx *ctx, seqpar_llama_batch *b,
+                                              int64_t rows, int64_t count) {
+    int64_t slots = rows * b->config.experts_per_token, experts = b->config.experts;
+    b->routes = SEQPAR__LLAMA_NEW(seqpar_llama_routes, count);
+    b->route_lists = SEQPAR__LLAMA_NEW(int32_t, (4 * count + 1) * slots);
+    b->route_begins = SEQPAR__LLAMA_NEW(int64_t, count * (experts + 1));
+    b->chosen = SEQPAR__LLAMA_NEW(int64_t, experts);
+    b->expert_pieces = SEQPAR__LLAMA_NEW(seqpar_piece, b->share ? b->share->count : 0);
+    if (!b->routes || !b->route_lists || !b->route_begins || !b->chosen || !b->expert_pieces)
+        return seqpar__llama_no_memory(ctx->error, "experts");
+    b->self = b->route_lists + 4 * count * slots;
+    for (int64_t i = 0; i < slots; i++) b->self[i] = (int32_t)i;
+    for (int64_t i = 0; i < count; i++) {
+        b->routes[i].ids = b->route_lists + 4 * i * slots;
+        b->routes[i].slot_of = b->routes[i].ids + slots;
+        b->routes[i].pair_of = b->routes[i].slot_of + slots;
+        b->routes[i].token_of = b->routes[i].pair_of + slots;
+        b->routes[i].begin = b->route_begins + i * (experts + 1);
+    }
+    return SEQPAR_OK;
+}
+
+/* What the experts of so many rows need beside a layer's buffers. */
+static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_batch *b,
+                                               int64_t rows, int64_t layers) {
+    const seqpar_llama_config *c = &b->config;
+    int64_t slots = rows * c->experts_per_token;
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
+    if (!c->experts) return SEQPAR_OK;
+    if (slots > INT32_MAX)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                           "a rank has %lld tokens, each for %lld experts; %d are the most in one "
+                           "micro-batch, give fewer tokens",
+                           (long long)rows, (long long)c->experts_per_token, INT32_MAX);
+    SEQPAR__LLAMA_TRY(seqpar__llama_routes_new(ctx, b, rows, layers));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->slots_in, slots * c->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->slots_out, slots * c->hidden * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
+        ctx, &b->slots_wide, slots * c->expert_intermediate * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->router, rows * c->experts * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(
+        seqpar_buffer_new(ctx, &b->balance_loss, rows * acc, SEQPAR_MEM_ACTIVATIONS));
+    return seqpar_buffer_new(ctx, &b->dweights, slots * acc, SEQPAR_MEM_SCRATCH);
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                                  seqpar_llama_batch *b, const seqpar_row *rows,
                                                  int64_t row_count,
@@ -785,6 +949,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, positions));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm_pieces(ctx, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(ctx, b, b->tokens));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_new(ctx, b, b->tokens, run->recompute ? 1 : c->layers));
     b->layers = SEQPAR__LLAMA_NEW(seqpar_llama_layer, c->layers);
     if (!b->layers) return seqpar__llama_no_memory(ctx->error, "layers");
     SEQPAR__LLAMA_TRY(
@@ -793,8 +959,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
         seqpar_buffer_new(ctx, &b->n, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size,
                                         SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->wide, b->tokens * c->intermediate * size,
-                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
+        ctx, &b->wide, b->tokens * seqpar__llama_widest(c) * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     if (c->score)
@@ -822,6 +988,12 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->hidden);
     seqpar_buffer_free(ctx, &b->wide);
     seqpar_buffer_free(ctx, &b->ones);
+    seqpar_buffer_free(ctx, &b->slots_in);
+    seqpar_buffer_free(ctx, &b->slots_out);
+    seqpar_buffer_free(ctx, &b->slots_wide);
+    seqpar_buffer_free(ctx, &b->router);
+    seqpar_buffer_free(ctx, &b->dweights);
+    seqpar_buffer_free(ctx, &b->balance_loss);
     seqpar_buffer_free(ctx, &b->rstd);
     seqpar_buffer_free(ctx, &b->logp);
     seqpar_buffer_free(ctx, &b->entropy);
@@ -831,6 +1003,11 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
     SEQPAR_FREE(b->head_pieces);
+    SEQPAR_FREE(b->routes);
+    SEQPAR_FREE(b->route_lists);
+    SEQPAR_FREE(b->route_begins);
+    SEQPAR_FREE(b->chosen);
+    SEQPAR_FREE(b->expert_pieces);
     seqpar_attn_close(ctx, b->attn);
     seqpar_attn_close(ctx, b->windowed);
     memset(b, 0, sizeof *b);
@@ -845,7 +1022,8 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     seqpar_llama_batch *b;
     int64_t layer;
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
-    void *raw_q, *raw_k, *rstd_q, *rstd_k;
+    void *raw_q, *raw_k, *rstd_q, *rstd_k, *probs, *weights;
+    seqpar_llama_routes *routes;
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
     int64_t node_stride;                         /* elements of the group */
@@ -907,22 +1085,27 @@ static int64_t seqpar__llama_part_of(const seqpar__llama_layer_call *c, int part
     return seqpar__llama_part(c->m, c->layer, part);
 }
 
+/* The bias of a matrix: the part after it, but a router has none. */
+static int64_t seqpar__llama_bias_of(const seqpar__llama_layer_call *c, int part) {
+    return part == SEQPAR__LLAMA_ROUTER ? 0 : seqpar__llama_part_of(c, part + 1);
+}
+
 /* y (tokens, outputs of the matrix) = x . W^T + b; accumulate: is added to y */
 static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, void *y, void *x,
                                            int part, int accumulate) {
-    int64_t bias = seqpar__llama_part_of(c, part + 1);
+    int64_t bias = seqpar__llama_bias_of(c, part);
     SEQPAR__LLAMA_TRY(
         seqpar__llama_linear(c, y, x, seqpar__llama_part_of(c, part), 0, accumulate));
-    if (!seqpar__llama_has(&c->m->config, part + 1)) return SEQPAR_OK;
+    if (!bias) return SEQPAR_OK;
     return seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1);
 }
 
 static seqpar_status seqpar__llama_project_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int part) {
-    int64_t bias = seqpar__llama_part_of(c, part + 1);
+    int64_t bias = seqpar__llama_bias_of(c, part);
     SEQPAR__LLAMA_TRY(
         seqpar__llama_linear_grad(c, dy, x, seqpar__llama_part_of(c, part)));
-    if (!seqpar__llama_has(&c->m->config, part + 1)) return SEQPAR_OK;
+    if (!bias) return SEQPAR_OK;
     return seqpar__llama_linear_grad(c, c->b->ones.data, dy, bias);
 }
 
@@ -985,12 +1168,14 @@ static seqpar_status seqpar__llama_rotate(const seqpar__llama_layer_call *c, voi
 
 static seqpar_status seqpar__llama_swiglu(const seqpar__llama_layer_call *c, void *y,
                                           int gradient) {
+    const seqpar_llama_config *f = &c->m->config;
+    int sparse = seqpar__llama_is_sparse(f, c->layer);
     seqpar_swiglu_args a;
-    a.y = seqpar__llama_mat(y, c->m->config.intermediate);
-    a.gate = seqpar__llama_mat(c->gate, c->m->config.intermediate);
-    a.up = seqpar__llama_mat(c->up, c->m->config.intermediate);
-    a.rows = c->b->tokens;
-    a.width = c->m->config.intermediate;
+    a.width = sparse ? f->expert_intermediate : f->intermediate;
+    a.rows = c->b->tokens * (sparse ? f->experts_per_token : 1);
+    a.y = seqpar__llama_mat(y, a.width);
+    a.gate = seqpar__llama_mat(c->gate, a.width);
+    a.up = seqpar__llama_mat(c->up, a.width);
     return (gradient ? c->dev->swiglu_grad : c->dev->swiglu)(c->dev, &a, c->ctx->queue);
 }
 
@@ -1026,6 +1211,26 @@ static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int 
                                       &c->rstd_k);
 }
 
+static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int keep) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
+    int sparse = seqpar__llama_is_sparse(f, c->layer);
+    /* what is not kept serves layers of both kinds */
+    int64_t wide = !keep ? seqpar__llama_widest(f)
+                   : sparse ? f->experts_per_token * f->expert_intermediate
+                            : f->intermediate;
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->gate, &shared->gate, wide, 0, keep, &c->gate));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_layer_buffer(c, &own->up, &shared->up, wide, 0, keep, &c->up));
+    if (!sparse) return SEQPAR_OK;
+    c->routes = &c->b->routes[keep ? c->layer : 0];
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->probs, &shared->probs, f->experts, 1,
+                                                 keep, &c->probs));
+    return seqpar__llama_layer_buffer(c, &own->weights, &shared->weights, f->experts_per_token, 1,
+                                      keep, &c->weights);
+}
+
 /* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
    none. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
@@ -1047,10 +1252,7 @@ static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, 
     SEQPAR__LLAMA_TRY(seqpar__llama_raw_buffers(c, all));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->x2, &shared->x2, f->hidden, 0, all, &c->x2));
-    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->gate, &shared->gate, f->intermediate,
-                                                 0, all, &c->gate));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_layer_buffer(c, &own->up, &shared->up, f->intermediate, 0, all, &c->up));
+    SEQPAR__LLAMA_TRY(seqpar__llama_mlp_buffers(c, all));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->rstd1, &shared->rstd1, 1, 1, all, &c->rstd1));
     return seqpar__llama_layer_buffer(c, &own->rstd2, &shared->rstd2, 1, 1, all, &c->rstd2);
@@ -1101,6 +1303,245 @@ static seqpar_attn *seqpar__llama_attention(const seqpar__llama_layer_call *c) {
     return seqpar__llama_is_windowed(&c->m->config, c->layer) ? c->b->windowed : c->b->attn;
 }
 
+/* ---- experts ---- */
+
+/* Slots by expert, then by token: a token has an expert at most once. */
+static void seqpar__llama_take_slots(const seqpar__llama_layer_call *c) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_llama_routes *r = c->routes;
+    int64_t pairs = c->b->tokens * f->experts_per_token;
+    for (int64_t e = 0; e <= f->experts; e++) r->begin[e] = 0;
+    for (int64_t p = 0; p < pairs; p++) r->begin[r->ids[p] + 1]++;
+    for (int64_t e = 0; e < f->experts; e++) r->begin[e + 1] += r->begin[e];
+    for (int64_t p = 0; p < pairs; p++) {
+        int64_t slot = r->begin[r->ids[p]]++;
+        r->slot_of[p] = (int32_t)slot;
+        r->pair_of[slot] = (int32_t)p;
+        r->token_of[slot] = (int32_t)(p / f->experts_per_token);
+    }
+    for (int64_t e = f->experts; e > 0; e--) r->begin[e] = r->begin[e - 1];
+    r->begin[0] = 0;
+}
+
+/* By layers and tokens of one pass. */
+static void seqpar__llama_count_chosen(const seqpar__llama_layer_call *c) {
+    for (int64_t e = 0; e < c->m->config.experts; e++)
+        c->b->chosen[e] += c->routes->begin[e + 1] - c->routes->begin[e];
+}
+
+/* y (slots, ..) = x . W^T of each slot's expert, as in seqpar__llama_linear */
+static seqpar_status seqpar__llama_experts_linear(const seqpar__llama_layer_call *c, void *y,
+                                                  void *x, int matrix, int transposed,
+                                                  int accumulate) {
+    int64_t size = c->dev->storage;
+    for (int64_t e = 0; e < c->m->config.experts; e++) {
+        int64_t number = seqpar__llama_expert(c->m, c->layer, e, matrix);
+        const seqpar_tensor *t = &c->m->tensors[number];
+        int64_t first = c->routes->begin[e];
+        seqpar_matmul_args a;
+        a.rows = c->routes->begin[e + 1] - first;
+        if (!a.rows) continue;
+        a.out = transposed ? t->cols : t->rows;
+        a.in = transposed ? t->rows : t->cols;
+        a.y = seqpar__llama_mat(seqpar__llama_at(y, first * a.out, (int)size), a.out);
+        a.x = seqpar__llama_mat(seqpar__llama_at(x, first * a.in, (int)size), a.in);
+        a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, c->m, number), t->cols);
+        a.transposed = transposed;
+        a.accumulate = accumulate;
+        SEQPAR__LLAMA_TRY(c->dev->matmul(c->dev, &a, c->ctx->queue));
+    }
+    return SEQPAR_OK;
+}
+
+/* The first slot of an expert whose token is not below `token`. */
+static int64_t seqpar__llama_slot_from(const seqpar_llama_routes *r, int64_t expert,
+                                       int64_t token) {
+    int64_t low = r->begin[expert], high = r->begin[expert + 1];
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (r->token_of[middle] < token)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Leaves over tokens, of which an expert has some: perhaps none. */
+static void seqpar__llama_expert_leaves(const seqpar__llama_layer_call *c, int64_t expert) {
+    const seqpar_share *share = c->b->share;
+    for (int64_t i = 0; i < share->count; i++) {
+        seqpar_piece *p = &c->b->expert_pieces[i];
+        *p = share->pieces[i];
+        p->local = seqpar__llama_slot_from(c->routes, expert, share->pieces[i].local);
+        p->count = seqpar__llama_slot_from(c->routes, expert,
+                                           share->pieces[i].local + share->pieces[i].count) -
+                   p->local;
+    }
+}
+
+static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *c, void *dy,
+                                                void *x, int matrix) {
+    for (int64_t e = 0; e < c->m->config.experts; e++) {
+        int64_t number = seqpar__llama_expert(c->m, c->layer, e, matrix);
+        const seqpar_tensor *t = &c->m->tensors[number];
+        seqpar_weight_grad_args a;
+        seqpar__llama_expert_leaves(c, e);
+        a.fold = seqpar__llama_token_run(c, number);
+        a.leaves = c->b->expert_pieces;
+        a.dy = seqpar__llama_mat(dy, t->rows);
+        a.x = seqpar__llama_mat(x, t->cols);
+        a.out = t->rows;
+        a.in = t->cols;
+        SEQPAR__LLAMA_TRY(c->dev->weight_grad(c->dev, &a, c->ctx->queue));
+    }
+    return SEQPAR_OK;
+}
+
+/* y (rows, width) from x, `terms` rows of it each; weights: of the pairs `at`, or NULL */
+static seqpar_status seqpar__llama_mix(const seqpar__llama_layer_call *c, void *y, void *x,
+                                       int64_t terms, int64_t width, const int32_t *from,
+                                       const int32_t *at, const void *weights, int accumulate) {
+    seqpar_mix_args a;
+    a.y = seqpar__llama_mat(y, width);
+    a.x = seqpar__llama_mat(x, width);
+    a.rows = c->b->tokens * c->m->config.experts_per_token / terms;
+    a.terms = terms;
+    a.width = width;
+    a.from = from;
+    a.at = at;
+    a.weights = weights;
+    a.accumulate = accumulate;
+    return c->dev->mix(c->dev, &a, c->ctx->queue);
+}
+
+/* x (rows, hidden) = the rows `ids` of a table of such rows */
+static seqpar_status seqpar__llama_take_rows(const seqpar__llama_layer_call *c, void *x,
+                                             void *table, const int32_t *ids, int64_t rows) {
+    seqpar_embedding_args e;
+    e.x = seqpar__llama_mat(x, c->m->config.hidden);
+    e.table = seqpar__llama_mat(table, c->m->config.hidden);
+    e.ids = ids;
+    e.rows = rows;
+    e.width = c->m->config.hidden;
+    return c->dev->embedding(c->dev, &e, c->ctx->queue);
+}
+
+/* From n (tokens, hidden) to gate and up (slots, expert_intermediate) */
+static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c, void *n) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_route_args a;
+    void *in = c->b->slots_in.data;
+    a.logits = seqpar__llama_mat(c->b->router.data, f->experts);
+    a.rows = c->b->tokens;
+    a.experts = f->experts;
+    a.chosen = f->experts_per_token;
+    a.normed = f->topk_norm;
+    a.probs = c->probs;
+    a.weights = c->weights;
+    a.ids = c->routes->ids;
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->b->router.data, n, SEQPAR__LLAMA_ROUTER, 0));
+    SEQPAR__LLAMA_TRY(c->dev->route(c->dev, &a, c->ctx->queue));
+    seqpar__llama_take_slots(c);
+    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, in, n, c->routes->token_of,
+                                              a.rows * f->experts_per_token));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_linear(c, c->gate, in, SEQPAR__LLAMA_EXPERT_GATE, 0, 0));
+    return seqpar__llama_experts_linear(c, c->up, in, SEQPAR__LLAMA_EXPERT_UP, 0, 0);
+}
+
+/* batch->x += what the experts give of batch->wide, times their weights */
+static seqpar_status seqpar__llama_from_experts(const seqpar__llama_layer_call *c) {
+    const seqpar_llama_config *f = &c->m->config;
+    void *out = c->b->slots_out.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_experts_linear(c, out, c->b->wide.data,
+                                                   SEQPAR__LLAMA_EXPERT_DOWN, 0, 0));
+    return seqpar__llama_mix(c, c->b->x.data, out, f->experts_per_token, f->hidden,
+                             c->routes->slot_of, NULL, c->weights, 1);
+}
+
+/* dwide (slots) of dx, each slot by its expert, not yet times its weight; that weight's own
+   derivative; and then times it. slots_out becomes dx times weights. */
+static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_layer_call *c,
+                                                         void *dx) {
+    const seqpar_llama_config *f = &c->m->config;
+    const seqpar_llama_routes *r = c->routes;
+    void *out = c->b->slots_out.data, *wide = c->b->wide.data, *dwide = c->b->slots_wide.data;
+    seqpar_dots_args a;
+    a.rows = c->b->tokens * f->experts_per_token;
+    a.width = f->expert_intermediate;
+    a.a = seqpar__llama_mat(wide, a.width);
+    a.b = seqpar__llama_mat(dwide, a.width);
+    a.to = r->pair_of;
+    a.out = c->b->dweights.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, out, dx, r->token_of, a.rows));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_linear(c, dwide, out, SEQPAR__LLAMA_EXPERT_DOWN, 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
+    SEQPAR__LLAMA_TRY(c->dev->dots(c->dev, &a, c->ctx->queue));
+    SEQPAR__LLAMA_TRY(seqpar__llama_mix(c, dwide, dwide, 1, a.width, c->b->self, r->pair_of,
+                                        c->weights, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_mix(c, out, dx, 1, f->hidden, r->token_of, r->pair_of,
+                                        c->weights, 0));
+    return seqpar__llama_experts_grad(c, out, wide, SEQPAR__LLAMA_EXPERT_DOWN);
+}
+
+/* From the derivatives in gate and up to dn (tokens, hidden) */
+static seqpar_status seqpar__llama_to_experts_backward(const seqpar__llama_layer_call *c,
+                                                       void *n, void *dn) {
+    const seqpar_llama_config *f = &c->m->config;
+    void *in = c->b->slots_in.data, *out = c->b->slots_out.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, in, n, c->routes->token_of,
+                                              c->b->tokens * f->experts_per_token));
+    SEQPAR__LLAMA_TRY(seqpar__llama_experts_grad(c, c->gate, in, SEQPAR__LLAMA_EXPERT_GATE));
+    SEQPAR__LLAMA_TRY(seqpar__llama_experts_grad(c, c->up, in, SEQPAR__LLAMA_EXPERT_UP));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_linear(c, out, c->gate, SEQPAR__LLAMA_EXPERT_GATE, 1, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_linear(c, out, c->up, SEQPAR__LLAMA_EXPERT_UP, 1, 1));
+    return seqpar__llama_mix(c, dn, out, f->experts_per_token, f->hidden, c->routes->slot_of,
+                             NULL, NULL, 0);
+}
+
+/* dn += what goes through the router */
+static seqpar_status seqpar__llama_route_backward(const seqpar__llama_layer_call *c, void *n,
+                                                  void *dn) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_route_grad_args a;
+    void *dlogits = c->b->router.data;
+    a.dlogits = seqpar__llama_mat(dlogits, f->experts);
+    a.rows = c->b->tokens;
+    a.experts = f->experts;
+    a.chosen = f->experts_per_token;
+    a.normed = f->topk_norm;
+    a.probs = c->probs;
+    a.weights = c->weights;
+    a.dweights = c->b->dweights.data;
+    a.ids = c->routes->ids;
+    a.balance = c->b->balance;
+    a.loss = c->b->balance ? c->b->balance_loss.data : NULL;
+    SEQPAR__LLAMA_TRY(c->dev->route_grad(c->dev, &a, c->ctx->queue));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dlogits, n, SEQPAR__LLAMA_ROUTER));
+    return seqpar__llama_linear(c, dn, dlogits, seqpar__llama_part_of(c, SEQPAR__LLAMA_ROUTER), 1,
+                                1);
+}
+
+/* As seqpar__llama_mlp_backward */
+static seqpar_status seqpar__llama_experts_backward(const seqpar__llama_layer_call *c, void *dx,
+                                                    void *dn) {
+    int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
+    void *n = c->b->n.data;
+    SEQPAR__LLAMA_TRY(seqpar__llama_from_experts_backward(c, dx));
+    /* gate and up become their gradients */
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->slots_wide.data, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
+    SEQPAR__LLAMA_TRY(seqpar__llama_to_experts_backward(c, n, dn));
+    SEQPAR__LLAMA_TRY(seqpar__llama_route_backward(c, n, dn));
+    return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
+}
+
+/* ---- the whole layer ---- */
+
 /* From x to gate and up; attention itself only where out is not kept. */
 static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
     void *n = c->b->n.data;
@@ -1115,6 +1556,7 @@ static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c
     SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->x2, c->out, SEQPAR__LLAMA_O, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, c->rstd2,
                                          seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2)));
+    if (seqpar__llama_is_sparse(&c->m->config, c->layer)) return seqpar__llama_to_experts(c, n);
     SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->gate, n, SEQPAR__LLAMA_GATE, 0));
     return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
 }
@@ -1125,6 +1567,10 @@ static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, in
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->wide.data, 0));
     c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__llama_hidden_bytes(c), c->ctx->queue);
+    if (seqpar__llama_is_sparse(&c->m->config, c->layer)) {
+        seqpar__llama_count_chosen(c);
+        return seqpar__llama_from_experts(c);
+    }
     return seqpar__llama_project(c, c->b->x.data, c->b->wide.data, SEQPAR__LLAMA_DOWN, 1);
 }
 
@@ -1136,6 +1582,8 @@ static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *
     int64_t up = seqpar__llama_part_of(c, SEQPAR__LLAMA_UP);
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
     void *wide = c->b->wide.data, *n = c->b->n.data;
+    if (seqpar__llama_is_sparse(&c->m->config, c->layer))
+        return seqpar__llama_experts_backward(c, dx, dn);
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear(
@@ -1225,18 +1673,6 @@ static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar
     return c;
 }
 
-/* x (rows, hidden) = the rows `ids` of a table of such rows */
-static seqpar_status seqpar__llama_take_rows(const seqpar__llama_layer_call *c, void *x,
-                                             void *table, const int32_t *ids, int64_t rows) {
-    seqpar_embedding_args e;
-    e.x = seqpar__llama_mat(x, c->m->config.hidden);
-    e.table = seqpar__llama_mat(table, c->m->config.hidden);
-    e.ids = ids;
-    e.rows = rows;
-    e.width = c->m->config.hidden;
-    return c->dev->embedding(c->dev, &e, c->ctx->queue);
-}
-
 /* From ids to the last layer's output in batch->x */
 static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(
@@ -1250,7 +1686,10 @@ static int seqpar__llama_same_parts(const seqpar_llama_config *x,
                                     const seqpar_llama_config *y) {
     return x->window == y->window && x->window_from == y->window_from &&
            x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias &&
-           x->mlp_bias == y->mlp_bias && x->qk_norm == y->qk_norm;
+           x->mlp_bias == y->mlp_bias && x->qk_norm == y->qk_norm &&
+           x->experts == y->experts && x->experts_per_token == y->experts_per_token &&
+           x->expert_intermediate == y->expert_intermediate &&
+           x->sparse_every == y->sparse_every;
 }
 
 /* Buffers have the sizes of the model that the batch was opened for. */
@@ -1275,6 +1714,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
+    for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
     SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, b->hidden.data, b->x.data, b->rstd.data,
                                          seqpar__llama_final_norm(m)));
@@ -1485,6 +1925,18 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
     return SEQPAR_OK;
 }
 
+SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *c, double *slopes,
+                                     const int64_t *chosen, double coefficient) {
+    int64_t pairs = 0;
+    double routed; /* tokens, in all layers that have experts */
+    for (int64_t e = 0; e < c->experts; e++) pairs += chosen[e];
+    routed = c->experts ? (double)(pairs / c->experts_per_token) : 0;
+    for (int64_t e = 0; e < c->experts; e++)
+        slopes[e] = routed > 0 ? coefficient * (double)c->experts *
+                                     ((double)chosen[e] / routed) / routed
+                               : 0;
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_vocab_seeds *seeds) {
@@ -1494,6 +1946,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
+    if (b->balance)
+        c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
     b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
     status = seqpar__llama_layer_gradients_new(&c, &g);
     if (!status)
@@ -1943,12 +2397,14 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
         seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size,
                                         SEQPAR_MEM_SCRATCH));
-    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.wide, rows * f->intermediate * size,
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.wide,
+                                        rows * seqpar__llama_widest(f) * size,
                                         SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
                                         rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
                                         SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(s->ctx, &s->b, rows));
+    SEQPAR__LLAMA_TRY(seqpar__llama_experts_new(s->ctx, &s->b, rows, 1));
     return seqpar__llama_layer_call_open(&c, 0);
 }
 

@@ -30,6 +30,7 @@ typedef struct model_task { /* what to do */
     const double *start; /* parameters (elements) to begin with; NULL: from the seed */
     double lr, max_norm, decay;
     const double *entropy_seeds; /* (global tokens, row after row) or NULL */
+    double balance;              /* coefficient of the experts' load-balancing loss */
 } model_task;
 
 typedef struct model_result {
@@ -99,39 +100,71 @@ static void collect_rows(seqpar_ctx *ctx, const model_task *task, const seqpar_l
         }
 }
 
+/* A local token's loss times the objective's count. */
+static double token_loss(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b,
+                         int64_t t) {
+    double logp, smooth, lse, balance = 0;
+    int acc = ctx->device->accumulator;
+    if (b->balance) seqpar_device_read(ctx->device, &balance, b->balance_loss.data, t, 1, acc);
+    balance *= (double)task->objective.count;
+    if (b->targets[t] == SEQPAR_IGNORE) return balance;
+    seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1, acc);
+    seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1, acc);
+    seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1, acc);
+    return balance + seqpar_sft_token_loss(logp, smooth, lse, &task->objective);
+}
+
 /* Loss of this rank's tokens, one sum a piece. */
 static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_llama_batch *b,
                          int64_t *leaf, double *value, int64_t *count) {
     int64_t i, t;
     for (i = 0; i < b->share->count; i++) {
         const seqpar_piece *p = &b->share->pieces[i];
-        double sum = 0, logp, smooth, lse;
-        for (t = p->local; t < p->local + p->count; t++) {
-            if (b->targets[t] == SEQPAR_IGNORE) continue;
-            seqpar_device_read(ctx->device, &logp, b->logp.data, t, 1,
-                               ctx->device->accumulator);
-            seqpar_device_read(ctx->device, &smooth, b->smooth.data, t, 1,
-                               ctx->device->accumulator);
-            seqpar_device_read(ctx->device, &lse, b->lse.data, t, 1, ctx->device->accumulator);
-            sum += seqpar_sft_token_loss(logp, smooth, lse, &task->objective);
-        }
+        double sum = 0;
+        for (t = p->local; t < p->local + p->count; t++) sum += token_loss(ctx, task, b, t);
         leaf[*count] = p->leaf;
         value[(*count)++] = sum;
     }
 }
 
+static seqpar_llama_run model_way_run(const model_way *way) {
+    return (seqpar_llama_run){.layout = way->layout,
+                              .schedule = way->schedule,
+                              .heads_k_stride = way->heads_k_stride,
+                              .recompute = way->recompute,
+                              .vocab_rows = way->vocab_rows,
+                              .ulysses_size = way->ulysses_size,
+                              .kernel = way->kernel};
+}
+
+/* How often each expert is chosen in the whole step: a pass over it before that with gradients. */
+static seqpar_status model_chosen(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
+                                  seqpar_optim *optim, int64_t *chosen) {
+    seqpar_llama_run run = model_way_run(job->way);
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < job->way->accumulation; i++) {
+        seqpar_llama_batch b;
+        int64_t first, rows;
+        status = seqpar_step_rows(ctx, optim, i, &first, &rows);
+        if (!status)
+            status = seqpar_llama_open_batch(ctx, model, &b, job->task->batch.row + first, rows,
+                                             &run);
+        if (status) return status;
+        status = seqpar_llama_forward(ctx, model, &b, 0);
+        for (int64_t e = 0; e < model->config.experts; e++) chosen[e] += b.chosen[e];
+        seqpar_llama_close_batch(ctx, model, &b);
+    }
+    return status ? status : seqpar_comm_sum_i64(ctx->world, chosen, model->config.experts);
+}
+
+/* balance: as in the batch */
 static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
                                  seqpar_optim *optim, int64_t step, int64_t index,
-                                 int64_t *leaf, double *value, int64_t *count) {
+                                 const double *balance, int64_t *leaf, double *value,
+                                 int64_t *count) {
     const model_task *task = job->task;
     const model_way *way = job->way;
-    seqpar_llama_run run = {.layout = way->layout,
-                            .schedule = way->schedule,
-                            .heads_k_stride = way->heads_k_stride,
-                            .recompute = way->recompute,
-                            .vocab_rows = way->vocab_rows,
-                            .ulysses_size = way->ulysses_size,
-                            .kernel = way->kernel};
+    seqpar_llama_run run = model_way_run(way);
     seqpar_llama_batch b;
     seqpar_vocab_seeds seeds;
     seqpar_buffer seed[4];
@@ -163,6 +196,7 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     seeds.dzloss = seed[2].data;
     seeds.dentropy = task->entropy_seeds ? seed[3].data : NULL;
     if (!status) status = seqpar_llama_forward(ctx, model, &b, 1);
+    b.balance = balance;
     if (!status && step == 0) {
         void *logits = ctx->device->alloc(ctx->device, (n + 1) * model->config.vocab * acc);
         status = seqpar_llama_logits(ctx, model, &b, logits);
@@ -192,8 +226,14 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
     double *gradient = calloc((size_t)model->elements, sizeof *gradient);
     seqpar_status status = seqpar_step_begin(ctx, optim, task->batch.row, task->batch.rows,
                                              job->way->layout, job->way->accumulation);
+    int64_t *chosen = calloc((size_t)model->config.experts + 1, sizeof *chosen);
+    double *slopes = calloc((size_t)model->config.experts + 1, sizeof *slopes);
+    if (!status && task->balance > 0)
+        status = model_chosen(ctx, job, model, optim, chosen);
+    seqpar_llama_balance(&model->config, slopes, chosen, task->balance);
     for (i = 0; !status && i < job->way->accumulation; i++)
-        status = model_micro(ctx, job, model, optim, step, i, leaf, value, &count);
+        status = model_micro(ctx, job, model, optim, step, i, task->balance > 0 ? slopes : NULL,
+                             leaf, value, &count);
     if (!status)
         status = seqpar_step_end(ctx, optim, model->params.data, model->elements, task->lr);
     if (!status && step == 0) {
@@ -208,6 +248,8 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
     free(leaf);
     free(value);
     free(gradient);
+    free(chosen);
+    free(slopes);
     return status;
 }
 

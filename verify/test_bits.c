@@ -8,14 +8,24 @@
 #include "room.h"
 
 /* UNTIED_PARTS: with all that families have beyond a plain Llama */
-enum { UNTIED, TIED, UNTIED_PARTS };
-static const char *const kinds[] = {"untied", "tied", "untied_parts"};
+enum { UNTIED, TIED, UNTIED_PARTS, UNTIED_EXPERTS };
+static const char *const kinds[] = {"untied", "tied", "untied_parts", "untied_experts"};
 
 static void add_parts(seqpar_llama_config *c) {
     c->qkv_bias = c->o_bias = c->mlp_bias = c->qk_norm = 1;
     c->no_rope_every = 2;
     c->window = 11;
     c->window_from = 1;
+}
+
+/* Every second layer; an expert that nobody chooses is likely in some leaves. */
+static void add_experts(seqpar_llama_config *c) {
+    c->layers = 3;
+    c->experts = 5;
+    c->experts_per_token = 2;
+    c->expert_intermediate = 11;
+    c->sparse_every = 2;
+    c->topk_norm = 1;
 }
 
 static void make_task(model_task *task, int kind) {
@@ -30,6 +40,8 @@ static void make_task(model_task *task, int kind) {
                                   .tied = tied};
     memset(task, 0, sizeof *task);
     if (kind == UNTIED_PARTS) add_parts(&config);
+    if (kind == UNTIED_EXPERTS) add_experts(&config);
+    task->balance = kind == UNTIED_EXPERTS ? 0.3 : 0;
     task->config = config;
     random_batch(&task->batch, 31, 40, 53, 61, 0);
     task->objective.count = task->batch.counts.supervised;
@@ -743,5 +755,8 @@ int main(int argc, char **argv) {
     TEST(test_ways(2, 1, ways ? 2 : 11));
     TEST(test_ways(0, 2, ways ? ways / 4 + 1 : 33));
     TEST(test_ways(2, 2, ways ? 1 : 11));
+    TEST(test_ways(0, 3, ways ? ways / 4 + 1 : 33));
+    TEST(test_ways(1, 3, ways ? 1 : 11));
+    TEST(test_ways(2, 3, ways ? 1 : 11));
     return test_summary();
 }

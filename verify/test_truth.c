@@ -60,7 +60,7 @@ static void corpus_pack(const corpus *c, seqpar_batch *batch, seqpar_pack_desc d
 
 /* ---- one model as the library and as slow.h see it ---- */
 
-enum { MOST_TENSORS = 48, QUANTITIES = 3 + MOST_TENSORS };
+enum { MOST_TENSORS = 80, QUANTITIES = 3 + MOST_TENSORS };
 
 typedef struct truth {
     model_task task;
@@ -100,6 +100,13 @@ static void random_parts(int64_t i, slow_config *c) {
     c->o_bias = i % 6 == 1;
     c->mlp_bias = i % 5 == 2;
     c->window_from = i % 8 == 5 ? 1 : 0;
+    if (i % 4 != 2) return;
+    c->experts = test_integer(2, 4);
+    c->experts_per_token = test_integer(1, 2);
+    c->expert_intermediate = test_integer(2, 4);
+    c->sparse_every = i % 8 == 6 ? 2 : 0;
+    /* the share of one is 1, whatever the router says */
+    c->topk_norm = i % 3 != 0 && c->experts_per_token > 1;
 }
 
 static slow_config random_config(int64_t i, int64_t most_parameters) {
@@ -147,6 +154,11 @@ static seqpar_llama_config library_config(const slow_config *c) {
     l.o_bias = c->o_bias;
     l.mlp_bias = c->mlp_bias;
     l.qk_norm = c->qk_norm;
+    l.experts = c->experts;
+    l.experts_per_token = c->experts_per_token;
+    l.expert_intermediate = c->expert_intermediate;
+    l.sparse_every = c->sparse_every;
+    l.topk_norm = c->topk_norm;
     if (c->rope_theta == 10000) l.rope_theta = 0;
     if (c->rms_eps == 1e-5) l.rms_eps = 0;
     return l;
@@ -279,6 +291,7 @@ static void vary_objective(truth *t, int64_t i) {
     int64_t n, tokens = task_tokens(&t->task), r;
     t->task.objective.label_smoothing = i % 3 == 0 ? 0.1 : 0;
     t->task.objective.z_loss = i % 4 == 0 ? 0.02 : 0;
+    t->task.balance = t->config.experts && i % 5 ? 0.5 : 0;
     if (i % 3 != 1) return;
     t->seeds = calloc((size_t)tokens, sizeof *t->seeds);
     for (n = 0; n < tokens; n++) t->seeds[n] = (float)(0.1 * test_normal());
@@ -304,7 +317,7 @@ static slow_problem truth_problem(const truth *t) {
     return (slow_problem){&t->config,
                           t->task.batch.rows,
                           t->row,
-                          {o->label_smoothing, o->z_loss, (double)o->count}};
+                          {o->label_smoothing, o->z_loss, (double)o->count, t->task.balance}};
 }
 
 /* ---- ways ---- */
@@ -423,13 +436,19 @@ static int64_t result_distances(const truth *t, const model_result *r, const out
     return count;
 }
 
-/* Relative L2 error against slow.h. fp64: the worst of seeds 1..12 is 3.4e-14. fp32: as a
-   multiple of what rounding the parameters alone would do (measure_noise); the worst of
-   30,400 quantities (seeds 1..40) is 4.4 and of this program's runs with seeds 1..12 5.5.
-   The limit is three times that; test_fp32_limit shows that a fault of 1e-4 is far beyond it
-   (58). */
-#define FP64_LIMIT 1e-12
-#define FP32_TIMES 16.5
+/* Relative L2 error against slow.h. fp64: the worst of seeds 1..40 is 1.1e-13. fp32: as a
+   multiple of what rounding the parameters alone would do (measure_noise); of plain Llamas the
+   worst is 5.5, with norms of q and k, whose gradients are small differences, 30 (seeds 1..40).
+   The limit is one and a half times that; test_fp32_limit shows that a fault of 1e-4 is beyond it
+   (58). A bias of k adds nearly the same to all scores of a query: its gradient is what is left of
+   sums that cancel, and as uncertain (77). */
+#define FP64_LIMIT     1e-12
+#define FP32_TIMES     45
+#define KEY_BIAS_TIMES 3
+
+static double times_of(const truth *t, int64_t q) {
+    return strstr(quantity_name(t, q), "k_proj.bias") ? KEY_BIAS_TIMES * FP32_TIMES : FP32_TIMES;
+}
 
 /* Each quantity's error over its limit, of the worst; NaN and a failed run are infinitely
    bad. */
@@ -442,7 +461,7 @@ static double expect_close(const truth *t, const model_result *r, const outcome 
         return HUGE_VAL;
     count = result_distances(t, r, want, distance);
     for (q = 0; q < count; q++) {
-        double limit = way->reference ? FP64_LIMIT : FP32_TIMES * t->noise[q];
+        double limit = way->reference ? FP64_LIMIT : times_of(t, q) * t->noise[q];
         test_expect(distance[q] <= limit, "%s: %s is off by %.2e, limit %.1e", way_name(way),
                     quantity_name(t, q), distance[q], limit);
         worst = fmax(worst, distance[q] / limit);
@@ -572,6 +591,12 @@ static double faulty_tensor(truth *t, const outcome *want, int64_t tensor) {
     return worst;
 }
 
+static int is_idle(const truth *t, const outcome *want, int64_t tensor) {
+    int64_t i = 0, count = t->table[tensor].rows * t->table[tensor].cols;
+    while (i < count && want->gradient[t->table[tensor].offset + i] == 0) i++;
+    return i == count;
+}
+
 static void test_fp32_limit(void) {
     double least = HUGE_VAL;
     int64_t model, i;
@@ -582,6 +607,8 @@ static void test_fp32_limit(void) {
         want = outcome_slow(&t);
         measure_noise(&t, &want);
         for (i = 0; i < t.tensors; i++) {
+            /* an expert that no token goes to does nothing */
+            if (is_idle(&t, &want, i)) continue;
             double times = faulty_tensor(&t, &want, i);
             test_expect(times > FP32_TIMES,
                         "a fault of 1e-4 in %s is only %.1f times the noise", t.table[i].name,

@@ -116,7 +116,13 @@ enum {           /* what "sliding_window" does */
     DEMO_WINDOW_LAYERS /* is of those that layer_types lists, or from max_window_layers on */
 };
 
-enum { DEMO_FAMILY_KEYS = 8 };
+enum { /* what has the width, the number and the order of experts */
+    DEMO_EXPERTS_NONE,
+    DEMO_EXPERTS_MIXTRAL,
+    DEMO_EXPERTS_QWEN
+};
+
+enum { DEMO_FAMILY_KEYS = 12 };
 typedef struct {
     const char *type, *causal, *sequence;
     double theta;     /* rope_theta where there is none */
@@ -124,9 +130,8 @@ typedef struct {
     bool tied;        /* likewise */
     bool kv_heads;    /* num_key_value_heads must be there, since nothing follows from its absence */
     bool qkv_bias, qk_norm, no_rope;
-    int window;
-    /* q_proj, k_proj and v_proj are one tensor in the files, gate_proj and up_proj another */
-    bool fused;
+    int window, experts;
+    bool plain_rope; /* rope_type must be default: transformers takes yarn for longrope there */
     demo_config_key keys[DEMO_FAMILY_KEYS]; /* in the place of those above; NULL ends them */
 } demo_family;
 
@@ -148,10 +153,29 @@ static const demo_family demo_families[] = {
               {"layer_types", demo_read_key},
               {"no_rope_layers", demo_read_key},
               {"no_rope_layer_interval", demo_read_key}}},
-    {"phi3", DEMO_NAMES("Phi3"), 1e4, .window = DEMO_WINDOW_ALL, .fused = true,
+    {"phi3", DEMO_NAMES("Phi3"), 1e4, .window = DEMO_WINDOW_ALL, .plain_rope = true,
      .keys = {{"embd_pdrop", "0"},
               {"resid_pdrop", "0"},
               {"original_max_position_embeddings", demo_any_value}}},
+    {"mixtral", DEMO_NAMES("Mixtral"), 1e6, .kv_heads = true, .window = DEMO_WINDOW_ALL,
+     .experts = DEMO_EXPERTS_MIXTRAL,
+     .keys = {{"num_local_experts", demo_read_key},
+              {"num_experts_per_tok", demo_read_key},
+              {"router_jitter_noise", "0"},
+              {"output_router_logits", demo_any_value},
+              {"router_aux_loss_coef", demo_any_value}}},
+    {"qwen3_moe", DEMO_NAMES("Qwen3Moe"), 1e4, .kv_heads = true, .qk_norm = true,
+     .experts = DEMO_EXPERTS_QWEN,
+     .keys = {{"attention_bias", demo_read_key},
+              {"num_experts", demo_read_key},
+              {"num_local_experts", demo_read_key},
+              {"num_experts_per_tok", demo_read_key},
+              {"moe_intermediate_size", demo_read_key},
+              {"decoder_sparse_step", demo_read_key},
+              {"norm_topk_prob", demo_read_key},
+              {"mlp_only_layers", "[]"},
+              {"output_router_logits", demo_any_value},
+              {"router_aux_loss_coef", demo_any_value}}},
 };
 #undef DEMO_LAYER_KEYS
 #undef DEMO_NAMES

@@ -249,7 +249,7 @@ static void demo_config_rope(const demo_config_reader *r, const demo_family *fam
                     r->path);
     c->rope = ropes[ropes[1].type != SEQPAR_ROPE_DEFAULT];
     c->rope_theta = theta > 0 ? theta : family->theta;
-    if (family->fused && c->rope.type) /* transformers takes yarn for longrope there */
+    if (family->plain_rope && c->rope.type)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                     "%s: a model of type %s has rope_type \"%s\", but only default can be "
                     "computed here",
@@ -398,6 +398,22 @@ static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) 
     return every > layers ? 0 : every;
 }
 
+static void demo_config_experts(const demo_config_reader *r, const demo_family *family,
+                                seqpar_llama_config *c) {
+    const char *many = demo_config_item(r, "num_experts") ? "num_experts" : "num_local_experts";
+    int64_t every;
+    if (family->experts == DEMO_EXPERTS_NONE) return;
+    c->experts = demo_config_number(r, many, SEQPAR_MAX_WIDTH, 0);
+    c->experts_per_token = demo_config_number(r, "num_experts_per_tok", c->experts, 0);
+    c->expert_intermediate = c->intermediate;
+    c->topk_norm = 1;
+    if (family->experts == DEMO_EXPERTS_MIXTRAL) return;
+    c->expert_intermediate = demo_config_number(r, "moe_intermediate_size", SEQPAR_MAX_WIDTH, 0);
+    c->topk_norm = demo_config_truth(r, "norm_topk_prob");
+    every = demo_config_number(r, "decoder_sparse_step", SEQPAR_MAX_LAYERS, 1);
+    c->sparse_every = every > 1 ? every : 0;
+}
+
 static void demo_config_parts(const demo_config_reader *r, const demo_family *family,
                               seqpar_llama_config *c) {
     int bias = demo_config_truth(r, "attention_bias");
@@ -407,6 +423,7 @@ static void demo_config_parts(const demo_config_reader *r, const demo_family *fa
     c->qk_norm = family->qk_norm;
     if (family->no_rope) c->no_rope_every = demo_config_no_rope(r, c->layers);
     demo_config_window(r, family, c);
+    demo_config_experts(r, family, c);
     demo_config_rope(r, family, c);
 }
 
@@ -468,7 +485,7 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 /* ---- writing config.json ---- */
 
 /* What a model is computed by, in numbers, and what each is called. */
-enum { DEMO_MODEL_NUMBERS = 24 };
+enum { DEMO_MODEL_NUMBERS = 29 };
 static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "num_hidden_layers",      "hidden_size",      "num_attention_heads",
     "num_key_value_heads",    "head_dim",         "intermediate_size",
@@ -477,7 +494,9 @@ static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "rope's first positions", "rope's lower bound", "rope's upper bound",
     "rope's attention_factor", "rope's exact bounds", "sliding_window",
     "max_window_layers",      "no_rope_layer_interval", "biases of q, k and v",
-    "biases of o",            "mlp_bias",         "norms of q and k"};
+    "biases of o",            "mlp_bias",         "norms of q and k",
+    "num_experts",            "num_experts_per_tok", "moe_intermediate_size",
+    "decoder_sparse_step",    "norm_topk_prob"};
 
 static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) {
     const seqpar_llama_rope *r = &c->rope;
@@ -489,8 +508,26 @@ static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) 
         r->first_positions,     r->low,                   r->high,
         r->attention_factor,    (double)r->exact,         (double)c->window,
         (double)c->window_from, (double)c->no_rope_every, (double)c->qkv_bias,
-        (double)c->o_bias,      (double)c->mlp_bias,      (double)c->qk_norm};
+        (double)c->o_bias,      (double)c->mlp_bias,      (double)c->qk_norm,
+        (double)c->experts,     (double)c->experts_per_token,
+        (double)c->expert_intermediate, (double)c->sparse_every, (double)c->topk_norm};
     memcpy(to, numbers, sizeof numbers);
+}
+
+static inline void demo_experts_text(char *text, size_t size, const demo_family *family,
+                                     const seqpar_llama_config *c) {
+    int used;
+    if (!c->experts || !family->experts) return;
+    used = snprintf(text, size,
+                    "  \"num_local_experts\": %lld,\n  \"num_experts_per_tok\": %lld,\n",
+                    (long long)c->experts, (long long)c->experts_per_token);
+    if (family->experts == DEMO_EXPERTS_QWEN)
+        snprintf(text + used, size - (size_t)used,
+                 "  \"moe_intermediate_size\": %lld,\n  \"decoder_sparse_step\": %lld,\n  "
+                 "\"norm_topk_prob\": %s,\n",
+                 (long long)c->expert_intermediate,
+                 (long long)(c->sparse_every ? c->sparse_every : 1),
+                 c->topk_norm ? "true" : "false");
 }
 
 /* Lines for what not every model has. */
@@ -514,13 +551,15 @@ static inline void demo_parts_text(char *text, size_t size, const demo_family *f
                          (long long)(c->no_rope_every ? c->no_rope_every : c->layers + 1));
     if (c->o_bias)
         used += snprintf(text + used, size - (size_t)used, "  \"attention_bias\": true,\n");
-    if (c->mlp_bias) snprintf(text + used, size - (size_t)used, "  \"mlp_bias\": true,\n");
+    if (c->mlp_bias)
+        used += snprintf(text + used, size - (size_t)used, "  \"mlp_bias\": true,\n");
+    demo_experts_text(text + used, size - (size_t)used, family, c);
 }
 
 /* As a model of that family; the bytes it has. */
 static inline int demo_config_text(char *text, size_t size, const demo_family *family,
                                    const seqpar_llama_config *c) {
-    char parts[512], rope[512] = "";
+    char parts[768], rope[512] = "";
     demo_parts_text(parts, sizeof parts, family, c);
     if (c->rope.type) demo_rope_text(rope, sizeof rope, &c->rope);
     return snprintf(
@@ -557,14 +596,14 @@ static inline bool demo_config_says(const char *text, const seqpar_llama_config 
 /* As the first family that computes as this model does. */
 static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                              seqpar_error *error) {
-    char path[4352], text[2560];
+    char path[4352], text[3072];
     seqpar_llama_config full = *c;
     if (full.rope_theta <= 0) full.rope_theta = 10000.0; /* as seqpar_llama_open has it */
     if (full.rms_eps <= 0) full.rms_eps = 1e-5;
     snprintf(path, sizeof path, "%s/config.json", folder);
     for (int i = 0; i < DEMO_FAMILIES; i++) {
         int size = demo_config_text(text, sizeof text, &demo_families[i], &full);
-        if (!demo_families[i].fused && demo_config_says(text, &full))
+        if (demo_config_says(text, &full))
             return seqpar_file_write_atomic(path, text, size, error);
     }
     return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -580,16 +619,6 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
     if (json) demo_config_read(&r, c);
     cJSON_Delete(json);
     return error->status;
-}
-
-/* Whether the files of such a folder have some tensors of a layer in one. */
-static inline bool demo_folder_is_fused(const char *folder) {
-    char path[4352];
-    seqpar_error ignored = {0};
-    cJSON *json = demo_config_open(folder, path, sizeof path, &ignored);
-    const demo_family *family = demo_family_of(json);
-    cJSON_Delete(json);
-    return family && family->fused;
 }
 
 /* The longest text its makers meant it for, 0 where that is not said: beyond it positions
@@ -656,32 +685,64 @@ typedef struct {
     int64_t first, rows;
 } demo_tensor_place;
 
-/* What has a tensor in the files of a fused family. */
-static inline void demo_fused_name(char name[128], const char *part) {
-    static const char *const wholes[][2] = {{".q_proj.weight", ".qkv_proj.weight"},
-                                            {".k_proj.weight", ".qkv_proj.weight"},
-                                            {".v_proj.weight", ".qkv_proj.weight"},
-                                            {".gate_proj.weight", ".gate_up_proj.weight"},
-                                            {".up_proj.weight", ".gate_up_proj.weight"}};
-    size_t length = strlen(part), end;
+/* Ends of names there, for ends here; several that become one are its rows, in that order. */
+typedef struct {
+    const char *end, *there;
+} demo_name_rule;
+static const demo_name_rule demo_name_rules[DEMO_NAMES][6] = {
+    [DEMO_NAMES_FUSED] = {{".q_proj.weight", ".qkv_proj.weight"},
+                          {".k_proj.weight", ".qkv_proj.weight"},
+                          {".v_proj.weight", ".qkv_proj.weight"},
+                          {".mlp.gate_proj.weight", ".mlp.gate_up_proj.weight"},
+                          {".mlp.up_proj.weight", ".mlp.gate_up_proj.weight"}},
+    [DEMO_NAMES_MIXTRAL] = {{".mlp.gate.weight", ".block_sparse_moe.gate.weight"},
+                            {".gate_proj.weight", ".w1.weight"},
+                            {".up_proj.weight", ".w3.weight"},
+                            {".down_proj.weight", ".w2.weight"}},
+    [DEMO_NAMES_STACKED] = {{".gate_proj.weight", ".gate_up_proj"},
+                            {".up_proj.weight", ".gate_up_proj"},
+                            {".down_proj.weight", ".down_proj"}}};
+
+/* The number of an expert in a name goes, or what it is one of changes its name. */
+static inline void demo_expert_name(char name[128], const char *part, int names) {
+    const char *at = strstr(part, ".mlp.experts."), *number, *rest;
     snprintf(name, 128, "%s", part);
-    for (size_t i = 0; i < sizeof wholes / sizeof *wholes; i++) {
-        end = strlen(wholes[i][0]);
-        if (length > end && !strcmp(part + length - end, wholes[i][0]))
-            snprintf(name + length - end, 128 - (length - end), "%s", wholes[i][1]);
+    if (!at || (names != DEMO_NAMES_MIXTRAL && names != DEMO_NAMES_STACKED)) return;
+    number = at + strlen(".mlp.experts.");
+    rest = number + strspn(number, "0123456789");
+    snprintf(name, 128, "%.*s%s%.*s%s", (int)(at - part), part,
+             names == DEMO_NAMES_MIXTRAL ? ".block_sparse_moe.experts." : ".mlp.experts",
+             names == DEMO_NAMES_MIXTRAL ? (int)(rest - number) : 0, number, rest);
+}
+
+/* What has a tensor in files of such names. */
+static inline void demo_file_name(char name[128], const char *part, int names) {
+    bool routed = names == DEMO_NAMES_MIXTRAL || names == DEMO_NAMES_STACKED;
+    size_t length;
+    demo_expert_name(name, part, names);
+    length = strlen(name);
+    for (const demo_name_rule *rule = demo_name_rules[names]; rule->end; rule++) {
+        size_t end = strlen(rule->end);
+        if (length <= end || strcmp(name + length - end, rule->end)) continue;
+        /* a dense layer's MLP among layers with experts has its own names */
+        if (routed && !strstr(part, ".mlp.experts.") && strcmp(rule->end, ".mlp.gate.weight"))
+            continue;
+        snprintf(name + length - end, 128 - (length - end), "%s", rule->there);
+        return;
     }
 }
 
-static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, int64_t tensor, bool fused) {
-    demo_tensor_place place = {.rows = model->tensors[tensor].rows};
-    snprintf(place.name, sizeof place.name, "%s", model->tensors[tensor].name);
-    if (!fused) return place;
-    demo_fused_name(place.name, model->tensors[tensor].name);
+static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, int64_t tensor,
+                                                     int names) {
+    const seqpar_tensor *t = &model->tensors[tensor];
+    demo_tensor_place place = {.rows = t->rows};
+    demo_file_name(place.name, t->name, names);
+    if (names != DEMO_NAMES_FUSED && names != DEMO_NAMES_STACKED) return place;
     place.rows = 0;
     for (int64_t i = 0; i < model->tensor_count; i++) {
         char whole[128];
-        if (model->tensors[i].group != model->tensors[tensor].group) continue;
-        demo_fused_name(whole, model->tensors[i].name);
+        if (model->tensors[i].group != t->group) continue;
+        demo_file_name(whole, model->tensors[i].name, names);
         if (strcmp(whole, place.name)) continue;
         if (i < tensor) place.first += model->tensors[i].rows;
         place.rows += model->tensors[i].rows;
@@ -689,14 +750,24 @@ static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, 
     return place;
 }
 
-static inline bool demo_is_part(const seqpar_llama *model, const char *name, bool fused) {
+static inline bool demo_is_part(const seqpar_llama *model, const char *name, int names) {
     for (int64_t i = 0; i < model->tensor_count; i++) {
         char whole[128];
-        if (!fused && !strcmp(model->tensors[i].name, name)) return true;
-        if (fused) demo_fused_name(whole, model->tensors[i].name);
-        if (fused && !strcmp(whole, name)) return true;
+        demo_file_name(whole, model->tensors[i].name, names);
+        if (!strcmp(whole, name)) return true;
     }
     return false;
+}
+
+/* Which names the files have, by what only those have. */
+static inline int demo_names_of(const demo_weights *w) {
+    for (int64_t s = 0; s < w->count; s++)
+        for (int64_t i = 0; i < seqpar_safetensors_count(w->shards[s].file); i++) {
+            const char *name = seqpar_safetensors_at(w->shards[s].file, i)->name;
+            if (strstr(name, ".qkv_proj.")) return DEMO_NAMES_FUSED;
+            if (strstr(name, ".block_sparse_moe.")) return DEMO_NAMES_MIXTRAL;
+        }
+    return DEMO_NAMES_PLAIN;
 }
 
 /* Refuses a file with tensors that this model would leave unread. */
@@ -704,7 +775,7 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_w
                                          const demo_shard *shard, seqpar_error *error) {
     for (int64_t i = 0; i < seqpar_safetensors_count(shard->file); i++) {
         const char *name = seqpar_safetensors_at(shard->file, i)->name;
-        if (demo_is_part(model, name, w->fused) || demo_is_inv_freq(name)) continue;
+        if (demo_is_part(model, name, demo_names_of(w)) || demo_is_inv_freq(name)) continue;
         bool head = !strcmp(name, "lm_head.weight");
         if (head && model->config.score) continue; /* a score head takes its place */
         if (head && model->config.tied) {
@@ -742,7 +813,6 @@ static inline seqpar_status demo_head_there(const seqpar_llama *model, const cha
 static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
                                         const char *folder, seqpar_error *error) {
     seqpar_status status = demo_weights_open(w, folder, error);
-    w->fused = demo_folder_is_fused(folder);
     for (int64_t i = 0; !status && i < w->count; i++)
         status = demo_refuse_foreign(model, w, &w->shards[i], error);
     if (status && w->count) demo_weights_close(w);

@@ -71,6 +71,16 @@ static inline void demo_say_rounded(const demo_entry *entries, int64_t count, in
                 folder, demo_dtype_name(entries[i].dtype));
 }
 
+static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folder, int *names) {
+    demo_weights source;
+    *names = DEMO_NAMES_PLAIN;
+    if (!folder) return SEQPAR_OK;
+    if (demo_weights_open(&source, folder, ctx->error)) return ctx->error->status;
+    *names = demo_names_of(&source);
+    demo_weights_close(&source);
+    return SEQPAR_OK;
+}
+
 static inline seqpar_status demo_entry_dtypes(const demo_transfer *s, const demo_form *form,
                                               const char *folder, demo_entry *entries) {
     demo_weights source;
@@ -203,10 +213,12 @@ static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model
                                       demo_average *average) {
     demo_transfer store = {.ctx = ctx,
                            .model = model,
-                           .average = average,
-                           .fused = form->source && demo_folder_is_fused(form->source)};
-    demo_entry *entries = demo_entries(&store, 1, demo_no_prefix, demo_dtype(ctx->device->storage));
-    seqpar_status status = demo_entry_dtypes(&store, form, folder, entries);
+                           .average = average};
+    demo_entry *entries;
+    seqpar_status status = demo_source_names(ctx, form->source, &store.names);
+    if (status) return status;
+    entries = demo_entries(&store, 1, demo_no_prefix, demo_dtype(ctx->device->storage));
+    status = demo_entry_dtypes(&store, form, folder, entries);
     if (!status)
         status = demo_write_shards(&store, form, folder, entries,
                                    average ? demo_average_get : demo_weights_get);

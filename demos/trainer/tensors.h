@@ -44,7 +44,7 @@ typedef struct {
     seqpar_optim *optim;
     demo_average *average;
     const int *state;
-    bool fused; /* is written as demo_weights.fused */
+    int names; /* DEMO_NAMES_.. of what is written */
 } demo_transfer;
 
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
@@ -131,7 +131,7 @@ static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *c
     int64_t tensors = s->model->tensor_count;
     demo_entry *entries = (demo_entry *)demo_room(parts * tensors, sizeof *entries);
     for (int64_t i = 0; i < parts * tensors; i++) {
-        demo_tensor_place place = demo_tensor_place_of(s->model, i % tensors, s->fused);
+        demo_tensor_place place = demo_tensor_place_of(s->model, i % tensors, s->names);
         entries[i] = (demo_entry){.tensor = i % tensors,
                                   .rows = place.rows,
                                   .state = (int)(i / tensors),
@@ -239,11 +239,11 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
 
 /* One tensor, from the file into its sink; without one it is only looked at. */
 static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
-                                      const char *prefix, int state, int64_t tensor,
-                                      demo_values_fn put, double *values) {
+                                      const char *prefix, int names, int state,
+                                      int64_t tensor, demo_values_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_safetensors_file *file;
-    demo_tensor_place place = demo_tensor_place_of(s->model, tensor, from->fused);
+    demo_tensor_place place = demo_tensor_place_of(s->model, tensor, names);
     char name[160];
     snprintf(name, sizeof name, "%s%s", prefix, place.name);
     file = demo_weights_file(from, name);
@@ -270,13 +270,14 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
 static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
                                        const char *const *prefix, demo_values_fn put) {
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
+    int names = demo_names_of(from);
     seqpar_status status =
         values ? SEQPAR_OK
                : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
                              from->shards[0].path);
     for (int reads = 0; reads < 2; reads++)
         for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
-            status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count],
+            status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count], names,
                                       (int)(i / s->model->tensor_count),
                                       i % s->model->tensor_count, reads ? put : NULL, values);
     demo_weights_close(from);

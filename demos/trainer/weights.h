@@ -11,6 +11,14 @@
 
 enum { DEMO_INDEX_BYTES = 1 << 26, DEMO_INDEX_TENSORS = 1 << 16, DEMO_WEIGHTS_PATH = 4608 };
 
+enum { /* how tensors are called in files */
+    DEMO_NAMES_PLAIN,
+    DEMO_NAMES_FUSED,   /* Phi-3: some of a layer are one */
+    DEMO_NAMES_MIXTRAL, /* experts have w1, w2 and w3 */
+    DEMO_NAMES_STACKED, /* transformers 5, not in files: all experts of a layer are one */
+    DEMO_NAMES
+};
+
 typedef struct {
     seqpar_safetensors_file *file;
     char path[DEMO_WEIGHTS_PATH];
@@ -19,7 +27,6 @@ typedef struct {
 typedef struct {
     demo_shard *shards; /* (count) */
     int64_t count;
-    bool fused; /* of a family whose files have some tensors of a layer in one */
     const char *folder;
     char index[DEMO_WEIGHTS_PATH]; /* "": there is none */
 } demo_weights;

@@ -14,9 +14,9 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
                                  tensor_name *name, whole *w) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
     demo_tensor_place place = {.rows = t->rows};
-    if (whole_read(f->d, tensor_of(name, prefix, t->name), 0, f->d->world, w)) return -1;
-    if (!w->values) {
-        place = demo_tensor_place_of(&f->model, tensor, true);
+    memset(w, 0, sizeof *w);
+    for (int names = 0; names < DEMO_NAMES && !w->values; names++) {
+        place = demo_tensor_place_of(&f->model, tensor, names);
         if (whole_read(f->d, tensor_of(name, prefix, place.name), 0, f->d->world, w)) return -1;
     }
     if (!w->values) return 0;
@@ -35,7 +35,7 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
 /* A parameter from the dump, as it was before the step, or from the folder. */
 static inline int reference_load(reference *f, const demo_weights *from, int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
-    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, from->fused);
+    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, demo_names_of(from));
     seqpar_safetensors_part all = {
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
     tensor_name name;

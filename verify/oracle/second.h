@@ -57,6 +57,11 @@ static inline void second_config(second *s) {
     s->config.o_bias = c->o_bias != 0;
     s->config.mlp_bias = c->mlp_bias != 0;
     s->config.qk_norm = c->qk_norm != 0;
+    s->config.experts = c->experts;
+    s->config.experts_per_token = c->experts_per_token;
+    s->config.sparse_every = c->sparse_every;
+    s->config.expert_intermediate = c->expert_intermediate;
+    s->config.topk_norm = c->topk_norm != 0;
 }
 
 static inline const seqpar_tensor *model_tensor(const reference *f, const char *name) {

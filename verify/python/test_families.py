@@ -42,7 +42,12 @@ FAMILIES = {
     "smollm3, every second, biases": ("SmolLM3", dict(no_rope_layers=[1, 0, 1, 0], attention_bias=True, mlp_bias=True),
                                       dict(no_rope_layers=[1, 1, 1, 0])),
     "phi3": ("Phi3", dict(), dict(num_attention_heads=2, num_key_value_heads=2, head_dim=12)),
-    "phi3, window": ("Phi3", dict(sliding_window=9), dict(sliding_window=None))}
+    "phi3, window": ("Phi3", dict(sliding_window=9), dict(sliding_window=None)),
+    "mixtral": ("Mixtral", dict(num_local_experts=4, num_experts_per_tok=2), dict(num_experts_per_tok=1)),
+    "mixtral, window": ("Mixtral", dict(num_local_experts=3, num_experts_per_tok=2, sliding_window=9), dict(sliding_window=None)),
+    "qwen3_moe": ("Qwen3Moe", dict(num_experts=5, num_experts_per_tok=3, moe_intermediate_size=20), dict(norm_topk_prob=True)),
+    "qwen3_moe, some layers, normed": ("Qwen3Moe", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=20,
+                                                        decoder_sparse_step=2, norm_topk_prob=True), dict(norm_topk_prob=False))}
 
 
 def rows():
