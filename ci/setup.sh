@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
 # `ci/setup.sh check` also installs numpy, for the tests of verify/python; without it they are skipped.
-packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev binutils gawk"
+packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev zlib1g-dev binutils gawk"
 missing=""
 for p in $packages; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"

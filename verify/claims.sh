@@ -11,7 +11,7 @@ flags="-std=gnu11 -I. -Ibuild -Idemos -Idemos/trainer -fopenmp"
 for seed in ${1:-42 43 44}; do
     for machine in x86-64-v2 x86-64-v3 x86-64-v4; do
         x=$out/$machine.$seed; mkdir -p $x
-        ${CC:-cc} $flags -O3 -march=$machine demos/train_sft.c -o $x/train_sft -lcjson -lm -lpthread && ${CC:-cc} $flags -O3 -march=$machine demos/train_ppo.c -o $x/train_ppo -lcjson -lcurl -lm -lpthread || exit 1
+        ${CC:-cc} $flags -O3 -march=$machine demos/train_sft.c -o $x/train_sft -lcjson -lz -lm -lpthread && ${CC:-cc} $flags -O3 -march=$machine demos/train_ppo.c -o $x/train_ppo -lcjson -lcurl -lz -lm -lpthread || exit 1
         $x/train_sft --help >/dev/null 2>&1 || { echo "$machine: not on this machine"; continue; }
         eval "$(echo "$recipe" | sed -E "s#(--save_path [^ ]+)#\\1 --seed $seed --ckpt_path \$x/ckpt#")" >$x/log 2>&1 || { echo "$machine, seed $seed: $(grep -m 1 error $x/log)"; continue; }
         echo "$machine, seed $seed: $(grep -E 'evaluation' $x/log | head -n 1) ... $(tail -n 1 $x/log)"

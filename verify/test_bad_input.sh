@@ -229,7 +229,18 @@ if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; t
 folder complete '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
 echo '{"a tokenizer": 1}' >$out/complete/tokenizer.json; echo '{{ a template }}' >$out/complete/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/complete/generation_config.json
 sed -i '/"eos_token_id": 257/d; s/"bos_token_id": 256,/"bos_token_id": 1,/' $out/complete/config.json
-run from_kept sft $labels --dataset $out/arith.jsonl --pretrain $out/complete
+printf '{"input_ids": [1, 2, 3, 4], "labels": [-100, 2, 3, 4]}\n%.0s' 1 2 3 4 5 6 >$out/whole.jsonl
+run from_kept sft --dataset $out/whole.jsonl --max_steps 1 --pretrain $out/complete
+# text for a model with a tokenizer is not trained as bytes: what to type instead is said
+command='python3 demos/prepare.py --kind %s --pretrain '$out'/complete --dataset '$out'/%s.jsonl --output '$out'/%s.jsonl.tokens'
+for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $keys" "kto labelled labelled $labels"; do
+    read -r trainer kind data options <<<"$stage"
+    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/complete
+done
+refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
+echo 'plain text' >$out/plain.txt
+refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/complete
 if cmp -s $out/complete/tokenizer.json $out/from_kept/tokenizer.json && cmp -s $out/complete/chat_template.jinja $out/from_kept/chat_template.jinja && cmp -s $out/complete/generation_config.json $out/from_kept/generation_config.json && [ ! -e $out/from_kept/merges.txt ]; then ok bad_folder_files_kept; else fail bad_folder_files_kept "$(tail -n 1 $out/from_kept.log; ls $out/from_kept)"; fi
 if python3 - $out/complete/config.json $out/from_kept/config.json <<'KEPT' 2>$out/kept.log; then ok bad_folder_config_kept; else fail bad_folder_config_kept "$(tail -n 1 $out/kept.log)"; fi
 import json, sys
@@ -311,7 +322,7 @@ for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these can 
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done
-for change in 's/^\{/{"attention_bias": true,/|self_attn.q_proj.bias' 's/^\{/{"mlp_bias": true,/|mlp.gate_proj.bias' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/|self_attn.q_proj.bias' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/|self_attn.q_norm.weight' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null,/|self_attn.q_proj.weight'; do
+for change in 's/^\{/{"attention_bias": true,/|self_attn.q_proj.bias' 's/^\{/{"mlp_bias": true,/|mlp.gate_proj.bias' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/|self_attn.q_proj.bias' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/|self_attn.q_norm.weight'; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_lacks_${change%%|*}" sft "odd/model.safetensors: tensor \"model.layers.0.${change#*|}\"" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done

@@ -116,7 +116,7 @@ else skip cuda_bench_peer "no python3"; fi
 printf '#include "demos/train_sft.c"\n#include "seqpar_cuda.cu"\n' >$out/included.c
 included() {
     make --no-print-directory build/options.inc build/make_arith && build/make_arith $out/arith.jsonl 6 7 || return
-    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lm -lpthread || return
+    ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lz -lm -lpthread || return
     for ranks in 1 2; do
         mkdir -p $out/included_$ranks
         timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return

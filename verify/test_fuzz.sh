@@ -13,7 +13,7 @@ echo 'int LLVMFuzzerTestOneInput(const unsigned char *b, unsigned long n) { (voi
 clang -O0 $flags -DFUZZ_LIBRARY -c verify/fuzz/fuzz.c -o $out/library.o 2>$out/library.log & library=$!
 clang -O1 $flags -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -c verify/fuzz/fuzz.c -o $out/fuzz.o 2>$out/build.log
 clang -O1 $flags -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -c verify/fuzz/fuzz_dump.c -o $out/dump.o 2>>$out/build.log
-wait $library && clang -fsanitize=fuzzer,address,undefined $out/fuzz.o $out/dump.o $out/library.o -o $out/fuzz -lcjson -lcurl -lm -lpthread 2>>$out/build.log || { echo "FAIL fuzz_build: $(cat $out/library.log $out/build.log | grep -m 1 error)"; echo "0 passed, 1 failed"; exit 1; }
+wait $library && clang -fsanitize=fuzzer,address,undefined $out/fuzz.o $out/dump.o $out/library.o -o $out/fuzz -lcjson -lcurl -lz -lm -lpthread 2>>$out/build.log || { echo "FAIL fuzz_build: $(cat $out/library.log $out/build.log | grep -m 1 error)"; echo "0 passed, 1 failed"; exit 1; }
 
 # ---- seeds: one good input of each kind, and words that are worth putting in ----
 seed() { mkdir -p $out/$1; printf -- "$3" > $out/$1/$2; }

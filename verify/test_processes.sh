@@ -11,7 +11,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 for trainer in sft dpo kto rm ppo; do
     ${CC:-cc} -std=gnu11 -O2 -march=native -fopenmp -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers -I. -Ibuild -Idemos -Idemos/trainer -include stddef.h -include demos/unix_sockets.h -DDEMO_RUN_RANKS=run_processes \
-        demos/train_$trainer.c -o $out/train_$trainer -lcjson -lcurl -lm -lpthread 2>$out/$trainer.build.log && [ ! -s $out/$trainer.build.log ] || fail "processes_build_$trainer" "$(head -n 1 $out/$trainer.build.log)"
+        demos/train_$trainer.c -o $out/train_$trainer -lcjson -lcurl -lz -lm -lpthread 2>$out/$trainer.build.log && [ ! -s $out/$trainer.build.log ] || fail "processes_build_$trainer" "$(head -n 1 $out/$trainer.build.log)"
 done
 
 build/make_arith $out/arith.jsonl 120 5 >/dev/null

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# verify/python: dumps written by numpy and torch, other people's dumps converted, and, where torch is, the trainer whose steps the
-# oracle judges: all of its tests and all of its mistakes with TEST_ALL=1, some of them otherwise.
+# verify/python: tokens of demos/prepare.py and the trainers upon them, dumps written by numpy and torch, other people's dumps
+# converted, and, where torch is, the trainer whose steps the oracle judges: all of its tests and all of its mistakes with
+# TEST_ALL=1, some of them otherwise.
 cd "$(dirname "$0")/.." || exit 1
 oracle=build/seqpar-verify out=build/test_python
 rm -rf $out; mkdir -p $out
@@ -27,6 +28,13 @@ run() {
     done <"$out/$name.log"
     if [ $code -ne 0 ] && ! grep -q '^FAIL' "$out/$name.log"; then fail "$name" "exit code $code: $(tail -n 1 "$out/$name.log")"; fi
 }
+
+# ---- texts to tokens, and the trainers upon them ----
+if ! python=$(ci/python_with.sh tokenizers jinja2); then
+    skip python_prepare "no python3 here has tokenizers and jinja2"
+else
+    run prepare verify/python/test_prepare.py $out/prepare "${SEQPAR_DATA:-../shared/data}"
+fi
 
 if ! python=$(ci/python_with.sh numpy); then
     skip python "no python3 here has numpy"

@@ -46,12 +46,36 @@ static void test_texts(void) {
          "b"}, /* zero would end the text */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char *got = demo_tokens_as_text(cases[i].ids, cases[i].count);
+        const demo_words bytes = demo_words_of(NULL);
+        char *got = demo_tokens_as_text(&bytes, cases[i].ids, cases[i].count);
         test_expect(!strcmp(got, cases[i].want), "case %d is '%s', not '%s'", (int)i, got,
                     cases[i].want);
         free(got);
     }
     test_end("server_texts");
+}
+
+/* By the words of a token file: a character may be several of them; special ones, and ids
+   that the tokenizer does not have, are left out. */
+static void test_words(void) {
+    static const uint64_t offsets[] = {0, 3, 4, 6, 10};
+    static const uint8_t flags[] = {0, 0, 0, 1};
+    static const unsigned char map[64] = " 12\xE2\x82\xAC</s>";
+    const demo_token_section where[] = {{.begin = 64, .bytes = sizeof offsets}, {.bytes = 10}};
+    const demo_token_head head = {.words = 4};
+    unsigned char *whole = (unsigned char *)demo_room(1, 64 + sizeof offsets);
+    demo_token_file file = {.map = whole, .head = &head, .flags = flags};
+    memcpy(whole, map, 64);
+    memcpy(whole + 64, offsets, sizeof offsets);
+    file.section[DEMO_WORD_OFFSETS] = &where[0];
+    file.section[DEMO_WORDS] = &where[1];
+    const demo_words words = {.file = &file};
+    static const int32_t ids[] = {0, 1, 2, 3, 4, 1, 0, 3};
+    char *text = demo_tokens_as_text(&words, ids, 8);
+    test_expect(!strcmp(text, " 12\xE2\x82\xAC\xEF\xBF\xBD 12"), "'%s'", text);
+    free(text);
+    free(whole);
+    test_end("server_words");
 }
 
 static void test_question(void) {
@@ -132,14 +156,12 @@ static void test_last_number(void) {
                  {"12a", "12"},
                  {"0012", "0012"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        int32_t ids[32];
-        int64_t tokens = (int64_t)strlen(cases[i].text), length;
-        for (int64_t t = 0; t < tokens; t++) ids[t] = cases[i].text[t];
-        ids[tokens] = DEMO_EOS;
-        int begin = demo_last_number(ids, tokens + 1, &length);
+        int64_t length;
+        const char *begin = demo_last_number(cases[i].text, &length);
         test_expect(length == (int64_t)strlen(cases[i].number) &&
-                        !strncmp(cases[i].text + begin, cases[i].number, (size_t)length),
-                    "'%s': %lld digits from %d on", cases[i].text, (long long)length, begin);
+                        !strncmp(begin, cases[i].number, (size_t)length),
+                    "'%s': %lld digits from %d on", cases[i].text, (long long)length,
+                    (int)(begin - cases[i].text));
     }
     test_end("rule_last_number");
 }
@@ -410,6 +432,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
     test_texts();
+    test_words();
     test_question();
     test_answers();
     test_addresses();

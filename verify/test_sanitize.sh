@@ -17,7 +17,7 @@ build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
     return 1
 }
 run() { # NAME FLAGS SUITE ENVIRONMENT...
-    local name=$1 flags=$2 suite=$3 library="$linked $out/$1.o" libraries="-lcjson -lcurl -lm -lpthread" begin=$SECONDS; shift 3
+    local name=$1 flags=$2 suite=$3 library="$linked $out/$1.o" libraries="-lcjson -lcurl -lz -lm -lpthread" begin=$SECONDS; shift 3
     case $suite in fold | plan | attn) library="" ;; esac
     [ -e $out/$name.o ] || libraries="" build $name.o "$flags -DSEQPAR_COUNT_WORK -c" verify/library.c || return
     build ${name}_$suite "$flags" verify/test_$suite.c $library || return
@@ -26,7 +26,7 @@ run() { # NAME FLAGS SUITE ENVIRONMENT...
 }
 asan="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 rm -f $out/asan.o $out/tsan.o
-for suite in pack split fold comm transport plan sample demos_support rollout; do run asan "$asan" $suite TEST_WAYS=1; done
+for suite in pack split fold comm transport plan sample token_file demos_support rollout; do run asan "$asan" $suite TEST_WAYS=1; done
 # check: attention of each kind once; check-all: at every number of ranks
 only=TEST_WAYS=1
 [ -n "$TEST_ALL" ] || only="TEST_ONLY=test_truth+test_product+test_lengths+test_long+test_gaps+test_many+test_relaxed+test_refused+test_own_attention(0)+test_packed(0)+test_own_attention_re+test_own_kernel_re+test_document_lengths(3)"

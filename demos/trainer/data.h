@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* data.h - datasets to documents, and files written whole or not at all.
  *
- * The tokenizer is built in: a byte is a token. What is read:
+ * A token file (token_file.h) holds documents as a model's own tokenizer makes them. For models
+ * without one a tokenizer is built in: a byte is a token. What is read besides:
  *
  *   .jsonl, text   {"question": "...", "answer": "..."}    BOS prompt response EOS; response and EOS are supervised
  *   .jsonl, ids    {"input_ids": [..], "labels": [..]}     labels repeat input_ids or say -100, unshifted;
@@ -27,6 +28,7 @@
 #include <cjson/cJSON.h>
 #include "files.h"
 #include "memory.h"
+#include "token_file.h"
 
 enum {
     DEMO_BOS = 256,
@@ -37,8 +39,9 @@ enum {
 };
 
 typedef struct {
-    int32_t *ids;       /* (tokens), stb_ds array */
-    uint8_t *loss_mask; /* (tokens), stb_ds array */
+    /* (tokens), stb_ds arrays; those of a token file are a part of it, and only read */
+    int32_t *ids;
+    uint8_t *loss_mask;
     int64_t tokens;
 } demo_document;
 
@@ -54,6 +57,10 @@ typedef struct {
     bool cut_long;
     int64_t max_samples; /* read this many records in all; 0: all */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
+    const char *folder;  /* of the model, whose tokenizer a token file is to be of; NULL: none */
+    /* the command that makes a token file of the text, where the folder has a tokenizer and
+       bytes would be wrong; NULL: a byte is a token */
+    const char *prepare;
     /* texts are to end in the response's last number: it must hold one */
     bool number;
     /* what chose output_key and max_len, for messages; NULL: the options of these names */
@@ -68,6 +75,7 @@ typedef struct {
 
 typedef struct {
     demo_document *documents; /* stb_ds array */
+    demo_token_file *file;    /* which the documents are a part of; NULL: they are their own */
     demo_data_counts counts;
     int64_t tokens, supervised_tokens;
     char summary[256]; /* what there is, for the log */
@@ -98,7 +106,7 @@ typedef struct {
 __attribute__((format(printf, 2, 3))) static inline int demo_wrong(const demo_reader *reader,
                                                                    const char *format, ...) {
     va_list arguments;
-    char line[24] = "", sentence[512];
+    char line[24] = "", sentence[6000];
     if (reader->line) snprintf(line, sizeof line, ":%lld", (long long)reader->line);
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
@@ -168,6 +176,11 @@ static inline double demo_vocab(const demo_data_options *options) {
 
 static inline int demo_text_allowed(const demo_reader *reader) {
     double vocab = demo_vocab(reader->options);
+    if (reader->options->prepare)
+        return demo_wrong(reader,
+                          "is text, and %s has a tokenizer, which is not built in; make tokens "
+                          "of it and give those: %s",
+                          reader->options->folder, reader->options->prepare);
     if (vocab >= (double)DEMO_VOCAB) return 0;
     return demo_wrong(reader,
                       "text needs a vocabulary of %d, but the model has %g; give input_ids",
@@ -382,8 +395,18 @@ static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) {
     return demo_digest(digest, &number, sizeof number);
 }
 
+/* A token file's checksums stand for what is in it. */
+static inline uint64_t demo_digest_file(const demo_dataset *set) {
+    const demo_token_head *head = set->file->head;
+    uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, head,
+                                  (int64_t)(sizeof *head + head->sections *
+                                                               sizeof(demo_token_section)));
+    return demo_digest_number(digest, arrlen(set->documents));
+}
+
 static inline uint64_t demo_digest_documents(const demo_dataset *set) {
     uint64_t digest = DEMO_DIGEST_EMPTY;
+    if (set->file) return demo_digest_file(set);
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
         const demo_document *d = &set->documents[i];
         digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids,
@@ -587,6 +610,13 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
     return failed;
 }
 
+/* Would only be found out by its name, one of a list. */
+static inline int demo_token_file_alone(const demo_reader *reader) {
+    if (!demo_is_token_file(reader->path)) return 0;
+    return demo_wrong(reader, "is a token file, which stands alone; let demos/prepare.py join "
+                              "the sets: --dataset ONE,OTHER");
+}
+
 /* Reads a comma list of files, one after the other. */
 static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     const char *form = reader->options->input_template;
@@ -597,14 +627,21 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *path; !failed && !demo_reader_full(reader) && (path = strsep(&rest, ","));) {
         reader->path = path;
-        failed = demo_read_dataset_file(reader);
+        failed = demo_token_file_alone(reader) || demo_read_dataset_file(reader) ? -1 : 0;
     }
     free(list);
     return failed;
 }
 
+static inline void demo_token_file_free(demo_token_file *file) {
+    if (file) demo_token_file_close(file);
+    free(file);
+}
+
 static inline void demo_data_free(demo_dataset *set) {
-    for (int64_t i = 0; i < arrlen(set->documents); i++) demo_document_free(&set->documents[i]);
+    for (int64_t i = 0; !set->file && i < arrlen(set->documents); i++)
+        demo_document_free(&set->documents[i]);
+    demo_token_file_free(set->file);
     arrfree(set->documents);
     *set = (demo_dataset){0};
 }
@@ -623,8 +660,118 @@ static inline void demo_data_summary(const demo_dataset *set, char *text, size_t
              (long long)c->fully_masked);
 }
 
-/* Reads a comma list of files, one after the other. On failure the set is empty. */
-static inline int demo_data_load(demo_dataset *set, const char *paths,
+/* ---- token files as documents ---- */
+
+/* What a folder's tokenizer is recognized by; false: there is no tokenizer.json. */
+static inline bool demo_folder_fingerprint(const char *folder, demo_fingerprint *print) {
+    char path[4352];
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    char *text = demo_read_file(path, &size);
+    if (!text) return false;
+    *print = (demo_fingerprint){size, demo_token_crc((const unsigned char *)text, size)};
+    free(text);
+    return true;
+}
+
+/* Are its tokens those of the model, and does it go with these options? */
+static inline int demo_token_file_suits(const demo_token_reader *r,
+                                        const demo_data_options *options) {
+    const demo_token_file *f = r->file;
+    demo_fingerprint own = demo_token_fingerprint(f), folders;
+    double vocab = demo_vocab(options);
+    if (options->folder && demo_folder_fingerprint(options->folder, &folders) &&
+        !demo_same_tokenizer(own, folders))
+        return demo_token_wrong(
+            r,
+            "was made with another tokenizer (%llu bytes, crc32 %08x) than %.1000s/tokenizer.json "
+            "(%llu bytes, crc32 %08x); make it anew: %s",
+            (unsigned long long)own.bytes, own.crc, options->folder,
+            (unsigned long long)folders.bytes, folders.crc,
+            options->prepare ? options->prepare : "demos/prepare.py");
+    if ((double)f->head->words > vocab)
+        return demo_token_wrong(r,
+                                "has words for ids up to %d and uses them up to %d, but the "
+                                "model's vocab_size is %.0f; take the tokenizer that the model "
+                                "was made with, or a model with a row for each",
+                                f->head->words - 1, f->largest, vocab);
+    if (options->max_len && f->longest > options->max_len)
+        return demo_token_wrong(r,
+                                "a document has %lld tokens, --%s is %lld; raise it, or make the "
+                                "file anew by demos/prepare.py with --max_len %lld",
+                                (long long)f->longest,
+                                options->length_option ? options->length_option : "max_len",
+                                (long long)options->max_len, (long long)options->max_len);
+    return 0;
+}
+
+/* Opens the file for a set; NULL with one sentence where that is not possible. */
+static inline demo_token_file *demo_token_file_for(const char *path, uint32_t kind,
+                                                   const demo_data_options *options, char *error,
+                                                   size_t error_size) {
+    demo_token_file *file = (demo_token_file *)demo_room(1, sizeof *file);
+    const demo_token_reader r = {file, path, error, error_size};
+    if (!demo_token_file_open(file, path, kind, error, error_size) &&
+        !demo_token_file_suits(&r, options))
+        return file;
+    demo_token_file_free(file);
+    return NULL;
+}
+
+static inline demo_document demo_token_document(const demo_token_file *f, int64_t i) {
+    return (demo_document){(int32_t *)f->ids + f->offsets[i],
+                           (uint8_t *)f->mask + f->offsets[i],
+                           (int64_t)(f->offsets[i + 1] - f->offsets[i])};
+}
+
+/* How many of the file's records are wanted. */
+static inline int64_t demo_token_records(int64_t there, const demo_data_options *options) {
+    return options->max_samples && options->max_samples < there ? options->max_samples : there;
+}
+
+static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_t kind,
+                                    const demo_data_options *options, char *error,
+                                    size_t error_size) {
+    demo_token_file *f = demo_token_file_for(path, kind, options, error, error_size);
+    if (!f) return -1;
+    int64_t count = demo_token_records(f->documents, options);
+    set->file = f;
+    set->counts = (demo_data_counts){demo_token_count(f, "read"),
+                                     demo_token_count(f, "dropped_long"),
+                                     demo_token_count(f, "cut"),
+                                     demo_token_count(f, "zero_length"),
+                                     demo_token_count(f, "fully_masked")};
+    arrsetlen(set->documents, (size_t)count);
+    for (int64_t i = 0; i < count; i++) {
+        set->documents[i] = demo_token_document(f, i);
+        set->tokens += set->documents[i].tokens;
+        set->supervised_tokens += demo_supervised(&set->documents[i]);
+    }
+    return 0;
+}
+
+/* ---- what ids stand for ---- */
+
+typedef struct {
+    const demo_token_file *file; /* whose words they are; NULL: a byte is a token */
+    const int32_t *stops;        /* end a text that is sampled */
+    int64_t stop_count;
+} demo_words;
+
+static inline demo_words demo_words_of(const demo_token_file *file) {
+    static const int32_t stop = DEMO_EOS;
+    return file ? (demo_words){file, file->stops, file->stop_count} : (demo_words){NULL, &stop, 1};
+}
+
+static inline bool demo_is_stop(const demo_words *words, int32_t id) {
+    for (int64_t i = 0; i < words->stop_count; i++)
+        if (words->stops[i] == id) return true;
+    return false;
+}
+
+/* ---- loading ---- */
+
+static inline int demo_data_read(demo_dataset *set, const char *paths,
                                  const demo_data_options *options, char *error,
                                  size_t error_size) {
     demo_reader reader = {options,
@@ -634,9 +781,18 @@ static inline int demo_data_load(demo_dataset *set, const char *paths,
                           &set->counts.read,
                           demo_dataset_take_json,
                           demo_dataset_take_stream};
+    return demo_read_dataset(&reader, paths);
+}
+
+/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
+static inline int demo_data_load(demo_dataset *set, const char *paths,
+                                 const demo_data_options *options, char *error,
+                                 size_t error_size) {
     char summary[256];
     *set = (demo_dataset){0};
-    int failed = demo_read_dataset(&reader, paths);
+    int failed = demo_is_token_file(paths)
+                     ? demo_data_of_file(set, paths, DEMO_TOKENS_SFT, options, error, error_size)
+                     : demo_data_read(set, paths, options, error, error_size);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {
         snprintf(error, error_size,

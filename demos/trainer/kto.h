@@ -52,9 +52,13 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
                                               .max_len = c->max_len,
                                               .cut_long = !strcmp(c->truncation, "cut"),
                                               .max_samples = max_samples,
-                                              .vocab_size = job->model.vocab},
+                                              .vocab_size = job->model.vocab,
+                                              .folder = c->pretrain,
+                                              .prepare = demo_prepare_command(
+                                                  job, paths, DEMO_TOKENS_LABELLED)},
                                      .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
+    set->file = labelled->file;
     if (set == &job->eval && arrlen(labelled->records) < 2)
         return snprintf(error, size,
                         "%s: an evaluation of 1 document has no other response to pair its "

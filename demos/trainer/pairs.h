@@ -52,7 +52,8 @@ typedef struct {
 } demo_pair_counts;
 
 typedef struct {
-    demo_pair *pairs; /* stb_ds array */
+    demo_pair *pairs;      /* stb_ds array */
+    demo_token_file *file; /* which the documents are a part of; NULL: they are their own */
     demo_pair_counts counts;
     int64_t tokens, supervised_tokens; /* of both halves */
     bool margins;
@@ -78,6 +79,7 @@ typedef struct {
 
 typedef struct {
     demo_labelled *records; /* stb_ds array */
+    demo_token_file *file;  /* as in pairs */
     demo_labelled_counts counts;
     int64_t tokens, supervised_tokens;
 } demo_labelled_set;
@@ -333,11 +335,15 @@ static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
 
 /* ---- a set of pairs ---- */
 
+static inline void demo_pair_free(const demo_pair_set *set, demo_pair *pair) {
+    if (set->file) return;
+    demo_document_free(&pair->chosen);
+    demo_document_free(&pair->rejected);
+}
+
 static inline void demo_pairs_free(demo_pair_set *set) {
-    for (int64_t i = 0; i < arrlen(set->pairs); i++) {
-        demo_document_free(&set->pairs[i].chosen);
-        demo_document_free(&set->pairs[i].rejected);
-    }
+    for (int64_t i = 0; i < arrlen(set->pairs); i++) demo_pair_free(set, &set->pairs[i]);
+    demo_token_file_free(set->file);
     arrfree(set->pairs);
     *set = (demo_pair_set){0};
 }
@@ -377,7 +383,61 @@ static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths
     return -1;
 }
 
-/* Reads a comma list of files, one after the other. On failure the set is empty. */
+/* Token i on of a document is the response. */
+static inline int64_t demo_response_begin(const demo_document *document) {
+    int64_t t = 0;
+    while (t < document->tokens && !document->loss_mask[t]) t++;
+    return t;
+}
+
+static inline int demo_response_there(const char *path, int64_t i, const demo_document *document,
+                                      char *error, size_t error_size) {
+    if (demo_response_begin(document) < document->tokens) return 0;
+    return snprintf(error, error_size,
+                    "%s: document %lld has no token that is learnt; %s", path, (long long)i + 1,
+                    demo_token_again),
+           -1;
+}
+
+static inline bool demo_same_begin(const demo_pair *pair) {
+    int64_t prompt = demo_response_begin(&pair->chosen);
+    return prompt == demo_response_begin(&pair->rejected) &&
+           demo_same_ids(&pair->chosen, &pair->rejected, prompt);
+}
+
+static inline void demo_pairs_take(demo_pair_set *set, const demo_token_file *f, int64_t i) {
+    demo_pair pair = {demo_token_document(f, 2 * i), demo_token_document(f, 2 * i + 1),
+                      f->margins[i]};
+    bool none = isnan(pair.margin);
+    if (none || !set->margins) pair.margin = 0;
+    set->counts.identical += demo_same_document(&pair.chosen, &pair.rejected);
+    set->counts.two_prompts += !demo_same_begin(&pair);
+    set->counts.without_margin += set->margins && none;
+    set->tokens += pair.chosen.tokens + pair.rejected.tokens;
+    set->supervised_tokens += demo_supervised(&pair.chosen) + demo_supervised(&pair.rejected);
+    arrput(set->pairs, pair);
+}
+
+static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
+                                     const demo_data_options *options, char *error,
+                                     size_t error_size) {
+    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error, error_size);
+    if (!f) return -1;
+    int64_t count = demo_token_records(f->documents / 2, options);
+    set->file = f;
+    set->counts.read = demo_token_count(f, "read");
+    set->counts.dropped_long = demo_token_count(f, "dropped_long");
+    set->counts.cut = demo_token_count(f, "cut");
+    for (int64_t i = 0; i < count; i++) {
+        demo_pairs_take(set, f, i);
+        if (demo_response_there(path, 2 * i, &set->pairs[i].chosen, error, error_size) ||
+            demo_response_there(path, 2 * i + 1, &set->pairs[i].rejected, error, error_size))
+            return -1;
+    }
+    return 0;
+}
+
+/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
 static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
                                   const demo_pair_options *how, char *error,
                                   size_t error_size) {
@@ -389,7 +449,10 @@ static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
                           .read = &set->counts.read,
                           .take = demo_pair_take};
     *set = (demo_pair_set){.margins = how->margins};
-    if (!demo_read_dataset(&reader, paths) &&
+    int failed = demo_is_token_file(paths)
+                     ? demo_pairs_of_file(set, paths, &how->data, error, error_size)
+                     : demo_read_dataset(&reader, paths);
+    if (!failed &&
         !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
         return 0;
     demo_pairs_free(set);
@@ -467,8 +530,9 @@ static inline int demo_labelled_take(const demo_reader *reader, const cJSON *jso
 }
 
 static inline void demo_labelled_free(demo_labelled_set *set) {
-    for (int64_t i = 0; i < arrlen(set->records); i++)
+    for (int64_t i = 0; !set->file && i < arrlen(set->records); i++)
         demo_document_free(&set->records[i].document);
+    demo_token_file_free(set->file);
     arrfree(set->records);
     *set = (demo_labelled_set){0};
 }
@@ -485,7 +549,30 @@ static inline void demo_labelled_summary(const demo_labelled_set *set, char *tex
         (long long)c->dropped_long, (long long)c->cut);
 }
 
-/* Reads a comma list of files, one after the other. On failure the set is empty. */
+static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path,
+                                        const demo_data_options *options, char *error,
+                                        size_t error_size) {
+    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_LABELLED, options, error,
+                                             error_size);
+    if (!f) return -1;
+    int64_t count = demo_token_records(f->documents, options);
+    set->file = f;
+    set->counts.read = demo_token_count(f, "read");
+    set->counts.dropped_long = demo_token_count(f, "dropped_long");
+    set->counts.cut = demo_token_count(f, "cut");
+    for (int64_t i = 0; i < count; i++) {
+        demo_labelled kept = {.document = demo_token_document(f, i), .desirable = f->labels[i]};
+        kept.prompt_tokens = demo_response_begin(&kept.document);
+        if (demo_response_there(path, i, &kept.document, error, error_size)) return -1;
+        *(kept.desirable ? &set->counts.desirable : &set->counts.undesirable) += 1;
+        set->tokens += kept.document.tokens;
+        set->supervised_tokens += demo_supervised(&kept.document);
+        arrput(set->records, kept);
+    }
+    return 0;
+}
+
+/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
 static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
                                      const demo_labelled_options *how, char *error,
                                      size_t error_size) {
@@ -498,7 +585,9 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
                           .take = demo_labelled_take};
     char summary[320];
     *set = (demo_labelled_set){0};
-    int failed = demo_read_dataset(&reader, paths);
+    int failed = demo_is_token_file(paths)
+                     ? demo_labelled_of_file(set, paths, &how->data, error, error_size)
+                     : demo_read_dataset(&reader, paths);
     demo_labelled_summary(set, summary, sizeof summary);
     if (!failed && arrlen(set->records)) return 0;
     if (!failed)

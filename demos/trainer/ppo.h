@@ -8,15 +8,14 @@
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
 /* Right texts, and prompts with at least one. */
-static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prompts,
-                             const int32_t *texts, int64_t right[2]) {
+static void demo_count_right(const demo_rank *r, const int32_t *texts, int64_t right[2]) {
     int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt;
     int64_t width = demo_ppo_options(r)->generate_max_len + 1;
     for (int64_t i = 0; i < arrlen(r->job->eval.documents); i++) {
         int64_t before = right[0];
         for (int64_t k = i * n; k < (i + 1) * n; k++)
-            right[0] += demo_same_number(texts + k * width + 1, texts[k * width],
-                                         &r->job->eval.documents[i], prompts[k].tokens);
+            right[0] += demo_sampled_right(r, texts + k * width + 1, texts[k * width],
+                                           &r->job->eval, &r->job->eval.documents[i]);
         right[1] += right[0] > before;
     }
 }
@@ -48,15 +47,15 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    const int32_t stop = DEMO_EOS;
+    const demo_words words = demo_rank_words(r);
     int64_t n = c->eval_n_samples_per_prompt, total = arrlen(r->job->eval.documents) * n;
     int64_t right[2] = {0};
     seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len,
                                      .batch = c->micro_rollout_batch_size,
                                      .temperature = c->eval_temperature,
                                      .top_p = 1,
-                                     .stops = &stop,
-                                     .stop_count = 1,
+                                     .stops = words.stops,
+                                     .stop_count = words.stop_count,
                                      .seed = (uint64_t)r->job->config.seed +
                                              (UINT64_C(1) << 32)}; /* other numbers than
                                                                       training's */
@@ -68,7 +67,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
         prompts[i] = (seqpar_llama_prompt){d->ids, demo_prompt_tokens(r, d), i};
     }
     seqpar_status status = demo_generate(r, &texts, prompts, total, &desc);
-    if (!status) demo_count_right(r, prompts, texts, right);
+    if (!status) demo_count_right(r, texts, right);
     if (!status) demo_say_right(r, rollouts, right, n);
     free(prompts);
     free(texts);
@@ -77,8 +76,9 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
 
 /* ---- the loop ---- */
 
-static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
-    char *text = demo_tokens_as_text(ids, tokens);
+static void demo_text_print(FILE *out, const demo_words *words, const int32_t *ids,
+                            int64_t tokens) {
+    char *text = demo_tokens_as_text(words, ids, tokens);
     int64_t room = 4 * (int64_t)strlen(text) + 1;
     char *shown = (char *)demo_room(room, 1);
     fputs(seqpar_escape(shown, room, text), out);
@@ -89,6 +89,7 @@ static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
 static void demo_rollout_log(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     const demo_rollout *o = &p->rollout;
+    const demo_words words = demo_rank_words(r);
     double back = 0, reward = seqpar_mean(o->score, o->texts);
     double kl = seqpar_mean(o->kl, o->texts);
     double length = (double)o->entries / (double)o->texts;
@@ -106,7 +107,7 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
                 "s, train %.1f s; text 0 (%.2f): ",
                 (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1],
                 p->seconds[2], o->score[0]);
-        demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0],
+        demo_text_print(stderr, &words, o->set.documents[0].ids + o->prompt[0],
                         o->set.documents[0].tokens - o->prompt[0]);
         fputc('\n', stderr);
     }
@@ -395,9 +396,48 @@ static int demo_pretraining_load(const demo_job *job, char *error, size_t size) 
                                  .cut_long = !strcmp(job->config.truncation, "cut"),
                                  .max_samples = job->config.max_samples,
                                  .vocab_size = job->model.vocab,
+                                 .folder = job->config.pretrain,
+                                 .prepare = demo_prepare_command(job, p->pretrain_data,
+                                                                 DEMO_TOKENS_SFT),
                                  .output_option = "input_key",
                                  .length_option = "generate_max_len"};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
+}
+
+/* The right answers of a token file must hold what texts are compared with. */
+static int demo_answers_there(const demo_dataset *set, const char *path, char *error,
+                              size_t size) {
+    for (int64_t i = 0; i < arrlen(set->documents); i++) {
+        demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT, i);
+        size_t at = 0;
+        while (at < answer.size && !isdigit((unsigned char)answer.bytes[at])) at++;
+        if (at == answer.size)
+            return snprintf(error, size,
+                            "%s: the right answer %lld, '%.*s', holds no number, but texts are "
+                            "compared with its last one; make the file anew with a --label_key "
+                            "whose text holds one",
+                            path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes),
+                   -1;
+    }
+    return 0;
+}
+
+/* Ids alone do not say how texts that are sampled end and read. */
+static int demo_prompts_load(demo_dataset *set, const char *paths,
+                             const demo_data_options *options, char *error, size_t size) {
+    if (!demo_is_token_file(paths) && options->prepare)
+        return snprintf(error, size,
+                        "%s is no token file, and %s has a tokenizer, which is not built in; make "
+                        "tokens of it and give those: %s",
+                        paths, options->folder, options->prepare),
+               -1;
+    if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error, size);
+    *set = (demo_dataset){0};
+    if (!demo_data_of_file(set, paths, DEMO_TOKENS_PROMPTS, options, error, size) &&
+        (!options->number || !demo_answers_there(set, paths, error, size)))
+        return 0;
+    demo_data_free(set);
+    return -1;
 }
 
 /* Prompts; a label makes the document go on as the right answer. */
@@ -410,11 +450,14 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .max_len = p->prompt_max_len,
                                  .max_samples = max_samples,
                                  .vocab_size = job->model.vocab,
-                                 .number = p->label_key &&
+                                 .folder = job->config.pretrain,
+                                 .prepare = demo_prepare_command(job, paths,
+                                                                 DEMO_TOKENS_PROMPTS),
+                                 .number = (p->label_key || demo_is_token_file(paths)) &&
                                            (p->reward_rule || set == &job->eval),
                                  .output_option = p->label_key ? "label_key" : "input_key",
                                  .length_option = "prompt_max_len"};
-    if (demo_data_load(set, paths, &options, error, size)) return -1;
+    if (demo_prompts_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;
     if (arrlen(set->documents) < p->rollout_batch_size)
@@ -432,7 +475,8 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
                         "steps; lower them",
                         (long long)p->num_episodes, job->config.max_epochs, steps),
                -1;
-    return p->pretrain_data ? demo_pretraining_load(job, error, size) : 0;
+    if (p->pretrain_data && demo_pretraining_load(job, error, size)) return -1;
+    return demo_sets_agree(job, &p->pretraining, p->pretrain_data, error, size);
 }
 
 /* Text that is learnt besides. */

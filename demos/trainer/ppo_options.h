@@ -31,7 +31,7 @@ typedef struct {
 
 #define DEMO_PPO_BINDINGS(c, p) \
     { \
-        "prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list", \
+        "prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list; or a token file", \
         DEMO_ANY}, \
         {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"label_key", \
@@ -306,13 +306,15 @@ typedef struct {
 
 /* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */
 
-static int demo_ppo_rewards_check(const demo_ppo_config *p, char *error, size_t size) {
+/* tokens: a token file holds the right answers. */
+static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, char *error,
+                                  size_t size) {
     if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
         return snprintf(error, size,
                         "nothing gives a reward; give --reward_pretrain FOLDER, "
                         "--remote_rm_url URL or --reward_rule last_number"),
                -1;
-    if (p->reward_rule && !p->label_key)
+    if (p->reward_rule && !p->label_key && !tokens)
         return snprintf(error, size,
                         "reward_rule %s compares with a right answer; name it by --label_key",
                         p->reward_rule),
@@ -408,7 +410,8 @@ static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) 
                         "at least once",
                         job->config.max_epochs),
                -1;
-    if (job->config.eval_dataset && !p->label_key)
+    if (job->config.eval_dataset && !p->label_key &&
+        !demo_is_token_file(job->config.eval_dataset))
         return snprintf(error, size,
                         "an evaluation counts right answers; name them by --label_key"),
                -1;
@@ -419,7 +422,8 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     if (!job->config.dataset)
         return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
-    if (demo_ppo_rewards_check(p, error, size) || demo_ppo_groups_check(p, error, size) ||
+    bool tokens = demo_is_token_file(job->config.dataset);
+    if (demo_ppo_rewards_check(p, tokens, error, size) || demo_ppo_groups_check(p, error, size) ||
         demo_ppo_models_check(job, error, size))
         return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";

@@ -96,7 +96,9 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
                  .max_len = c->max_len,
                  .cut_long = !strcmp(c->truncation, "cut"),
                  .max_samples = max_samples,
-                 .vocab_size = job->model.vocab},
+                 .vocab_size = job->model.vocab,
+                 .folder = c->pretrain,
+                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PAIRS)},
         .prompt_key = p->prompt_key,
         .chosen_key = p->chosen_key,
         .rejected_key = p->rejected_key,
@@ -106,12 +108,14 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     double **margins = &p->margins[set == &job->eval];
     char shown[1024];
     if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
+    set->file = pairs.file;
     bool evaluates = set == &job->eval;
     if (pairs.counts.identical == arrlen(pairs.pairs)) {
         snprintf(error, size,
                  "%s: all %lld pairs are twice the same document (%lld cut), which prefers "
                  "nothing; raise --max_len or look at the keys",
                  paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
+        set->file = NULL;
         demo_pairs_free(&pairs);
         return -1;
     }
@@ -124,8 +128,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
         /* its accuracy would be that of roundings */
         if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) {
-            demo_document_free(&pairs.pairs[i].chosen);
-            demo_document_free(&pairs.pairs[i].rejected);
+            demo_pair_free(&pairs, &pairs.pairs[i]);
             continue;
         }
         arrput(set->documents, pairs.pairs[i].chosen);

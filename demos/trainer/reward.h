@@ -9,29 +9,58 @@
 /* ---- by a rule ---- */
 
 /* The last whole number in a text, as its digits; length 0 where there is none. */
-static int demo_last_number(const int32_t *ids, int64_t tokens, int64_t *length) {
-    int64_t end = tokens, begin;
-    while (end > 0 && !(ids[end - 1] < 256 && isdigit(ids[end - 1]))) end--;
-    for (begin = end; begin > 0 && ids[begin - 1] < 256 && isdigit(ids[begin - 1]); begin--) {
+static const char *demo_last_number(const char *text, int64_t *length) {
+    const char *end = text + strlen(text), *begin;
+    while (end > text && !isdigit((unsigned char)end[-1])) end--;
+    for (begin = end; begin > text && isdigit((unsigned char)begin[-1]); begin--) {
     }
     *length = end - begin;
-    return (int)begin;
+    return begin;
 }
 
-/* Does a text end in the number that the label, a document whose first tokens are the
-   prompt, ends in? */
-static int demo_same_number(const int32_t *text, int64_t tokens, const demo_document *label,
-                            int64_t prompt) {
+/* Does a text end in the number that the right answer ends in? */
+static int demo_same_number(const char *text, const char *answer) {
     int64_t n, m;
-    int a = demo_last_number(text, tokens, &n);
-    int b = demo_last_number(label->ids + prompt, label->tokens - prompt, &m);
-    return n && n == m && !memcmp(text + a, label->ids + prompt + b, (size_t)n * sizeof *text);
+    const char *a = demo_last_number(text, &n), *b = demo_last_number(answer, &m);
+    return n && n == m && !memcmp(a, b, (size_t)n);
 }
 
-static double demo_rule_score(const demo_rollout *o, int64_t i) {
+/* Texts that belong to a prompt of this set, for free(): its own, and the right answer. Token
+   files hold them; elsewhere the document goes on as the answer. */
+static char *demo_prompt_text(const demo_rank *r, const demo_dataset *set,
+                              const demo_document *d) {
+    const demo_words words = demo_rank_words(r);
+    if (!set->file) return demo_tokens_as_text(&words, d->ids, demo_prompt_tokens(r, d));
+    demo_slice text = demo_token_slice(set->file, DEMO_PROMPT_OFFSETS, DEMO_PROMPT_TEXT,
+                                       d - set->documents);
+    return demo_bytes_as_text(text.bytes, text.size);
+}
+
+static char *demo_answer_text(const demo_rank *r, const demo_dataset *set,
+                              const demo_document *d) {
+    const demo_words words = demo_rank_words(r);
+    int64_t prompt = demo_prompt_tokens(r, d);
+    if (!set->file) return demo_tokens_as_text(&words, d->ids + prompt, d->tokens - prompt);
+    demo_slice text = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
+                                       d - set->documents);
+    return demo_bytes_as_text(text.bytes, text.size);
+}
+
+/* Does what was sampled for this prompt end in the right number? */
+static int demo_sampled_right(const demo_rank *r, const int32_t *ids, int64_t tokens,
+                              const demo_dataset *set, const demo_document *d) {
+    const demo_words words = demo_rank_words(r);
+    char *text = demo_tokens_as_text(&words, ids, tokens), *answer = demo_answer_text(r, set, d);
+    int right = demo_same_number(text, answer);
+    free(text);
+    free(answer);
+    return right;
+}
+
+static double demo_rule_score(const demo_rank *r, const demo_rollout *o, int64_t i) {
     const demo_document *text = &o->set.documents[i];
-    return demo_same_number(text->ids + o->prompt[i], text->tokens - o->prompt[i], o->source[i],
-                            o->prompt[i]);
+    return demo_sampled_right(r, text->ids + o->prompt[i], text->tokens - o->prompt[i],
+                              &r->job->train, o->source[i]);
 }
 
 /* ---- by reward models ---- */
@@ -96,17 +125,29 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
 
 /* ---- by servers: rank 0 asks, all hear what they say; one that fails ends training as a signal does, with a checkpoint ---- */
 
-static demo_reward_question demo_question_of(const demo_rollout *o) {
+/* A prompt as the model was given it, and behind it what was sampled, without special tokens. */
+static char *demo_query_text(const demo_rank *r, const char *prompt, const int32_t *ids,
+                             int64_t tokens) {
+    const demo_words words = demo_rank_words(r);
+    char *text = demo_tokens_as_text(&words, ids, tokens);
+    int64_t size = (int64_t)(strlen(prompt) + strlen(text) + 1);
+    char *query = (char *)demo_room(size, 1);
+    snprintf(query, (size_t)size, "%s%s", prompt, text);
+    free(text);
+    return query;
+}
+
+static demo_reward_question demo_question_of(const demo_rank *r, const demo_rollout *o) {
     demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query),
                               .count = o->texts};
     q.prompt = q.query + o->texts;
     q.label = q.prompt + o->texts;
     for (int64_t i = 0; i < o->texts; i++) {
         const demo_document *text = &o->set.documents[i], *source = o->source[i];
-        q.query[i] = demo_tokens_as_text(text->ids, text->tokens);
-        q.prompt[i] = demo_tokens_as_text(text->ids, o->prompt[i]);
-        q.label[i] = demo_tokens_as_text(source->ids + o->prompt[i],
-                                         source->tokens - o->prompt[i]);
+        q.prompt[i] = demo_prompt_text(r, &r->job->train, source);
+        q.label[i] = demo_answer_text(r, &r->job->train, source);
+        q.query[i] = demo_query_text(r, q.prompt[i], text->ids + o->prompt[i],
+                                     text->tokens - o->prompt[i]);
     }
     return q;
 }
@@ -123,7 +164,7 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     int64_t asked = 0;
     char why[512];
     if (r->ctx.world->rank == 0) {
-        demo_reward_question question = demo_question_of(o);
+        demo_reward_question question = demo_question_of(r, o);
         asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why,
                                  sizeof why);
         demo_question_free(&question);
@@ -155,7 +196,7 @@ static seqpar_status demo_score_texts(demo_rank *r) {
         status = demo_add_scores(r, &w);
     for (int64_t i = 0; !status && demo_ppo_options(r)->reward_rule && i < p->rollout.texts;
          i++)
-        p->rollout.score[i] += demo_rule_score(&p->rollout, i);
+        p->rollout.score[i] += demo_rule_score(r, &p->rollout, i);
     if (!status && demo_ppo_options(r)->servers.urls) status = demo_add_server_scores(r);
     demo_window_close(&w);
     return status;
@@ -221,13 +262,14 @@ static double demo_length_penalty(const demo_ppo_config *c, double score, int64_
 static seqpar_status demo_rollout_draw(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_rollout *o = &demo_ppo_of(r)->rollout;
+    const demo_words words = demo_rank_words(r);
     seqpar_status status = c->dynamic_filtering ? demo_draw_filtered(r)
                                                 : demo_draw(r, c->rollout_batch_size);
     if (!status && !c->dynamic_filtering) status = demo_score_texts(r);
     for (int64_t i = 0; !status && i < o->texts; i++)
         o->score[i] = demo_length_penalty(
             c, o->score[i], demo_text_tokens(o, i),
-            o->set.documents[i].ids[o->set.documents[i].tokens - 1] != DEMO_EOS);
+            !demo_is_stop(&words, o->set.documents[i].ids[o->set.documents[i].tokens - 1]));
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     return status;
 }

@@ -32,24 +32,37 @@ typedef struct {
 
 /* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
 
-/* Tokens as text for free(): special ids are left out; a byte that belongs to no character,
-   and zero, becomes U+FFFD. */
-static inline char *demo_tokens_as_text(const int32_t *ids, int64_t tokens) {
-    unsigned char *bytes = (unsigned char *)demo_room(tokens + 4, 1);
-    char *text = (char *)demo_room(3 * tokens + 1, 1);
-    size_t count = 0, used = 0;
-    for (int64_t t = 0; t < tokens; t++)
-        if (ids[t] < 256) bytes[count++] = (unsigned char)ids[t];
+/* Bytes as text for free(): one that belongs to no character, and zero, becomes U+FFFD. */
+static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
+    char *text = (char *)demo_room((int64_t)(3 * count + 1), 1);
+    size_t used = 0;
     for (size_t at = 0, length; at < count; at += length ? length : 1) {
-        length = bytes[at] ? (size_t)seqpar_utf8_length((const char *)bytes + at,
-                                                        (int64_t)(count - at))
-                           : 0;
-        memcpy(text + used, length ? (const char *)bytes + at : "\xEF\xBF\xBD",
-               length ? length : 3);
+        length = bytes[at] ? (size_t)seqpar_utf8_length(bytes + at, (int64_t)(count - at)) : 0;
+        memcpy(text + used, length ? bytes + at : "\xEF\xBF\xBD", length ? length : 3);
         used += length ? length : 3;
     }
     text[used] = 0;
-    free(bytes);
+    return text;
+}
+
+/* The bytes of these tokens behind `bytes`, an stb_ds array, but for special ones. */
+static inline char *demo_append_tokens(char *bytes, const demo_words *words, const int32_t *ids,
+                                       int64_t tokens) {
+    for (int64_t t = 0; t < tokens; t++) {
+        const char byte = (char)ids[t];
+        demo_slice word = {&byte, ids[t] < 256};
+        if (words->file) word = demo_token_word(words->file, ids[t]);
+        if (word.size) memcpy(arraddnptr(bytes, word.size), word.bytes, word.size);
+    }
+    return bytes;
+}
+
+/* Tokens as text for free(): special ones are left out. */
+static inline char *demo_tokens_as_text(const demo_words *words, const int32_t *ids,
+                                        int64_t tokens) {
+    char *bytes = demo_append_tokens(NULL, words, ids, tokens);
+    char *text = demo_bytes_as_text(bytes, (size_t)arrlen(bytes));
+    arrfree(bytes);
     return text;
 }
 

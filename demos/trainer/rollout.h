@@ -23,7 +23,7 @@ typedef struct {
        token t */
     double *entry;
     double *score, *kl;           /* (texts) reward; mean KL */
-    const demo_document **source; /* (texts) the prompt's document, for the rule */
+    const demo_document **source; /* (texts) the prompt's document in the training set */
 } demo_rollout;
 
 enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 5 };
@@ -71,9 +71,14 @@ static void demo_rollout_free(demo_rollout *o) {
 
 /* ---- generating ---- */
 
-/* All before the label, or without one all but the EOS. */
+static demo_words demo_rank_words(const demo_rank *r) {
+    return demo_words_of(r->job->train.file);
+}
+
+/* All of a token file's; of others all before the label, or without one all but the EOS. */
 static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     int64_t n = 0;
+    if (r->job->train.file) return d->tokens;
     if (!demo_ppo_options(r)->label_key) return d->tokens - (d->ids[d->tokens - 1] == DEMO_EOS);
     while (n < d->tokens && !d->loss_mask[n]) n++;
     return n;
@@ -172,7 +177,7 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
     demo_ppo *p = demo_ppo_of(r);
-    const int32_t stop = DEMO_EOS;
+    const demo_words words = demo_rank_words(r);
     int64_t n = c->n_samples_per_prompt;
     int64_t *which = demo_stream(job->usable_count, c->rollout_batch_size,
                                  (uint64_t)job->config.seed, p->drawn, count);
@@ -181,8 +186,8 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
                                      .temperature = c->temperature,
                                      .top_p = c->top_p,
                                      .top_k = c->top_k,
-                                     .stops = &stop,
-                                     .stop_count = 1,
+                                     .stops = words.stops,
+                                     .stop_count = words.stop_count,
                                      .seed = (uint64_t)job->config.seed};
     seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count * n, sizeof *prompts);
     double began = demo_seconds();

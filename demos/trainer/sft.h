@@ -44,7 +44,9 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .max_len = c->max_len,
                                  .cut_long = !strcmp(c->truncation, "cut"),
                                  .max_samples = max_samples,
-                                 .vocab_size = job->model.vocab};
+                                 .vocab_size = job->model.vocab,
+                                 .folder = c->pretrain,
+                                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_SFT)};
     if (demo_data_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     return 0;

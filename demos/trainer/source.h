@@ -37,23 +37,28 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
         cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
 }
 
-static inline seqpar_status demo_source_config(const char *source, const char *folder,
-                                               const seqpar_llama_config *c,
-                                               const char *dtype, seqpar_error *error) {
-    char path[4352];
-    cJSON *json = demo_config_open(source, path, sizeof path, error);
-    char *text = NULL;
-    if (!json) return error->status;
-    demo_source_change(json, c, dtype);
-    text = cJSON_Print(json);
+/* Takes the object over. */
+static inline seqpar_status demo_source_write(cJSON *json, const char *path,
+                                              seqpar_error *error) {
+    char *text = cJSON_Print(json);
     cJSON_Delete(json);
-    snprintf(path, sizeof path, "%s/config.json", folder);
     if (!text)
         seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", path);
     else
         seqpar_file_write_atomic(path, text, (int64_t)strlen(text), error);
     cJSON_free(text);
     return error->status;
+}
+
+static inline seqpar_status demo_source_config(const char *source, const char *folder,
+                                               const seqpar_llama_config *c,
+                                               const char *dtype, seqpar_error *error) {
+    char path[4352];
+    cJSON *json = demo_config_open(source, path, sizeof path, error);
+    if (!json) return error->status;
+    demo_source_change(json, c, dtype);
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    return demo_source_write(json, path, error);
 }
 
 static inline seqpar_status demo_source_copy(const char *source, const char *folder,
@@ -71,6 +76,23 @@ static inline seqpar_status demo_source_copy(const char *source, const char *fol
     seqpar_file_write_atomic(to, text, (int64_t)size, error);
     free(text);
     return error->status;
+}
+
+/* A model that began from nothing, but with the tokenizer of a token file: which ids it was
+   taught as BOS, EOS and PAD; -1: none. */
+static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int32_t eos,
+                                            int32_t pad, seqpar_error *error) {
+    const struct {
+        const char *key;
+        int32_t id;
+    } ids[] = {{"bos_token_id", bos}, {"eos_token_id", eos}, {"pad_token_id", pad}};
+    char path[4352];
+    cJSON *json = demo_config_open(folder, path, sizeof path, error);
+    if (!json) return error->status;
+    for (int i = 0; i < 3; i++)
+        demo_source_set(json, ids[i].key,
+                        ids[i].id < 0 ? cJSON_CreateNull() : cJSON_CreateNumber(ids[i].id));
+    return demo_source_write(json, path, error);
 }
 
 /* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`

@@ -53,7 +53,7 @@ typedef struct {
         &(c).dataset, \
         DEMO_STRING, \
         NULL, \
-        "training data: .jsonl or .txt, a comma list", \
+        "training data: .jsonl or .txt, a comma list; or a token file (prepare.py)", \
         DEMO_ANY}, \
         {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
         {"input_template",        &(c).input_template, DEMO_STRING, \
@@ -363,6 +363,8 @@ typedef struct {
 
 typedef struct {
     demo_config config;
+    const demo_binding *bindings; /* its options */
+    int binding_count;
     demo_told *told; /* what every rank must have been told alike; stb_ds array */
     const demo_objective *objective;
     void *options;      /* of the objective */
@@ -732,6 +734,114 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
            -1;
 }
 
+/* ---- data: text for a model with a tokenizer becomes a token file first ---- */
+
+static bool demo_folder_has(const char *folder, const char *name) {
+    char path[4352];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return !access(path, F_OK);
+}
+
+static bool demo_folder_has_tokenizer(const char *folder) {
+    return folder && (demo_folder_has(folder, "tokenizer.json") ||
+                      demo_folder_has(folder, "tokenizer.model") ||
+                      demo_folder_has(folder, "vocab.json"));
+}
+
+static bool demo_folder_has_template(const char *folder) {
+    char path[4352];
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
+    char *text = demo_read_file(path, &size);
+    bool has = demo_folder_has(folder, "chat_template.jinja") ||
+               demo_folder_has(folder, "chat_template.json") ||
+               (text && strstr(text, "\"chat_template\""));
+    free(text);
+    return has;
+}
+
+/* A word of a command line as a shell reads it. */
+static void demo_shell_word(char *to, size_t size, const char *word) {
+    bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+                                             "XYZ0123456789_./,:@%+=-")];
+    size_t used = (size_t)snprintf(to, size, "%s", plain ? " " : " $'");
+    for (; *word && used + 5 < size; word++)
+        used += (size_t)snprintf(to + used, size - used,
+                                 *word == '\n'                                ? "\\n"
+                                 : !plain && (*word == '\'' || *word == '\\') ? "\\%c"
+                                                                            : "%c",
+                                 *word);
+    if (!plain) snprintf(to + used, size - used, "'");
+}
+
+/* Options of prepare.py that this trainer has by the same name, by kind. */
+static const char *const demo_shared_options[] = {
+    "", "input_key,output_key,pretrain_mode", "prompt_key,chosen_key,rejected_key,margin_key",
+    "input_key,output_key,label_key", "input_key,label_key"};
+
+static void demo_command_option(char *to, size_t size, const demo_binding *b) {
+    const char *text = b->type == DEMO_STRING ? *(const char *const *)b->variable : NULL;
+    bool on = b->type == DEMO_FLAG && *(const bool *)b->variable;
+    if (!text && !on) return;
+    snprintf(to, size, " --%s", b->name);
+    if (text) demo_shell_word(to + strlen(to), size - strlen(to), text);
+}
+
+/* How its text becomes what is written here for it. */
+static void demo_command_shape(char *to, size_t size, const demo_job *job, uint32_t kind) {
+    const demo_config *c = &job->config;
+    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count, "input_template");
+    bool learns_more = kind == DEMO_TOKENS_SFT &&
+                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
+    if (learns_more || c->pretrain_mode)
+        snprintf(to, size, learns_more ? " --pretrain_mode" : "");
+    else if (demo_folder_has_template(c->pretrain))
+        snprintf(to, size, " --apply_chat_template");
+    else if (b && c->input_template && strcmp(c->input_template, b->fallback))
+        demo_command_option(to, size, b);
+    if (c->train_on_inputs) snprintf(to + strlen(to), size - strlen(to), " --train_on all");
+    if (!strcmp(c->truncation, "cut") && kind != DEMO_TOKENS_PROMPTS)
+        snprintf(to + strlen(to), size - strlen(to), " --truncation cut");
+}
+
+/* The command line that makes a token file of this text, until the next call; NULL: a byte is
+   a token. */
+static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
+    static char text[4096];
+    const demo_config *c = &job->config;
+    char output[1200];
+    int64_t most = c->max_len;
+    if (!demo_folder_has_tokenizer(c->pretrain)) return NULL;
+    snprintf(output, sizeof output, "%.*s.tokens", (int)strcspn(paths, ","), paths);
+    snprintf(text, sizeof text, "python3 demos/prepare.py --kind %s --pretrain",
+             demo_token_kinds[kind]);
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), c->pretrain);
+    strcat(text, " --dataset");
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), paths);
+    strcat(text, " --output");
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), output);
+    for (int i = 0; i < job->binding_count; i++) {
+        const demo_binding *b = &job->bindings[i];
+        if (demo_list_has(demo_shared_options[kind], b->name))
+            demo_command_option(text + strlen(text), sizeof text - strlen(text), b);
+        if (kind == DEMO_TOKENS_PROMPTS && !strcmp(b->name, "prompt_max_len"))
+            most = *(const int64_t *)b->variable;
+    }
+    demo_command_shape(text + strlen(text), sizeof text - strlen(text), job, kind);
+    snprintf(text + strlen(text), sizeof text - strlen(text), " --max_len %lld",
+             (long long)most);
+    return text;
+}
+
+/* A fresh model has a row for every word of the tokenizer its data was made with. */
+static int64_t demo_fresh_vocab(const demo_config *c) {
+    demo_token_head head;
+    int file = demo_is_token_file(c->dataset) ? open(c->dataset, O_RDONLY | O_CLOEXEC) : -1;
+    bool whole = file >= 0 && read(file, &head, sizeof head) == (ssize_t)sizeof head;
+    if (file >= 0) close(file);
+    return whole && head.words > 0 ? head.words : DEMO_VOCAB;
+}
+
 static int demo_job_model(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
@@ -742,7 +852,7 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
         c->num_key_value_heads,
         c->head_dim ? c->head_dim : c->hidden_size / c->num_attention_heads,
         c->intermediate_size ? c->intermediate_size : 3 * c->hidden_size,
-        DEMO_VOCAB,
+        demo_fresh_vocab(c),
         c->rope_theta,
         1e-5,
         c->tie_word_embeddings};
@@ -776,6 +886,51 @@ static int demo_units_fit(const demo_job *job, const demo_dataset *set, const ch
         return -1;
     }
     return 0;
+}
+
+/* Ids of two tokenizers are not for one model. */
+static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
+                           char *error, size_t size) {
+    const demo_token_file *a = job->train.file, *b = other->file;
+    if (!arrlen(other->documents) || (!a && !b)) return 0;
+    if (a && b && demo_same_tokenizer(demo_token_fingerprint(a), demo_token_fingerprint(b)))
+        return 0;
+    return snprintf(error, size,
+                    "%.1000s and %.1000s are not tokens of one tokenizer; make a token file of "
+                    "each by demos/prepare.py with the same --pretrain",
+                    job->config.dataset, path),
+           -1;
+}
+
+/* Models that read the same ids: one with another tokenizer would read another text. */
+static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
+    static const char *const names[] = {"ref_pretrain", "reward_pretrain", "critic_pretrain"};
+    demo_fingerprint there;
+    char one[DEMO_PATH_LIMIT + 1];
+    for (int i = 0; job->train.file && i < 3; i++)
+        for (const char *at = demo_option_path(job->bindings, job->binding_count, names[i]); at;
+             at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+            snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+            if (demo_folder_fingerprint(one, &there) &&
+                !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
+                return snprintf(error, size,
+                                "--%s %.1000s has another tokenizer.json than the one that "
+                                "%.1000s was made with; take a model of the same tokenizer, or "
+                                "copy the file if it is only written otherwise",
+                                names[i], one, job->config.dataset),
+                       -1;
+        }
+    return 0;
+}
+
+/* Does something learn from each of its documents? What is said to a prompt is not there
+   yet. */
+static bool demo_unit_usable(const demo_job *job, int64_t unit) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    if (job->train.file && job->train.file->head->kind == DEMO_TOKENS_PROMPTS) return true;
+    for (int64_t k = 0; k < per_unit; k++)
+        if (!demo_supervised(&job->train.documents[unit * per_unit + k])) return false;
+    return true;
 }
 
 static int demo_job_data(demo_job *job, char *error, size_t size) {
@@ -815,18 +970,15 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     }
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
-    if (demo_units_fit(job, &job->train, c->dataset, error, size) ||
+    if (demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
+        demo_folders_agree(job, error, size) ||
+        demo_units_fit(job, &job->train, c->dataset, error, size) ||
         demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
         return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
     job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
-    for (int64_t i = 0; i < units; i++) {
-        int supervised = 1;
-        for (int64_t k = 0; k < o->documents_per_unit; k++)
-            supervised &= demo_supervised(
-                              &job->train.documents[i * o->documents_per_unit + k]) > 0;
-        if (supervised) job->usable[job->usable_count++] = i;
-    }
+    for (int64_t i = 0; i < units; i++)
+        if (demo_unit_usable(job, i)) job->usable[job->usable_count++] = i;
     return 0;
 }
 
@@ -1502,14 +1654,18 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
-/* In the form of the folder that training began with. */
+/* In the form of the folder that training began with; without one, with the ids of a token file. */
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
     demo_form form = {.source = c->pretrain,
                       .dtype = demo_dtype_named(c->save_dtype),
                       .shard_bytes = demo_size_named(c->max_shard_size)};
-    return demo_save_folder(&r->ctx, model, folder, &form, average);
+    const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
+    seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
+    return status || !f || r->ctx.world->rank
+               ? status
+               : demo_source_ids(folder, f->head->bos, f->head->eos, f->head->pad, r->ctx.error);
 }
 
 /* Collective: the average as a model folder of its own. */
@@ -1709,6 +1865,11 @@ static void demo_job_say(const demo_job *job) {
                 "notice: the model was made for texts of %lld tokens "
                 "(max_position_embeddings), --max_len is %lld\n",
                 (long long)positions, (long long)c->max_len);
+    if (c->pretrain && job->train.file && !demo_folder_has(c->pretrain, "tokenizer.json"))
+        fprintf(stderr,
+                "notice: %s has no tokenizer.json, so nothing says whether its tokens are those "
+                "of the token file\n",
+                seqpar_escape(shown, sizeof shown, c->pretrain));
     if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
         fprintf(stderr,
                 "notice: nothing is saved in %s yet; training starts from the beginning\n",
@@ -1812,6 +1973,22 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
     return 0;
 }
 
+/* What a token file was made with is not changed any more. */
+static void demo_say_settled(const demo_job *job, const demo_options *options) {
+    static const char *const names[] = {"input_key",    "output_key",    "input_template",
+                                        "prompt_key",   "chosen_key",    "rejected_key",
+                                        "label_key",    "margin_key",    "truncation",
+                                        "pretrain_mode", "train_on_inputs"};
+    bool any = false;
+    for (size_t i = 0; job->train.file && i < sizeof names / sizeof *names; i++) {
+        if (!demo_options_given(options, names[i])) continue;
+        fprintf(stderr, "%s--%s", any ? ", " : "notice: no effect on a token file, which "
+                                               "demos/prepare.py has made: ", names[i]);
+        any = true;
+    }
+    if (any) fputc('\n', stderr);
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
@@ -1823,6 +2000,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     demo_writes_may_fail();
     demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
+    job->bindings = bindings;
+    job->binding_count = count;
     int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
     if (!wrong && options.help_wanted)
         return demo_options_help(&options, stdout), demo_print_failed("the options");
@@ -1834,6 +2013,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 demo_shape_agrees(job, &options, error, sizeof error) ||
                 demo_job_begin(job, bindings, count, tool, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
+        if (!job->rank && !wrong) demo_say_settled(job, &options);
     }
     if (wrong) {
         demo_job_close(job);

@@ -1,0 +1,1180 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Unlicense
+"""Texts to tokens: a data set and a model's folder become one token file, which the trainers read in the place of text.
+
+    python3 demos/prepare.py --pretrain FOLDER --dataset train.jsonl --input_key messages --apply_chat_template \\
+        --output train.tokens
+
+The folder's tokenizer.json and chat template decide what the tokens are; demos/trainer/token_file.h says what the file is like.
+Needs Python 3.9 and the packages tokenizers and jinja2 (for .parquet also pyarrow).
+
+A document is the chat template's text of a conversation or, without --apply_chat_template, prompt and response:
+
+  chat      The whole text is tokenized once, and character spans become tokens by the tokenizer's offsets, so a token is what
+            it is in the model's own use. What the assistant says is what the template marks by {% generation %}; where it
+            marks nothing, the text that a turn adds behind the generation prompt, up to its stop token.
+  no chat   Prompt and response are tokenized apart, so that a prompt has the same tokens here and where a text is sampled for
+            it. What a tokenizer puts before a text (a space, often) it does not put before the response, which goes on in a
+            text. What its post-processor puts before a text (BOS, if anything) stands before the prompt; EOS ends the response,
+            once, whatever the post-processor does.
+
+--train_on says what is learnt: assistant, what the assistant says in every turn; last, in the last turn alone; all, every token.
+Pairs and labelled responses are always about the last turn, and end with its stop token.
+"""
+import argparse
+import array
+import bisect
+import collections
+import concurrent.futures
+import contextlib
+import datetime
+import itertools
+import json
+import math
+import os
+import random
+import re
+import signal
+import struct
+import sys
+import tempfile
+import time
+import unicodedata
+import zlib
+
+KINDS = {"sft": 1, "pairs": 2, "labelled": 3, "prompts": 4}
+# Names of the sections, as in token_file.h.
+OFFSETS, IDS, MASK, STOPS, WORD_OFFSETS, WORDS, WORD_FLAGS, ABOUT, MARGINS, LABELS, PROMPT_OFFSETS, PROMPTS, ANSWER_OFFSETS, \
+    ANSWERS = range(1, 15)
+MAGIC, VERSION, HEADER, ENTRY, ALIGNED = b"\x89SEQTOK\n", 1, 96, 32, 64
+BATCH = 256          # records that a process takes at a time
+STREAM = 1 << 22     # characters of plain text that it takes at a time
+AROUND = 256         # and those around them that it sees
+MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
+TEMPLATE_FILES = "chat_template.jinja, chat_template.json or a chat_template in tokenizer_config.json"
+
+
+class Refused(Exception):
+    """One sentence: what is wrong, with the values, and the fix."""
+
+
+# ---- the folder -------------------------------------------------------------------------------------------------------------
+
+
+def read_json(folder, name):
+    path = os.path.join(folder, name)
+    if not os.path.exists(path):
+        return {}
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError) as why:
+        raise Refused(f"{path} cannot be read: {why}; take it anew from where the model is from")
+    if not isinstance(found, dict):
+        raise Refused(f"{path} is no JSON object; take it anew from where the model is from")
+    return found
+
+
+def read_tokenizer(folder):
+    path = os.path.join(folder, "tokenizer.json")
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as why:
+        others = [name for name in ("tokenizer.model", "vocab.json") if os.path.exists(os.path.join(folder, name))]
+        if others:
+            raise Refused(f"{folder} has {others[0]}, but no tokenizer.json, which is what is read; make one: python3 -c \"from "
+                          f"transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('{folder}')\"")
+        raise Refused(f"{path} cannot be read: {why.strerror}; give the folder of a model with its tokenizer as --pretrain")
+
+
+def parts(node):
+    """A normalizer, pre-tokenizer or decoder, and those that it is a sequence of."""
+    if not isinstance(node, dict):
+        return []
+    inner = next((node[key] for key in ("normalizers", "pretokenizers", "decoders") if key in node), [])
+    return [node] + [part for one in inner for part in parts(one)]
+
+
+def without_prefix(tokenizer):
+    """The same tokenizer for a text that goes on: it puts no space before it."""
+    tokenizer = json.loads(json.dumps(tokenizer))
+    for part in parts(tokenizer.get("normalizer")):
+        if part["type"] == "Prepend":
+            part.update(type="Replace", pattern={"String": ""}, content="")
+            part.pop("prepend", None)
+    for key in ("normalizer", "pre_tokenizer"):
+        if isinstance(tokenizer.get(key), dict):
+            tokenizer[key] = pruned(tokenizer[key])
+    for part in parts(tokenizer.get("pre_tokenizer")):
+        if part["type"] == "Metaspace":
+            part["prepend_scheme"] = "never"
+            part.pop("add_prefix_space", None)
+        elif "add_prefix_space" in part:
+            part["add_prefix_space"] = False
+    return tokenizer
+
+
+def pruned(node):
+    """Without the normalizers that no longer do anything."""
+    if node["type"] != "Sequence":
+        return None if node.get("pattern") == {"String": ""} else node
+    key = "normalizers" if "normalizers" in node else "pretokenizers"
+    return {**node, key: [part for part in map(pruned, node[key]) if part]}
+
+
+def byte_of_character():
+    """GPT-2's table: every byte as a character that can be seen."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [b for b in range(256) if b not in seen]
+    return {**{chr(b): b for b in seen}, **{chr(256 + i): b for i, b in enumerate(hidden)}}
+
+
+def word_of_bytes(token, table):
+    try:
+        return bytes(table[c] for c in token)
+    except KeyError:
+        return token.encode()
+
+
+def decoder_of(tokenizer):
+    """What a token of the model's own vocabulary stands for, as bytes: a function of its text."""
+    replaced, fallback, by_byte = [], False, False
+    for part in parts(tokenizer.get("decoder")):
+        if part["type"] == "ByteLevel":
+            by_byte = True
+        elif part["type"] == "Metaspace":
+            replaced.append((part["replacement"], " "))
+        elif part["type"] == "Replace" and "String" in part["pattern"]:
+            replaced.append((part["pattern"]["String"], part["content"]))
+        elif part["type"] == "ByteFallback":
+            fallback = True
+        elif part["type"] not in ("Sequence", "Fuse", "Strip"):  # Strip: of the first token of a text
+            raise Refused(f"tokenizer.json has a decoder {part['type']}, which is not understood; ByteLevel, Metaspace, Replace, "
+                          "ByteFallback, Fuse and Strip are")
+    if not (by_byte or replaced or fallback):
+        raise Refused("tokenizer.json has no decoder, so nothing says which text a token stands for; take a tokenizer that has one")
+    table = byte_of_character()
+
+    def word(token):
+        if fallback and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return bytes([int(token[3:5], 16)])
+        for old, new in replaced:
+            token = token.replace(old, new)
+        return word_of_bytes(token, table) if by_byte else token.encode()
+
+    return word
+
+
+def token_text(value):
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def first_id(value):
+    return value[0] if isinstance(value, list) and value else value
+
+
+class Folder:
+    """The tokenizer of a model, and what the folder says of its use."""
+
+    def __init__(self, folder):
+        import tokenizers
+        raw = read_tokenizer(folder)
+        self.name, self.crc, self.size = folder, zlib.crc32(raw), len(raw)
+        try:
+            self.json = json.loads(raw)
+            self.fresh = tokenizers.Tokenizer.from_str(raw.decode())
+            self.going_on = tokenizers.Tokenizer.from_str(json.dumps(without_prefix(self.json)))
+        except Exception as why:  # the package raises plain Exception
+            raise Refused(f"{folder}/tokenizer.json is not understood by tokenizers {tokenizers.__version__}: {why}; "
+                          "pip install -U tokenizers, or take the file anew")
+        for one in (self.fresh, self.going_on):
+            one.no_truncation()
+            one.no_padding()
+        self.config = read_json(folder, "tokenizer_config.json")
+        self.generation = read_json(folder, "generation_config.json")
+        self.model = read_json(folder, "config.json")
+        self.special = self.special_texts()
+        self.ids()
+        self.words()
+
+    def special_texts(self):
+        """bos_token, eos_token and so on, as templates know them."""
+        texts = {}
+        for source in (read_json(self.name, "special_tokens_map.json"), self.config):
+            texts.update({key: token_text(value) for key, value in source.items()
+                          if key.endswith("_token") and isinstance(token_text(value), str)})
+        for key in ("bos_token", "eos_token"):
+            named = [first_id(source.get(f"{key}_id")) for source in (self.model, self.generation)]
+            named = [self.fresh.id_to_token(i) for i in named if isinstance(i, int) and i >= 0]
+            if key not in texts and named and named[0]:
+                texts[key] = named[0]
+        return texts
+
+    def id_of(self, key):
+        text = self.special.get(key)
+        found = self.fresh.token_to_id(text) if text is not None else None
+        return -1 if found is None else found
+
+    def ids(self):
+        self.bos, self.eos, self.pad = (self.id_of(f"{name}_token") for name in ("bos", "eos", "pad"))
+        if self.eos < 0:
+            raise Refused(f"{self.name} names no eos_token that its tokenizer has (it says {self.special.get('eos_token')!r}); "
+                          "name it in tokenizer_config.json")
+        listed = self.generation.get("eos_token_id", [])
+        listed = [i for i in (listed if isinstance(listed, list) else [listed]) if isinstance(i, int) and i != self.eos]
+        self.stops = [self.eos, *dict.fromkeys(listed)]
+        # what the post-processor puts before a text; what it puts behind is EOS, which stands where a response ends
+        bare, whole = (self.fresh.encode("a", add_special_tokens=special).ids for special in (False, True))
+        at = next((i for i in range(len(whole) + 1) if whole[i:i + len(bare)] == bare), 0)
+        self.prefix = whole[:at]
+
+    def words(self):
+        """The table id -> bytes. Added tokens stand for themselves."""
+        vocabulary, word = self.fresh.get_vocab(True), decoder_of(self.json)
+        self.vocab = max(vocabulary.values()) + 1
+        self.word, self.flags = [b""] * self.vocab, bytearray(self.vocab)
+        for token, i in vocabulary.items():
+            self.word[i] = word(token)
+        for added in self.json.get("added_tokens") or []:
+            self.word[added["id"]] = added["content"].encode()
+            self.flags[added["id"]] = bool(added.get("special"))
+        named = self.json["model"].get("unk_token")
+        self.unknown = self.json["model"].get("unk_id") if named is None else self.fresh.token_to_id(named)
+
+    def notices(self):
+        wanted = self.config.get("add_bos_token")
+        if isinstance(wanted, bool) and self.bos >= 0 and wanted != (self.bos in self.prefix):
+            yield (f"tokenizer_config.json says add_bos_token {str(wanted).lower()}, tokenizer.json puts {self.prefix} before a "
+                   "text; tokenizer.json is followed")
+
+
+# ---- the chat template ------------------------------------------------------------------------------------------------------
+
+
+def template_text(given, folder):
+    if given is not None:
+        if os.path.isfile(given):
+            with open(given, encoding="utf-8") as file:
+                return file.read()
+        if "{" not in given:
+            raise Refused(f"--tokenizer_chat_template is {given!r}, which is neither a file nor a template; give one of them")
+        return given
+    path = os.path.join(folder.name, "chat_template.jinja")
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    found = read_json(folder.name, "chat_template.json").get("chat_template") or folder.config.get("chat_template")
+    if isinstance(found, list):  # several, each with a name
+        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    if not isinstance(found, str):
+        raise Refused(f"{folder.name} has no chat template ({TEMPLATE_FILES}); give one by --tokenizer_chat_template, or leave out "
+                      "--apply_chat_template and shape prompts by --input_template")
+    return found
+
+
+def template_environment(now):
+    """The one that transformers has; {% generation %} leaves marks in the text."""
+    import jinja2
+    import jinja2.ext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}
+
+        def parse(self, parser):
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
+            return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
+
+        def _marked(self, caller):
+            return MARK_BEGIN + caller() + MARK_END
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=[Generation, jinja2.ext.loopcontrols])
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = now.strftime
+    return environment
+
+
+class Template:
+    def __init__(self, text, folder, now):
+        import jinja2
+        self.error = jinja2.exceptions.TemplateError
+        self.special = folder.special
+        self.stops = tuple(folder.word[i].decode(errors="replace") for i in folder.stops if i < folder.vocab)
+        self.marked = re.search(r"{%-?\s*generation\s*-?%}", text) is not None
+        try:
+            self.template = template_environment(now).from_string(text)
+            self.template.globals = dict(self.template.globals)  # as it is, each rendering walks through two of them
+        except self.error as why:
+            raise Refused(f"the chat template is no Jinja: {why}; look at --tokenizer_chat_template or the folder's own")
+
+    def marks(self, messages, tools, prompt):
+        try:
+            return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
+                                        **self.special)
+        except (self.error, TypeError, ValueError, KeyError, AttributeError, IndexError) as why:
+            raise Refused(f"the chat template does not take these {len(messages)} messages: {why}; change them, or give another "
+                          "template by --tokenizer_chat_template")
+
+    def render(self, messages, tools=None, prompt=False):
+        text = self.marks(messages, tools, prompt)
+        return text.replace(MARK_BEGIN, "").replace(MARK_END, "") if self.marked else text
+
+    def ended(self, text, begin):
+        """Where a turn ends that begins there: with its stop token, which nothing is sampled behind."""
+        bare = text.rstrip()
+        return len(bare) if len(bare) > begin and bare.endswith(self.stops) else len(text)
+
+    def turns(self, messages, tools, last):
+        """The text of a conversation, and where the assistant speaks in it."""
+        which = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        if not which:
+            raise Refused(f"none of the {len(messages)} messages is the assistant's, so there is nothing to learn; add one, remove "
+                          "the record or take --train_on all")
+        if self.marked:
+            return self.turns_by_marks(messages, tools, which, last)
+        return self.turns_by_prefixes(messages, tools, which[-1:] if last else which)
+
+    def turns_by_marks(self, messages, tools, which, last):
+        text, spans, at = "", [], 0
+        for piece in re.split(f"([{MARK_BEGIN}{MARK_END}])", self.marks(messages, tools, False)):
+            if piece == MARK_BEGIN:
+                at = len(text)
+            elif piece == MARK_END:
+                spans.append((at, len(text)))
+            else:
+                text += piece
+        if last:
+            spans = spans[self.marks(messages[:which[-1]], tools, False).count(MARK_END):]
+        spans = [span for span in spans if span[0] < span[1]]
+        if not spans:
+            raise Refused("the chat template's {% generation %} marks nothing in this conversation; put it around what the "
+                          "assistant says")
+        return text, spans
+
+    def turns_by_prefixes(self, messages, tools, which):
+        text, spans = self.render(messages, tools), []
+        for k in which:
+            before = self.render(messages[:k], tools, True)
+            after = text if k + 1 == len(messages) else self.render(messages[:k + 1], tools)
+            if not (text.startswith(after) and after.startswith(before) and len(before) < len(after)):
+                raise Refused(f"the chat template writes the conversation up to message {k + 1} otherwise alone than as a part of "
+                              "the whole, so what the assistant says there cannot be found; put {% generation %} and "
+                              "{% endgeneration %} around it in a template for --tokenizer_chat_template, or take --train_on last "
+                              "or all")
+            span = (len(before), self.ended(after, len(before)))
+            said = messages[k].get("content")
+            if isinstance(said, str) and said.strip() not in text[span[0]:span[1]]:
+                raise Refused(f"the chat template leaves out or changes what the assistant says in message {k + 1} "
+                              f"({said.strip()[:40]!r} became {text[span[0]:span[1]][:40]!r}); change the message, or mark what is "
+                              "learnt by {% generation %} in a template for --tokenizer_chat_template")
+            spans.append(span)
+        return text, spans
+
+    def stops_turns(self):
+        """Does a turn end in a token that sampling stops at?"""
+        try:
+            text, spans = self.turns([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None, True)
+        except Refused:
+            return True  # it is for other conversations
+        return text[:spans[-1][1]].rstrip().endswith(self.stops)
+
+
+# ---- documents --------------------------------------------------------------------------------------------------------------
+
+
+def canonical(text):
+    """Without what a normalizer may change."""
+    return "".join(unicodedata.normalize("NFKC", text).casefold().replace("\u2581", " ").split())
+
+
+class Draft:
+    """A document whose texts wait for the tokenizer: a conversation, or prompt and response."""
+    __slots__ = ("text", "spans", "prompt", "response", "supervised", "ends", "trims", "ids", "mask", "prompt_tokens")
+
+    def __init__(self, text=None, spans=None, prompt=None, response=None, supervised=False, ends=False, trims=False):
+        self.text, self.spans, self.prompt, self.response = text, spans, prompt, response
+        self.supervised, self.ends, self.trims = supervised, ends, trims
+
+
+class Maker:
+    """Documents of records: what a process of --workers has."""
+
+    def __init__(self, options, now):
+        self.o = options
+        self.folder = Folder(options.pretrain)
+        self.template = Template(template_text(options.tokenizer_chat_template, self.folder), self.folder, now) \
+            if options.apply_chat_template else None
+        self.counts = collections.Counter()
+        self.shape = {"sft": self.sft, "pairs": self.pairs, "labelled": self.labelled, "prompts": self.prompts}[options.kind]
+
+    # -- what a record says --
+
+    def value(self, record, key, option):
+        if key in record:
+            return record[key]
+        raise Refused(f"no key \"{key}\"; set --{option} to one of those present: {', '.join(map(repr, record)) or 'none'}")
+
+    def text(self, record, key, option):
+        found = self.value(record, key, option)
+        if isinstance(found, str):
+            return found
+        if isinstance(found, list):
+            raise Refused(f"\"{key}\" is a list, but text is needed; lists of messages need --apply_chat_template")
+        raise Refused(f"\"{key}\" is {json.dumps(found)[:40]}, but text is needed; or set --{option}")
+
+    def messages(self, record, key, option, role):
+        found = self.value(record, key, option)
+        if isinstance(found, str):
+            return [{"role": role, "content": found}]
+        if not isinstance(found, list) or not found:
+            raise Refused(f"\"{key}\" is {json.dumps(found)[:40]}, but text or a list of messages is needed")
+        for i, message in enumerate(found):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise Refused(f"\"{key}\"[{i}] is {json.dumps(message)[:60]}, but a message is an object with \"role\" and "
+                              "\"content\"")
+        return found
+
+    def given(self, key, response):
+        if not response:
+            raise Refused(f"\"{key}\" is empty, but a response needs a token; fill it or remove the record")
+
+    def formed(self, prompt):
+        return self.o.input_template.replace("{}", prompt)
+
+    # -- records as drafts: a list of documents, and what belongs to them --
+
+    def conversation(self, record, messages, last, trims=False):
+        if self.o.train_on == "all" and self.o.kind == "sft":
+            text = self.template.render(messages, record.get("tools"))
+            return Draft(text=text, spans=[(0, len(text))])
+        text, spans = self.template.turns(messages, record.get("tools"), last)
+        return Draft(text=text, spans=spans, trims=trims)
+
+    def sft(self, record):
+        o = self.o
+        if self.template:
+            messages = self.messages(record, o.input_key, "input_key", "user")
+            if o.output_key:
+                messages = messages + self.messages(record, o.output_key, "output_key", "assistant")
+            return [self.conversation(record, messages, o.train_on == "last")], None
+        prompt = self.text(record, o.input_key, "input_key")
+        if not o.output_key or o.pretrain_mode:
+            return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode)], None
+        response = self.text(record, o.output_key, "output_key")
+        return [Draft(prompt=self.formed(prompt) if response else "", response=response, supervised=o.train_on == "all",
+                      ends=True)], None
+
+    def pairs(self, record):
+        o = self.o
+        margin = record.get(o.margin_key)
+        if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin)):
+            raise Refused(f"\"{o.margin_key}\" is {json.dumps(margin)[:40]}, but a finite number is needed; or set --margin_key")
+        keys = ((o.chosen_key, "chosen_key"), (o.rejected_key, "rejected_key"))
+        drafts = self.pair_of_chats(record, keys) if self.template else self.pair_of_texts(record, keys)
+        return drafts, math.nan if margin is None else float(margin)
+
+    def pair_of_chats(self, record, keys):
+        shared = self.messages(record, self.o.prompt_key, "prompt_key", "user") if self.o.prompt_key else []
+        for key, option in keys:
+            if not shared and isinstance(self.value(record, key, option), str):
+                raise Refused(f"\"{key}\" is text, which answers no prompt; give --prompt_key, or lists of messages")
+        sides = [shared + self.messages(record, key, option, "assistant") for key, option in keys]
+        return [self.conversation(record, side, True, True) for side in sides]
+
+    def pair_of_texts(self, record, keys):
+        sides = [self.text(record, key, option) for key, option in keys]
+        for (key, _), side in zip(keys, sides):
+            self.given(key, side)
+        key = self.o.prompt_key
+        shared = 0 if key else common_prompt(*sides)
+        prompt = self.formed(self.text(record, key, "prompt_key")) if key else sides[0][:shared]
+        return [Draft(prompt=prompt, response=side[shared:], ends=True) for side in sides]
+
+    def labelled(self, record):
+        o = self.o
+        label = self.value(record, o.label_key, "label_key")
+        liked = {True: 1, "1": 1, False: 0, "0": 0}.get(label) if isinstance(label, (bool, int, float, str)) else None
+        if liked is None:
+            raise Refused(f"\"{o.label_key}\" is {json.dumps(label)[:40]}, but it must be true or false, 1 or 0")
+        if self.template:
+            messages = self.messages(record, o.input_key, "input_key", "user")
+            if o.output_key in record or not isinstance(record.get(o.input_key), list):
+                messages = messages + self.messages(record, o.output_key, "output_key", "assistant")
+            return [self.conversation(record, messages, True, True)], liked
+        response = self.text(record, o.output_key, "output_key")
+        self.given(o.output_key, response)
+        prompt = self.formed(self.text(record, o.input_key, "input_key"))
+        return [Draft(prompt=prompt, response=response, ends=True)], liked
+
+    def prompts(self, record):
+        o = self.o
+        answer = self.value(record, o.label_key, "label_key") if o.label_key else ""
+        answer = json.dumps(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else answer
+        if not isinstance(answer, str):
+            raise Refused(f"\"{o.label_key}\" is {json.dumps(answer)[:40]}, but the right answer must be text or a number")
+        if self.template:
+            text = self.template.render(self.messages(record, o.input_key, "input_key", "user"), record.get("tools"), True)
+            return [Draft(text=text, spans=[])], (text, answer)
+        text = self.formed(self.text(record, o.input_key, "input_key"))
+        return [Draft(prompt=text, response="")], (text, answer)
+
+    # -- drafts as tokens --
+
+    def encode(self, tokenizer, texts):
+        try:
+            return iter(tokenizer.encode_batch(texts, add_special_tokens=False))
+        except (UnicodeEncodeError, TypeError):  # by version
+            raise Refused("a text holds half a character (a lone surrogate such as \\ud800); remove it")
+
+    def tokenize(self, drafts):
+        fresh, going_on = [], []
+        for d in drafts:
+            fresh.append(d.prompt if d.text is None else d.text)
+            if d.text is None:
+                going_on.append(d.response)
+        fresh, going_on = self.encode(self.folder.fresh, fresh), self.encode(self.folder.going_on, going_on)
+        for d in drafts:
+            if d.spans is not None:
+                self.conversation_tokens(d, next(fresh))
+            elif d.text is not None:
+                self.plain_tokens(d, next(fresh).ids)
+            else:
+                self.response_tokens(d, next(fresh).ids, next(going_on).ids)
+
+    def plain_tokens(self, d, ids):
+        d.ids = self.folder.prefix + ids + [self.folder.eos] * d.ends if ids else []
+        d.mask, d.prompt_tokens = bytearray(b"\1") * len(d.ids), 0
+
+    def response_tokens(self, d, prompt, response):
+        prompt = self.folder.prefix + prompt
+        if d.ends:
+            response = response + [self.folder.eos] if response else []
+            prompt = prompt if response else []
+        d.ids, d.prompt_tokens = prompt + response, len(prompt)
+        d.mask = bytearray([d.supervised]) * len(prompt) + bytearray(b"\1") * len(response)
+
+    def conversation_tokens(self, d, encoding):
+        d.ids, end = encoding.ids, 0
+        d.mask, d.prompt_tokens = bytearray(len(d.ids)), len(d.ids)
+        for begin, stop in d.spans:
+            first, end = span_tokens(encoding, begin, stop, len(d.ids))
+            self.checked(d, first, end, begin, stop)
+            self.counts["merged"] += encoding.token_to_chars(first)[0] < begin
+            d.mask[first:end] = b"\1" * (end - first)
+            d.prompt_tokens = min(d.prompt_tokens, first)
+        if d.trims and not d.text[d.spans[-1][1]:].strip():  # a response ends with its stop token, as one that is sampled does
+            d.ids, d.mask = d.ids[:end], d.mask[:end]
+
+    def checked(self, d, first, end, begin, stop):
+        """What is learnt must read as what the span says."""
+        ids, text = d.ids[first:end], d.text[begin:stop]
+        if b"".join([self.folder.word[i] for i in ids]) == text.encode() or self.folder.unknown in ids:
+            return
+        read = b"".join([self.folder.word[i] for i in ids]).decode(errors="replace")
+        if canonical(text) not in canonical(read):
+            raise Refused(f"the tokens of what the assistant says read {read[:60]!r}, not {text[:60]!r}; the tokenizer's "
+                          "offsets cannot be relied on, pip install -U tokenizers")
+
+    def look_at_prompt(self, d):
+        """Has a prompt alone, which texts are sampled for, the tokens that it has before an answer? One of a batch is asked."""
+        if d.spans and d.spans[0][0]:
+            prompt = next(self.encode(self.folder.fresh, [d.text[:d.spans[0][0]]])).ids
+            self.counts["apart"] += prompt != d.ids[:d.prompt_tokens]
+
+    # -- what is kept --
+
+    def fits(self, d, room):
+        """Cuts a document that is too long, where that is wanted and leaves something to learn; False: it is left out."""
+        if not self.o.max_len or len(d.ids) <= self.o.max_len:
+            return True
+        if self.o.truncation == "drop" or self.o.kind == "prompts" or (d.prompt_tokens and d.prompt_tokens + room > self.o.max_len):
+            return False
+        d.ids, d.mask = d.ids[:self.o.max_len], d.mask[:self.o.max_len]
+        if d.ends:
+            d.ids[-1] = self.folder.eos
+        return True
+
+    def keep(self, drafts):
+        counts, whole = self.counts, sum(len(d.ids) for d in drafts)
+        counts["read"] += 1
+        if not all(d.ids for d in drafts):
+            counts["zero_length"] += 1
+            return False
+        # room: as in the trainers, for text; a conversation needs a token that is learnt
+        if not all([self.fits(d, 1 if d.spans is not None else 3 if self.o.kind == "sft" else 2) for d in drafts]):
+            counts["dropped_long"] += 1
+            return False
+        for d in drafts:
+            d.mask[0] = 0  # nothing stands before it to predict it
+            counts["supervised"] += d.mask.count(1)
+            counts["fully_masked"] += self.o.kind != "prompts" and not any(d.mask)
+            counts["unknown"] += self.folder.unknown is not None and self.folder.unknown in d.ids
+        counts["cut"] += sum(len(d.ids) for d in drafts) < whole
+        counts["kept"] += 1
+        if len(drafts) == 2:
+            counts["two_prompts"] += drafts[0].ids[:drafts[0].prompt_tokens] != drafts[1].ids[:drafts[1].prompt_tokens]
+            counts["identical"] += drafts[0].ids == drafts[1].ids
+        return True
+
+    def batch(self, items):
+        """Records of a batch as bytes of sections, and what was counted."""
+        self.counts.clear()
+        made = []
+        for path, number, payload in items:
+            where = f"{path}:{number}"
+            try:
+                made.append((*self.shape(record_of(payload)), where))
+            except Refused as why:
+                raise Refused(f"{where}: {why}") from None
+        self.tokenize_all(made)
+        self.look_at_prompt(made[0][0][0])
+        kept = [(drafts, more) for drafts, more, _ in made if self.keep(drafts)]
+        return self.packed(kept), dict(self.counts)
+
+    def tokenize_all(self, made):
+        try:
+            self.tokenize([d for drafts, _, _ in made for d in drafts])
+        except Refused:
+            for drafts, _, where in made:  # whose is it?
+                try:
+                    self.tokenize(drafts)
+                except Refused as why:
+                    raise Refused(f"{where}: {why}") from None
+            raise
+
+    def packed(self, kept):
+        documents = [d for drafts, _ in kept for d in drafts]
+        out = {IDS: b"".join([little("i", d.ids) for d in documents]),
+               MASK: b"".join([d.mask for d in documents]),
+               OFFSETS: [len(d.ids) for d in documents]}
+        if self.o.kind == "pairs":
+            out[MARGINS] = little("d", (more for _, more in kept))
+        elif self.o.kind == "labelled":
+            out[LABELS] = bytes(more for _, more in kept)
+        elif self.o.kind == "prompts":
+            for lengths, texts, which in ((PROMPT_OFFSETS, PROMPTS, 0), (ANSWER_OFFSETS, ANSWERS, 1)):
+                written = [more[which].encode() for _, more in kept]
+                out[texts], out[lengths] = b"".join(written), [len(text) for text in written]
+        return out
+
+    def stream(self, item):
+        """A part of a plain text as ids. It is tokenized with what is around it, whose tokens are left out again, so that its
+        own are those it has in the whole text; but where a token would reach into another part, it ends there."""
+        _, before, text, after = item
+        tokenizer = self.folder.going_on if before else self.folder.fresh
+        while True:
+            encoding = next(self.encode(tokenizer, [before + text + after]))
+            begins = [begin for begin, _ in encoding.offsets] + [len(before + text + after)]
+            first, end = (bisect.bisect_left(begins, at) for at in (len(before), len(before) + len(text)))
+            first = first if before else 0
+            if begins[first] > len(before):
+                before = ""
+            elif begins[end] > len(before) + len(text):
+                after = ""
+            else:
+                return little("i", encoding.ids[first:end])
+
+
+def span_tokens(encoding, begin, end, count):
+    """Tokens first .. last + 1 that hold a character of this span."""
+    first = next((t for t in map(encoding.char_to_token, range(begin, end)) if t is not None), None)
+    if first is None:
+        raise Refused(f"the tokenizer makes no token of the characters {begin} to {end} of a conversation, which the assistant "
+                      "says; give a tokenizer that drops none")
+    last = next(t for t in map(encoding.char_to_token, range(end - 1, begin - 1, -1)) if t is not None)
+    while last + 1 < count and encoding.token_to_chars(last + 1)[0] < end:  # a character may be several tokens
+        last += 1
+    return first, last + 1
+
+
+def common_prompt(one, other):
+    """Characters of the prompt that two texts begin with, as the trainers have it (demos/trainer/pairs.h)."""
+    n = len(os.path.commonprefix([one, other]))
+    differ = n < len(one) and n < len(other)
+    if n and not differ:
+        n -= 1
+    return n - 1 if n and differ and one[n - 1] == " " else n
+
+
+def once(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, n in collections.Counter(key for key, _ in pairs).items() if n > 1)
+        raise Refused(f"key \"{twice}\" stands there twice; remove one of them")
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=once)
+
+
+def record_of(payload):
+    if isinstance(payload, bytes):
+        try:
+            payload = DECODER.decode(payload.decode())
+        except UnicodeDecodeError as why:
+            raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
+        except ValueError as why:
+            raise Refused(f"broken JSON ({why}); one whole object {{...}} per line is needed")
+    if not isinstance(payload, dict):
+        raise Refused(f"the record is {json.dumps(payload)[:40]}, but an object {{...}} is needed")
+    return payload
+
+
+def little(code, values):
+    numbers = array.array(code, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+# ---- data sets --------------------------------------------------------------------------------------------------------------
+
+
+def json_items(path):
+    with open(path, "rb") as file:
+        mark = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
+        file.seek(mark)
+        if path.endswith(".json") and file.read(4096).lstrip()[:1] == b"[":
+            file.seek(mark)
+            try:
+                records = json.load(file)
+            except ValueError as why:
+                raise Refused(f"{path}: broken JSON: {why}; give a list of objects, or one object per line")
+            yield from ((path, i + 1, record) for i, record in enumerate(records))
+            return
+        file.seek(mark)
+        yield from ((path, i + 1, line) for i, line in enumerate(file) if line.strip())
+
+
+def parquet_items(path):
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise Refused(f"{path}: .parquet is read by pyarrow, which is not here; pip install pyarrow")
+    number = 0
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=4096):
+        for record in batch.to_pylist():
+            number += 1
+            yield path, number, record
+
+
+def file_items(path):
+    if not os.path.isfile(path):
+        raise Refused(f"{path} is no file; give a .jsonl, .json, .parquet or .txt, a folder, or json@FOLDER")
+    items = parquet_items(path) if path.endswith(".parquet") else json_items(path)
+    if not path.endswith((".jsonl", ".json", ".parquet")):
+        raise Refused(f"{path} ends in neither .jsonl, .json, .parquet nor .txt; only these are read")
+    try:
+        yield from items
+    except OSError as why:
+        raise Refused(f"{path} cannot be read: {why.strerror}; look at its permissions")
+
+
+def folder_files(folder, split):
+    """train.jsonl, train-00000-of-00002.parquet, train/*.jsonl and so on; a folder that names no split is all train."""
+    data = (".jsonl", ".json", ".parquet")
+    names = sorted(name for name in os.listdir(folder) if name.endswith(data))
+    inside = os.path.join(folder, split)
+    found = [name for name in names if re.match(rf"{split}[^a-zA-Z]", name)]
+    if os.path.isdir(inside):
+        found += [os.path.join(split, name) for name in sorted(os.listdir(inside)) if name.endswith(data)]
+    if not found and split == "train" and not any(re.match(r"(test|valid|dev|eval)", name) for name in os.listdir(folder)):
+        found = names
+    if not found:
+        raise Refused(f"{folder} has no data of --split {split} ({split}.jsonl, {split}-*.parquet, {split}/*.jsonl ...); it has "
+                      f"{', '.join(sorted(os.listdir(folder))[:8]) or 'nothing'}")
+    return [os.path.join(folder, name) for name in found]
+
+
+def set_files(name, split):
+    kind, at, folder = name.partition("@")
+    if at and kind not in ("json", "parquet"):
+        raise Refused(f"--dataset {name}: {kind}@ is not known; json@FOLDER and parquet@FOLDER are")
+    path = folder if at else name
+    return folder_files(path, split) if os.path.isdir(path) else [path]
+
+
+def sampled(sets, weights, seed):
+    """Every record from a set drawn by the weights, until one that is drawn has no further: nothing is read twice."""
+    draw, ends = random.Random(seed), list(itertools.accumulate(weights))
+    for records in iter(lambda: sets[bisect.bisect_right(ends, draw.random() * ends[-1])], None):
+        try:
+            yield next(records)
+        except StopIteration:
+            return
+
+
+def data_files(o):
+    return [set_files(name, o.split) for name in o.dataset.split(",")]
+
+
+def data_items(o):
+    sets = [itertools.chain.from_iterable(map(file_items, files)) for files in data_files(o)]
+    if o.dataset_probs is not None and len(o.dataset_probs) != len(sets):
+        raise Refused(f"--dataset_probs has {len(o.dataset_probs)} weights for {len(sets)} data sets; give one for each")
+    items = sampled(sets, o.dataset_probs, o.seed) if o.dataset_probs else itertools.chain.from_iterable(sets)
+    return itertools.islice(items, o.max_samples)
+
+
+def line_begin(text):
+    """Where the last line begins that begins with no space, so that a token ends before it; 0: nowhere."""
+    at = text.rfind("\n")
+    while at >= 0 and (at + 1 == len(text) or text[at + 1].isspace()):
+        at = text.rfind("\n", 0, at)
+    return at + 1
+
+
+def stream_items(files):
+    """Parts of plain text, cut where a line begins, each with some of the text around it."""
+    for path in files:
+        try:
+            with open(path, encoding="utf-8-sig", newline="") as file:
+                context, text = "", ""
+                while part := file.read(STREAM):
+                    text += part
+                    if at := line_begin(text):
+                        yield path, context, text[:at], text[at:at + AROUND]
+                        context, text = text[text.rfind("\n", 0, max(at - AROUND, 0)) + 1:at], text[at:]
+                if text:
+                    yield path, context, text, ""
+        except OSError as why:
+            raise Refused(f"{path} cannot be read: {why.strerror}; give a .txt of UTF-8")
+        except UnicodeDecodeError as why:
+            raise Refused(f"{path}: byte {why.start} of a part is no UTF-8 ({why.reason}); write the file anew as UTF-8")
+
+
+# ---- the file ---------------------------------------------------------------------------------------------------------------
+
+
+class Section:
+    """Bytes that grow beside the file until all are there."""
+
+    def __init__(self, folder):
+        self.file, self.size, self.crc = tempfile.TemporaryFile(dir=folder), 0, 0
+
+    def add(self, data):
+        self.file.write(data)
+        self.size += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+
+
+class Offsets:
+    """Lengths as offsets from 0."""
+
+    def __init__(self):
+        self.at, self.values = 0, array.array("Q", [0])
+
+    def add(self, lengths):
+        for length in lengths:
+            self.at += length
+            self.values.append(self.at)
+
+
+class TokenFile:
+    def __init__(self, path):
+        self.path, self.folder = path, os.path.dirname(os.path.abspath(path))
+        self.sections = {}
+
+    def add(self, made):
+        for name, data in made.items():
+            if name not in self.sections:
+                self.sections[name] = Offsets() if isinstance(data, list) else Section(self.folder)
+            self.sections[name].add(data)
+
+    def write(self, kind, folder, about):
+        offsets = self.sections[OFFSETS]
+        documents, tokens = len(offsets.values) - 1, offsets.at
+        self.add({STOPS: little("i", folder.stops), WORD_OFFSETS: [len(word) for word in folder.word],
+                  WORDS: b"".join(folder.word), WORD_FLAGS: bytes(folder.flags),
+                  ABOUT: json.dumps(about, ensure_ascii=False, sort_keys=True).encode()})
+        for name, section in self.sections.items():
+            if isinstance(section, Offsets):
+                self.sections[name] = Section(self.folder)
+                self.sections[name].add(little("Q", section.values))
+        table, at = b"", HEADER + ENTRY * len(self.sections)
+        for name, section in sorted(self.sections.items()):
+            at = -(-at // ALIGNED) * ALIGNED
+            table += struct.pack("<IIQQQ", name, section.crc, at, section.size, 0)
+            at += section.size
+        head = struct.pack("<QIIiiiiQQQII", at, KINDS[kind], len(self.sections), folder.bos, folder.eos, folder.pad, folder.vocab,
+                           documents, tokens, folder.size, folder.crc, 0).ljust(HEADER - 16, b"\0")
+        self.replace(MAGIC + struct.pack("<II", VERSION, zlib.crc32(head + table)) + head + table)
+
+    def replace(self, head):
+        temporary = f"{self.path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(head)
+                for _, section in sorted(self.sections.items()):
+                    file.write(bytes(-file.tell() % ALIGNED))
+                    section.file.seek(0)
+                    while part := section.file.read(1 << 20):
+                        file.write(part)
+            os.replace(temporary, self.path)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+# ---- processes --------------------------------------------------------------------------------------------------------------
+
+_maker = None
+
+
+def worker_begin(options, now):
+    global _maker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process says what happened
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _maker = Maker(options, now)
+
+
+def worker_batch(items):
+    return _maker.batch(items)
+
+
+def worker_stream(item):
+    return _maker.stream(item)
+
+
+def batches(items):
+    while batch := list(itertools.islice(items, BATCH)):
+        yield batch
+
+
+def in_order(o, now, maker, work, parts):
+    """work(part) of every part, in their order, whoever did it."""
+    if o.workers == 1:
+        global _maker
+        _maker = maker
+        yield from map(work, parts)
+        return
+    with concurrent.futures.ProcessPoolExecutor(o.workers, initializer=worker_begin, initargs=(o, now)) as pool:
+        waiting = collections.deque()
+        try:
+            for part in parts:
+                waiting.append(pool.submit(work, part))
+                if len(waiting) >= 4 * o.workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except concurrent.futures.process.BrokenProcessPool:
+            raise Refused(f"one of the {o.workers} processes was ended from outside, for want of memory perhaps; lower --workers")
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+class Progress:
+    """A line on stderr, drawn anew where that is a terminal."""
+
+    def __init__(self):
+        self.began = self.drawn = time.monotonic()
+        self.there = sys.stderr.isatty()
+
+    def step(self, counts, tokens):
+        now = time.monotonic()
+        if not self.there or now - self.drawn < 0.2:
+            return
+        self.drawn = now
+        rate = tokens / (now - self.began)
+        print(f"\r{counts['read']:,} records, {tokens:,} tokens, {rate:,.0f} tokens/s \033[K", end="", file=sys.stderr, flush=True)
+
+    def end(self):
+        if self.there:
+            print("\r\033[K", end="", file=sys.stderr)
+        return time.monotonic() - self.began
+
+
+def make_records(o, now, maker, file, counts, progress):
+    for made, counted in in_order(o, now, maker, worker_batch, batches(iter(data_items(o)))):
+        file.add(made)
+        counts.update(counted)
+        progress.step(counts, file.sections[OFFSETS].at)
+
+
+def make_stream(o, now, maker, file, counts, progress):
+    """Plain text as documents of max_len tokens, every token of them learnt."""
+    left = array.array("i")
+    files = list(itertools.chain.from_iterable(data_files(o)))
+    for part in itertools.chain(in_order(o, now, maker, worker_stream, stream_items(files)), [None]):
+        left.frombytes(part or b"")
+        whole = len(left) if part is None else len(left) // o.max_len * o.max_len
+        for at in range(0, whole, o.max_len):
+            if counts["kept"] >= o.max_samples:
+                return
+            ids = left[at:min(at + o.max_len, whole)]
+            mask = b"\0" + b"\1" * (len(ids) - 1)
+            file.add({IDS: ids.tobytes(), MASK: mask, OFFSETS: [len(ids)]})
+            counts.update(read=1, kept=1, supervised=len(ids) - 1, fully_masked=int(len(ids) == 1))
+        left = left[whole:]
+        progress.step(counts, file.sections[OFFSETS].at if file.sections else 0)
+
+
+# ---- from the command line --------------------------------------------------------------------------------------------------
+
+
+def weights(text):
+    found = [float(one) for one in text.split(",")]
+    if not all(math.isfinite(one) and one >= 0 for one in found) or not sum(found) > 0:
+        raise ValueError
+    return found
+
+
+def whole(low):
+    def number(text):
+        if int(text) < low:
+            raise ValueError
+        return int(text)
+    number.__name__ = f"whole number from {low} on"
+    return number
+
+
+def options_of(arguments):
+    p = argparse.ArgumentParser(prog="prepare.py", description=__doc__, allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--pretrain", required=True, metavar="FOLDER", help="the model's folder, with tokenizer.json")
+    p.add_argument("--dataset", required=True, metavar="DATA",
+                   help="a comma list of .jsonl, .json, .parquet or (with --pretrain_mode) .txt, folders, or json@FOLDER")
+    p.add_argument("--output", required=True, metavar="FILE", help="the token file that is written")
+    p.add_argument("--kind", choices=KINDS, default="sft",
+                   help="sft (train_sft, --pretrain_data), pairs (train_dpo, train_rm), labelled (train_kto), prompts (train_ppo)")
+    p.add_argument("--input_key", default="input", help="key of the prompt, of all text, or of a list of messages")
+    p.add_argument("--output_key", help="key of the response; sft without it: the input is all there is; labelled: output")
+    p.add_argument("--prompt_key", help="pairs: key of the prompt; without it chosen and rejected begin with it")
+    p.add_argument("--chosen_key", default="chosen", help="pairs: key of the better response")
+    p.add_argument("--rejected_key", default="rejected", help="pairs: key of the worse response")
+    p.add_argument("--margin_key", default="margin", help="pairs: key of the margin, where records have one")
+    p.add_argument("--label_key", help="labelled: key of true or false (label); prompts: key of the right answer")
+    p.add_argument("--apply_chat_template", action="store_true",
+                   help="texts and lists of messages are written by the chat template")
+    p.add_argument("--tokenizer_chat_template", metavar="TEXT_OR_FILE", help="that template, in the place of the folder's")
+    p.add_argument("--input_template", help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
+    p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
+                   help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
+    p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
+    p.add_argument("--max_len", type=whole(0), default=1024, help="longest document or prompt, in tokens; 0: no limit (1024)")
+    p.add_argument("--truncation", choices=("drop", "cut"), default="drop", help="what happens to longer ones (drop)")
+    p.add_argument("--max_samples", type=whole(1), default=100000000, help="read at most this many records")
+    p.add_argument("--split", choices=("train", "test"), default="train", help="which files of a folder are read (train)")
+    p.add_argument("--dataset_probs", type=weights,
+                   help="a weight for each data set: every record is drawn from one of them, in its order, until one that is drawn "
+                        "is exhausted; without it they are read one after the other")
+    p.add_argument("--seed", type=whole(0), default=42, help="of --dataset_probs (42)")
+    p.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes; the file does not depend on them")
+    p.add_argument("--overwrite", action="store_true", help="replace an output that is there")
+    return p.parse_args(arguments)
+
+
+def settle(o):
+    """What does not go together, before anything is read; and defaults that hang on others."""
+    texts = [path for files in data_files(o) for path in files if path.endswith(".txt")]
+    o.plain = bool(texts)
+    if o.apply_chat_template and (o.input_template is not None or o.pretrain_mode):
+        other = "--pretrain_mode" if o.pretrain_mode else "--input_template"
+        raise Refused(f"--apply_chat_template and {other} are two ways to shape a text; leave out one of them")
+    if o.tokenizer_chat_template is not None and not o.apply_chat_template:
+        raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
+    if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
+        raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind sft, not for {o.kind}; leave it out")
+    if o.kind == "prompts" and o.truncation == "cut":
+        raise Refused("a prompt that is cut asks something else; leave out --truncation cut, longer ones are left out")
+    if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or o.dataset_probs or o.max_len < 2):
+        raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
+                      "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")
+    o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
+    if "{}" not in o.input_template:
+        raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
+    if o.kind == "labelled":
+        o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
+    place_is_free(o)
+
+
+def place_is_free(o):
+    inputs = [path for files in data_files(o) for path in files]
+    if os.path.exists(o.output) and any(os.path.exists(path) and os.path.samefile(path, o.output) for path in inputs):
+        raise Refused(f"--output {o.output} is read as data; give another name")
+    if os.path.exists(o.output) and not os.path.isfile(o.output):
+        raise Refused(f"--output {o.output} is there and no regular file; give another name")
+    if os.path.exists(o.output) and not o.overwrite:
+        raise Refused(f"--output {o.output} is there already; add --overwrite or give another name")
+    if not os.path.isdir(os.path.dirname(os.path.abspath(o.output))):
+        raise Refused(f"--output {o.output} is to be in a folder that is not there; make it, or give another name")
+
+
+def summary(counts, tokens, kind):
+    what = "pairs" if kind == "pairs" else "records"
+    text = (f"{counts['read']} {what} read, {counts['kept']} kept with {tokens} tokens, {counts['supervised']} of them supervised; "
+            f"{counts['dropped_long']} too long, {counts['zero_length']} empty, {counts['cut']} cut, {counts['fully_masked']} "
+            "masked whole")
+    return text + (f", {counts['identical']} identical, {counts['two_prompts']} with two prompts" if kind == "pairs" else "")
+
+
+def notices(o, maker, counts):
+    yield from maker.folder.notices()
+    if counts["merged"] or counts["apart"]:
+        yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and "
+               f"{counts['apart']} of {-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts "
+               "are sampled for them; a template that ends prompts in a special token, or a line, has none of this")
+    if counts["unknown"]:
+        yield f"{counts['unknown']} documents hold characters that the tokenizer does not know"
+    if o.apply_chat_template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
+        yield (f"the chat template ends what the assistant says in none of {', '.join(maker.template.stops)}, where sampling "
+               "stops; name its token in generation_config.json's eos_token_id, or nothing learns to stop")
+
+
+def about(o, counts, summed):
+    shown = {key: value for key, value in vars(o).items() if key not in ("workers", "output", "overwrite", "plain")}
+    return {"options": shown, "counts": dict(counts), "summary": summed}
+
+
+def prepare(arguments):
+    o = options_of(arguments)
+    settle(o)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    now = datetime.datetime.now().replace(minute=0, second=0, microsecond=0)  # the same in all processes
+    maker, file, counts, progress = Maker(o, now), TokenFile(o.output), collections.Counter(), Progress()
+    try:
+        (make_stream if o.plain else make_records)(o, now, maker, file, counts, progress)
+    finally:
+        seconds = progress.end()
+    tokens = file.sections[OFFSETS].at if file.sections else 0
+    said = summary(counts, tokens, o.kind)
+    if not counts["kept"]:
+        raise Refused(f"{o.dataset}: nothing is left ({said}); raise --max_len, or look at the data")
+    if o.kind != "prompts" and not counts["supervised"]:
+        raise Refused(f"{o.dataset}: no supervised token in the whole set ({said}); raise --max_len, or look at the data")
+    file.write(o.kind, maker.folder, about(o, counts, said))
+    for notice in notices(o, maker, counts):
+        print(f"notice: {notice}", file=sys.stderr)
+    print(f"{o.output}: {o.kind}, {said}; {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that temporary files go
+    try:
+        prepare(None)
+    except Refused as why:
+        print(f"error: {why}", file=sys.stderr)
+        sys.exit(2)
+    except ImportError as why:
+        print(f"error: {why}; pip install tokenizers jinja2", file=sys.stderr)
+        sys.exit(2)
+    except OSError as why:
+        print(f"error: {why.filename or 'the output'}: {why.strerror}; nothing was written", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

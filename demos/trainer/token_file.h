@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* token_file.h - token files: documents as ids, which demos/prepare.py makes of text with a
+ * model's own tokenizer. They are mapped into memory and used in place.
+ *
+ * The format, version 1, all numbers little-endian:
+ *
+ *   byte  0   8 bytes   89 "SEQTOK" 0A
+ *         8   u32       version
+ *        12   u32       crc32 of all that follows, up to the end of the table
+ *        16   u64       bytes of the file
+ *        24   u32       kind: 1 sft, 2 pairs, 3 labelled, 4 prompts
+ *        28   u32       sections
+ *        32   i32 x 3   ids of BOS, EOS and PAD; -1: none
+ *        44   i32       words: all ids are below it
+ *        48   u64       documents
+ *        56   u64       tokens
+ *        64   u64, u32  bytes and crc32 of the tokenizer.json that the ids are of
+ *        76             zeros
+ *        96   the table, 32 bytes a section: u32 name, u32 crc32 of its bytes, u64 where it begins, u64 its bytes, u64 0
+ *
+ * Behind it lie the sections, by rising name, each at the next multiple of 64, with zeros in
+ * between; the file ends with the last of them:
+ *
+ *   1  offsets         u64 x (documents + 1): the tokens of document i are offsets[i] .. offsets[i + 1]; none is empty
+ *   2  ids             i32 x tokens
+ *   3  loss mask       u8 x tokens: 1 is learnt, 0 is not; it is not shifted, and a document's first token has 0
+ *   4  stops           i32 each: ids that end a text which is sampled, EOS first
+ *   5  word offsets    u64 x (words + 1)
+ *   6  words           the bytes that each id stands for; special ones are their own text, ids without a token are empty
+ *   7  flags           u8 x words: 1 is special
+ *   8  about           JSON: {"options": {..}, "counts": {"read": n, ..}, "summary": ".."} of prepare.py
+ *   9  margins         pairs: f64 x (documents / 2), NaN: none. Chosen and rejected are neighbours, in that order
+ *  10  labels          labelled: u8 x documents, 1: desirable
+ *  11  prompt offsets  prompts: u64 x (documents + 1)
+ *  12  prompts         prompts: UTF-8, as the model is given them
+ *  13  answer offsets  prompts: u64 x (documents + 1)
+ *  14  answers         prompts: UTF-8, the right answers; empty where there are none
+ *
+ * Functions return 0, or -1 with one sentence in error. Needs zlib. */
+#ifndef DEMO_TOKEN_FILE_H
+#define DEMO_TOKEN_FILE_H
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <cjson/cJSON.h>
+#include <zlib.h>
+#include "files.h"
+#include "memory.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "token files are used in place, which needs a little-endian machine"
+#endif
+
+enum { DEMO_TOKENS_SFT = 1, DEMO_TOKENS_PAIRS, DEMO_TOKENS_LABELLED, DEMO_TOKENS_PROMPTS };
+enum { DEMO_TOKENS_VERSION = 1, DEMO_TOKENS_ALIGNED = 64, DEMO_SECTIONS = 14 };
+enum {
+    DEMO_OFFSETS = 1,
+    DEMO_IDS,
+    DEMO_MASK,
+    DEMO_STOPS,
+    DEMO_WORD_OFFSETS,
+    DEMO_WORDS,
+    DEMO_WORD_FLAGS,
+    DEMO_ABOUT,
+    DEMO_MARGINS,
+    DEMO_LABELS,
+    DEMO_PROMPT_OFFSETS,
+    DEMO_PROMPT_TEXT,
+    DEMO_ANSWER_OFFSETS,
+    DEMO_ANSWER_TEXT
+};
+
+typedef struct {
+    char magic[8];
+    uint32_t version, crc;
+    uint64_t bytes;
+    uint32_t kind, sections;
+    int32_t bos, eos, pad, words;
+    uint64_t documents, tokens, tokenizer_bytes;
+    uint32_t tokenizer_crc, zeros[5];
+} demo_token_head;
+
+typedef struct {
+    uint32_t name, crc;
+    uint64_t begin, bytes, zero;
+} demo_token_section;
+
+typedef struct {
+    const unsigned char *map;
+    size_t size;
+    const demo_token_head *head;
+    const demo_token_section *section[DEMO_SECTIONS + 1]; /* by name; NULL: not there */
+    int64_t documents, longest, stop_count;
+    const uint64_t *offsets, *word_offsets;
+    const int32_t *ids, *stops;
+    const uint8_t *mask, *flags, *labels;
+    const double *margins;
+    int32_t largest; /* of all ids */
+    cJSON *about;
+} demo_token_file;
+
+static const char *const demo_token_kinds[] = {"none", "sft", "pairs", "labelled", "prompts"};
+/* By kind, who reads it. */
+static const char *const demo_token_readers[] = {
+    "", "train_sft and --pretrain_data", "train_dpo and train_rm", "train_kto", "train_ppo"};
+
+/* ---- recognizing and mapping ---- */
+
+static const char demo_token_magic[8] = {'\x89', 'S', 'E', 'Q', 'T', 'O', 'K', '\n'};
+
+/* By what it begins with, whatever it is called. */
+static inline bool demo_is_token_file(const char *path) {
+    char begin[8] = "";
+    int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+    bool is = file >= 0 && read(file, begin, 8) == 8 && !memcmp(begin, demo_token_magic, 8);
+    if (file >= 0) close(file);
+    return is;
+}
+
+/* What is being looked at, for messages. */
+typedef struct {
+    demo_token_file *file;
+    const char *path;
+    char *error;
+    size_t error_size;
+} demo_token_reader;
+
+/* Writes "path: sentence". Returns -1. */
+__attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
+    const demo_token_reader *r, const char *format, ...) {
+    va_list arguments;
+    int used = snprintf(r->error, r->error_size, "%.1000s: ", r->path);
+    va_start(arguments, format);
+    if (used >= 0 && (size_t)used < r->error_size)
+        vsnprintf(r->error + used, r->error_size - (size_t)used, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+static const char demo_token_again[] = "make it anew by demos/prepare.py";
+
+static inline int demo_token_map(const demo_token_reader *r) {
+    struct stat about = {0};
+    int file = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    const char *why = demo_file_refused(file, SIZE_MAX);
+    void *map = MAP_FAILED;
+    if (!why && !fstat(file, &about) && about.st_size > 0)
+        map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
+    if (!why && map == MAP_FAILED) why = about.st_size ? strerror(errno) : "it is empty";
+    if (file >= 0) close(file);
+    if (why) return demo_token_wrong(r, "cannot be read: %s", why);
+    r->file->map = (const unsigned char *)map;
+    r->file->size = (size_t)about.st_size;
+    r->file->head = (const demo_token_head *)map;
+    return 0;
+}
+
+static inline void demo_token_file_close(demo_token_file *file) {
+    if (file->map) munmap((void *)file->map, file->size);
+    cJSON_Delete(file->about);
+    memset(file, 0, sizeof *file);
+}
+
+/* ---- the head and the table ---- */
+
+static inline int demo_token_head_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    if (f->size < sizeof *f->head || memcmp(f->map, demo_token_magic, 8))
+        return demo_token_wrong(r, "is no token file; %s", demo_token_again);
+    if (f->head->version != DEMO_TOKENS_VERSION)
+        return demo_token_wrong(r, "is a token file of version %u, version %d is read here; %s",
+                                f->head->version, DEMO_TOKENS_VERSION, demo_token_again);
+    if (f->head->bytes != f->size)
+        return demo_token_wrong(r, "has %llu bytes, but says that it has %llu; %s",
+                                (unsigned long long)f->size, (unsigned long long)f->head->bytes,
+                                f->head->bytes > f->size ? "copy it once more, the end is missing"
+                                                         : demo_token_again);
+    size_t table = f->head->sections * sizeof(demo_token_section);
+    if (f->head->sections > DEMO_SECTIONS || sizeof *f->head + table > f->size)
+        return demo_token_wrong(r, "says that it has %u sections, which cannot be; %s",
+                                f->head->sections, demo_token_again);
+    if (crc32(0, f->map + 16, (uInt)(sizeof *f->head - 16 + table)) != f->head->crc)
+        return demo_token_wrong(r, "the checksum of its head is wrong; %s", demo_token_again);
+    return 0;
+}
+
+/* Numbers in the head that no file can have. */
+static inline int demo_token_numbers_checked(const demo_token_reader *r) {
+    const demo_token_head *h = r->file->head;
+    int32_t least = h->bos < h->pad ? h->bos : h->pad, most = h->bos > h->pad ? h->bos : h->pad;
+    if (h->kind < DEMO_TOKENS_SFT || h->kind > DEMO_TOKENS_PROMPTS)
+        return demo_token_wrong(r, "is of kind %u, which is not known; %s", h->kind,
+                                demo_token_again);
+    if (h->eos < 0 || h->eos >= h->words || least < -1 || most >= h->words)
+        return demo_token_wrong(
+            r, "BOS %d, EOS %d or PAD %d is none of its %d words; %s", h->bos, h->eos, h->pad,
+            h->words, demo_token_again);
+    if (!h->documents || h->documents > r->file->size || h->tokens > r->file->size ||
+        (h->kind == DEMO_TOKENS_PAIRS && h->documents % 2))
+        return demo_token_wrong(r, "%llu documents with %llu tokens cannot be; %s",
+                                (unsigned long long)h->documents, (unsigned long long)h->tokens,
+                                demo_token_again);
+    return 0;
+}
+
+static inline bool demo_all_zero(const unsigned char *bytes, uint64_t count) {
+    for (uint64_t i = 0; i < count; i++)
+        if (bytes[i]) return false;
+    return true;
+}
+
+/* A file may be larger than one call of zlib takes. */
+static inline uint32_t demo_token_crc(const unsigned char *bytes, uint64_t count) {
+    uLong crc = crc32(0, NULL, 0);
+    for (uint64_t done = 0, part; done < count; done += part) {
+        part = count - done < 1 << 30 ? count - done : 1 << 30;
+        crc = crc32(crc, bytes + done, (uInt)part);
+    }
+    return (uint32_t)crc;
+}
+
+/* Sections lie one behind the other, so that none overlaps another or reaches out. */
+static inline int demo_token_table_checked(const demo_token_reader *r) {
+    demo_token_file *f = r->file;
+    const demo_token_section *table = (const demo_token_section *)(f->head + 1);
+    uint64_t end = sizeof *f->head + f->head->sections * sizeof *table;
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < f->head->sections; before = table[i++].name) {
+        const demo_token_section *s = &table[i];
+        uint64_t begin = (end + DEMO_TOKENS_ALIGNED - 1) / DEMO_TOKENS_ALIGNED *
+                         DEMO_TOKENS_ALIGNED;
+        if (s->name <= before || s->name > DEMO_SECTIONS || s->zero)
+            return demo_token_wrong(r, "section %u follows section %u, which cannot be; %s",
+                                    s->name, before, demo_token_again);
+        if (s->begin != begin || begin > f->size || s->bytes > f->size - begin)
+            return demo_token_wrong(
+                r, "section %u has %llu bytes from %llu on, but room from %llu to %llu; %s",
+                s->name, (unsigned long long)s->bytes, (unsigned long long)s->begin,
+                (unsigned long long)begin, (unsigned long long)f->size, demo_token_again);
+        if (!demo_all_zero(f->map + end, begin - end))
+            return demo_token_wrong(r, "the bytes before section %u are not zero; %s", s->name,
+                                    demo_token_again);
+        f->section[s->name] = s;
+        end = begin + s->bytes;
+    }
+    return end == f->size ? 0
+                          : demo_token_wrong(r, "%llu bytes follow its last section; %s",
+                                             (unsigned long long)(f->size - end),
+                                             demo_token_again);
+}
+
+/* Bytes that a section must have; UINT64_MAX: any number. */
+static inline uint64_t demo_token_section_bytes(const demo_token_head *h, int name) {
+    switch (name) {
+        case DEMO_OFFSETS:
+        case DEMO_PROMPT_OFFSETS:
+        case DEMO_ANSWER_OFFSETS: return (h->documents + 1) * 8;
+        case DEMO_IDS: return h->tokens * 4;
+        case DEMO_MASK: return h->tokens;
+        case DEMO_WORD_OFFSETS: return ((uint64_t)h->words + 1) * 8;
+        case DEMO_WORD_FLAGS: return (uint64_t)h->words;
+        case DEMO_MARGINS: return h->documents / 2 * 8;
+        case DEMO_LABELS: return h->documents;
+        default: return UINT64_MAX;
+    }
+}
+
+static inline bool demo_token_section_needed(uint32_t kind, int name) {
+    return name < DEMO_MARGINS || (name == DEMO_MARGINS && kind == DEMO_TOKENS_PAIRS) ||
+           (name == DEMO_LABELS && kind == DEMO_TOKENS_LABELLED) ||
+           (name > DEMO_LABELS && kind == DEMO_TOKENS_PROMPTS);
+}
+
+static inline int demo_token_sections_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    for (int name = 1; name <= DEMO_SECTIONS; name++) {
+        const demo_token_section *s = f->section[name];
+        uint64_t bytes = demo_token_section_bytes(f->head, name);
+        if (!s != !demo_token_section_needed(f->head->kind, name))
+            return demo_token_wrong(r, "a file of %s %s section %d; %s",
+                                    demo_token_kinds[f->head->kind], s ? "has no" : "needs",
+                                    name, demo_token_again);
+        if (s && bytes != UINT64_MAX && s->bytes != bytes)
+            return demo_token_wrong(r, "section %d has %llu bytes instead of %llu; %s", name,
+                                    (unsigned long long)s->bytes, (unsigned long long)bytes,
+                                    demo_token_again);
+        if (s && demo_token_crc(f->map + s->begin, s->bytes) != s->crc)
+            return demo_token_wrong(
+                r, "the checksum of section %d is wrong; copy the file once more, or %s", name,
+                demo_token_again);
+    }
+    return 0;
+}
+
+/* ---- what is in the sections ---- */
+
+static inline const void *demo_token_bytes(const demo_token_file *f, int name) {
+    return f->section[name] ? f->map + f->section[name]->begin : NULL;
+}
+
+/* From 0 to the end of the section that they are about, by `least` or more at a time. */
+static inline int demo_token_offsets_rise(const demo_token_reader *r, int name, uint64_t count,
+                                          uint64_t end, uint64_t least) {
+    const uint64_t *at = (const uint64_t *)demo_token_bytes(r->file, name);
+    uint64_t i = 0;
+    if (!at) return 0;
+    while (i < count && at[i] <= at[i + 1] && at[i + 1] - at[i] >= least) i++;
+    if (i == count && !at[0] && at[count] == end) return 0;
+    return demo_token_wrong(
+        r, "the offsets of section %d do not rise from 0 to %llu (number %llu is %llu); %s", name,
+        (unsigned long long)end, (unsigned long long)i, (unsigned long long)at[i],
+        demo_token_again);
+}
+
+static inline uint64_t demo_token_size(const demo_token_file *f, int name) {
+    return f->section[name] ? f->section[name]->bytes : 0;
+}
+
+static inline int demo_token_offsets_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    const demo_token_head *h = f->head;
+    return demo_token_offsets_rise(r, DEMO_OFFSETS, h->documents, h->tokens, 1) ||
+                   demo_token_offsets_rise(r, DEMO_WORD_OFFSETS, (uint64_t)h->words,
+                                           demo_token_size(f, DEMO_WORDS), 0) ||
+                   demo_token_offsets_rise(r, DEMO_PROMPT_OFFSETS, h->documents,
+                                           demo_token_size(f, DEMO_PROMPT_TEXT), 0) ||
+                   demo_token_offsets_rise(r, DEMO_ANSWER_OFFSETS, h->documents,
+                                           demo_token_size(f, DEMO_ANSWER_TEXT), 0)
+               ? -1
+               : 0;
+}
+
+/* The largest of these ids; below 0 counts as beyond all words. */
+static inline uint32_t demo_token_largest(const int32_t *ids, uint64_t count) {
+    uint32_t largest = 0;
+    for (uint64_t t = 0; t < count; t++)
+        largest = (uint32_t)ids[t] > largest ? (uint32_t)ids[t] : largest;
+    return largest;
+}
+
+static inline int demo_token_ids_checked(const demo_token_reader *r) {
+    demo_token_file *f = r->file;
+    const demo_token_head *h = f->head;
+    uint64_t bytes = demo_token_size(f, DEMO_STOPS);
+    f->stop_count = (int64_t)(bytes / 4);
+    if (!bytes || bytes % 4 || f->stops[0] != h->eos ||
+        demo_token_largest(f->stops, bytes / 4) >= (uint32_t)h->words)
+        return demo_token_wrong(r, "its %llu bytes of stops do not begin with EOS %d, or are none "
+                                   "of its %d words; %s",
+                                (unsigned long long)bytes, h->eos, h->words, demo_token_again);
+    uint32_t largest = demo_token_largest(f->ids, h->tokens);
+    f->largest = (int32_t)largest;
+    if (largest < (uint32_t)h->words) return 0;
+    return demo_token_wrong(r, "an id is %d, but it has %d words; %s", f->largest, h->words,
+                            demo_token_again);
+}
+
+static inline int demo_token_masks_checked(const demo_token_reader *r) {
+    demo_token_file *f = r->file;
+    uint8_t all = 0;
+    for (uint64_t t = 0; t < f->head->tokens; t++) all |= f->mask[t];
+    if (all > 1)
+        return demo_token_wrong(r, "its loss mask holds other bytes than 0 and 1; %s",
+                                demo_token_again);
+    for (int64_t i = 0; i < f->documents; i++) {
+        int64_t tokens = (int64_t)(f->offsets[i + 1] - f->offsets[i]);
+        if (tokens > f->longest) f->longest = tokens;
+        if (f->mask[f->offsets[i]])
+            return demo_token_wrong(
+                r, "the first token of document %lld is to be learnt, which nothing predicts; %s",
+                (long long)i + 1, demo_token_again);
+    }
+    return 0;
+}
+
+static inline int demo_token_values_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    for (int64_t i = 0; f->labels && i < f->documents; i++)
+        if (f->labels[i] > 1)
+            return demo_token_wrong(r, "label %lld is %d, not 0 or 1; %s", (long long)i + 1,
+                                    f->labels[i], demo_token_again);
+    for (int64_t i = 0; f->margins && i < f->documents / 2; i++)
+        if (isinf(f->margins[i]))
+            return demo_token_wrong(r, "margin %lld is %g; %s", (long long)i + 1, f->margins[i],
+                                    demo_token_again);
+    return 0;
+}
+
+static inline int demo_token_about_checked(const demo_token_reader *r) {
+    demo_token_file *f = r->file;
+    f->about = cJSON_ParseWithLength((const char *)demo_token_bytes(f, DEMO_ABOUT),
+                                     (size_t)demo_token_size(f, DEMO_ABOUT));
+    return cJSON_IsObject(f->about)
+               ? 0
+               : demo_token_wrong(r, "what it says of itself is no JSON object; %s",
+                                  demo_token_again);
+}
+
+static inline void demo_token_place(demo_token_file *f) {
+    f->documents = (int64_t)f->head->documents;
+    f->offsets = (const uint64_t *)demo_token_bytes(f, DEMO_OFFSETS);
+    f->ids = (const int32_t *)demo_token_bytes(f, DEMO_IDS);
+    f->mask = (const uint8_t *)demo_token_bytes(f, DEMO_MASK);
+    f->stops = (const int32_t *)demo_token_bytes(f, DEMO_STOPS);
+    f->word_offsets = (const uint64_t *)demo_token_bytes(f, DEMO_WORD_OFFSETS);
+    f->flags = (const uint8_t *)demo_token_bytes(f, DEMO_WORD_FLAGS);
+    f->margins = (const double *)demo_token_bytes(f, DEMO_MARGINS);
+    f->labels = (const uint8_t *)demo_token_bytes(f, DEMO_LABELS);
+}
+
+/* Maps a token file of this kind, and looks at all of it once. On failure it is closed. */
+static inline int demo_token_file_open(demo_token_file *file, const char *path, uint32_t kind,
+                                       char *error, size_t error_size) {
+    const demo_token_reader r = {file, path, error, error_size};
+    memset(file, 0, sizeof *file);
+    int failed = demo_token_map(&r) || demo_token_head_checked(&r) ||
+                 demo_token_numbers_checked(&r);
+    if (!failed && file->head->kind != kind)
+        failed = demo_token_wrong(
+            &r, "is of kind %s, for %s; --kind %s is needed here", demo_token_kinds[file->head->kind],
+            demo_token_readers[file->head->kind], demo_token_kinds[kind]);
+    if (!failed) failed = demo_token_table_checked(&r) || demo_token_sections_checked(&r);
+    if (!failed) demo_token_place(file);
+    if (!failed)
+        failed = demo_token_offsets_checked(&r) || demo_token_ids_checked(&r) ||
+                 demo_token_masks_checked(&r) || demo_token_values_checked(&r) ||
+                 demo_token_about_checked(&r);
+    if (failed) demo_token_file_close(file);
+    return failed ? -1 : 0;
+}
+
+/* ---- what is asked of it ---- */
+
+typedef struct {
+    const char *bytes;
+    size_t size;
+} demo_slice;
+
+static inline demo_slice demo_token_slice(const demo_token_file *f, int offsets, int bytes,
+                                          int64_t i) {
+    const uint64_t *at = (const uint64_t *)demo_token_bytes(f, offsets);
+    return (demo_slice){(const char *)demo_token_bytes(f, bytes) + at[i],
+                        (size_t)(at[i + 1] - at[i])};
+}
+
+/* What an id stands for in a text: nothing if it is special, or none of the words (a model
+   may have more rows than its tokenizer has tokens). */
+static inline demo_slice demo_token_word(const demo_token_file *f, int32_t id) {
+    if (id < 0 || id >= f->head->words || f->flags[id]) return (demo_slice){NULL, 0};
+    return demo_token_slice(f, DEMO_WORD_OFFSETS, DEMO_WORDS, id);
+}
+
+/* A number under "counts" of what it says of itself. */
+static inline int64_t demo_token_count(const demo_token_file *f, const char *key) {
+    const cJSON *counts = cJSON_GetObjectItemCaseSensitive(f->about, "counts");
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(counts, key);
+    return cJSON_IsNumber(item) && fabs(item->valuedouble) < 9e15 ? (int64_t)item->valuedouble
+                                                                  : 0;
+}
+
+/* Two files, or a file and a folder's tokenizer.json, with the same tokens? */
+typedef struct {
+    uint64_t bytes;
+    uint32_t crc;
+} demo_fingerprint;
+
+static inline demo_fingerprint demo_token_fingerprint(const demo_token_file *f) {
+    return (demo_fingerprint){f->head->tokenizer_bytes, f->head->tokenizer_crc};
+}
+
+static inline bool demo_same_tokenizer(demo_fingerprint a, demo_fingerprint b) {
+    return a.bytes == b.bytes && a.crc == b.crc;
+}
+
+#endif

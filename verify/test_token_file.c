@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Token files: what is in one is used in place; what is not as demos/trainer/token_file.h says is
+ * refused by name, and nothing that a file may hold ends the program. */
+#define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
+#include "seqpar.h"
+#include "pairs.h"
+#include "test.h"
+
+static char path[256], folder[256], why[8192];
+
+/* ---- writing one ---- */
+
+static unsigned char *file; /* the one at hand, stb_ds array */
+
+static void put(const void *bytes, size_t size) {
+    if (size) memcpy(arraddnptr(file, size), bytes, size);
+}
+
+static demo_token_head *head(void) { return (demo_token_head *)file; }
+
+static demo_token_section *section(int name) {
+    demo_token_section *table = (demo_token_section *)(file + sizeof(demo_token_head));
+    for (uint32_t i = 0; i < head()->sections; i++)
+        if ((int)table[i].name == name) return &table[i];
+    return NULL;
+}
+
+static void *inside(int name) { return file + section(name)->begin; }
+
+/* Checksums that fit what is there now, as far as that can be reached. */
+static void seal_sections(void) {
+    demo_token_section *table = (demo_token_section *)(file + sizeof(demo_token_head));
+    for (uint32_t i = 0; i < head()->sections && i < DEMO_SECTIONS; i++)
+        if (table[i].begin <= (uint64_t)arrlen(file) &&
+            table[i].bytes <= (uint64_t)arrlen(file) - table[i].begin)
+            table[i].crc = demo_token_crc(file + table[i].begin, table[i].bytes);
+}
+
+static void seal_head(void) {
+    uint64_t end = sizeof(demo_token_head) + head()->sections * sizeof(demo_token_section);
+    if (end <= (uint64_t)arrlen(file)) head()->crc = demo_token_crc(file + 16, end - 16);
+}
+
+static void seal(void) {
+    seal_sections();
+    seal_head();
+}
+
+enum { WORDS = 7, DOCUMENTS = 4, TOKENS = 13 };
+static const char text_of_words[] = "ab\xE2\x82\xAC<s></s>"; /* a, b, a euro in two, none, <s>, </s> */
+static const uint64_t word_offsets[WORDS + 1] = {0, 1, 2, 3, 5, 5, 8, 12};
+static const uint8_t flags[WORDS] = {0, 0, 0, 0, 0, 1, 1};
+static const uint64_t offsets[DOCUMENTS + 1] = {0, 4, 7, 9, 13};
+static const int32_t ids[TOKENS] = {5, 0, 1, 6, 5, 2, 3, 0, 1, 1, 1, 0, 6};
+static const uint8_t mask[TOKENS] = {0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1};
+static const int32_t stops[2] = {6, 4};
+static const double margins[DOCUMENTS / 2] = {0.5, NAN};
+static const uint8_t labels[DOCUMENTS] = {1, 0, 0, 1};
+static const uint64_t prompt_offsets[DOCUMENTS + 1] = {0, 1, 1, 2, 2};
+static const char about[] = "{\"counts\": {\"read\": 9, \"dropped_long\": 5, \"cut\": 2}}";
+
+static void make(uint32_t kind) {
+    const struct {
+        int name;
+        const void *bytes;
+        size_t size;
+    } all[] = {{DEMO_OFFSETS, offsets, sizeof offsets},
+               {DEMO_IDS, ids, sizeof ids},
+               {DEMO_MASK, mask, sizeof mask},
+               {DEMO_STOPS, stops, sizeof stops},
+               {DEMO_WORD_OFFSETS, word_offsets, sizeof word_offsets},
+               {DEMO_WORDS, text_of_words, sizeof text_of_words - 1},
+               {DEMO_WORD_FLAGS, flags, sizeof flags},
+               {DEMO_ABOUT, about, sizeof about - 1},
+               {DEMO_MARGINS, margins, sizeof margins},
+               {DEMO_LABELS, labels, sizeof labels},
+               {DEMO_PROMPT_OFFSETS, prompt_offsets, sizeof prompt_offsets},
+               {DEMO_PROMPT_TEXT, "pq", 2},
+               {DEMO_ANSWER_OFFSETS, prompt_offsets, sizeof prompt_offsets},
+               {DEMO_ANSWER_TEXT, "12", 2}};
+    demo_token_head h = {.version = DEMO_TOKENS_VERSION,
+                         .kind = kind,
+                         .bos = 5,
+                         .eos = 6,
+                         .pad = -1,
+                         .words = WORDS,
+                         .documents = DOCUMENTS,
+                         .tokens = TOKENS,
+                         .tokenizer_bytes = 9,
+                         .tokenizer_crc = demo_token_crc((const unsigned char *)"tokenizer", 9)};
+    demo_token_section table[DEMO_SECTIONS];
+    memcpy(h.magic, demo_token_magic, 8);
+    for (int i = 0; i < DEMO_SECTIONS; i++)
+        if (demo_token_section_needed(kind, all[i].name))
+            table[h.sections++] = (demo_token_section){.name = (uint32_t)all[i].name,
+                                                       .bytes = all[i].size};
+    arrsetlen(file, 0);
+    put(&h, sizeof h);
+    put(table, h.sections * sizeof *table);
+    for (uint32_t i = 0; i < h.sections; i++) {
+        while (arrlen(file) % DEMO_TOKENS_ALIGNED) put("", 1);
+        ((demo_token_section *)(file + sizeof h))[i].begin = (uint64_t)arrlen(file);
+        put(all[table[i].name - 1].bytes, all[table[i].name - 1].size);
+    }
+    head()->bytes = (uint64_t)arrlen(file);
+    seal();
+}
+
+static void save(void) {
+    char error[512];
+    if (demo_write_atomically(path, (const char *)file, (size_t)arrlen(file), error,
+                              sizeof error))
+        printf("# %s\n", error);
+}
+
+static demo_dataset set;
+static demo_pair_set pairs;
+static demo_labelled_set labelled;
+static demo_data_options options;
+
+/* As the trainer of this kind does. 0: it was taken. */
+static int load(uint32_t kind) {
+    *why = 0;
+    demo_data_free(&set);
+    demo_pairs_free(&pairs);
+    demo_labelled_free(&labelled);
+    if (kind == DEMO_TOKENS_PAIRS)
+        return demo_pairs_load(&pairs, path, &(demo_pair_options){.data = options, .margins = true},
+                               why, sizeof why);
+    if (kind == DEMO_TOKENS_LABELLED)
+        return demo_labelled_load(&labelled, path, &(demo_labelled_options){.data = options}, why,
+                                  sizeof why);
+    return kind == DEMO_TOKENS_PROMPTS
+               ? demo_data_of_file(&set, path, kind, &options, why, sizeof why)
+               : demo_data_load(&set, path, &options, why, sizeof why);
+}
+
+static int load_saved(uint32_t kind) { return save(), load(kind); }
+
+/* ---- what is in it ---- */
+
+static int document_is(const demo_document *d, int64_t i) {
+    return d->tokens == (int64_t)(offsets[i + 1] - offsets[i]) &&
+           !memcmp(d->ids, ids + offsets[i], (size_t)d->tokens * sizeof *ids) &&
+           !memcmp(d->loss_mask, mask + offsets[i], (size_t)d->tokens);
+}
+
+static void test_documents(void) {
+    make(DEMO_TOKENS_SFT);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(arrlen(set.documents) == DOCUMENTS && set.tokens == TOKENS &&
+                    set.supervised_tokens == 6 && set.counts.read == 9 &&
+                    set.counts.dropped_long == 5 && set.counts.cut == 2,
+                "%lld documents, %lld tokens, %lld learnt", (long long)arrlen(set.documents),
+                (long long)set.tokens, (long long)set.supervised_tokens);
+    for (int64_t i = 0; i < arrlen(set.documents); i++)
+        test_expect(document_is(&set.documents[i], i), "document %lld", (long long)i);
+    test_expect(arrlen(set.documents) && (const unsigned char *)set.documents[0].ids >=
+                                             set.file->map,
+                "ids are copied");
+    options.max_samples = 3;
+    test_expect(!load(DEMO_TOKENS_SFT) && arrlen(set.documents) == 3 && set.tokens == 9,
+                "max_samples leaves %lld documents", (long long)arrlen(set.documents));
+    options.max_samples = 0;
+    test_end("documents");
+}
+
+static void test_kinds(void) {
+    make(DEMO_TOKENS_PAIRS);
+    test_expect(!load_saved(DEMO_TOKENS_PAIRS), "%s", why);
+    test_expect(arrlen(pairs.pairs) == 2 && document_is(&pairs.pairs[1].chosen, 2) &&
+                    document_is(&pairs.pairs[1].rejected, 3) && pairs.pairs[0].margin == 0.5 &&
+                    pairs.pairs[1].margin == 0 && pairs.counts.without_margin == 1 &&
+                    pairs.counts.two_prompts == 2,
+                "pairs");
+    make(DEMO_TOKENS_LABELLED);
+    test_expect(!load_saved(DEMO_TOKENS_LABELLED), "%s", why);
+    test_expect(arrlen(labelled.records) == DOCUMENTS && labelled.records[0].desirable &&
+                    !labelled.records[1].desirable && labelled.records[0].prompt_tokens == 2 &&
+                    labelled.counts.desirable == 2,
+                "labels");
+    make(DEMO_TOKENS_PROMPTS);
+    test_expect(!load_saved(DEMO_TOKENS_PROMPTS), "%s", why);
+    demo_slice second = demo_token_slice(set.file, DEMO_PROMPT_OFFSETS, DEMO_PROMPT_TEXT, 1);
+    demo_slice third = demo_token_slice(set.file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT, 2);
+    test_expect(!second.size && third.size == 1 && *third.bytes == '2', "prompts and answers");
+    test_end("kinds");
+}
+
+static void test_words(void) {
+    static const char *const want[] = {"", "a", "b", "\xE2", "\x82\xAC", "", "", "", ""};
+    make(DEMO_TOKENS_SFT);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    for (int32_t id = -1; id <= WORDS; id++) {
+        demo_slice word = demo_token_word(set.file, id);
+        test_expect(word.size == strlen(want[id + 1]) &&
+                        (!word.size || !memcmp(word.bytes, want[id + 1], word.size)),
+                    "id %d is %d bytes", id, (int)word.size);
+    }
+    demo_words words = demo_words_of(set.file), bytes = demo_words_of(NULL);
+    test_expect(words.stop_count == 2 && demo_is_stop(&words, 4) && demo_is_stop(&words, 6) &&
+                    !demo_is_stop(&words, DEMO_EOS) && demo_is_stop(&bytes, DEMO_EOS),
+                "stops");
+    test_end("words");
+}
+
+/* ---- what it goes with ---- */
+
+static void refused(const char *part, uint32_t kind) {
+    int failed = load_saved(kind);
+    test_expect(failed && strstr(why, part) && !strncmp(why, path, strlen(path)),
+                "'%s' instead of: %s", why, part);
+}
+
+static void test_goes_with(void) {
+    char error[512], tokenizer[300];
+    make(DEMO_TOKENS_SFT);
+    options.max_len = 3;
+    options.length_option = "some_len";
+    refused("a document has 4 tokens, --some_len is 3", DEMO_TOKENS_SFT);
+    options = (demo_data_options){.vocab_size = WORDS - 1};
+    refused("words for ids up to 6 and uses them up to 6, but the model's vocab_size is 6",
+            DEMO_TOKENS_SFT);
+    options = (demo_data_options){.vocab_size = WORDS, .folder = folder, .prepare = "type this"};
+    test_expect(!load(DEMO_TOKENS_SFT), "a folder without tokenizer.json: %s", why);
+    snprintf(tokenizer, sizeof tokenizer, "%s/tokenizer.json", folder);
+    demo_write_atomically(tokenizer, "tokenizer", 9, error, sizeof error);
+    test_expect(!load(DEMO_TOKENS_SFT), "%s", why);
+    demo_write_atomically(tokenizer, "tokenizes", 9, error, sizeof error);
+    refused("made with another tokenizer (9 bytes, crc32 ", DEMO_TOKENS_SFT);
+    test_expect(strstr(why, "; make it anew: type this") != NULL, "%s", why);
+    remove(tokenizer);
+    options = (demo_data_options){0};
+    char two[600];
+    snprintf(two, sizeof two, "%s,%s", path, path);
+    test_expect(demo_data_load(&set, two, &options, why, sizeof why) &&
+                    strstr(why, "is a token file, which stands alone"),
+                "%s", why);
+    test_end("goes_with");
+}
+
+static void test_wrong_kind(void) {
+    for (uint32_t is = DEMO_TOKENS_SFT; is <= DEMO_TOKENS_PROMPTS; is++)
+        for (uint32_t wanted = DEMO_TOKENS_SFT; wanted <= DEMO_TOKENS_PROMPTS; wanted++) {
+            char sentence[128];
+            snprintf(sentence, sizeof sentence, "is of kind %s, for %s; --kind %s is needed here",
+                     demo_token_kinds[is], demo_token_readers[is], demo_token_kinds[wanted]);
+            make(is);
+            if (is != wanted) refused(sentence, wanted);
+        }
+    test_end("wrong_kind");
+}
+
+/* ---- what is wrong in it ---- */
+
+/* A sentence for everything that can be wrong though the checksums are right. */
+static void test_lies(void) {
+    enum { SFT = DEMO_TOKENS_SFT, PAIRS = DEMO_TOKENS_PAIRS, KTO = DEMO_TOKENS_LABELLED };
+#define LIE(kind, change, sentence) make(kind), (change), seal(), refused(sentence, kind)
+    LIE(SFT, head()->version = 2, "version 2, version 1 is read here");
+    LIE(SFT, head()->bytes++, "but says that it has");
+    LIE(SFT, head()->sections = 99, "says that it has 99 sections");
+    LIE(SFT, head()->kind = 0, "is of kind 0, which is not known");
+    LIE(SFT, head()->kind = 7, "is of kind 7, which is not known");
+    LIE(SFT, head()->eos = WORDS, "EOS 7");
+    LIE(SFT, head()->eos = -1, "EOS -1");
+    LIE(SFT, head()->pad = -2, "PAD -2");
+    LIE(SFT, head()->bos = WORDS, "BOS 7");
+    LIE(SFT, head()->words = -1, "is none of its -1 words");
+    LIE(SFT, head()->documents = 0, "0 documents with 13 tokens");
+    LIE(SFT, head()->documents = 5, "section 1 has 40 bytes instead of 48");
+    LIE(SFT, head()->documents = UINT64_MAX, "documents with 13 tokens cannot be");
+    LIE(SFT, head()->tokens = UINT64_MAX / 4 + 2, "tokens cannot be");
+    LIE(PAIRS, head()->documents = 3, "3 documents");
+    LIE(SFT, section(DEMO_IDS)->begin -= 64, "section 2 has 52 bytes from");
+    LIE(SFT, section(DEMO_IDS)->begin = UINT64_MAX - 7, "section 2 has 52 bytes from");
+    LIE(SFT, section(DEMO_IDS)->bytes = UINT64_MAX, "section 2 has 18446744073709551615 bytes");
+    LIE(SFT, section(DEMO_IDS)->zero = 1, "section 2 follows section 1");
+    LIE(SFT, section(DEMO_IDS)->name = 3, "section 3 follows section 3");
+    LIE(SFT, section(DEMO_ABOUT)->name = 15, "section 15 follows");
+    LIE(SFT, section(DEMO_ABOUT)->name = 9, "needs section 8");
+    make(SFT), head()->kind = KTO, seal(), refused("needs section 10", KTO);
+    LIE(SFT, file[section(DEMO_IDS)->begin - 1] = 1, "bytes before section 2 are not zero");
+    LIE(SFT, (put("x", 1), head()->bytes++), "1 bytes follow its last section");
+    LIE(SFT, ((uint64_t *)inside(DEMO_OFFSETS))[1] = 7, "offsets of section 1 do not rise");
+    LIE(SFT, ((uint64_t *)inside(DEMO_OFFSETS))[2] = UINT64_MAX, "offsets of section 1");
+    LIE(SFT, ((uint64_t *)inside(DEMO_OFFSETS))[0] = 1, "offsets of section 1");
+    LIE(SFT, ((uint64_t *)inside(DEMO_OFFSETS))[4] = 12, "offsets of section 1");
+    LIE(SFT, ((uint64_t *)inside(DEMO_WORD_OFFSETS))[3] = 1, "offsets of section 5");
+    LIE(SFT, ((uint64_t *)inside(DEMO_WORD_OFFSETS))[7] = 11, "offsets of section 5");
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = WORDS, "an id is 7, but it has 7 words");
+    LIE(SFT, ((int32_t *)inside(DEMO_IDS))[6] = -1, "an id is -1");
+    LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[6] = 2, "other bytes than 0 and 1");
+    LIE(SFT, ((uint8_t *)inside(DEMO_MASK))[4] = 1, "the first token of document 2");
+    LIE(SFT, ((int32_t *)inside(DEMO_STOPS))[0] = 4, "do not begin with EOS 6");
+    LIE(SFT, ((int32_t *)inside(DEMO_STOPS))[1] = 70, "stops do not begin with EOS 6, or");
+    LIE(SFT, *(char *)inside(DEMO_ABOUT) = '[', "no JSON object");
+    LIE(KTO, ((uint8_t *)inside(DEMO_LABELS))[2] = 2, "label 3 is 2");
+    LIE(PAIRS, ((double *)inside(DEMO_MARGINS))[0] = -INFINITY, "margin 1 is -inf");
+    LIE(PAIRS, memset(inside(DEMO_MASK), 0, 4), "document 1 has no token that is learnt");
+    LIE(KTO, memset(inside(DEMO_MASK), 0, TOKENS), "document 1 has no token that is learnt");
+    LIE(SFT, memset(inside(DEMO_MASK), 0, TOKENS), "no supervised token in the whole set");
+#undef LIE
+    test_end("lies");
+}
+
+/* No bit of a file can change, and no byte be missing, without a sentence. */
+static void test_every_bit(void) {
+    for (uint32_t kind = DEMO_TOKENS_SFT; kind <= DEMO_TOKENS_PROMPTS; kind++) {
+        make(kind);
+        for (int64_t i = 8; i < arrlen(file); i++) {
+            unsigned char bit = (unsigned char)(1 << (i + (int64_t)test_seed) % 8);
+            file[i] ^= bit;
+            test_expect(load_saved(kind) && *why, "kind %u: byte %lld may change", kind,
+                        (long long)i);
+            file[i] ^= bit;
+        }
+        for (int64_t whole = arrlen(file), i = 8; i < whole; i++) {
+            arrsetlen(file, (size_t)i);
+            test_expect(load_saved(kind) && *why, "kind %u: %lld of %lld bytes are taken", kind,
+                        (long long)i, (long long)whole);
+            arrsetlen(file, (size_t)whole);
+        }
+    }
+    test_end("every_bit");
+}
+
+static uint64_t draw(uint64_t below) {
+    test_state ^= test_state << 13, test_state ^= test_state >> 7, test_state ^= test_state << 17;
+    return test_state % below;
+}
+
+/* Whatever a head, a table and sections hold under right checksums, nothing crashes; what is
+   taken has the sizes that it says. */
+static void test_anything(void) {
+    enum { TRIES = 6000 };
+    static const uint64_t odd[] = {0, 1, 2, 63, 64, 255, INT32_MAX, UINT32_MAX, INT64_MAX,
+                                   UINT64_MAX, UINT64_MAX / 8};
+    int64_t taken = 0;
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t kind = 1 + (uint32_t)draw(4);
+        make(kind);
+        for (uint64_t changes = 1 + draw(3); changes; changes--) {
+            uint64_t value = draw(2) ? odd[draw(sizeof odd / sizeof *odd)] : draw(300);
+            size_t size = (size_t)1 << draw(4);
+            uint64_t room = draw(2) ? 96 + 14 * 32 : (uint64_t)arrlen(file);
+            memcpy(file + 8 + draw((room - 16) / size) * size, &value, size);
+        }
+        if (!draw(8)) arrsetlen(file, 8 + draw((uint64_t)arrlen(file) - 8));
+        if (arrlen(file) >= (int64_t)sizeof(demo_token_head)) {
+            if (draw(4)) head()->bytes = (uint64_t)arrlen(file);
+            seal();
+        }
+        taken += !load_saved(kind);
+    }
+    test_expect(taken < TRIES / 2, "%lld of %d were taken", (long long)taken, (int)TRIES);
+    test_end("anything");
+}
+
+static void test_names(void) {
+    make(DEMO_TOKENS_SFT);
+    save();
+    test_expect(demo_is_token_file(path), "its magic is not seen");
+    test_expect(!demo_is_token_file(folder) && !demo_is_token_file(NULL), "a folder is one");
+    file[0] = '{';
+    save();
+    test_expect(!demo_is_token_file(path) && load(DEMO_TOKENS_SFT) &&
+                    strstr(why, "ends in neither .jsonl nor .txt"),
+                "%s", why);
+    test_end("names");
+}
+
+int main(int argc, char **argv) {
+    const char *temporary = getenv("TMPDIR");
+    test_begin(argc, argv);
+    snprintf(folder, sizeof folder, "%s/tokens-XXXXXX", temporary ? temporary : P_tmpdir);
+    if (!mkdtemp(folder)) return fprintf(stderr, "cannot make %s; set TMPDIR\n", folder), 2;
+    snprintf(path, sizeof path, "%s/data", folder);
+    TEST(test_documents());
+    TEST(test_kinds());
+    TEST(test_words());
+    TEST(test_goes_with());
+    TEST(test_wrong_kind());
+    TEST(test_lies());
+    TEST(test_every_bit());
+    TEST(test_anything());
+    TEST(test_names());
+    remove(path);
+    rmdir(folder);
+    return test_summary();
+}
