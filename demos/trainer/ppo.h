@@ -24,6 +24,7 @@ static void demo_count_right(const demo_rank *r, const seqpar_llama_prompt *prom
 static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
     int64_t prompts = arrlen(r->job->eval.documents);
     double pass = (double)right[1] / (double)prompts;
+    demo_report report = {.phase = "eval", .step = r->step};
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
     if (r->ctx.world->rank) return;
     if (n == 1)
@@ -38,12 +39,11 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
                           "right (%.1f %%), %lld of %lld prompts have one",
                           (long long)rollouts, (long long)right[0], (long long)(prompts * n),
                           100 * r->eval_means[0], (long long)right[1], (long long)prompts);
-    if (r->metrics)
-        fprintf(r->metrics,
-                "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, "
-                "\"eval_prompts\": %lld}\n",
-                (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
-    demo_metrics_written(r);
+    demo_report_add(&report, "rollout", (double)rollouts, DEMO_PLACE);
+    demo_report_add(&report, "exact", r->eval_means[0], DEMO_EXACT);
+    demo_report_add(&report, "pass", pass, DEMO_EXACT);
+    demo_report_add(&report, "prompts", (double)prompts, DEMO_WHOLE);
+    demo_log(r, &report);
 }
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
@@ -86,48 +86,60 @@ static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
     free(text);
 }
 
-static void demo_rollout_log(demo_rank *r, int64_t number) {
-    demo_ppo *p = demo_ppo_of(r);
+static void demo_rollout_say(const demo_rank *r, const demo_report *report) {
+    const demo_ppo *p = (const demo_ppo *)r->own;
     const demo_rollout *o = &p->rollout;
-    double back = 0, reward = seqpar_mean(o->score, o->texts);
-    double kl = seqpar_mean(o->kl, o->texts);
-    double length = (double)o->entries / (double)o->texts;
-    if (r->ctx.world->rank) return;
+    fprintf(stderr,
+            "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f "
+            "s, train %.1f s; text 0 (%.2f): ",
+            (long long)report->round, demo_report_value(report, "reward"),
+            demo_report_value(report, "kl"), demo_report_value(report, "response_length"),
+            p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
+    demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0],
+                    o->set.documents[0].tokens - o->prompt[0]);
+    fputc('\n', stderr);
+}
+
+static void demo_rollout_figures(demo_rank *r, demo_report *report) {
+    const demo_ppo *p = demo_ppo_of(r);
+    const demo_rollout *o = &p->rollout;
+    double back = 0;
     for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
-    arrput(r->losses, reward);
-    arrput(r->steps, (double)number);
-    r->norm_last = r->optim.norm;
-    r->tokens += o->entries;
-    r->seconds += p->seconds[0] + p->seconds[1] + p->seconds[2];
-    demo_progress_step(&r->progress, number + 1, reward, o->entries);
-    if (!number || (number + 1) % r->job->config.logging_steps == 0) {
-        fprintf(stderr,
-                "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f "
-                "s, train %.1f s; text 0 (%.2f): ",
-                (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1],
-                p->seconds[2], o->score[0]);
-        demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0],
-                        o->set.documents[0].tokens - o->prompt[0]);
-        fputc('\n', stderr);
-    }
-    if (!r->metrics) return;
-    fprintf(r->metrics,
-            "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": "
-            "%.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, "
-            "\"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": "
-            "%.17g, ",
-            (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl,
-            p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF],
-            p->value[LOSS_OF], r->optim.norm);
+    demo_report_add(report, "rollout", (double)report->round, DEMO_PLACE);
+    demo_report_add(report, "step", (double)r->step, DEMO_PLACE);
+    demo_report_add(report, "reward", seqpar_mean(o->score, o->texts), DEMO_EXACT);
+    demo_report_add(report, "return", back / (double)o->texts, DEMO_EXACT);
+    demo_report_add(report, "kl", seqpar_mean(o->kl, o->texts), DEMO_EXACT);
+    demo_report_add(report, "kl_coef", p->kl.coef, DEMO_EXACT);
+    demo_report_add(report, "response_length", (double)o->entries / (double)o->texts,
+                    DEMO_EXACT);
+    demo_report_add(report, "policy_loss", p->policy[LOSS_OF], DEMO_EXACT);
+    demo_report_add(report, "clipfrac", p->policy[CLIPPED], DEMO_EXACT);
+    demo_report_add(report, "entropy", p->policy[ENTROPY_OF], DEMO_EXACT);
+    demo_report_add(report, "critic_loss", p->value[LOSS_OF], DEMO_EXACT);
+    demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
     if (demo_ppo_options(r)->pretrain_data)
-        fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
+        demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
     if (demo_ppo_options(r)->dynamic_filtering)
-        fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
-    fprintf(r->metrics,
-            "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, "
-            "\"peak_bytes\": %lld}\n",
-            p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
-    demo_metrics_written(r);
+        demo_report_add(report, "prompts_drawn", (double)p->drawn, DEMO_WHOLE);
+    demo_report_add(report, "generate_seconds", p->seconds[0], DEMO_THOUSANDTHS);
+    demo_report_add(report, "score_seconds", p->seconds[1], DEMO_THOUSANDTHS);
+    demo_report_add(report, "train_seconds", p->seconds[2], DEMO_THOUSANDTHS);
+    demo_report_add(report, "peak_bytes", (double)r->ctx.memory.total_peak, DEMO_WHOLE);
+}
+
+static void demo_rollout_log(demo_rank *r, int64_t number) {
+    const demo_ppo *p = demo_ppo_of(r);
+    demo_report report = {.phase = "train",
+                          .step = r->step,
+                          .round = number + 1,
+                          .tokens = p->rollout.entries,
+                          .seconds = p->seconds[0] + p->seconds[1] + p->seconds[2]};
+    if (r->ctx.world->rank) return;
+    demo_rollout_figures(r, &report);
+    demo_log(r, &report);
+    if (!number || (number + 1) % r->job->config.logging_steps == 0)
+        demo_rollout_say(r, &report);
 }
 
 /* A rollout and the steps on it; nothing where filtering has used up the prompts. */

@@ -102,6 +102,8 @@ typedef struct {
 
 static const demo_output demo_outputs[] = {
     {"metrics_path", "", NULL},
+    {"use_tensorboard", "/events.out.tfevents", NULL},
+    {"wandb_offline", "/wandb-history.jsonl", NULL},
     {"save_path", "/model.safetensors", NULL},
     {"save_path", "/config.json", NULL},
     {"save_path", "/training_loss.svg", "plot_loss"},
@@ -127,12 +129,14 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
 }
 
 static int demo_paths_fit(const demo_binding *bindings, int count, char *error, size_t size) {
-    static const char *const names[] = {"metrics_path", "save_path", "ckpt_path"};
-    for (int i = 0; i < 3 + DEMO_INPUTS; i++) {
-        const char *name = i < 3 ? names[i] : demo_inputs[i - 3];
+    static const char *const names[] = {"metrics_path", "save_path", "ckpt_path",
+                                        "use_tensorboard", "wandb_offline"};
+    enum { NAMES = (int)(sizeof names / sizeof *names) };
+    for (int i = 0; i < NAMES + DEMO_INPUTS; i++) {
+        const char *name = i < NAMES ? names[i] : demo_inputs[i - NAMES];
         const char *at = demo_option_path(bindings, count, name);
-        for (; at; at = strchr(at, ',') && i >= 3 ? strchr(at, ',') + 1 : NULL) {
-            size_t length = i < 3 ? strlen(at) : strcspn(at, ",");
+        for (; at; at = strchr(at, ',') && i >= NAMES ? strchr(at, ',') + 1 : NULL) {
+            size_t length = i < NAMES ? strlen(at) : strcspn(at, ",");
             if (length > DEMO_PATH_LIMIT)
                 return snprintf(error, size,
                                 "--%s: %.40s... has %lld characters, at most %d are possible; "

@@ -12,6 +12,7 @@
 #include "average.h"
 #include "checkpoint.h"
 #include "data.h"
+#include "logs.h"
 #include "options.h"
 #include "plot.h"
 #include "progress.h"
@@ -27,7 +28,7 @@
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
-    const char *param_dtype;
+    const char *param_dtype, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
@@ -126,6 +127,18 @@ typedef struct {
          DEMO_STRING, \
          NULL, \
          "JSON lines: every step and evaluation", \
+         DEMO_ANY}, \
+        {"use_tensorboard", \
+         &(c).use_tensorboard, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for TensorBoard's event files, in one for every run", \
+         DEMO_ANY}, \
+        {"wandb_offline", \
+         &(c).wandb_offline, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for files as Weights & Biases keeps them, in one for every run; nothing is sent", \
          DEMO_ANY}, \
         {"plot_loss", \
          &(c).plot_loss, \
@@ -354,6 +367,7 @@ typedef struct {
     /* at which training ends: total_steps, or the end of the last rollout */
     int64_t last_step;
     demo_run run;
+    demo_logs_desc logs;
     uint64_t data;    /* digest of what is trained on */
     demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
@@ -379,7 +393,7 @@ typedef struct { /* one rank at work */
     /* digest of the frozen model's weights, on rank 0; 0: there is none */
     uint64_t reference;
     demo_progress progress;
-    FILE *metrics;
+    demo_logs logs; /* rank 0 */
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
@@ -995,6 +1009,18 @@ static int demo_job_paths(const demo_binding *bindings, int count, char *error, 
                : 0;
 }
 
+static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count,
+                          const char *tool) {
+    bool goes_on = job->run.from != DEMO_NOTHING_SAVED;
+    job->logs = (demo_logs_desc){.goes_on = goes_on,
+                                 .from = goes_on ? job->run.from : 0,
+                                 .bindings = bindings,
+                                 .binding_count = count};
+    for (int i = 0; i < DEMO_SINKS; i++)
+        job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);
+    snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
+}
+
 /* The last before training: from here on the folder of the checkpoints belongs to this job.
    0, or -1 with one sentence. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
@@ -1014,6 +1040,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
         return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);
+    demo_job_logs(job, bindings, count, tool);
     return 0;
 }
 
@@ -1172,76 +1199,42 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
                                                         job->config.min_lr_ratio);
 }
 
-/* JSON has no word for what is no number. */
-static const char *demo_json_number(char text[32], double value) {
-    snprintf(text, 32, isfinite(value) ? "%.17g" : "null", value);
-    return text;
-}
-
-/* Whole lines only, and none of them lost: a metrics file that cannot take them ends the
-   run. */
-static void demo_metrics_written(demo_rank *r) {
-    if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return;
-    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE,
-                      "cannot write %.300s: %s; make room or give another --metrics_path",
-                      r->job->config.metrics_path, strerror(errno));
-    demo_interrupted = DEMO_TROUBLE;
-    fclose(r->metrics);
-    r->metrics = NULL;
-}
-
-/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
-   may have logged more, and part of a line. */
-static int64_t demo_metrics_end(FILE *file, int64_t step) {
-    char *line = NULL;
-    size_t room = 0;
-    int64_t end = 0;
-    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';
-         end += length) {
-        const char *at = strstr(line, "\"step\": ");
-        if (at && strtoll(at + 8, NULL, 10) > step) break;
+/* To everything that shows reports. One that cannot be kept ends the run. Rank 0. */
+static void demo_log(demo_rank *r, const demo_report *report) {
+    double value = demo_report_value(report, r->job->objective->column[0]);
+    if (!demo_report_evaluates(report)) {
+        arrput(r->losses, value);
+        arrput(r->steps, (double)report->round);
+        r->norm_last = r->optim.norm;
+        r->tokens += report->tokens;
+        r->seconds += report->seconds;
+        demo_progress_step(&r->progress, report->round, value, report->tokens);
     }
-    free(line);
-    return end;
-}
-
-/* Those steps are taken, and logged, once more. */
-static seqpar_status demo_metrics_cut(demo_rank *r) {
-    const char *path = r->job->config.metrics_path;
-    struct stat kind;
-    if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return SEQPAR_OK;
-    FILE *file = fopen(path, "rb");
-    bool cut = file && !truncate(path, (off_t)demo_metrics_end(file, r->step));
-    if (file) fclose(file);
-    return cut ? SEQPAR_OK
-               : seqpar_fail(
-                     r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                     "%.300s cannot be cut back to step %lld: %s; give another --metrics_path",
-                     path, (long long)r->step, strerror(errno));
+    if (!demo_logs_write(&r->logs, report)) return;
+    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why);
+    demo_interrupted = DEMO_TROUBLE;
 }
 
 static void demo_log_step(demo_rank *r, const double *means, double lr,
                           const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
-    char number[32];
+    demo_report report = {.phase = "train",
+                          .step = r->step,
+                          .round = r->step,
+                          .tokens = n->tokens,
+                          .seconds = seconds};
     if (r->ctx.world->rank) return;
-    arrput(r->losses, means[0]);
-    arrput(r->steps, (double)r->step);
-    r->norm_last = r->optim.norm;
-    r->tokens += n->tokens;
-    r->seconds += seconds;
-    demo_progress_step(&r->progress, r->step, means[0], n->tokens);
-    if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
-        fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
-    fprintf(r->metrics,
-            ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": "
-            "%lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
-            r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens,
-            (long long)n->supervised, (double)n->tokens / seconds);
-    demo_metrics_written(r);
+        demo_report_add(&report, o->column[i], means[i], DEMO_EXACT);
+    demo_report_add(&report, "grad_norm", r->optim.norm, DEMO_EXACT);
+    demo_report_add(&report, "learning_rate", lr, DEMO_EXACT);
+    demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
+    demo_report_add(&report, "tokens", (double)n->tokens, DEMO_WHOLE);
+    demo_report_add(&report, "supervised_tokens", (double)n->supervised, DEMO_WHOLE);
+    demo_report_add(&report, "tokens_per_second", (double)n->tokens / seconds, DEMO_TENTHS);
+    demo_log(r, &report);
 }
 
 /* Said once: ranks that stand idle, or wait for the busiest. */
@@ -1309,19 +1302,17 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
 
 static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
-    char number[32];
+    demo_report report = {.phase = "eval", .step = r->step};
     if (r->ctx.world->rank) return;
     demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s",
                       (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
     for (int i = 1; i < o->columns; i++)
         demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
-    if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
-        fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i],
-                demo_json_number(number, r->eval_means[i]));
-    fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
-    demo_metrics_written(r);
+        demo_report_add(&report, o->column[i], r->eval_means[i], DEMO_EXACT);
+    demo_report_add(&report, o->weight, weight, DEMO_WHOLE);
+    demo_log(r, &report);
 }
 
 static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
@@ -1462,17 +1453,8 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
-    if (!status && world->rank == 0 && c->metrics_path &&
-        r->job->run.from != DEMO_NOTHING_SAVED)
-        status = demo_metrics_cut(r);
-    if (!status && world->rank == 0 && c->metrics_path) {
-        r->metrics = demo_open_output(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED);
-        if (!r->metrics)
-            status = seqpar_fail(
-                r->ctx.error, SEQPAR_ERR_FILE_OPEN,
-                "cannot open %s: %s; give another --metrics_path", c->metrics_path,
-                errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
-    }
+    if (!status && world->rank == 0 && demo_logs_open(&r->logs, &r->job->logs))
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "%s", r->logs.why);
     return status;
 }
 
@@ -1598,13 +1580,10 @@ static seqpar_status demo_say_totals(demo_rank *r) {
                        strerror(errno), r->job->config.save_path);
 }
 
-static seqpar_status demo_metrics_close(demo_rank *r) {
-    FILE *metrics = r->metrics;
-    r->metrics = NULL;
-    if (!metrics || !fclose(metrics)) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                       "cannot write %.300s: %s; make room or give another --metrics_path",
-                       r->job->config.metrics_path, strerror(errno));
+static seqpar_status demo_rank_logs_close(demo_rank *r) {
+    return demo_logs_close(&r->logs)
+               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why)
+               : SEQPAR_OK;
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
@@ -1625,7 +1604,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
                                 r.job->config.max_ckpt_num, r.saved);
-    if (!status) status = demo_metrics_close(&r);
+    if (!status) status = demo_rank_logs_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
     /* the cause, also where its checkpoint could not be written either */
     if (r.trouble.status) {
@@ -1636,7 +1615,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
         status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
     }
     if (status && world->rank == 0) demo_progress_end(&r.progress);
-    if (r.metrics) fclose(r.metrics);
+    (void)demo_logs_close(&r.logs);
     arrfree(r.losses);
     arrfree(r.steps);
     free(r.order);
