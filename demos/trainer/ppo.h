@@ -3,7 +3,7 @@
    updates, checkpoints. */
 #ifndef DEMO_PPO_H
 #define DEMO_PPO_H
-#include "update.h"
+#include "samples.h"
 
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
@@ -77,15 +77,6 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
 
 /* ---- the loop ---- */
 
-static void demo_text_print(FILE *out, const int32_t *ids, int64_t tokens) {
-    char *text = demo_tokens_as_text(ids, tokens);
-    int64_t room = 4 * (int64_t)strlen(text) + 1;
-    char *shown = (char *)demo_room(room, 1);
-    fputs(seqpar_escape(shown, room, text), out);
-    free(shown);
-    free(text);
-}
-
 static void demo_rollout_say(const demo_rank *r, const demo_report *report) {
     const demo_ppo *p = (const demo_ppo *)r->own;
     const demo_rollout *o = &p->rollout;
@@ -95,8 +86,10 @@ static void demo_rollout_say(const demo_rank *r, const demo_report *report) {
             (long long)report->round, demo_report_value(report, "reward"),
             demo_report_value(report, "kl"), demo_report_value(report, "response_length"),
             p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
-    demo_text_print(stderr, o->set.documents[0].ids + o->prompt[0],
-                    o->set.documents[0].tokens - o->prompt[0]);
+    char *text = demo_tokens_as_text(o->set.documents[0].ids + o->prompt[0],
+                                     o->set.documents[0].tokens - o->prompt[0]);
+    demo_text_print(stderr, text);
+    free(text);
     fputc('\n', stderr);
 }
 
@@ -136,10 +129,14 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
                           .tokens = p->rollout.entries,
                           .seconds = p->seconds[0] + p->seconds[1] + p->seconds[2]};
     if (r->ctx.world->rank) return;
+    demo_sample *samples = demo_samples_of(r, &report.sample_count);
+    report.samples = samples;
     demo_rollout_figures(r, &report);
     demo_log(r, &report);
     if (!number || (number + 1) % r->job->config.logging_steps == 0)
         demo_rollout_say(r, &report);
+    demo_samples_print(stderr, &report, demo_ppo_options(r)->n_samples_per_prompt);
+    demo_samples_free(samples, report.sample_count);
 }
 
 /* A rollout and the steps on it; nothing where filtering has used up the prompts. */

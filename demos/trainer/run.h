@@ -430,7 +430,7 @@ static const char demo_free_options[] =
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
     "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"
     "backoff,"
-    "save_value_network,precompute_ref";
+    "save_value_network,precompute_ref,log_samples,dry_run";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
    fit. */
 static const char demo_fixed_options[] =
