@@ -409,6 +409,43 @@ static int demo_pretraining_load(const demo_job *job, char *error, size_t size) 
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
 }
 
+/* A rollout as long as it may become: the longest prompts, and texts without an end. */
+static void demo_rollout_longest(demo_rank *r) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    const demo_job *job = r->job;
+    demo_rollout *o = &demo_ppo_of(r)->rollout;
+    int64_t n = c->n_samples_per_prompt;
+    int64_t *which = demo_longest_units(job, c->rollout_batch_size);
+    int32_t *text = (int32_t *)demo_room(c->generate_max_len + 1, sizeof *text);
+    text[0] = (int32_t)c->generate_max_len;
+    demo_rollout_new(o, c->rollout_batch_size * n);
+    for (int64_t i = 0; i < c->rollout_batch_size * n; i++) {
+        const demo_document *d = &job->train.documents[which[i / n]];
+        seqpar_llama_prompt prompt = {d->ids, demo_prompt_tokens(r, d), i};
+        demo_rollout_take(o, demo_text_document(&prompt, text), prompt.tokens, d, 0.0);
+    }
+    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
+    arrfree(which);
+    free(text);
+}
+
+/* Texts, their scores by reward models, and the steps on them. No server is asked. */
+static seqpar_status demo_ppo_walk(demo_rank *r) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    demo_ppo *p = demo_ppo_of(r);
+    demo_window w = {.set = &p->rollout.set};
+    seqpar_status status = demo_draw(r, c->rollout_batch_size);
+    if (!status) demo_rollout_longest(r);
+    for (int64_t i = 0; !status && i < p->rollout.texts; i++) arrput(w.which, i);
+    if (!status && p->rewards) status = demo_window_open(r, &w, 1, 0);
+    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++)
+        status = demo_add_scores(r, &w);
+    demo_window_close(&w);
+    r->step = c->freezing_actor_steps + 1; /* the actor learns, too */
+    if (!status) status = demo_experience(r);
+    return status ? status : demo_updates(r, 0);
+}
+
 /* Prompts; a label makes the document go on as the right answer. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, char *error, size_t size) {
@@ -469,6 +506,7 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .prepare = demo_ppo_prepare,
                                                   .count = demo_ppo_count,
                                                   .train = demo_ppo_train,
+                                                  .walk = demo_ppo_walk,
                                                   .save = demo_ppo_save,
                                                   .load_state = demo_ppo_load_state};
 #endif

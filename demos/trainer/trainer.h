@@ -32,7 +32,7 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        enable_ema;
+        enable_ema, dry_run;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -146,7 +146,13 @@ typedef struct {
          NULL, \
          "draw the loss into save_path/training_loss.svg", \
          DEMO_ANY}, \
-        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", \
+        {"dry_run", \
+         &(c).dry_run, \
+         DEMO_FLAG, \
+         NULL, \
+         "read everything, say what would happen and what memory it takes, and stop", \
+         DEMO_ANY}, \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object, with --dry_run what it says", \
          DEMO_ANY}, \
         {"train_batch_size", \
          &(c).train_batch_size, \
@@ -459,6 +465,8 @@ struct demo_objective {
     int (*prepare)(demo_job *job, char *error, size_t size);
     void (*count)(demo_job *job);         /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r); /* the whole of it */
+    /* with --dry_run: all that takes memory, once, as large as it may be */
+    seqpar_status (*walk)(demo_rank *r);
     /* what a checkpoint holds beside the model, before that */
     seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder);
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
@@ -710,7 +718,7 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
     double ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
     double needed = values * (4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    if (!strcmp(job->config.device, "cuda") || needed < there) return 0;
+    if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
     return snprintf(error, size,
                     "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
                     "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
@@ -1017,7 +1025,8 @@ static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count
                                  .bindings = bindings,
                                  .binding_count = count};
     for (int i = 0; i < DEMO_SINKS; i++)
-        job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);
+        if (!job->config.dry_run)
+            job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);
     snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
 }
 
@@ -1030,8 +1039,9 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
     if (demo_job_paths(bindings, count, error, size)) return -1;
-    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset,
-                      &why))
+    if (demo_run_open(&job->run, !job->rank && !c->dry_run, c->load_checkpoint, c->save_path,
+                      tool, c->dataset, &why) ||
+        (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
         return snprintf(error, size, "%s", why.text), -1;
     /* folders that were made just now may give a path with .. another end */
     if (demo_job_paths(bindings, count, error, size)) return -1;
@@ -1256,28 +1266,35 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
                       (long long)(b.tokens / ranks), fix);
 }
 
-static seqpar_status demo_step(demo_rank *r) {
+/* The optimizer's step over a window that is open. */
+static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
-    double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step);
-    double began = demo_seconds();
-    seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
-    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
-        demo_notice_balance(r, &w.batch);
-    if (!status && o->before) status = o->before(r, &w);
-    int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
+    int64_t accumulation = demo_accumulation(job, w->batch.rows), first, count;
+    double weight;
+    seqpar_status status = o->before ? o->before(r, w) : SEQPAR_OK;
     if (!status)
-        status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout,
+        status = seqpar_step_begin(&r->ctx, &r->optim, w->batch.row, w->batch.rows, job->layout,
                                    accumulation);
     for (int64_t i = 0; !status && i < accumulation; i++) {
         status = seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
-        if (!status) status = o->rows(r, &w, first, count, i);
+        if (!status) status = o->rows(r, w, first, count, i);
     }
-    if (!status) status = o->total(r, &w, means, &weight);
-    if (!status)
-        status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, r->model.elements,
-                                 lr);
+    if (!status) status = o->total(r, w, means, &weight);
+    return status ? status
+                  : seqpar_step_end(&r->ctx, &r->optim, r->model.params.data,
+                                    r->model.elements, lr);
+}
+
+static seqpar_status demo_step(demo_rank *r) {
+    const demo_job *job = r->job;
+    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
+    double means[DEMO_COLUMNS] = {0}, lr = demo_learning_rate(job, r->step);
+    double began = demo_seconds();
+    seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
+    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
+        demo_notice_balance(r, &w.batch);
+    if (!status) status = demo_step_window(r, &w, lr, means);
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
@@ -1343,6 +1360,12 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
    each, the one the transport takes. */
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
+    int naive = !strcmp(c->device, "reference") && !demo_wants_bf16(c);
+    if (c->dry_run)
+        return demo_plan_device_new(demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
+                                    : naive            ? SEQPAR_DTYPE_F64
+                                                       : SEQPAR_DTYPE_F32,
+                                    naive ? SEQPAR_DTYPE_F64 : SEQPAR_DTYPE_F32);
 #ifdef DEMO_CUDA
     seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0,
                              .storage = demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
@@ -1586,6 +1609,19 @@ static seqpar_status demo_rank_logs_close(demo_rank *r) {
                : SEQPAR_OK;
 }
 
+static void demo_rank_close(demo_rank *r) {
+    (void)demo_logs_close(&r->logs);
+    arrfree(r->losses);
+    arrfree(r->steps);
+    free(r->order);
+    if (r->job->objective->close) r->job->objective->close(r);
+    demo_average_close(&r->average);
+    seqpar_optim_close(&r->ctx, &r->optim);
+    seqpar_llama_close(&r->ctx, &r->model);
+    seqpar_ctx_close(&r->ctx);
+    seqpar_device_close(r->device);
+}
+
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     demo_rank r;
     memset(&r, 0, sizeof r);
@@ -1615,16 +1651,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
         status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
     }
     if (status && world->rank == 0) demo_progress_end(&r.progress);
-    (void)demo_logs_close(&r.logs);
-    arrfree(r.losses);
-    arrfree(r.steps);
-    free(r.order);
-    if (r.job->objective->close) r.job->objective->close(&r);
-    demo_average_close(&r.average);
-    seqpar_optim_close(&r.ctx, &r.optim);
-    seqpar_llama_close(&r.ctx, &r.model);
-    seqpar_ctx_close(&r.ctx);
-    seqpar_device_close(r.device);
+    demo_rank_close(&r);
     return status;
 }
 
@@ -1727,6 +1754,8 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
 }
 
+#include "dry_run.h"
+
 /* Where standard input, output or error is closed, the next file that is opened would take
    its number, and messages go into it. */
 static void demo_standard_streams(void) {
@@ -1789,7 +1818,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
         return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
     }
     demo_job_say(job);
-    int code = demo_job_run(job);
+    int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
     demo_job_close(job);
     return code;
 }
