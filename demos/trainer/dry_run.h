@@ -2,9 +2,10 @@
 /* dry_run.h - what a run would do, without a step and without a byte on the disk (--dry_run).
  *
  * Options, data, model folders and the checkpoint to go on from are read as for training, of
- * weights the names and shapes. Memory is what the library counts while every rank takes the
- * largest step there may be on a device that computes nothing (plan_device.h). What a program
- * needs beside that - data, the device's own workspace - is not in it. */
+ * weights the names and shapes. Memory is what the library counts while every rank takes two
+ * steps on a device that computes nothing (plan_device.h): the next one, and one with the
+ * longest documents. What a program needs beside that - data, the device's own workspace - is
+ * not in it. */
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
 
@@ -33,7 +34,7 @@ typedef struct {
     double peak, last; /* learning rates */
 } demo_forecast;
 
-/* ---- the largest step ---- */
+/* ---- steps: the next one, and the largest ---- */
 
 static int demo_by_length(const void *a, const void *b) {
     const int64_t *x = (const int64_t *)a, *y = (const int64_t *)b;
@@ -57,18 +58,34 @@ static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     return which;
 }
 
-static seqpar_status demo_walk_step(demo_rank *r) {
-    const demo_job *job = r->job;
-    int64_t per_unit = job->objective->documents_per_unit;
-    int64_t *units = demo_longest_units(job, job->config.train_batch_size);
-    demo_window w = {.set = &job->train};
+/* Takes the places of documents over. walk: to note what the step consists of, or NULL. */
+static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal *walk) {
+    demo_window w = {.set = &r->job->train, .which = which};
     double means[DEMO_COLUMNS] = {0};
-    for (int64_t i = 0; i < arrlen(units); i++)
-        for (int64_t k = 0; k < per_unit; k++) arrput(w.which, units[i] + k);
-    seqpar_status status = demo_window_open(r, &w, per_unit, 0);
+    seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit, 0);
     if (!status) status = demo_step_window(r, &w, 0.0, means);
-    arrfree(units);
+    if (walk) {
+        walk->tokens = w.batch.counts.tokens;
+        walk->supervised = w.batch.counts.supervised;
+        walk->rows = w.batch.rows;
+        walk->micro_batches = demo_accumulation(r->job, w.batch.rows);
+    }
     demo_window_close(&w);
+    return status;
+}
+
+static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
+    const demo_job *job = r->job;
+    int64_t *units = demo_longest_units(job, job->config.train_batch_size), *which = NULL;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; i < arrlen(units); i++)
+        for (int64_t k = 0; k < job->objective->documents_per_unit; k++)
+            arrput(which, units[i] + k);
+    arrfree(units);
+    if (r->step < job->total_steps)
+        status = demo_walk_step(r, demo_step_documents(r, r->step), walk);
+    if (!status) return demo_walk_step(r, which, NULL);
+    arrfree(which);
     return status;
 }
 
@@ -99,23 +116,10 @@ static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
     return status;
 }
 
-/* The next step's documents in their rows. */
-static seqpar_status demo_walk_next(demo_rank *r, demo_rehearsal *walk) {
-    const demo_job *job = r->job;
-    if (job->objective->walk || r->step >= job->total_steps) return SEQPAR_OK;
-    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
-    seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
-    walk->tokens = w.batch.counts.tokens;
-    walk->supervised = w.batch.counts.supervised;
-    walk->rows = w.batch.rows;
-    walk->micro_batches = demo_accumulation(job, w.batch.rows);
-    demo_window_close(&w);
-    return status;
-}
-
 static void demo_walk_sizes(const demo_rank *r, demo_rehearsal *walk) {
     static const int states[] = {SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER};
-    walk->parameters = r->model.elements;
+    for (int64_t i = 0; i < r->model.tensor_count; i++)
+        walk->parameters += r->model.tensors[i].rows * r->model.tensors[i].cols;
     walk->storage_bytes = seqpar_dtype_bytes(r->device->storage);
     walk->checkpoint_bytes = walk->parameters * walk->storage_bytes;
     for (int i = 0; i < 3; i++)
@@ -131,9 +135,9 @@ static seqpar_status demo_walk_main(seqpar_comm *world, void *user) {
     r.job = walk.job;
     seqpar_status status = demo_rank_open(&r, world);
     if (!status) demo_walk_sizes(&r, &walk);
-    if (!status && world->rank == 0) status = demo_walk_next(&r, &walk);
     if (!status)
-        status = r.job->objective->walk ? r.job->objective->walk(&r) : demo_walk_step(&r);
+        status = r.job->objective->walk ? r.job->objective->walk(&r)
+                                        : demo_walk_steps(&r, &walk);
     if (!status) status = demo_memory_gather(&r, &walk.memory);
     if (!status && world->rank == 0) *(demo_rehearsal *)user = walk;
     demo_rank_close(&r);
@@ -175,7 +179,7 @@ static int64_t demo_forecast_from(const demo_job *job) {
     return job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
 }
 
-/* As pretty as the figures need: 3.2 MiB. */
+/* 3.2 MiB */
 static const char *demo_size_text(char text[32], double bytes) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
@@ -238,6 +242,13 @@ static void demo_say_files(const demo_forecast *f) {
     demo_say_place("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
 }
 
+/* Where ranks share this machine's memory. */
+static bool demo_too_much(const demo_forecast *f) {
+    double all = (double)f->walk[0].memory.all[DEMO_KIND_TOTAL];
+    return !f->job->processes && strcmp(f->job->config.device, "cuda") &&
+           all > demo_machine_bytes();
+}
+
 static void demo_say_memory(const demo_forecast *f) {
     const demo_memory *m = &f->walk[0].memory, *other = &f->walk[1].memory;
     bool saves = f->job->config.gradient_checkpointing;
@@ -251,8 +262,9 @@ static void demo_say_memory(const demo_forecast *f) {
                (double)m->rank[i] / 1048576, (double)m->all[i] / 1048576,
                (double)other->rank[i] / 1048576, (double)other->all[i] / 1048576);
     }
-    printf("this machine has %s; data and the device's own workspace come on top\n",
-           demo_size_text(size, demo_machine_bytes()));
+    printf("data and the device's own workspace come on top; this machine has %s%s\n",
+           demo_size_text(size, demo_machine_bytes()),
+           demo_too_much(f) ? ", which is too little" : "");
 }
 
 /* ---- the same as JSON ---- */
