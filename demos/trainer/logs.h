@@ -133,11 +133,24 @@ static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     return -1;
 }
 
+/* What a killed process was writing. */
+static bool demo_visit_half_log(const char *folder, const char *name, void *user) {
+    char path[DEMO_PATH_LIMIT + 512];
+    size_t length = strlen(name);
+    (void)user;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if ((!strncmp(name, "wandb-summary.json.", 19) || !strncmp(name, "config.yaml.", 12)) &&
+        length > 4 && !strcmp(name + length - 4, ".tmp"))
+        unlink(path);
+    return true;
+}
+
 static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
     demo_wandb *w = &l->wandb;
     w->began = demo_seconds();
     w->summary = cJSON_CreateObject();
     if (demo_sink_folder(l, d, DEMO_HISTORY, w->folder)) return -1;
+    demo_each_name(w->folder, demo_visit_half_log, NULL);
     snprintf(l->path[DEMO_HISTORY], sizeof *l->path, "%s/wandb-history.jsonl", w->folder);
     if (d->goes_on &&
         demo_lines_cut(l, DEMO_HISTORY, "\"_step\":", d->from, demo_wandb_kept, w))
