@@ -138,7 +138,7 @@ while IFS='|' read -r name line; do grep -qE "$line" $out/dry/sft && ok "logs_dr
 steps|^steps: 6 of 8 documents each; 120 documents can be used, 15 steps an epoch, 0.4 epochs in all$
 step|^next step: $(sed -n 's/.*"rows": \([0-9]*\), "tokens": \([0-9]*\), "supervised_tokens": \([0-9]*\).*/\2 tokens \\(\3 supervised\\) in \1 rows of at most 420, 1 micro-batches/p' $out/whole.jsonl | head -n 1)$
 ranks|^ranks: 1 data-parallel x 3 sequence-parallel, 1 threads each$
-rate|^learning rate: cosine_with_min_lr, 3 warm-up steps, peak 0.002, 0.000[0-9]* in the last step$
+rate|^learning rate: cosine_with_min_lr, 3 warm-up steps, peak 0.002, 0.000[0-9]* in the last step, floor 0.0002$
 checkpoints|^checkpoints: $out/never/checkpoints_sft, every 2 steps, the last 3 are kept, [0-9.]+ KiB each$
 LIST
 [ "$(awk '/^memory in MiB/ { on = 1; next } on && /^(weights|optimizer|saved|scratch|exchange|gradients|at one)/ { n++; print length($0) }' $out/dry/sft | sort -u | wc -l)" = 1 ] && [ "$(grep -cE '^(weights|optimizer state|saved activations|scratch|exchange|gradients|at one time)( +[0-9]+\.[0-9]{2}){4}$' $out/dry/sft)" = 7 ] && ok logs_dry_run_table || fail logs_dry_run_table "$(tail -n 10 $out/dry/sft)"
@@ -166,13 +166,25 @@ mkdir $out/torn_model; cp $out/sft/config.json $out/torn_model/; head -c 3000 $o
 file=torn no logs_dry_run_torn_model 'torn_model/model.safetensors' dry torn sft --max_steps 4 --pretrain $out/torn_model
 dry huge sft --max_steps 1 --hidden_size 16384 --num_hidden_layers 16 --num_attention_heads 128 --num_key_value_heads 8 && grep -q 'which is too little$' $out/dry/huge && ok logs_dry_run_huge || fail logs_dry_run_huge "$(tail -n 1 $out/dry/huge) $(tail -n 1 $out/dry/huge.err)"
 
-# ---- the real reader ----
+# the example of the manual; only the last line is of a machine
+shown() { awk -v mark="<!-- $1 -->" '$0 == mark { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' demos/README.md; }
+mkdir $out/dry/manual; shown 'dry run' >$out/dry/manual/command; shown 'dry run says' >$out/dry/manual/wanted
+(cd $out/dry/manual && ln -s ../../../../$build build && bash command >said 2>why)
+diff <(grep -v '^data and the' $out/dry/manual/wanted) <(grep -v '^data and the' $out/dry/manual/said) >$out/dry/manual/differs && [ "$(wc -l <$out/dry/manual/said)" -gt 10 ] && ok logs_dry_run_manual || fail logs_dry_run_manual "$(head -n 4 $out/dry/manual/differs | tr '\n' ' ') $(tail -n 1 $out/dry/manual/why)"
+
+# ---- the real reader, and the real wandb, offline ----
 if ! python=$(ci/python_with.sh tensorboard); then
     skip logs_tensorboard "no python3 here has tensorboard"
 else
     PYTHONDONTWRITEBYTECODE=1 $python verify/python/test_logs.py $out >$out/tensorboard.log 2>$out/tensorboard.err; code=$?
     while read -r word line; do case $word in ok) ok "$line" ;; FAIL) fail "${line%%:*}" "${line#*: }" ;; esac; done <$out/tensorboard.log
     [ $code -eq 0 ] || grep -q '^FAIL' $out/tensorboard.log || fail logs_tensorboard "exit code $code: $(tail -n 1 $out/tensorboard.err)"
+fi
+shown 'wandb' >$out/send.py
+if ! python=$(ci/python_with.sh wandb yaml); then
+    skip logs_wandb "no python3 here has wandb and yaml"
+else
+    (cd $out && for run in on texts; do WANDB_MODE=offline WANDB_SILENT=true timeout 120 $python send.py $run.wb/* seqpar || exit 1; done) >$out/send.log 2>&1 && [ "$(ls -d $out/wandb/offline-run-* | wc -l)" = 2 ] && ok logs_wandb || fail logs_wandb "$(tail -n 1 $out/send.log)"
 fi
 if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
 [ $failed -eq 0 ]

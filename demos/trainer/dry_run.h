@@ -31,7 +31,7 @@ typedef struct {
     const demo_job *job;
     const char *tool;
     demo_rehearsal walk[2]; /* as asked for; with gradient_checkpointing the other way */
-    double peak, last; /* learning rates */
+    double peak, last, end; /* learning rates: end is where the schedule goes to */
 } demo_forecast;
 
 /* ---- steps: the next one, and the largest ---- */
@@ -170,9 +170,11 @@ static void demo_forecast_rates(demo_forecast *f) {
     const demo_binding *actor = demo_binding_of(job->logs.bindings, job->logs.binding_count,
                                                 "actor_learning_rate");
     f->peak = actor ? *(const double *)actor->variable : job->config.learning_rate;
-    int64_t last = job->total_steps > 0 ? job->total_steps - 1 : 0;
-    f->last = f->peak * seqpar_lr_factor(job->lr_kind, last, job->warmup, job->total_steps,
-                                         job->config.min_lr_ratio);
+    int64_t steps = job->total_steps;
+    f->last = f->peak * seqpar_lr_factor(job->lr_kind, steps > 0 ? steps - 1 : 0, job->warmup,
+                                         steps, job->config.min_lr_ratio);
+    f->end = f->peak * seqpar_lr_factor(job->lr_kind, steps, job->warmup, steps,
+                                        job->config.min_lr_ratio);
 }
 
 static int64_t demo_forecast_from(const demo_job *job) {
@@ -212,8 +214,9 @@ static void demo_say_steps(const demo_forecast *f) {
                (long long)c->pack_len, (long long)w->micro_batches);
     printf("ranks: %lld data-parallel x %lld sequence-parallel, %lld threads each\n",
            (long long)job->dp, (long long)c->ring_attn_size, (long long)c->omp_threads);
-    printf("learning rate: %s, %lld warm-up steps, peak %.6g, %.6g in the last step\n",
-           c->lr_scheduler, (long long)job->warmup, f->peak, f->last);
+    printf("learning rate: %s, %lld warm-up steps, peak %.6g, %.6g in the last step, floor "
+           "%.6g\n",
+           c->lr_scheduler, (long long)job->warmup, f->peak, f->last, f->end);
 }
 
 static void demo_say_place(const char *what, const char *path) {
@@ -324,6 +327,7 @@ static void demo_json_steps(cJSON *to, const demo_forecast *f) {
     demo_forecast_add(to, "warmup_steps", (double)job->warmup);
     demo_forecast_add(to, "learning_rate", f->peak);
     demo_forecast_add(to, "last_learning_rate", f->last);
+    demo_forecast_add(to, "learning_rate_floor", f->end);
     demo_forecast_add(to, "parameters", (double)w->parameters);
 }
 
