@@ -26,7 +26,8 @@ static void write_data(const char *path, int pairs, int even) {
                 fprintf(file, "%s\"%s%s\": [", k || part ? ", " : "{",
                         pairs && !k ? "chosen_" : "", keys[k][part]);
                 for (int t = 0; t < tokens; t++)
-                    fprintf(file, "%s%d", t ? ", " : "", part && t < 9 ? -100 : (i + t + 7 * k * (t > 9)) % 250);
+                    fprintf(file, "%s%d", t ? ", " : "",
+                            part && t < 9 ? -100 : (i + t + 7 * k * (t > 9)) % 250);
                 fputc(']', file);
             }
         }
@@ -122,8 +123,8 @@ static void test_equal(int dpo, const char *options) {
     run x;
     demo_rehearsal walk = {0}, other = {0};
     snprintf(all, sizeof all, "--train_batch_size %d %s", DOCUMENTS, options);
-    if (run_open(&x, dpo, dpo ? "pairs" : "even", all) && run_counted(&x) && run_walked(&x, &walk, false) &&
-        run_walked(&x, &other, true)) {
+    if (run_open(&x, dpo, dpo ? "pairs" : "even", all) && run_counted(&x) &&
+        run_walked(&x, &walk, false) && run_walked(&x, &other, true)) {
         compare(&walk.memory, &x.counted, 1.0);
         x.job.config.gradient_checkpointing = !x.job.config.gradient_checkpointing;
         if (run_counted(&x)) compare(&other.memory, &x.counted, 1.0);

@@ -240,6 +240,8 @@ static void demo_say_files(const demo_forecast *f) {
     printf("model: %s, %lld parameters, %s\n", seqpar_escape(shown, sizeof shown, c->save_path),
            (long long)w->parameters,
            demo_size_text(size, (double)(w->parameters * w->storage_bytes)));
+    if (c->enable_ema) printf("moving average: the model's folder, in ema\n");
+    if (c->plot_loss) printf("loss curve: the model's folder, as training_loss.svg\n");
     demo_say_place("metrics", c->metrics_path);
     demo_say_place("TensorBoard, a folder for the run in", c->use_tensorboard);
     demo_say_place("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
@@ -298,6 +300,8 @@ static void demo_json_files(cJSON *to, const demo_forecast *f) {
     const demo_rehearsal *w = &f->walk[0];
     demo_forecast_text(to, "save_path", c->save_path);
     demo_forecast_text(to, "ckpt_path", c->ckpt_path);
+    cJSON_AddBoolToObject(to, "enable_ema", c->enable_ema);
+    cJSON_AddBoolToObject(to, "plot_loss", c->plot_loss);
     demo_forecast_text(to, "metrics_path", c->metrics_path);
     demo_forecast_text(to, "use_tensorboard", c->use_tensorboard);
     demo_forecast_text(to, "wandb_offline", c->wandb_offline);

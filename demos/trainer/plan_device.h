@@ -52,8 +52,8 @@ static inline void demo_plan_zero(seqpar_device *device, void *data, int64_t byt
 static inline void demo_plan_close(seqpar_device *device) { free(device); }
 
 #define SEQPAR__X(op) \
-    static inline seqpar_status demo_plan_##op(seqpar_device *device, const seqpar_##op##_args *args, \
-                                        void *queue) { \
+    static inline seqpar_status demo_plan_##op( \
+        seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
         (void)device, (void)args, (void)queue; \
         return SEQPAR_OK; \
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* report.h - what is known of a step, a rollout or an evaluation, once: the progress line and
- * every log write from the same record. A figure has the name that it has in --metrics_path;
+ * every log are written from it. A figure has the name that it has in --metrics_path;
  * TensorBoard and Weights & Biases know some of them by the names OpenRLHF gives them. */
 #ifndef DEMO_REPORT_H
 #define DEMO_REPORT_H
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How a figure stands in a line of JSON. A place says where the record belongs ("step",
+/* How a figure stands in a line of JSON. A place says where the report belongs ("step",
    "rollout") and is no figure of its own. */
 typedef enum { DEMO_EXACT, DEMO_WHOLE, DEMO_TENTHS, DEMO_THOUSANDTHS, DEMO_PLACE } demo_form;
 

@@ -131,12 +131,12 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
 static int demo_paths_fit(const demo_binding *bindings, int count, char *error, size_t size) {
     static const char *const names[] = {"metrics_path", "save_path", "ckpt_path",
                                         "use_tensorboard", "wandb_offline"};
-    enum { NAMES = (int)(sizeof names / sizeof *names) };
-    for (int i = 0; i < NAMES + DEMO_INPUTS; i++) {
-        const char *name = i < NAMES ? names[i] : demo_inputs[i - NAMES];
+    const int outputs = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < outputs + DEMO_INPUTS; i++) {
+        const char *name = i < outputs ? names[i] : demo_inputs[i - outputs];
         const char *at = demo_option_path(bindings, count, name);
-        for (; at; at = strchr(at, ',') && i >= NAMES ? strchr(at, ',') + 1 : NULL) {
-            size_t length = i < NAMES ? strlen(at) : strcspn(at, ",");
+        for (; at; at = strchr(at, ',') && i >= outputs ? strchr(at, ',') + 1 : NULL) {
+            size_t length = i < outputs ? strlen(at) : strcspn(at, ",");
             if (length > DEMO_PATH_LIMIT)
                 return snprintf(error, size,
                                 "--%s: %.40s... has %lld characters, at most %d are possible; "
