@@ -5,7 +5,7 @@
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>
-#include "memory.h"
+#include "plan_device.h"
 #include "seqpar_llama.h"
 
 typedef struct {
@@ -64,6 +64,7 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     average->beta = beta;
     average->begin = demo_average_begin(ctx, model, ctx->world->rank);
     average->count = demo_average_begin(ctx, model, ctx->world->rank + 1) - average->begin;
+    if (demo_is_planned(ctx->device)) average->count = 0; /* it would be the host's memory */
     average->share = (double *)demo_room(average->count + 1, sizeof *average->share);
     if (!average->share)
         return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,

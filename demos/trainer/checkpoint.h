@@ -430,7 +430,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
-    const demo_form form = {.dtype = demo_dtype(ctx->device->storage)};
+    const demo_save_form form = {.dtype = demo_dtype(ctx->device->storage)};
     seqpar_status status = ctx->world->rank
                                ? SEQPAR_OK
                                : demo_save_folder(ctx, model, folder, &form, NULL);

@@ -690,16 +690,17 @@ typedef struct {
     const char *end, *there;
 } demo_name_rule;
 static const demo_name_rule demo_name_rules[DEMO_NAMES][6] = {
-    [DEMO_NAMES_FUSED] = {{".q_proj.weight", ".qkv_proj.weight"},
+    {{NULL, NULL}}, /* in the order of DEMO_NAMES_.. */
+    {{".q_proj.weight", ".qkv_proj.weight"},
                           {".k_proj.weight", ".qkv_proj.weight"},
                           {".v_proj.weight", ".qkv_proj.weight"},
                           {".mlp.gate_proj.weight", ".mlp.gate_up_proj.weight"},
                           {".mlp.up_proj.weight", ".mlp.gate_up_proj.weight"}},
-    [DEMO_NAMES_MIXTRAL] = {{".mlp.gate.weight", ".block_sparse_moe.gate.weight"},
+    {{".mlp.gate.weight", ".block_sparse_moe.gate.weight"},
                             {".gate_proj.weight", ".w1.weight"},
                             {".up_proj.weight", ".w3.weight"},
                             {".down_proj.weight", ".w2.weight"}},
-    [DEMO_NAMES_STACKED] = {{".gate_proj.weight", ".gate_up_proj"},
+    {{".gate_proj.weight", ".gate_up_proj"},
                             {".up_proj.weight", ".gate_up_proj"},
                             {".down_proj.weight", ".down_proj"}}};
 

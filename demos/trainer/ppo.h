@@ -3,7 +3,7 @@
    updates, checkpoints. */
 #ifndef DEMO_PPO_H
 #define DEMO_PPO_H
-#include "update.h"
+#include "samples.h"
 
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
@@ -23,6 +23,7 @@ static void demo_count_right(const demo_rank *r, const int32_t *texts, int64_t r
 static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2], int64_t n) {
     int64_t prompts = arrlen(r->job->eval.documents);
     double pass = (double)right[1] / (double)prompts;
+    demo_report report = {.phase = "eval", .step = r->step};
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
     if (r->ctx.world->rank) return;
     if (n == 1)
@@ -37,12 +38,11 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
                           "right (%.1f %%), %lld of %lld prompts have one",
                           (long long)rollouts, (long long)right[0], (long long)(prompts * n),
                           100 * r->eval_means[0], (long long)right[1], (long long)prompts);
-    if (r->metrics)
-        fprintf(r->metrics,
-                "{\"rollout\": %lld, \"eval_exact\": %.17g, \"eval_pass\": %.17g, "
-                "\"eval_prompts\": %lld}\n",
-                (long long)rollouts, r->eval_means[0], pass, (long long)prompts);
-    demo_metrics_written(r);
+    demo_report_add(&report, "rollout", (double)rollouts, DEMO_PLACE);
+    demo_report_add(&report, "exact", r->eval_means[0], DEMO_EXACT);
+    demo_report_add(&report, "pass", pass, DEMO_EXACT);
+    demo_report_add(&report, "prompts", (double)prompts, DEMO_WHOLE);
+    demo_log(r, &report);
 }
 
 static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
@@ -76,59 +76,67 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
 
 /* ---- the loop ---- */
 
-static void demo_text_print(FILE *out, const demo_words *words, const int32_t *ids,
-                            int64_t tokens) {
-    char *text = demo_tokens_as_text(words, ids, tokens);
-    int64_t room = 4 * (int64_t)strlen(text) + 1;
-    char *shown = (char *)demo_room(room, 1);
-    fputs(seqpar_escape(shown, room, text), out);
-    free(shown);
+static void demo_rollout_say(const demo_rank *r, const demo_report *report) {
+    const demo_ppo *p = (const demo_ppo *)r->own;
+    const demo_rollout *o = &p->rollout;
+    fprintf(stderr,
+            "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f "
+            "s, train %.1f s; text 0 (%.2f): ",
+            (long long)report->round, demo_report_value(report, "reward"),
+            demo_report_value(report, "kl"), demo_report_value(report, "response_length"),
+            p->seconds[0], p->seconds[1], p->seconds[2], o->score[0]);
+    const demo_words words = demo_rank_words(r);
+    char *text = demo_tokens_as_text(&words, o->set.documents[0].ids + o->prompt[0],
+                                     o->set.documents[0].tokens - o->prompt[0]);
+    demo_text_print(stderr, text);
     free(text);
+    fputc('\n', stderr);
+}
+
+static void demo_rollout_figures(demo_rank *r, demo_report *report) {
+    const demo_ppo *p = demo_ppo_of(r);
+    const demo_rollout *o = &p->rollout;
+    double back = 0;
+    for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
+    demo_report_add(report, "rollout", (double)report->round, DEMO_PLACE);
+    demo_report_add(report, "step", (double)r->step, DEMO_PLACE);
+    demo_report_add(report, "reward", seqpar_mean(o->score, o->texts), DEMO_EXACT);
+    demo_report_add(report, "return", back / (double)o->texts, DEMO_EXACT);
+    demo_report_add(report, "kl", seqpar_mean(o->kl, o->texts), DEMO_EXACT);
+    demo_report_add(report, "kl_coef", p->kl.coef, DEMO_EXACT);
+    demo_report_add(report, "response_length", (double)o->entries / (double)o->texts,
+                    DEMO_EXACT);
+    demo_report_add(report, "policy_loss", p->policy[LOSS_OF], DEMO_EXACT);
+    demo_report_add(report, "clipfrac", p->policy[CLIPPED], DEMO_EXACT);
+    demo_report_add(report, "entropy", p->policy[ENTROPY_OF], DEMO_EXACT);
+    demo_report_add(report, "critic_loss", p->value[LOSS_OF], DEMO_EXACT);
+    demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
+    if (demo_ppo_options(r)->pretrain_data)
+        demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
+    if (demo_ppo_options(r)->dynamic_filtering)
+        demo_report_add(report, "prompts_drawn", (double)p->drawn, DEMO_WHOLE);
+    demo_report_add(report, "generate_seconds", p->seconds[0], DEMO_THOUSANDTHS);
+    demo_report_add(report, "score_seconds", p->seconds[1], DEMO_THOUSANDTHS);
+    demo_report_add(report, "train_seconds", p->seconds[2], DEMO_THOUSANDTHS);
+    demo_report_add(report, "peak_bytes", (double)r->ctx.memory.total_peak, DEMO_WHOLE);
 }
 
 static void demo_rollout_log(demo_rank *r, int64_t number) {
-    demo_ppo *p = demo_ppo_of(r);
-    const demo_rollout *o = &p->rollout;
-    const demo_words words = demo_rank_words(r);
-    double back = 0, reward = seqpar_mean(o->score, o->texts);
-    double kl = seqpar_mean(o->kl, o->texts);
-    double length = (double)o->entries / (double)o->texts;
+    const demo_ppo *p = demo_ppo_of(r);
+    demo_report report = {.phase = "train",
+                          .step = r->step,
+                          .round = number + 1,
+                          .tokens = p->rollout.entries,
+                          .seconds = p->seconds[0] + p->seconds[1] + p->seconds[2]};
     if (r->ctx.world->rank) return;
-    for (int64_t i = 0; i < o->entries; i++) back += o->entry[i * ENTRY + REWARD];
-    arrput(r->losses, reward);
-    arrput(r->steps, (double)number);
-    r->norm_last = r->optim.norm;
-    r->tokens += o->entries;
-    r->seconds += p->seconds[0] + p->seconds[1] + p->seconds[2];
-    demo_progress_step(&r->progress, number + 1, reward, o->entries);
-    if (!number || (number + 1) % r->job->config.logging_steps == 0) {
-        fprintf(stderr,
-                "rollout %lld: reward %.4f, KL %.4f, length %.1f, generate %.1f s, score %.1f "
-                "s, train %.1f s; text 0 (%.2f): ",
-                (long long)number + 1, reward, kl, length, p->seconds[0], p->seconds[1],
-                p->seconds[2], o->score[0]);
-        demo_text_print(stderr, &words, o->set.documents[0].ids + o->prompt[0],
-                        o->set.documents[0].tokens - o->prompt[0]);
-        fputc('\n', stderr);
-    }
-    if (!r->metrics) return;
-    fprintf(r->metrics,
-            "{\"rollout\": %lld, \"step\": %lld, \"reward\": %.17g, \"return\": %.17g, \"kl\": "
-            "%.17g, \"kl_coef\": %.17g, \"response_length\": %.17g, \"policy_loss\": %.17g, "
-            "\"clipfrac\": %.17g, \"entropy\": %.17g, \"critic_loss\": %.17g, \"grad_norm\": "
-            "%.17g, ",
-            (long long)number + 1, (long long)r->step, reward, back / (double)o->texts, kl,
-            p->kl.coef, length, p->policy[LOSS_OF], p->policy[CLIPPED], p->policy[ENTROPY_OF],
-            p->value[LOSS_OF], r->optim.norm);
-    if (demo_ppo_options(r)->pretrain_data)
-        fprintf(r->metrics, "\"ptx_loss\": %.17g, ", p->policy[PRETRAINING_LOSS]);
-    if (demo_ppo_options(r)->dynamic_filtering)
-        fprintf(r->metrics, "\"prompts_drawn\": %lld, ", (long long)p->drawn);
-    fprintf(r->metrics,
-            "\"generate_seconds\": %.3f, \"score_seconds\": %.3f, \"train_seconds\": %.3f, "
-            "\"peak_bytes\": %lld}\n",
-            p->seconds[0], p->seconds[1], p->seconds[2], (long long)r->ctx.memory.total_peak);
-    demo_metrics_written(r);
+    demo_sample *samples = demo_samples_of(r, &report.sample_count);
+    report.samples = samples;
+    demo_rollout_figures(r, &report);
+    demo_log(r, &report);
+    if (!number || (number + 1) % r->job->config.logging_steps == 0)
+        demo_rollout_say(r, &report);
+    demo_samples_print(stderr, &report, demo_ppo_options(r)->n_samples_per_prompt);
+    demo_samples_free(samples, report.sample_count);
 }
 
 /* A rollout and the steps on it; nothing where filtering has used up the prompts. */
@@ -440,6 +448,43 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
     return -1;
 }
 
+/* A rollout as long as it may become: the longest prompts, and texts without an end. */
+static void demo_rollout_longest(demo_rank *r) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    const demo_job *job = r->job;
+    demo_rollout *o = &demo_ppo_of(r)->rollout;
+    int64_t n = c->n_samples_per_prompt;
+    int64_t *which = demo_longest_units(job, c->rollout_batch_size);
+    int32_t *text = (int32_t *)demo_room(c->generate_max_len + 1, sizeof *text);
+    text[0] = (int32_t)c->generate_max_len;
+    demo_rollout_new(o, c->rollout_batch_size * n);
+    for (int64_t i = 0; i < c->rollout_batch_size * n; i++) {
+        const demo_document *d = &job->train.documents[which[i / n]];
+        seqpar_llama_prompt prompt = {d->ids, demo_prompt_tokens(r, d), i};
+        demo_rollout_take(o, demo_text_document(&prompt, text), prompt.tokens, d, 0.0);
+    }
+    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
+    arrfree(which);
+    free(text);
+}
+
+/* Texts, their scores by reward models, and the steps on them. No server is asked. */
+static seqpar_status demo_ppo_walk(demo_rank *r) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    demo_ppo *p = demo_ppo_of(r);
+    demo_window w = {.set = &p->rollout.set};
+    seqpar_status status = demo_draw(r, c->rollout_batch_size);
+    if (!status) demo_rollout_longest(r);
+    for (int64_t i = 0; !status && i < p->rollout.texts; i++) arrput(w.which, i);
+    if (!status && p->rewards) status = demo_window_open(r, &w, 1, 0);
+    for (p->scorer = 0; !status && p->scorer < p->rewards; p->scorer++)
+        status = demo_add_scores(r, &w);
+    demo_window_close(&w);
+    r->step = c->freezing_actor_steps + 1; /* the actor learns, too */
+    if (!status) status = demo_experience(r);
+    return status ? status : demo_updates(r, 0);
+}
+
 /* Prompts; a label makes the document go on as the right answer. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, char *error, size_t size) {
@@ -504,6 +549,7 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .prepare = demo_ppo_prepare,
                                                   .count = demo_ppo_count,
                                                   .train = demo_ppo_train,
+                                                  .walk = demo_ppo_walk,
                                                   .save = demo_ppo_save,
                                                   .load_state = demo_ppo_load_state};
 #endif

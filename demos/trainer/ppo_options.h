@@ -15,7 +15,7 @@ typedef struct {
         dynamic_filtering, save_value_network;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
     int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
-    int64_t kl_horizon, freezing_actor_steps, top_k;
+    int64_t kl_horizon, freezing_actor_steps, top_k, log_samples;
     double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma;
     double init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip;
     double entropy_loss_coef, ptx_coef;
@@ -58,6 +58,12 @@ typedef struct {
          NULL, \
          "last_number: 1 if the text's last number is the label's, else 0", \
          DEMO_ANY}, \
+        {"log_samples", \
+         &(p).log_samples, \
+         DEMO_INT, \
+         "0", \
+         "prompts of a rollout whose texts and rewards are printed and logged", \
+         DEMO_COUNT(0)}, \
         {"remote_rm_url", \
          &(p).servers.urls, \
          DEMO_STRING, \

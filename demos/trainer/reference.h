@@ -96,7 +96,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     reference->there = !status;
     if (status) return status;
     status = demo_begin_model(&r->ctx, &reference->model, folder, c->seed);
-    if (!status && r->ctx.world->rank == 0)
+    if (!status && r->ctx.world->rank == 0 && !demo_is_planned(r->device))
         r->reference = demo_digest_model(r, &reference->model);
     return status;
 }
@@ -406,6 +406,7 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     int stop = 0;
     snprintf(path, sizeof path, "%s/reference.safetensors", r->job->config.ckpt_path);
     int64_t there = r->ctx.world->rank == 0 && !access(path, F_OK);
+    if (demo_is_planned(r->device)) return SEQPAR_OK; /* nothing is read or written */
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &there, 1);
     demo_notes_of(r, &notes);
     demo_stored_room(r, mismatch != NULL);

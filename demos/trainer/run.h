@@ -102,6 +102,8 @@ typedef struct {
 
 static const demo_output demo_outputs[] = {
     {"metrics_path", "", NULL},
+    {"use_tensorboard", "/events.out.tfevents", NULL},
+    {"wandb_offline", "/wandb-history.jsonl", NULL},
     {"save_path", "/model.safetensors", NULL},
     {"save_path", "/config.json", NULL},
     {"save_path", "/training_loss.svg", "plot_loss"},
@@ -127,12 +129,14 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
 }
 
 static int demo_paths_fit(const demo_binding *bindings, int count, char *error, size_t size) {
-    static const char *const names[] = {"metrics_path", "save_path", "ckpt_path"};
-    for (int i = 0; i < 3 + DEMO_INPUTS; i++) {
-        const char *name = i < 3 ? names[i] : demo_inputs[i - 3];
+    static const char *const names[] = {"metrics_path", "save_path", "ckpt_path",
+                                        "use_tensorboard", "wandb_offline"};
+    const int outputs = (int)(sizeof names / sizeof *names);
+    for (int i = 0; i < outputs + DEMO_INPUTS; i++) {
+        const char *name = i < outputs ? names[i] : demo_inputs[i - outputs];
         const char *at = demo_option_path(bindings, count, name);
-        for (; at; at = strchr(at, ',') && i >= 3 ? strchr(at, ',') + 1 : NULL) {
-            size_t length = i < 3 ? strlen(at) : strcspn(at, ",");
+        for (; at; at = strchr(at, ',') && i >= outputs ? strchr(at, ',') + 1 : NULL) {
+            size_t length = i < outputs ? strlen(at) : strcspn(at, ",");
             if (length > DEMO_PATH_LIMIT)
                 return snprintf(error, size,
                                 "--%s: %.40s... has %lld characters, at most %d are possible; "
@@ -433,7 +437,7 @@ static const char demo_free_options[] =
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
     "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"
     "backoff,"
-    "save_value_network,precompute_ref,save_dtype,max_shard_size,overwrite";
+    "save_value_network,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
    fit. */
 static const char demo_fixed_options[] =

@@ -16,7 +16,7 @@ typedef struct { /* how a folder is written */
     const char *source; /* the folder that training began with; NULL: none */
     seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
     int64_t shard_bytes;            /* most of a file, unless a tensor has more; 0: no limit */
-} demo_form;
+} demo_save_form;
 
 /* "float32" and so on; NULL: NONE. */
 static inline const char *demo_dtype_name(seqpar_safetensors_dtype dtype) {
@@ -81,7 +81,7 @@ static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folde
     return SEQPAR_OK;
 }
 
-static inline seqpar_status demo_entry_dtypes(const demo_transfer *s, const demo_form *form,
+static inline seqpar_status demo_entry_dtypes(const demo_transfer *s, const demo_save_form *form,
                                               const char *folder, demo_entry *entries) {
     demo_weights source;
     int64_t count = s->model->tensor_count;
@@ -101,7 +101,7 @@ static inline seqpar_status demo_entry_dtypes(const demo_transfer *s, const demo
 /* ---- several files ---- */
 
 /* Entries from `first` on that a file has. */
-static inline int64_t demo_shard_entries(const demo_transfer *s, const demo_form *form,
+static inline int64_t demo_shard_entries(const demo_transfer *s, const demo_save_form *form,
                                          const demo_entry *entries, int64_t first) {
     int64_t bytes = 0, i = first;
     for (; i < s->model->tensor_count; i++) {
@@ -112,7 +112,7 @@ static inline int64_t demo_shard_entries(const demo_transfer *s, const demo_form
     return i - first;
 }
 
-static inline int64_t demo_shards(const demo_transfer *s, const demo_form *form,
+static inline int64_t demo_shards(const demo_transfer *s, const demo_save_form *form,
                                   const demo_entry *entries) {
     int64_t shards = 0;
     for (int64_t i = 0; i < s->model->tensor_count; shards++)
@@ -129,7 +129,7 @@ static inline void demo_shard_name(char name[64], int64_t shard, int64_t shards)
 }
 
 /* The index of several files, as transformers writes it. */
-static inline char *demo_index_text(const demo_transfer *s, const demo_form *form,
+static inline char *demo_index_text(const demo_transfer *s, const demo_save_form *form,
                                     const demo_entry *entries, int64_t shards) {
     cJSON *json = cJSON_CreateObject(), *metadata = cJSON_AddObjectToObject(json, "metadata");
     cJSON *map = cJSON_AddObjectToObject(json, "weight_map");
@@ -171,7 +171,7 @@ static inline void demo_remove_stale(const char *folder, int64_t shards) {
     if (open) closedir(open);
 }
 
-static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_form *form,
+static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_save_form *form,
                                              const char *folder, const demo_entry *entries,
                                              int64_t shards) {
     char path[1400];
@@ -185,7 +185,7 @@ static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_
 }
 
 /* The new ones are there before the old ones go: whoever comes between finds a model. */
-static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo_form *form,
+static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo_save_form *form,
                                               const char *folder, const demo_entry *entries,
                                               demo_values_fn get) {
     int64_t shards = demo_shards(s, form, entries), first = 0;
@@ -209,7 +209,7 @@ static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo
 /* Rank 0 writes weights and what belongs to them into an existing folder; with `average`
    (collective) that as the weights. */
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
-                                      const char *folder, const demo_form *form,
+                                      const char *folder, const demo_save_form *form,
                                       demo_average *average) {
     demo_transfer store = {.ctx = ctx,
                            .model = model,

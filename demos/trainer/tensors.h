@@ -275,7 +275,7 @@ static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *fro
         values ? SEQPAR_OK
                : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
                              from->shards[0].path);
-    for (int reads = 0; reads < 2; reads++)
+    for (int reads = 0; reads < (demo_is_planned(s->ctx->device) ? 1 : 2); reads++)
         for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
             status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count], names,
                                       (int)(i / s->model->tensor_count),
@@ -308,6 +308,7 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
    the seed; without a folder all are the seed's. */
 static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, const char *folder,
                                       int64_t seed) {
+    if (!folder && demo_is_planned(ctx->device)) return SEQPAR_OK;
     if (!folder) return seqpar_llama_init(ctx, model, (uint64_t)seed), SEQPAR_OK;
     if (model->config.score)
         seqpar_llama_init_tensor(ctx, model, model->tensor_count - 1, (uint64_t)seed);

@@ -12,6 +12,7 @@
 #include "average.h"
 #include "checkpoint.h"
 #include "data.h"
+#include "logs.h"
 #include "options.h"
 #include "plot.h"
 #include "progress.h"
@@ -27,12 +28,11 @@
 typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
-    const char *param_dtype, *save_dtype, *max_shard_size;
+    const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite,
-        enable_ema;
+        overwrite, enable_ema, dry_run;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -146,13 +146,31 @@ typedef struct {
          NULL, \
          "JSON lines: every step and evaluation", \
          DEMO_ANY}, \
+        {"use_tensorboard", \
+         &(c).use_tensorboard, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for TensorBoard's event files, in one for every run", \
+         DEMO_ANY}, \
+        {"wandb_offline", \
+         &(c).wandb_offline, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for files as Weights & Biases keeps them, in one for every run; nothing is sent", \
+         DEMO_ANY}, \
         {"plot_loss", \
          &(c).plot_loss, \
          DEMO_FLAG, \
          NULL, \
          "draw the loss into save_path/training_loss.svg", \
          DEMO_ANY}, \
-        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", \
+        {"dry_run", \
+         &(c).dry_run, \
+         DEMO_FLAG, \
+         NULL, \
+         "read everything, say what would happen and what memory it takes, and stop", \
+         DEMO_ANY}, \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object, with --dry_run what it says", \
          DEMO_ANY}, \
         {"train_batch_size", \
          &(c).train_batch_size, \
@@ -375,6 +393,7 @@ typedef struct {
     /* at which training ends: total_steps, or the end of the last rollout */
     int64_t last_step;
     demo_run run;
+    demo_logs_desc logs;
     uint64_t data;    /* digest of what is trained on */
     demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
@@ -400,7 +419,7 @@ typedef struct { /* one rank at work */
     /* digest of the frozen model's weights, on rank 0; 0: there is none */
     uint64_t reference;
     demo_progress progress;
-    FILE *metrics;
+    demo_logs logs; /* rank 0 */
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
@@ -466,6 +485,8 @@ struct demo_objective {
     int (*prepare)(demo_job *job, char *error, size_t size);
     void (*count)(demo_job *job);         /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r); /* the whole of it */
+    /* with --dry_run: all that takes memory, once, as large as it may be */
+    seqpar_status (*walk)(demo_rank *r);
     /* what a checkpoint holds beside the model, before that */
     seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder);
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
@@ -722,7 +743,7 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
     double ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
     double needed = values * (4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    if (!strcmp(job->config.device, "cuda") || needed < there) return 0;
+    if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
     return snprintf(error, size,
                     "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
                     "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
@@ -1171,6 +1192,19 @@ static int demo_job_paths(const demo_binding *bindings, int count, char *error, 
                : 0;
 }
 
+static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count,
+                          const char *tool) {
+    bool goes_on = job->run.from != DEMO_NOTHING_SAVED;
+    job->logs = (demo_logs_desc){.goes_on = goes_on,
+                                 .from = goes_on ? job->run.from : 0,
+                                 .bindings = bindings,
+                                 .binding_count = count};
+    for (int i = 0; i < DEMO_SINKS; i++)
+        if (!job->config.dry_run)
+            job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);
+    snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
+}
+
 /* The last before training: from here on the folder of the checkpoints belongs to this job.
    0, or -1 with one sentence. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
@@ -1182,8 +1216,9 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
     if (demo_job_paths(bindings, count, error, size)) return -1;
     if (!job->rank && !c->overwrite && demo_check_foreign(c->save_path, &why))
         return snprintf(error, size, "%s", why.text), -1;
-    if (demo_run_open(&job->run, !job->rank, c->load_checkpoint, c->save_path, tool, c->dataset,
-                      &why))
+    if (demo_run_open(&job->run, !job->rank && !c->dry_run, c->load_checkpoint, c->save_path,
+                      tool, c->dataset, &why) ||
+        (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
         return snprintf(error, size, "%s", why.text), -1;
     /* folders that were made just now may give a path with .. another end */
     if (demo_job_paths(bindings, count, error, size)) return -1;
@@ -1192,6 +1227,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
         return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);
+    demo_job_logs(job, bindings, count, tool);
     return 0;
 }
 
@@ -1350,76 +1386,42 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
                                                         job->config.min_lr_ratio);
 }
 
-/* JSON has no word for what is no number. */
-static const char *demo_json_number(char text[32], double value) {
-    snprintf(text, 32, isfinite(value) ? "%.17g" : "null", value);
-    return text;
-}
-
-/* Whole lines only, and none of them lost: a metrics file that cannot take them ends the
-   run. */
-static void demo_metrics_written(demo_rank *r) {
-    if (!r->metrics || (!fflush(r->metrics) && !ferror(r->metrics))) return;
-    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE,
-                      "cannot write %.300s: %s; make room or give another --metrics_path",
-                      r->job->config.metrics_path, strerror(errno));
-    demo_interrupted = DEMO_TROUBLE;
-    fclose(r->metrics);
-    r->metrics = NULL;
-}
-
-/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
-   may have logged more, and part of a line. */
-static int64_t demo_metrics_end(FILE *file, int64_t step) {
-    char *line = NULL;
-    size_t room = 0;
-    int64_t end = 0;
-    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';
-         end += length) {
-        const char *at = strstr(line, "\"step\": ");
-        if (at && strtoll(at + 8, NULL, 10) > step) break;
+/* To everything that shows reports. One that cannot be kept ends the run. Rank 0. */
+static void demo_log(demo_rank *r, const demo_report *report) {
+    double value = demo_report_value(report, r->job->objective->column[0]);
+    if (!demo_report_evaluates(report)) {
+        arrput(r->losses, value);
+        arrput(r->steps, (double)report->round);
+        r->norm_last = r->optim.norm;
+        r->tokens += report->tokens;
+        r->seconds += report->seconds;
+        demo_progress_step(&r->progress, report->round, value, report->tokens);
     }
-    free(line);
-    return end;
-}
-
-/* Those steps are taken, and logged, once more. */
-static seqpar_status demo_metrics_cut(demo_rank *r) {
-    const char *path = r->job->config.metrics_path;
-    struct stat kind;
-    if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return SEQPAR_OK;
-    FILE *file = fopen(path, "rb");
-    bool cut = file && !truncate(path, (off_t)demo_metrics_end(file, r->step));
-    if (file) fclose(file);
-    return cut ? SEQPAR_OK
-               : seqpar_fail(
-                     r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                     "%.300s cannot be cut back to step %lld: %s; give another --metrics_path",
-                     path, (long long)r->step, strerror(errno));
+    if (!demo_logs_write(&r->logs, report)) return;
+    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why);
+    demo_interrupted = DEMO_TROUBLE;
 }
 
 static void demo_log_step(demo_rank *r, const double *means, double lr,
                           const seqpar_batch *batch, double seconds) {
     const seqpar_pack_counts *n = &batch->counts;
     const demo_objective *o = r->job->objective;
-    char number[32];
+    demo_report report = {.phase = "train",
+                          .step = r->step,
+                          .round = r->step,
+                          .tokens = n->tokens,
+                          .seconds = seconds};
     if (r->ctx.world->rank) return;
-    arrput(r->losses, means[0]);
-    arrput(r->steps, (double)r->step);
-    r->norm_last = r->optim.norm;
-    r->tokens += n->tokens;
-    r->seconds += seconds;
-    demo_progress_step(&r->progress, r->step, means[0], n->tokens);
-    if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
-        fprintf(r->metrics, ", \"%s\": %s", o->column[i], demo_json_number(number, means[i]));
-    fprintf(r->metrics,
-            ", \"grad_norm\": %.17g, \"learning_rate\": %.17g, \"rows\": %lld, \"tokens\": "
-            "%lld, \"supervised_tokens\": %lld, \"tokens_per_second\": %.1f}\n",
-            r->optim.norm, lr, (long long)batch->rows, (long long)n->tokens,
-            (long long)n->supervised, (double)n->tokens / seconds);
-    demo_metrics_written(r);
+        demo_report_add(&report, o->column[i], means[i], DEMO_EXACT);
+    demo_report_add(&report, "grad_norm", r->optim.norm, DEMO_EXACT);
+    demo_report_add(&report, "learning_rate", lr, DEMO_EXACT);
+    demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
+    demo_report_add(&report, "tokens", (double)n->tokens, DEMO_WHOLE);
+    demo_report_add(&report, "supervised_tokens", (double)n->supervised, DEMO_WHOLE);
+    demo_report_add(&report, "tokens_per_second", (double)n->tokens / seconds, DEMO_TENTHS);
+    demo_log(r, &report);
 }
 
 /* Said once: ranks that stand idle, or wait for the busiest. */
@@ -1441,28 +1443,35 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
                       (long long)(b.tokens / ranks), fix);
 }
 
-static seqpar_status demo_step(demo_rank *r) {
+/* The optimizer's step over a window that is open. */
+static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
     const demo_objective *o = job->objective;
-    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
-    double means[DEMO_COLUMNS] = {0}, weight, lr = demo_learning_rate(job, r->step);
-    double began = demo_seconds();
-    seqpar_status status = demo_window_open(r, &w, o->documents_per_unit, 0);
-    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
-        demo_notice_balance(r, &w.batch);
-    if (!status && o->before) status = o->before(r, &w);
-    int64_t accumulation = demo_accumulation(job, w.batch.rows), first, count;
+    int64_t accumulation = demo_accumulation(job, w->batch.rows), first, count;
+    double weight;
+    seqpar_status status = o->before ? o->before(r, w) : SEQPAR_OK;
     if (!status)
-        status = seqpar_step_begin(&r->ctx, &r->optim, w.batch.row, w.batch.rows, job->layout,
+        status = seqpar_step_begin(&r->ctx, &r->optim, w->batch.row, w->batch.rows, job->layout,
                                    accumulation);
     for (int64_t i = 0; !status && i < accumulation; i++) {
         status = seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
-        if (!status) status = o->rows(r, &w, first, count, i);
+        if (!status) status = o->rows(r, w, first, count, i);
     }
-    if (!status) status = o->total(r, &w, means, &weight);
-    if (!status)
-        status = seqpar_step_end(&r->ctx, &r->optim, r->model.params.data, r->model.elements,
-                                 lr);
+    if (!status) status = o->total(r, w, means, &weight);
+    return status ? status
+                  : seqpar_step_end(&r->ctx, &r->optim, r->model.params.data,
+                                    r->model.elements, lr);
+}
+
+static seqpar_status demo_step(demo_rank *r) {
+    const demo_job *job = r->job;
+    demo_window w = {.set = &job->train, .which = demo_step_documents(r, r->step)};
+    double means[DEMO_COLUMNS] = {0}, lr = demo_learning_rate(job, r->step);
+    double began = demo_seconds();
+    seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
+    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
+        demo_notice_balance(r, &w.batch);
+    if (!status) status = demo_step_window(r, &w, lr, means);
     if (!status) {
         demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
@@ -1487,19 +1496,17 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
 
 static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
-    char number[32];
+    demo_report report = {.phase = "eval", .step = r->step};
     if (r->ctx.world->rank) return;
     demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s",
                       (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
     for (int i = 1; i < o->columns; i++)
         demo_progress_say(&r->progress, "           %s %.6f", o->column[i], r->eval_means[i]);
-    if (!r->metrics) return;
-    fprintf(r->metrics, "{\"step\": %lld", (long long)r->step);
+    demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
-        fprintf(r->metrics, ", \"eval_%s\": %s", o->column[i],
-                demo_json_number(number, r->eval_means[i]));
-    fprintf(r->metrics, ", \"eval_%s\": %.0f}\n", o->weight, weight);
-    demo_metrics_written(r);
+        demo_report_add(&report, o->column[i], r->eval_means[i], DEMO_EXACT);
+    demo_report_add(&report, o->weight, weight, DEMO_WHOLE);
+    demo_log(r, &report);
 }
 
 static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
@@ -1530,6 +1537,12 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
    each, the one the transport takes. */
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
+    int naive = !strcmp(c->device, "reference") && !demo_wants_bf16(c);
+    if (c->dry_run)
+        return demo_plan_device_new(demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
+                                    : naive            ? SEQPAR_DTYPE_F64
+                                                       : SEQPAR_DTYPE_F32,
+                                    naive ? SEQPAR_DTYPE_F64 : SEQPAR_DTYPE_F32);
 #ifdef DEMO_CUDA
     seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0,
                              .storage = demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
@@ -1640,17 +1653,8 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
-    if (!status && world->rank == 0 && c->metrics_path &&
-        r->job->run.from != DEMO_NOTHING_SAVED)
-        status = demo_metrics_cut(r);
-    if (!status && world->rank == 0 && c->metrics_path) {
-        r->metrics = demo_open_output(c->metrics_path, r->job->run.from != DEMO_NOTHING_SAVED);
-        if (!r->metrics)
-            status = seqpar_fail(
-                r->ctx.error, SEQPAR_ERR_FILE_OPEN,
-                "cannot open %s: %s; give another --metrics_path", c->metrics_path,
-                errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno));
-    }
+    if (!status && world->rank == 0 && demo_logs_open(&r->logs, &r->job->logs))
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "%s", r->logs.why);
     return status;
 }
 
@@ -1658,7 +1662,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
-    demo_form form = {.source = c->pretrain,
+    demo_save_form form = {.source = c->pretrain,
                       .dtype = demo_dtype_named(c->save_dtype),
                       .shard_bytes = demo_size_named(c->max_shard_size)};
     const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
@@ -1784,13 +1788,23 @@ static seqpar_status demo_say_totals(demo_rank *r) {
                        strerror(errno), r->job->config.save_path);
 }
 
-static seqpar_status demo_metrics_close(demo_rank *r) {
-    FILE *metrics = r->metrics;
-    r->metrics = NULL;
-    if (!metrics || !fclose(metrics)) return SEQPAR_OK;
-    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE,
-                       "cannot write %.300s: %s; make room or give another --metrics_path",
-                       r->job->config.metrics_path, strerror(errno));
+static seqpar_status demo_rank_logs_close(demo_rank *r) {
+    return demo_logs_close(&r->logs)
+               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why)
+               : SEQPAR_OK;
+}
+
+static void demo_rank_close(demo_rank *r) {
+    (void)demo_logs_close(&r->logs);
+    arrfree(r->losses);
+    arrfree(r->steps);
+    free(r->order);
+    if (r->job->objective->close) r->job->objective->close(r);
+    demo_average_close(&r->average);
+    seqpar_optim_close(&r->ctx, &r->optim);
+    seqpar_llama_close(&r->ctx, &r->model);
+    seqpar_ctx_close(&r->ctx);
+    seqpar_device_close(r->device);
 }
 
 static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
@@ -1811,7 +1825,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
                                 r.job->config.max_ckpt_num, r.saved);
-    if (!status) status = demo_metrics_close(&r);
+    if (!status) status = demo_rank_logs_close(&r);
     if (!status && world->rank == 0) status = demo_say_totals(&r);
     /* the cause, also where its checkpoint could not be written either */
     if (r.trouble.status) {
@@ -1822,16 +1836,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
         status = seqpar_fail(world->error, r.trouble.status, "%s", r.trouble.text);
     }
     if (status && world->rank == 0) demo_progress_end(&r.progress);
-    if (r.metrics) fclose(r.metrics);
-    arrfree(r.losses);
-    arrfree(r.steps);
-    free(r.order);
-    if (r.job->objective->close) r.job->objective->close(&r);
-    demo_average_close(&r.average);
-    seqpar_optim_close(&r.ctx, &r.optim);
-    seqpar_llama_close(&r.ctx, &r.model);
-    seqpar_ctx_close(&r.ctx);
-    seqpar_device_close(r.device);
+    demo_rank_close(&r);
     return status;
 }
 
@@ -1939,6 +1944,8 @@ static int demo_job_run(demo_job *job) {
     return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
 }
 
+#include "dry_run.h"
+
 /* Where standard input, output or error is closed, the next file that is opened would take
    its number, and messages go into it. */
 static void demo_standard_streams(void) {
@@ -2020,7 +2027,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
         return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
     }
     demo_job_say(job);
-    int code = demo_job_run(job);
+    int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
     demo_job_close(job);
     return code;
 }

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* dry_run.h - what a run would do, without a step and without a byte on the disk (--dry_run).
+ *
+ * Options, data, model folders and the checkpoint to go on from are read as for training, of
+ * weights the names and shapes. Memory is what the library counts while every rank takes two
+ * steps on a device that computes nothing (plan_device.h): the next one, and one with the
+ * longest documents. What a program needs beside that - data, the device's own workspace - is
+ * not in it. */
+#ifndef DEMO_DRY_RUN_H
+#define DEMO_DRY_RUN_H
+
+/* Behind those of the library. */
+enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
+static const char *const demo_kind_name[DEMO_KINDS] = {
+    "weights",  "optimizer state", "saved activations", "scratch",
+    "exchange", "gradients",       "moving average",    "at one time"};
+
+typedef struct {
+    int64_t rank[DEMO_KINDS], all[DEMO_KINDS]; /* most bytes of a rank; sum over ranks */
+} demo_memory;
+
+typedef struct { /* a walk through what a rank does, but for the steps */
+    const demo_job *job;
+    demo_memory memory;
+    int64_t parameters, checkpoint_bytes, storage_bytes;
+    /* the next step: seqpar_pack_counts tokens and supervised, rows, micro-batches */
+    int64_t tokens, supervised, rows, micro_batches;
+} demo_rehearsal;
+
+typedef struct {
+    const demo_job *job;
+    const char *tool;
+    demo_rehearsal walk[2]; /* as asked for; with gradient_checkpointing the other way */
+    double peak, last, end; /* learning rates: end is where the schedule goes to */
+} demo_forecast;
+
+/* ---- steps: the next one, and the largest ---- */
+
+static int demo_by_length(const void *a, const void *b) {
+    const int64_t *x = (const int64_t *)a, *y = (const int64_t *)b;
+    if (x[0] != y[0]) return x[0] < y[0] ? 1 : -1;
+    return x[1] < y[1] ? -1 : x[1] > y[1];
+}
+
+/* Places of the first documents of the `count` longest usable units. An stb_ds array. */
+static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
+    int64_t per_unit = job->objective->documents_per_unit, *which = NULL;
+    int64_t *units = (int64_t *)demo_room(2 * job->usable_count, sizeof *units);
+    for (int64_t i = 0; i < job->usable_count; i++) {
+        units[2 * i + 1] = job->usable[i] * per_unit;
+        for (int64_t k = 0; k < per_unit; k++)
+            units[2 * i] += job->train.documents[job->usable[i] * per_unit + k].tokens;
+    }
+    qsort(units, (size_t)job->usable_count, 2 * sizeof *units, demo_by_length);
+    for (int64_t i = 0; i < count && i < job->usable_count; i++)
+        arrput(which, units[2 * i + 1]);
+    free(units);
+    return which;
+}
+
+/* Takes the places of documents over. walk: to note what the step consists of, or NULL. */
+static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal *walk) {
+    demo_window w = {.set = &r->job->train, .which = which};
+    double means[DEMO_COLUMNS] = {0};
+    seqpar_status status = demo_window_open(r, &w, r->job->objective->documents_per_unit, 0);
+    if (!status) status = demo_step_window(r, &w, 0.0, means);
+    if (walk) {
+        walk->tokens = w.batch.counts.tokens;
+        walk->supervised = w.batch.counts.supervised;
+        walk->rows = w.batch.rows;
+        walk->micro_batches = demo_accumulation(r->job, w.batch.rows);
+    }
+    demo_window_close(&w);
+    return status;
+}
+
+static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
+    const demo_job *job = r->job;
+    int64_t *units = demo_longest_units(job, job->config.train_batch_size), *which = NULL;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; i < arrlen(units); i++)
+        for (int64_t k = 0; k < job->objective->documents_per_unit; k++)
+            arrput(which, units[i] + k);
+    arrfree(units);
+    if (r->step < job->total_steps)
+        status = demo_walk_step(r, demo_step_documents(r, r->step), walk);
+    if (!status) return demo_walk_step(r, which, NULL);
+    arrfree(which);
+    return status;
+}
+
+/* Its average would be the host's. */
+static int64_t demo_average_bytes(const demo_rank *r) {
+    int64_t rank = r->ctx.world->rank;
+    return r->job->config.enable_ema ? 8 * (demo_average_begin(&r->ctx, &r->model, rank + 1) -
+                                            demo_average_begin(&r->ctx, &r->model, rank))
+                                     : 0;
+}
+
+static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
+    int64_t ranks = r->ctx.world->size, own[DEMO_KINDS];
+    int64_t *bytes = (int64_t *)demo_room(ranks * (1 + DEMO_KINDS), sizeof *bytes);
+    int64_t *all = bytes + ranks;
+    memcpy(own, r->ctx.memory.peak, sizeof r->ctx.memory.peak);
+    own[DEMO_KIND_AVERAGE] = demo_average_bytes(r);
+    own[DEMO_KIND_TOTAL] = r->ctx.memory.total_peak + own[DEMO_KIND_AVERAGE];
+    for (int64_t i = 0; i < ranks; i++) bytes[i] = (int64_t)sizeof own;
+    seqpar_status status = seqpar_comm_all_gather(r->ctx.world, all, own, bytes, "memory");
+    memset(m, 0, sizeof *m);
+    for (int64_t i = 0; i < ranks * DEMO_KINDS; i++) {
+        int64_t *most = &m->rank[i % DEMO_KINDS];
+        if (all[i] > *most) *most = all[i];
+        m->all[i % DEMO_KINDS] += all[i];
+    }
+    free(bytes);
+    return status;
+}
+
+static void demo_walk_sizes(const demo_rank *r, demo_rehearsal *walk) {
+    static const int states[] = {SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER};
+    for (int64_t i = 0; i < r->model.tensor_count; i++)
+        walk->parameters += r->model.tensors[i].rows * r->model.tensors[i].cols;
+    walk->storage_bytes = seqpar_dtype_bytes(r->device->storage);
+    walk->checkpoint_bytes = walk->parameters * walk->storage_bytes;
+    for (int i = 0; i < 3; i++)
+        if (seqpar_optim_keeps(&r->ctx, &r->optim, states[i]))
+            walk->checkpoint_bytes += walk->parameters *
+                                      seqpar_dtype_bytes(r->device->accumulator);
+}
+
+static seqpar_status demo_walk_main(seqpar_comm *world, void *user) {
+    demo_rehearsal walk = *(const demo_rehearsal *)user;
+    demo_rank r;
+    memset(&r, 0, sizeof r);
+    r.job = walk.job;
+    seqpar_status status = demo_rank_open(&r, world);
+    if (!status) demo_walk_sizes(&r, &walk);
+    if (!status)
+        status = r.job->objective->walk ? r.job->objective->walk(&r)
+                                        : demo_walk_steps(&r, &walk);
+    if (!status) status = demo_memory_gather(&r, &walk.memory);
+    if (!status && world->rank == 0) *(demo_rehearsal *)user = walk;
+    demo_rank_close(&r);
+    return status;
+}
+
+/* Ranks are threads here, whatever they are in the run. */
+static seqpar_status demo_walk_through(const demo_job *job, demo_rehearsal *walk, bool other,
+                                       seqpar_error *error) {
+    demo_job *own = (demo_job *)demo_room(1, sizeof *own);
+    *own = *job;
+    if (other) own->config.gradient_checkpointing = !own->config.gradient_checkpointing;
+    walk->job = own;
+    seqpar_status status = seqpar_run_threads(job->dp * job->config.ring_attn_size,
+                                              demo_walk_main, walk, error);
+    walk->job = job;
+    free(own);
+    return status;
+}
+
+/* ---- what is said ---- */
+
+static double demo_machine_bytes(void) {
+    return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
+
+/* The peak: PPO's is the actor's. */
+static void demo_forecast_rates(demo_forecast *f) {
+    const demo_job *job = f->job;
+    const demo_binding *actor = demo_binding_of(job->logs.bindings, job->logs.binding_count,
+                                                "actor_learning_rate");
+    f->peak = actor ? *(const double *)actor->variable : job->config.learning_rate;
+    int64_t steps = job->total_steps;
+    f->last = f->peak * seqpar_lr_factor(job->lr_kind, steps > 0 ? steps - 1 : 0, job->warmup,
+                                         steps, job->config.min_lr_ratio);
+    f->end = f->peak * seqpar_lr_factor(job->lr_kind, steps, job->warmup, steps,
+                                        job->config.min_lr_ratio);
+}
+
+static int64_t demo_forecast_from(const demo_job *job) {
+    return job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
+}
+
+/* 3.2 MiB */
+static const char *demo_size_text(char text[32], double bytes) {
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    for (; bytes >= 1024 && unit < 4; unit++) bytes /= 1024;
+    snprintf(text, 32, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return text;
+}
+
+static void demo_say_steps(const demo_forecast *f) {
+    const demo_job *job = f->job;
+    const demo_config *c = &job->config;
+    const demo_rehearsal *w = &f->walk[0];
+    int64_t from = demo_forecast_from(job);
+    printf("steps: %lld of %lld %s each", (long long)(job->last_step - from),
+           (long long)c->train_batch_size, job->objective->unit);
+    if (from) printf(", from step %lld of %lld on", (long long)from + 1,
+                     (long long)job->last_step);
+    printf("; %lld %s can be used", (long long)job->usable_count,
+           job->objective->walk ? "prompts" : job->objective->unit);
+    if (job->objective->walk)
+        printf(", %lld rollouts\n", (long long)job->rounds);
+    else
+        printf(", %lld steps an epoch, %.4g epochs in all\n",
+               (long long)(job->usable_count / c->train_batch_size),
+               (double)job->total_steps / (double)(job->usable_count / c->train_batch_size));
+    if (w->rows)
+        printf("next step: %lld tokens (%lld supervised) in %lld rows of at most %lld, %lld "
+               "micro-batches\n",
+               (long long)w->tokens, (long long)w->supervised, (long long)w->rows,
+               (long long)c->pack_len, (long long)w->micro_batches);
+    printf("ranks: %lld data-parallel x %lld sequence-parallel, %lld threads each\n",
+           (long long)job->dp, (long long)c->ring_attn_size, (long long)c->omp_threads);
+    printf("learning rate: %s, %lld warm-up steps, peak %.6g, %.6g in the last step, floor "
+           "%.6g\n",
+           c->lr_scheduler, (long long)job->warmup, f->peak, f->last, f->end);
+}
+
+static void demo_say_place(const char *what, const char *path) {
+    char shown[1024];
+    if (path) printf("%s: %s\n", what, seqpar_escape(shown, sizeof shown, path));
+}
+
+static void demo_say_files(const demo_forecast *f) {
+    const demo_config *c = &f->job->config;
+    const demo_rehearsal *w = &f->walk[0];
+    const char *more = f->job->objective->walk ? " and what the critic has" : "";
+    char size[32], shown[1024];
+    printf("checkpoints: %s, ", seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    if (c->save_steps > 0)
+        printf("every %lld %ss, the last %lld are kept", (long long)c->save_steps,
+               f->job->objective->round ? f->job->objective->round : "step",
+               (long long)c->max_ckpt_num);
+    else
+        printf("only when interrupted");
+    printf(", %s each%s\n", demo_size_text(size, (double)w->checkpoint_bytes), more);
+    printf("model: %s, %lld parameters, %s\n", seqpar_escape(shown, sizeof shown, c->save_path),
+           (long long)w->parameters,
+           demo_size_text(size, (double)(w->parameters * w->storage_bytes)));
+    if (c->enable_ema) printf("moving average: the model's folder, in ema\n");
+    if (c->plot_loss) printf("loss curve: the model's folder, as training_loss.svg\n");
+    demo_say_place("metrics", c->metrics_path);
+    demo_say_place("TensorBoard, a folder for the run in", c->use_tensorboard);
+    demo_say_place("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
+}
+
+/* Where ranks share this machine's memory. */
+static bool demo_too_much(const demo_forecast *f) {
+    double all = (double)f->walk[0].memory.all[DEMO_KIND_TOTAL];
+    return !f->job->processes && strcmp(f->job->config.device, "cuda") &&
+           all > demo_machine_bytes();
+}
+
+static void demo_say_memory(const demo_forecast *f) {
+    const demo_memory *m = &f->walk[0].memory, *other = &f->walk[1].memory;
+    bool saves = f->job->config.gradient_checkpointing;
+    char size[32];
+    printf("\n%-20s %14s %14s  %s --gradient_checkpointing\n%-20s %14s %14s %14s %14s\n",
+           "memory in MiB", "", "", saves ? "without" : "with", "", "a rank", "all ranks",
+           "a rank", "all ranks");
+    for (int i = 0; i < DEMO_KINDS; i++) {
+        if (i == DEMO_KIND_AVERAGE && !m->all[i]) continue;
+        printf("%-20s %14.2f %14.2f %14.2f %14.2f\n", demo_kind_name[i],
+               (double)m->rank[i] / 1048576, (double)m->all[i] / 1048576,
+               (double)other->rank[i] / 1048576, (double)other->all[i] / 1048576);
+    }
+    printf("data and the device's own workspace come on top; this machine has %s%s\n",
+           demo_size_text(size, demo_machine_bytes()),
+           demo_too_much(f) ? ", which is too little" : "");
+}
+
+/* ---- the same as JSON ---- */
+
+static void demo_forecast_add(cJSON *to, const char *name, double value) {
+    cJSON_AddNumberToObject(to, name, value);
+}
+
+static void demo_forecast_text(cJSON *to, const char *name, const char *text) {
+    if (text) cJSON_AddStringToObject(to, name, text);
+}
+
+static void demo_json_memory(cJSON *to, const char *name, const demo_memory *m) {
+    cJSON *all = cJSON_AddObjectToObject(to, name);
+    for (int i = 0; i < DEMO_KINDS; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "%s", demo_kind_name[i]);
+        for (char *at = key; *at; at++)
+            if (*at == ' ') *at = '_';
+        cJSON *kind = cJSON_AddObjectToObject(all, key);
+        demo_forecast_add(kind, "rank", (double)m->rank[i]);
+        demo_forecast_add(kind, "all", (double)m->all[i]);
+    }
+}
+
+static void demo_json_files(cJSON *to, const demo_forecast *f) {
+    const demo_config *c = &f->job->config;
+    const demo_rehearsal *w = &f->walk[0];
+    demo_forecast_text(to, "save_path", c->save_path);
+    demo_forecast_text(to, "ckpt_path", c->ckpt_path);
+    cJSON_AddBoolToObject(to, "enable_ema", c->enable_ema);
+    cJSON_AddBoolToObject(to, "plot_loss", c->plot_loss);
+    demo_forecast_text(to, "metrics_path", c->metrics_path);
+    demo_forecast_text(to, "use_tensorboard", c->use_tensorboard);
+    demo_forecast_text(to, "wandb_offline", c->wandb_offline);
+    demo_forecast_add(to, "save_steps", (double)c->save_steps);
+    demo_forecast_add(to, "max_ckpt_num", (double)c->max_ckpt_num);
+    demo_forecast_add(to, "checkpoint_bytes", (double)w->checkpoint_bytes);
+    demo_forecast_add(to, "model_bytes", (double)(w->parameters * w->storage_bytes));
+}
+
+static void demo_json_steps(cJSON *to, const demo_forecast *f) {
+    const demo_job *job = f->job;
+    const demo_config *c = &job->config;
+    const demo_rehearsal *w = &f->walk[0];
+    demo_forecast_add(to, "from_step", (double)demo_forecast_from(job));
+    demo_forecast_add(to, "last_step", (double)job->last_step);
+    demo_forecast_add(to, "train_batch_size", (double)c->train_batch_size);
+    demo_forecast_add(to, "usable", (double)job->usable_count);
+    if (job->objective->walk) demo_forecast_add(to, "rollouts", (double)job->rounds);
+    demo_forecast_add(to, "next_tokens", (double)w->tokens);
+    demo_forecast_add(to, "next_supervised_tokens", (double)w->supervised);
+    demo_forecast_add(to, "next_rows", (double)w->rows);
+    demo_forecast_add(to, "next_micro_batches", (double)w->micro_batches);
+    demo_forecast_add(to, "data_parallel_size", (double)job->dp);
+    demo_forecast_add(to, "ring_attn_size", (double)c->ring_attn_size);
+    demo_forecast_add(to, "omp_threads", (double)c->omp_threads);
+    demo_forecast_text(to, "lr_scheduler", c->lr_scheduler);
+    demo_forecast_add(to, "warmup_steps", (double)job->warmup);
+    demo_forecast_add(to, "learning_rate", f->peak);
+    demo_forecast_add(to, "last_learning_rate", f->last);
+    demo_forecast_add(to, "learning_rate_floor", f->end);
+    demo_forecast_add(to, "parameters", (double)w->parameters);
+}
+
+static void demo_say_json(const demo_forecast *f) {
+    cJSON *json = cJSON_CreateObject();
+    bool saves = f->job->config.gradient_checkpointing;
+    demo_forecast_text(json, "trainer", f->tool);
+    demo_json_steps(json, f);
+    demo_json_files(json, f);
+    cJSON_AddBoolToObject(json, "gradient_checkpointing", saves);
+    demo_json_memory(json, "memory", &f->walk[0].memory);
+    demo_json_memory(json, saves ? "memory_without_gradient_checkpointing"
+                                 : "memory_with_gradient_checkpointing",
+                     &f->walk[1].memory);
+    demo_forecast_add(json, "machine_bytes", demo_machine_bytes());
+    char *text = cJSON_PrintUnformatted(json);
+    puts(text);
+    cJSON_free(text);
+    cJSON_Delete(json);
+}
+
+/* Returns the exit code. Of processes the first one speaks for all. */
+static int demo_dry_run(const demo_job *job, const char *tool) {
+    demo_forecast f = {.job = job, .tool = tool};
+    seqpar_error error = {0};
+    if (job->rank) return 0;
+    for (int i = 0; i < 2; i++)
+        if (demo_walk_through(job, &f.walk[i], i, &error))
+            return fprintf(stderr, "error: %s (%s)\n", error.text,
+                           seqpar_status_name(error.status)),
+                   1;
+    demo_forecast_rates(&f);
+    if (job->config.json)
+        demo_say_json(&f);
+    else {
+        demo_say_steps(&f);
+        demo_say_files(&f);
+        demo_say_memory(&f);
+    }
+    return demo_print_failed("what would happen");
+}
+#endif

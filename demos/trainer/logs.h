@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* logs.h - where reports go: --metrics_path (JSON lines), --use_tensorboard (event files) and
+ * --wandb_offline (the files of a run of Weights & Biases). Rank 0 has them, each is
+ * flushed, and a run that goes on from a checkpoint shows no step twice: files of lines are cut
+ * back to it, and TensorBoard is told to forget what came after.
+ *
+ * Below --use_tensorboard and --wandb_offline every run has a folder of its own, named after
+ * the run, so that runs lie beside each other and a run that goes on finds its own. */
+#ifndef DEMO_LOGS_H
+#define DEMO_LOGS_H
+
+#include "progress.h"
+#include "tensorboard.h"
+#include "wandb.h"
+
+enum { DEMO_METRICS, DEMO_EVENTS, DEMO_HISTORY, DEMO_SINKS };
+static const char *const demo_sink_option[] = {"metrics_path", "use_tensorboard",
+                                               "wandb_offline"};
+
+typedef struct {
+    const char *given[DEMO_SINKS]; /* the options; NULL: no such log */
+    char name[64];                 /* of the run's folder */
+    bool goes_on;
+    int64_t from; /* step of the checkpoint, 0 */
+    const demo_binding *bindings;
+    int binding_count;
+} demo_logs_desc;
+
+typedef struct {
+    FILE *file[DEMO_SINKS];
+    char path[DEMO_SINKS][DEMO_PATH_LIMIT + 512];
+    demo_wandb wandb;
+    char why[1600]; /* what failed, as a sentence */
+} demo_logs;
+
+static double demo_wall_time(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- back to a checkpoint ---- */
+
+typedef void (*demo_line_fn)(void *user, const char *line);
+
+/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
+   may have logged more, and part of a line. */
+static int64_t demo_lines_end(FILE *file, const char *key, int64_t step, demo_line_fn kept,
+                              void *user) {
+    char *line = NULL;
+    size_t room = 0;
+    int64_t end = 0;
+    for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';
+         end += length) {
+        const char *at = strstr(line, key);
+        if (at && strtoll(at + strlen(key), NULL, 10) > step) break;
+        if (kept) kept(user, line);
+    }
+    free(line);
+    return end;
+}
+
+/* Those steps are taken, and logged, once more. */
+static int demo_lines_cut(demo_logs *l, int sink, const char *key, int64_t step,
+                          demo_line_fn kept, void *user) {
+    const char *path = l->path[sink];
+    struct stat kind;
+    if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return 0;
+    FILE *file = fopen(path, "rb");
+    bool cut = file &&
+               !truncate(path, (off_t)demo_lines_end(file, key, step, kept, user));
+    if (!cut)
+        snprintf(l->why, sizeof l->why,
+                 "%.300s cannot be cut back to step %lld: %s; give another --%s", path,
+                 (long long)step, strerror(errno), demo_sink_option[sink]);
+    if (file) fclose(file);
+    return cut ? 0 : -1;
+}
+
+/* ---- opening ---- */
+
+static int demo_sink_open(demo_logs *l, int sink, bool append) {
+    l->file[sink] = demo_open_output(l->path[sink], append);
+    if (l->file[sink]) return 0;
+    snprintf(l->why, sizeof l->why, "cannot open %s: %s; give another --%s", l->path[sink],
+             errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno),
+             demo_sink_option[sink]);
+    return -1;
+}
+
+/* DIR/NAME, where this run's files are; folder has DEMO_PATH_LIMIT + 128. */
+static int demo_sink_folder(demo_logs *l, const demo_logs_desc *d, int sink, char *folder) {
+    seqpar_error why = {0};
+    snprintf(folder, DEMO_PATH_LIMIT + 128, "%s/%s", d->given[sink], d->name);
+    if (!demo_make_folder(folder, &why)) return 0;
+    snprintf(l->why, sizeof l->why, "%s (--%s)", why.text, demo_sink_option[sink]);
+    return -1;
+}
+
+static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
+    snprintf(l->path[DEMO_METRICS], sizeof *l->path, "%s", d->given[DEMO_METRICS]);
+    if (d->goes_on && demo_lines_cut(l, DEMO_METRICS, "\"step\": ", d->from, NULL, NULL))
+        return -1;
+    return demo_sink_open(l, DEMO_METRICS, d->goes_on);
+}
+
+/* The newest of the event files; user: int64_t, its second. */
+static bool demo_visit_events(const char *folder, const char *name, void *user) {
+    int64_t *newest = (int64_t *)user;
+    (void)folder;
+    if (strncmp(name, "events.out.tfevents.", 20)) return true;
+    int64_t second = strtoll(name + 20, NULL, 10);
+    if (second > *newest) *newest = second;
+    return true;
+}
+
+/* A process has a file of its own. Readers take files in the order of their names: this one
+   comes behind those that are there, also where the clock says otherwise. */
+static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
+    char folder[DEMO_PATH_LIMIT + 128], host[256] = "";
+    int64_t newest = 0, second = (int64_t)demo_wall_time();
+    if (demo_sink_folder(l, d, DEMO_EVENTS, folder)) return -1;
+    demo_each_name(folder, demo_visit_events, &newest);
+    if (second <= newest) second = newest + 1;
+    gethostname(host, sizeof host - 1);
+    snprintf(l->path[DEMO_EVENTS], sizeof *l->path, "%s/events.out.tfevents.%010lld.%.100s.%ld.0",
+             folder, (long long)second, host, (long)getpid());
+    if (demo_sink_open(l, DEMO_EVENTS, false)) return -1;
+    if (demo_events_begin(l->file[DEMO_EVENTS], demo_wall_time(), d->goes_on ? d->from + 1 : 0))
+        return 0;
+    snprintf(l->why, sizeof l->why, "cannot write %.300s: %s; make room or give another --%s",
+             l->path[DEMO_EVENTS], strerror(errno), demo_sink_option[DEMO_EVENTS]);
+    return -1;
+}
+
+/* What a killed process was writing. */
+static bool demo_visit_half_log(const char *folder, const char *name, void *user) {
+    char path[DEMO_PATH_LIMIT + 512];
+    size_t length = strlen(name);
+    (void)user;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if ((!strncmp(name, "wandb-summary.json.", 19) || !strncmp(name, "config.yaml.", 12)) &&
+        length > 4 && !strcmp(name + length - 4, ".tmp"))
+        unlink(path);
+    return true;
+}
+
+static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
+    demo_wandb *w = &l->wandb;
+    w->began = demo_seconds();
+    w->summary = cJSON_CreateObject();
+    if (demo_sink_folder(l, d, DEMO_HISTORY, w->folder)) return -1;
+    demo_each_name(w->folder, demo_visit_half_log, NULL);
+    snprintf(l->path[DEMO_HISTORY], sizeof *l->path, "%s/wandb-history.jsonl", w->folder);
+    if (d->goes_on &&
+        demo_lines_cut(l, DEMO_HISTORY, "\"_step\":", d->from, demo_wandb_kept, w))
+        return -1;
+    if (demo_wandb_config(w, d->bindings, d->binding_count, l->why, sizeof l->why)) return -1;
+    return demo_sink_open(l, DEMO_HISTORY, d->goes_on);
+}
+
+/* 0, or -1 with a sentence in why. To be closed in either case. */
+static int demo_logs_open(demo_logs *l, const demo_logs_desc *d) {
+    static int (*const open[])(demo_logs *, const demo_logs_desc *) = {
+        demo_metrics_open, demo_events_open, demo_history_open};
+    for (int i = 0; i < DEMO_SINKS; i++)
+        if (d->given[i] && open[i](l, d)) return -1;
+    return 0;
+}
+
+/* ---- writing ---- */
+
+static void demo_text_json(FILE *out, const char *text) {
+    cJSON *string = cJSON_CreateString(text);
+    char *json = cJSON_PrintUnformatted(string);
+    fputs(json, out);
+    cJSON_free(json);
+    cJSON_Delete(string);
+}
+
+static void demo_metrics_samples(FILE *out, const demo_report *r) {
+    char number[32];
+    fprintf(out, ", \"samples\": [");
+    for (int64_t i = 0; i < r->sample_count; i++) {
+        fprintf(out, "%s{\"prompt\": ", i ? ", " : "");
+        demo_text_json(out, r->samples[i].prompt);
+        fprintf(out, ", \"text\": ");
+        demo_text_json(out, r->samples[i].text);
+        fprintf(out, ", \"reward\": %s}", demo_json_number(number, r->samples[i].reward));
+    }
+    fputc(']', out);
+}
+
+static bool demo_metrics_write(demo_logs *l, const demo_report *r) {
+    FILE *out = l->file[DEMO_METRICS];
+    char text[32];
+    for (int i = 0; i < r->count; i++) {
+        const demo_figure *f = &r->figure[i];
+        bool eval = demo_report_evaluates(r) && f->form != DEMO_PLACE;
+        fprintf(out, "%s\"%s%s\": %s", i ? ", " : "{", eval ? "eval_" : "", f->name,
+                demo_figure_text(text, f));
+    }
+    if (r->sample_count) demo_metrics_samples(out, r);
+    fprintf(out, "}\n");
+    return !fflush(out) && !ferror(out);
+}
+
+static bool demo_events_add(demo_logs *l, const demo_report *r) {
+    return demo_events_write(l->file[DEMO_EVENTS], demo_wall_time(), r);
+}
+
+static bool demo_history_write(demo_logs *l, const demo_report *r) {
+    FILE *out = l->file[DEMO_HISTORY];
+    cJSON *row = demo_wandb_row(&l->wandb, r, demo_wall_time(), demo_seconds());
+    char *line = cJSON_PrintUnformatted(row);
+    fprintf(out, "%s\n", line);
+    cJSON_free(line);
+    demo_wandb_merge(&l->wandb, row);
+    return !fflush(out) && !ferror(out) &&
+           !demo_wandb_summary(&l->wandb, l->why, sizeof l->why);
+}
+
+/* To all logs. Whole reports only: 0, or -1 with a sentence in why, and a log that could not
+   take one is closed. */
+static int demo_logs_write(demo_logs *l, const demo_report *r) {
+    static bool (*const write[])(demo_logs *, const demo_report *) = {
+        demo_metrics_write, demo_events_add, demo_history_write};
+    int wrong = 0;
+    for (int i = 0; i < DEMO_SINKS; i++) {
+        if (!l->file[i] || write[i](l, r)) continue;
+        wrong = -1;
+        if (!*l->why)
+            snprintf(l->why, sizeof l->why,
+                     "cannot write %.300s: %s; make room or give another --%s", l->path[i],
+                     strerror(errno), demo_sink_option[i]);
+        fclose(l->file[i]);
+        l->file[i] = NULL;
+    }
+    return wrong;
+}
+
+static int demo_logs_close(demo_logs *l) {
+    int wrong = 0;
+    for (int i = 0; i < DEMO_SINKS; i++) {
+        FILE *file = l->file[i];
+        l->file[i] = NULL;
+        if (!file || !fclose(file)) continue;
+        wrong = -1;
+        snprintf(l->why, sizeof l->why,
+                 "cannot write %.300s: %s; make room or give another --%s", l->path[i],
+                 strerror(errno), demo_sink_option[i]);
+    }
+    cJSON_Delete(l->wandb.summary);
+    l->wandb.summary = NULL;
+    return wrong;
+}
+#endif

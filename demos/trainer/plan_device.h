@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* plan_device.h - a device that computes nothing and has no memory: what a trainer does on it
+ * is what it would do, to the last buffer that the library counts, and costs next to nothing.
+ *
+ * Its memory is addresses that nobody has. What is read from there is zero. */
+#ifndef DEMO_PLAN_DEVICE_H
+#define DEMO_PLAN_DEVICE_H
+
+#include "data.h"
+#include "seqpar_llama.h"
+
+#define DEMO_PLAN_FIRST ((uintptr_t)1 << 60)
+
+typedef struct {
+    seqpar_device device;
+    uintptr_t next;
+} demo_plan_device;
+
+static inline void *demo_plan_alloc(seqpar_device *device, int64_t bytes) {
+    demo_plan_device *plan = (demo_plan_device *)device;
+    uintptr_t at = plan->next;
+    plan->next += ((uintptr_t)bytes + 127) / 64 * 64;
+    return (void *)at;
+}
+
+static inline void demo_plan_free(seqpar_device *device, void *data) { (void)device, (void)data; }
+
+/* Between the host and the host as always: ranks talk to each other. */
+static inline void demo_plan_copy(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                           void *queue) {
+    (void)device, (void)queue;
+    if (bytes <= 0 || (uintptr_t)to >= DEMO_PLAN_FIRST) return;
+    if ((uintptr_t)from >= DEMO_PLAN_FIRST)
+        memset(to, 0, (size_t)bytes);
+    else
+        memmove(to, from, (size_t)bytes);
+}
+
+static inline void demo_plan_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
+                                const void *from, int64_t from_stride, int64_t bytes,
+                                int64_t rows, void *queue) {
+    if ((uintptr_t)to >= DEMO_PLAN_FIRST) return;
+    for (int64_t i = 0; i < rows; i++)
+        demo_plan_copy(device, (char *)to + i * to_stride, (const char *)from + i * from_stride,
+                       bytes, queue);
+}
+
+static inline void demo_plan_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
+    (void)device, (void)data, (void)bytes, (void)queue;
+}
+
+static inline void demo_plan_close(seqpar_device *device) { free(device); }
+
+#define SEQPAR__X(op) \
+    static inline seqpar_status demo_plan_##op( \
+        seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+        (void)device, (void)args, (void)queue; \
+        return SEQPAR_OK; \
+    }
+SEQPAR_DEVICE_OPS(SEQPAR__X)
+#undef SEQPAR__X
+
+/* These two tell the host something. */
+static inline seqpar_status demo_plan_norms(seqpar_device *device, const seqpar_sumsq_args *args,
+                                     void *queue) {
+    (void)device, (void)queue;
+    memset(args->out, 0, (size_t)args->blocks * sizeof *args->out);
+    return SEQPAR_OK;
+}
+
+/* A text that is at its end: the room for a long one was there before. */
+static inline seqpar_status demo_plan_ends(seqpar_device *device, const seqpar_sample_args *args,
+                                    void *queue) {
+    (void)device, (void)queue;
+    for (int64_t i = 0; i < args->rows; i++) args->ids[i] = DEMO_EOS;
+    return SEQPAR_OK;
+}
+
+/* storage and accumulator: SEQPAR_DTYPE_ of the device that is meant. */
+static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) {
+    demo_plan_device *plan = (demo_plan_device *)demo_room(1, sizeof *plan);
+    seqpar_device *d = &plan->device;
+    plan->next = DEMO_PLAN_FIRST;
+    *d = (seqpar_device){.name = "plan",
+                         .storage = storage,
+                         .accumulator = accumulator,
+                         .threads = 1,
+                         .alloc = demo_plan_alloc,
+                         .free = demo_plan_free,
+                         .copy = demo_plan_copy,
+                         .copy_rows = demo_plan_copy_rows,
+                         .zero = demo_plan_zero,
+                         .close = demo_plan_close};
+#define SEQPAR__X(op) d->op = demo_plan_##op;
+    SEQPAR_DEVICE_OPS(SEQPAR__X)
+#undef SEQPAR__X
+    d->sumsq = demo_plan_norms;
+    d->sample = demo_plan_ends;
+    return d;
+}
+
+/* Weights are not read into it, and no digest is taken of them. */
+static inline bool demo_is_planned(const seqpar_device *device) {
+    return device->copy == demo_plan_copy;
+}
+#endif
