@@ -184,7 +184,8 @@ class Folder:
         try:
             self.json = json.loads(raw)
             self.fresh = tokenizers.Tokenizer.from_str(raw.decode())
-            self.going_on = tokenizers.Tokenizer.from_str(json.dumps(without_prefix(self.json)))
+            bare = without_prefix(self.json)
+            self.going_on = self.fresh if bare == self.json else tokenizers.Tokenizer.from_str(json.dumps(bare))
         except Exception as why:  # the package raises plain Exception
             raise Refused(f"{folder}/tokenizer.json is not understood by tokenizers {tokenizers.__version__}: {why}; "
                           "pip install -U tokenizers, or take the file anew")
