@@ -111,6 +111,8 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "entropy", p->policy[ENTROPY_OF], DEMO_EXACT);
     demo_report_add(report, "critic_loss", p->value[LOSS_OF], DEMO_EXACT);
     demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
+    if (r->job->config.aux_loss_coef > 0 && r->model.config.experts)
+        demo_report_add(report, "aux_loss", r->experts.loss, DEMO_EXACT);
     if (demo_ppo_options(r)->pretrain_data)
         demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
     if (demo_ppo_options(r)->dynamic_filtering)

@@ -12,6 +12,7 @@
 #include "average.h"
 #include "checkpoint.h"
 #include "data.h"
+#include "experts.h"
 #include "logs.h"
 #include "options.h"
 #include "plot.h"
@@ -41,7 +42,7 @@ typedef struct {
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
     int64_t intermediate_size;
     double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
-    double label_smoothing, z_loss, rope_theta, ema_beta;
+    double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef;
     double adam_betas[2];
 } demo_config;
 
@@ -249,6 +250,12 @@ typedef struct {
          "0.992", \
          "share of the average that stays in a step", \
          DEMO_BETWEEN(0, 1)}, \
+        {"aux_loss_coef", \
+         &(c).aux_loss_coef, \
+         DEMO_FLOAT, \
+         "0", \
+         "coefficient of the load-balancing loss of a model with experts", \
+         DEMO_AT_LEAST(0)}, \
         {"zero_stage", \
          &(c).zero_stage, \
          DEMO_INT, \
@@ -427,6 +434,7 @@ typedef struct { /* one rank at work */
     /* rank 0: what failed outside of training, which ends with it once a checkpoint is
        written */
     seqpar_error trouble;
+    demo_experts experts;
     void *own; /* of the objective */
 } demo_rank;
 
@@ -1415,6 +1423,7 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
     demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
         demo_report_add(&report, o->column[i], means[i], DEMO_EXACT);
+    if (r->experts.on) demo_report_add(&report, "aux_loss", r->experts.loss, DEMO_EXACT);
     demo_report_add(&report, "grad_norm", r->optim.norm, DEMO_EXACT);
     demo_report_add(&report, "learning_rate", lr, DEMO_EXACT);
     demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
@@ -1446,6 +1455,7 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
 /* The optimizer's step over a window that is open. */
 static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
+    const seqpar_llama_run run = demo_run_desc(job);
     const demo_objective *o = job->objective;
     int64_t accumulation = demo_accumulation(job, w->batch.rows), first, count;
     double weight;
@@ -1453,11 +1463,15 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     if (!status)
         status = seqpar_step_begin(&r->ctx, &r->optim, w->batch.row, w->batch.rows, job->layout,
                                    accumulation);
+    if (!status)
+        status = demo_experts_begin(&r->ctx, &r->experts, &r->model, &r->optim, w->batch.row,
+                                    accumulation, &run, job->config.aux_loss_coef);
     for (int64_t i = 0; !status && i < accumulation; i++) {
         status = seqpar_step_rows(&r->ctx, &r->optim, i, &first, &count);
         if (!status) status = o->rows(r, w, first, count, i);
     }
     if (!status) status = o->total(r, w, means, &weight);
+    if (!status) status = demo_experts_end(&r->ctx, &r->experts);
     return status ? status
                   : seqpar_step_end(&r->ctx, &r->optim, r->model.params.data,
                                     r->model.elements, lr);
@@ -1801,6 +1815,7 @@ static void demo_rank_close(demo_rank *r) {
     free(r->order);
     if (r->job->objective->close) r->job->objective->close(r);
     demo_average_close(&r->average);
+    demo_experts_free(&r->experts);
     seqpar_optim_close(&r->ctx, &r->optim);
     seqpar_llama_close(&r->ctx, &r->model);
     seqpar_ctx_close(&r->ctx);

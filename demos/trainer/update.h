@@ -267,7 +267,9 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     seeds.dlogp = buffers.part[0].data;
     if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score)
         seeds.dentropy = buffers.part[1].data;
-    if (!status) status = seqpar_llama_backward(&r->ctx, u->model, &b, u->optim, index, &seeds);
+    if (!status)
+        status = demo_experts_backward(&r->ctx, &r->experts, u->model, &b, u->optim, index,
+                                       &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
     seqpar_llama_close_batch(&r->ctx, u->model, &b);
@@ -297,10 +299,16 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
+    const seqpar_llama_run run = demo_run_desc(r->job);
+    if (!status) /* the critic's experts are as its values want them */
+        status = demo_experts_begin(&r->ctx, &r->experts, u->model, u->optim, u->w->batch.row,
+                                    accumulation, &run,
+                                    u->model == &r->model ? r->job->config.aux_loss_coef : 0);
     for (int64_t i = 0; !status && i < accumulation; i++) status = demo_update_micro(u, i);
     if (!status)
         status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf),
                                    UPDATE_COLUMNS);
+    if (!status) status = demo_experts_end(&r->ctx, &r->experts);
     if (!status && !(fabs(means[LOSS_OF] + means[PRETRAINING_LOSS]) <= 1e300))
         status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
                              "step %lld: the loss of the %s is %g; lower its learning rate",

@@ -30,6 +30,8 @@ MODELS = {f"llama, rope {name}": ("Llama", dict(rope_parameters=dict(rope, rope_
           for name, rope in ROPES.items() if name in ("default", "linear", "dynamic", "llama3", "yarn")}
 MODELS["mistral, window"] = ("Mistral", dict(sliding_window=7))
 MODELS.update({name: (kind, keys) for name, (kind, keys, _) in FAMILIES.items()})
+MODELS["mixtral, balanced"] = MODELS["mixtral"]
+MODELS["qwen3_moe, some layers, balanced"] = MODELS["qwen3_moe, some layers, normed"]
 OPTIMIZERS = {"sgd": ("--optim sgd --learning_rate 1 --max_norm 0", lambda p: torch.optim.SGD(p, lr=1), 0),
               "adamw": ("--optim adamw --learning_rate 1e-3 --max_norm 0.5 --l2 0.1",
                         lambda p: torch.optim.AdamW([{"params": [x for x in p if x.dim() > 1], "weight_decay": 0.1},
@@ -48,6 +50,13 @@ def model_of(kind, keys):
         for p in model.parameters():
             p.add_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 0.05))
     return model
+
+
+def balance_of(model):
+    """The load-balancing loss of all documents together, which transformers has of a padded batch."""
+    ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in rows()], batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(ids) for ids, _ in rows()], batch_first=True)
+    return model(input_ids=ids, attention_mask=mask, output_router_logits=True).aux_loss
 
 
 def loss_of(model):
@@ -82,19 +91,20 @@ def write_data(path):
             file.write(json.dumps(dict(input_ids=ids.tolist(), labels=labels)) + "\n")
 
 
-def train(program, folder, options, ranks, to):
+def train(program, folder, options, ranks, to, balance):
     said = subprocess.run([program, "--pretrain", f"{folder}/model", "--dataset", f"{folder}/data.jsonl", "--packing_samples",
                            "--max_len", "128", "--pack_len", "128", "--train_batch_size", str(len(LENGTHS)), "--max_steps", "1",
                            "--device", "reference", "--lr_scheduler", "constant", "--warmup_steps", "0", "--ring_attn_size",
                            str(ranks), "--save_path", to, "--ckpt_path", f"{to}.ckpt", "--metrics_path", f"{to}.jsonl",
-                           *options.split()], capture_output=True, text=True)
+                           "--aux_loss_coef", str(balance), *options.split()], capture_output=True, text=True)
     if said.returncode:
         return said.stderr.strip().splitlines()[-1]
     with open(f"{to}.jsonl") as file:
-        return json.loads(file.readline())["loss"]
+        said = json.loads(file.readline())
+    return said["loss"] + said.get("aux_loss", 0)
 
 
-def one(program, folder, kind, keys):
+def one(program, folder, kind, keys, balance):
     """Errors of loss, gradients and AdamW step, and whether all ranks wrote the same bytes; or a sentence."""
     os.makedirs(folder)
     write_data(f"{folder}/data.jsonl")
@@ -103,7 +113,7 @@ def one(program, folder, kind, keys):
         model = model_of(kind, keys)
         model.save_pretrained(f"{folder}/model")
         before = weights_of(f"{folder}/model")
-        loss = loss_of(model)
+        loss = loss_of(model) + (balance * balance_of(model) if balance else 0)
         loss.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -111,7 +121,7 @@ def one(program, folder, kind, keys):
         model.save_pretrained(f"{folder}/{name}")
         for ranks in RANKS:
             to = f"{folder}/{name}{ranks}"
-            got = train(program, folder, options, ranks, to)
+            got = train(program, folder, options, ranks, to, balance)
             if isinstance(got, str):
                 return got
             same = same and filecmp.cmp(f"{folder}/{name}{RANKS[0]}/model.safetensors", f"{to}/model.safetensors", shallow=False)
@@ -126,7 +136,7 @@ def one(program, folder, kind, keys):
 def main(program, out, *options):
     lines = ["| model (random, tiny) | loss | gradients | AdamW step | 1, 2, 3 and 4 ranks |", "|---|---:|---:|---:|---|"]
     for number, (name, (kind, keys)) in enumerate(MODELS.items()):
-        said = one(program, f"{out}/{number}", kind, keys)
+        said = one(program, f"{out}/{number}", kind, keys, 0.5 if "balanced" in name else 0)
         if isinstance(said, str):
             print(f"FAIL step of {name}: {said}")
             continue
