@@ -1,0 +1,266 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Unlicense
+"""A real model, end to end: one step beside transformers', then SFT, DPO, a reward model and GRPO on one rank and on four.
+
+    pip install torch transformers tokenizers jinja2
+    python3 demos/get_smollm2.py MODEL
+    python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat] [--steps 60] [--rollouts 20] [--markdown FILE]
+
+MODEL is a Hugging Face folder, DATA one with gsm8k_train.jsonl, gsm8k_test.jsonl (question, answer) and gsm8k_preferences.jsonl
+(prompt, chosen, rejected). It takes hours on a few cores. Prints a table; a part that is wrong says so and ends with exit code 1.
+"""
+import argparse
+import filecmp
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+RANKS = (1, 4)
+# Relative errors of float32 against transformers in float64: loss, gradients (L2, the worst tensor) and a step of AdamW (the worst
+# tensor; where a gradient is small it is divided by its own size). transformers in float32 has a loss that is 1e-5 off.
+LIMITS = (2e-6, 5e-4, 5e-2)
+
+
+def fail(sentence):
+    sys.exit(f"error: {sentence}")
+
+
+def run(command, log):
+    """Its log's lines; the end where it fails."""
+    with open(log, "w") as file:
+        code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+    with open(log) as file:
+        lines = file.read().splitlines()
+    if code:
+        fail(f"{' '.join(command[:2])}: {lines[-1] if lines else code} (see {log})")
+    return lines
+
+
+def prepare(given, kind, data, output, *options):
+    if not os.path.exists(output):
+        run([sys.executable, f"{HERE}/demos/prepare.py", "--kind", kind, "--pretrain", given.model, "--dataset", data, "--output", output,
+             "--apply_chat_template", *options], f"{output}.log")
+    return output
+
+
+def train(given, trainer, name, *options):
+    """On each number of ranks: where the first wrote its model, its figures, and whether all wrote the same bytes."""
+    figures, folders = [], []
+    for ranks in RANKS:
+        folder = f"{given.out}/{name}{ranks}"
+        began = time.time()
+        lines = run([f"{HERE}/build/train_{trainer}", "--pretrain", given.model, "--packing_samples", "--ring_attn_size", str(ranks),
+                     "--save_path", folder, "--ckpt_path", f"{folder}.ckpt", "--metrics_path", f"{folder}.jsonl", "--json", "--overwrite",
+                     "--lr_scheduler", "constant", "--warmup_steps", "0", *options], f"{folder}.log")
+        with open(f"{folder}.jsonl") as file:
+            figures.append([json.loads(line) for line in file])
+        folders.append((folder, time.time() - began, lines))
+    same = all(filecmp.cmp(f"{folders[0][0]}/model.safetensors", f"{folder}/model.safetensors", shallow=False) for folder, _, _ in folders)
+    return folders, figures, same
+
+
+# ---- one step beside transformers ----
+
+def documents(given, count):
+    import transformers
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
+    with open(f"{given.data}/gsm8k_train.jsonl") as file:
+        for _, line in zip(range(count), file):
+            record = json.loads(line)
+            turns = [dict(role="user", content=record["question"]), dict(role="assistant", content=record["answer"])]
+            prompt = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, tokenize=False)
+            whole = tokenizer.apply_chat_template(turns, tokenize=False)
+            ids, cut = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True), len(prompt)
+            labels = [i if begin >= cut else -100 for i, (begin, _) in zip(ids["input_ids"], ids["offset_mapping"])]
+            yield ids["input_ids"], labels
+
+
+def loss_of(model, rows):
+    import torch
+    count = sum(label != -100 for _, labels in rows for label in labels[1:])
+    total = 0
+    for ids, labels in rows:
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+        total = total + torch.nn.functional.cross_entropy(logits, torch.tensor(labels[1:]), ignore_index=-100, reduction="sum")
+    return total / count
+
+
+def weights_of(folder):
+    from safetensors.torch import load_file
+    return {name: x.double() for name, x in load_file(f"{folder}/model.safetensors").items()}
+
+
+def far(got, want):
+    return max(float((got[n] - want[n]).norm() / want[n].norm().clamp(min=1e-30)) for n in want)
+
+
+def reference(given):
+    """transformers in float64: loss, gradients and what a step of AdamW adds. A process of its own, since the type that models call
+    float32 is another here."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+    with open(f"{given.out}/step.jsonl") as file:
+        rows = [(record["input_ids"], record["labels"]) for record in map(json.loads, file)]
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    # the pad token's input would have no gradient, although texts end with it
+    config = transformers.AutoConfig.from_pretrained(given.model)
+    config.pad_token_id = None
+    model = transformers.AutoModelForCausalLM.from_pretrained(given.model, config=config, dtype=torch.float64,
+                                                              attn_implementation="eager")
+    rotary = model.model.rotary_emb
+    rotary.inv_freq = rotary.compute_default_rope_parameters(config)[0] if config.rope_parameters["rope_type"] == "default" else \
+        rotary.inv_freq
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    loss = loss_of(model, rows)
+    loss.backward()
+    save_file({n: p.grad.clone() for n, p in model.named_parameters()}, f"{given.out}/gradients.safetensors")
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == wide] for wide in (True, False))
+    torch.optim.AdamW([dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0)], lr=1e-3, betas=(0.9, 0.95),
+                      eps=1e-8).step()
+    save_file({n: p.detach() - before[n] for n, p in model.named_parameters()}, f"{given.out}/moved.safetensors")
+    return repr(loss.item())
+
+
+def step(given):
+    """Loss, gradients and a step of AdamW on 1 and 4 ranks."""
+    from safetensors.torch import load_file
+    rows = list(documents(given, 4))
+    with open(f"{given.out}/step.jsonl", "w") as file:
+        for ids, labels in rows:
+            file.write(json.dumps(dict(input_ids=ids, labels=labels)) + "\n")
+    loss = float(run([sys.executable, __file__, given.model, given.data, given.out, "--parts", "reference"],
+                     f"{given.out}/reference.log")[-1])
+    before = weights_of(given.model)
+    gradients, moved = (load_file(f"{given.out}/{name}.safetensors") for name in ("gradients", "moved"))
+    size = 1e4  # so large that a weight's own rounding does not hide the gradient
+    common = ("--dataset", f"{given.out}/step.jsonl", "--max_len", "1024", "--pack_len", "1024", "--train_batch_size", str(len(rows)),
+              "--max_steps", "1", "--save_dtype", "float32")
+    descent, figures, same = train(given, "sft", "descent", "--optim", "sgd", "--learning_rate", str(size), "--max_norm", "0", *common)
+    adamw, _, same_too = train(given, "sft", "adamw", "--learning_rate", "1e-3", "--l2", "0.1", "--max_norm", "1.0", *common)
+    after = weights_of(descent[0][0])
+    errors = [abs(figures[0][0]["loss"] - loss) / loss,
+              far({n: (before[n] - after[n]) / size for n in gradients}, gradients)]
+    after = weights_of(adamw[0][0])
+    errors.append(far({n: after[n] - before[n] for n in moved}, moved))
+    if not all(e <= limit for e, limit in zip(errors, LIMITS)) or not same or not same_too:
+        fail(f"one step: loss, gradients and AdamW are {errors} from transformers', equal bytes: {same and same_too}")
+    return (f"| one step beside transformers in float64 | loss {loss:.6f}, {errors[0]:.0e} apart; gradients {errors[1]:.0e}; AdamW "
+            f"{errors[2]:.0e} | equal bytes | |")
+
+
+# ---- training ----
+
+def told(name, trained, measures):
+    folders, figures, same = trained
+    if not same:
+        fail(f"{name}: the models of {RANKS} ranks differ")
+    steps = [[f for f in each if "grad_norm" in f] for each in figures]
+    for key in measures:
+        if [f.get(key) for f in steps[0]] != [f.get(key) for f in steps[1]]:
+            fail(f"{name}: {key} is not the same on {RANKS} ranks")
+    speed = ", ".join(f"{sum(f['tokens'] for f in each) / sum(f['tokens'] / f['tokens_per_second'] for f in each):.0f}"
+                      if "tokens_per_second" in each[0] else f"{seconds / len(each):.0f} s a rollout"
+                      for each, (_, seconds, _) in zip(steps, folders))
+    said = "; ".join(f"{key} {steps[0][0][key]:.6f} -> {steps[0][-1][key]:.6f}" for key in measures)
+    evals = [f for f in figures[0] if any(key.startswith("eval_") for key in f)]
+    for key in [key for key in (evals[0] if evals else {}) if key.startswith("eval_")][:2]:
+        said += f"; {key} " + " -> ".join(f"{f[key]:.4f}" for f in (evals[0], evals[-1]))
+    return f"| {name}, {len(steps[0])} steps | {said} | equal bytes | {speed} |"
+
+
+def sft(given):
+    tokens = prepare(given, "sft", f"{given.data}/gsm8k_train.jsonl", f"{given.out}/sft.tokens", "--input_key", "question", "--output_key",
+                     "answer", "--max_len", "512")
+    test = prepare(given, "sft", f"{given.data}/gsm8k_test.jsonl", f"{given.out}/sft_test.tokens", "--input_key", "question",
+                   "--output_key", "answer", "--max_len", "512", "--max_samples", "64")
+    return told("SFT", train(given, "sft", "sft", "--dataset", tokens, "--eval_dataset", test, "--eval_steps", str(given.steps),
+                             "--max_len", "512", "--pack_len", "1024", "--train_batch_size", str(given.batch), "--learning_rate", "2e-5",
+                             "--max_steps", str(given.steps)), ["loss"])
+
+
+def pairs(given):
+    return prepare(given, "pairs", f"{given.data}/gsm8k_preferences.jsonl", f"{given.out}/pairs.tokens", "--prompt_key", "prompt",
+                   "--max_len", "512")
+
+
+def dpo(given):
+    trained = train(given, "dpo", "dpo", "--dataset", pairs(given), "--max_len", "512", "--pack_len", "1024", "--train_batch_size",
+                    str(given.batch // 2), "--learning_rate", "1e-6", "--max_steps", str(given.steps))
+    first = trained[1][0][0]["loss"]
+    if repr(first) != "0.6931471805599453":
+        fail(f"the first DPO loss is {first!r}, not ln 2")
+    return told("DPO", trained, ["loss"])
+
+
+def rm(given):
+    return told("reward model", train(given, "rm", "rm", "--dataset", pairs(given), "--max_len", "512", "--pack_len", "1024",
+                                      "--train_batch_size", str(given.batch // 2), "--learning_rate", "1e-5", "--max_steps",
+                                      str(given.steps)), ["loss"])
+
+
+def grpo(given):
+    prompts = prepare(given, "prompts", f"{given.data}/gsm8k_train.jsonl", f"{given.out}/prompts.tokens", "--input_key", "question",
+                      "--label_key", "answer", "--max_len", "256", "--max_samples", str(4 * given.rollouts))
+    return told("GRPO", train(given, "ppo", "grpo", "--prompt_data", prompts, "--reward_rule", "last_number", "--advantage_estimator",
+                              "group_norm", "--n_samples_per_prompt", "4", "--rollout_batch_size", "4", "--train_batch_size", "16",
+                              "--prompt_max_len", "256", "--generate_max_len", "128", "--temperature", "0.7", "--actor_learning_rate",
+                              "1e-6", "--num_episodes", "1"), ["reward"])
+
+
+def chat(given):
+    """What was trained talks in transformers, with its own tokenizer, template and generation file."""
+    import torch
+    import transformers
+    folder = f"{given.out}/sft1"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with open(f"{given.data}/gsm8k_test.jsonl") as file:
+        question = json.loads(file.readline())["question"]
+    ids = tokenizer.apply_chat_template([dict(role="user", content=question)], add_generation_prompt=True, return_tensors="pt",
+                                        return_dict=True)
+    out = model.generate(**ids, max_new_tokens=160, do_sample=False)[0, ids["input_ids"].shape[1]:]
+    text = tokenizer.decode(out, skip_special_tokens=True)
+    with open(f"{given.out}/chat.txt", "w") as file:
+        file.write(f"{question}\n---\n{text}\n")
+    if not re.search(r"####", text):
+        fail(f"the trained model does not answer in the form that it was taught: {text[:200]!r}")
+    return f"| chat in transformers | {len(out)} tokens, '{text.strip().splitlines()[-1]}' | | |"
+
+
+PARTS = {part.__name__: part for part in (step, sft, dpo, rm, grpo, chat)}
+HIDDEN = {"reference": reference}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("model", "data", "out"):
+        options.add_argument(name)
+    options.add_argument("--parts", default=",".join(PARTS))
+    options.add_argument("--steps", type=int, default=60)
+    options.add_argument("--rollouts", type=int, default=20)
+    options.add_argument("--batch", type=int, default=8)
+    options.add_argument("--markdown")
+    given = options.parse_args()
+    unknown = [part for part in given.parts.split(",") if part not in PARTS and part not in HIDDEN]
+    if unknown:
+        fail(f"there is no part {unknown[0]}; give some of {', '.join(PARTS)}")
+    os.makedirs(given.out, exist_ok=True)
+    table = ["| what | figures | 1 and 4 ranks | tokens/s |", "|---|---|---|---|"]
+    for part in given.parts.split(","):
+        table.append((PARTS | HIDDEN)[part](given))
+        print(table[-1], flush=True)
+    if given.markdown:
+        with open(given.markdown, "w") as file:
+            file.write("\n".join(table) + "\n")
+
+
+if __name__ == "__main__":
+    main()
