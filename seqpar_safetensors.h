@@ -533,8 +533,10 @@ SEQPAR_DEF uint16_t seqpar_safetensors_f32_to_f16(float x) {
     if (bits >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u); /* 65520 */
     if (bits >= 0x38800000u) /* 2^-14: a mantissa of 10 bits in the place of 23 */
         return (uint16_t)(sign | ((bits + 0xFFFu + (bits >> 13 & 1u) - 0x38000000u) >> 13));
-    /* multiples of 2^-24; from 2^23 on a float has no fractions */
-    small = seqpar__st_float_from_bits(bits) * 16777216.0f + 8388608.0f;
+    /* multiples of 2^-24, which is 24 in the exponent; from 2^23 on a float has no fractions.
+       Subnormal floats are far below half of one */
+    bits = bits < 0x00800000u ? 0 : bits + (24u << 23);
+    small = seqpar__st_float_from_bits(bits) + 8388608.0f;
     return (uint16_t)(sign | (uint32_t)(small - 8388608.0f));
 }
 

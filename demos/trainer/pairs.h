@@ -561,7 +561,7 @@ static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path
     set->counts.dropped_long = demo_token_count(f, "dropped_long");
     set->counts.cut = demo_token_count(f, "cut");
     for (int64_t i = 0; i < count; i++) {
-        demo_labelled kept = {.document = demo_token_document(f, i), .desirable = f->labels[i]};
+        demo_labelled kept = {.document = demo_token_document(f, i), .desirable = f->labels[i] != 0};
         kept.prompt_tokens = demo_response_begin(&kept.document);
         if (demo_response_there(path, i, &kept.document, error, error_size)) return -1;
         *(kept.desirable ? &set->counts.desirable : &set->counts.undesirable) += 1;

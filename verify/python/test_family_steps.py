@@ -134,7 +134,7 @@ def one(program, folder, kind, keys, balance):
 
 
 def main(program, out, *options):
-    lines = ["# Families", "", f"One optimizer step of each family's models, made by transformers {transformers.__version__}, computed by it and "
+    lines = ["# Families", "", "<!-- SPDX-License-Identifier: MIT OR Unlicense -->", "", f"One optimizer step of each family's models, made by transformers {transformers.__version__}, computed by it and "
              "by `train_sft`, both in float64:", "relative errors of the loss, of the gradients and of what a step of AdamW adds (L2, of the "
              "worst tensor). Written by", "`verify/python/test_family_steps.py --markdown`.", "",
              "| model (random, tiny) | loss | gradients | AdamW step | 1, 2, 3 and 4 ranks |", "|---|---:|---:|---:|---|"]
