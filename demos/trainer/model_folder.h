@@ -751,13 +751,28 @@ static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, 
     return place;
 }
 
-static inline bool demo_is_part(const seqpar_llama *model, const char *name, int names) {
-    for (int64_t i = 0; i < model->tensor_count; i++) {
-        char whole[128];
-        demo_file_name(whole, model->tensors[i].name, names);
-        if (!strcmp(whole, name)) return true;
-    }
-    return false;
+typedef struct {
+    char text[128];
+} demo_name;
+
+static inline int demo_name_order(const void *a, const void *b) {
+    return strcmp(((const demo_name *)a)->text, ((const demo_name *)b)->text);
+}
+
+/* The names that the model's tensors have in such files, in order; to be freed. */
+static inline demo_name *demo_part_names(const seqpar_llama *model, int names) {
+    demo_name *parts = (demo_name *)demo_room(model->tensor_count, sizeof *parts);
+    for (int64_t i = 0; i < model->tensor_count; i++)
+        demo_file_name(parts[i].text, model->tensors[i].name, names);
+    qsort(parts, (size_t)model->tensor_count, sizeof *parts, demo_name_order);
+    return parts;
+}
+
+static inline bool demo_is_part(const demo_name *parts, int64_t count, const char *name) {
+    demo_name wanted;
+    snprintf(wanted.text, sizeof wanted.text, "%s", name);
+    return strlen(name) < sizeof wanted.text &&
+           bsearch(&wanted, parts, (size_t)count, sizeof *parts, demo_name_order);
 }
 
 /* Which names the files have, by what only those have. */
@@ -772,11 +787,12 @@ static inline int demo_names_of(const demo_weights *w) {
 }
 
 /* Refuses a file with tensors that this model would leave unread. */
-static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_weights *w,
-                                         const demo_shard *shard, seqpar_error *error) {
+static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_name *parts,
+                                         const demo_weights *w, const demo_shard *shard,
+                                         seqpar_error *error) {
     for (int64_t i = 0; i < seqpar_safetensors_count(shard->file); i++) {
         const char *name = seqpar_safetensors_at(shard->file, i)->name;
-        if (demo_is_part(model, name, demo_names_of(w)) || demo_is_inv_freq(name)) continue;
+        if (demo_is_part(parts, model->tensor_count, name) || demo_is_inv_freq(name)) continue;
         bool head = !strcmp(name, "lm_head.weight");
         if (head && model->config.score) continue; /* a score head takes its place */
         if (head && model->config.tied) {
@@ -814,9 +830,12 @@ static inline seqpar_status demo_head_there(const seqpar_llama *model, const cha
 static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
                                         const char *folder, seqpar_error *error) {
     seqpar_status status = demo_weights_open(w, folder, error);
+    if (status) return status;
+    demo_name *parts = demo_part_names(model, demo_names_of(w));
     for (int64_t i = 0; !status && i < w->count; i++)
-        status = demo_refuse_foreign(model, w, &w->shards[i], error);
-    if (status && w->count) demo_weights_close(w);
+        status = demo_refuse_foreign(model, parts, w, &w->shards[i], error);
+    free(parts);
+    if (status) demo_weights_close(w);
     return status;
 }
 #endif

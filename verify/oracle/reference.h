@@ -33,9 +33,10 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
 }
 
 /* A parameter from the dump, as it was before the step, or from the folder. */
-static inline int reference_load(reference *f, const demo_weights *from, int64_t tensor) {
+static inline int reference_load(reference *f, const demo_weights *from, int names,
+                                 int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
-    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, demo_names_of(from));
+    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, names);
     seqpar_safetensors_part all = {
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
     tensor_name name;
@@ -78,10 +79,11 @@ static inline int reference_score(reference *f, const char *folder) {
 
 static inline int reference_weights(reference *f, const char *folder) {
     demo_weights w;
-    int status = demo_model_weights(&w, &f->model, folder, &f->d->error);
+    int status = demo_model_weights(&w, &f->model, folder, &f->d->error), names;
     if (status) return -1;
+    names = demo_names_of(&w);
     for (int64_t i = 0; !status && i < f->model.tensor_count; i++)
-        status = reference_load(f, &w, i);
+        status = reference_load(f, &w, names, i);
     demo_weights_close(&w);
     return status ? -1 : 0;
 }
