@@ -12,6 +12,7 @@
 #define FAULT_PART "a part of what the mistake loses: frameworks lose a whole hop"
 #define FAULT_UNNAMED "is seen as wrong: unknown; in no public thread that we know"
 #define FAULT_BEYOND "a dump does not say what it takes: sinks, dropout, prefixes, smoothing"
+#define FAULT_MODEL "of one family's model: frameworks take models from transformers"
 #define FAULT_DEVICE "of one device's kernels or memory: any number may come out"
 
 static const struct fault_name {
@@ -142,6 +143,15 @@ static const struct fault_name {
     {125, "dkv_not_returned", 0},
     {126, NULL, FAULT_INSIDE},
     {127, NULL, FAULT_INSIDE},
-    {128, NULL, FAULT_INSIDE}};
+    {128, NULL, FAULT_INSIDE},
+    {129, NULL, FAULT_MODEL},
+    {130, NULL, FAULT_MODEL},
+    {131, NULL, FAULT_MODEL},
+    {132, NULL, FAULT_MODEL},
+    {133, NULL, FAULT_MODEL},
+    {134, NULL, FAULT_MODEL},
+    {135, NULL, FAULT_MODEL},
+    {136, NULL, FAULT_DEVICE},
+    {137, NULL, FAULT_MODEL}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
