@@ -101,37 +101,39 @@ def far(got, want):
 def reference(given):
     """transformers in float64: loss, gradients and what a step of AdamW adds. A process of its own, since the type that models call
     float32 is another here."""
+    import numpy  # torch's own files are of the types' sizes before
     import torch
     import transformers
-    from safetensors.torch import save_file
     with open(f"{given.out}/step.jsonl") as file:
         rows = [(record["input_ids"], record["labels"]) for record in map(json.loads, file)]
-    torch.float32 = torch.float = torch.float64
-    torch.Tensor.float = torch.Tensor.double
-    torch.set_default_dtype(torch.float64)
     # the pad token's input would have no gradient, although texts end with it
     config = transformers.AutoConfig.from_pretrained(given.model)
     config.pad_token_id = None
-    model = transformers.AutoModelForCausalLM.from_pretrained(given.model, config=config, dtype=torch.float64,
-                                                              attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(given.model, config=config, dtype=torch.float32,
+                                                              attn_implementation="eager").double()
+    wide = torch.float64  # once the file is read: norms, softmaxes and angles are computed in what models call float32
+    torch.float32 = torch.float = wide
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(wide)
     rotary = model.model.rotary_emb
     rotary.inv_freq = rotary.compute_default_rope_parameters(config)[0] if config.rope_parameters["rope_type"] == "default" else \
         rotary.inv_freq
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     loss = loss_of(model, rows)
     loss.backward()
-    save_file({n: p.grad.clone() for n, p in model.named_parameters()}, f"{given.out}/gradients.safetensors")
+    numpy.savez(f"{given.out}/gradients.npz", **{n: p.grad.numpy() for n, p in model.named_parameters()})
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == wide] for wide in (True, False))
     torch.optim.AdamW([dict(params=matrices, weight_decay=0.1), dict(params=vectors, weight_decay=0)], lr=1e-3, betas=(0.9, 0.95),
                       eps=1e-8).step()
-    save_file({n: p.detach() - before[n] for n, p in model.named_parameters()}, f"{given.out}/moved.safetensors")
+    numpy.savez(f"{given.out}/moved.npz", **{n: (p.detach() - before[n]).numpy() for n, p in model.named_parameters()})
     return repr(loss.item())
 
 
 def step(given):
     """Loss, gradients and a step of AdamW on 1 and 4 ranks."""
-    from safetensors.torch import load_file
+    import numpy
+    import torch
     rows = list(documents(given, 4))
     with open(f"{given.out}/step.jsonl", "w") as file:
         for ids, labels in rows:
@@ -139,7 +141,8 @@ def step(given):
     loss = float(run([sys.executable, __file__, given.model, given.data, given.out, "--parts", "reference"],
                      f"{given.out}/reference.log")[-1])
     before = weights_of(given.model)
-    gradients, moved = (load_file(f"{given.out}/{name}.safetensors") for name in ("gradients", "moved"))
+    gradients, moved = ({n: torch.from_numpy(x) for n, x in numpy.load(f"{given.out}/{name}.npz").items()}
+                        for name in ("gradients", "moved"))
     size = 1e4  # so large that a weight's own rounding does not hide the gradient
     common = ("--dataset", f"{given.out}/step.jsonl", "--max_len", "1024", "--pack_len", "1024", "--train_batch_size", str(len(rows)),
               "--max_steps", "1", "--save_dtype", "float32")
