@@ -95,7 +95,9 @@ def weights_of(folder):
 
 
 def far(got, want):
-    return max(float((got[n] - want[n]).norm() / want[n].norm().clamp(min=1e-30)) for n in want)
+    import torch
+    # its maximum is NaN where one of them is; Python's would pass over it
+    return float(torch.stack([(got[n] - want[n]).norm() / want[n].norm().clamp(min=1e-30) for n in want]).max())
 
 
 def reference(given):

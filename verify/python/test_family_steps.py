@@ -74,14 +74,15 @@ def weights_of(folder):
 def far(got, want, before, names):
     """The worst tensor's relative L2 error of what a step has changed."""
     assert got.keys() == want.keys(), (got.keys() ^ want.keys())
-    return max(float((got[n] - want[n]).norm() / (want[n] - before[n]).norm().clamp(min=1e-12)) for n in names)
+    # torch's maximum is NaN where one of them is; Python's would pass over it
+    return float(torch.stack([(got[n] - want[n]).norm() / (want[n] - before[n]).norm().clamp(min=1e-12) for n in names]).max())
 
 
 def moved(before, after):
     """The tensors that plain descent moves: where a gradient is 0 (keys that do not turn have such biases) AdamW divides rounding
     by rounding."""
     size = {n: float((after[n] - before[n]).norm()) for n in after}
-    return [n for n in size if size[n] > 1e-9 * max(size.values())]
+    return [n for n in size if not size[n] <= 1e-9 * max(size.values())]
 
 
 def write_data(path):
