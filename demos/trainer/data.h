@@ -591,7 +591,8 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
     if (!stream && !demo_ends_with(reader->path, ".jsonl") &&
         !demo_ends_with(reader->path, ".json"))
         return demo_wrong(reader,
-                          "the name ends in neither .jsonl nor .txt; only these are read");
+                          "the name ends in neither .jsonl nor .txt; only these are read, "
+                          "and token files (prepare.py), which this is not");
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
     const char *why;
