@@ -143,7 +143,8 @@
    WHAT A STEP COSTS, in device memory. T: local tokens, W: ranks in all, s: bytes of the
    storage type, c: bytes of the accumulator type. ctx->memory counts each kind, now and at its
    peak; verify/test_memory.c holds them to these bounds.
-       weights        yours, or seqpar_llama's: s for each parameter, on every rank
+       weights        yours, or seqpar_llama's: s for each parameter, on every rank; once
+                      where ranks are threads and share them (params_shared)
        optimizer      AdamW: 2 c for each parameter, from zero_stage 1 on divided by W; another
                       c (the masters) where storage is not the accumulator type
        gradients      c / W for each parameter, and the nodes of one group (seqpar_optim_open)
@@ -1790,6 +1791,9 @@ typedef struct seqpar_optim_desc {
     int zero_stage;
     double beta1, beta2, eps, decay; /* taken as they are */
     double max_norm;                 /* 0: no clip */
+    /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
+       parameters, of which owners update their blocks; from zero_stage 1 on */
+    int params_shared;
 } seqpar_optim_desc;
 
 /* gradients of one optimizer step on their way to the owners */
@@ -1890,8 +1894,9 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *opt
    caller has not; in between, the gradient can be read (seqpar_optim_read) and the step given
    up. NOT_FINITE: the norm is. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Clips, updates the owned blocks of params (elements) and hands them to all. SIZE: a tensor
-   ends behind `elements`. Collective. */
+/* Clips, updates the owned blocks of params (elements) and hands them to all; with params_shared
+   waits until all are done instead. SIZE: a tensor ends behind `elements`; STEP: shared parameters
+   are not one array. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params,
                                          int64_t elements, double lr);
 /* What is kept of every parameter, as doubles on every rank, and back (any world, any
@@ -7889,6 +7894,10 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     if (d->zero_stage < 0 || d->zero_stage > 2)
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2",
                            d->zero_stage);
+    if (d->params_shared && d->zero_stage == 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "params_shared wants owners that update for all, but zero_stage is 0; "
+                           "use 1 or 2");
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
@@ -7913,7 +7922,8 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                              {"beta2", seqpar__given_real(d->beta2), 1},
                              {"eps", seqpar__given_real(d->eps), 1},
                              {"weight decays", seqpar__given_real(d->decay), 1},
-                             {"max_norm", seqpar__given_real(d->max_norm), 1}};
+                             {"max_norm", seqpar__given_real(d->max_norm), 1},
+                             {"params_shared", d->params_shared, 0}};
     uint64_t digest = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
@@ -8752,7 +8762,9 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
         SEQPAR__TRY(seqpar__update_range(ctx, o, &part));
     }
     if (o->desc.zero_stage == 0) return SEQPAR_OK;
-    return seqpar__share_owned(ctx, o, &handed);
+    if (!o->desc.params_shared) return seqpar__share_owned(ctx, o, &handed);
+    SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
+    return seqpar_comm_barrier(ctx->world);
 }
 
 /* Ends the sums of the gradient and takes their norm. */
@@ -8769,25 +8781,29 @@ static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o)
 /* Whether all ranks call the same function: ends is 0 in seqpar_step_norm, 1 in
    seqpar_step_end. */
 static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
-                                       double lr) {
+                                       const void *params, double lr) {
+    int64_t shared = o->desc.params_shared ? (int64_t)(intptr_t)params : 0;
     const seqpar__given given[] = {
         {"the number of calls of seqpar_step_norm", o->pending + !ends, 0},
         {"the number of calls of seqpar_step_end", ends, 0},
         {"learning rates", seqpar__given_real(lr), 1},
+        {"shared parameters", shared, 1},
         {"the number of steps done", o->t, 0}};
-    return seqpar__ranks_agree(ctx->world, "the end of a step", given, 4);
+    return seqpar__ranks_agree(ctx->world, "the end of a step", given, 5);
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
-    SEQPAR__TRY(seqpar__end_agree(ctx, o, 0, 0));
+    SEQPAR__TRY(seqpar__end_agree(ctx, o, 0, NULL, 0));
     return seqpar__gradient_complete(ctx, o);
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params,
                                          int64_t elements, double lr) {
     if (!o->pending) SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
-    SEQPAR__TRY(seqpar__end_agree(ctx, o, 1, lr));
+    /* nobody reads shared parameters any more once all have said so */
+    if (o->desc.params_shared) SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
+    SEQPAR__TRY(seqpar__end_agree(ctx, o, 1, params, lr));
     SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
     if (!o->pending) SEQPAR__TRY(seqpar__gradient_complete(ctx, o));
     o->pending = 0;

@@ -98,6 +98,11 @@ typedef struct seqpar_llama {
 /* Makes the tensor table and room for the parameters (zero). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
+/* The tensor table alone. The caller sets model->params.data to room for model->elements of the
+   storage type, which stays theirs: so ranks that are threads of one process can use one array
+   (seqpar_optim_desc.params_shared). Free with seqpar_llama_close. */
+SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
+                                                 const seqpar_llama_config *config);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
    0. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
@@ -636,10 +641,9 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
     return seqpar__llama_check_rope(error, c);
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
-                                           const seqpar_llama_config *config) {
+SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *m,
+                                                 const seqpar_llama_config *config) {
     int64_t count;
-    seqpar_status status;
     memset(m, 0, sizeof *m);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
     count = 3 + config->layers * (SEQPAR__LLAMA_PLACES + 3 * config->experts);
@@ -652,15 +656,21 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
     if (!m->tensors || !m->names || !m->parts)
         return seqpar__llama_no_memory(ctx->error, "the model");
     seqpar__llama_tensors(m);
-    status = seqpar_buffer_new(ctx, &m->params,
-                               m->elements * seqpar_dtype_bytes(ctx->device->storage),
-                               SEQPAR_MEM_WEIGHTS);
-    if (!status) ctx->device->zero(ctx->device, m->params.data, m->params.bytes, ctx->queue);
-    return status;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
+                                           const seqpar_llama_config *config) {
+    SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
+                                        m->elements * seqpar_dtype_bytes(ctx->device->storage),
+                                        SEQPAR_MEM_WEIGHTS));
+    ctx->device->zero(ctx->device, m->params.data, m->params.bytes, ctx->queue);
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
-    seqpar_buffer_free(ctx, &m->params);
+    if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* else it is the caller's */
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
     SEQPAR_FREE(m->tensors);

@@ -15,6 +15,7 @@ typedef struct way {
     int64_t ranks, accumulation;
     int stage, kind;
     double max_norm;
+    int shared; /* all ranks have rank 0's parameters */
 } way;
 
 typedef struct result {
@@ -59,7 +60,7 @@ static seqpar_status read_gradient(seqpar_ctx *ctx, seqpar_optim *optim, double 
 
 /* One step; but in step 1 the gradient is read before the parameters change, too. */
 static seqpar_status step_of(seqpar_ctx *ctx, seqpar_optim *optim, const way *w, result *r,
-                             int step) {
+                             float *params, int step) {
     static _Thread_local float g[ELEMENTS];
     float before[ELEMENTS];
     double after[ELEMENTS] = {0};
@@ -69,14 +70,15 @@ static seqpar_status step_of(seqpar_ctx *ctx, seqpar_optim *optim, const way *w,
         part_of(g, step, a * size + rank, size * w->accumulation);
         status = give(ctx, optim, g, a);
     }
-    memcpy(before, r->params, sizeof before);
+    memcpy(before, params, sizeof before);
     if (!status && step != 1) status = seqpar_step_norm(ctx, optim);
     if (!status && step != 1) status = read_gradient(ctx, optim, r->gradient);
-    test_expect(status || !memcmp(before, r->params, sizeof before), "the norm changed them");
-    if (!status) status = seqpar_step_end(ctx, optim, r->params, ELEMENTS, 1e-2);
+    test_expect(status || !memcmp(before, params, sizeof before), "the norm changed them");
+    if (!status) status = seqpar_step_end(ctx, optim, params, ELEMENTS, 1e-2);
     if (!status) status = read_gradient(ctx, optim, after);
     if (!status && step != 1)
         test_expect(!memcmp(after, r->gradient, sizeof after), "the gradient changed");
+    memcpy(r->params, params, sizeof r->params);
     r->norm = optim->norm;
     return status;
 }
@@ -84,10 +86,11 @@ static seqpar_status step_of(seqpar_ctx *ctx, seqpar_optim *optim, const way *w,
 typedef struct job {
     const way *way;
     result *result; /* (ranks) */
+    float shared[ELEMENTS];
 } job;
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
-    const job *j = (const job *)user;
+    job *j = (job *)user;
     result *r = &j->result[world->rank];
     seqpar_optim_desc desc = {.kind = j->way->kind,
                               .zero_stage = j->way->stage,
@@ -95,15 +98,19 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
                               .beta2 = 0.99,
                               .eps = 1e-8,
                               .decay = 0.1,
-                              .max_norm = j->way->max_norm};
+                              .max_norm = j->way->max_norm,
+                              .params_shared = j->way->shared};
+    float own[ELEMENTS], *params = j->way->shared ? j->shared : own;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_optim optim;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
     if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
-    for (int64_t i = 0; i < ELEMENTS; i++) r->params[i] = 0.01f * (float)(i % 17);
+    for (int64_t i = 0; i < ELEMENTS && (params == own || !world->rank); i++)
+        params[i] = 0.01f * (float)(i % 17);
+    if (!status) status = seqpar_comm_barrier(world);
     for (int step = 0; !status && step < STEPS; step++)
-        status = step_of(&ctx, &optim, j->way, r, step);
+        status = step_of(&ctx, &optim, j->way, r, params, step);
     if (!status) seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -152,8 +159,9 @@ static void check_ways(int kind, double max_norm) {
     static const int64_t ranks[] = {1, 2, 3, 4, 5, 8}, accumulations[] = {1, 3};
     static result one[1], many[8];
     static double params[ELEMENTS], got[ELEMENTS];
-    way first = {1, 1, 0, kind, max_norm};
-    job j = {&first, one};
+    way first = {1, 1, 0, kind, max_norm, 0};
+    static job j, k;
+    j = (job){.way = &first, .result = one};
     double norm;
     seqpar_error error;
     test_expect(!seqpar_run_threads(1, rank_main, &j, &error), "%s", error.text);
@@ -171,17 +179,17 @@ static void check_ways(int kind, double max_norm) {
     test_end("plain_%s_max_norm_%g", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw", max_norm);
     for (int p = 0; p < 6; p++)
         for (int a = 0; a < 2; a++)
-            for (int stage = 0; stage < 3; stage++) {
-                way w = {ranks[p], accumulations[a], stage, kind, max_norm};
-                job k = {&w, many};
+            for (int stage = 0; stage < 5; stage++) {
+                way w = {ranks[p], accumulations[a], stage % 3 + stage / 3, kind, max_norm, stage / 3};
+                k = (job){.way = &w, .result = many};
                 memset(many, 0, sizeof many);
                 test_expect(!seqpar_run_threads(w.ranks, rank_main, &k, &error), "%s",
                             error.text);
                 for (int64_t r = 0; r < w.ranks; r++)
                     test_expect(!memcmp(&many[r], one, sizeof *one),
-                                "accumulation %lld, stage %d: rank %lld of %lld has other bits",
-                                (long long)w.accumulation, stage, (long long)r,
-                                (long long)w.ranks);
+                                "accumulation %lld, stage %d%s: rank %lld of %lld has other bits",
+                                (long long)w.accumulation, w.stage,
+                                w.shared ? ", shared" : "", (long long)r, (long long)w.ranks);
             }
     test_end("plain_%s_max_norm_%g_on_1_to_8_ranks", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw",
              max_norm);
@@ -204,6 +212,8 @@ enum {
     NORM_ON_ONE,
     PLAIN_ON_ONE,
     NO_MICRO_BATCH,
+    SHARED_EVERYWHERE,
+    SHARED_APART,
     MISUSES
 };
 static const misuse misuses[MISUSES] = {
@@ -217,6 +227,8 @@ static const misuse misuses[MISUSES] = {
     [NORM_ON_ONE] = {"norm_on_one_rank", "calls of seqpar_step_norm is 0 on rank 1 and 1 on rank 0"},
     [PLAIN_ON_ONE] = {"plain_on_one_rank", "rows"},
     [NO_MICRO_BATCH] = {"no_micro_batch", "accumulation is 0"},
+    [SHARED_EVERYWHERE] = {"shared_at_stage_0", "but zero_stage is 0; use 1 or 2"},
+    [SHARED_APART] = {"shared_that_are_two", "the shared parameters of rank 1 are not those of rank 0"},
 };
 
 static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
@@ -258,13 +270,16 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
 }
 
 static seqpar_status misuse_main(seqpar_comm *world, void *user) {
-    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
+    int which = *(const int *)user;
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
+                              .zero_stage = which == SHARED_APART,
+                              .params_shared = which >= SHARED_EVERYWHERE};
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_optim optim;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
     if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
-    if (!status) status = misused(&ctx, &optim, *(const int *)user);
+    if (!status) status = misused(&ctx, &optim, which);
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);

@@ -98,12 +98,14 @@ static int64_t demo_average_bytes(const demo_rank *r) {
 }
 
 static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
-    int64_t ranks = r->ctx.world->size, own[DEMO_KINDS];
+    int64_t ranks = r->ctx.world->size, rank = r->ctx.world->rank, own[DEMO_KINDS];
     int64_t *bytes = (int64_t *)demo_room(ranks * (1 + DEMO_KINDS), sizeof *bytes);
     int64_t *all = bytes + ranks;
     memcpy(own, r->ctx.memory.peak, sizeof r->ctx.memory.peak);
     own[DEMO_KIND_AVERAGE] = demo_average_bytes(r);
-    own[DEMO_KIND_TOTAL] = r->ctx.memory.total_peak + own[DEMO_KIND_AVERAGE];
+    own[SEQPAR_MEM_WEIGHTS] += rank == 0 ? r->job->shared->bytes : 0;
+    own[DEMO_KIND_TOTAL] = r->ctx.memory.total_peak + own[DEMO_KIND_AVERAGE] +
+                           (rank == 0 ? r->job->shared->bytes : 0);
     for (int64_t i = 0; i < ranks; i++) bytes[i] = (int64_t)sizeof own;
     seqpar_status status = seqpar_comm_all_gather(r->ctx.world, all, own, bytes, "memory");
     memset(m, 0, sizeof *m);
@@ -151,8 +153,7 @@ static seqpar_status demo_walk_through(const demo_job *job, demo_rehearsal *walk
     *own = *job;
     if (other) own->config.gradient_checkpointing = !own->config.gradient_checkpointing;
     walk->job = own;
-    seqpar_status status = seqpar_run_threads(job->dp * job->config.ring_attn_size,
-                                              demo_walk_main, walk, error);
+    seqpar_status status = demo_run_with(own, seqpar_run_threads, demo_walk_main, walk, error);
     walk->job = job;
     free(own);
     return status;

@@ -308,7 +308,7 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
     if (folder && demo_load_config(folder, &config, &why))
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     config.score = demo_ppo_options(r)->value_head_prefix;
-    seqpar_status status = seqpar_llama_open(&r->ctx, model, &config);
+    seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared);
     return status ? status
                   : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }

@@ -92,7 +92,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     seqpar_llama_config config;
     if (!folder) folder = c->pretrain;
     seqpar_status status = demo_reference_config(r, folder, &config);
-    if (!status) status = seqpar_llama_open(&r->ctx, &reference->model, &config);
+    if (!status) status = demo_model_open(&r->ctx, &reference->model, &config, r->job->shared);
     reference->there = !status;
     if (status) return status;
     status = demo_begin_model(&r->ctx, &reference->model, folder, c->seed);

@@ -7,6 +7,7 @@
 #include <math.h>
 #include "average.h"
 #include "model_folder.h"
+#include "shared.h"
 
 static seqpar_safetensors_dtype demo_dtype(int dtype) {
     return dtype == SEQPAR_DTYPE_F64   ? SEQPAR_SAFETENSORS_F64
@@ -256,6 +257,8 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
     for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
         seqpar_optim_part part = demo_block(t, state, tensor, first);
+        if (put == demo_weights_put && !demo_is_mine(s->ctx, s->model, tensor + first / DEMO_VALUES))
+            continue;
         seqpar_safetensors_part wanted_part = {.name = name,
                                                .first = place.first * t->cols + first,
                                                .count = part.count,
@@ -301,7 +304,8 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
     demo_transfer store = {.ctx = ctx, .model = model};
     demo_weights from;
     if (demo_model_weights(&from, model, folder, ctx->error)) return ctx->error->status;
-    return demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
+    seqpar_status status = demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
+    return status ? status : demo_model_written(ctx, model);
 }
 
 /* What training begins with: a folder's weights, of a score head that it does not have those of
@@ -309,9 +313,11 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
 static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, const char *folder,
                                       int64_t seed) {
     if (!folder && demo_is_planned(ctx->device)) return SEQPAR_OK;
-    if (!folder) return seqpar_llama_init(ctx, model, (uint64_t)seed), SEQPAR_OK;
-    if (model->config.score)
-        seqpar_llama_init_tensor(ctx, model, model->tensor_count - 1, (uint64_t)seed);
-    return demo_load_weights(ctx, model, folder);
+    int64_t first = folder ? model->tensor_count - (model->config.score != NULL) : 0;
+    for (int64_t i = first; i < model->tensor_count; i++)
+        if (demo_is_mine(ctx, model, i)) seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
+    /* a head that the folder has is read over it */
+    seqpar_status status = demo_model_written(ctx, model);
+    return status || !folder ? status : demo_load_weights(ctx, model, folder);
 }
 #endif

@@ -22,8 +22,11 @@
 #define SEQPAR_NCCL_IMPLEMENTATION
 #include "seqpar_nccl.h"
 #endif
-#ifndef DEMO_RUN_RANKS /* how ranks are run otherwise: a function like this one */
-#define DEMO_RUN_RANKS seqpar_run_threads
+#ifdef DEMO_RUN_RANKS /* a function like this one, whose ranks are processes */
+#define DEMO_RANKS_ARE_THREADS 0
+#else
+#define DEMO_RUN_RANKS         seqpar_run_threads
+#define DEMO_RANKS_ARE_THREADS 1
 #endif
 
 typedef struct {
@@ -412,6 +415,7 @@ typedef struct {
     /* ranks that were started as processes, and which of them this is; 0: ranks share this
        one */
     int64_t processes, rank;
+    demo_shared *shared; /* while it runs */
 } demo_job;
 
 typedef struct { /* one rank at work */
@@ -1569,6 +1573,27 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
+/* Threads share weights that owners update; those on a GPU are left to each. */
+static bool demo_shares_weights(const demo_job *job) {
+    const demo_config *c = &job->config;
+    return DEMO_RANKS_ARE_THREADS && !job->processes && job->dp * c->ring_attn_size > 1 &&
+           c->zero_stage > 0 && strcmp(c->device, "cuda");
+}
+
+/* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
+static seqpar_status demo_run_with(demo_job *job,
+                                   seqpar_status (*run)(int64_t ranks, seqpar_rank_fn fn,
+                                                        void *user, seqpar_error *error),
+                                   seqpar_rank_fn main, void *user, seqpar_error *error) {
+    demo_shared shared = {0};
+    if (demo_shares_weights(job)) shared.device = demo_device(job, error);
+    job->shared = &shared;
+    seqpar_status status = run(job->dp * job->config.ring_attn_size, main, user, error);
+    job->shared = NULL;
+    demo_shared_close(&shared);
+    return status;
+}
+
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_state state = {.step = r->step,
@@ -1651,13 +1676,14 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
                                c->adam_betas[1],
                                c->adam_eps,
                                c->l2,
-                               c->max_norm};
+                               c->max_norm,
+                               r->job->shared->device != NULL};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
     if (status) return status;
     r->device = demo_device(r->job, world->error);
     status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
-    if (!status) status = seqpar_llama_open(&r->ctx, &r->model, &r->job->model);
+    if (!status) status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared);
     if (!status)
         status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
                                    &optim);
@@ -1928,9 +1954,11 @@ static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
 
 /* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
    on. */
-static seqpar_status demo_process_run(const demo_job *job, const seqpar_nccl_desc *desc) {
+static seqpar_status demo_process_run(demo_job *job, const seqpar_nccl_desc *desc) {
+    demo_shared none = {0};
     seqpar_error error;
-    seqpar_status status = seqpar_nccl_run(desc, demo_process_main, (void *)job, &error);
+    job->shared = &none;
+    seqpar_status status = seqpar_nccl_run(desc, demo_process_main, job, &error);
     int64_t rank = desc->size ? desc->rank : job->rank;
     if (status && (!rank || error.rank == rank))
         fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status),
@@ -1947,8 +1975,7 @@ static seqpar_status demo_ranks_run(demo_job *job) {
     if (job->processes) return demo_process_run(job, &from_environment);
 #endif
     demo_catch_all();
-    seqpar_status status = DEMO_RUN_RANKS(job->dp * job->config.ring_attn_size, demo_rank_main,
-                                          job, &error);
+    seqpar_status status = demo_run_with(job, DEMO_RUN_RANKS, demo_rank_main, job, &error);
     if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
     return status;
 }

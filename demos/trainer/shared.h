@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* shared.h - weights that ranks of one process have once: all read them, from zero_stage 1 on
+ * their owners update them (seqpar_optim_desc.params_shared), and each rank loads a part.
+ *
+ * They belong to the run, not to a rank: a rank that fails closes while others still read. */
+#ifndef DEMO_SHARED_H
+#define DEMO_SHARED_H
+
+#include "memory.h"
+#include "seqpar_llama.h"
+
+typedef struct {
+    seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
+    void **arrays;         /* stb_ds array; rank 0 adds to it, between two exchanges */
+    int64_t bytes;         /* of all */
+} demo_shared;
+
+/* Room for a model's weights, zero: shared's, or the rank's. Collective. */
+static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model, const seqpar_llama_config *config,
+                                     demo_shared *shared) {
+    if (!shared->device) return seqpar_llama_open(ctx, model, config);
+    seqpar_status status = seqpar_llama_open_table(ctx, model, config);
+    int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);
+    void *params = NULL;
+    if (!status && ctx->world->rank == 0) {
+        params = shared->device->alloc(shared->device, bytes);
+        if (!params) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory: %lld bytes of weights", (long long)bytes);
+        shared->device->zero(shared->device, params, bytes, NULL);
+        shared->bytes += bytes;
+        arrput(shared->arrays, params);
+    }
+    if (!status) status = seqpar_comm_broadcast(ctx->world, &params, sizeof params, 0);
+    model->params.data = params;
+    return status;
+}
+
+/* Of what ranks write to a model: whether this one writes block `index`. */
+static bool demo_is_mine(const seqpar_ctx *ctx, const seqpar_llama *model, int64_t index) {
+    return model->params.bytes || index % ctx->world->size == ctx->world->rank;
+}
+
+/* Behind that: nobody reads before all have written. */
+static seqpar_status demo_model_written(seqpar_ctx *ctx, const seqpar_llama *model) {
+    return model->params.bytes ? SEQPAR_OK : seqpar_comm_barrier(ctx->world);
+}
+
+/* Once all ranks are gone. */
+static void demo_shared_close(demo_shared *shared) {
+    for (int64_t i = 0; i < arrlen(shared->arrays); i++)
+        shared->device->free(shared->device, shared->arrays[i]);
+    arrfree(shared->arrays);
+    if (shared->device) seqpar_device_close(shared->device);
+    *shared = (demo_shared){0};
+}
+#endif
