@@ -861,13 +861,14 @@ typedef struct seqpar_embedding_args {
     int64_t rows, width;
 } seqpar_embedding_args;
 
-/* Leaf i: (vocab, width) sums of dx over the tokens of each id, in token order. */
+/* Leaf i: (rows, width) sums of dx over the tokens of each id, in token order; row r is id
+   first + r, other ids have none. */
 typedef struct seqpar_embedding_grad_args {
     seqpar_fold_run fold;
     const seqpar_piece *leaves;
     seqpar_mat dx;
     const int32_t *ids;
-    int64_t vocab, width;
+    int64_t rows, width, first;
 } seqpar_embedding_grad_args;
 
 /* y = x / sqrt(mean(x^2) + eps) * gain; rstd (rows) is kept for the gradient. */
@@ -1285,7 +1286,7 @@ typedef struct seqpar_ctx {
     struct {
         void *data;
         int64_t bytes;
-    } kept[64];
+    } kept[256];
     int64_t kept_count, kept_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
@@ -1546,6 +1547,9 @@ typedef struct seqpar_vocab_io {
     void *dhidden;       /* (tokens, hidden) */
     void *nodes;         /* of dtable: (seqpar_vocab_places) of (vocab, hidden), */
     int64_t node_stride; /* so many accumulators apart */
+    /* NULL, or (tokens, vocab), storage type: then backward leaves dlogits here and makes no
+       nodes, which seqpar_vocab_nodes does */
+    void *dlogits;
 } seqpar_vocab_io;
 
 /* Entry A: the values alone. One product. */
@@ -1563,6 +1567,15 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_share *share,
                                                const seqpar_token_fold *fold,
                                                const seqpar_vocab_desc *desc);
+/* From io->hidden and ->dlogits the nodes of rows first .. first + rows of dtable alone:
+   (fold->node_count) of (rows, hidden) in io->nodes. The same bits as of the whole table, so it
+   can be made and sent in slices (seqpar_optim_slice); pays where a rank has fewer tokens than
+   node_count hidden. */
+SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_io *io,
+                                            const seqpar_share *share,
+                                            const seqpar_token_fold *fold,
+                                            const seqpar_vocab_desc *desc, int64_t first,
+                                            int64_t rows);
 
 /* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
    smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
@@ -1791,6 +1804,8 @@ typedef struct seqpar_optim_desc {
     int zero_stage;
     double beta1, beta2, eps, decay; /* taken as they are */
     double max_norm;                 /* 0: no clip */
+    /* most elements of a slice (seqpar_optim_slice); 0: 4 Mi. Changes no bit */
+    int64_t slice;
     /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
        parameters, of which owners update their blocks; from zero_stage 1 on */
     int params_shared;
@@ -1801,12 +1816,14 @@ typedef struct seqpar_step seqpar_step;
 typedef struct seqpar_optim {
     seqpar_optim_desc desc;
     const seqpar_tensor *tensors;
-    int64_t tensor_count, groups;
+    int64_t tensor_count, groups, slices;
     int64_t elements;       /* of state, where every tensor has whole blocks */
-    int64_t *group_begin;   /* (groups + 1) where a group begins in state */
-    int64_t *tensor_begin;  /* (tensor_count) where a tensor does */
     int64_t *group_tensor;  /* (groups + 1) the first tensor of a group */
-    seqpar_buffer *gradient; /* (2 groups): [group + groups * source]; this rank's part, and
+    int64_t *group_slice;   /* (groups + 1) the first slice of a group */
+    int64_t *tensor_begin;  /* (tensor_count) where a tensor begins in state */
+    int64_t *slice_begin;   /* (slices + 1) where a slice does */
+    int64_t *slice_tensor;  /* (slices) the tensor it begins in */
+    seqpar_buffer *gradient; /* (2 slices): [slice + slices * source]; this rank's part, and
                                 behind it sums that wait for later micro-batches */
     seqpar_buffer m, v;      /* moments, accumulators */
     seqpar_buffer master;    /* parameters as accumulators, where they are of another type */
@@ -1821,16 +1838,17 @@ typedef struct seqpar_optim {
 /* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
 
    Memory, in accumulators, of E elements on W ranks with A micro-batches; G is the largest
-   group. Blocks lie at their owners, so their share falls as 1/W at every stage:
+   group, S the largest slice. Blocks lie at their owners, so their share falls as 1/W at every stage:
      gradients   E/W, which grows group by group in backward
                  nodes of one group, node_count G, until it is done: 1 for W = 1; with sp 1 or 2
-                 a row where 2 sp divides its chunks; of the vocab seqpar_vocab_places
-                 what comes from others for that group, until it is done
+                 a row where 2 sp divides its chunks; of the vocab seqpar_vocab_places. Who
+                 makes them slice by slice has node_count S
+                 what comes from others for a slice: W node_count S/W, until it is done
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
                  power of two of rows, up to log2(m) more for m rows; for a tied table, of two
                  sums
      moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
-   Stage 0 hands out the gradient group by group at the end of a step (G more). Collective over
+   Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
    the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
@@ -1859,9 +1877,15 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
 SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim,
                                           const seqpar_token_fold **fold,
                                           const seqpar_share *share, int64_t index);
+/* Groups are exchanged in slices: whole tensors while they fit into desc.slice elements; a larger
+   tensor is cut between rows. Slice `index` of a group is its elements *first .. *first + *count,
+   counted among the parameters from its first tensor on. Returns 0 where there is no such slice. */
+SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *optim, int64_t group, int64_t index,
+                                  int64_t *first, int64_t *count);
 /* The nodes of one group (fold->node_count of them) as they come out of backward. In a node
    tensors lie as among the parameters: the group's first at 0, the others at their distance
-   from it; what lies between them is not read. */
+   from it; what lies between them is not read. With `count`, nodes are of the group's elements
+   first .. first + count alone, which are whole slices, and element `first` lies at 0. */
 typedef struct seqpar_step_nodes {
     const void *nodes;             /* (node_count) at node_stride, accumulators */
     int64_t node_stride, elements; /* from node to node; of `nodes` in all */
@@ -1869,6 +1893,7 @@ typedef struct seqpar_step_nodes {
     /* tells apart sums that end in the same group (a tied table: vocab 1, embedding 0); they
        are added once */
     int source;
+    int64_t first, count; /* count 0: the whole group */
 } seqpar_step_nodes;
 
 /* The nodes of a sum whose leaves the caller computes, one at a time: leaf() writes, in full,
@@ -1885,9 +1910,10 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
                                             const seqpar_token_fold *fold,
                                             const seqpar_leaves *leaves);
 /* Sends them to their owners, who fold them. Collective over the world, also for ranks
-   without rows. Every group wants source 0 of every micro-batch, in order of their numbers,
+   without rows; slice by slice in the same order on all ranks, whether a call gives one or all.
+   Every group wants source 0 of every micro-batch, in order of their numbers,
    and of source 1 all or none. SIZE: a tensor of the group ends behind `elements`, or nodes
-   overlap; STEP: a micro-batch left out, doubled or early. */
+   overlap; STEP: a micro-batch left out, doubled or early, or no whole slices. */
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim,
                                               const seqpar_step_nodes *nodes);
 /* Ends the sums and takes their norm: optim->norm, ->clip. seqpar_step_end does it where the
@@ -4573,7 +4599,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
-        if (ctx->kept_count == 64) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+        if (ctx->kept_count == 256) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
         ctx->kept[ctx->kept_count].data = buffer->data;
         ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
         ctx->kept_bytes += buffer->bytes;
@@ -7086,19 +7112,21 @@ typedef struct seqpar__vocab_call {
     const seqpar_vocab_io *io;
     const seqpar_token_fold *fold;
     const seqpar_vocab_desc *desc;
-    void *logits;
+    void *logits; /* of a run; of all tokens with io->dlogits */
+    /* of seqpar_vocab_nodes: dlogits are there; table_rows 0: they are not */
+    int64_t table_first, table_rows;
 } seqpar__vocab_call;
 
-static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
+/* Logits, their gradient in place, and dhidden. */
+static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *logits,
+                                          const seqpar__vocab_run *r) {
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
-    seqpar_weight_grad_args w;
     memset(&m, 0, sizeof m);
-    memset(&w, 0, sizeof w);
-    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, c->logits, r->first, r->rows, c->io, 1, c->desc));
+    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, logits, r->first, r->rows, c->io, 1, c->desc));
     m.y.data = seqpar__at(c->io->dhidden, r->first * c->desc->hidden, dev->storage);
     m.y.stride = c->desc->hidden;
-    m.x.data = c->logits;
+    m.x.data = logits;
     m.x.stride = c->desc->vocab;
     m.w.data = (void *)c->io->table;
     m.w.stride = c->desc->hidden;
@@ -7106,17 +7134,28 @@ static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__
     m.out = c->desc->hidden;
     m.in = c->desc->vocab;
     m.transposed = 1;
-    SEQPAR__TRY(dev->matmul(dev, &m, c->ctx->queue));
+    return dev->matmul(dev, &m, c->ctx->queue);
+}
+
+static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
+    seqpar_device *dev = c->ctx->device;
+    seqpar_weight_grad_args w;
+    int64_t kept = c->io->dlogits ? r->first * c->desc->vocab : 0;
+    void *logits = seqpar__at(c->logits, kept, dev->storage);
+    memset(&w, 0, sizeof w);
+    if (!c->table_rows) SEQPAR__TRY(seqpar__vocab_tokens(c, logits, r));
+    if (!c->table_rows && c->io->dlogits) return SEQPAR_OK;
     w.fold.program = r->ops;
     w.fold.program_count = r->count;
     w.fold.depth = c->fold->depth + 2;
     w.fold.store = c->io->nodes;
     w.fold.store_stride = c->io->node_stride;
     w.leaves = r->leaves;
-    w.dy = m.x;
+    w.dy.data = seqpar__at(logits, c->table_first, dev->storage);
+    w.dy.stride = c->desc->vocab;
     w.x.data = seqpar__at(c->io->hidden, r->first * c->desc->hidden, dev->storage);
     w.x.stride = c->desc->hidden;
-    w.out = c->desc->vocab;
+    w.out = c->table_rows ? c->table_rows : c->desc->vocab;
     w.in = c->desc->hidden;
     return dev->weight_grad(dev, &w, c->ctx->queue);
 }
@@ -7248,7 +7287,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     if (!status && !share && !fold) {
         seqpar__vocab_plain_init(&plain, io->tokens);
         share = &plain.share, fold = &plain.fold;
-        if (io->tokens == 0) /* no leaf is computed */
+        if (io->tokens == 0 && !io->dlogits) /* no leaf is computed */
             ctx->device->zero(ctx->device, io->nodes,
                               desc->vocab * desc->hidden *
                                   seqpar_dtype_bytes(ctx->device->accumulator),
@@ -7256,20 +7295,56 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     }
     if (!status) status = seqpar__check_vocab_fold(ctx->error, share, fold);
     if (status) return status;
+    memset(&c, 0, sizeof c);
+    memset(&logits, 0, sizeof logits);
     c.ctx = ctx;
     c.io = io;
     c.fold = fold;
     c.desc = desc;
-    status = seqpar_buffer_new(ctx, &logits,
-                               SEQPAR__MIN(seqpar__vocab_rows_max(desc), share->tokens) *
-                                   desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
-                               SEQPAR_MEM_SCRATCH);
-    c.logits = logits.data;
+    if (!io->dlogits)
+        status = seqpar_buffer_new(ctx, &logits,
+                                   SEQPAR__MIN(seqpar__vocab_rows_max(desc), share->tokens) *
+                                       desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
+                                   SEQPAR_MEM_SCRATCH);
+    c.logits = io->dlogits ? io->dlogits : logits.data;
     if (!seqpar__vocab_run_new(&r, share, fold) && !status)
         status = seqpar__no_memory(ctx->error, "the vocabulary projection");
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_io *io,
+                                            const seqpar_share *share,
+                                            const seqpar_token_fold *fold,
+                                            const seqpar_vocab_desc *desc, int64_t first,
+                                            int64_t rows) {
+    seqpar_vocab_desc at_once = *desc;
+    seqpar__vocab_call c;
+    seqpar__vocab_run r;
+    seqpar_status status;
+    SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
+    if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && share->tokens))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                           "nodes of rows %lld .. + %lld are wanted, of a vocab of %lld%s; give "
+                           "rows within it, and io->dlogits to seqpar_vocab_backward before",
+                           (long long)first, (long long)rows, (long long)desc->vocab,
+                           io->dlogits ? "" : ", and dlogits are NULL");
+    at_once.rows_max = SEQPAR__MAX(share->tokens, 1);
+    memset(&c, 0, sizeof c);
+    c.ctx = ctx;
+    c.io = io;
+    c.fold = fold;
+    c.desc = &at_once;
+    c.logits = io->dlogits;
+    c.table_first = first;
+    c.table_rows = rows;
+    status = seqpar__vocab_run_new(&r, share, fold)
+                 ? seqpar__vocab_runs(&c, &r, share)
+                 : seqpar__no_memory(ctx->error, "the vocabulary projection");
+    seqpar__vocab_run_free(&r);
     return status;
 }
 
@@ -7753,20 +7828,21 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
    ranks. This chapter takes all of it as one fold (>>fold), whose leaves are the chunks of all
    rows of the step. So the ranks and the accumulation change no bit.
 
-   Owners. Tensors are exchanged in groups (a layer). A group is cut into blocks of 1,024
-   elements, which are dealt over all W ranks. The owner of a block sums its gradient and
-   updates it. Nobody else holds that part of the gradient at any ZeRO stage; from stage 1 on,
+   Owners. Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice
+   is cut into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block
+   sums its gradient and updates it. Nobody else holds that part of the gradient at any ZeRO stage; from stage 1 on,
    of its moments and masters neither.
 
    The way of a gradient:
 
        backward of a group      every rank has the nodes of its own leaves
-       seqpar_step_gradient     sends each owner its blocks of them; owners fold what comes
+       seqpar_step_gradient     slice by slice sends each owner its blocks of them; owners fold
+                                what comes
        seqpar_step_norm         sums of squares, block by block, folded over block numbers
        seqpar_step_end          owners clip, update, and hand their blocks to all
 
-   Memory. A rank holds 1/W of the gradient, which grows group by group; the nodes of one group
-   (one for W = 1, else one or two a row); and with A micro-batches up to log2(A) times its
+   Memory. A rank holds 1/W of the gradient, which grows slice by slice; the nodes of one group
+   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to log2(A) times its
    part, for sums that wait for the next micro-batch. 124 million parameters and one row on one
    rank: 619 MiB, 1.3 times the weights.
 
@@ -7789,26 +7865,26 @@ struct seqpar_step {
     int64_t *leaves, leaf_count;
     seqpar__micro *micro; /* (accumulation) */
     int64_t slots, depth; /* of the owner's fold */
-    /* (2 groups): like optim->gradient; 1: its sum is complete */
+    /* (2 slices): like optim->gradient; 1: its sum is complete */
     unsigned char *done;
-    int64_t *given; /* (2 groups): micro-batches whose gradients were given */
+    int64_t *given; /* (2 slices): micro-batches whose gradients were given */
 };
 
-/* Blocks of a group are dealt in runs; group g starts with rank g, so that small groups do
+/* Blocks of a slice are dealt in runs; slice s starts with rank s, so that small ones do
    not pile up on rank 0. */
-static void seqpar__owned(const seqpar_optim *o, int64_t group, int64_t world, int64_t rank,
+static void seqpar__owned(const seqpar_optim *o, int64_t slice, int64_t world, int64_t rank,
                           int64_t *begin, int64_t *count) {
-    int64_t blocks = (o->group_begin[group + 1] - o->group_begin[group]) / SEQPAR_PARAM_BLOCK;
-    int64_t turn = ((rank - group) % world + world) % world;
+    int64_t blocks = (o->slice_begin[slice + 1] - o->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
+    int64_t turn = ((rank - slice) % world + world) % world;
     *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
     *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
 /* place in compact state */
-static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t group) {
+static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t slice) {
     int64_t begin, count, at = 0;
-    for (int64_t g = 0; g < group; g++) {
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+    for (int64_t s = 0; s < slice; s++) {
+        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
         at += count;
     }
     return at;
@@ -7864,12 +7940,11 @@ typedef struct seqpar__part {
     int64_t tensor, at, offset, count;
 } seqpar__part;
 
-/* Goes through the parts of tensors in the elements [begin, end) of a group's state:
+/* Goes through the parts of tensors in the elements [begin, end) of a slice's state:
    seqpar__part_begin, then while (next). */
-static seqpar__part seqpar__part_begin(const seqpar_optim *o, int64_t group,
-                                             int64_t begin) {
+static seqpar__part seqpar__part_begin(const seqpar_optim *o, int64_t slice, int64_t begin) {
     seqpar__part s;
-    s.tensor = o->group_tensor[group];
+    s.tensor = o->slice_tensor[slice];
     s.at = begin;
     s.offset = s.count = 0;
     return s;
@@ -7894,6 +7969,10 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     if (d->zero_stage < 0 || d->zero_stage > 2)
         return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2",
                            d->zero_stage);
+    if (d->slice < 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "slices of %lld elements are wanted; give at least 1, or 0 for 4 Mi",
+                           (long long)d->slice);
     if (d->params_shared && d->zero_stage == 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "params_shared wants owners that update for all, but zero_stage is 0; "
@@ -7923,6 +8002,7 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                              {"eps", seqpar__given_real(d->eps), 1},
                              {"weight decays", seqpar__given_real(d->decay), 1},
                              {"max_norm", seqpar__given_real(d->max_norm), 1},
+                             {"slice", d->slice, 0},
                              {"params_shared", d->params_shared, 0}};
     uint64_t digest = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -7932,6 +8012,77 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
     given[1].value = (int64_t)digest;
     return seqpar__ranks_agree(ctx->world, "an optimizer", given,
                                (int64_t)(sizeof given / sizeof *given));
+}
+
+/* Elements of a tensor that a slice can hold: rows that are whole blocks, and by 64, so that
+   what is computed of them alone begins aligned; at least as few as that can be. */
+static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
+    int64_t rows = 64;
+    while (rows * t->cols % SEQPAR_PARAM_BLOCK) rows *= 2;
+    return SEQPAR__MAX(1, most / (rows * t->cols)) * rows * t->cols;
+}
+
+/* The next slice begins at this element of state, in this tensor. Before there is room for them
+   they are counted only. */
+static int64_t seqpar__slice_begins(seqpar_optim *o, int64_t element, int64_t tensor) {
+    if (o->slice_begin) {
+        o->slice_begin[o->slices] = element;
+        o->slice_tensor[o->slices] = tensor;
+    }
+    o->slices++;
+    return element;
+}
+
+static void seqpar__slices(seqpar_optim *o) {
+    int64_t most = o->desc.slice ? o->desc.slice : INT64_C(4) << 20, begin = 0;
+    o->slices = 0;
+    for (int64_t i = 0; i < o->tensor_count; i++) {
+        const seqpar_tensor *t = &o->tensors[i];
+        int64_t at = o->tensor_begin[i], end = at + seqpar__block_elements(t);
+        int64_t piece = seqpar__slice_piece(t, most);
+        int first = i == 0 || t->group != o->tensors[i - 1].group;
+        if (first) o->group_slice[t->group] = o->slices;
+        if (first || end - begin > most) begin = seqpar__slice_begins(o, at, i);
+        while (end - begin > SEQPAR__MAX(most, piece))
+            begin = seqpar__slice_begins(o, begin + piece, i);
+    }
+    o->group_slice[o->groups] = o->slices;
+}
+
+static seqpar_status seqpar__slices_new(seqpar_ctx *ctx, seqpar_optim *o) {
+    int64_t *room;
+    seqpar__slices(o);
+    room = SEQPAR__NEW(int64_t, 2 * o->slices + 1);
+    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->slices);
+    o->slice_begin = room;
+    if (!room || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
+    o->slice_tensor = room + o->slices + 1;
+    seqpar__slices(o);
+    room[o->slices] = o->elements;
+    return SEQPAR_OK;
+}
+
+/* Where a slice begins among the parameters, and group's end for the one behind its last. */
+static int64_t seqpar__slice_offset(const seqpar_optim *o, int64_t group, int64_t slice) {
+    int64_t i = slice < o->group_slice[group + 1] ? o->slice_tensor[slice]
+                                                  : o->group_tensor[group + 1] - 1;
+    const seqpar_tensor *t = &o->tensors[i];
+    return t->offset + (slice < o->group_slice[group + 1]
+                            ? o->slice_begin[slice] - o->tensor_begin[i]
+                            : seqpar__tensor_elements(t));
+}
+
+SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
+                                  int64_t *first, int64_t *count) {
+    int64_t slice, begin;
+    *first = *count = 0;
+    if (group < 0 || group >= o->groups || index < 0) return 0;
+    slice = o->group_slice[group] + index;
+    if (slice >= o->group_slice[group + 1]) return 0;
+    begin = seqpar__slice_offset(o, group, slice);
+    *first = begin - o->tensors[o->group_tensor[group]].offset;
+    *count = seqpar__slice_offset(o, group, slice + 1) - begin;
+    return 1;
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
@@ -7946,18 +8097,17 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     o->tensors = tensors;
     o->tensor_count = tensor_count;
     o->groups = tensors[tensor_count - 1].group + 1;
-    o->group_begin = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
-    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->groups);
-    if (!o->group_begin || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
-    o->group_tensor = o->group_begin + o->groups + 1;
-    o->tensor_begin = o->group_tensor + o->groups + 1;
+    o->group_tensor = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
+    if (!o->group_tensor) return seqpar__no_memory(ctx->error, "the optimizer");
+    o->group_slice = o->group_tensor + o->groups + 1;
+    o->tensor_begin = o->group_slice + o->groups + 1;
     for (int64_t i = 0; i < tensor_count; i++) {
         o->tensor_begin[i] = o->elements;
         o->elements += seqpar__block_elements(&tensors[i]);
-        o->group_begin[tensors[i].group + 1] = o->elements;
         o->group_tensor[tensors[i].group + 1] = i + 1;
     }
-    o->own_elements = seqpar__own_begin(o, ctx, o->groups);
+    SEQPAR__TRY(seqpar__slices_new(ctx, o));
+    o->own_elements = seqpar__own_begin(o, ctx, o->slices);
     state = desc->zero_stage == 0 ? o->elements : o->own_elements;
     if (ctx->device->storage != ctx->device->accumulator)
         SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
@@ -7989,7 +8139,7 @@ static void seqpar__step_free(seqpar_optim *o) {
 }
 
 static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
-    for (int64_t i = 0; o->gradient && i < 2 * o->groups; i++)
+    for (int64_t i = 0; o->gradient && i < 2 * o->slices; i++)
         seqpar_buffer_free(ctx, &o->gradient[i]);
     o->complete = o->pending = 0;
 }
@@ -8001,7 +8151,8 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     seqpar_buffer_free(ctx, &o->m);
     seqpar_buffer_free(ctx, &o->v);
     seqpar_buffer_free(ctx, &o->master);
-    SEQPAR_FREE(o->group_begin);
+    SEQPAR_FREE(o->group_tensor);
+    SEQPAR_FREE(o->slice_begin);
     memset(o, 0, sizeof *o);
 }
 
@@ -8187,8 +8338,8 @@ static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const se
     if (!s) return seqpar__no_memory(ctx->error, "a step");
     *s = *of;
     s->micro = SEQPAR__NEW(seqpar__micro, s->accumulation);
-    s->done = SEQPAR__NEW(unsigned char, 2 * o->groups);
-    s->given = SEQPAR__NEW(int64_t, 2 * o->groups);
+    s->done = SEQPAR__NEW(unsigned char, 2 * o->slices);
+    s->given = SEQPAR__NEW(int64_t, 2 * o->slices);
     if (!s->micro || !s->done || !s->given) return seqpar__no_memory(ctx->error, "a step");
     SEQPAR__TRY(s->rows ? seqpar__step_leaves(ctx, s) : seqpar__plain_leaves(ctx, s));
     SEQPAR__TRY(seqpar__micros_prepare(ctx, s));
@@ -8293,16 +8444,21 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Sends every owner its blocks of every node. What comes lies in order of ranks, node after
+/* Among the parameters, the place of what lies at 0 in a node. */
+static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nodes *nodes) {
+    return o->tensors[o->group_tensor[nodes->group]].offset + nodes->first;
+}
+
+/* Sends every owner its blocks, in a slice, of every node. What comes lies in order of ranks, node after
    node, each laid out as state. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
-                                        void *inbox) {
+                                        int64_t slice, void *inbox) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t world = ctx->world->size, group = from->group, base = o->group_begin[group], w;
+    int64_t world = ctx->world->size, base = o->slice_begin[slice], w;
     int64_t at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
-    int64_t tensors = o->group_tensor[group + 1] - o->group_tensor[group];
-    int64_t first = o->tensors[o->group_tensor[group]].offset;
+    int64_t tensors = o->group_tensor[from->group + 1] - o->slice_tensor[slice];
+    int64_t first = seqpar__nodes_offset(o, from);
     seqpar_transfer *list, *arriving;
     seqpar_group g;
     seqpar_request request;
@@ -8313,11 +8469,11 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                        (world + tensors) * m->own.node_count + tensors * total);
     if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
     arriving = list + (world + tensors) * m->own.node_count;
-    seqpar__owned(o, group, world, ctx->world->rank, &own, &mine);
+    seqpar__owned(o, slice, world, ctx->world->rank, &own, &mine);
     for (w = 0; w < world; at += m->nodes[w++]) {
-        seqpar__owned(o, group, world, w, &begin, &count);
+        seqpar__owned(o, slice, world, w, &begin, &count);
         for (int64_t n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__part_begin(o, group, base + begin);
+            for (s = seqpar__part_begin(o, slice, base + begin);
                  seqpar__part_next(o, &s, base + begin + count);) {
                 const char *data = (const char *)from->nodes +
                                    (n * from->node_stride + s.offset - first) * size;
@@ -8330,12 +8486,12 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__part_begin(o, group, base + own);
+            for (s = seqpar__part_begin(o, slice, base + own);
                  seqpar__part_next(o, &s, base + own + mine);)
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    g = seqpar__group("gradients to owners", group, list, sends, arriving, recvs);
+    g = seqpar__group("gradients to owners", slice, list, sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
     SEQPAR_FREE(list);
@@ -8345,15 +8501,22 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
 /* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
    early would give another sum. */
 static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o,
-                                            int64_t index, int64_t group, int source) {
-    int64_t given;
+                                            const seqpar_step_nodes *n) {
+    int64_t index = n->micro_batch, group = n->group;
+    int source = n->source;
     SEQPAR__TRY(seqpar__check_micro(error, o, index));
     if (group < 0 || group >= o->groups || source < 0 || source > 1)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the gradient of group %lld, source %d was given; there are groups "
                            "0 to %lld and sources 0 and 1",
                            (long long)group, source, (long long)o->groups - 1);
-    given = o->step->given[group + source * o->groups];
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim *o,
+                                         const seqpar_step_nodes *n, int64_t slice) {
+    int64_t given = o->step->given[slice + n->source * o->slices];
+    int64_t index = n->micro_batch, group = n->group;
     if (index != given)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the gradient of group %lld was given for micro-batch %lld after "
@@ -8363,18 +8526,22 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
 }
 
 static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
-    int64_t wanted;
+    int64_t wanted, slice, group = 0;
     if (!o->step)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "no step was begun; call seqpar_step_begin first");
     wanted = o->step->accumulation;
-    for (int64_t i = 0; i < 2 * o->groups; i++)
-        if (o->step->given[i] != wanted && (i < o->groups || o->step->given[i]))
+    for (int64_t i = 0; i < 2 * o->slices; i++) {
+        slice = i % o->slices;
+        if (slice == 0) group = 0;
+        while (slice >= o->group_slice[group + 1]) group++;
+        if (o->step->given[i] != wanted && (i < o->slices || o->step->given[i]))
             return seqpar_fail(
                 error, SEQPAR_ERR_STEP,
                 "the step ends, but group %lld was given the gradients of %lld of %lld "
                 "micro-batches; run all of them, also those without rows",
-                (long long)(i % o->groups), (long long)o->step->given[i], (long long)wanted);
+                (long long)group, (long long)o->step->given[i], (long long)wanted);
+    }
     return SEQPAR_OK;
 }
 
@@ -8416,7 +8583,7 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* Room for this rank's part of a group's gradient (elements), and behind it for sums that
+/* Room for this rank's part of a slice's gradient (elements), and behind it for sums that
    wait for later micro-batches. */
 static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
                                           int64_t elements, int64_t slots) {
@@ -8428,14 +8595,36 @@ static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradie
     return SEQPAR_OK;
 }
 
+/* The slices [*first, *past) that these nodes are of. */
+static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_optim *o,
+                                          const seqpar_step_nodes *n, int64_t *first,
+                                          int64_t *past) {
+    int64_t begin = seqpar__nodes_offset(o, n), group_past = o->group_slice[n->group + 1];
+    *first = o->group_slice[n->group];
+    while (*first < group_past && seqpar__slice_offset(o, n->group, *first) < begin) ++*first;
+    *past = n->count ? *first : group_past;
+    while (*past < group_past && seqpar__slice_offset(o, n->group, *past) < begin + n->count)
+        ++*past;
+    if (*first < *past && seqpar__slice_offset(o, n->group, *first) == begin &&
+        (!n->count || seqpar__slice_offset(o, n->group, *past) == begin + n->count))
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "elements %lld .. + %lld of group %lld were given, which are no whole "
+                       "slices; take them from seqpar_optim_slice",
+                       (long long)n->first, (long long)n->count, (long long)n->group);
+}
+
+/* Finds the slices [*first, *past), too. */
 static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
-                                         const seqpar_step_nodes *n) {
-    int64_t first, end, count;
+                                         const seqpar_step_nodes *n, int64_t *first,
+                                         int64_t *past) {
+    int64_t end, count;
     const seqpar_tensor *last;
-    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n->micro_batch, n->group, n->source));
-    first = o->tensors[o->group_tensor[n->group]].offset;
-    last = &o->tensors[o->group_tensor[n->group + 1] - 1];
-    end = last->offset + seqpar__tensor_elements(last) - first;
+    SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n));
+    SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, n, first, past));
+    last = &o->tensors[*past < o->group_slice[n->group + 1] ? o->slice_tensor[*past - 1]
+                                                            : o->group_tensor[n->group + 1] - 1];
+    end = seqpar__slice_offset(o, n->group, *past) - seqpar__nodes_offset(o, n);
     count = o->step->micro[n->micro_batch].own.node_count;
     if (count > 0 && (n->elements < end ||
                       (count > 1 && (n->node_stride < end ||
@@ -8449,12 +8638,13 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* Folds this rank's part of a group. The leaves are the caller's nodes on one rank, else what
+/* Folds this rank's part of a slice. The leaves are the caller's nodes on one rank, else what
    all ranks send, which lies in an inbox laid out as state. */
-static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
+static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__owner_fold *f,
-                                        const seqpar_step_nodes *nodes, int64_t begin) {
-    int64_t total = 0, first = o->tensors[o->group_tensor[nodes->group]].offset;
+                                        const seqpar_step_nodes *nodes, int64_t slice,
+                                        int64_t begin) {
+    int64_t total = 0, first = seqpar__nodes_offset(o, nodes);
     int acc = ctx->device->accumulator, one = ctx->world->size == 1;
     int64_t stride = one ? nodes->node_stride : f->owned;
     seqpar__part s;
@@ -8465,8 +8655,8 @@ static seqpar_status seqpar__fold_group(seqpar_ctx *ctx, const seqpar_optim *o,
     if (!one)
         status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc),
                                    SEQPAR_MEM_EXCHANGE);
-    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, inbox.data);
-    for (s = seqpar__part_begin(o, nodes->group, begin);
+    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, slice, inbox.data);
+    for (s = seqpar__part_begin(o, slice, begin);
          !status && total > 0 && seqpar__part_next(o, &s, begin + f->owned);) {
         const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
                                : seqpar__at(inbox.data, s.at - begin, acc);
@@ -8526,21 +8716,20 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
     return seqpar_fail(ctx->error, status, "a leaf of a token sum could not be computed");
 }
 
-SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
-                                              const seqpar_step_nodes *nodes) {
+static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
+                                            const seqpar_step_nodes *nodes, int64_t slice) {
     seqpar_step *s = o->step;
     seqpar__owner_fold f;
     seqpar_buffer *kept;
-    int64_t mine = nodes->group + (nodes->source ? o->groups : 0);
-    int64_t other = nodes->group + (nodes->source ? 0 : o->groups);
+    int64_t mine = slice + (nodes->source ? o->slices : 0);
+    int64_t other = slice + (nodes->source ? 0 : o->slices);
     int64_t begin;
     int done, add;
-    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes));
     kept = &o->gradient[mine];
     s->given[mine]++;
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
-    seqpar__owned(o, nodes->group, ctx->world->size, ctx->world->rank, &begin, &f.owned);
+    seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &begin, &f.owned);
     done = f.micro->program_count > 0 &&
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     /* the second sum of a group (the embedding's and the vocab's share of a tied table) joins
@@ -8551,24 +8740,36 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
         SEQPAR__TRY(seqpar__gradient_new(ctx, kept, f.owned, s->slots));
     f.kept = kept->data;
     f.sum = o->gradient[other].data;
-    SEQPAR__TRY(seqpar__fold_group(ctx, o, &f, nodes, o->group_begin[nodes->group] + begin));
+    SEQPAR__TRY(
+        seqpar__fold_slice(ctx, o, &f, nodes, slice, o->slice_begin[slice] + begin));
     if (add && f.kept) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned));
     if (add) seqpar_buffer_free(ctx, kept);
     s->done[mine] |= (unsigned char)done;
     return SEQPAR_OK;
 }
 
-/* Leaves one gradient a group, whichever of its two sources it lies in. Where no row has a
+SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
+                                              const seqpar_step_nodes *nodes) {
+    int64_t first, past;
+    SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes, &first, &past));
+    for (int64_t s = first; s < past; s++)
+        SEQPAR__TRY(seqpar__check_given(ctx->error, o, nodes, s));
+    for (int64_t s = first; s < past; s++)
+        SEQPAR__TRY(seqpar__slice_gradient(ctx, o, nodes, s));
+    return SEQPAR_OK;
+}
+
+/* Leaves one gradient a slice, whichever of its two sources it lies in. Where no row has a
    token it is zero. */
 static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t begin, count;
-    for (int64_t g = 0; g < o->groups; g++) {
-        seqpar_buffer *one = &o->gradient[g], *two = &o->gradient[g + o->groups];
+    for (int64_t s = 0; s < o->slices; s++) {
+        seqpar_buffer *one = &o->gradient[s], *two = &o->gradient[s + o->slices];
         if (!one->data) {
             *one = *two;
             memset(two, 0, sizeof *two);
         }
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
         if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
     }
     return SEQPAR_OK;
@@ -8592,10 +8793,10 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                  seqpar_transfer *list, int64_t n) {
     int64_t begin, end, count;
     seqpar__part s;
-    for (int64_t g = 0; g < o->groups; g++) {
-        seqpar__owned(o, g, ctx->world->size, owner, &begin, &count);
-        end = SEQPAR__MIN(h->end, o->group_begin[g] + begin + count);
-        begin = SEQPAR__MAX(h->begin, o->group_begin[g] + begin);
+    for (int64_t i = 0; i < o->slices; i++) {
+        seqpar__owned(o, i, ctx->world->size, owner, &begin, &count);
+        end = SEQPAR__MIN(h->end, o->slice_begin[i] + begin + count);
+        begin = SEQPAR__MAX(h->begin, o->slice_begin[i] + begin);
         if (begin >= end) continue;
         if (!h->params)
             list[n++] = seqpar__transfer(peer,
@@ -8603,7 +8804,7 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                                SEQPAR_PARAM_BLOCK,
                                          (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
         else
-            for (s = seqpar__part_begin(o, g, begin); seqpar__part_next(o, &s, end);)
+            for (s = seqpar__part_begin(o, i, begin); seqpar__part_next(o, &s, end);)
                 list[n++] = seqpar__transfer(
                     peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_PARAM_BLOCK,
                     s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
@@ -8614,7 +8815,7 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
 static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
                                          const seqpar__handed *h) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
-    int64_t most = o->tensor_count + o->groups, n = 0, r = 0;
+    int64_t most = o->tensor_count + o->slices, n = 0, r = 0;
     seqpar_transfer *list, *arriving;
     seqpar_group group;
     seqpar_status status;
@@ -8642,11 +8843,11 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
     seqpar_status status = sums && leaves ? SEQPAR_OK
                                           : seqpar__no_memory(ctx->error, "the gradient norm");
-    for (int64_t g = 0; !status && g < o->groups; g++) {
+    for (int64_t s = 0; !status && s < o->slices; s++) {
         seqpar_sumsq_args a;
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        a.out = sums + (o->group_begin[g] + begin) / SEQPAR_PARAM_BLOCK;
-        a.x = o->gradient[g].data;
+        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        a.out = sums + (o->slice_begin[s] + begin) / SEQPAR_PARAM_BLOCK;
+        a.x = o->gradient[s].data;
         a.blocks = count / SEQPAR_PARAM_BLOCK;
         a.block_size = SEQPAR_PARAM_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
@@ -8668,10 +8869,10 @@ static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int d
     return state->data ? seqpar__at(state->data, element, dtype) : NULL;
 }
 
-/* Elements begin .. begin + count of a group. */
+/* Elements begin .. begin + count of a slice. */
 typedef struct seqpar__update_part {
     void *params;
-    int64_t group, begin, count;
+    int64_t slice, begin, count;
     void *gradient; /* of these elements alone */
     int64_t state;  /* where theirs begins in moments and masters */
     double lr;
@@ -8683,7 +8884,7 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
                                           const seqpar__update_part *part) {
     seqpar_device *dev = ctx->device;
     seqpar__part s;
-    for (s = seqpar__part_begin(o, part->group, part->begin);
+    for (s = seqpar__part_begin(o, part->slice, part->begin);
          seqpar__part_next(o, &s, part->begin + part->count);) {
         int64_t at = part->state + s.at - part->begin;
         void *params = seqpar__at(part->params, s.offset, dev->storage);
@@ -8707,19 +8908,19 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Stage 0: every rank updates everything. The whole gradient of a group is there only while it
+/* Stage 0: every rank updates everything. The whole gradient of a slice is there only while it
    is used. */
 static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params,
-                                               int64_t group, double lr) {
+                                               int64_t slice, double lr) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t first = o->group_begin[group], all = o->group_begin[group + 1] - first, begin;
+    int64_t first = o->slice_begin[slice], all = o->slice_begin[slice + 1] - first, begin;
     int64_t count;
-    seqpar__update_part part = {params, group, first, all, o->gradient[group].data, first, lr};
+    seqpar__update_part part = {params, slice, first, all, o->gradient[slice].data, first, lr};
     seqpar_buffer whole;
     seqpar_status status;
     if (ctx->world->size == 1) return seqpar__update_range(ctx, o, &part);
     status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
-    seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &begin, &count);
+    seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
         seqpar__handed handed = {whole.data,
                                  first,
@@ -8729,7 +8930,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
                                  ctx->queue,
                                  "gradients from owners"};
         ctx->device->copy(ctx->device, (char *)whole.data + begin * size,
-                          o->gradient[group].data, count * size, ctx->queue);
+                          o->gradient[slice].data, count * size, ctx->queue);
         status = seqpar__share_owned(ctx, o, &handed);
     }
     part.gradient = whole.data;
@@ -8748,17 +8949,17 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
                              1,
                              ctx->queue,
                              "parameters from owners"};
-    for (int64_t g = 0; g < o->groups; g++) {
+    for (int64_t s = 0; s < o->slices; s++) {
         if (o->desc.zero_stage == 0) {
-            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, g, lr));
+            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, s, lr));
             continue;
         }
-        seqpar__owned(o, g, ctx->world->size, ctx->world->rank, &begin, &count);
-        part.group = g;
-        part.begin = o->group_begin[g] + begin;
+        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        part.slice = s;
+        part.begin = o->slice_begin[s] + begin;
         part.count = count;
-        part.gradient = o->gradient[g].data;
-        part.state = seqpar__own_begin(o, ctx, g);
+        part.gradient = o->gradient[s].data;
+        part.state = seqpar__own_begin(o, ctx, s);
         SEQPAR__TRY(seqpar__update_range(ctx, o, &part));
     }
     if (o->desc.zero_stage == 0) return SEQPAR_OK;
@@ -8820,30 +9021,49 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
-/* Where this rank has a state; the gradient: of one group. */
-static void *seqpar__kept_data(const seqpar_optim *o, int state, int64_t group) {
-    if (state == SEQPAR_STATE_GRADIENT) return o->gradient[group].data;
+/* Where this rank has a state; the gradient: of one slice. */
+static void *seqpar__kept_data(const seqpar_optim *o, int state, int64_t slice) {
+    if (state == SEQPAR_STATE_GRADIENT) return o->gradient[slice].data;
     if (state == SEQPAR_STATE_M) return o->m.data;
     return state == SEQPAR_STATE_V ? o->v.data : o->master.data;
 }
 
-/* Where elements of a group's state lie; cuts [*begin, *end) to those that this rank has. */
+/* Where elements of a slice's state lie; cuts [*begin, *end) to those that this rank has. */
 static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state,
-                             int64_t group, int64_t *begin, int64_t *end) {
+                             int64_t slice, int64_t *begin, int64_t *end) {
     int64_t own, count, at;
     if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) {
-        own = o->group_begin[group];
-        count = o->group_begin[group + 1] - own;
+        own = o->slice_begin[slice];
+        count = o->slice_begin[slice + 1] - own;
         at = own;
     } else {
-        seqpar__owned(o, group, ctx->world->size, ctx->world->rank, &own, &count);
-        own += o->group_begin[group];
-        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, group);
+        seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &own, &count);
+        own += o->slice_begin[slice];
+        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, slice);
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(seqpar__kept_data(o, state, group), at + *begin - own,
+    return seqpar__at(seqpar__kept_data(o, state, slice), at + *begin - own,
                       ctx->device->accumulator);
+}
+
+/* Between values (part->count) and what this rank has of a part: reads, or writes. */
+static void seqpar__kept_move(const seqpar_ctx *ctx, const seqpar_optim *o, double *into,
+                              const double *from, const seqpar_optim_part *part) {
+    int64_t first = o->tensor_begin[part->tensor] + part->first, begin, end;
+    int64_t group = o->tensors[part->tensor].group;
+    for (int64_t s = o->group_slice[group]; s < o->group_slice[group + 1]; s++) {
+        void *data;
+        begin = first;
+        end = first + part->count;
+        data = seqpar__kept_at(ctx, o, part->state, s, &begin, &end);
+        if (begin < end && into)
+            seqpar_device_read(ctx->device, into + (begin - first), data, 0, end - begin,
+                               ctx->device->accumulator);
+        else if (begin < end)
+            seqpar_device_write(ctx->device, data, 0, from + (begin - first), end - begin,
+                                ctx->device->accumulator);
+    }
 }
 
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -8877,15 +9097,10 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
 
 SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o,
                                            double *values, const seqpar_optim_part *part) {
-    int64_t first, begin, end;
-    void *data;
+    int64_t first;
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = begin = o->tensor_begin[part->tensor] + part->first;
-    end = begin + part->count;
-    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end)
-        seqpar_device_read(ctx->device, values + (begin - first), data, 0, end - begin,
-                           ctx->device->accumulator);
+    first = o->tensor_begin[part->tensor] + part->first;
+    seqpar__kept_move(ctx, o, values, NULL, part);
     if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
     {
         seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
@@ -8897,15 +9112,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const double *values,
                                             const seqpar_optim_part *part) {
-    int64_t first, begin, end;
-    void *data;
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = begin = o->tensor_begin[part->tensor] + part->first;
-    end = begin + part->count;
-    data = seqpar__kept_at(ctx, o, part->state, o->tensors[part->tensor].group, &begin, &end);
-    if (begin < end)
-        seqpar_device_write(ctx->device, data, 0, values + (begin - first), end - begin,
-                            ctx->device->accumulator);
+    seqpar__kept_move(ctx, o, NULL, values, part);
     return SEQPAR_OK;
 }
 
@@ -9986,7 +10194,7 @@ static seqpar_status seqpar__host_embedding(seqpar_device *device,
 static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
-    int64_t first = c->begin / a->width, rows = c->width / a->width;
+    int64_t first = a->first + c->begin / a->width, rows = c->width / a->width;
     if (!extend)
         memset(value, 0, (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
     for (int64_t t = a->leaves[index].local;
@@ -10009,7 +10217,7 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
 }
 
 SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad,
-           seqpar__columns_run(device, &a->fold, a, a->vocab * a->width, 32 * a->width,
+           seqpar__columns_run(device, &a->fold, a, a->rows * a->width, 32 * a->width,
                                seqpar__host_embedding_leaf))
 
 SEQPAR__ANY(rmsnorm) {

@@ -857,21 +857,22 @@ template <class T> __global__ void embedding_grad_kernel(embedding_grad_view a, 
     }
 }
 
-/* Counting sort of the tokens of all leaves by id. */
+/* Counting sort, by id, of the tokens of all leaves whose id has a row here. */
 static seqpar_status pack_tokens_by_id(cuda_device *self, const seqpar_embedding_grad_args *a,
                                        int64_t leaves, int64_t *first_at, int64_t *tokens_at) {
     int64_t tokens = 0;
     for (int64_t l = 0; l < leaves; l++) tokens += a->leaves[l].count;
-    int32_t *first = (int32_t *)calloc((size_t)a->vocab + 2, sizeof *first);
+    int32_t *first = (int32_t *)calloc((size_t)a->rows + 2, sizeof *first);
+    auto has_row = [a](int64_t t) { return a->ids[t] >= a->first && a->ids[t] - a->first < a->rows; };
     token_of_leaf *sorted = (token_of_leaf *)malloc(((size_t)tokens + 1) * sizeof *sorted);
     for (int64_t l = 0; first && sorted && l < leaves; l++)
         for (int64_t t = a->leaves[l].local; t < a->leaves[l].local + a->leaves[l].count; t++)
-            first[a->ids[t] + 2]++;
-    for (int64_t v = 0; first && v < a->vocab; v++) first[v + 2] += first[v + 1];
+            if (has_row(t)) first[a->ids[t] - a->first + 2]++;
+    for (int64_t r = 0; first && r < a->rows; r++) first[r + 2] += first[r + 1];
     for (int64_t l = 0; first && sorted && l < leaves; l++)
         for (int64_t t = a->leaves[l].local; t < a->leaves[l].local + a->leaves[l].count; t++)
-            sorted[first[a->ids[t] + 1]++] = {(int32_t)l, (int32_t)t};
-    *first_at = first && sorted ? pack(self, first, (a->vocab + 1) * 4) : -1;
+            if (has_row(t)) sorted[first[a->ids[t] - a->first + 1]++] = {(int32_t)l, (int32_t)t};
+    *first_at = first && sorted ? pack(self, first, (a->rows + 1) * 4) : -1;
     *tokens_at = first && sorted ? pack(self, sorted, tokens * (int64_t)sizeof *sorted) : -1;
     free(first);
     free(sorted);
@@ -882,7 +883,7 @@ template <class T>
 static seqpar_status op_embedding_grad(seqpar_device *device,
                                        const seqpar_embedding_grad_args *a, void *queue) {
     cuda_device *self = of(device);
-    int64_t first, tokens, count = a->vocab * a->width;
+    int64_t first, tokens, count = a->rows * a->width;
     enter(self, queue);
     int64_t program = pack(self, a->fold.program,
                            a->fold.program_count * (int64_t)sizeof *a->fold.program);
@@ -905,7 +906,7 @@ static seqpar_status op_embedding_grad(seqpar_device *device,
                              stack,
                              count};
     return finish(self,
-                  SEQPAR_CUDA_LAUNCH(self, embedding_grad_kernel<T>, dim3((unsigned)a->vocab),
+                  SEQPAR_CUDA_LAUNCH(self, embedding_grad_kernel<T>, dim3((unsigned)a->rows),
                                      dim3(BLOCK), 0, v, (const T *)a->dx.data),
                   queue);
 }

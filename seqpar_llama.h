@@ -477,7 +477,7 @@ static void seqpar__llama_tensors(seqpar_llama *m) {
         seqpar__llama_tensor(m, 1, c->hidden, c->layers + 1, c->score, ".weight");
         m->tensors[m->tensor_count - 1].decay = 1; /* a matrix of one row, not a gain */
     } else if (!c->tied)
-        seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 1, "lm_head.", "weight");
+        seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 2, "lm_head.", "weight");
 }
 
 /* Whether the last tensor is the one that gives logits or scores. */
@@ -1038,6 +1038,7 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     void *nodes;
     int64_t node_stride;                         /* elements of the group */
     int64_t group, group_begin;                  /* its number and first parameter */
+    int64_t first;                               /* nodes are of its elements from here on */
     const struct seqpar__llama_sampler *sampler; /* attention goes over its cache */
 } seqpar__llama_layer_call;
 
@@ -1784,18 +1785,30 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
     return seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
 }
 
-static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
-                                             const seqpar_optim *optim, int64_t group,
-                                             int64_t places, seqpar_buffer *nodes) {
-    const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
+/* Room for `places` nodes of a group, or of its elements first .. first + count. */
+static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
+                                                  const seqpar_optim *optim, int64_t group,
+                                                  int64_t first, int64_t count, int64_t places,
+                                                  seqpar_buffer *nodes) {
     c->group = group;
     c->group_begin = c->m->tensors[optim->group_tensor[group]].offset;
-    c->node_stride = last->offset + last->rows * last->cols - c->group_begin;
+    c->first = first;
+    c->node_stride = count;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
         c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator),
         SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
     return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
+                                             const seqpar_optim *optim, int64_t group,
+                                             int64_t places, seqpar_buffer *nodes) {
+    const seqpar_tensor *first = &c->m->tensors[optim->group_tensor[group]];
+    const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
+    return seqpar__llama_part_nodes_new(
+        c, optim, group, 0, last->offset + last->rows * last->cols - first->offset, places,
+        nodes);
 }
 
 /* To their owners; then they go. */
@@ -1810,6 +1823,8 @@ static seqpar_status seqpar__llama_nodes_send(const seqpar__llama_layer_call *c,
     n.micro_batch = micro;
     n.group = c->group;
     n.source = source;
+    n.first = c->first;
+    n.count = c->node_stride;
     status = seqpar_step_gradient(c->ctx, optim, &n);
     seqpar_buffer_free(c->ctx, nodes);
     return status;
@@ -1824,38 +1839,90 @@ static seqpar_status seqpar__llama_score_backward(const seqpar__llama_layer_call
     return seqpar__llama_linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
+/* Nodes of a table that is its group's only tensor, made and sent slice by slice: nobody holds
+   nodes of the whole. make: those of table rows first .. first + rows, to c->nodes. */
+static seqpar_status seqpar__llama_table_backward(
+    seqpar__llama_layer_call *c, seqpar_optim *optim, int64_t micro, int64_t tensor, int source,
+    seqpar_status (*make)(seqpar__llama_layer_call *c, void *user, int64_t first, int64_t rows),
+    void *user) {
+    int64_t group = c->m->tensors[tensor].group, width = c->m->tensors[tensor].cols;
+    int64_t first, count;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && seqpar_optim_slice(optim, group, i, &first, &count); i++) {
+        seqpar_buffer nodes;
+        status = seqpar__llama_part_nodes_new(c, optim, group, first, count,
+                                              c->fold->node_count, &nodes);
+        if (!status) status = make(c, user, first / width, count / width);
+        if (!status) status = seqpar__llama_nodes_send(c, optim, micro, source, &nodes);
+        seqpar_buffer_free(c->ctx, &nodes);
+    }
+    return status;
+}
+
+typedef struct seqpar__llama_vocab_call {
+    seqpar_vocab_io io;
+    seqpar_vocab_desc desc;
+} seqpar__llama_vocab_call;
+
+static seqpar_status seqpar__llama_vocab_nodes(seqpar__llama_layer_call *c, void *user,
+                                               int64_t first, int64_t rows) {
+    seqpar__llama_vocab_call *v = (seqpar__llama_vocab_call *)user;
+    v->io.nodes = c->nodes;
+    v->io.node_stride = c->node_stride;
+    return seqpar_vocab_nodes(c->ctx, &v->io, c->b->share, c->fold, &v->desc, first, rows);
+}
+
+/* dn (tokens, hidden) becomes the gradient of the final norm's output, and the table's is sent.
+   Of few tokens dlogits take less room than nodes of the whole table do. */
+static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
+                                                  seqpar_optim *optim, int64_t micro,
+                                                  const seqpar_vocab_seeds *seeds, void *dn) {
+    const seqpar_llama *m = c->m;
+    seqpar__llama_vocab_call v;
+    int64_t head = seqpar__llama_head(m), group = m->tensors[head].group;
+    int in_slices = c->b->tokens <= c->fold->node_count * m->config.hidden;
+    seqpar_buffer room;
+    seqpar_status status;
+    v.io = seqpar__llama_vocab_io(c->ctx, m, c->b);
+    v.desc = seqpar__llama_vocab_desc(m, c->b);
+    v.io.seeds = *seeds;
+    v.io.dhidden = dn;
+    if (in_slices)
+        status = seqpar_buffer_new(c->ctx, &room,
+                                   c->b->tokens * m->config.vocab *
+                                       seqpar_dtype_bytes(c->dev->storage),
+                                   SEQPAR_MEM_SCRATCH);
+    else
+        status = seqpar__llama_nodes_new(
+            c, optim, group, seqpar_vocab_places(c->b->share, c->fold, &v.desc), &room);
+    v.io.dlogits = in_slices ? room.data : NULL;
+    v.io.nodes = in_slices ? NULL : c->nodes;
+    v.io.node_stride = c->node_stride;
+    if (!status) status = seqpar_vocab_backward(c->ctx, &v.io, c->b->share, c->fold, &v.desc);
+    if (!status && in_slices)
+        status = seqpar__llama_table_backward(c, optim, micro, head, m->config.tied,
+                                              seqpar__llama_vocab_nodes, &v);
+    else if (!status)
+        status = seqpar__llama_nodes_send(c, optim, micro, m->config.tied, &room);
+    seqpar_buffer_free(c->ctx, &room);
+    return status;
+}
+
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
 static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  seqpar_optim *optim, int64_t micro,
                                                  const seqpar_vocab_seeds *seeds, void *dx,
                                                  void *dn) {
     const seqpar_llama *m = c->m;
-    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, m, c->b);
-    seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, c->b);
-    int64_t head = seqpar__llama_head(m), group = m->tensors[head].group;
-    int64_t last = m->config.layers + 1;
     seqpar_buffer nodes;
-    seqpar_status status;
+    seqpar_status status = SEQPAR_OK;
     memset(&nodes, 0, sizeof nodes);
-    status = seqpar__llama_nodes_new(c, optim, group,
-                                     m->config.score
-                                         ? c->fold->node_count
-                                         : seqpar_vocab_places(c->b->share, c->fold, &desc),
-                                     &nodes);
-    io.seeds = *seeds;
-    io.dhidden = dn;
-    io.nodes = seqpar__llama_at(nodes.data, m->tensors[head].offset - c->group_begin,
-                                c->dev->accumulator);
-    io.node_stride = c->node_stride;
+    if (!m->config.score) status = seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
+    if (!status)
+        status = seqpar__llama_nodes_new(c, optim, m->config.layers + 1, c->fold->node_count,
+                                         &nodes);
     if (!status && m->config.score)
-        status = seqpar__llama_score_backward(c, head, seeds, dn);
-    else if (!status)
-        status = seqpar_vocab_backward(c->ctx, &io, c->b->share, c->fold, &desc);
-    if (!status && m->config.tied && !m->config.score) {
-        status = seqpar__llama_nodes_send(c, optim, micro, 1, &nodes);
-        if (!status)
-            status = seqpar__llama_nodes_new(c, optim, last, c->fold->node_count, &nodes);
-    }
+        status = seqpar__llama_score_backward(c, seqpar__llama_head(m), seeds, dn);
     c->dev->zero(c->dev, dx, seqpar__llama_hidden_bytes(c), c->ctx->queue);
     if (!status)
         status = seqpar__llama_norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data,
@@ -1882,24 +1949,18 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
-static seqpar_status seqpar__llama_embedding_backward(seqpar__llama_layer_call *c,
-                                                      seqpar_optim *optim, int64_t micro,
-                                                      void *dx) {
+static seqpar_status seqpar__llama_embedding_nodes(seqpar__llama_layer_call *c, void *dx,
+                                                   int64_t first, int64_t rows) {
     seqpar_embedding_grad_args a;
-    seqpar_buffer nodes;
-    seqpar_status status;
-    memset(&nodes, 0, sizeof nodes);
-    status = seqpar__llama_nodes_new(c, optim, 0, c->fold->node_count, &nodes);
     a.fold = seqpar__llama_token_run(c, 0);
+    a.fold.store = c->nodes;
     a.leaves = c->b->share->pieces;
     a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
     a.ids = c->b->ids;
-    a.vocab = c->m->config.vocab;
+    a.rows = rows;
     a.width = c->m->config.hidden;
-    if (!status) status = c->dev->embedding_grad(c->dev, &a, c->ctx->queue);
-    if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
-    seqpar_buffer_free(c->ctx, &nodes);
-    return status;
+    a.first = first;
+    return c->dev->embedding_grad(c->dev, &a, c->ctx->queue);
 }
 
 static seqpar_status seqpar__llama_layer_gradients_new(const seqpar__llama_layer_call *c,
@@ -1964,7 +2025,9 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
         status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--)
         status = seqpar__llama_layer_backward(&c, optim, micro, &g);
-    if (!status) status = seqpar__llama_embedding_backward(&c, optim, micro, g.dx.data);
+    if (!status)
+        status = seqpar__llama_table_backward(&c, optim, micro, 0, 0,
+                                              seqpar__llama_embedding_nodes, g.dx.data);
     for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
     return status;
 }

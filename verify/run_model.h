@@ -20,6 +20,7 @@ typedef struct model_way { /* how to do it */
     int64_t inject_rank; /* only this rank is disturbed; -1: all */
     int64_t ulysses_size;
     const seqpar_attn_kernel *kernel; /* attention of one's own */
+    int64_t slice;                    /* as in seqpar_optim_desc */
 } model_way;
 
 typedef struct model_task { /* what to do */
@@ -258,7 +259,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     seqpar_llama model;
     seqpar_optim optim;
     seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
-                              task->decay,         task->max_norm};
+                              task->decay,         task->max_norm,        job->way->slice};
     int64_t step, rank = ctx->world->rank;
     seqpar_status status = seqpar_llama_open(ctx, &model, &task->config);
     memset(&optim, 0, sizeof optim);

@@ -36,14 +36,14 @@ static void make_task(model_task *task, int kind) {
                                   .kv_heads = 2,
                                   .head_dim = 10,
                                   .intermediate = 37,
-                                  .vocab = 53,
+                                  .vocab = 307, /* three slices of the table */
                                   .tied = tied};
     memset(task, 0, sizeof *task);
     if (kind == UNTIED_PARTS) add_parts(&config);
     if (kind == UNTIED_EXPERTS) add_experts(&config);
     task->balance = kind == UNTIED_EXPERTS ? 0.3 : 0;
     task->config = config;
-    random_batch(&task->batch, 31, 40, 53, 61, 0);
+    random_batch(&task->batch, 31, 40, 307, 61, 0);
     task->objective.count = task->batch.counts.supervised;
     task->objective.label_smoothing = tied ? 0.1 : 0;
     task->objective.z_loss = tied ? 0.01 : 0;
@@ -90,14 +90,15 @@ static void test_ways(int reference, int kind, int64_t ways) {
         w.recompute = (int)test_integer(0, 1);
         w.threads = test_integer(1, 2);
         w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
+        w.slice = (int64_t[]){0, 1, 6144}[test_integer(0, 2)];
         model_run(&task, &w, &other);
         snprintf(what, sizeof what,
                  "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld "
-                 "vocab_rows=%lld",
+                 "vocab_rows=%lld slice=%lld",
                  (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
                  seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule),
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
-                 (long long)w.vocab_rows);
+                 (long long)w.vocab_rows, (long long)w.slice);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
                  kinds[kind], what);

@@ -90,8 +90,7 @@ static seqpar_status counted_main(seqpar_comm *world, void *user) {
 
 static int run_counted(run *x) {
     seqpar_error error = {0};
-    seqpar_status status = seqpar_run_threads(x->job.dp * x->job.config.ring_attn_size,
-                                              counted_main, x, &error);
+    seqpar_status status = demo_run_with(&x->job, seqpar_run_threads, counted_main, x, &error);
     return test_expect(!status, "%s", error.text);
 }
 
@@ -156,7 +155,8 @@ static void test_near(double least, double most, const char *options) {
 }
 
 /* By hand, from the model's shape: what a layer keeps of a token, and what stands behind the
-   last one; weights with rotary tables; two moments, the weights' size a world has once. */
+   last one; weights, which ranks that are threads share, with rotary tables; two moments, the
+   weights' size a world has once. */
 static void test_by_hand(int ranks, int recompute) {
     run x;
     demo_rehearsal walk = {0};
@@ -176,7 +176,7 @@ static void test_by_hand(int ranks, int recompute) {
         int64_t weights = m->layers * layer + (2 * m->vocab + 1) * m->hidden;
         double of[3][2] = {
             {(double)walk.memory.all[SEQPAR_MEM_ACTIVATIONS], 4.0 * (double)(tokens * token)},
-            {(double)walk.memory.all[SEQPAR_MEM_WEIGHTS], 4.0 * ranks * (double)weights},
+            {(double)walk.memory.all[SEQPAR_MEM_WEIGHTS], 4.0 * (double)weights},
             {(double)walk.memory.all[SEQPAR_MEM_OPTIMIZER], 8.0 * (double)weights}};
         for (int i = 0; i < 3; i++)
             test_expect(of[i][0] > 0.9 * of[i][1] && of[i][0] < 1.1 * of[i][1],

@@ -868,7 +868,7 @@ static seqpar_status run_embedding_grad(const sum_call *c) {
                                     .leaves = c->leaves,
                                     .dx = {c->a, 29 + GAP},
                                     .ids = c->ids,
-                                    .vocab = VOCAB,
+                                    .rows = VOCAB,
                                     .width = 29};
     return c->device->embedding_grad(c->device, &a, NULL);
 }
