@@ -1239,6 +1239,19 @@ static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype) {
     }
 }
 
+/* Whether there is NaN or Inf: quick, because files have millions of elements and mostly none. */
+static int seqpar__st_any_not_finite(const unsigned char *raw, int64_t each, unsigned mask,
+                                     int64_t count) {
+    int any = 0;
+    uint16_t top;
+
+    for (int64_t i = 0; i < count; i++) {
+        memcpy(&top, raw + (i + 1) * each - 2, 2);
+        any |= (top & mask) == mask;
+    }
+    return any;
+}
+
 /* raw: (count) elements, the first of which is element `first` of the tensor. */
 static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file *file,
                                                   const seqpar_safetensors_tensor *tensor,
@@ -1247,7 +1260,8 @@ static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file 
     int64_t each = seqpar_safetensors_dtype_bytes(tensor->dtype);
     unsigned mask = seqpar__st_exponent_mask(tensor->dtype);
 
-    for (int64_t i = 0; mask && i < count; i++) {
+    if (!mask || !seqpar__st_any_not_finite(raw, each, mask, count)) return 0;
+    for (int64_t i = 0; i < count; i++) {
         const unsigned char *end = raw + (i + 1) * each;
         unsigned top = (unsigned)end[-1] << 8 | end[-2];
 
@@ -1278,42 +1292,38 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read(seqpar_safetensors_file *file, 
     return status;
 }
 
-/* Every value of the four formats is a double. out: (count), raw: (count) elements of dtype. */
-static void seqpar__st_widen(double *out, const unsigned char *raw,
-                             seqpar_safetensors_dtype dtype, int64_t count) {
-    int64_t each = seqpar_safetensors_dtype_bytes(dtype);
+/* Every value of the three formats is a float. out: (count), raw: (count) elements of dtype. */
+static void seqpar__st_floats(float *out, const unsigned char *raw,
+                              seqpar_safetensors_dtype dtype, int64_t count) {
+    uint16_t half;
 
-    for (int64_t i = 0; i < count; i++) {
-        const unsigned char *element = raw + i * each;
-        uint16_t half = (uint16_t)(element[0] | element[1] << 8);
-        float single;
-
-        if (dtype == SEQPAR_SAFETENSORS_F64) {
-            memcpy(&out[i], element, 8);
-        } else if (dtype == SEQPAR_SAFETENSORS_F32) {
-            memcpy(&single, element, 4);
-            out[i] = (double)single;
-        } else {
-            out[i] = (double)(dtype == SEQPAR_SAFETENSORS_F16
-                                  ? seqpar_safetensors_f16_to_f32(half)
-                                  : seqpar_safetensors_bf16_to_f32(half));
-        }
+    if (dtype == SEQPAR_SAFETENSORS_F32) memcpy(out, raw, (size_t)count * 4);
+    for (int64_t i = 0; dtype == SEQPAR_SAFETENSORS_BF16 && i < count; i++) {
+        memcpy(&half, raw + i * 2, 2);
+        out[i] = seqpar_safetensors_bf16_to_f32(half);
+    }
+    for (int64_t i = 0; dtype == SEQPAR_SAFETENSORS_F16 && i < count; i++) {
+        memcpy(&half, raw + i * 2, 2);
+        out[i] = seqpar_safetensors_f16_to_f32(half);
     }
 }
 
-/* out: (count), values: (count), the first of which is element `first` of the tensor. */
+/* raw: (count) doubles, the first of which is element `first` of the tensor. */
 static seqpar_status seqpar__st_narrow(const seqpar_safetensors_file *file,
                                        const seqpar_safetensors_tensor *tensor, float *out,
-                                       const double *values, int64_t first, int64_t count,
+                                       const unsigned char *raw, int64_t first, int64_t count,
                                        seqpar_error *error) {
+    double value;
+
     for (int64_t i = 0; i < count; i++) {
-        out[i] = (float)values[i];
-        if (isinf(out[i]) && !isinf(values[i]))
+        memcpy(&value, raw + i * 8, 8);
+        out[i] = (float)value;
+        if (isinf(out[i]) && !isinf(value))
             return seqpar__st_fail(
                 error, SEQPAR_ERR_NOT_FINITE, file->path, tensor->name,
                 "element %lld of %lld, %.17g, is beyond the range of float; read it as "
                 "double",
-                (long long)(first + i), (long long)tensor->count, values[i]);
+                (long long)(first + i), (long long)tensor->count, value);
     }
     return 0;
 }
@@ -1325,7 +1335,7 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
                                         float *narrow, const seqpar_safetensors_part *part,
                                         seqpar_error *error) {
     unsigned char raw[SEQPAR__ST_CHUNK * 8];
-    double values[SEQPAR__ST_CHUNK];
+    float floats[SEQPAR__ST_CHUNK];
     const seqpar_safetensors_tensor *tensor = NULL;
     seqpar_status status = seqpar__st_seek(file, part, &tensor, error);
     int64_t now;
@@ -1344,10 +1354,15 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
             status = seqpar__st_refuse_not_finite(file, tensor, raw, part->first + done, now,
                                                   error);
         if (status) break;
-        seqpar__st_widen(wide ? wide + done : values, raw, tensor->dtype, now);
-        if (narrow)
-            status = seqpar__st_narrow(file, tensor, narrow + done, values, part->first + done,
+        if (tensor->dtype != SEQPAR_SAFETENSORS_F64)
+            seqpar__st_floats(narrow ? narrow + done : floats, raw, tensor->dtype, now);
+        else if (narrow)
+            status = seqpar__st_narrow(file, tensor, narrow + done, raw, part->first + done,
                                        now, error);
+        else
+            memcpy(wide + done, raw, (size_t)now * 8);
+        for (int64_t i = 0; wide && tensor->dtype != SEQPAR_SAFETENSORS_F64 && i < now; i++)
+            wide[done + i] = (double)floats[i];
     }
     return status;
 }
@@ -1355,12 +1370,20 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f32(seqpar_safetensors_file *file, float *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, part->name);
+
+    if (t && t->dtype == SEQPAR_SAFETENSORS_F32)
+        return seqpar_safetensors_read(file, out, part, error);
     return seqpar__st_read_as(file, NULL, out, part, error);
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *file, double *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, part->name);
+
+    if (t && t->dtype == SEQPAR_SAFETENSORS_F64)
+        return seqpar_safetensors_read(file, out, part, error);
     return seqpar__st_read_as(file, out, NULL, part, error);
 }
 

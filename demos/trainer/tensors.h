@@ -101,6 +101,16 @@ static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
     return seqpar_optim_write(s->ctx, s->optim, values, &kept);
 }
 
+/* Weights from a file straight to where they belong: in the host's memory, of floats or doubles. */
+static seqpar_status demo_weights_read(const demo_transfer *s, seqpar_safetensors_file *file,
+                                       int64_t element, const seqpar_safetensors_part *from) {
+    void *to = (char *)s->model->params.data +
+               element * seqpar_dtype_bytes(s->ctx->device->storage);
+    return s->ctx->device->storage == SEQPAR_DTYPE_F64
+               ? seqpar_safetensors_read_f64(file, (double *)to, from, s->ctx->error)
+               : seqpar_safetensors_read_f32(file, (float *)to, from, s->ctx->error);
+}
+
 /* The next block of a tensor. */
 static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t tensor,
                                     int64_t first) {
@@ -263,6 +273,11 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
                                                .first = place.first * t->cols + first,
                                                .count = part.count,
                                                .finite = 1};
+        if (put == demo_weights_put && !s->ctx->queue &&
+            s->ctx->device->storage != SEQPAR_DTYPE_BF16) {
+            status = demo_weights_read(s, file, t->offset + first, &wanted_part);
+            continue;
+        }
         status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
         if (!status) status = put(s, values, &part);
     }

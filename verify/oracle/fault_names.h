@@ -152,6 +152,9 @@ static const struct fault_name {
     {134, NULL, FAULT_MODEL},
     {135, NULL, FAULT_MODEL},
     {136, NULL, FAULT_DEVICE},
-    {137, NULL, FAULT_MODEL}};
+    {137, NULL, FAULT_MODEL},
+    {138, NULL, FAULT_INSIDE},
+    {139, NULL, FAULT_INSIDE},
+    {140, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
