@@ -168,6 +168,10 @@ build/peer_blas: bench/peer_blas.c
 build/bench_%: bench/bench_%.c build/seqpar.o $(wildcard bench/*.h)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
+# What bench_transformers.py asks.
+build/steps: bench/steps.c build/seqpar.o $(wildcard demos/trainer/*.h)
+	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Wno-unused-function $< build/seqpar.o -o $@ $(LDLIBS)
+
 # Its bounds are those of the library's own vectors.
 build/bench_layers: bench/bench_layers.c bench/bench.h $(HEADERS)
 	@mkdir -p build

@@ -1804,7 +1804,8 @@ typedef struct seqpar_optim_desc {
     int zero_stage;
     double beta1, beta2, eps, decay; /* taken as they are */
     double max_norm;                 /* 0: no clip */
-    /* most elements of a slice (seqpar_optim_slice); 0: 4 Mi. Changes no bit */
+    /* most elements of a slice (seqpar_optim_slice); 0: 1 Mi, or 1/256 of all where that is more.
+       Changes no bit */
     int64_t slice;
     /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
        parameters, of which owners update their blocks; from zero_stage 1 on */
@@ -7971,7 +7972,7 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            d->zero_stage);
     if (d->slice < 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "slices of %lld elements are wanted; give at least 1, or 0 for 4 Mi",
+                           "slices of %lld elements are wanted; give at least 1, or 0 for the default",
                            (long long)d->slice);
     if (d->params_shared && d->zero_stage == 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -8034,7 +8035,8 @@ static int64_t seqpar__slice_begins(seqpar_optim *o, int64_t element, int64_t te
 }
 
 static void seqpar__slices(seqpar_optim *o) {
-    int64_t most = o->desc.slice ? o->desc.slice : INT64_C(4) << 20, begin = 0;
+    int64_t usual = SEQPAR__MAX(INT64_C(1) << 20, o->elements / 256), begin = 0;
+    int64_t most = o->desc.slice ? o->desc.slice : usual;
     o->slices = 0;
     for (int64_t i = 0; i < o->tensor_count; i++) {
         const seqpar_tensor *t = &o->tensors[i];

@@ -1670,14 +1670,15 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    seqpar_optim_desc optim = {!strcmp(c->optim, "sgd") ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW,
-                               (int)c->zero_stage,
-                               c->adam_betas[0],
-                               c->adam_betas[1],
-                               c->adam_eps,
-                               c->l2,
-                               c->max_norm,
-                               r->job->shared->device != NULL};
+    seqpar_optim_desc optim = {.kind = !strcmp(c->optim, "sgd") ? SEQPAR_OPTIM_SGD
+                                                                : SEQPAR_OPTIM_ADAMW,
+                               .zero_stage = (int)c->zero_stage,
+                               .beta1 = c->adam_betas[0],
+                               .beta2 = c->adam_betas[1],
+                               .eps = c->adam_eps,
+                               .decay = c->l2,
+                               .max_norm = c->max_norm,
+                               .params_shared = r->job->shared->device != NULL};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
     if (status) return status;

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Unlicense
+"""SFT steps and sampled text of a real model, beside transformers on the same cores: both take turns, on the same rows.
+
+    make build/steps; pip install torch transformers
+    python3 bench/bench_transformers.py MODEL TEXT [--rows 1024,4096] [--threads 1,2] [--rounds 3] [--json FILE] [--markdown FILE]
+
+MODEL is a Hugging Face folder, TEXT any text. A step is forward, backward, clipping and AdamW in float32 over one row of one
+document: for transformers scaled_dot_product_attention and the fused AdamW, with gradient checkpointing and without; each side's
+faster way counts. Losses and gradient norms of all steps must agree. Text: 16 prompts of 64 tokens, 64 more of each, the likeliest
+token every time, by generate() with its cache. Figures are medians of rounds, after one that is not counted.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PROMPTS, PROMPT, FRESH = 16, 64, 64
+RATE = 1e-5
+LOSS, NORM = 2e-4, 5e-3  # relative; float32 of transformers is 1e-5 and 7e-4 from float64 in a first step
+SAME = 0.8  # share of tokens: two that are equally likely may change places, and the text goes on from there
+
+
+class Ours:
+    def __init__(self, model, threads, recompute):
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+        self.process = subprocess.Popen([f"{HERE}/build/steps", model, str(threads), str(int(recompute))], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env=environment)
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"error: build/steps ended at '{line}'; type make build/steps")
+        return answer
+
+    def step(self, path, ids):
+        return tuple(map(float, self.ask(f"step {path}").split()))
+
+    def texts(self, path, ids):
+        seconds = float(self.ask(f"texts {path} {PROMPTS} {FRESH}"))
+        return seconds, [list(map(int, self.process.stdout.readline().split())) for _ in range(PROMPTS)]
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Theirs:
+    def __init__(self, model, threads, recompute):
+        import torch
+        import transformers
+        torch.set_num_threads(threads)
+        self.torch = torch
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa")
+        self.model.train()
+        if recompute:
+            self.model.gradient_checkpointing_enable()
+        groups = [dict(params=[p for p in self.model.parameters() if (p.dim() > 1) == wide], weight_decay=0.1 if wide else 0)
+                  for wide in (True, False)]
+        self.adamw = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+    def step(self, path, ids):
+        torch = self.torch
+        row = torch.tensor([ids])
+        began = time.perf_counter()
+        loss = self.model(input_ids=row, labels=row, use_cache=False).loss
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.adamw.step()
+        self.adamw.zero_grad(set_to_none=True)
+        return time.perf_counter() - began, loss.item(), norm.item()
+
+    def texts(self, path, ids):
+        rows = self.torch.tensor(ids).reshape(PROMPTS, PROMPT)
+        self.model.eval()
+        began = time.perf_counter()
+        with self.torch.no_grad():
+            out = self.model.generate(rows, attention_mask=self.torch.ones_like(rows), max_new_tokens=FRESH, min_new_tokens=FRESH,
+                                      do_sample=False)
+        return time.perf_counter() - began, out[:, PROMPT:].tolist()
+
+    def close(self):
+        pass
+
+
+def take_turns(sides, call, inputs):
+    """call's answers, (rounds) of each side; the first round, of what is done once only, is left out."""
+    answers = [[] for _ in sides]
+    for i, (path, ids) in enumerate(inputs):
+        for k in range(len(sides)) if i % 2 else reversed(range(len(sides))):
+            answers[k].append(getattr(sides[k], call)(path, ids))
+    return answers
+
+
+def rows_of(folder, ids, length, count):
+    import array
+    for i in range(count):
+        part = array.array("i", ids[i * length:(i + 1) * length])
+        path = f"{folder}/{length}_{i}"
+        with open(path, "wb") as file:
+            part.tofile(file)
+        yield path, part.tolist()
+
+
+def far(got, want):
+    return max(abs(g - w) / abs(w) if g == g else float("inf") for g, w in zip(got, want))
+
+
+def steps(given, folder, ids, length, threads):
+    """Seconds of each side with checkpointing and without, and how far losses and norms are apart."""
+    inputs = list(rows_of(folder, ids, length, given.rounds + 1))
+    seconds, loss, norm = {}, 0, 0
+    for recompute in (False, True):
+        sides = [kind(given.model, threads, recompute) for kind in (Ours, Theirs)]
+        ours, theirs = take_turns(sides, "step", inputs)
+        for side in sides:
+            side.close()
+        loss = max(loss, far([a[1] for a in ours], [a[1] for a in theirs]))
+        norm = max(norm, far([a[2] for a in ours], [a[2] for a in theirs]))
+        seconds[recompute] = [statistics.median(a[0] for a in each[1:]) for each in (ours, theirs)]
+    return seconds, loss, norm
+
+
+def sampled(given, folder, ids, threads):
+    inputs = list(rows_of(folder, ids, PROMPTS * PROMPT, given.rounds + 1))
+    sides = [kind(given.model, threads, False) for kind in (Ours, Theirs)]
+    ours, theirs = take_turns(sides, "texts", inputs)
+    for side in sides:
+        side.close()
+    pairs = [(a, b) for x, y in zip(ours, theirs) for s, t in zip(x[1], y[1]) for a, b in zip(s, t)]
+    return ([statistics.median(a[0] for a in each[1:]) for each in (ours, theirs)],
+            sum(a == b for a, b in pairs) / (len(ours) * PROMPTS * FRESH))
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("model")
+    options.add_argument("text")
+    options.add_argument("--rows", default="1024,4096", help="tokens of a row")
+    options.add_argument("--threads", default="1,2")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--json")
+    options.add_argument("--markdown")
+    given = options.parse_args()
+    import transformers
+    with open(given.text) as file:
+        ids = transformers.AutoTokenizer.from_pretrained(given.model)(file.read())["input_ids"]
+    lengths, threads = ([int(n) for n in each.split(",") if n] for each in (given.rows, given.threads))
+    most = max(lengths + [PROMPTS * PROMPT]) * (given.rounds + 1)
+    if len(ids) < most:
+        sys.exit(f"error: {given.text} has {len(ids)} tokens, {most} are wanted; give a longer text, or fewer --rounds")
+    table = ["| what | threads | seqpar, tokens/s (with checkpointing) | transformers (with checkpointing) | best of each | agreement |",
+             "|---|---:|---:|---:|---:|---|"]
+    cases, right = [], True
+    print("\n".join(table), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for count in threads:
+            for length in lengths:
+                seconds, loss, norm = steps(given, folder, ids, length, count)
+                per = [[length / seconds[r][k] for r in (False, True)] for k in (0, 1)]
+                ok = loss <= LOSS and norm <= NORM
+                cases.append(dict(what="step", tokens=length, threads=count, ours=per[0], theirs=per[1], ratio=max(per[0]) / max(per[1]),
+                                  loss_apart=loss, norm_apart=norm, correct=ok))
+                table.append(f"| SFT step, row of {length:,} | {count} | {per[0][0]:.1f} ({per[0][1]:.1f}) | {per[1][0]:.1f} "
+                             f"({per[1][1]:.1f}) | {max(per[0]) / max(per[1]):.2f} | loss {loss:.0e}, norm {norm:.0e}"
+                             f"{'' if ok else ': WRONG'} |")
+                print(table[-1], flush=True)
+            seconds, same = sampled(given, folder, ids, count)
+            per = [PROMPTS * FRESH / s for s in seconds]
+            cases.append(dict(what="text", texts=PROMPTS, threads=count, ours=per[0], theirs=per[1], ratio=per[0] / per[1], same=same,
+                              correct=same >= SAME))
+            table.append(f"| {PROMPTS} texts of {FRESH} tokens | {count} | {per[0]:.1f} | {per[1]:.1f} | {per[0] / per[1]:.2f} | "
+                         f"{same:.1%} of the tokens{'' if same >= SAME else ': WRONG'} |")
+            print(table[-1], flush=True)
+    for path, text in ((given.json, json.dumps(cases, indent=1)), (given.markdown, "\n".join(table))):
+        if path:
+            with open(path, "w") as file:
+                file.write(text + "\n")
+    return 0 if all(case["correct"] for case in cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
