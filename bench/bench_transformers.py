@@ -4,6 +4,7 @@
 
     make build/steps; pip install torch transformers
     python3 bench/bench_transformers.py MODEL TEXT [--rows 1024,4096] [--threads 1,2] [--rounds 3] [--json FILE] [--markdown FILE]
+    python3 bench/bench_transformers.py --tiny          a small model of random weights, once, for its answers alone
 
 MODEL is a Hugging Face folder, TEXT any text. A step is forward, backward, clipping and AdamW in float32 over one row of one
 document: for transformers scaled_dot_product_attention and the fused AdamW, with gradient checkpointing and without; each side's
@@ -22,14 +23,15 @@ import time
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PROMPTS, PROMPT, FRESH = 16, 64, 64
 RATE = 1e-5
-LOSS, NORM = 2e-4, 5e-3  # relative; float32 of transformers is 1e-5 and 7e-4 from float64 in a first step
+LIMITS = 2e-4, 5e-3  # relative, of losses and norms; float32 of transformers is 1e-5 and 7e-4 from float64 in a first step
+TINY_LIMITS = 2e-6, 2e-5  # two layers: 1e-7 and 2e-7 are seen
 SAME = 0.8  # share of tokens: two that are equally likely may change places, and the text goes on from there
 
 
 class Ours:
-    def __init__(self, model, threads, recompute):
+    def __init__(self, program, model, threads, recompute):
         environment = dict(os.environ, OMP_WAIT_POLICY="passive")
-        self.process = subprocess.Popen([f"{HERE}/build/steps", model, str(threads), str(int(recompute))], stdin=subprocess.PIPE,
+        self.process = subprocess.Popen([program, model, str(threads), str(int(recompute))], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, line):
@@ -37,7 +39,7 @@ class Ours:
         self.process.stdin.flush()
         answer = self.process.stdout.readline()
         if not answer:
-            sys.exit(f"error: build/steps ended at '{line}'; type make build/steps")
+            sys.exit(f"error: {self.process.args[0]} ended at '{line}'; type make build/steps")
         return answer
 
     def step(self, path, ids):
@@ -53,7 +55,7 @@ class Ours:
 
 
 class Theirs:
-    def __init__(self, model, threads, recompute):
+    def __init__(self, program, model, threads, recompute):
         import torch
         import transformers
         torch.set_num_threads(threads)
@@ -118,7 +120,7 @@ def steps(given, folder, ids, length, threads):
     inputs = list(rows_of(folder, ids, length, given.rounds + 1))
     seconds, loss, norm = {}, 0, 0
     for recompute in (False, True):
-        sides = [kind(given.model, threads, recompute) for kind in (Ours, Theirs)]
+        sides = [kind(given.steps, given.model, threads, recompute) for kind in (Ours, Theirs)]
         ours, theirs = take_turns(sides, "step", inputs)
         for side in sides:
             side.close()
@@ -130,7 +132,7 @@ def steps(given, folder, ids, length, threads):
 
 def sampled(given, folder, ids, threads):
     inputs = list(rows_of(folder, ids, PROMPTS * PROMPT, given.rounds + 1))
-    sides = [kind(given.model, threads, False) for kind in (Ours, Theirs)]
+    sides = [kind(given.steps, given.model, threads, False) for kind in (Ours, Theirs)]
     ours, theirs = take_turns(sides, "texts", inputs)
     for side in sides:
         side.close()
@@ -139,51 +141,75 @@ def sampled(given, folder, ids, threads):
             sum(a == b for a, b in pairs) / (len(ours) * PROMPTS * FRESH))
 
 
-def main():
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("model")
-    options.add_argument("text")
-    options.add_argument("--rows", default="1024,4096", help="tokens of a row")
-    options.add_argument("--threads", default="1,2")
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--json")
-    options.add_argument("--markdown")
-    given = options.parse_args()
+def tiny_model(folder):
+    import torch
     import transformers
-    with open(given.text) as file:
-        ids = transformers.AutoTokenizer.from_pretrained(given.model)(file.read())["input_ids"]
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(vocab_size=307, hidden_size=64, intermediate_size=160, num_hidden_layers=2, num_attention_heads=4,
+                                      num_key_value_heads=2, tie_word_embeddings=True)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder, torch.randint(3, 307, (4 * PROMPTS * PROMPT,)).tolist()
+
+
+def compare(given, folder, ids):
     lengths, threads = ([int(n) for n in each.split(",") if n] for each in (given.rows, given.threads))
     most = max(lengths + [PROMPTS * PROMPT]) * (given.rounds + 1)
     if len(ids) < most:
         sys.exit(f"error: {given.text} has {len(ids)} tokens, {most} are wanted; give a longer text, or fewer --rounds")
     table = ["| what | threads | seqpar, tokens/s (with checkpointing) | transformers (with checkpointing) | best of each | agreement |",
              "|---|---:|---:|---:|---:|---|"]
-    cases, right = [], True
+    cases = []
     print("\n".join(table), flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for count in threads:
-            for length in lengths:
-                seconds, loss, norm = steps(given, folder, ids, length, count)
-                per = [[length / seconds[r][k] for r in (False, True)] for k in (0, 1)]
-                ok = loss <= LOSS and norm <= NORM
-                cases.append(dict(what="step", tokens=length, threads=count, ours=per[0], theirs=per[1], ratio=max(per[0]) / max(per[1]),
-                                  loss_apart=loss, norm_apart=norm, correct=ok))
-                table.append(f"| SFT step, row of {length:,} | {count} | {per[0][0]:.1f} ({per[0][1]:.1f}) | {per[1][0]:.1f} "
-                             f"({per[1][1]:.1f}) | {max(per[0]) / max(per[1]):.2f} | loss {loss:.0e}, norm {norm:.0e}"
-                             f"{'' if ok else ': WRONG'} |")
-                print(table[-1], flush=True)
-            seconds, same = sampled(given, folder, ids, count)
-            per = [PROMPTS * FRESH / s for s in seconds]
-            cases.append(dict(what="text", texts=PROMPTS, threads=count, ours=per[0], theirs=per[1], ratio=per[0] / per[1], same=same,
-                              correct=same >= SAME))
-            table.append(f"| {PROMPTS} texts of {FRESH} tokens | {count} | {per[0]:.1f} | {per[1]:.1f} | {per[0] / per[1]:.2f} | "
-                         f"{same:.1%} of the tokens{'' if same >= SAME else ': WRONG'} |")
+    for count in threads:
+        for length in lengths:
+            seconds, loss, norm = steps(given, folder, ids, length, count)
+            per = [[length / seconds[r][k] for r in (False, True)] for k in (0, 1)]
+            limits = TINY_LIMITS if given.tiny else LIMITS
+            ok = loss <= limits[0] and norm <= limits[1]
+            cases.append(dict(what="step", tokens=length, threads=count, ours=per[0], theirs=per[1], ratio=max(per[0]) / max(per[1]),
+                              loss_apart=loss, norm_apart=norm, correct=ok))
+            table.append(f"| SFT step, row of {length:,} | {count} | {per[0][0]:.1f} ({per[0][1]:.1f}) | {per[1][0]:.1f} "
+                         f"({per[1][1]:.1f}) | {max(per[0]) / max(per[1]):.2f} | loss {loss:.0e}, norm {norm:.0e}"
+                         f"{'' if ok else ': WRONG'} |")
             print(table[-1], flush=True)
+        seconds, same = sampled(given, folder, ids, count)
+        per = [PROMPTS * FRESH / s for s in seconds]
+        cases.append(dict(what="text", texts=PROMPTS, threads=count, ours=per[0], theirs=per[1], ratio=per[0] / per[1], same=same,
+                          correct=same >= SAME))
+        table.append(f"| {PROMPTS} texts of {FRESH} tokens | {count} | {per[0]:.1f} | {per[1]:.1f} | {per[0] / per[1]:.2f} | "
+                     f"{same:.1%} of the tokens{'' if same >= SAME else ': WRONG'} |")
+        print(table[-1], flush=True)
     for path, text in ((given.json, json.dumps(cases, indent=1)), (given.markdown, "\n".join(table))):
         if path:
             with open(path, "w") as file:
                 file.write(text + "\n")
     return 0 if all(case["correct"] for case in cases) else 1
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("model", nargs="?")
+    options.add_argument("text", nargs="?")
+    options.add_argument("--tiny", action="store_true")
+    options.add_argument("--rows", default="1024,4096", help="tokens of a row")
+    options.add_argument("--threads", default="1,2")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--steps", default=f"{HERE}/build/steps", help="the program that computes seqpar's side")
+    options.add_argument("--json")
+    options.add_argument("--markdown")
+    given = options.parse_args()
+    if not given.tiny and not given.text:
+        sys.exit("error: give MODEL and TEXT, or --tiny")
+    import transformers
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as folder:
+        if given.tiny:
+            given.model, ids = tiny_model(f"{folder}/model")
+            given.rows, given.threads, given.rounds = "97", "1", 1
+        else:
+            with open(given.text) as file:
+                ids = transformers.AutoTokenizer.from_pretrained(given.model)(file.read())["input_ids"]
+        return compare(given, folder, ids)
 
 
 if __name__ == "__main__":

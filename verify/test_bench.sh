@@ -5,7 +5,7 @@
 cd "$(dirname "$0")/.." || exit 1
 out=build/test_bench
 rm -rf $out; mkdir -p $out
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 make() { command make --no-print-directory -s "$@"; }
@@ -38,10 +38,23 @@ bench layers 18 24
 bench ranks 10 4
 bench sample 2 47
 bench vocab 3 31
+
+# ---- beside transformers, whose answers are compared too ----
+if ! python=$(ci/python_with.sh torch transformers); then
+    echo "skip bench_transformers: no python3 here has torch and transformers"; skipped=$((skipped + 1))
+else
+    make build/steps || fail bench_built build/steps
+    beside() { timeout 300 $python bench/bench_transformers.py --tiny --steps "$1" --json $out/$2.json >$out/$2.log 2>&1; }
+    if beside build/steps transformers && [ "$(grep -c '"correct": true' $out/transformers.json)" = 2 ]; then ok bench_transformers; else fail bench_transformers "$(tail -n 1 $out/transformers.log)"; fi
+    echo "int seqpar__fault = 12;" >$out/steps.c
+    ${CC:-cc} -std=gnu11 -march=native -fopenmp -w -Ibuild/faults -I. -Ibuild -Idemos -Idemos/trainer -Iverify bench/steps.c $out/steps.c -O1 $linked build/faults/seqpar.o -o $out/steps -lcjson -lz -lm -lpthread -ldl 2>$out/steps.build.log || fail bench_transformers_built "$(head -n 1 $out/steps.build.log)"
+    beside $out/steps planted; code=$?
+    if [ $code -eq 1 ] && grep -q '"correct": false' $out/planted.json; then ok bench_transformers_finds_fault_12; else fail bench_transformers_finds_fault_12 "exit code $code: $(tail -n 1 $out/planted.log)"; fi
+fi
 for program in cpu chunks layers ranks sample vocab; do
     timeout 60 build/bench_$program --tinny longg >$out/typo.log 2>&1
     code=$?
     if [ $code -eq 2 ] && [ "$(wc -l <$out/typo.log)" -eq 1 ]; then ok "bench_${program}_refuses_a_typo"; else fail "bench_${program}_refuses_a_typo" "exit code $code, $(head -n 1 $out/typo.log)"; fi
 done
-echo "$passed passed, $failed failed"
+if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
 [ $failed -eq 0 ]
