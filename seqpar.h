@@ -7084,6 +7084,7 @@ typedef struct seqpar__vocab_run {
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
     int64_t places; /* most values at the end of a run */
+    int64_t most;   /* tokens of a run */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this run */
@@ -7173,7 +7174,7 @@ static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__voca
 /* A leaf that does not fit into the run is computed in parts. */
 static seqpar_status seqpar__vocab_leaf(const seqpar__vocab_call *c, seqpar__vocab_run *r,
                                         const seqpar_piece *piece) {
-    int64_t most = seqpar__vocab_rows_max(c->desc), at = 0, n;
+    int64_t most = r->most, at = 0, n;
     for (; at < piece->count; at += n) {
         if (r->rows == most) SEQPAR__TRY(seqpar__vocab_end(c, r));
         if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most)
@@ -7211,9 +7212,20 @@ static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__voc
     return r->rows ? seqpar__vocab_end(c, r) : SEQPAR_OK;
 }
 
+/* A run of a power of two of leaves ends with fewer values on the stack than one that is a little
+   longer: it is a whole subtree, where leaves are the chunks of a row. */
+static int64_t seqpar__vocab_run_rows(const seqpar_share *share, const seqpar_vocab_desc *desc) {
+    int64_t most = seqpar__vocab_rows_max(desc), longest = 1, leaves = 1;
+    for (int64_t i = 0; i < share->count; i++)
+        longest = SEQPAR__MAX(longest, share->pieces[i].count);
+    while (2 * leaves * longest <= most) leaves *= 2;
+    return SEQPAR__MIN(most, leaves * longest);
+}
+
 static int seqpar__vocab_run_new(seqpar__vocab_run *r, const seqpar_share *share,
-                                 const seqpar_token_fold *fold) {
+                                 const seqpar_token_fold *fold, const seqpar_vocab_desc *desc) {
     memset(r, 0, sizeof *r);
+    r->most = seqpar__vocab_run_rows(share, desc);
     r->ops = SEQPAR__NEW(seqpar_fold_op,
                          4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
     r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
@@ -7251,7 +7263,7 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
     memset(&c, 0, sizeof c);
     c.fold = fold;
     c.desc = desc;
-    if (seqpar__vocab_run_new(&r, share, fold))
+    if (seqpar__vocab_run_new(&r, share, fold, desc))
         (void)seqpar__vocab_runs(&c, &r, share);
     else
         r.places = fold->depth; /* at least as many; the call itself finds no memory either */
@@ -7308,7 +7320,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                        desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                    SEQPAR_MEM_SCRATCH);
     c.logits = io->dlogits ? io->dlogits : logits.data;
-    if (!seqpar__vocab_run_new(&r, share, fold) && !status)
+    if (!seqpar__vocab_run_new(&r, share, fold, desc) && !status)
         status = seqpar__no_memory(ctx->error, "the vocabulary projection");
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
@@ -7321,7 +7333,6 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
                                             const seqpar_token_fold *fold,
                                             const seqpar_vocab_desc *desc, int64_t first,
                                             int64_t rows) {
-    seqpar_vocab_desc at_once = *desc;
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     seqpar_status status;
@@ -7333,18 +7344,19 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
                            "rows within it, and io->dlogits to seqpar_vocab_backward before",
                            (long long)first, (long long)rows, (long long)desc->vocab,
                            io->dlogits ? "" : ", and dlogits are NULL");
-    at_once.rows_max = SEQPAR__MAX(share->tokens, 1);
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.io = io;
     c.fold = fold;
-    c.desc = &at_once;
+    c.desc = desc;
     c.logits = io->dlogits;
     c.table_first = first;
     c.table_rows = rows;
-    status = seqpar__vocab_run_new(&r, share, fold)
-                 ? seqpar__vocab_runs(&c, &r, share)
+    status = seqpar__vocab_run_new(&r, share, fold, desc)
+                 ? SEQPAR_OK
                  : seqpar__no_memory(ctx->error, "the vocabulary projection");
+    r.most = SEQPAR__MAX(share->tokens, 1); /* one run: no sum waits */
+    if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
     return status;
 }

@@ -16,15 +16,17 @@ typedef struct {
 } demo_shared;
 
 /* Room for a model's weights, zero: shared's, or the rank's. Collective. */
-static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model, const seqpar_llama_config *config,
-                                     demo_shared *shared) {
+static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
+                                     const seqpar_llama_config *config, demo_shared *shared) {
     if (!shared->device) return seqpar_llama_open(ctx, model, config);
     seqpar_status status = seqpar_llama_open_table(ctx, model, config);
     int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);
     void *params = NULL;
     if (!status && ctx->world->rank == 0) {
         params = shared->device->alloc(shared->device, bytes);
-        if (!params) return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "out of memory: %lld bytes of weights", (long long)bytes);
+        if (!params)
+            return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
+                               "out of memory: %lld bytes of weights", (long long)bytes);
         shared->device->zero(shared->device, params, bytes, NULL);
         shared->bytes += bytes;
         arrput(shared->arrays, params);
