@@ -98,14 +98,13 @@ static int64_t demo_average_bytes(const demo_rank *r) {
 }
 
 static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
-    int64_t ranks = r->ctx.world->size, rank = r->ctx.world->rank, own[DEMO_KINDS];
+    int64_t ranks = r->ctx.world->size, own[DEMO_KINDS];
     int64_t *bytes = (int64_t *)demo_room(ranks * (1 + DEMO_KINDS), sizeof *bytes);
     int64_t *all = bytes + ranks;
     memcpy(own, r->ctx.memory.peak, sizeof r->ctx.memory.peak);
     own[DEMO_KIND_AVERAGE] = demo_average_bytes(r);
-    own[SEQPAR_MEM_WEIGHTS] += rank == 0 ? r->job->shared->bytes : 0;
-    own[DEMO_KIND_TOTAL] = r->ctx.memory.total_peak + own[DEMO_KIND_AVERAGE] +
-                           (rank == 0 ? r->job->shared->bytes : 0);
+    own[SEQPAR_MEM_WEIGHTS] += demo_shared_bytes(r);
+    own[DEMO_KIND_TOTAL] = demo_peak_bytes(r) + own[DEMO_KIND_AVERAGE];
     for (int64_t i = 0; i < ranks; i++) bytes[i] = (int64_t)sizeof own;
     seqpar_status status = seqpar_comm_all_gather(r->ctx.world, all, own, bytes, "memory");
     memset(m, 0, sizeof *m);

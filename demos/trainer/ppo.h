@@ -120,7 +120,7 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "generate_seconds", p->seconds[0], DEMO_THOUSANDTHS);
     demo_report_add(report, "score_seconds", p->seconds[1], DEMO_THOUSANDTHS);
     demo_report_add(report, "train_seconds", p->seconds[2], DEMO_THOUSANDTHS);
-    demo_report_add(report, "peak_bytes", (double)r->ctx.memory.total_peak, DEMO_WHOLE);
+    demo_report_add(report, "peak_bytes", (double)demo_peak_bytes(r), DEMO_WHOLE);
 }
 
 static void demo_rollout_log(demo_rank *r, int64_t number) {

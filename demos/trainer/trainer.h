@@ -1668,6 +1668,16 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     return status;
 }
 
+/* Of weights that all ranks share, which rank 0 has in its count. */
+static int64_t demo_shared_bytes(const demo_rank *r) {
+    return r->ctx.world->rank == 0 ? r->job->shared->bytes : 0;
+}
+
+/* The most that a rank has had at one time. */
+static int64_t demo_peak_bytes(const demo_rank *r) {
+    return r->ctx.memory.total_peak + demo_shared_bytes(r);
+}
+
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {.kind = !strcmp(c->optim, "sgd") ? SEQPAR_OPTIM_SGD
