@@ -11557,28 +11557,31 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * \
      (int64_t)sizeof(float))
 
-/* Up to VL rows of a . W^T, from column `j` on. The rows of a are the lanes of a vector; so W,
-   by far the larger, is read once and where it lies. */
+/* Up to NR rows of a . W^T, from column `j` on. The rows of a are the lanes of one vector, or of
+   two; so W, by far the larger, is read once and where it lies. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
-    float c[SEQPAR__MR * SEQPAR__VL] = {0};
-    int64_t n;
+    float c[SEQPAR__MR * SEQPAR__NR] = {0};
+    int64_t lanes = p->rows > SEQPAR__VL ? SEQPAR__NR : SEQPAR__VL, n;
     for (int64_t k = 0; j < p->columns && k < p->depth; k++)
-        for (int64_t i = 0; i < SEQPAR__VL; i++)
-            x[k * SEQPAR__VL + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
+        for (int64_t i = 0; i < lanes; i++)
+            x[k * lanes + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
     for (; j < p->columns; j += n) {
-        seqpar__strip s = {c,          SEQPAR__VL, p->b + j * p->b_column, p->b_column, 1, x,
-                           SEQPAR__VL, p->depth,   p->accumulate,          NULL};
+        const float *w = p->b + j * p->b_column;
+        seqpar__strip s = {c, lanes, w, p->b_column, 1, x, lanes, p->depth, p->accumulate, NULL};
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
         for (int64_t k = 0; p->accumulate && k < n; k++)
             for (int64_t i = 0; i < p->rows; i++)
-                c[k * SEQPAR__VL + i] = p->c[i * p->ldc + j + k];
-        if (n > 1)
+                c[k * lanes + i] = p->c[i * p->ldc + j + k];
+        if (lanes > SEQPAR__VL)
+            seqpar__tiles_rows(n, p->depth, w, p->b_column, x, lanes, c, lanes, p->accumulate,
+                               NULL);
+        else if (n > 1)
             seqpar__tile(1, SEQPAR__MR, &s);
         else
             seqpar__tile(1, 1, &s);
         for (int64_t k = 0; k < n; k++)
             for (int64_t i = 0; i < p->rows; i++)
-                p->c[i * p->ldc + j + k] = c[k * SEQPAR__VL + i];
+                p->c[i * p->ldc + j + k] = c[k * lanes + i];
     }
 }
 
@@ -11626,7 +11629,7 @@ static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     p.columns = SEQPAR__MIN(w->columns, a->out - column);
     p.depth = a->in;
     p.accumulate = a->accumulate;
-    if (a->transposed || a->rows > SEQPAR__VL)
+    if (a->transposed || a->rows > SEQPAR__NR)
         seqpar__product_run(&p, (float *)scratch);
     else
         seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
@@ -11652,8 +11655,8 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     w.columns = (a->out + 8 * SEQPAR__MR * w.across - 1) / (8 * SEQPAR__MR * w.across) *
                 (8 * SEQPAR__MR);
     w.across = (a->out + w.columns - 1) / w.columns;
-    if (a->rows <= SEQPAR__VL)
-        bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__VL * (int64_t)sizeof(float));
+    if (a->rows <= SEQPAR__NR)
+        bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__NR * (int64_t)sizeof(float));
     return seqpar__parallel(device, runs * w.across, bytes, seqpar__cpu_matmul_job, &w);
 }
 
