@@ -50,19 +50,29 @@ def prepare(given, kind, data, output, *options):
 
 
 def train(given, trainer, name, *options):
-    """On each number of ranks: where the first wrote its model, its figures, and whether all wrote the same bytes."""
+    """On each number of ranks: where the first wrote its model, its figures, and whether all wrote the same bytes. With a set to
+    evaluate on, the figures before the first step are the first."""
     figures, folders = [], []
     for ranks in RANKS:
         folder = f"{given.out}/{name}{ranks}"
         began = time.time()
-        lines = run([f"{HERE}/build/train_{trainer}", "--pretrain", given.model, "--packing_samples", "--ring_attn_size", str(ranks),
-                     "--save_path", folder, "--ckpt_path", f"{folder}.ckpt", "--metrics_path", f"{folder}.jsonl", "--json", "--overwrite",
-                     "--lr_scheduler", "constant", "--warmup_steps", "0", *options], f"{folder}.log")
-        with open(f"{folder}.jsonl") as file:
-            figures.append([json.loads(line) for line in file])
-        folders.append((folder, time.time() - began, lines))
-    same = all(filecmp.cmp(f"{folders[0][0]}/model.safetensors", f"{folder}/model.safetensors", shallow=False) for folder, _, _ in folders)
+        first = []
+        if "--eval_dataset" in options:
+            at = options.index("--max_steps") + 1
+            first = train_once(given, trainer, f"{folder}.before", ranks, *options[:at], "0", *options[at + 1:])
+            began = time.time()
+        figures.append(first + train_once(given, trainer, folder, ranks, *options))
+        folders.append((folder, time.time() - began))
+    same = all(filecmp.cmp(f"{folders[0][0]}/model.safetensors", f"{folder}/model.safetensors", shallow=False) for folder, _ in folders)
     return folders, figures, same
+
+
+def train_once(given, trainer, folder, ranks, *options):
+    run([f"{HERE}/build/train_{trainer}", "--pretrain", given.model, "--packing_samples", "--ring_attn_size", str(ranks),
+         "--save_path", folder, "--ckpt_path", f"{folder}.ckpt", "--metrics_path", f"{folder}.jsonl", "--json", "--overwrite",
+         "--lr_scheduler", "constant", "--warmup_steps", "0", *options], f"{folder}.log")
+    with open(f"{folder}.jsonl") as file:
+        return [json.loads(line) for line in file]
 
 
 # ---- one step beside transformers ----
@@ -193,11 +203,14 @@ def told(name, trained, measures):
             fail(f"{name}: {key} is not the same on {RANKS} ranks")
     speed = ", ".join(f"{sum(f['tokens'] for f in each) / sum(f['tokens'] / f['tokens_per_second'] for f in each):.0f}"
                       if "tokens_per_second" in each[0] else f"{seconds / len(each):.0f} s a rollout"
-                      for each, (_, seconds, _) in zip(steps, folders))
+                      for each, (_, seconds) in zip(steps, folders))
     said = "; ".join(f"{key} {steps[0][0][key]:.6f} -> {steps[0][-1][key]:.6f}" for key in measures)
-    evals = [f for f in figures[0] if any(key.startswith("eval_") for key in f)]
-    for key in [key for key in (evals[0] if evals else {}) if key.startswith("eval_")][:2]:
-        said += f"; {key} " + " -> ".join(f"{f[key]:.4f}" for f in (evals[0], evals[-1]))
+    evals = [[f for f in each if any(key.startswith("eval_") for key in f)] for each in figures]
+    if evals[0] != evals[1]:
+        fail(f"{name}: the evaluations are not the same on {RANKS} ranks")
+    for key in ("eval_loss", "eval_accuracy"):
+        if evals[0] and key in evals[0][0]:
+            said += f"; {key} before and after {evals[0][0][key]:.4f} -> {evals[0][-1][key]:.4f}"
     return f"| {name}, {len(steps[0])} steps | {said} | equal bytes | {speed} |"
 
 
@@ -212,21 +225,29 @@ def sft(given):
 
 
 def pairs(given):
-    return prepare(given, "pairs", f"{given.data}/gsm8k_preferences.jsonl", f"{given.out}/pairs.tokens", "--prompt_key", "prompt",
-                   "--max_len", "512")
+    """Options for the pairs to train on, and for 48 others to evaluate on."""
+    with open(f"{given.data}/gsm8k_preferences.jsonl") as file:
+        lines = file.readlines()
+    files = []
+    for name, part in (("pairs", lines[:-48]), ("pairs_test", lines[-48:])):
+        with open(f"{given.out}/{name}.jsonl", "w") as file:
+            file.writelines(part)
+        files.append(prepare(given, "pairs", f"{given.out}/{name}.jsonl", f"{given.out}/{name}.tokens", "--prompt_key", "prompt",
+                             "--max_len", "512"))
+    return "--dataset", files[0], "--eval_dataset", files[1]
 
 
 def dpo(given):
-    trained = train(given, "dpo", "dpo", "--dataset", pairs(given), "--max_len", "512", "--pack_len", "1024", "--train_batch_size",
+    trained = train(given, "dpo", "dpo", *pairs(given), "--max_len", "512", "--pack_len", "1024", "--train_batch_size",
                     str(given.batch // 2), "--learning_rate", "1e-6", "--max_steps", str(given.pair_steps))
-    first = trained[1][0][0]["loss"]
+    first = next(f for f in trained[1][0] if "grad_norm" in f)["loss"]
     if repr(first) != "0.6931471805599453":
         fail(f"the first DPO loss is {first!r}, not ln 2")
     return told("DPO", trained, ["loss"])
 
 
 def rm(given):
-    return told("reward model", train(given, "rm", "rm", "--dataset", pairs(given), "--max_len", "512", "--pack_len", "1024",
+    return told("reward model", train(given, "rm", "rm", *pairs(given), "--max_len", "512", "--pack_len", "1024",
                                       "--train_batch_size", str(given.batch // 2), "--learning_rate", "1e-5", "--max_steps",
                                       str(given.pair_steps)), ["loss"])
 
