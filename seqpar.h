@@ -1275,6 +1275,9 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
     double cost; /* FLOPs of a compute */
 } seqpar_event;
 
+/* A step has a gradient of each slice, and as many slices wait here between two steps. */
+#define SEQPAR_KEPT_BUFFERS 256
+
 typedef struct seqpar_ctx {
     seqpar_error *error; /* of the world comm */
     seqpar_device *device;
@@ -1286,7 +1289,7 @@ typedef struct seqpar_ctx {
     struct {
         void *data;
         int64_t bytes;
-    } kept[256];
+    } kept[SEQPAR_KEPT_BUFFERS];
     int64_t kept_count, kept_bytes;
     void (*trace)(void *user, const seqpar_event *event);
     void *trace_user;
@@ -1567,7 +1570,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_share *share,
                                                const seqpar_token_fold *fold,
                                                const seqpar_vocab_desc *desc);
-/* From io->hidden and ->dlogits the nodes of rows first .. first + rows of dtable alone:
+/* From io->hidden and ->dlogits, which seqpar_vocab_backward left, the nodes of rows first .. first + rows of dtable alone:
    (fold->node_count) of (rows, hidden) in io->nodes. The same bits as of the whole table, so it
    can be made and sent in slices (seqpar_optim_slice); pays where a rank has fewer tokens than
    node_count hidden. */
@@ -1839,7 +1842,8 @@ typedef struct seqpar_optim {
 /* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
 
    Memory, in accumulators, of E elements on W ranks with A micro-batches; G is the largest
-   group, S the largest slice. Blocks lie at their owners, so their share falls as 1/W at every stage:
+   group, S the largest slice. Blocks lie at their owners, so their share falls as 1/W at every
+   stage:
      gradients   E/W, which grows group by group in backward
                  nodes of one group, node_count G, until it is done: 1 for W = 1; with sp 1 or 2
                  a row where 2 sp divides its chunks; of the vocab seqpar_vocab_places. Who
@@ -4600,7 +4604,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
-        if (ctx->kept_count == 256) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+        if (ctx->kept_count == SEQPAR_KEPT_BUFFERS) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
         ctx->kept[ctx->kept_count].data = buffer->data;
         ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
         ctx->kept_bytes += buffer->bytes;
@@ -7115,7 +7119,7 @@ typedef struct seqpar__vocab_call {
     const seqpar_token_fold *fold;
     const seqpar_vocab_desc *desc;
     void *logits; /* of a run; of all tokens with io->dlogits */
-    /* of seqpar_vocab_nodes: dlogits are there; table_rows 0: they are not */
+    /* of seqpar_vocab_nodes, to which dlogits are given; 0: they are made here */
     int64_t table_first, table_rows;
 } seqpar__vocab_call;
 
@@ -7255,6 +7259,20 @@ static void seqpar__vocab_plain_init(seqpar__vocab_plain *p, int64_t tokens) {
     p->fold.program_count = p->fold.node_count = p->fold.depth = 1;
 }
 
+/* Takes the plain one in the place of a share and a fold that are not given. `elements` of its
+   node are zeroed where it has no leaf. */
+static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
+                                     seqpar__vocab_plain *plain, const seqpar_share **share,
+                                     const seqpar_token_fold **fold, int64_t elements) {
+    if (*share || *fold) return;
+    seqpar__vocab_plain_init(plain, io->tokens);
+    *share = &plain->share;
+    *fold = &plain->fold;
+    if (io->tokens == 0 && elements > 0) /* no leaf is computed */
+        ctx->device->zero(ctx->device, io->nodes,
+                          elements * seqpar_dtype_bytes(ctx->device->accumulator), ctx->queue);
+}
+
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc) {
     seqpar__vocab_call c;
@@ -7276,8 +7294,8 @@ static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_
     int64_t leaves = 0;
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "seqpar_vocab_backward has a share or a fold alone; give both, or "
-                           "neither for a plain sum over the tokens");
+                           "the vocabulary's gradient has a share or a fold alone; give both, "
+                           "or neither for a plain sum over the tokens");
     for (int64_t i = 0; i < fold->program_count; i++)
         leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
     return leaves == share->count
@@ -7296,32 +7314,25 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     seqpar__vocab_run r;
     seqpar__vocab_plain plain;
     seqpar_buffer logits;
-    seqpar_status status = seqpar__check_vocab(ctx->error, desc);
-    if (!status && !share && !fold) {
-        seqpar__vocab_plain_init(&plain, io->tokens);
-        share = &plain.share, fold = &plain.fold;
-        if (io->tokens == 0 && !io->dlogits) /* no leaf is computed */
-            ctx->device->zero(ctx->device, io->nodes,
-                              desc->vocab * desc->hidden *
-                                  seqpar_dtype_bytes(ctx->device->accumulator),
-                              ctx->queue);
-    }
-    if (!status) status = seqpar__check_vocab_fold(ctx->error, share, fold);
-    if (status) return status;
+    seqpar_status status = SEQPAR_OK;
+    SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
+    seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold,
+                             io->dlogits ? 0 : desc->vocab * desc->hidden);
+    SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
     memset(&c, 0, sizeof c);
     memset(&logits, 0, sizeof logits);
     c.ctx = ctx;
     c.io = io;
     c.fold = fold;
     c.desc = desc;
-    if (!io->dlogits)
+    if (!seqpar__vocab_run_new(&r, share, fold, desc))
+        status = seqpar__no_memory(ctx->error, "the vocabulary projection");
+    if (!status && !io->dlogits)
         status = seqpar_buffer_new(ctx, &logits,
-                                   SEQPAR__MIN(seqpar__vocab_rows_max(desc), share->tokens) *
-                                       desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
+                                   SEQPAR__MIN(r.most, share->tokens) * desc->vocab *
+                                       seqpar_dtype_bytes(ctx->device->storage),
                                    SEQPAR_MEM_SCRATCH);
     c.logits = io->dlogits ? io->dlogits : logits.data;
-    if (!seqpar__vocab_run_new(&r, share, fold, desc) && !status)
-        status = seqpar__no_memory(ctx->error, "the vocabulary projection");
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
     seqpar_buffer_free(ctx, &logits);
@@ -7335,15 +7346,17 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
                                             int64_t rows) {
     seqpar__vocab_call c;
     seqpar__vocab_run r;
+    seqpar__vocab_plain plain;
     seqpar_status status;
     SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
-    SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
-    if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && share->tokens))
+    if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && io->tokens))
         return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
                            "nodes of rows %lld .. + %lld are wanted, of a vocab of %lld%s; give "
                            "rows within it, and io->dlogits to seqpar_vocab_backward before",
                            (long long)first, (long long)rows, (long long)desc->vocab,
                            io->dlogits ? "" : ", and dlogits are NULL");
+    seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold, rows * desc->hidden);
+    SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.io = io;
@@ -7843,8 +7856,8 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 
    Owners. Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice
    is cut into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block
-   sums its gradient and updates it. Nobody else holds that part of the gradient at any ZeRO stage; from stage 1 on,
-   of its moments and masters neither.
+   sums its gradient and updates it. Nobody else holds that part of the gradient at any ZeRO
+   stage; from stage 1 on, of its moments and masters neither.
 
    The way of a gradient:
 
@@ -7855,8 +7868,8 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
        seqpar_step_end          owners clip, update, and hand their blocks to all
 
    Memory. A rank holds 1/W of the gradient, which grows slice by slice; the nodes of one group
-   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to log2(A) times its
-   part, for sums that wait for the next micro-batch. 124 million parameters and one row on one
+   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to
+   log2(A) times its part, for sums that wait for the next micro-batch. 124 million parameters and one row on one
    rank: 619 MiB, 1.3 times the weights.
 
    State is what owners hold. There every tensor begins at a block; the caller's arrays have no
@@ -7984,7 +7997,8 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            d->zero_stage);
     if (d->slice < 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "slices of %lld elements are wanted; give at least 1, or 0 for the default",
+                           "slices of %lld elements are wanted; give at least 1, or 0 for "
+                           "the default",
                            (long long)d->slice);
     if (d->params_shared && d->zero_stage == 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -8027,8 +8041,9 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                                (int64_t)(sizeof given / sizeof *given));
 }
 
-/* Elements of a tensor that a slice can hold: rows that are whole blocks, and by 64, so that
-   what is computed of them alone begins aligned; at least as few as that can be. */
+/* How many elements of a larger tensor are a slice: at most `most`, but at least the fewest rows
+   that are whole blocks, which owners need, and a multiple of 64, so that columns of dlogits
+   begin aligned. */
 static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
     int64_t rows = 64;
     while (rows * t->cols % SEQPAR_PARAM_BLOCK) rows *= 2;
@@ -8076,26 +8091,32 @@ static seqpar_status seqpar__slices_new(seqpar_ctx *ctx, seqpar_optim *o) {
     return SEQPAR_OK;
 }
 
-/* Where a slice begins among the parameters, and group's end for the one behind its last. */
-static int64_t seqpar__slice_offset(const seqpar_optim *o, int64_t group, int64_t slice) {
-    int64_t i = slice < o->group_slice[group + 1] ? o->slice_tensor[slice]
-                                                  : o->group_tensor[group + 1] - 1;
-    const seqpar_tensor *t = &o->tensors[i];
-    return t->offset + (slice < o->group_slice[group + 1]
-                            ? o->slice_begin[slice] - o->tensor_begin[i]
-                            : seqpar__tensor_elements(t));
+/* The tensor that a slice ends in. */
+static const seqpar_tensor *seqpar__slice_last(const seqpar_optim *o, int64_t slice) {
+    int64_t i = o->slice_tensor[slice];
+    while (i + 1 < o->tensor_count && o->tensor_begin[i + 1] < o->slice_begin[slice + 1]) i++;
+    return &o->tensors[i];
+}
+
+/* Where a slice ends among the parameters. */
+static int64_t seqpar__slice_end(const seqpar_optim *o, int64_t slice) {
+    const seqpar_tensor *t = seqpar__slice_last(o, slice);
+    int64_t left = o->slice_begin[slice + 1] - o->tensor_begin[t - o->tensors];
+    return t->offset + SEQPAR__MIN(left, seqpar__tensor_elements(t));
 }
 
 SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
                                   int64_t *first, int64_t *count) {
-    int64_t slice, begin;
+    int64_t slice, tensor, begin;
     *first = *count = 0;
-    if (group < 0 || group >= o->groups || index < 0) return 0;
+    if (group < 0 || group >= o->groups || index < 0 ||
+        index >= o->group_slice[group + 1] - o->group_slice[group])
+        return 0;
     slice = o->group_slice[group] + index;
-    if (slice >= o->group_slice[group + 1]) return 0;
-    begin = seqpar__slice_offset(o, group, slice);
+    tensor = o->slice_tensor[slice];
+    begin = o->tensors[tensor].offset + o->slice_begin[slice] - o->tensor_begin[tensor];
     *first = begin - o->tensors[o->group_tensor[group]].offset;
-    *count = seqpar__slice_offset(o, group, slice + 1) - begin;
+    *count = seqpar__slice_end(o, slice) - begin;
     return 1;
 }
 
@@ -8463,8 +8484,8 @@ static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nod
     return o->tensors[o->group_tensor[nodes->group]].offset + nodes->first;
 }
 
-/* Sends every owner its blocks, in a slice, of every node. What comes lies in order of ranks, node after
-   node, each laid out as state. */
+/* Sends every owner its blocks, in a slice, of every node. What comes lies in order of ranks,
+   node after node, each laid out as state. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
                                         int64_t slice, void *inbox) {
@@ -8512,50 +8533,52 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
-   early would give another sum. */
 static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o,
                                             const seqpar_step_nodes *n) {
-    int64_t index = n->micro_batch, group = n->group;
-    int source = n->source;
-    SEQPAR__TRY(seqpar__check_micro(error, o, index));
-    if (group < 0 || group >= o->groups || source < 0 || source > 1)
+    SEQPAR__TRY(seqpar__check_micro(error, o, n->micro_batch));
+    if (n->group < 0 || n->group >= o->groups || n->source < 0 || n->source > 1)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the gradient of group %lld, source %d was given; there are groups "
                            "0 to %lld and sources 0 and 1",
-                           (long long)group, source, (long long)o->groups - 1);
+                           (long long)n->group, n->source, (long long)o->groups - 1);
     return SEQPAR_OK;
 }
 
+/* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
+   early would give another sum. */
 static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t slice) {
     int64_t given = o->step->given[slice + n->source * o->slices];
-    int64_t index = n->micro_batch, group = n->group;
-    if (index != given)
-        return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "the gradient of group %lld was given for micro-batch %lld after "
-                           "%lld of them; give each once, in order",
-                           (long long)group, (long long)index, (long long)given);
+    if (n->micro_batch == given) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the gradient of group %lld was given for micro-batch %lld after %lld of "
+                       "them; give each once, in order",
+                       (long long)n->group, (long long)n->micro_batch, (long long)given);
+}
+
+/* Source 0 of every slice of a group is given, and of source 1 all or none. */
+static seqpar_status seqpar__check_group_complete(seqpar_error *error, const seqpar_optim *o,
+                                                  int64_t group) {
+    int64_t wanted = o->step->accumulation, first = o->group_slice[group];
+    for (int source = 0; source < 2; source++) {
+        const int64_t *given = o->step->given + source * o->slices;
+        for (int64_t s = first; s < o->group_slice[group + 1]; s++)
+            if (given[s] != wanted && (source == 0 || given[s] || given[first]))
+                return seqpar_fail(
+                    error, SEQPAR_ERR_STEP,
+                    "the step ends, but group %lld was given the gradients of %lld of %lld "
+                    "micro-batches; run all of them, also those without rows, and all slices",
+                    (long long)group, (long long)given[s], (long long)wanted);
+    }
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_optim *o) {
-    int64_t wanted, slice, group = 0;
     if (!o->step)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "no step was begun; call seqpar_step_begin first");
-    wanted = o->step->accumulation;
-    for (int64_t i = 0; i < 2 * o->slices; i++) {
-        slice = i % o->slices;
-        if (slice == 0) group = 0;
-        while (slice >= o->group_slice[group + 1]) group++;
-        if (o->step->given[i] != wanted && (i < o->slices || o->step->given[i]))
-            return seqpar_fail(
-                error, SEQPAR_ERR_STEP,
-                "the step ends, but group %lld was given the gradients of %lld of %lld "
-                "micro-batches; run all of them, also those without rows",
-                (long long)group, (long long)o->step->given[i], (long long)wanted);
-    }
+    for (int64_t g = 0; g < o->groups; g++)
+        SEQPAR__TRY(seqpar__check_group_complete(error, o, g));
     return SEQPAR_OK;
 }
 
@@ -8613,15 +8636,15 @@ static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradie
 static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_optim *o,
                                           const seqpar_step_nodes *n, int64_t *first,
                                           int64_t *past) {
-    int64_t begin = seqpar__nodes_offset(o, n), group_past = o->group_slice[n->group + 1];
-    *first = o->group_slice[n->group];
-    while (*first < group_past && seqpar__slice_offset(o, n->group, *first) < begin) ++*first;
-    *past = n->count ? *first : group_past;
-    while (*past < group_past && seqpar__slice_offset(o, n->group, *past) < begin + n->count)
-        ++*past;
-    if (*first < *past && seqpar__slice_offset(o, n->group, *first) == begin &&
-        (!n->count || seqpar__slice_offset(o, n->group, *past) == begin + n->count))
-        return SEQPAR_OK;
+    int64_t at, count;
+    *first = *past = -1;
+    for (int64_t i = 0; seqpar_optim_slice(o, n->group, i, &at, &count); i++) {
+        int64_t slice = o->group_slice[n->group] + i;
+        if (at == n->first) *first = slice;
+        if (!n->count || (at >= n->first && at - n->first + count == n->count))
+            *past = slice + 1;
+    }
+    if (*first >= 0 && *past > *first) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_STEP,
                        "elements %lld .. + %lld of group %lld were given, which are no whole "
                        "slices; take them from seqpar_optim_slice",
@@ -8633,12 +8656,9 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t *first,
                                          int64_t *past) {
     int64_t end, count;
-    const seqpar_tensor *last;
     SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n));
     SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, n, first, past));
-    last = &o->tensors[*past < o->group_slice[n->group + 1] ? o->slice_tensor[*past - 1]
-                                                            : o->group_tensor[n->group + 1] - 1];
-    end = seqpar__slice_offset(o, n->group, *past) - seqpar__nodes_offset(o, n);
+    end = seqpar__slice_end(o, *past - 1) - seqpar__nodes_offset(o, n);
     count = o->step->micro[n->micro_batch].own.node_count;
     if (count > 0 && (n->elements < end ||
                       (count > 1 && (n->node_stride < end ||
@@ -8647,7 +8667,8 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
             ctx->error, SEQPAR_ERR_SIZE,
             "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
             "for %lld at a stride of %lld; pass the whole array and its size",
-            (long long)n->group, (long long)count, (long long)end, last->name,
+            (long long)n->group, (long long)count, (long long)end,
+            seqpar__slice_last(o, *past - 1)->name,
             (long long)n->elements, (long long)n->node_stride);
     return SEQPAR_OK;
 }

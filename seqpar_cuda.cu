@@ -863,7 +863,9 @@ static seqpar_status pack_tokens_by_id(cuda_device *self, const seqpar_embedding
     int64_t tokens = 0;
     for (int64_t l = 0; l < leaves; l++) tokens += a->leaves[l].count;
     int32_t *first = (int32_t *)calloc((size_t)a->rows + 2, sizeof *first);
-    auto has_row = [a](int64_t t) { return a->ids[t] >= a->first && a->ids[t] - a->first < a->rows; };
+    auto has_row = [a](int64_t t) {
+        return a->ids[t] >= a->first && a->ids[t] - a->first < a->rows;
+    };
     token_of_leaf *sorted = (token_of_leaf *)malloc(((size_t)tokens + 1) * sizeof *sorted);
     for (int64_t l = 0; first && sorted && l < leaves; l++)
         for (int64_t t = a->leaves[l].local; t < a->leaves[l].local + a->leaves[l].count; t++)

@@ -1895,9 +1895,12 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     else
         status = seqpar__llama_nodes_new(
             c, optim, group, seqpar_vocab_places(c->b->share, c->fold, &v.desc), &room);
-    v.io.dlogits = in_slices ? room.data : NULL;
-    v.io.nodes = in_slices ? NULL : c->nodes;
-    v.io.node_stride = c->node_stride;
+    if (in_slices)
+        v.io.dlogits = room.data;
+    else {
+        v.io.nodes = c->nodes;
+        v.io.node_stride = c->node_stride;
+    }
     if (!status) status = seqpar_vocab_backward(c->ctx, &v.io, c->b->share, c->fold, &v.desc);
     if (!status && in_slices)
         status = seqpar__llama_table_backward(c, optim, micro, head, m->config.tied,
@@ -1953,7 +1956,6 @@ static seqpar_status seqpar__llama_embedding_nodes(seqpar__llama_layer_call *c, 
                                                    int64_t first, int64_t rows) {
     seqpar_embedding_grad_args a;
     a.fold = seqpar__llama_token_run(c, 0);
-    a.fold.store = c->nodes;
     a.leaves = c->b->share->pieces;
     a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
     a.ids = c->b->ids;

@@ -1340,6 +1340,8 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
     seqpar_status status = seqpar__st_seek(file, part, &tensor, error);
     int64_t now;
 
+    if (!status && tensor->dtype == (wide ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_F32))
+        return seqpar_safetensors_read(file, wide ? (void *)wide : (void *)narrow, part, error);
     if (!status && !seqpar__st_exponent_mask(tensor->dtype))
         return seqpar__st_fail(
             error, SEQPAR_ERR_FILE_TENSOR, file->path, part->name,
@@ -1354,15 +1356,12 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
             status = seqpar__st_refuse_not_finite(file, tensor, raw, part->first + done, now,
                                                   error);
         if (status) break;
-        if (tensor->dtype != SEQPAR_SAFETENSORS_F64)
-            seqpar__st_floats(narrow ? narrow + done : floats, raw, tensor->dtype, now);
-        else if (narrow)
+        if (tensor->dtype == SEQPAR_SAFETENSORS_F64)
             status = seqpar__st_narrow(file, tensor, narrow + done, raw, part->first + done,
                                        now, error);
         else
-            memcpy(wide + done, raw, (size_t)now * 8);
-        for (int64_t i = 0; wide && tensor->dtype != SEQPAR_SAFETENSORS_F64 && i < now; i++)
-            wide[done + i] = (double)floats[i];
+            seqpar__st_floats(narrow ? narrow + done : floats, raw, tensor->dtype, now);
+        for (int64_t i = 0; wide && i < now; i++) wide[done + i] = (double)floats[i];
     }
     return status;
 }
@@ -1370,20 +1369,12 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f32(seqpar_safetensors_file *file, float *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
-    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, part->name);
-
-    if (t && t->dtype == SEQPAR_SAFETENSORS_F32)
-        return seqpar_safetensors_read(file, out, part, error);
     return seqpar__st_read_as(file, NULL, out, part, error);
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *file, double *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
-    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, part->name);
-
-    if (t && t->dtype == SEQPAR_SAFETENSORS_F64)
-        return seqpar_safetensors_read(file, out, part, error);
     return seqpar__st_read_as(file, out, NULL, part, error);
 }
 

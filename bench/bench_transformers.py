@@ -35,11 +35,15 @@ class Ours:
                                         stdout=subprocess.PIPE, text=True, env=environment)
 
     def ask(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        answer = self.process.stdout.readline()
+        answer = ""
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except BrokenPipeError:
+            pass
         if not answer:
-            sys.exit(f"error: {self.process.args[0]} ended at '{line}'; type make build/steps")
+            fail(f"{self.process.args[0]} ended at '{line}'; what it said is above")
         return answer
 
     def step(self, path, ids):
@@ -92,6 +96,10 @@ class Theirs:
         pass
 
 
+def fail(sentence):
+    sys.exit(f"error: {sentence}")
+
+
 def take_turns(sides, call, inputs):
     """call's answers, (rounds) of each side; the first round, of what is done once only, is left out."""
     answers = [[] for _ in sides]
@@ -112,7 +120,8 @@ def rows_of(folder, ids, length, count):
 
 
 def far(got, want):
-    return max(abs(g - w) / abs(w) if g == g else float("inf") for g, w in zip(got, want))
+    apart = [abs(g - w) / abs(w) if w else float("inf") for g, w in zip(got, want)]
+    return max(a if a == a else float("inf") for a in apart)  # max alone passes over NaN
 
 
 def steps(given, folder, ids, length, threads):
@@ -151,11 +160,18 @@ def tiny_model(folder):
     return folder, torch.randint(3, 307, (4 * PROMPTS * PROMPT,)).tolist()
 
 
+def numbers(option, text, least):
+    """A comma list; a row of one token has no loss."""
+    if not all(n.isdecimal() and int(n) >= least for n in text.split(",")):
+        fail(f"--{option} is '{text}'; give numbers from {least} on, such as {4 * least},{5 * least}")
+    return [int(n) for n in text.split(",")]
+
+
 def compare(given, folder, ids):
-    lengths, threads = ([int(n) for n in each.split(",") if n] for each in (given.rows, given.threads))
+    lengths, threads = numbers("rows", given.rows, 2), numbers("threads", given.threads, 1)
     most = max(lengths + [PROMPTS * PROMPT]) * (given.rounds + 1)
     if len(ids) < most:
-        sys.exit(f"error: {given.text} has {len(ids)} tokens, {most} are wanted; give a longer text, or fewer --rounds")
+        fail(f"{given.text} has {len(ids)} tokens, {most} are wanted; give a longer text, or fewer --rounds")
     table = ["| what | threads | seqpar, tokens/s (with checkpointing) | transformers (with checkpointing) | best of each | agreement |",
              "|---|---:|---:|---:|---:|---|"]
     cases = []
@@ -199,16 +215,29 @@ def main():
     options.add_argument("--markdown")
     given = options.parse_args()
     if not given.tiny and not given.text:
-        sys.exit("error: give MODEL and TEXT, or --tiny")
-    import transformers
+        fail("give MODEL and TEXT, or --tiny")
+    if given.rounds < 1:
+        fail(f"--rounds is {given.rounds}; give at least 1")
+    if not os.access(given.steps, os.X_OK):
+        fail(f"there is no program {given.steps}; type make build/steps")
+    if not given.tiny and not os.path.exists(f"{given.model}/config.json"):
+        fail(f"{given.model} is no model's folder, it has no config.json; demos/get_smollm2.py makes one")
+    try:
+        import transformers
+    except ImportError:
+        fail("this python3 has no transformers; type pip install torch transformers")
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         if given.tiny:
             given.model, ids = tiny_model(f"{folder}/model")
             given.rows, given.threads, given.rounds = "97", "1", 1
         else:
-            with open(given.text) as file:
-                ids = transformers.AutoTokenizer.from_pretrained(given.model)(file.read())["input_ids"]
+            try:
+                with open(given.text) as file:
+                    text = file.read()
+            except (OSError, UnicodeDecodeError) as error:
+                fail(f"{given.text} cannot be read as text: {error}")
+            ids = transformers.AutoTokenizer.from_pretrained(given.model)(text)["input_ids"]
         return compare(given, folder, ids)
 
 

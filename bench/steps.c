@@ -11,6 +11,7 @@
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
 #include "tensors.h"
+#include <errno.h>
 #include <time.h>
 
 enum { LINE = 4096 };
@@ -35,14 +36,19 @@ static void give_up(const char *why) {
     exit(1);
 }
 
+static void give_up_file(const char *path) {
+    fprintf(stderr, "error: no token ids can be read from %s: %s\n", path, strerror(errno));
+    exit(1);
+}
+
 /* Token ids of a file, to be freed. */
 static int32_t *ids_of(const char *path, int64_t *count) {
     FILE *file = fopen(path, "rb");
-    if (!file || fseek(file, 0, SEEK_END)) give_up(path);
+    if (!file || fseek(file, 0, SEEK_END)) give_up_file(path);
     *count = ftell(file) / 4;
     int32_t *ids = (int32_t *)demo_room(*count, sizeof *ids);
     rewind(file);
-    if (fread(ids, 4, (size_t)*count, file) != (size_t)*count) give_up(path);
+    if (fread(ids, 4, (size_t)*count, file) != (size_t)*count) give_up_file(path);
     fclose(file);
     return ids;
 }

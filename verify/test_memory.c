@@ -389,8 +389,11 @@ static void test_gradients(int tied) {
                     (long long)dp, (long long)sp, (long long)micro, stage, peak, bound);
         /* what arrives is a node of every rank, of which this one owns its part; attention's
            messages are counted there, too */
+        int64_t arrives = sp > 1 ? nodes : 1; /* of each rank */
         test_expect((sp > 1 && !way.slice) ||
-                        moving <= (world > 1 ? (double)(nodes * largest) + 4096.0 * (double)world : 0),
+                        moving <= (world > 1 ? (double)(arrives * largest) +
+                                                   4096.0 * (double)world
+                                             : 0),
                     "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp,
                     (long long)sp, (long long)micro, stage, moving);
         test_expect(sp == 1 || dp > 1 || (int64_t)peak <= before,
@@ -405,6 +408,41 @@ static void test_gradients(int tied) {
         seqpar_batch_free(&task.batch);
     }
     test_end("memory_gradients %s", tied ? "tied" : "untied");
+}
+
+/* Values that wait between two runs of the vocabulary, which ends each with whole subtrees: as
+   many as a count of runs has digits. A run of 576 tokens, 18 chunks of 32, would leave six. */
+static void test_vocab_places(void) {
+    enum { ROWS = 4, HIDDEN = 576, RUNS_LOG2 = 3 }; /* 8 runs of 512 of 4,096 tokens */
+    const seqpar_llama_config config = {.vocab = 99};
+    const seqpar_vocab_desc desc = {.hidden = HIDDEN, .vocab = 99};
+    const seqpar_split_desc split = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};
+    const seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    const seqpar_tensor tensor = {"table", 99, HIDDEN, 0, 0, 0};
+    const seqpar_token_fold *fold = NULL;
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_share share = {0};
+    seqpar_optim optim = {0};
+    seqpar_ctx ctx;
+    model_task task;
+    rows_task(&task, &config, ROWS);
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) &&
+                    !seqpar_optim_open(&ctx, &optim, &tensor, 1, &sgd) &&
+                    !seqpar_step_begin(&ctx, &optim, task.batch.row, ROWS,
+                                       SEQPAR_LAYOUT_ZIGZAG, 1) &&
+                    !seqpar_split(ctx.error, &share, task.batch.row, ROWS, &split) &&
+                    !seqpar_step_fold(&ctx, &optim, &fold, &share, 0),
+                "%s", self->error->text);
+    int64_t places = fold ? seqpar_vocab_places(&share, fold, &desc) : -1;
+    test_expect(places >= 1 && places <= RUNS_LOG2, "%lld places", (long long)places);
+    seqpar_share_free(&share);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    seqpar_batch_free(&task.batch);
+    test_end("memory_vocab_places: %lld", (long long)places);
 }
 
 /* ---- attention: buffers, work and bytes of every rank ---- */
@@ -1208,6 +1246,7 @@ int main(int argc, char **argv) {
     }
     test_gradients(0);
     test_gradients(1);
+    test_vocab_places();
     test_recompute();
     test_attention();
     test_lifetimes();

@@ -6,16 +6,18 @@
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 
-/* two groups, a gap between tensors, a tensor of more than one block */
-enum { SMALL = 21, GAP = 5, LARGE = 1500, ELEMENTS = SMALL + GAP + LARGE, STEPS = 3 };
+/* two groups, a gap between tensors, a tensor of more than one block, and with `slice` 1 of two
+   slices: 64 rows and 30 */
+enum { SMALL = 21, GAP = 5, LARGE = 1504, ELEMENTS = SMALL + GAP + LARGE, STEPS = 3 };
 static const seqpar_tensor tensors[] = {{"small", 3, 7, 0, 1, 0},
-                                        {"large", 30, 50, SMALL + GAP, 0, 1}};
+                                        {"large", 94, 16, SMALL + GAP, 0, 1}};
 
 typedef struct way {
     int64_t ranks, accumulation;
     int stage, kind;
     double max_norm;
     int shared; /* all ranks have rank 0's parameters */
+    int sliced; /* 1: slices of the large tensor; 2: which are given one by one, the last first */
 } way;
 
 typedef struct result {
@@ -35,6 +37,27 @@ static void part_of(float *g, int step, int64_t part, int64_t parts) {
     for (int64_t p = PORTIONS * part / parts; p < PORTIONS * (part + 1) / parts; p++)
         for (int64_t i = 0; i < ELEMENTS; i++) g[i] += (float)portion(step, p, i);
     for (int64_t i = SMALL; i < SMALL + GAP; i++) g[i] = NAN; /* nobody's */
+}
+
+/* A slice at a time, without the elements before and behind it. */
+static seqpar_status give_slices(seqpar_ctx *ctx, seqpar_optim *optim, const float *g,
+                                 int64_t micro) {
+    seqpar_status status = SEQPAR_OK;
+    int64_t first, count, given = 0;
+    for (int64_t group = 1; group >= 0; group--)
+        for (int64_t i = 2; !status && i >= 0; i--) {
+            if (!seqpar_optim_slice(optim, group, i, &first, &count)) continue;
+            seqpar_step_nodes nodes = {.nodes = g + tensors[group].offset + first,
+                                       .elements = count,
+                                       .micro_batch = micro,
+                                       .group = group,
+                                       .first = first,
+                                       .count = count};
+            status = seqpar_step_gradient(ctx, optim, &nodes);
+            given++;
+        }
+    test_expect(status || given == 3, "%lld slices, not 3", (long long)given);
+    return status;
 }
 
 static seqpar_status give(seqpar_ctx *ctx, seqpar_optim *optim, const float *g, int64_t micro) {
@@ -68,7 +91,7 @@ static seqpar_status step_of(seqpar_ctx *ctx, seqpar_optim *optim, const way *w,
     seqpar_status status = seqpar_step_begin_plain(ctx, optim, w->accumulation);
     for (int64_t a = 0; !status && a < w->accumulation; a++) {
         part_of(g, step, a * size + rank, size * w->accumulation);
-        status = give(ctx, optim, g, a);
+        status = w->sliced == 2 ? give_slices(ctx, optim, g, a) : give(ctx, optim, g, a);
     }
     memcpy(before, params, sizeof before);
     if (!status && step != 1) status = seqpar_step_norm(ctx, optim);
@@ -99,7 +122,8 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
                               .eps = 1e-8,
                               .decay = 0.1,
                               .max_norm = j->way->max_norm,
-                              .params_shared = j->way->shared};
+                              .params_shared = j->way->shared,
+                              .slice = j->way->sliced != 0};
     float own[ELEMENTS], *params = j->way->shared ? j->shared : own;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
@@ -159,7 +183,7 @@ static void check_ways(int kind, double max_norm) {
     static const int64_t ranks[] = {1, 2, 3, 4, 5, 8}, accumulations[] = {1, 3};
     static result one[1], many[8];
     static double params[ELEMENTS], got[ELEMENTS];
-    way first = {1, 1, 0, kind, max_norm, 0};
+    way first = {1, 1, 0, kind, max_norm, 0, 0};
     static job j, k;
     j = (job){.way = &first, .result = one};
     double norm;
@@ -179,17 +203,20 @@ static void check_ways(int kind, double max_norm) {
     test_end("plain_%s_max_norm_%g", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw", max_norm);
     for (int p = 0; p < 6; p++)
         for (int a = 0; a < 2; a++)
-            for (int stage = 0; stage < 5; stage++) {
-                way w = {ranks[p], accumulations[a], stage % 3 + stage / 3, kind, max_norm, stage / 3};
+            for (int i = 0; i < 15; i++) {
+                int shared = i % 5 / 3, stage = i % 5 % 3 + shared;
+                way w = {ranks[p], accumulations[a], stage, kind, max_norm, shared, i / 5};
                 k = (job){.way = &w, .result = many};
                 memset(many, 0, sizeof many);
                 test_expect(!seqpar_run_threads(w.ranks, rank_main, &k, &error), "%s",
                             error.text);
                 for (int64_t r = 0; r < w.ranks; r++)
                     test_expect(!memcmp(&many[r], one, sizeof *one),
-                                "accumulation %lld, stage %d%s: rank %lld of %lld has other bits",
+                                "accumulation %lld, stage %d%s, slices %d: rank %lld of %lld "
+                                "has other bits",
                                 (long long)w.accumulation, w.stage,
-                                w.shared ? ", shared" : "", (long long)r, (long long)w.ranks);
+                                w.shared ? ", shared" : "", w.sliced, (long long)r,
+                                (long long)w.ranks);
             }
     test_end("plain_%s_max_norm_%g_on_1_to_8_ranks", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw",
              max_norm);
@@ -214,6 +241,14 @@ enum {
     NO_MICRO_BATCH,
     SHARED_EVERYWHERE,
     SHARED_APART,
+    SLICE_NEGATIVE,
+    SLICE_BEGINS_INSIDE,
+    SLICE_ENDS_INSIDE,
+    SLICE_BEYOND,
+    SLICE_TWICE,
+    SLICE_LEFT_OUT,
+    SLICE_OF_SECOND_SUM_LEFT_OUT,
+    SLICE_SHORT,
     MISUSES
 };
 static const misuse misuses[MISUSES] = {
@@ -228,8 +263,47 @@ static const misuse misuses[MISUSES] = {
     [PLAIN_ON_ONE] = {"plain_on_one_rank", "rows"},
     [NO_MICRO_BATCH] = {"no_micro_batch", "accumulation is 0"},
     [SHARED_EVERYWHERE] = {"shared_at_stage_0", "but zero_stage is 0; use 1 or 2"},
-    [SHARED_APART] = {"shared_that_are_two", "the shared parameters of rank 1 are not those of rank 0"},
+    [SHARED_APART] = {"shared_that_are_two",
+                      "the shared parameters of rank 1 are not those of rank 0"},
+    [SLICE_NEGATIVE] = {"slice_negative", "slices of -1 elements are wanted"},
+    [SLICE_BEGINS_INSIDE] = {"slice_begins_inside", "elements 16 .. + 1488 of group 1"},
+    [SLICE_ENDS_INSIDE] = {"slice_ends_inside", "elements 0 .. + 1023 of group 1"},
+    [SLICE_BEYOND] = {"slice_beyond", "no whole slices; take them from seqpar_optim_slice"},
+    [SLICE_TWICE] = {"slice_twice", "group 1 was given for micro-batch 0 after 1 of them"},
+    [SLICE_LEFT_OUT] = {"slice_left_out", "0 of 1 micro-batches; run all of them"},
+    [SLICE_OF_SECOND_SUM_LEFT_OUT] = {"slice_of_second_sum_left_out", "and all slices"},
+    [SLICE_SHORT] = {"slice_short", "room for 479 at a stride"},
 };
+
+/* Elements of the large tensor's gradient, of either sum. */
+static seqpar_status give_part(seqpar_ctx *ctx, seqpar_optim *optim, const float *g, int source,
+                               int64_t first, int64_t count, int64_t elements) {
+    seqpar_step_nodes nodes = {.nodes = g,
+                               .elements = elements,
+                               .group = 1,
+                               .source = source,
+                               .first = first,
+                               .count = count};
+    return seqpar_step_gradient(ctx, optim, &nodes);
+}
+
+/* In slices of 1,024 and 480 elements */
+static seqpar_status missliced(seqpar_ctx *ctx, seqpar_optim *optim, const float *g, int which) {
+    seqpar_step_nodes small = {.nodes = g, .elements = SMALL};
+    seqpar_status status = SEQPAR_OK;
+    if (which == SLICE_BEGINS_INSIDE) return give_part(ctx, optim, g, 0, 16, 1488, LARGE);
+    if (which == SLICE_ENDS_INSIDE) return give_part(ctx, optim, g, 0, 0, 1023, LARGE);
+    if (which == SLICE_BEYOND) return give_part(ctx, optim, g, 0, INT64_MAX, INT64_MAX, LARGE);
+    if (which == SLICE_SHORT) return give_part(ctx, optim, g, 0, 1024, 480, 479);
+    status = give_part(ctx, optim, g, 0, 0, 1024, 1024);
+    if (!status && which == SLICE_TWICE) return give_part(ctx, optim, g, 0, 0, 1024, 1024);
+    if (!status && which == SLICE_OF_SECOND_SUM_LEFT_OUT)
+        status = give_part(ctx, optim, g, 0, 1024, 480, 480);
+    if (!status && which == SLICE_OF_SECOND_SUM_LEFT_OUT)
+        status = give_part(ctx, optim, g, 1, 0, 1024, 1024);
+    if (!status) status = seqpar_step_gradient(ctx, optim, &small);
+    return status ? status : seqpar_step_norm(ctx, optim);
+}
 
 static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
     static const int64_t cu[] = {0, 4};
@@ -249,6 +323,7 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
     status = seqpar_step_begin_plain(ctx, optim, which == NO_MICRO_BATCH ? 0 : 1);
     part_of(g, 0, 0, 1);
     if (status) return status;
+    if (which >= SLICE_BEGINS_INSIDE) return missliced(ctx, optim, g, which);
     if (which == NO_ROWS) return seqpar_step_rows(ctx, optim, 0, &first, &count);
     if (which == NO_FOLD) return seqpar_step_fold(ctx, optim, &fold, &share, 0);
     if (which == NORM_OF_HALF) return seqpar_step_norm(ctx, optim);
@@ -273,7 +348,10 @@ static seqpar_status misuse_main(seqpar_comm *world, void *user) {
     int which = *(const int *)user;
     seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
                               .zero_stage = which == SHARED_APART,
-                              .params_shared = which >= SHARED_EVERYWHERE};
+                              .params_shared = which == SHARED_EVERYWHERE ||
+                                               which == SHARED_APART,
+                              .slice = which == SLICE_NEGATIVE ? -1
+                                                               : which > SLICE_NEGATIVE};
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
     seqpar_optim optim;
@@ -302,6 +380,38 @@ typedef struct head_result {
     float dhidden[TOKENS * HIDDEN], dtable[VOCAB * HIDDEN], logp[TOKENS];
 } head_result;
 
+/* The table's gradient in two parts, from the dlogits that backward leaves. */
+static seqpar_status head_in_parts(seqpar_ctx *ctx, const seqpar_vocab_io *of,
+                                   const seqpar_share *share, const seqpar_token_fold *fold,
+                                   const seqpar_vocab_desc *vocab) {
+    enum { FIRST = 4 };
+    float dlogits[TOKENS * VOCAB], *table = of->nodes;
+    seqpar_vocab_io io = *of;
+    io.nodes = NULL;
+    io.dlogits = dlogits;
+    seqpar_status status = seqpar_vocab_backward(ctx, &io, share, fold, vocab);
+    io.nodes = table + FIRST * HIDDEN;
+    if (!status)
+        status = seqpar_vocab_nodes(ctx, &io, share, fold, vocab, FIRST, VOCAB - FIRST);
+    io.nodes = table;
+    if (!status) status = seqpar_vocab_nodes(ctx, &io, share, fold, vocab, 0, FIRST);
+    if (status) return status;
+    test_expect(seqpar_vocab_nodes(ctx, &io, share, fold, vocab, FIRST, VOCAB) ==
+                        SEQPAR_ERR_SIZE &&
+                    strstr(ctx->error->text, "rows 4 .. + 11 are wanted, of a vocab of 11;"),
+                "%s", ctx->error->text);
+    *ctx->error = (seqpar_error){0}; /* the first would stay */
+    io.dlogits = io.tokens ? NULL : dlogits;
+    test_expect(!io.tokens ||
+                    (seqpar_vocab_nodes(ctx, &io, share, fold, vocab, 0, 1) ==
+                         SEQPAR_ERR_SIZE &&
+                     strstr(ctx->error->text, "dlogits are NULL")),
+                "%s", ctx->error->text);
+    *ctx->error = (seqpar_error){0};
+    return SEQPAR_OK;
+}
+
+enum { PLAIN, OF_A_ROW, SHARE_ALONE, PLAIN_IN_PARTS, OF_A_ROW_IN_PARTS };
 static seqpar_status head_run(seqpar_ctx *ctx, head_result *r, int64_t tokens, int whole) {
     static const int64_t cu[] = {0, TOKENS};
     const seqpar_row row = {
@@ -323,13 +433,16 @@ static seqpar_status head_run(seqpar_ctx *ctx, head_result *r, int64_t tokens, i
     }
     seqpar_vocab_io io = {hidden, table, targets, tokens, {r->logp}, {seed}, r->dhidden,
                           r->dtable, VOCAB * HIDDEN};
-    if (!whole) return seqpar_vocab_backward(ctx, &io, NULL, NULL, &vocab);
-    if (whole == 2) return seqpar_vocab_backward(ctx, &io, &share, NULL, &vocab);
+    if (whole == PLAIN) return seqpar_vocab_backward(ctx, &io, NULL, NULL, &vocab);
+    if (whole == PLAIN_IN_PARTS) return head_in_parts(ctx, &io, NULL, NULL, &vocab);
+    if (whole == SHARE_ALONE) return seqpar_vocab_backward(ctx, &io, &share, NULL, &vocab);
     seqpar_status status = seqpar_optim_open(ctx, &optim, &tensor, 1, &sgd);
     if (!status) status = seqpar_step_begin(ctx, &optim, &row, 1, SEQPAR_LAYOUT_CONTIGUOUS, 1);
     if (!status) status = seqpar_split(ctx->error, &share, &row, 1, &split);
     if (!status) status = seqpar_step_fold(ctx, &optim, &fold, &share, 0);
-    if (!status) status = seqpar_vocab_backward(ctx, &io, &share, fold, &vocab);
+    if (!status)
+        status = whole == OF_A_ROW ? seqpar_vocab_backward(ctx, &io, &share, fold, &vocab)
+                                   : head_in_parts(ctx, &io, &share, fold, &vocab);
     seqpar_share_free(&share);
     seqpar_optim_close(ctx, &optim);
     return status;
@@ -341,14 +454,20 @@ static void check_head(seqpar_device *device, const char *name) {
     seqpar_comm *world = seqpar_comm_self();
     seqpar_ctx ctx;
     test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
-    test_expect(!head_run(&ctx, &plain, TOKENS, 0), "%s", world->error->text);
-    test_expect(!head_run(&ctx, &whole, TOKENS, 1), "%s", world->error->text);
-    test_expect(!memcmp(&plain, &whole, sizeof plain), "other bits than those of a row");
+    test_expect(!head_run(&ctx, &plain, TOKENS, PLAIN), "%s", world->error->text);
+    for (int way = OF_A_ROW; way <= OF_A_ROW_IN_PARTS; way++) {
+        if (way == SHARE_ALONE) continue;
+        memset(&whole, 0xff, sizeof whole);
+        test_expect(!head_run(&ctx, &whole, TOKENS, way), "%s", world->error->text);
+        test_expect(!memcmp(&plain, &whole, sizeof plain), "way %d has other bits", way);
+    }
     test_expect(memcmp(plain.dtable, zero, sizeof zero) != 0, "the gradient is zero");
-    memset(&none, 0xff, sizeof none);
-    test_expect(!head_run(&ctx, &none, 0, 0), "%s", world->error->text);
-    test_expect(!memcmp(none.dtable, zero, sizeof zero), "no token, but a gradient");
-    test_expect(head_run(&ctx, &none, TOKENS, 2) == SEQPAR_ERR_STEP &&
+    for (int way = PLAIN; way <= PLAIN_IN_PARTS; way += PLAIN_IN_PARTS) {
+        memset(&none, 0xff, sizeof none);
+        test_expect(!head_run(&ctx, &none, 0, way), "%s", world->error->text);
+        test_expect(!memcmp(none.dtable, zero, sizeof zero), "no token, but a gradient");
+    }
+    test_expect(head_run(&ctx, &none, TOKENS, SHARE_ALONE) == SEQPAR_ERR_STEP &&
                     strstr(world->error->text, "a share or a fold alone"),
                 "%s", world->error->text);
     seqpar_ctx_close(&ctx);

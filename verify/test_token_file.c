@@ -374,10 +374,8 @@ static void test_names(void) {
 int main(int argc, char **argv) {
     const char *temporary = getenv("TMPDIR");
     test_begin(argc, argv);
-    /* two builds of this suite may run beside each other */
-    snprintf(folder, sizeof folder, "%s/seqpar_tokens.%ld", temporary ? temporary : P_tmpdir,
-             (long)getpid());
-    if (mkdir(folder, 0700)) return fprintf(stderr, "cannot make %s; set TMPDIR\n", folder), 2;
+    snprintf(folder, sizeof folder, "%s/tokens-XXXXXX", temporary ? temporary : P_tmpdir);
+    if (!mkdtemp(folder)) return fprintf(stderr, "cannot make %s; set TMPDIR\n", folder), 2;
     snprintf(path, sizeof path, "%s/data", folder);
     TEST(test_documents());
     TEST(test_kinds());

@@ -36,8 +36,7 @@ static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double
     return SEQPAR_OK;
 }
 
-/* A source fills values (part->count), a sink takes them; part->state is the
-   number of the file's prefix. */
+/* A source fills values (part->count); part->state is the number of the file's prefix. */
 enum { DEMO_VALUES = 1 << 17 };
 typedef struct {
     seqpar_ctx *ctx;
@@ -59,25 +58,10 @@ static seqpar_status demo_weights_get(const demo_transfer *s, double *values,
     return SEQPAR_OK;
 }
 
-static seqpar_status demo_weights_put(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    seqpar_device_write(s->ctx->device, s->model->params.data,
-                        s->model->tensors[part->tensor].offset + part->first, values,
-                        part->count, s->ctx->device->storage);
-    return SEQPAR_OK;
-}
-
 static seqpar_status demo_average_get(const demo_transfer *s, double *values,
                                       const seqpar_optim_part *part) {
     return demo_average_read(s->ctx, s->model, s->average, values,
                              s->model->tensors[part->tensor].offset + part->first, part->count);
-}
-
-static seqpar_status demo_average_put(const demo_transfer *s, double *values,
-                                      const seqpar_optim_part *part) {
-    demo_average_write(s->average, values, s->model->tensors[part->tensor].offset + part->first,
-                       part->count);
-    return SEQPAR_OK;
 }
 
 static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
@@ -87,10 +71,48 @@ static seqpar_status demo_optimizer_get(const demo_transfer *s, double *values,
     return seqpar_optim_read(s->ctx, s->optim, values, &kept);
 }
 
-static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
-                                        const seqpar_optim_part *part) {
+/* A sink takes what lies at `from` in the file; values (part->count) is scratch. */
+typedef seqpar_status (*demo_sink_fn)(const demo_transfer *s, const seqpar_optim_part *part,
+                                      seqpar_safetensors_file *file,
+                                      const seqpar_safetensors_part *from, double *values);
+
+/* Floats and doubles of the host's memory are read straight to their place. */
+static seqpar_status demo_weights_put(const demo_transfer *s, const seqpar_optim_part *part,
+                                      seqpar_safetensors_file *file,
+                                      const seqpar_safetensors_part *from, double *values) {
+    const seqpar_device *d = s->ctx->device;
+    int64_t element = s->model->tensors[part->tensor].offset + part->first;
+    void *to = (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage);
+    if (!demo_is_mine(s->ctx, s->model, part->tensor + part->first / DEMO_VALUES))
+        return SEQPAR_OK;
+    if (!s->ctx->queue && d->storage == SEQPAR_DTYPE_F32)
+        return seqpar_safetensors_read_f32(file, (float *)to, from, s->ctx->error);
+    if (!s->ctx->queue && d->storage == SEQPAR_DTYPE_F64)
+        return seqpar_safetensors_read_f64(file, (double *)to, from, s->ctx->error);
+    seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
+    if (!status)
+        seqpar_device_write(s->ctx->device, s->model->params.data, element, values,
+                            part->count, d->storage);
+    return status;
+}
+
+static seqpar_status demo_average_put(const demo_transfer *s, const seqpar_optim_part *part,
+                                      seqpar_safetensors_file *file,
+                                      const seqpar_safetensors_part *from, double *values) {
+    seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
+    if (!status)
+        demo_average_write(s->average, values,
+                           s->model->tensors[part->tensor].offset + part->first, part->count);
+    return status;
+}
+
+static seqpar_status demo_optimizer_put(const demo_transfer *s, const seqpar_optim_part *part,
+                                        seqpar_safetensors_file *file,
+                                        const seqpar_safetensors_part *from, double *values) {
     seqpar_optim_part kept = *part;
     kept.state = s->state[part->state];
+    seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
+    if (status) return status;
     for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
         if (values[i] < 0)
             return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT,
@@ -99,16 +121,6 @@ static seqpar_status demo_optimizer_put(const demo_transfer *s, double *values,
                                (long long)(part->first + i),
                                s->model->tensors[part->tensor].name, values[i]);
     return seqpar_optim_write(s->ctx, s->optim, values, &kept);
-}
-
-/* Weights from a file straight to where they belong: in the host's memory, of floats or doubles. */
-static seqpar_status demo_weights_read(const demo_transfer *s, seqpar_safetensors_file *file,
-                                       int64_t element, const seqpar_safetensors_part *from) {
-    void *to = (char *)s->model->params.data +
-               element * seqpar_dtype_bytes(s->ctx->device->storage);
-    return s->ctx->device->storage == SEQPAR_DTYPE_F64
-               ? seqpar_safetensors_read_f64(file, (double *)to, from, s->ctx->error)
-               : seqpar_safetensors_read_f32(file, (float *)to, from, s->ctx->error);
 }
 
 /* The next block of a tensor. */
@@ -251,7 +263,7 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
 /* One tensor, from the file into its sink; without one it is only looked at. */
 static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
                                       const char *prefix, int names, int state,
-                                      int64_t tensor, demo_values_fn put, double *values) {
+                                      int64_t tensor, demo_sink_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_safetensors_file *file;
     demo_tensor_place place = demo_tensor_place_of(s->model, tensor, names);
@@ -267,26 +279,18 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     seqpar_status status = seqpar_safetensors_expect(file, &wanted, s->ctx->error);
     for (int64_t first = 0; !status && put && first < t->rows * t->cols; first += DEMO_VALUES) {
         seqpar_optim_part part = demo_block(t, state, tensor, first);
-        if (put == demo_weights_put && !demo_is_mine(s->ctx, s->model, tensor + first / DEMO_VALUES))
-            continue;
         seqpar_safetensors_part wanted_part = {.name = name,
                                                .first = place.first * t->cols + first,
                                                .count = part.count,
                                                .finite = 1};
-        if (put == demo_weights_put && !s->ctx->queue &&
-            s->ctx->device->storage != SEQPAR_DTYPE_BF16) {
-            status = demo_weights_read(s, file, t->offset + first, &wanted_part);
-            continue;
-        }
-        status = seqpar_safetensors_read_f64(file, values, &wanted_part, s->ctx->error);
-        if (!status) status = put(s, values, &part);
+        status = put(s, &part, file, &wanted_part, values);
     }
     return status;
 }
 
 /* All names and shapes are looked at before the first number goes anywhere. Closes the files. */
 static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
-                                       const char *const *prefix, demo_values_fn put) {
+                                       const char *const *prefix, demo_sink_fn put) {
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
     int names = demo_names_of(from);
     seqpar_status status =
@@ -304,7 +308,7 @@ static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *fro
 }
 
 static seqpar_status demo_load_file(const demo_transfer *s, const char *path, int parts,
-                                    const char *const *prefix, demo_values_fn put) {
+                                    const char *const *prefix, demo_sink_fn put) {
     demo_weights from;
     seqpar_status status = demo_weights_open_file(&from, path, s->ctx->error);
     return status ? status : demo_load_tensors(s, &from, parts, prefix, put);

@@ -1581,10 +1581,10 @@ static bool demo_shares_weights(const demo_job *job) {
 }
 
 /* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
-static seqpar_status demo_run_with(demo_job *job,
-                                   seqpar_status (*run)(int64_t ranks, seqpar_rank_fn fn,
-                                                        void *user, seqpar_error *error),
-                                   seqpar_rank_fn main, void *user, seqpar_error *error) {
+typedef seqpar_status (*demo_run_fn)(int64_t ranks, seqpar_rank_fn fn, void *user,
+                                     seqpar_error *error);
+static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_fn main,
+                                   void *user, seqpar_error *error) {
     demo_shared shared = {0};
     if (demo_shares_weights(job)) shared.device = demo_device(job, error);
     job->shared = &shared;
@@ -1970,6 +1970,7 @@ static seqpar_status demo_process_run(demo_job *job, const seqpar_nccl_desc *des
     seqpar_error error;
     job->shared = &none;
     seqpar_status status = seqpar_nccl_run(desc, demo_process_main, job, &error);
+    job->shared = NULL;
     int64_t rank = desc->size ? desc->rank : job->rank;
     if (status && (!rank || error.rank == rank))
         fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status),
