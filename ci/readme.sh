@@ -4,12 +4,12 @@
 # verify/test_readme.sh compares.
 cd "$(dirname "$0")/.." || exit 1
 chapters() {
-    printf '\n| chapter of `seqpar.h` | what | lines | how it is checked |\n|---|---|---:|---|\n'
+    printf '\n| chapter of `seqpar.h` | what | lines, about | how it is checked |\n|---|---|---:|---|\n'
     awk '
         /^   >>[a-z]+  / { tag = substr($1, 3); if (tag != "doc") { if (!(tag in first)) order[++n] = tag; first[tag] = NR; name[NR] = tag } }
         { last = NR }
         END { for (line = 1; line <= last; line++) { if (line in name) at = name[line]; if (at) lines[at]++ }
-              for (i = 1; i <= n; i++) print order[i], lines[order[i]] }' seqpar.h | while read -r tag lines; do
+              for (i = 1; i <= n; i++) print order[i], 50 * int(lines[order[i]] / 50 + 0.5) }' seqpar.h | while read -r tag lines; do
         case $tag in
         api) what="types and prototypes"; check="compile matrix: C99, C11, C++11, C++17, static, two units" ;;
         util) what="errors, random numbers, exp and log"; check="known answers, long double" ;;
