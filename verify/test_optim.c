@@ -3,6 +3,7 @@
    the update. Integers are summed exactly in any order, so every number of ranks and
    micro-batches must give the bits of one. */
 #include "test.h"
+#include <unistd.h>
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 
@@ -220,6 +221,56 @@ static void check_ways(int kind, double max_norm) {
             }
     test_end("plain_%s_max_norm_%g_on_1_to_8_ranks", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw",
              max_norm);
+}
+
+/* ---- a step ends where shared parameters are complete, whoever is the slowest ---- */
+
+static seqpar_status (*quick_adamw)(seqpar_device *, const seqpar_update_args *, void *);
+
+static seqpar_status slow_adamw(seqpar_device *device, const seqpar_update_args *a,
+                                void *queue) {
+    usleep(20000);
+    return quick_adamw(device, a, queue);
+}
+
+static seqpar_status slow_main(seqpar_comm *world, void *user) {
+    job *j = (job *)user;
+    static _Thread_local float g[ELEMENTS];
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_ADAMW,
+                              .zero_stage = 1,
+                              .beta1 = 0.9,
+                              .beta2 = 0.99,
+                              .eps = 1e-8,
+                              .params_shared = 1};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
+    if (world->rank == world->size - 1) device->adamw = slow_adamw;
+    part_of(g, 0, world->rank, world->size);
+    if (!status) status = seqpar_step_begin_plain(&ctx, &optim, 1);
+    if (!status) status = give(&ctx, &optim, g, 0);
+    if (!status) status = seqpar_step_end(&ctx, &optim, j->shared, ELEMENTS, 1e-2);
+    memcpy(j->result[world->rank].params, j->shared, sizeof j->shared);
+    if (!status) seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static void check_slow_rank(void) {
+    static result seen[3];
+    static job j = {.result = seen};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_error error;
+    quick_adamw = device->adamw;
+    seqpar_device_close(device);
+    test_expect(!seqpar_run_threads(3, slow_main, &j, &error), "%s", error.text);
+    for (int r = 0; r < 3; r++)
+        test_expect(!memcmp(seen[r].params, j.shared, sizeof j.shared),
+                    "rank %d saw parameters that rank 2 had not updated yet", r);
+    test_end("plain_shared_by_ranks_of_which_one_is_slow");
 }
 
 /* ---- what must be refused, and what a step that is given up leaves ---- */
@@ -483,6 +534,7 @@ int main(int argc, char **argv) {
     check_ways(SEQPAR_OPTIM_ADAMW, 1);
     check_ways(SEQPAR_OPTIM_SGD, 0);
     check_ways(SEQPAR_OPTIM_SGD, 3);
+    check_slow_rank();
     for (int which = 0; which < MISUSES; which++) check_misuse(which);
     check_head(seqpar_device_cpu(1), "cpu");
     return test_summary();
