@@ -162,7 +162,7 @@ build/train_sft --dataset $out/bom.jsonl $io --save_path $out/bom >/dev/null 2>$
 build/train_sft --dataset $out/bom.jsonl $io --ring_attn_size 8 --save_path $out/idle >/dev/null 2>$out/idle.log && [ "$(grep -c 'notice: of 8 sequence-parallel ranks . have no token' $out/idle.log)" = 1 ] && ok notice_idle_ranks || fail notice_idle_ranks "$(tail -n 1 $out/idle.log)"
 build/train_sft --dataset $out/arith.jsonl $io --use_wandb token --deepspeed ds.json --flash_attn --save_path $out/ignored >/dev/null 2>$out/ignored.log && grep -q '^no effect here: .*--deepspeed' $out/ignored.log && ok option_noeffect || fail option_noeffect "$(head -n 2 $out/ignored.log)"
 build/train_sft $base --json --plot_loss --save_path $out/json >$out/json.txt 2>/dev/null && python3 -c 'import json,sys; json.load(open(sys.argv[1]))["loss_last"]' $out/json.txt 2>/dev/null || grep -q '^{.*"loss_last": .*}$' $out/json.txt && grep -q '</svg>' $out/json/training_loss.svg && ok option_json_plot || fail option_json_plot "$(head -c 200 $out/json.txt)"
-unbound=$(awk -F'\t' '$3 == "real" && $4 ~ /sft/ { print $1 }' demos/trainer/options.tsv | while read -r o; do grep -qE "(^ *|[{])\"$o\"," demos/trainer/trainer.h demos/trainer/sft.h || echo "$o"; done)
+unbound=$(awk -F'\t' '$3 == "real" && $4 ~ /sft/ { print $1 }' demos/trainer/options.tsv | while read -r o; do grep -qE "(^ *|[{])\"$o\"," demos/trainer/config.h demos/trainer/sft.h || echo "$o"; done)
 [ -z "$unbound" ] && ok options_all_bound || fail options_all_bound "$unbound"
 build/train_sft --help > $out/help.txt && grep -q -- '--ring_attn_size' $out/help.txt && grep -q -- '--sequence_parallel_degree' $out/help.txt && ok option_help || fail option_help "no help"
 if [ -f "$data/tinyshakespeare.txt" ]; then

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* config.h - the options that every trainer has. */
+#ifndef DEMO_CONFIG_H
+#define DEMO_CONFIG_H
+
+#include "options.h"
+
+typedef struct {
+    const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
+    const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
+    const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
+    const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
+    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
+        gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
+        overwrite, enable_ema, dry_run;
+    int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
+    int64_t max_steps, warmup_steps;
+    int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
+    int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size;
+    int64_t gradient_accumulation_steps;
+    int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
+    int64_t intermediate_size;
+    double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
+    double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef;
+    double adam_betas[2];
+} demo_config;
+
+/* Options every trainer has. Defaults teach a fresh small model something in minutes on two
+   cores. */
+#define DEMO_TRAINER_BINDINGS(c) \
+    { \
+        "dataset", \
+        &(c).dataset, \
+        DEMO_STRING, \
+        NULL, \
+        "training data: .jsonl or .txt, a comma list; or a token file (prepare.py)", \
+        DEMO_ANY}, \
+        {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
+        {"input_template",        &(c).input_template, DEMO_STRING, \
+         "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
+        {"max_len",    &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", \
+         DEMO_COUNT(2)}, \
+        {"truncation", \
+         &(c).truncation, \
+         DEMO_STRING, \
+         "drop", \
+         "what happens to longer ones: drop or cut", \
+         DEMO_ANY}, \
+        {"max_samples", \
+         &(c).max_samples, \
+         DEMO_INT, \
+         "100000000", \
+         "read at most this many records", \
+         DEMO_COUNT(1)}, \
+        {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", \
+         DEMO_ANY}, \
+        {"pack_len", \
+         &(c).pack_len, \
+         DEMO_INT, \
+         "0", \
+         "tokens of a packed row; 0: 2048 or max_len", \
+         DEMO_COUNT(0)}, \
+        {"chunks", \
+         &(c).chunks, \
+         DEMO_INT, \
+         "0", \
+         "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 " \
+         "tokens", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)}, \
+        {"pretrain", \
+         &(c).pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folder with config.json and model.safetensors to start from", \
+         DEMO_ANY}, \
+        {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
+         DEMO_ANY}, \
+        {"save_dtype", \
+         &(c).save_dtype, \
+         DEMO_STRING, \
+         "auto", \
+         "of the final model's numbers; auto: those of --pretrain, or as computed", \
+         DEMO_ANY}, \
+        {"max_shard_size", \
+         &(c).max_shard_size, \
+         DEMO_STRING, \
+         "5GB", \
+         "most of one file of the final model, as 700MB or 5GB", \
+         DEMO_ANY}, \
+        {"overwrite", \
+         &(c).overwrite, \
+         DEMO_FLAG, \
+         NULL, \
+         "save_path may hold a model that seqpar did not write", \
+         DEMO_ANY}, \
+        {"ckpt_path", \
+         &(c).ckpt_path, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for checkpoints; without it save_path/checkpoints_ and the trainer's name", \
+         DEMO_ANY}, \
+        {"save_steps", \
+         &(c).save_steps, \
+         DEMO_INT, \
+         "-1", \
+         "checkpoint every so many steps; -1: only when interrupted", \
+         DEMO_COUNT(-1)}, \
+        {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)}, \
+        {"load_checkpoint", \
+         &(c).load_checkpoint, \
+         DEMO_FLAG, \
+         NULL, \
+         "go on from the newest checkpoint in ckpt_path, if there is one", \
+         DEMO_ANY}, \
+        {"eval_steps", \
+         &(c).eval_steps, \
+         DEMO_INT, \
+         "-1", \
+         "evaluate every so many steps; -1: at the end", \
+         DEMO_COUNT(-1)}, \
+        {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", \
+         DEMO_COUNT(1)}, \
+        {"metrics_path", \
+         &(c).metrics_path, \
+         DEMO_STRING, \
+         NULL, \
+         "JSON lines: every step and evaluation", \
+         DEMO_ANY}, \
+        {"use_tensorboard", \
+         &(c).use_tensorboard, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for TensorBoard's event files, in one for every run", \
+         DEMO_ANY}, \
+        {"wandb_offline", \
+         &(c).wandb_offline, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for files as Weights & Biases keeps them, in one for every run; nothing is sent", \
+         DEMO_ANY}, \
+        {"plot_loss", \
+         &(c).plot_loss, \
+         DEMO_FLAG, \
+         NULL, \
+         "draw the loss into save_path/training_loss.svg", \
+         DEMO_ANY}, \
+        {"dry_run", \
+         &(c).dry_run, \
+         DEMO_FLAG, \
+         NULL, \
+         "read everything, say what would happen and what memory it takes, and stop", \
+         DEMO_ANY}, \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object, with --dry_run what it says", \
+         DEMO_ANY}, \
+        {"train_batch_size", \
+         &(c).train_batch_size, \
+         DEMO_INT, \
+         "32", \
+         "documents of an optimizer step, over all ranks", \
+         DEMO_COUNT(1)}, \
+        {"micro_train_batch_size", \
+         &(c).micro_train_batch_size, \
+         DEMO_INT, \
+         "4", \
+         "rows of a micro-batch on a data-parallel rank", \
+         DEMO_COUNT(1)}, \
+        {"gradient_accumulation_steps", \
+         &(c).gradient_accumulation_steps, \
+         DEMO_INT, \
+         "0", \
+         "micro-batches of a step; 0: from micro_train_batch_size", \
+         DEMO_COUNT(0)}, \
+        {"max_epochs", &(c).max_epochs,        DEMO_FLOAT, \
+         "1",          "passes over the data", {0, DEMO_MOST, true}}, \
+        {"max_steps", \
+         &(c).max_steps, \
+         DEMO_INT, \
+         "-1", \
+         "optimizer steps; 0: evaluate and save only; -1: from max_epochs", \
+         DEMO_COUNT(-1)}, \
+        {"learning_rate", &(c).learning_rate,   DEMO_FLOAT, \
+         "2e-3",          "peak learning rate", DEMO_ABOVE(0)}, \
+        {"lr_scheduler", \
+         &(c).lr_scheduler, \
+         DEMO_STRING, \
+         "cosine_with_min_lr", \
+         "constant, linear, cosine, cosine_with_min_lr", \
+         DEMO_ANY}, \
+        {"lr_warmup_ratio", \
+         &(c).lr_warmup_ratio, \
+         DEMO_FLOAT, \
+         "0.03", \
+         "share of the steps that warm up", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"warmup_steps", \
+         &(c).warmup_steps, \
+         DEMO_INT, \
+         "-1", \
+         "warm-up in steps; -1: from lr_warmup_ratio", \
+         DEMO_COUNT(-1)}, \
+        {"min_lr_ratio",    &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY}, \
+        {"adam_betas", &(c).adam_betas,        DEMO_FLOATS2, \
+         "0.9,0.95",   "decay of the moments", DEMO_BETWEEN(0, 1)}, \
+        {"adam_eps", \
+         &(c).adam_eps, \
+         DEMO_FLOAT, \
+         "1e-8", \
+         "added to the root of the second moment; with 0 a weight that has no gradient would " \
+         "become 0/0", \
+         DEMO_BETWEEN(1e-30, 1e30)}, \
+        {"l2", &(c).l2, DEMO_FLOAT, "0", "weight decay; gains have none", DEMO_AT_LEAST(0)}, \
+        {"max_norm", \
+         &(c).max_norm, \
+         DEMO_FLOAT, \
+         "1.0", \
+         "clip of the gradient norm; 0: none", \
+         DEMO_AT_LEAST(0)}, \
+        {"enable_ema", \
+         &(c).enable_ema, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep a moving average of the weights, saved in save_path/ema", \
+         DEMO_ANY}, \
+        {"ema_beta", \
+         &(c).ema_beta, \
+         DEMO_FLOAT, \
+         "0.992", \
+         "share of the average that stays in a step", \
+         DEMO_BETWEEN(0, 1)}, \
+        {"aux_loss_coef", \
+         &(c).aux_loss_coef, \
+         DEMO_FLOAT, \
+         "0", \
+         "coefficient of the load-balancing loss of a model with experts", \
+         DEMO_AT_LEAST(0)}, \
+        {"zero_stage", \
+         &(c).zero_stage, \
+         DEMO_INT, \
+         "2", \
+         "0: moments on every rank, 1 and 2: sharded; gradients always are", \
+         DEMO_BETWEEN(0, 2)}, \
+        {"gradient_checkpointing", \
+         &(c).gradient_checkpointing, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep three tensors a layer, compute the rest again", \
+         DEMO_ANY}, \
+        {"ring_attn_size",          &(c).ring_attn_size, DEMO_INT, "1", \
+         "sequence-parallel ranks", DEMO_COUNT(1)}, \
+        {"ring_head_stride", \
+         &(c).ring_head_stride, \
+         DEMO_INT, \
+         "1", \
+         "llama3: kv heads gathered at a time", \
+         DEMO_COUNT(1)}, \
+        {"data_parallel_size", \
+         &(c).data_parallel_size, \
+         DEMO_INT, \
+         "0", \
+         "data-parallel ranks; 0: from world_size, else 1", \
+         DEMO_COUNT(0)}, \
+        {"world_size", \
+         &(c).world_size, \
+         DEMO_INT, \
+         "0", \
+         "ranks in all; 0: data_parallel_size x ring_attn_size", \
+         DEMO_COUNT(0)}, \
+        {"layout", \
+         &(c).layout, \
+         DEMO_STRING, \
+         NULL, \
+         "who holds which tokens; default zigzag", \
+         DEMO_ANY}, \
+        {"schedule", &(c).schedule, DEMO_STRING, NULL, "how ranks meet keys; default ring", \
+         DEMO_ANY}, \
+        {"ulysses_size", \
+         &(c).ulysses_size, \
+         DEMO_INT, \
+         "0", \
+         "of these ranks exchange tokens for heads, a ring joins the rest; 0: 1, with " \
+         "ulysses all", \
+         DEMO_COUNT(0)}, \
+        {"ring_attn_func", \
+         &(c).ring_attn_func, \
+         DEMO_STRING, \
+         NULL, \
+         "layout and schedule by axolotl's name", \
+         DEMO_ANY}, \
+        {"sequence_parallel_mode", \
+         &(c).sequence_parallel_mode, \
+         DEMO_STRING, \
+         NULL, \
+         "layout and schedule by 360-LLaMA-Factory's name", \
+         DEMO_ANY}, \
+        {"relaxed_attention", \
+         &(c).relaxed_attention, \
+         DEMO_FLAG, \
+         NULL, \
+         "sums in order of arrival: a little faster, not bit for bit", \
+         DEMO_ANY}, \
+        {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", \
+         DEMO_COUNT(0)}, \
+        {"device", \
+         &(c).device, \
+         DEMO_STRING, \
+         "cpu", \
+         "cpu (fp32, fast), reference (fp64, naive) or cuda (make cuda)", \
+         DEMO_ANY}, \
+        {"param_dtype", \
+         &(c).param_dtype, \
+         DEMO_STRING, \
+         "auto", \
+         "auto: what the device computes in; bf16 (reference, cuda): weights and activations " \
+         "in bf16, sums and optimizer in fp32", \
+         DEMO_ANY}, \
+        {"cublas", \
+         &(c).cublas, \
+         DEMO_FLAG, \
+         NULL, \
+         "with --device cuda: products by cuBLAS, at a fixed number of rows", \
+         DEMO_ANY}, \
+        {"seed",          &(c).seed, DEMO_INT, "42", "of weights and order of documents", \
+         DEMO_AT_LEAST(0)}, \
+        {"hidden_size", \
+         &(c).hidden_size, \
+         DEMO_INT, \
+         "128", \
+         "of a fresh model, like all below", \
+         DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"num_hidden_layers", \
+         &(c).num_hidden_layers, \
+         DEMO_INT, \
+         "4", \
+         "layers", \
+         DEMO_BETWEEN(1, SEQPAR_MAX_LAYERS)}, \
+        {"num_attention_heads", &(c).num_attention_heads,         DEMO_INT, "4", \
+         "query heads",         DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"num_key_value_heads", &(c).num_key_value_heads,         DEMO_INT, "2", \
+         "key and value heads", DEMO_BETWEEN(1, SEQPAR_MAX_WIDTH)}, \
+        {"head_dim", \
+         &(c).head_dim, \
+         DEMO_INT, \
+         "0", \
+         "0: hidden_size / heads", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
+        {"intermediate_size",  &(c).intermediate_size,           DEMO_INT, "0", \
+         "0: 3 x hidden_size", DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
+        {"tie_word_embeddings", \
+         &(c).tie_word_embeddings, \
+         DEMO_FLAG, \
+         NULL, \
+         "head and embedding share a table", \
+         DEMO_ANY}, \
+    { \
+        "rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", \
+            DEMO_ABOVE(0) \
+    }
+#endif

@@ -1,0 +1,654 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* job.h - what is to be trained, on what, by whom: filled from options, checked, and refused with
+ * one sentence before a rank is there. */
+#ifndef DEMO_JOB_H
+#define DEMO_JOB_H
+
+#include <pthread.h>
+#include "average.h"
+#include "config.h"
+#include "data.h"
+#include "experts.h"
+#include "logs.h"
+#include "progress.h"
+#include "run.h"
+
+enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
+typedef struct demo_objective demo_objective;
+typedef struct {
+    const char *dashes, *name;
+    int64_t digest;
+} demo_told;
+
+typedef struct {
+    demo_config config;
+    const demo_binding *bindings; /* its options */
+    int binding_count;
+    demo_told *told; /* what every rank must have been told alike; stb_ds array */
+    const demo_objective *objective;
+    void *options;      /* of the objective */
+    const char **score; /* the option that names the score head; NULL: a language model */
+    demo_dataset train, eval;
+    int64_t *usable; /* training units whose documents all have a target, in file order */
+    int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
+    /* at which training ends: total_steps, or the end of the last rollout */
+    int64_t last_step;
+    demo_run run;
+    demo_logs_desc logs;
+    uint64_t data;    /* digest of what is trained on */
+    demo_note *notes; /* for checkpoints; stb_ds array */
+    seqpar_llama_config model;
+    int layout, schedule, lr_kind;
+    double temperature; /* of log-probs; 0: 1 */
+    /* rows at a time where there are no gradients; 0: micro_train_batch_size */
+    int64_t micro_values;
+    int64_t dp;
+    /* ranks that were started as processes, and which of them this is; 0: ranks share this
+       one */
+    int64_t processes, rank;
+    demo_shared *shared; /* while it runs */
+} demo_job;
+
+typedef struct { /* one rank at work */
+    const demo_job *job;
+    seqpar_ctx ctx;
+    seqpar_device *device;
+    seqpar_llama model;
+    seqpar_optim optim;
+    demo_average average; /* of the weights, where one is kept */
+    int64_t step, saved;  /* steps done; at the last checkpoint */
+    int stopped;          /* by a signal, before the end */
+    /* digest of the frozen model's weights, on rank 0; 0: there is none */
+    uint64_t reference;
+    demo_progress progress;
+    demo_logs logs; /* rank 0 */
+    double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
+    double norm_last, eval_means[DEMO_COLUMNS], seconds;
+    int64_t tokens;
+    int64_t *order, order_epoch; /* (usable units) the shuffle of that epoch; NULL: none yet */
+    /* rank 0: what failed outside of training, which ends with it once a checkpoint is
+       written */
+    seqpar_error trouble;
+    demo_experts experts;
+    void *own; /* of the objective */
+} demo_rank;
+
+/* ---- what a trainer adds: an objective over the rows of a window ---- */
+
+/* documents packed into rows: those of an optimizer step, or some of an evaluation */
+typedef struct demo_window {
+    const demo_dataset *set;
+    int64_t *which; /* (documents) places in the set, stb_ds array */
+    seqpar_batch batch;
+    int64_t units;
+    /* token objectives: leaves and sums of the tokens this rank holds, stb_ds arrays */
+    int64_t *leaf;
+    double *value;
+    seqpar_segments seen; /* unit objectives: columns of the units this rank answers for */
+    double statistic;     /* of the whole window, taken before its rows: KTO's KL */
+    /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in
+       the step */
+    const double *reference;
+} demo_window;
+
+struct demo_objective {
+    const char *unit; /* what train_batch_size counts: "documents", "pairs" */
+    /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
+    const char *weight, *measure;
+    int documents_per_unit, columns;
+    const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
+    const char *evaluates;            /* what an evaluation is called, if not that */
+    const char *round;                /* what progress counts, if not steps */
+    /* options that a resumed run must repeat, beside those of all trainers; a comma list,
+       NULL: none */
+    const char *fixed;
+    bool needs_model; /* a model with random weights has nothing to teach it */
+    /* after the policy is there; NULL: nothing */
+    seqpar_status (*open)(demo_rank *r);
+    void (*close)(demo_rank *r);
+    /* a pass over all rows before the first; NULL: none */
+    seqpar_status (*before)(demo_rank *r, demo_window *w);
+    /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1
+       with one sentence. */
+    int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples,
+                char *error, size_t size);
+    /* What it keeps of them beside the documents goes into the digest; NULL: nothing. */
+    uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);
+    /* Rows first .. first + count of this rank, values into the window; micro >= 0: and
+       gradients, of that micro-batch. */
+    seqpar_status (*rows)(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                          int64_t micro);
+    /* Means over the window, the same on all ranks, and their weight. Collective over the
+       world. */
+    seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
+    /* after the final model is written; NULL: nothing to add */
+    seqpar_status (*saved)(demo_rank *r);
+    /* Where steps are not drawn from the documents in turn: */
+    /* before data is read; NULL: nothing */
+    int (*prepare)(demo_job *job, char *error, size_t size);
+    void (*count)(demo_job *job);         /* sets total_steps and rounds */
+    seqpar_status (*train)(demo_rank *r); /* the whole of it */
+    /* with --dry_run: all that takes memory, once, as large as it may be */
+    seqpar_status (*walk)(demo_rank *r);
+    /* what a checkpoint holds beside the model, before that */
+    seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder);
+    seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
+};
+
+/* ---- from options to a job ---- */
+
+static int demo_pick(const char *text, const char *const *names, int count) {
+    for (int i = 0; i < count; i++)
+        if (text && !strcmp(text, names[i])) return i;
+    return -1;
+}
+
+/* The same of the library's own tables. */
+static int demo_pick_named(const char *text, const char *name(int), int count) {
+    for (int i = 0; i < count; i++)
+        if (text && !strcmp(text, name(i))) return i;
+    return -1;
+}
+
+/* Layout and schedule by our names or by those of others, who must not contradict one
+   another. Default: zigzag ring. */
+static int demo_pick_attention(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
+        return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
+        return -1;
+    job->layout = demo_pick_named(c->layout ? c->layout : "zigzag", seqpar_layout_name,
+                                  SEQPAR_LAYOUT_COUNT);
+    job->schedule = demo_pick_named(c->schedule ? c->schedule : "ring", seqpar_schedule_name,
+                                    SEQPAR_SCHEDULE_COUNT);
+    return 0;
+}
+
+static int demo_wants_bf16(const demo_config *c) {
+    return c->param_dtype && !strcmp(c->param_dtype, "bf16");
+}
+
+/* A number of the environment; -1 where it is none, `unset` where there is nothing. */
+static int64_t demo_environment(const char *name, int64_t unset) {
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return unset;
+    int64_t value = strtoll(text, &end, 10);
+    return *end ? -1 : value;
+}
+
+/* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell),
+   they are the ranks, over NCCL. */
+static int demo_job_processes(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    int64_t processes = demo_environment("WORLD_SIZE", 0);
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    if (processes < 0)
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE is '%s'; set it to the number of "
+                        "processes that were started, or unset it",
+                        getenv("WORLD_SIZE")),
+               -1;
+#ifdef DEMO_NCCL
+    if (processes < 1) return 0;
+    job->processes = processes;
+    job->rank = demo_environment("RANK", -1);
+    if (job->rank < 0 || job->rank >= processes)
+        return snprintf(error, size,
+                        "the environment's RANK is '%s'; give each of the %lld processes its "
+                        "own, 0 to %lld",
+                        getenv("RANK") ? getenv("RANK") : "", (long long)processes,
+                        (long long)processes - 1),
+               -1;
+    if (c->world_size && c->world_size != processes)
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out "
+                        "--world_size",
+                        (long long)processes, (long long)c->world_size),
+               -1;
+    if (dp * c->ring_attn_size != processes)
+        return snprintf(error, size,
+                        "the environment's WORLD_SIZE %lld is not data_parallel_size %lld x "
+                        "ring_attn_size %lld; start as many processes as that, or unset "
+                        "WORLD_SIZE and all ranks share one process",
+                        (long long)processes, (long long)(dp ? dp : 1),
+                        (long long)c->ring_attn_size),
+               -1;
+    c->world_size = processes;
+#else
+    (void)job, (void)dp;
+    if (processes > 1)
+        return snprintf(
+                   error, size,
+                   "the environment's WORLD_SIZE is %lld, but this program was built without "
+                   "NCCL and each of the processes would train the whole world; type make cuda "
+                   "where nccl.h is and start build/cuda_train_*, or unset WORLD_SIZE",
+                   (long long)processes),
+               -1;
+#endif
+    return 0;
+}
+
+static void *demo_idle_thread(void *lock) {
+    pthread_mutex_lock((pthread_mutex_t *)lock);
+    pthread_mutex_unlock((pthread_mutex_t *)lock);
+    return NULL;
+}
+
+/* Starts as many threads as the run will have, and lets them go: where a limit of memory or
+   of threads forbids them, OpenMP and malloc would end the program later and less politely.
+   Returns how many there were. */
+static int64_t demo_threads_there(int64_t wanted) {
+    pthread_t *threads = (pthread_t *)demo_room(wanted, sizeof *threads);
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int64_t count = 0;
+    pthread_mutex_lock(&lock);
+    while (count < wanted && !pthread_create(&threads[count], NULL, demo_idle_thread, &lock))
+        count++;
+    pthread_mutex_unlock(&lock);
+    for (int64_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    return count;
+}
+
+static int demo_job_threads(const demo_job *job, char *error, size_t size) {
+    int64_t ranks = job->processes ? 1 : job->dp * job->config.ring_attn_size;
+    int64_t threads = job->config.omp_threads, there;
+    if (ranks * threads > SEQPAR_MAX_RANKS)
+        return snprintf(error, size,
+                        "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
+                        "threads one process takes; lower one of them",
+                        (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS),
+               -1;
+    there = demo_threads_there(ranks * threads);
+    if (there == ranks * threads) return 0;
+    return snprintf(error, size,
+                    "only %lld of %lld threads can be started here (%lld ranks of %lld, "
+                    "--omp_threads): %s; lower one of them, or raise the limit (ulimit -v, "
+                    "ulimit -u)",
+                    (long long)there, (long long)(ranks * threads), (long long)ranks,
+                    (long long)threads, strerror(EAGAIN)),
+           -1;
+}
+
+static int demo_job_world(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    if (demo_job_processes(job, error, size)) return -1;
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size
+                 : c->world_size       ? c->world_size / c->ring_attn_size
+                                       : 1;
+    if (demo_size_named(c->max_shard_size) < 0)
+        return snprintf(error, size,
+                        "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
+                        c->max_shard_size),
+               -1;
+    if (!strcmp(c->device, "cpu") && demo_wants_bf16(c))
+        return snprintf(error, size,
+                        "--param_dtype bf16 is not for the cpu device, which computes in fp32; "
+                        "add --device reference or --device cuda"),
+               -1;
+    if (c->cublas && strcmp(c->device, "cuda"))
+        return snprintf(error, size,
+                        "--cublas is for the GPU, not for --device %s; add --device cuda or "
+                        "leave it out",
+                        c->device),
+               -1;
+#ifndef DEMO_CUDA
+    if (!strcmp(c->device, "cuda"))
+        return snprintf(error, size,
+                        "--device cuda needs a program built with CUDA; type make cuda and "
+                        "start build/cuda_train_*"),
+               -1;
+#endif
+    if (c->world_size &&
+        (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
+        snprintf(error, size,
+                 "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
+                 "one of them",
+                 (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
+        return -1;
+    }
+    job->dp = dp;
+    if (!job->processes && dp * c->ring_attn_size > SEQPAR_MAX_RANKS)
+        return snprintf(error, size,
+                        "data_parallel_size %lld x ring_attn_size %lld are more ranks than one "
+                        "process takes, which is %lld; lower one of them",
+                        (long long)dp, (long long)c->ring_attn_size,
+                        (long long)SEQPAR_MAX_RANKS),
+               -1;
+    if (!c->omp_threads) {
+        c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / (dp * c->ring_attn_size);
+        if (c->omp_threads < 1) c->omp_threads = 1;
+    }
+    return demo_job_threads(job, error, size);
+}
+
+/* What is needed at least: a model beyond the machine's memory would not fail when it is
+   asked for, but be killed when it is used. */
+static int demo_job_memory(const demo_job *job, char *error, size_t size) {
+    const seqpar_llama_config *m = &job->model;
+    double hidden = (double)m->hidden;
+    double heads = (double)(2 * m->heads + 2 * m->kv_heads) * (double)m->head_dim;
+    double layer = hidden * (heads + 3.0 * (double)m->intermediate);
+    double values = (double)m->layers * layer +
+                    (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0);
+    double ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
+    double needed = values * (4.0 * ranks + 12.0);
+    double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
+    return snprintf(error, size,
+                    "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
+                    "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
+                    "and moments take at least %.3g GB, this machine has %.3g; take a smaller "
+                    "model or fewer ranks",
+                    (long long)m->layers, (long long)m->hidden, (long long)m->intermediate,
+                    (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values,
+                    ranks, needed / 1e9, there / 1e9),
+           -1;
+}
+
+/* ---- data: text for a model with a tokenizer becomes a token file first ---- */
+
+static bool demo_folder_has(const char *folder, const char *name) {
+    char path[4352];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return !access(path, F_OK);
+}
+
+static bool demo_folder_has_tokenizer(const char *folder) {
+    return folder && (demo_folder_has(folder, "tokenizer.json") ||
+                      demo_folder_has(folder, "tokenizer.model") ||
+                      demo_folder_has(folder, "vocab.json"));
+}
+
+static bool demo_folder_has_template(const char *folder) {
+    char path[4352];
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
+    char *text = demo_read_file(path, &size);
+    bool has = demo_folder_has(folder, "chat_template.jinja") ||
+               demo_folder_has(folder, "chat_template.json") ||
+               (text && strstr(text, "\"chat_template\""));
+    free(text);
+    return has;
+}
+
+/* A word of a command line as a shell reads it. */
+static void demo_shell_word(char *to, size_t size, const char *word) {
+    bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
+                                             "XYZ0123456789_./,:@%+=-")];
+    size_t used = (size_t)snprintf(to, size, "%s", plain ? " " : " $'");
+    for (; *word && used + 5 < size; word++)
+        used += (size_t)snprintf(to + used, size - used,
+                                 *word == '\n'                                ? "\\n"
+                                 : !plain && (*word == '\'' || *word == '\\') ? "\\%c"
+                                                                            : "%c",
+                                 *word);
+    if (!plain) snprintf(to + used, size - used, "'");
+}
+
+/* Options of prepare.py that this trainer has by the same name, by kind. */
+static const char *const demo_shared_options[] = {
+    "", "input_key,output_key,pretrain_mode", "prompt_key,chosen_key,rejected_key,margin_key",
+    "input_key,output_key,label_key", "input_key,label_key"};
+
+static void demo_command_option(char *to, size_t size, const demo_binding *b) {
+    const char *text = b->type == DEMO_STRING ? *(const char *const *)b->variable : NULL;
+    bool on = b->type == DEMO_FLAG && *(const bool *)b->variable;
+    if (!text && !on) return;
+    snprintf(to, size, " --%s", b->name);
+    if (text) demo_shell_word(to + strlen(to), size - strlen(to), text);
+}
+
+/* How its text becomes what is written here for it. */
+static void demo_command_shape(char *to, size_t size, const demo_job *job, uint32_t kind) {
+    const demo_config *c = &job->config;
+    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count, "input_template");
+    bool learns_more = kind == DEMO_TOKENS_SFT &&
+                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
+    if (learns_more || c->pretrain_mode)
+        snprintf(to, size, learns_more ? " --pretrain_mode" : "");
+    else if (demo_folder_has_template(c->pretrain))
+        snprintf(to, size, " --apply_chat_template");
+    else if (b && c->input_template && strcmp(c->input_template, b->fallback))
+        demo_command_option(to, size, b);
+    if (c->train_on_inputs) snprintf(to + strlen(to), size - strlen(to), " --train_on all");
+    if (!strcmp(c->truncation, "cut") && kind != DEMO_TOKENS_PROMPTS)
+        snprintf(to + strlen(to), size - strlen(to), " --truncation cut");
+}
+
+/* The command line that makes a token file of this text, until the next call; NULL: a byte is
+   a token. */
+static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
+    static char text[4096];
+    const demo_config *c = &job->config;
+    char output[1200];
+    int64_t most = c->max_len;
+    if (!demo_folder_has_tokenizer(c->pretrain)) return NULL;
+    snprintf(output, sizeof output, "%.*s.tokens", (int)strcspn(paths, ","), paths);
+    snprintf(text, sizeof text, "python3 demos/prepare.py --kind %s --pretrain",
+             demo_token_kinds[kind]);
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), c->pretrain);
+    strcat(text, " --dataset");
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), paths);
+    strcat(text, " --output");
+    demo_shell_word(text + strlen(text), sizeof text - strlen(text), output);
+    for (int i = 0; i < job->binding_count; i++) {
+        const demo_binding *b = &job->bindings[i];
+        if (demo_list_has(demo_shared_options[kind], b->name))
+            demo_command_option(text + strlen(text), sizeof text - strlen(text), b);
+        if (kind == DEMO_TOKENS_PROMPTS && !strcmp(b->name, "prompt_max_len"))
+            most = *(const int64_t *)b->variable;
+    }
+    demo_command_shape(text + strlen(text), sizeof text - strlen(text), job, kind);
+    snprintf(text + strlen(text), sizeof text - strlen(text), " --max_len %lld",
+             (long long)most);
+    return text;
+}
+
+/* A fresh model has a row for every word of the tokenizer its data was made with. */
+static int64_t demo_fresh_vocab(const demo_config *c) {
+    demo_token_head head;
+    int file = demo_is_token_file(c->dataset) ? open(c->dataset, O_RDONLY | O_CLOEXEC) : -1;
+    bool whole = file >= 0 && read(file, &head, sizeof head) == (ssize_t)sizeof head;
+    if (file >= 0) close(file);
+    return whole && head.words > 0 ? head.words : DEMO_VOCAB;
+}
+
+static int demo_job_model(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    seqpar_error why = {0};
+    job->model = (seqpar_llama_config){
+        c->num_hidden_layers,
+        c->hidden_size,
+        c->num_attention_heads,
+        c->num_key_value_heads,
+        c->head_dim ? c->head_dim : c->hidden_size / c->num_attention_heads,
+        c->intermediate_size ? c->intermediate_size : 3 * c->hidden_size,
+        demo_fresh_vocab(c),
+        c->rope_theta,
+        1e-5,
+        c->tie_word_embeddings};
+    if (c->pretrain && demo_load_config(c->pretrain, &job->model, &why)) {
+        snprintf(error, size, "%s", why.text);
+        return -1;
+    }
+    if (!c->pretrain && job->model.head_dim < 1)
+        return snprintf(error, size,
+                        "hidden_size %lld is less than num_attention_heads %lld, so that a "
+                        "head has no dimension; lower the heads, or give --head_dim",
+                        (long long)c->hidden_size, (long long)c->num_attention_heads),
+               -1;
+    if (job->score) job->model.score = *job->score;
+    return demo_job_memory(job, error, size);
+}
+
+/* A unit that no row can hold would be missing from its step. */
+static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
+                          char *error, size_t size) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
+        int64_t tokens = 0;
+        for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
+        if (tokens <= job->config.pack_len) continue;
+        snprintf(error, size,
+                 "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; "
+                 "raise --pack_len to %lld or lower --max_len",
+                 paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+                 (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
+        return -1;
+    }
+    return 0;
+}
+
+/* Ids of two tokenizers are not for one model. */
+static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
+                           char *error, size_t size) {
+    const demo_token_file *a = job->train.file, *b = other->file;
+    if (!arrlen(other->documents) || (!a && !b)) return 0;
+    if (a && b && demo_same_tokenizer(demo_token_fingerprint(a), demo_token_fingerprint(b)))
+        return 0;
+    return snprintf(error, size,
+                    "%.1000s and %.1000s are not tokens of one tokenizer; make a token file of "
+                    "each by demos/prepare.py with the same --pretrain",
+                    job->config.dataset, path),
+           -1;
+}
+
+/* Models that read the same ids: one with another tokenizer would read another text. */
+static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
+    static const char *const names[] = {"ref_pretrain", "reward_pretrain", "critic_pretrain"};
+    demo_fingerprint there;
+    char one[DEMO_PATH_LIMIT + 1];
+    for (int i = 0; job->train.file && i < 3; i++)
+        for (const char *at = demo_option_path(job->bindings, job->binding_count, names[i]); at;
+             at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+            snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+            if (demo_folder_fingerprint(one, &there) &&
+                !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
+                return snprintf(error, size,
+                                "--%s %.1000s has another tokenizer.json than the one that "
+                                "%.1000s was made with; take a model of the same tokenizer, or "
+                                "copy the file if it is only written otherwise",
+                                names[i], one, job->config.dataset),
+                       -1;
+        }
+    return 0;
+}
+
+/* Does something learn from each of its documents? What is said to a prompt is not there
+   yet. */
+static bool demo_unit_usable(const demo_job *job, int64_t unit) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    if (job->train.file && job->train.file->head->kind == DEMO_TOKENS_PROMPTS) return true;
+    for (int64_t k = 0; k < per_unit; k++)
+        if (!demo_supervised(&job->train.documents[unit * per_unit + k])) return false;
+    return true;
+}
+
+static int demo_job_data(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    const demo_objective *o = job->objective;
+    if (!c->dataset) {
+        snprintf(error, size, "no training data; give --dataset FILE (.jsonl or .txt)");
+        return -1;
+    }
+    int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
+    if (longest > SEQPAR_MAX_TOKENS)
+        return snprintf(error, size,
+                        "max_len %lld is too long: one of the %s may have %lld tokens, a row "
+                        "at most %lld; lower --max_len",
+                        (long long)c->max_len, o->unit, (long long)longest,
+                        (long long)SEQPAR_MAX_TOKENS),
+               -1;
+    if (c->gradient_accumulation_steps > c->train_batch_size)
+        return snprintf(error, size,
+                        "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
+                        "so micro-batches would be empty; lower it",
+                        (long long)c->gradient_accumulation_steps,
+                        (long long)c->train_batch_size),
+               -1;
+    if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
+    if (c->chunks > c->pack_len)
+        return snprintf(error, size,
+                        "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 "
+                        "takes the default",
+                        (long long)c->chunks, (long long)c->pack_len),
+               -1;
+    if (c->pack_len < c->max_len) {
+        snprintf(error, size,
+                 "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
+                 (long long)c->pack_len, (long long)c->max_len);
+        return -1;
+    }
+    if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
+    if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
+    if (demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
+        demo_folders_agree(job, error, size) ||
+        demo_units_fit(job, &job->train, c->dataset, error, size) ||
+        demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
+        return -1;
+    int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
+    job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
+    for (int64_t i = 0; i < units; i++)
+        if (demo_unit_usable(job, i)) job->usable[job->usable_count++] = i;
+    return 0;
+}
+
+/* Steps: floor(documents / train_batch_size) an epoch, at least one; the rest of an epoch is
+   left out. */
+static void demo_job_steps(demo_job *job) {
+    static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
+    demo_config *c = &job->config;
+    if (job->objective->count)
+        job->objective->count(job);
+    else {
+        if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
+        int64_t per_epoch = job->usable_count / c->train_batch_size;
+        job->rounds = job->last_step = job->total_steps =
+            c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+    }
+    job->warmup = c->warmup_steps >= 0
+                      ? c->warmup_steps
+                      : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
+    job->lr_kind = demo_pick(c->lr_scheduler, kinds, 4);
+}
+
+/* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
+static int demo_job_open(demo_job *job, char *error, size_t size) {
+    job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
+    if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
+    if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) ||
+        demo_job_model(job, error, size) || demo_job_data(job, error, size))
+        return -1;
+    demo_job_steps(job);
+    return 0;
+}
+
+/* Of all that is read of a set, in its order. */
+static uint64_t demo_job_digest(const demo_job *job, const demo_dataset *set) {
+    uint64_t digest = demo_digest_documents(set);
+    return job->objective->digest ? job->objective->digest(job, set, digest) : digest;
+}
+
+/* Digests of the options and of the data, for demo_ranks_agree. Threads never change a bit. */
+static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count) {
+    /* by type; texts have their own length */
+    static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)};
+    for (int i = 0; i < count; i++) {
+        const char *text = bindings[i].type == DEMO_STRING
+                               ? *(const char *const *)bindings[i].variable
+                               : NULL;
+        uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, text ? text : bindings[i].variable,
+                                      text ? (int64_t)strlen(text) + 1
+                                           : bytes[bindings[i].type]);
+        if (strcmp(bindings[i].name, "omp_threads"))
+            arrput(job->told, ((demo_told){"--", bindings[i].name, (int64_t)digest}));
+    }
+    arrput(job->told, ((demo_told){"", "the training data", (int64_t)job->data}));
+    arrput(job->told,
+           ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
+    arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
+}
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* resume.h - a job begins, or goes on from a checkpoint that is its own. */
+#ifndef DEMO_RESUME_H
+#define DEMO_RESUME_H
+
+#include "checkpoint.h"
+#include "job.h"
+
+static void demo_job_note(demo_job *job, const char *key, const char *value) {
+    demo_note note;
+    snprintf(note.key, sizeof note.key, "%s", key);
+    snprintf(note.value, sizeof note.value, "%s", value);
+    arrput(job->notes, note);
+}
+
+/* Chunks of a row that is full. */
+static int64_t demo_row_chunks(const demo_config *c) {
+    return c->chunks ? c->chunks : seqpar_grid_default_chunks(c->pack_len);
+}
+
+/* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
+static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
+                           const char *tool) {
+    char text[32];
+    job->notes = demo_option_notes(bindings, count);
+    demo_job_note(job, "trainer", tool);
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
+    demo_job_note(job, "training_data", text);
+    snprintf(text, sizeof text, "%lld", (long long)job->config.chunks);
+    demo_job_note(job, "chunks", text);
+    snprintf(text, sizeof text, "%lld", (long long)demo_row_chunks(&job->config));
+    demo_job_note(job, "row_chunks", text);
+}
+
+/* A checkpoint goes on with the chunks it was written with: they decide the order of all
+   sums. One that does not say so has had the default of its time. */
+static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file,
+                              const char *path, char *error, size_t size) {
+    demo_config *c = &job->config;
+    seqpar_error why = {0};
+    int64_t full = c->pack_len / 16 < 1 ? 1 : c->pack_len / 16 > 32 ? 32 : c->pack_len / 16;
+    int64_t option = demo_metadata_number(file, path, "chunks", 0, 0, &why);
+    int64_t row = demo_metadata_number(file, path, "row_chunks", 1, full, &why);
+    bool recorded = seqpar_safetensors_metadata(file, "chunks") != NULL;
+    if (why.status) return snprintf(error, size, "%s", why.text), -1;
+    if (recorded && c->chunks && c->chunks != option)
+        return snprintf(error, size,
+                        "the checkpoint was written with %lld chunks a row%s, this run has "
+                        "--chunks %lld; leave it out to go on",
+                        (long long)row, option ? "" : " or fewer", (long long)c->chunks),
+               -1;
+    if (c->chunks || row == demo_row_chunks(c)) return 0;
+    c->chunks = row;
+    if (!recorded && !job->rank)
+        fprintf(
+            stderr,
+            "notice: the checkpoint is of version 0.1.0, where rows under 512 tokens had fewer "
+            "than the %lld chunks that all have now; their sums are rounded otherwise\n",
+            (long long)row);
+    return 0;
+}
+
+static int demo_resume_compare(demo_job *job, const char *tool,
+                               const seqpar_safetensors_file *file, const demo_state *state,
+                               char *error, size_t size) {
+    const demo_config *c = &job->config;
+    const char *trainer = seqpar_safetensors_metadata(file, "trainer");
+    const char *data = seqpar_safetensors_metadata(file, "training_data");
+    char own[32];
+    snprintf(own, sizeof own, "%016llx", (unsigned long long)job->data);
+    if (trainer && strcmp(trainer, tool))
+        return snprintf(error, size,
+                        "the checkpoint in %.300s was written by train_%.20s, this is "
+                        "train_%s; give another --ckpt_path",
+                        c->ckpt_path, trainer, tool),
+               -1;
+    if (state->seed != c->seed || state->train_batch_size != c->train_batch_size ||
+        state->documents != job->usable_count)
+        return snprintf(
+                   error, size,
+                   "the checkpoint was written with seed %lld, train_batch_size %lld and %lld "
+                   "documents, this run has %lld, %lld and %lld; use the same to go on",
+                   (long long)state->seed, (long long)state->train_batch_size,
+                   (long long)state->documents, (long long)c->seed,
+                   (long long)c->train_batch_size, (long long)job->usable_count),
+               -1;
+    if (data && strcmp(data, own))
+        return snprintf(error, size,
+                        "the checkpoint in %.200s was trained on other data than %.200s: as "
+                        "many documents, but others, in another order or read otherwise; use "
+                        "the same to go on",
+                        c->ckpt_path, c->dataset),
+               -1;
+    if (state->step > job->last_step)
+        return snprintf(error, size,
+                        "the checkpoint in %.300s is of step %lld, this run ends after step "
+                        "%lld; raise --max_steps, or give another --ckpt_path",
+                        c->ckpt_path, (long long)state->step, (long long)job->last_step),
+               -1;
+    return 0;
+}
+
+/* Is the checkpoint one that this job can go on from? */
+static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count,
+                           const char *tool, char *error, size_t size) {
+    char folder[1110], path[1280];
+    seqpar_safetensors_file *file = NULL;
+    demo_state state;
+    seqpar_error why = {0};
+    demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
+    /* until the process that holds the lock has named it */
+    if (access(folder, F_OK))
+        demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from);
+    snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
+    int wrong = demo_open_state(&file, &state, folder, job->run.from, &why)
+                    ? (snprintf(error, size, "%s", why.text), -1)
+                    : 0;
+    if (!wrong)
+        wrong = demo_resume_compare(job, tool, file, &state, error, size) ||
+                demo_model_compare(&job->model, folder, error, size) ||
+                demo_resume_chunks(job, file, path, error, size);
+    demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
+    if (!wrong)
+        wrong = demo_options_compare(notes, file,
+                                     job->objective->fixed ? job->objective->fixed : "",
+                                     !job->rank, error, size);
+    seqpar_safetensors_close(file);
+    arrfree(notes);
+    return wrong;
+}
+
+static int demo_job_paths(const demo_binding *bindings, int count, char *error, size_t size) {
+    return demo_inputs_kept(bindings, count, error, size) ||
+                   demo_outputs_apart(bindings, count, error, size) ||
+                   demo_outputs_free(bindings, count, error, size)
+               ? -1
+               : 0;
+}
+
+static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count,
+                          const char *tool) {
+    bool goes_on = job->run.from != DEMO_NOTHING_SAVED;
+    job->logs = (demo_logs_desc){.goes_on = goes_on,
+                                 .from = goes_on ? job->run.from : 0,
+                                 .bindings = bindings,
+                                 .binding_count = count};
+    for (int i = 0; i < DEMO_SINKS; i++)
+        if (!job->config.dry_run)
+            job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);
+    snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
+}
+
+/* The last before training: from here on the folder of the checkpoints belongs to this job.
+   0, or -1 with one sentence. */
+static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
+                          const char *tool, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    seqpar_error why = {0};
+    job->run.root = c->ckpt_path;
+    job->data = demo_job_digest(job, &job->train);
+    if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (!job->rank && !c->overwrite && demo_check_foreign(c->save_path, &why))
+        return snprintf(error, size, "%s", why.text), -1;
+    if (demo_run_open(&job->run, !job->rank && !c->dry_run, c->load_checkpoint, c->save_path,
+                      tool, c->dataset, &why) ||
+        (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
+        return snprintf(error, size, "%s", why.text), -1;
+    /* folders that were made just now may give a path with .. another end */
+    if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (job->run.from != DEMO_NOTHING_SAVED &&
+        demo_job_resume(job, bindings, count, tool, error, size))
+        return -1;
+    demo_job_notes(job, bindings, count, tool);
+    demo_job_tell(job, bindings, count);
+    demo_job_logs(job, bindings, count, tool);
+    return 0;
+}
+#endif
