@@ -8,15 +8,15 @@ CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
 CPPFLAGS += -I. -Ibuild -Idemos -Idemos/trainer -Iverify
 LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
-HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h
+HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
 ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs
+SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda demos bench bench-gpu readme setup setup-check clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -25,6 +25,7 @@ help:
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
+	@echo "make mpi     builds the trainers for mpirun and srun into build/mpi_train_* (mpicc)"
 	@echo "make cudnn   builds the demo with NVIDIA cuDNN's attention (nvcc; CUDNN=folder, or pip's nvidia-cudnn-cu13)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
@@ -45,7 +46,7 @@ verify: setup $(VERIFY)
 # What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
-RUN_DEMOS = python train logs runs kills processes post bad_input sizes fuzz reward ppo readme
+RUN_DEMOS = python train logs runs kills processes mpi post bad_input sizes fuzz reward ppo readme
 check: setup-check
 	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
@@ -219,6 +220,15 @@ build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
 
 build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
+
+# Ranks that mpirun starts, with Open MPI, MPICH or what is built of them (MPICC=mpicc.mpich).
+MPICC ?= mpicc
+build/mpi_train_%: demos/train_%.c build/seqpar.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+	$(MPICC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DDEMO_MPI $< build/seqpar.o -o $@ $(LDLIBS) -lcurl
+
+mpi: setup
+	@command -v $(MPICC) >/dev/null || { echo "make mpi: no $(MPICC); apt-get install libopenmpi-dev openmpi-bin, or MPICC=the compiler of your MPI"; exit 1; }
+	@$(MAKE) --no-print-directory $(TRAINERS:train_%=build/mpi_train_%)
 
 comma := ,
 space := $(subst ,, )

@@ -452,8 +452,8 @@ SEQPAR_DEF double seqpar_log(double x);
    uses the buffers no more. That a send is finished means that its buffer is free, not that
    somebody has received it.
 
-   Memory. Where comm->device is NULL, buffers are host memory. Else each of them may be host
-   memory or the device's, and a transport that is not `queued` touches them by
+   Memory. Where comm->device is NULL, or its own_memory 0, buffers are host memory. Else each of
+   them may be host memory or the device's, and a transport that is not `queued` touches them by
    device->copy(device, to, from, bytes, NULL) alone, which takes both. It is never given a
    queue: the device has finished its work on the buffers when begin is called, and after
    wait the bytes are there.
@@ -1166,6 +1166,7 @@ struct seqpar_device {
     seqpar_sgemm sgemm;
     seqpar_error *error;
     int64_t contexts; /* that are open on it, all of one rank */
+    int own_memory;   /* 1: alloc gives memory that only copy reads and writes; 0: the host's */
     /* what was freed before, or cudaMalloc */
     void *(*alloc)(seqpar_device *device, int64_t bytes);
     /* kept for alloc: in order of the queue */

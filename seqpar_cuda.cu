@@ -3014,6 +3014,7 @@ static seqpar_status op_dots(seqpar_device *device, const seqpar_dots_args *a, v
 template <class T> static void fill_table(seqpar_device *d) {
     d->alloc = device_alloc;
     d->free = device_free;
+    d->own_memory = 1;
     d->copy = device_copy;
     d->copy_rows = device_copy_rows;
     d->zero = device_zero;

@@ -133,6 +133,32 @@ if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
     if has nvcc; then job nccl_nvcc "nvcc -x cu -I. -O1 -c $out/impl_nccl.c -o $out/nccl_nvcc.o && nm $out/nccl_nvcc.o | grep ' T seqpar_nccl_open'"; else skip nccl_nvcc "no nvcc"; fi
 else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 
+# ---- the MPI transport, with every MPI that is there ----
+printf '#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_mpi.c
+printf '#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\n' >$out/apart_mpi.c
+printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_mpi.c >$out/impl_mpi.c
+printf '#include "seqpar_mpi.h"\nint main(void) { int64_t rank, size; return seqpar_mpi_place(&rank, &size, NULL) || size != 2; }\n' >$out/main_mpi.c
+{ # the sample of its first page
+    printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n'
+    awk '/^SAMPLE/ { on = 1; next } /^HOW BYTES/ { exit } on' seqpar_mpi.h
+} >$out/mpi_sample.c
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+for mpi in openmpi mpich; do
+    if ! has mpicc.$mpi || ! has mpirun.$mpi; then skip mpi_headers_$mpi "no mpicc.$mpi and mpirun.$mpi"; continue; fi
+    crowd=""
+    [ $mpi = openmpi ] && crowd=--oversubscribe
+    loose="-Wno-missing-field-initializers"
+    job mpi_api_c99_$mpi "mpicc.$mpi -std=c99 -pedantic $strict -c $out/api_mpi.c -o $out/mpi_c99_$mpi.o"
+    job mpi_api_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 -pedantic $strict -c $out/api_mpi.c -o $out/mpi_cxx17_$mpi.o"
+    job mpi_c11_$mpi "mpicc.$mpi -std=c11 $strict -c $out/impl_mpi.c -o $out/mpi_c11_$mpi.o"
+    job mpi_c99_$mpi "mpicc.$mpi -std=c99 $strict -c $out/apart_mpi.c -o $out/mpi_apart99_$mpi.o"
+    job mpi_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 $strict -c $out/impl_mpi.c -o $out/mpi_17_$mpi.o"
+    job mpi_sample_$mpi "mpicc.$mpi -std=c11 $strict $loose $out/mpi_sample.c -o $out/mpi_sample_$mpi -lm -lpthread && timeout 60 mpirun.$mpi $crowd -n 4 $out/mpi_sample_$mpi"
+    job mpi_apart_$mpi "mpicc.$mpi -std=c11 $strict -c $out/apart_mpi.c -o $out/mpi_apart_$mpi.o && mpicc.$mpi -std=c11 -I. $out/mpi_apart_$mpi.o $out/impl_seqpar.c $out/main_mpi.c -o $out/mpi_apart_$mpi -lm -lpthread && timeout 60 mpirun.$mpi $crowd -n 2 $out/mpi_apart_$mpi"
+    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_open seqpar_mpi_place seqpar_mpi_run ' ]"
+    job mpi_static_$mpi "mpicc.$mpi -std=c11 -DSEQPAR_STATIC $strict -c $out/impl_mpi.c -o $out/mpi_static_$mpi.o && ! nm -g --defined-only $out/mpi_static_$mpi.o | grep seqpar"
+done
+
 # ---- every declared function is defined, and no other name is public ----
 names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | tr '\n' ' ' | grep -oE 'SEQPAR_DEF [^(;]*\(' | sed -nE 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/p' | sort -u; }
 cat >$out/impl_all.c <<'C'
@@ -174,6 +200,7 @@ make --no-print-directory build/options.inc >/dev/null
 as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos -Idemos/trainer"
 for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
 job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
+if has mpicxx.openmpi; then for demo in demos/train_*.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
 job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -fsyntax-only $out/nccl.c"
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
 if echo 'int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then

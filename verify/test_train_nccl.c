@@ -31,7 +31,6 @@ typedef struct place { /* a process */
     pthread_t thread;
     demo_job job;
     demo_preference_config dpo;
-    seqpar_nccl_desc desc;
     seqpar_status status;
     char line[1024], *words[WORDS], error[512];
 } place;
@@ -165,9 +164,9 @@ static void stand_ready(int on, uint64_t seed) {
 
 static void *place_main(void *argument) {
     place *p = (place *)argument;
-    cudaSetDevice((int)p->desc.rank);
+    cudaSetDevice((int)p->job.nccl.rank);
     demo_job_say(&p->job);
-    p->status = demo_process_run(&p->job, &p->desc);
+    p->status = demo_process_run(&p->job);
     return NULL;
 }
 
@@ -205,8 +204,9 @@ static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const 
     write_data(DOCUMENTS);
     alarm(600);
     for (int64_t r = 0; r < ranks; r++) {
-        places[r].desc = (seqpar_nccl_desc){
+        places[r].job.nccl = (seqpar_nccl_desc){
             .rank = r, .size = ranks, .keep_device = 1, .file = file};
+        places[r].job.rank = r;
         if (pthread_create(&places[r].thread, NULL, place_main, &places[r])) abort();
     }
     for (int64_t r = 0; r < ranks; r++) pthread_join(places[r].thread, NULL);
@@ -333,12 +333,12 @@ static void expect_refused(const char *world_size, const char *rank, const char 
 static void test_refused(void) {
     static place p;
     expect_refused("6", "0", "--ring_attn_size 4",
-                   "WORLD_SIZE 6 is not data_parallel_size 1 x ring_attn_size 4");
+                   "6 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
     expect_refused("2", "0", "--ring_attn_size 4",
-                   "WORLD_SIZE 2 is not data_parallel_size 1 x ring_attn_size 4");
+                   "2 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
     expect_refused("4", "0", "--data_parallel_size 3",
-                   "WORLD_SIZE 4 is not data_parallel_size 3 x ring_attn_size 1");
-    expect_refused("4", "0", "--world_size 2", "WORLD_SIZE is 4, world_size is 2");
+                   "4 processes were started, which is not data_parallel_size 3 x ring_attn_size 1");
+    expect_refused("4", "0", "--world_size 2", "4 processes were started, world_size is 2");
     expect_refused("four", "0", "", "WORLD_SIZE is 'four'");
     expect_refused("-4", "0", "", "WORLD_SIZE is '-4'");
     expect_refused("4", "4", "", "RANK is '4'; give each of the 4 processes its own, 0 to 3");

@@ -12,6 +12,14 @@
 #include "logs.h"
 #include "progress.h"
 #include "run.h"
+#ifdef DEMO_NCCL /* ranks can be processes, each with a GPU: make cuda */
+#define SEQPAR_NCCL_IMPLEMENTATION
+#include "seqpar_nccl.h"
+#endif
+#ifdef DEMO_MPI /* ranks can be processes: make mpi */
+#define SEQPAR_MPI_IMPLEMENTATION
+#include "seqpar_mpi.h"
+#endif
 
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
 typedef struct demo_objective demo_objective;
@@ -46,6 +54,11 @@ typedef struct {
     /* ranks that were started as processes, and which of them this is; 0: ranks share this
        one */
     int64_t processes, rank;
+    seqpar_comm *world; /* of processes that hold together from the start; NULL: none */
+    seqpar_error world_error;
+#ifdef DEMO_NCCL
+    seqpar_nccl_desc nccl; /* zeros: the environment says who is who */
+#endif
     demo_shared *shared; /* while it runs */
 } demo_job;
 
@@ -178,55 +191,104 @@ static int64_t demo_environment(const char *name, int64_t unset) {
     return *end ? -1 : value;
 }
 
-/* Where something has started WORLD_SIZE processes (torchrun, mpirun, a loop in a shell),
-   they are the ranks, over NCCL. */
-static int demo_job_processes(demo_job *job, char *error, size_t size) {
-    demo_config *c = &job->config;
-    int64_t processes = demo_environment("WORLD_SIZE", 0);
-    int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
-    if (processes < 0)
+/* Where a launcher has started processes, they are the ranks: over MPI by mpirun, mpiexec and
+   srun, over NCCL by torchrun or a loop in a shell. */
+#ifdef DEMO_MPI
+#define DEMO_PROCESSES_OVER "MPI"
+#elif defined DEMO_NCCL
+#define DEMO_PROCESSES_OVER "NCCL"
+#else
+#define DEMO_PROCESSES_OVER ""
+#endif
+
+/* Its name, in front of it the environment's word for how many processes it started, as the
+   launcher told this one; 0: none. */
+__attribute__((unused)) static int64_t demo_launched(const char **name) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "SLURM_STEP_NUM_TASKS"};
+    for (int i = 0; i < 3; i++)
+        if (demo_environment(names[i], 0) > 0) return demo_environment(*name = names[i], 0);
+    return 0;
+}
+
+#ifdef DEMO_MPI
+static int demo_find_processes(demo_job *job, char *error, size_t size) {
+    const char *name = "";
+    /* others wait while rank 0 writes a checkpoint or asks a reward server */
+    const seqpar_mpi_desc desc = {.limit_s = 3600};
+    int64_t told = demo_launched(&name);
+    if (told < 2) return 0;
+    if (seqpar_mpi_open(&job->world, &desc, &job->world_error))
+        return snprintf(error, size, "%s", job->world_error.text), -1;
+    job->processes = job->world->size;
+    job->rank = job->world->rank;
+    if (job->processes == told) return 0;
+    return snprintf(error, size,
+                    "the launcher has started %lld processes (%s), but the MPI of this program "
+                    "knows %lld; start it by the mpirun of the library it was built with, or by "
+                    "srun --mpi=pmix",
+                    (long long)told, name, (long long)job->processes),
+           -1;
+}
+#elif defined DEMO_NCCL
+static int demo_find_processes(demo_job *job, char *error, size_t size) {
+    job->processes = demo_environment("WORLD_SIZE", 0);
+    job->rank = job->processes ? demo_environment("RANK", -1) : 0;
+    if (job->processes < 0)
         return snprintf(error, size,
                         "the environment's WORLD_SIZE is '%s'; set it to the number of "
                         "processes that were started, or unset it",
                         getenv("WORLD_SIZE")),
                -1;
-#ifdef DEMO_NCCL
-    if (processes < 1) return 0;
-    job->processes = processes;
-    job->rank = demo_environment("RANK", -1);
-    if (job->rank < 0 || job->rank >= processes)
+    if (job->processes && (job->rank < 0 || job->rank >= job->processes))
         return snprintf(error, size,
                         "the environment's RANK is '%s'; give each of the %lld processes its "
                         "own, 0 to %lld",
-                        getenv("RANK") ? getenv("RANK") : "", (long long)processes,
-                        (long long)processes - 1),
+                        getenv("RANK") ? getenv("RANK") : "", (long long)job->processes,
+                        (long long)job->processes - 1),
                -1;
+    return 0;
+}
+#else
+static int demo_find_processes(demo_job *job, char *error, size_t size) {
+    const char *name = "WORLD_SIZE";
+    int64_t told = demo_environment(name, 0);
+    (void)job;
+    if (!told) told = demo_launched(&name);
+    if (told < 0 || told > 1)
+        return snprintf(error, size,
+                        "the environment's %s is %lld, but this program was built without NCCL "
+                        "and MPI and each of the processes would train the whole world; type "
+                        "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
+                        "where mpicc is and start build/mpi_train_*, or unset %s",
+                        name, (long long)told, name),
+               -1;
+    return 0;
+}
+#endif
+
+/* As many processes as ranks. */
+static int demo_job_processes(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    if (demo_find_processes(job, error, size)) return -1;
+    int64_t processes = job->processes;
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    if (!processes) return 0;
     if (c->world_size && c->world_size != processes)
         return snprintf(error, size,
-                        "the environment's WORLD_SIZE is %lld, world_size is %lld; leave out "
+                        "%lld processes were started, world_size is %lld; leave out "
                         "--world_size",
                         (long long)processes, (long long)c->world_size),
                -1;
     if (dp * c->ring_attn_size != processes)
         return snprintf(error, size,
-                        "the environment's WORLD_SIZE %lld is not data_parallel_size %lld x "
-                        "ring_attn_size %lld; start as many processes as that, or unset "
-                        "WORLD_SIZE and all ranks share one process",
+                        "%lld processes were started, which is not data_parallel_size %lld x "
+                        "ring_attn_size %lld; start as many processes as that, or one, and all "
+                        "ranks are its threads",
                         (long long)processes, (long long)(dp ? dp : 1),
                         (long long)c->ring_attn_size),
                -1;
     c->world_size = processes;
-#else
-    (void)job, (void)dp;
-    if (processes > 1)
-        return snprintf(
-                   error, size,
-                   "the environment's WORLD_SIZE is %lld, but this program was built without "
-                   "NCCL and each of the processes would train the whole world; type make cuda "
-                   "where nccl.h is and start build/cuda_train_*, or unset WORLD_SIZE",
-                   (long long)processes),
-               -1;
-#endif
     return 0;
 }
 

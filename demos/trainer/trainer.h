@@ -10,10 +10,6 @@
 #include <signal.h>
 #include "plot.h"
 #include "resume.h"
-#ifdef DEMO_NCCL /* ranks can be processes, each with a GPU: make cuda */
-#define SEQPAR_NCCL_IMPLEMENTATION
-#include "seqpar_nccl.h"
-#endif
 #ifdef DEMO_RUN_RANKS /* a function like this one, whose ranks are processes */
 #define DEMO_RANKS_ARE_THREADS 0
 #else
@@ -779,11 +775,11 @@ static void demo_job_say(const demo_job *job) {
             "steps of %lld %s\n",
             (long long)job->dp, (long long)c->ring_attn_size, seqpar_layout_name(job->layout),
             seqpar_schedule_name(job->schedule),
-            job->processes ? "a process each, over NCCL, " : "", (long long)c->zero_stage,
+            job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "", (long long)c->zero_stage,
             (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
 }
 
-#ifdef DEMO_NCCL
+#if defined DEMO_NCCL || defined DEMO_MPI
 /* Launchers end processes by SIGTERM. While a process still waits for the others, a signal
    ends it at once. */
 static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
@@ -791,28 +787,59 @@ static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
     return demo_rank_main(world, user);
 }
 
+#ifdef DEMO_MPI
+static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
+    seqpar_status status = seqpar_mpi_end(job->world, demo_process_main(job->world, job));
+    job->world = NULL;
+    *error = job->world_error;
+    return status;
+}
+#else
+static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
+    /* others wait while rank 0 writes a checkpoint or asks a reward server */
+    seqpar_nccl_desc desc = job->nccl;
+    desc.limit_s = 3600;
+    return seqpar_nccl_run(&desc, demo_process_main, job, error);
+}
+#endif
+
 /* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
    on. */
-static seqpar_status demo_process_run(demo_job *job, const seqpar_nccl_desc *desc) {
+static seqpar_status demo_process_run(demo_job *job) {
     demo_shared none = {0};
     seqpar_error error;
     job->shared = &none;
-    seqpar_status status = seqpar_nccl_run(desc, demo_process_main, job, &error);
+    seqpar_status status = demo_run_process(job, &error);
     job->shared = NULL;
-    int64_t rank = desc->size ? desc->rank : job->rank;
-    if (status && (!rank || error.rank == rank))
+    if (status && (!job->rank || error.rank == job->rank))
         fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status),
                 (long long)error.rank);
     return status;
 }
 #endif
 
+/* A job that never began. Processes that hold together say it once, and all end. Returns the
+   exit code. */
+static int demo_never_began(demo_job *job, const char *text) {
+    char shown[1024];
+    bool mine = true;
+#ifdef DEMO_MPI
+    if (job->world) {
+        seqpar_fail(job->world->error, SEQPAR_ERR_OPTION, "%s", text);
+        seqpar_mpi_end(job->world, SEQPAR_ERR_OPTION);
+        mine = job->world_error.rank == job->rank;
+        job->world = NULL;
+    }
+#endif
+    demo_job_close(job);
+    if (mine) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, text));
+    return 2;
+}
+
 static seqpar_status demo_ranks_run(demo_job *job) {
     seqpar_error error;
-#ifdef DEMO_NCCL
-    /* others wait while rank 0 writes a checkpoint or asks a reward server */
-    const seqpar_nccl_desc from_environment = {.limit_s = 3600};
-    if (job->processes) return demo_process_run(job, &from_environment);
+#if defined DEMO_NCCL || defined DEMO_MPI
+    if (job->processes) return demo_process_run(job);
 #endif
     demo_catch_all();
     seqpar_status status = demo_run_with(job, DEMO_RUN_RANKS, demo_rank_main, job, &error);
@@ -883,7 +910,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
                                              char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
-    char error[8192], shown[1024], ckpt_path[DEMO_PATH_LIMIT + 64];
+    char error[8192], ckpt_path[DEMO_PATH_LIMIT + 64];
     cJSON_Hooks memory = {demo_json_room, free};
     demo_standard_streams();
     demo_writes_may_fail();
@@ -904,12 +931,12 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
         if (!job->rank) demo_options_print_ignored(&options, stderr);
         if (!job->rank && !wrong) demo_say_settled(job, &options);
     }
-    if (wrong) {
-        demo_job_close(job);
-        return fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error)), 2;
-    }
+    if (wrong) return demo_never_began(job, error);
     demo_job_say(job);
     int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
+#ifdef DEMO_MPI
+    if (job->world) seqpar_mpi_end(job->world, SEQPAR_OK); /* of a dry run */
+#endif
     demo_job_close(job);
     return code;
 }

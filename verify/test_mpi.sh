@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# seqpar_mpi.h with Open MPI and with MPICH, whichever are installed: the suite of transports, and the trainers under mpirun.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_mpi name=mpi
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+flags="-std=gnu11 -O2 -march=native -fopenmp -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers -I. -Ibuild -Idemos -Idemos/trainer -Iverify"
+linked=$(make --no-print-directory -s linked-flags)
+# more processes than cores
+mpi_run() {
+    local ranks=$1; shift
+    case $library in
+    openmpi) timeout -k 5 300 mpirun.openmpi --oversubscribe -n $ranks "$@" ;;
+    mpich) timeout -k 5 300 mpirun.mpich -n $ranks "$@" ;;
+    esac
+}
+launch() { local ranks=$1 trainer=$2; shift 2; mpi_run $ranks $out/$library/train_$trainer "$@"; }
+. verify/processes.sh
+
+build_trainers() { # TRAINERS...
+    for trainer in "$@"; do
+        mpicc.$library $flags $linked -DDEMO_MPI demos/train_$trainer.c build/seqpar.o -o $out/$library/train_$trainer -lcjson -lcurl -lz -lm -lpthread 2>$out/$trainer.build.log && [ ! -s $out/$trainer.build.log ] || fail "${name}_build_$trainer" "$(head -n 1 $out/$trainer.build.log)"
+    done
+}
+transport() {
+    mkdir -p $out/$library/shared
+    mpicc.$library $flags -O1 verify/mpi_transport.c -o $out/$library/mpi_transport -lm -lpthread 2>$out/build.log && [ ! -s $out/build.log ] || fail ${name}_build "$(head -n 1 $out/build.log)"
+    mpi_run 8 $out/$library/mpi_transport $out/$library/shared >$out/$library.log 2>&1; local code=$?
+    sed -nE "s/^ok mpi_/ok ${name}_/p; s/^FAIL mpi_/FAIL ${name}_/p" $out/$library.log
+    read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' $out/$library.log)
+    passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
+    [ $code -eq 0 ] && [ -n "$p" ] || fail ${name}_transport "exit code $code: $(tail -n 1 $out/$library.log)"
+}
+# a rank that never begins ends the others, and says why
+never_begins() {
+    printf '#!/bin/sh\n[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ] && exec "$@" --dataset %s/none.jsonl\nexec "$@"\n' $out >$out/odd.sh
+    mpi_run 4 sh $out/odd.sh $out/$library/train_sft $shape $texts --ring_attn_size 2 --save_path $out/odd >$out/odd.log 2>&1; local code=$?
+    [ $code -ne 0 ] && [ "$(grep -c '^error: .*none.jsonl: cannot be read' $out/odd.log)" = 2 ] && [ ! -e $out/odd/model.safetensors ] && ok ${name}_never_begins || fail ${name}_never_begins "exit code $code: $(grep -m 1 error $out/odd.log)"
+    mpi_run 4 $out/$library/train_sft $shape $texts --ring_attn_size 3 --save_path $out/odd >$out/odd.log 2>&1; code=$?
+    [ $code -ne 0 ] && [ "$(grep -c '^error: 4 processes were started, which is not data_parallel_size 1 x ring_attn_size 3' $out/odd.log)" = 1 ] && ok ${name}_refuses_a_world || fail ${name}_refuses_a_world "exit code $code: $(tail -n 1 $out/odd.log)"
+}
+# the launcher of one library, a program of the other: every process would take itself for the whole world
+foreign() {
+    local program=$out/$library/train_sft other=mpich
+    [ $library = mpich ] && other=openmpi
+    command -v mpirun.$other >/dev/null || { skip ${name}_foreign_launcher "no mpirun.$other"; return; }
+    library=$other mpi_run 2 $program $shape $texts --ring_attn_size 2 --save_path $out/foreign >$out/foreign.log 2>&1; local code=$?
+    [ $code -ne 0 ] && grep -q '^error: the launcher has started 2 processes (.*), but the MPI of this program knows 1' $out/foreign.log && [ ! -e $out/foreign ] && ok ${name}_foreign_launcher || fail ${name}_foreign_launcher "exit code $code: $(grep -m 1 error $out/foreign.log)"
+}
+
+for library in openmpi mpich; do
+    name=mpi_$library
+    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh check)"; continue; fi
+    transport
+    build_trainers sft dpo ppo
+    worlds=("--ring_attn_size 2" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1" "--ring_attn_size 3 --zero_stage 0")
+    compare sft sft "ema/model.safetensors training_loss.svg" $texts --enable_ema --plot_loss
+    worlds=("--ring_attn_size 3")
+    compare dpo dpo ckpt/reference.safetensors $pairs --pretrain $out/sft.one --precompute_ref
+    compare grpo ppo "" $prompts --eval_dataset $out/eval.jsonl --pretrain $out/sft.one --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --dynamic_filtering --pretrain_data $out/arith.jsonl
+    goes_on
+    interrupted
+    killed 'rank 1 .*signal 9|KILLED BY SIGNAL: 9|EXIT CODE: 9'
+    fails
+    never_begins
+    foreign
+done
+summary
