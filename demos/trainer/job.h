@@ -201,8 +201,8 @@ static int64_t demo_environment(const char *name, int64_t unset) {
 #define DEMO_PROCESSES_OVER ""
 #endif
 
-/* Its name, in front of it the environment's word for how many processes it started, as the
-   launcher told this one; 0: none. */
+/* How many processes the launcher says that it has started, and the variable that says so; 0:
+   there is none. */
 __attribute__((unused)) static int64_t demo_launched(const char **name) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
