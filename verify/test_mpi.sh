@@ -60,7 +60,7 @@ for library in openmpi mpich; do
     compare grpo ppo "" $prompts --eval_dataset $out/eval.jsonl --pretrain $out/sft.one --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --dynamic_filtering --pretrain_data $out/arith.jsonl
     goes_on
     interrupted
-    killed 'rank 1 .*signal 9|KILLED BY SIGNAL: 9|EXIT CODE: 9'
+    killed 'rank 1 .*signal 9|BAD TERMINATION' # MPICH names whichever process it sees first
     fails
     never_begins
     foreign
