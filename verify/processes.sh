@@ -21,7 +21,7 @@ prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer 
 run() {
     local where=$1 name=$2 trainer=$3; shift 3
     local ranks=$(awk '{ p = d = 1; for (i = 1; i < NF; i++) { if ($i == "--ring_attn_size") p = $(i + 1); if ($i == "--data_parallel_size") d = $(i + 1) } print p * d }' <<<"$*")
-    local start=(build/train_$trainer)
+    local start=(timeout -k 5 120 build/train_$trainer)
     [ $where = processes ] && start=(launch $ranks $trainer)
     "${start[@]}" $shape --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1 & runner=$!
     [ -n "$detached" ] && return
@@ -79,7 +79,8 @@ interrupted() {
     rm -rf $out/stopped
 }
 
-# a process that is killed: the others end, a line that matches $1 names it, and what was saved before stays whole
+# killed CODE PATTERN: a process is killed; the others end with this code (any: not 0), a line that matches names it, and what was
+# saved before stays whole
 killed() {
     detached_run processes killed sft $texts --max_steps 4000 --save_steps 5 --ring_attn_size 3
     await_checkpoint killed
@@ -88,7 +89,7 @@ killed() {
     finish; code=$?
     for _ in $(seq 1 40); do [ -z "$(ranks_of $out/killed)" ] && break; sleep 0.1; done
     left=$(ranks_of $out/killed)
-    if [ $code -ne 0 ] && [ -z "$left" ] && grep -qE "$1" $out/killed.log && [ ! -e $out/killed/model.safetensors ]; then ok "${name}_killed $(grep -m 1 -E "$1" $out/killed.log)"
+    if { [ $code = $1 ] || { [ $1 = any ] && [ $code -ne 0 ]; }; } && [ -z "$left" ] && grep -qE "$2" $out/killed.log && [ ! -e $out/killed/model.safetensors ]; then ok "${name}_killed $(grep -m 1 -oE "$2" $out/killed.log)"
     else fail ${name}_killed "exit code $code, left behind: ${left:-none}: $(tail -n 1 $out/killed.log)"; fi
     run processes killed sft $texts --max_steps 400 --ring_attn_size 2 --load_checkpoint || fail ${name}_killed_goes_on "$(tail -n 1 $out/killed.log)"
     [ "$(cat $out/killed/ckpt/latest)" != "" ] && cmp -s $out/killed/model.safetensors $out/long/model.safetensors && ok ${name}_killed_goes_on || fail ${name}_killed_goes_on "weights differ from those of the whole run"

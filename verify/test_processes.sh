@@ -22,7 +22,7 @@ compare ppo ppo critic/model.safetensors $prompts --pretrain $out/sft --reward_p
 compare grpo ppo "" $prompts --eval_dataset $out/eval.jsonl --pretrain $out/sft --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --dynamic_filtering --pretrain_data $out/arith.jsonl
 goes_on
 interrupted
-killed '^error: .*rank 1'
+killed 1 '^error: .*rank 1.*'
 fails
 
 # processes of a launcher, and a program that cannot be one rank among them: they would overwrite each other's files

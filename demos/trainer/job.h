@@ -217,7 +217,7 @@ static int demo_find_processes(demo_job *job, char *error, size_t size) {
     /* others wait while rank 0 writes a checkpoint or asks a reward server */
     const seqpar_mpi_desc desc = {.limit_s = 3600};
     int64_t told = demo_launched(&name);
-    if (told < 2) return 0;
+    if (told < 2 || job->world) return 0;
     if (seqpar_mpi_open(&job->world, &desc, &job->world_error))
         return snprintf(error, size, "%s", job->world_error.text), -1;
     job->processes = job->world->size;

@@ -818,6 +818,14 @@ static seqpar_status demo_process_run(demo_job *job) {
 }
 #endif
 
+/* A process that has not trained leaves the others. */
+static void demo_leave(demo_job *job) {
+#ifdef DEMO_MPI
+    if (job->world) seqpar_mpi_end(job->world, SEQPAR_OK);
+#endif
+    job->world = NULL;
+}
+
 /* A job that never began. Processes that hold together say it once, and all end. Returns the
    exit code. */
 static int demo_never_began(demo_job *job, const char *text) {
@@ -918,9 +926,16 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     cJSON_InitHooks(&memory);
     job->bindings = bindings;
     job->binding_count = count;
-    int wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
-    if (!wrong && options.help_wanted)
-        return demo_options_help(&options, stdout), demo_print_failed("the options");
+    int wrong = 0;
+#ifdef DEMO_MPI /* at once: then even a typing error is said by one for all */
+    wrong = demo_find_processes(job, error, sizeof error);
+#endif
+    if (!wrong) wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
+    if (!wrong && options.help_wanted) {
+        if (!job->rank) demo_options_help(&options, stdout);
+        demo_leave(job);
+        return demo_print_failed("the options");
+    }
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
@@ -934,9 +949,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     if (wrong) return demo_never_began(job, error);
     demo_job_say(job);
     int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
-#ifdef DEMO_MPI
-    if (job->world) seqpar_mpi_end(job->world, SEQPAR_OK); /* of a dry run */
-#endif
+    demo_leave(job);
     demo_job_close(job);
     return code;
 }
