@@ -202,9 +202,9 @@ typedef struct seqpar_mpi__world {
     int lost;             /* somebody did not come to the end */
     seqpar_mpi__note in;
     MPI_Request listening;
-    MPI_Errhandler handlers[2]; /* of MPI_COMM_WORLD and _SELF, before */
-    seqpar_mpi__peer *peer;      /* (size) */
-    seqpar_mpi__member *members; /* all there ever were */
+    MPI_Errhandler handlers[2];    /* of MPI_COMM_WORLD and _SELF, before */
+    seqpar_mpi__peer *peer;        /* (size) */
+    seqpar_mpi__member *members;   /* all there ever were */
     seqpar_mpi__request *requests; /* under way; a wait moves all of them */
 } seqpar_mpi__world;
 
@@ -219,17 +219,15 @@ struct seqpar_mpi__member {
 
 static int seqpar_mpi__lost; /* some world of this process ended so */
 
-static seqpar_status seqpar_mpi__tell(seqpar_mpi__world *w, int64_t to, int64_t kind) {
+static void seqpar_mpi__tell(seqpar_mpi__world *w, int64_t to, int64_t kind) {
     seqpar_mpi__peer *p = &w->peer[to];
     seqpar_mpi__note *n = &p->out[kind == SEQPAR_MPI__BYE];
     n->kind = kind;
     n->rank = w->rank;
     n->taken = p->taken;
     n->ruling = w->ruling;
-    return MPI_Isend(n, (int)sizeof *n, MPI_BYTE, (int)to, SEQPAR_MPI__NOTES, w->mpi,
-                     &p->sending[kind == SEQPAR_MPI__BYE])
-               ? SEQPAR_ERR_TRANSPORT
-               : SEQPAR_OK;
+    MPI_Isend(n, (int)sizeof *n, MPI_BYTE, (int)to, SEQPAR_MPI__NOTES, w->mpi,
+              &p->sending[kind == SEQPAR_MPI__BYE]);
 }
 
 /* Of failures that ranks had on their own, those that say more than that something did not
