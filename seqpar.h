@@ -32,6 +32,7 @@
        >>loss       token log-probs from hidden states
        >>objective  sums per document, what is made of them
        >>optim      gradients to owners, clip, update
+       >>shards     parameters at their owners alone
        Part II, devices
        >>device     what devices share: folds, attention
        >>ref        reference device: naive
@@ -144,7 +145,8 @@
    storage type, c: bytes of the accumulator type. ctx->memory counts each kind, now and at its
    peak; verify/test_memory.c holds them to these bounds.
        weights        yours, or seqpar_llama's: s for each parameter, on every rank; once
-                      where ranks are threads and share them (params_shared)
+                      where ranks are threads and share them (params_shared); at zero_stage 3
+                      divided by W, and two groups of tensors (seqpar_shards)
        optimizer      AdamW: 2 c for each parameter, from zero_stage 1 on divided by W; another
                       c (the masters) where storage is not the accumulator type
        gradients      c / W for each parameter, and the nodes of one group (seqpar_optim_open)
@@ -1790,6 +1792,20 @@ typedef struct seqpar_tensor {
     int64_t group; /* exchanged together: a layer */
 } seqpar_tensor;
 
+/* How tensors are dealt over the W ranks of a world: groups are exchanged in slices (whole tensors
+   while they fit, a larger one cut between rows), a slice is dealt in blocks, each to its owner.
+   Elements are counted as owners keep them, where every tensor has whole blocks. */
+typedef struct seqpar_blocks {
+    const seqpar_tensor *tensors; /* borrowed */
+    int64_t tensor_count, groups, slices, elements;
+    int64_t *group_tensor; /* (groups + 1) the first tensor of a group */
+    int64_t *group_slice;  /* (groups + 1) the first slice of a group */
+    int64_t *tensor_begin; /* (tensor_count) where a tensor begins */
+    int64_t *slice_begin;  /* (slices + 1) where a slice does */
+    int64_t *slice_tensor; /* (slices) the tensor it begins in */
+    int64_t own_elements;  /* those that this rank owns */
+} seqpar_blocks;
+
 /* How this rank folds its leaves of a micro-batch: the program, and the nodes that are left
    and have to be sent. */
 struct seqpar_token_fold {
@@ -1804,7 +1820,7 @@ struct seqpar_token_fold {
 enum { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
 typedef struct seqpar_optim_desc {
     int kind;
-    /* 0: moments and masters everywhere; 1, 2: at their owners */
+    /* 0: moments and masters everywhere; 1, 2: at their owners; 3: parameters, too (>>shards) */
     int zero_stage;
     double beta1, beta2, eps, decay; /* taken as they are */
     double max_norm;                 /* 0: no clip */
@@ -1812,7 +1828,7 @@ typedef struct seqpar_optim_desc {
        Changes no bit */
     int64_t slice;
     /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
-       parameters, of which owners update their blocks; from zero_stage 1 on */
+       parameters, of which owners update their blocks; zero_stage 1 or 2 */
     int params_shared;
 } seqpar_optim_desc;
 
@@ -1820,19 +1836,11 @@ typedef struct seqpar_optim_desc {
 typedef struct seqpar_step seqpar_step;
 typedef struct seqpar_optim {
     seqpar_optim_desc desc;
-    const seqpar_tensor *tensors;
-    int64_t tensor_count, groups, slices;
-    int64_t elements;       /* of state, where every tensor has whole blocks */
-    int64_t *group_tensor;  /* (groups + 1) the first tensor of a group */
-    int64_t *group_slice;   /* (groups + 1) the first slice of a group */
-    int64_t *tensor_begin;  /* (tensor_count) where a tensor begins in state */
-    int64_t *slice_begin;   /* (slices + 1) where a slice does */
-    int64_t *slice_tensor;  /* (slices) the tensor it begins in */
+    seqpar_blocks blocks;
     seqpar_buffer *gradient; /* (2 slices): [slice + slices * source]; this rank's part, and
                                 behind it sums that wait for later micro-batches */
     seqpar_buffer m, v;      /* moments, accumulators */
     seqpar_buffer master;    /* parameters as accumulators, where they are of another type */
-    int64_t own_elements;    /* of state, that this rank owns */
     int64_t t;               /* steps taken */
     double norm, clip;       /* of the last step: the norm before clipping, and the factor */
     int complete;            /* 1: the gradient of the step can be read */
@@ -1853,7 +1861,7 @@ typedef struct seqpar_optim {
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
                  power of two of rows, up to log2(m) more for m rows; for a tied table, of two
                  sums
-     moments     2 E at stage 0, 2 E/W at stages 1 and 2; masters E or E/W
+     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W
    Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
    the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
@@ -1927,8 +1935,9 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *opt
    up. NOT_FINITE: the norm is. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *optim);
 /* Clips, updates the owned blocks of params (elements) and hands them to all; with params_shared
-   waits until all are done instead. SIZE: a tensor ends behind `elements`; STEP: shared parameters
-   are not one array. Collective. */
+   waits until all are done instead. At zero_stage 3 params are seqpar_shards.own, and nothing is
+   handed on. SIZE: a tensor ends behind `elements`, or shards are not blocks.own_elements; STEP:
+   shared parameters are not one array. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params,
                                          int64_t elements, double lr);
 /* What is kept of every parameter, as doubles on every rank, and back (any world, any
@@ -1950,6 +1959,48 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim,
                                             const double *values,
                                             const seqpar_optim_part *part);
+
+/* ---- shards: parameters at their owners alone (ZeRO 3) ---------------------------------------*/
+typedef struct seqpar_shards {
+    seqpar_blocks blocks;
+    /* (blocks.own_elements) storage type: the blocks that this rank owns, slice by slice */
+    seqpar_buffer own;
+    struct {
+        int64_t group; /* -1: none */
+        seqpar_buffer whole;
+        seqpar_request request; /* its other ranks' parts, on their way */
+    } held[2];
+} seqpar_shards;
+
+/* Room for this rank's blocks of the tensors (borrowed; as in seqpar_optim_open), zero; `slice` is
+   that of the optimizer which updates them, seqpar_optim_desc.slice. Memory: E/W, and two groups
+   that follow each other in use. Collective over the world. MEMORY, SIZE, OPTION. */
+SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *shards,
+                                            const seqpar_tensor *tensors, int64_t tensor_count,
+                                            int64_t slice);
+/* Also after an error; waits for what is on its way. */
+SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *shards);
+/* *params (storage type) becomes the parameters of a group, laid out as in its nodes
+   (seqpar_step_nodes), and those of group `next` (-1: none) set out. Other groups are dropped;
+   group and next -1: all are. To be dropped before seqpar_step_end, which changes what the owners
+   have. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *shards,
+                                           int64_t group, int64_t next, void **params);
+/* All of them at once: params (elements), where tensors lie by their offsets. SIZE: a tensor ends
+   behind. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shards *shards,
+                                              void *params, int64_t elements);
+/* values (count) of a tensor, from its element `first` on. Writing keeps what this rank owns, so
+   every rank writes all; reading is collective over the world. owns: whether it owns any of them.
+   SIZE: they are not within the tensor. */
+SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *shards,
+                                  int64_t tensor, int64_t first, int64_t count);
+SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards *shards,
+                                            double *values, int64_t tensor, int64_t first,
+                                            int64_t count);
+SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *shards,
+                                             const double *values, int64_t tensor,
+                                             int64_t first, int64_t count);
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of
    transformers' optimization). */
@@ -7899,19 +7950,19 @@ struct seqpar_step {
 
 /* Blocks of a slice are dealt in runs; slice s starts with rank s, so that small ones do
    not pile up on rank 0. */
-static void seqpar__owned(const seqpar_optim *o, int64_t slice, int64_t world, int64_t rank,
+static void seqpar__owned(const seqpar_blocks *b, int64_t slice, int64_t world, int64_t rank,
                           int64_t *begin, int64_t *count) {
-    int64_t blocks = (o->slice_begin[slice + 1] - o->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
+    int64_t blocks = (b->slice_begin[slice + 1] - b->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
     int64_t turn = ((rank - slice) % world + world) % world;
     *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
     *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
 /* place in compact state */
-static int64_t seqpar__own_begin(const seqpar_optim *o, const seqpar_ctx *ctx, int64_t slice) {
+static int64_t seqpar__own_begin(const seqpar_blocks *b, const seqpar_ctx *ctx, int64_t slice) {
     int64_t begin, count, at = 0;
     for (int64_t s = 0; s < slice; s++) {
-        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned(b, s, ctx->world->size, ctx->world->rank, &begin, &count);
         at += count;
     }
     return at;
@@ -7950,9 +8001,9 @@ static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_ten
 }
 
 /* Whether the caller's parameters hold all tensors. */
-static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_optim *o,
+static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_blocks *b,
                                         int64_t elements) {
-    const seqpar_tensor *t = &o->tensors[o->tensor_count - 1];
+    const seqpar_tensor *t = &b->tensors[b->tensor_count - 1];
     int64_t end = t->offset + seqpar__tensor_elements(t);
     if (end <= elements) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_SIZE,
@@ -7969,42 +8020,47 @@ typedef struct seqpar__part {
 
 /* Goes through the parts of tensors in the elements [begin, end) of a slice's state:
    seqpar__part_begin, then while (next). */
-static seqpar__part seqpar__part_begin(const seqpar_optim *o, int64_t slice, int64_t begin) {
+static seqpar__part seqpar__part_begin(const seqpar_blocks *b, int64_t slice, int64_t begin) {
     seqpar__part s;
-    s.tensor = o->slice_tensor[slice];
+    s.tensor = b->slice_tensor[slice];
     s.at = begin;
     s.offset = s.count = 0;
     return s;
 }
 
-static int seqpar__part_next(const seqpar_optim *o, seqpar__part *s, int64_t end) {
+static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t end) {
     int64_t begin = s->at + s->count, first, last;
-    for (; s->tensor < o->tensor_count && o->tensor_begin[s->tensor] < end; s->tensor++) {
-        const seqpar_tensor *t = &o->tensors[s->tensor];
-        first = SEQPAR__MAX(begin, o->tensor_begin[s->tensor]);
-        last = SEQPAR__MIN(end, o->tensor_begin[s->tensor] + seqpar__tensor_elements(t));
+    for (; s->tensor < b->tensor_count && b->tensor_begin[s->tensor] < end; s->tensor++) {
+        const seqpar_tensor *t = &b->tensors[s->tensor];
+        first = SEQPAR__MAX(begin, b->tensor_begin[s->tensor]);
+        last = SEQPAR__MIN(end, b->tensor_begin[s->tensor] + seqpar__tensor_elements(t));
         if (first >= last) continue;
         s->at = first;
         s->count = last - first;
-        s->offset = t->offset + first - o->tensor_begin[s->tensor];
+        s->offset = t->offset + first - b->tensor_begin[s->tensor];
         return 1;
     }
     return 0;
 }
 
+static seqpar_status seqpar__check_slice(seqpar_error *error, int64_t slice) {
+    if (slice >= 0) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "slices of %lld elements are wanted; give at least 1, or 0 for "
+                       "the default",
+                       (long long)slice);
+}
+
 static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
-    if (d->zero_stage < 0 || d->zero_stage > 2)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1 or 2",
+    if (d->zero_stage < 0 || d->zero_stage > 3)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1, 2 or 3",
                            d->zero_stage);
-    if (d->slice < 0)
+    SEQPAR__TRY(seqpar__check_slice(error, d->slice));
+    if (d->params_shared && (d->zero_stage == 0 || d->zero_stage == 3))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "slices of %lld elements are wanted; give at least 1, or 0 for "
-                           "the default",
-                           (long long)d->slice);
-    if (d->params_shared && d->zero_stage == 0)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "params_shared wants owners that update for all, but zero_stage is 0; "
-                           "use 1 or 2");
+                           "params_shared wants owners that update one array for all, but "
+                           "zero_stage is %d; use 1 or 2",
+                           d->zero_stage);
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
@@ -8017,6 +8073,15 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            "eps %g, weight decay %g and max_norm %g must not be negative",
                            d->eps, d->decay, d->max_norm);
     return SEQPAR_OK;
+}
+
+static int64_t seqpar__given_tensors(const seqpar_tensor *t, int64_t count) {
+    uint64_t digest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
+        digest = seqpar__digest(digest, numbers, sizeof numbers);
+    }
+    return (int64_t)digest;
 }
 
 static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
@@ -8032,12 +8097,7 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                              {"max_norm", seqpar__given_real(d->max_norm), 1},
                              {"slice", d->slice, 0},
                              {"params_shared", d->params_shared, 0}};
-    uint64_t digest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
-        digest = seqpar__digest(digest, numbers, sizeof numbers);
-    }
-    given[1].value = (int64_t)digest;
+    given[1].value = seqpar__given_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", given,
                                (int64_t)(sizeof given / sizeof *given));
 }
@@ -8053,71 +8113,91 @@ static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
 
 /* The next slice begins at this element of state, in this tensor. Before there is room for them
    they are counted only. */
-static int64_t seqpar__slice_begins(seqpar_optim *o, int64_t element, int64_t tensor) {
-    if (o->slice_begin) {
-        o->slice_begin[o->slices] = element;
-        o->slice_tensor[o->slices] = tensor;
+static int64_t seqpar__slice_begins(seqpar_blocks *b, int64_t element, int64_t tensor) {
+    if (b->slice_begin) {
+        b->slice_begin[b->slices] = element;
+        b->slice_tensor[b->slices] = tensor;
     }
-    o->slices++;
+    b->slices++;
     return element;
 }
 
-static void seqpar__slices(seqpar_optim *o) {
-    int64_t usual = SEQPAR__MAX(INT64_C(1) << 20, o->elements / 256), begin = 0;
-    int64_t most = o->desc.slice ? o->desc.slice : usual;
-    o->slices = 0;
-    for (int64_t i = 0; i < o->tensor_count; i++) {
-        const seqpar_tensor *t = &o->tensors[i];
-        int64_t at = o->tensor_begin[i], end = at + seqpar__block_elements(t);
+static void seqpar__slices(seqpar_blocks *b, int64_t most) {
+    int64_t begin = 0;
+    if (most == 0) most = SEQPAR__MAX(INT64_C(1) << 20, b->elements / 256);
+    b->slices = 0;
+    for (int64_t i = 0; i < b->tensor_count; i++) {
+        const seqpar_tensor *t = &b->tensors[i];
+        int64_t at = b->tensor_begin[i], end = at + seqpar__block_elements(t);
         int64_t piece = seqpar__slice_piece(t, most);
-        int first = i == 0 || t->group != o->tensors[i - 1].group;
-        if (first) o->group_slice[t->group] = o->slices;
-        if (first || end - begin > most) begin = seqpar__slice_begins(o, at, i);
+        int first = i == 0 || t->group != b->tensors[i - 1].group;
+        if (first) b->group_slice[t->group] = b->slices;
+        if (first || end - begin > most) begin = seqpar__slice_begins(b, at, i);
         while (end - begin > SEQPAR__MAX(most, piece))
-            begin = seqpar__slice_begins(o, begin + piece, i);
+            begin = seqpar__slice_begins(b, begin + piece, i);
     }
-    o->group_slice[o->groups] = o->slices;
+    b->group_slice[b->groups] = b->slices;
 }
 
-static seqpar_status seqpar__slices_new(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t *room;
-    seqpar__slices(o);
-    room = SEQPAR__NEW(int64_t, 2 * o->slices + 1);
-    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->slices);
-    o->slice_begin = room;
-    if (!room || !o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
-    o->slice_tensor = room + o->slices + 1;
-    seqpar__slices(o);
-    room[o->slices] = o->elements;
+static seqpar_status seqpar__blocks_open(seqpar_ctx *ctx, seqpar_blocks *b,
+                                         const seqpar_tensor *tensors, int64_t tensor_count,
+                                         int64_t slice) {
+    memset(b, 0, sizeof *b);
+    b->tensors = tensors;
+    b->tensor_count = tensor_count;
+    b->groups = tensors[tensor_count - 1].group + 1;
+    b->group_tensor = SEQPAR__NEW(int64_t, 2 * (b->groups + 1) + tensor_count);
+    if (!b->group_tensor) return seqpar__no_memory(ctx->error, "the blocks of tensors");
+    b->group_slice = b->group_tensor + b->groups + 1;
+    b->tensor_begin = b->group_slice + b->groups + 1;
+    for (int64_t i = 0; i < tensor_count; i++) {
+        b->tensor_begin[i] = b->elements;
+        b->elements += seqpar__block_elements(&tensors[i]);
+        b->group_tensor[tensors[i].group + 1] = i + 1;
+    }
+    seqpar__slices(b, slice);
+    b->slice_begin = SEQPAR__NEW(int64_t, 2 * b->slices + 1);
+    if (!b->slice_begin) return seqpar__no_memory(ctx->error, "the blocks of tensors");
+    b->slice_tensor = b->slice_begin + b->slices + 1;
+    seqpar__slices(b, slice);
+    b->slice_begin[b->slices] = b->elements;
+    b->own_elements = seqpar__own_begin(b, ctx, b->slices);
     return SEQPAR_OK;
 }
 
+static void seqpar__blocks_close(seqpar_blocks *b) {
+    SEQPAR_FREE(b->group_tensor);
+    SEQPAR_FREE(b->slice_begin);
+    memset(b, 0, sizeof *b);
+}
+
 /* The tensor that a slice ends in. */
-static const seqpar_tensor *seqpar__slice_last(const seqpar_optim *o, int64_t slice) {
-    int64_t i = o->slice_tensor[slice];
-    while (i + 1 < o->tensor_count && o->tensor_begin[i + 1] < o->slice_begin[slice + 1]) i++;
-    return &o->tensors[i];
+static const seqpar_tensor *seqpar__slice_last(const seqpar_blocks *b, int64_t slice) {
+    int64_t i = b->slice_tensor[slice];
+    while (i + 1 < b->tensor_count && b->tensor_begin[i + 1] < b->slice_begin[slice + 1]) i++;
+    return &b->tensors[i];
 }
 
 /* Where a slice ends among the parameters. */
-static int64_t seqpar__slice_end(const seqpar_optim *o, int64_t slice) {
-    const seqpar_tensor *t = seqpar__slice_last(o, slice);
-    int64_t left = o->slice_begin[slice + 1] - o->tensor_begin[t - o->tensors];
+static int64_t seqpar__slice_end(const seqpar_blocks *b, int64_t slice) {
+    const seqpar_tensor *t = seqpar__slice_last(b, slice);
+    int64_t left = b->slice_begin[slice + 1] - b->tensor_begin[t - b->tensors];
     return t->offset + SEQPAR__MIN(left, seqpar__tensor_elements(t));
 }
 
 SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
                                   int64_t *first, int64_t *count) {
+    const seqpar_blocks *b = &o->blocks;
     int64_t slice, tensor, begin;
     *first = *count = 0;
-    if (group < 0 || group >= o->groups || index < 0 ||
-        index >= o->group_slice[group + 1] - o->group_slice[group])
+    if (group < 0 || group >= b->groups || index < 0 ||
+        index >= b->group_slice[group + 1] - b->group_slice[group])
         return 0;
-    slice = o->group_slice[group] + index;
-    tensor = o->slice_tensor[slice];
-    begin = o->tensors[tensor].offset + o->slice_begin[slice] - o->tensor_begin[tensor];
-    *first = begin - o->tensors[o->group_tensor[group]].offset;
-    *count = seqpar__slice_end(o, slice) - begin;
+    slice = b->group_slice[group] + index;
+    tensor = b->slice_tensor[slice];
+    begin = b->tensors[tensor].offset + b->slice_begin[slice] - b->tensor_begin[tensor];
+    *first = begin - b->tensors[b->group_tensor[group]].offset;
+    *count = seqpar__slice_end(b, slice) - begin;
     return 1;
 }
 
@@ -8130,21 +8210,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
     o->desc = *desc;
-    o->tensors = tensors;
-    o->tensor_count = tensor_count;
-    o->groups = tensors[tensor_count - 1].group + 1;
-    o->group_tensor = SEQPAR__NEW(int64_t, 2 * (o->groups + 1) + tensor_count);
-    if (!o->group_tensor) return seqpar__no_memory(ctx->error, "the optimizer");
-    o->group_slice = o->group_tensor + o->groups + 1;
-    o->tensor_begin = o->group_slice + o->groups + 1;
-    for (int64_t i = 0; i < tensor_count; i++) {
-        o->tensor_begin[i] = o->elements;
-        o->elements += seqpar__block_elements(&tensors[i]);
-        o->group_tensor[tensors[i].group + 1] = i + 1;
-    }
-    SEQPAR__TRY(seqpar__slices_new(ctx, o));
-    o->own_elements = seqpar__own_begin(o, ctx, o->slices);
-    state = desc->zero_stage == 0 ? o->elements : o->own_elements;
+    SEQPAR__TRY(seqpar__blocks_open(ctx, &o->blocks, tensors, tensor_count, desc->slice));
+    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->blocks.slices);
+    if (!o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
+    state = desc->zero_stage == 0 ? o->blocks.elements : o->blocks.own_elements;
     if (ctx->device->storage != ctx->device->accumulator)
         SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
     if (o->master.data)
@@ -8175,7 +8244,7 @@ static void seqpar__step_free(seqpar_optim *o) {
 }
 
 static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
-    for (int64_t i = 0; o->gradient && i < 2 * o->slices; i++)
+    for (int64_t i = 0; o->gradient && i < 2 * o->blocks.slices; i++)
         seqpar_buffer_free(ctx, &o->gradient[i]);
     o->complete = o->pending = 0;
 }
@@ -8187,8 +8256,7 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
     seqpar_buffer_free(ctx, &o->m);
     seqpar_buffer_free(ctx, &o->v);
     seqpar_buffer_free(ctx, &o->master);
-    SEQPAR_FREE(o->group_tensor);
-    SEQPAR_FREE(o->slice_begin);
+    seqpar__blocks_close(&o->blocks);
     memset(o, 0, sizeof *o);
 }
 
@@ -8374,8 +8442,8 @@ static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const se
     if (!s) return seqpar__no_memory(ctx->error, "a step");
     *s = *of;
     s->micro = SEQPAR__NEW(seqpar__micro, s->accumulation);
-    s->done = SEQPAR__NEW(unsigned char, 2 * o->slices);
-    s->given = SEQPAR__NEW(int64_t, 2 * o->slices);
+    s->done = SEQPAR__NEW(unsigned char, 2 * o->blocks.slices);
+    s->given = SEQPAR__NEW(int64_t, 2 * o->blocks.slices);
     if (!s->micro || !s->done || !s->given) return seqpar__no_memory(ctx->error, "a step");
     SEQPAR__TRY(s->rows ? seqpar__step_leaves(ctx, s) : seqpar__plain_leaves(ctx, s));
     SEQPAR__TRY(seqpar__micros_prepare(ctx, s));
@@ -8482,7 +8550,7 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
 
 /* Among the parameters, the place of what lies at 0 in a node. */
 static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nodes *nodes) {
-    return o->tensors[o->group_tensor[nodes->group]].offset + nodes->first;
+    return o->blocks.tensors[o->blocks.group_tensor[nodes->group]].offset + nodes->first;
 }
 
 /* Sends every owner its blocks, in a slice, of every node. What comes lies in order of ranks,
@@ -8491,9 +8559,9 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
                                         int64_t slice, void *inbox) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t world = ctx->world->size, base = o->slice_begin[slice], w;
+    int64_t world = ctx->world->size, base = o->blocks.slice_begin[slice], w;
     int64_t at = 0, total = 0, sends = 0, recvs = 0, begin, count, own, mine;
-    int64_t tensors = o->group_tensor[from->group + 1] - o->slice_tensor[slice];
+    int64_t tensors = o->blocks.group_tensor[from->group + 1] - o->blocks.slice_tensor[slice];
     int64_t first = seqpar__nodes_offset(o, from);
     seqpar_transfer *list, *arriving;
     seqpar_group g;
@@ -8505,12 +8573,12 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                        (world + tensors) * m->own.node_count + tensors * total);
     if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
     arriving = list + (world + tensors) * m->own.node_count;
-    seqpar__owned(o, slice, world, ctx->world->rank, &own, &mine);
+    seqpar__owned(&o->blocks, slice, world, ctx->world->rank, &own, &mine);
     for (w = 0; w < world; at += m->nodes[w++]) {
-        seqpar__owned(o, slice, world, w, &begin, &count);
+        seqpar__owned(&o->blocks, slice, world, w, &begin, &count);
         for (int64_t n = 0; n < m->own.node_count; n++)
-            for (s = seqpar__part_begin(o, slice, base + begin);
-                 seqpar__part_next(o, &s, base + begin + count);) {
+            for (s = seqpar__part_begin(&o->blocks, slice, base + begin);
+                 seqpar__part_next(&o->blocks, &s, base + begin + count);) {
                 const char *data = (const char *)from->nodes +
                                    (n * from->node_stride + s.offset - first) * size;
                 char *to = (char *)inbox + ((at + n) * mine + s.at - base - begin) * size;
@@ -8522,8 +8590,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     }
     for (at = w = 0; w < world; at += m->nodes[w++])
         for (int64_t n = 0; n < m->nodes[w] && w != ctx->world->rank; n++)
-            for (s = seqpar__part_begin(o, slice, base + own);
-                 seqpar__part_next(o, &s, base + own + mine);)
+            for (s = seqpar__part_begin(&o->blocks, slice, base + own);
+                 seqpar__part_next(&o->blocks, &s, base + own + mine);)
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
@@ -8537,11 +8605,11 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
 static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_optim *o,
                                             const seqpar_step_nodes *n) {
     SEQPAR__TRY(seqpar__check_micro(error, o, n->micro_batch));
-    if (n->group < 0 || n->group >= o->groups || n->source < 0 || n->source > 1)
+    if (n->group < 0 || n->group >= o->blocks.groups || n->source < 0 || n->source > 1)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the gradient of group %lld, source %d was given; there are groups "
                            "0 to %lld and sources 0 and 1",
-                           (long long)n->group, n->source, (long long)o->groups - 1);
+                           (long long)n->group, n->source, (long long)o->blocks.groups - 1);
     return SEQPAR_OK;
 }
 
@@ -8549,7 +8617,7 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
    early would give another sum. */
 static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t slice) {
-    int64_t given = o->step->given[slice + n->source * o->slices];
+    int64_t given = o->step->given[slice + n->source * o->blocks.slices];
     if (n->micro_batch == given) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_STEP,
                        "the gradient of group %lld was given for micro-batch %lld after %lld of "
@@ -8560,10 +8628,10 @@ static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim
 /* Source 0 of every slice of a group is given, and of source 1 all or none. */
 static seqpar_status seqpar__check_group_complete(seqpar_error *error, const seqpar_optim *o,
                                                   int64_t group) {
-    int64_t wanted = o->step->accumulation, first = o->group_slice[group];
+    int64_t wanted = o->step->accumulation, first = o->blocks.group_slice[group];
     for (int source = 0; source < 2; source++) {
-        const int64_t *given = o->step->given + source * o->slices;
-        for (int64_t s = first; s < o->group_slice[group + 1]; s++)
+        const int64_t *given = o->step->given + source * o->blocks.slices;
+        for (int64_t s = first; s < o->blocks.group_slice[group + 1]; s++)
             if (given[s] != wanted && (source == 0 || given[s] || given[first]))
                 return seqpar_fail(
                     error, SEQPAR_ERR_STEP,
@@ -8578,7 +8646,7 @@ static seqpar_status seqpar__check_complete(seqpar_error *error, const seqpar_op
     if (!o->step)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "no step was begun; call seqpar_step_begin first");
-    for (int64_t g = 0; g < o->groups; g++)
+    for (int64_t g = 0; g < o->blocks.groups; g++)
         SEQPAR__TRY(seqpar__check_group_complete(error, o, g));
     return SEQPAR_OK;
 }
@@ -8640,7 +8708,7 @@ static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_opti
     int64_t at, count;
     *first = *past = -1;
     for (int64_t i = 0; seqpar_optim_slice(o, n->group, i, &at, &count); i++) {
-        int64_t slice = o->group_slice[n->group] + i;
+        int64_t slice = o->blocks.group_slice[n->group] + i;
         if (at == n->first) *first = slice;
         if (!n->count || (at >= n->first && at - n->first + count == n->count))
             *past = slice + 1;
@@ -8659,7 +8727,7 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     int64_t end, count;
     SEQPAR__TRY(seqpar__check_gradient(ctx->error, o, n));
     SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, n, first, past));
-    end = seqpar__slice_end(o, *past - 1) - seqpar__nodes_offset(o, n);
+    end = seqpar__slice_end(&o->blocks, *past - 1) - seqpar__nodes_offset(o, n);
     count = o->step->micro[n->micro_batch].own.node_count;
     if (count > 0 && (n->elements < end ||
                       (count > 1 && (n->node_stride < end ||
@@ -8669,7 +8737,7 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
             "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
             "for %lld at a stride of %lld; pass the whole array and its size",
             (long long)n->group, (long long)count, (long long)end,
-            seqpar__slice_last(o, *past - 1)->name,
+            seqpar__slice_last(&o->blocks, *past - 1)->name,
             (long long)n->elements, (long long)n->node_stride);
     return SEQPAR_OK;
 }
@@ -8692,8 +8760,8 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
         status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc),
                                    SEQPAR_MEM_EXCHANGE);
     if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, slice, inbox.data);
-    for (s = seqpar__part_begin(o, slice, begin);
-         !status && total > 0 && seqpar__part_next(o, &s, begin + f->owned);) {
+    for (s = seqpar__part_begin(&o->blocks, slice, begin);
+         !status && total > 0 && seqpar__part_next(&o->blocks, &s, begin + f->owned);) {
         const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
                                : seqpar__at(inbox.data, s.at - begin, acc);
         status = seqpar__fold_owned(ctx, f, from, stride, s.at - begin, s.count);
@@ -8757,15 +8825,15 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     seqpar_step *s = o->step;
     seqpar__owner_fold f;
     seqpar_buffer *kept;
-    int64_t mine = slice + (nodes->source ? o->slices : 0);
-    int64_t other = slice + (nodes->source ? 0 : o->slices);
+    int64_t mine = slice + (nodes->source ? o->blocks.slices : 0);
+    int64_t other = slice + (nodes->source ? 0 : o->blocks.slices);
     int64_t begin;
     int done, add;
     kept = &o->gradient[mine];
     s->given[mine]++;
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
-    seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &begin, &f.owned);
+    seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &f.owned);
     done = f.micro->program_count > 0 &&
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     /* the second sum of a group (the embedding's and the vocab's share of a tied table) joins
@@ -8777,7 +8845,7 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     f.kept = kept->data;
     f.sum = o->gradient[other].data;
     SEQPAR__TRY(
-        seqpar__fold_slice(ctx, o, &f, nodes, slice, o->slice_begin[slice] + begin));
+        seqpar__fold_slice(ctx, o, &f, nodes, slice, o->blocks.slice_begin[slice] + begin));
     if (add && f.kept) SEQPAR__TRY(seqpar__add_into(ctx, f.sum, f.kept, f.owned));
     if (add) seqpar_buffer_free(ctx, kept);
     s->done[mine] |= (unsigned char)done;
@@ -8799,13 +8867,13 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
    token it is zero. */
 static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t begin, count;
-    for (int64_t s = 0; s < o->slices; s++) {
-        seqpar_buffer *one = &o->gradient[s], *two = &o->gradient[s + o->slices];
+    for (int64_t s = 0; s < o->blocks.slices; s++) {
+        seqpar_buffer *one = &o->gradient[s], *two = &o->gradient[s + o->blocks.slices];
         if (!one->data) {
             *one = *two;
             memset(two, 0, sizeof *two);
         }
-        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
         if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
     }
     return SEQPAR_OK;
@@ -8820,19 +8888,20 @@ typedef struct seqpar__handed {
     int params;
     void *queue;
     const char *name;
+    int64_t first; /* data begin with this element of the parameters */
 } seqpar__handed;
 
 /* Adds the transfers, to or from `peer`, of what `owner` owns; returns how many the list has
    now. */
-static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
+static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_blocks *b,
                                  const seqpar__handed *h, int64_t owner, int64_t peer,
                                  seqpar_transfer *list, int64_t n) {
     int64_t begin, end, count;
     seqpar__part s;
-    for (int64_t i = 0; i < o->slices; i++) {
-        seqpar__owned(o, i, ctx->world->size, owner, &begin, &count);
-        end = SEQPAR__MIN(h->end, o->slice_begin[i] + begin + count);
-        begin = SEQPAR__MAX(h->begin, o->slice_begin[i] + begin);
+    for (int64_t i = 0; i < b->slices; i++) {
+        seqpar__owned(b, i, ctx->world->size, owner, &begin, &count);
+        end = SEQPAR__MIN(h->end, b->slice_begin[i] + begin + count);
+        begin = SEQPAR__MAX(h->begin, b->slice_begin[i] + begin);
         if (begin >= end) continue;
         if (!h->params)
             list[n++] = seqpar__transfer(peer,
@@ -8840,55 +8909,64 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                                SEQPAR_PARAM_BLOCK,
                                          (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
         else
-            for (s = seqpar__part_begin(o, i, begin); seqpar__part_next(o, &s, end);)
+            for (s = seqpar__part_begin(b, i, begin); seqpar__part_next(b, &s, end);)
                 list[n++] = seqpar__transfer(
-                    peer, (char *)h->data + s.offset * h->block_bytes / SEQPAR_PARAM_BLOCK,
+                    peer,
+                    (char *)h->data + (s.offset - h->first) * h->block_bytes / SEQPAR_PARAM_BLOCK,
                     s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
     }
     return n;
 }
 
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_optim *o,
-                                         const seqpar__handed *h) {
+static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
+                                         const seqpar__handed *h, seqpar_request *request) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
-    int64_t most = o->tensor_count + o->slices, n = 0, r = 0;
+    int64_t most = b->tensor_count + b->slices, n = 0, r = 0;
     seqpar_transfer *list, *arriving;
     seqpar_group group;
     seqpar_status status;
+    request->state = NULL;
     if (world == 1) return SEQPAR_OK;
     list = SEQPAR__NEW(seqpar_transfer, 2 * world * most);
     if (!list) return seqpar__no_memory(ctx->error, h->name);
     arriving = list + world * most;
     for (int64_t w = 0; w < world; w++)
         if (w != rank) {
-            n = seqpar__hand_list(ctx, o, h, rank, w, list, n);
-            r = seqpar__hand_list(ctx, o, h, w, w, arriving, r);
+            n = seqpar__hand_list(ctx, b, h, rank, w, list, n);
+            r = seqpar__hand_list(ctx, b, h, w, w, arriving, r);
         }
     group = seqpar__group(h->name, 0, list, n, arriving, r);
-    status = seqpar__exchange(ctx->world, &group, h->queue);
+    status = seqpar_comm_begin(ctx->world, &group, h->queue, request);
     SEQPAR_FREE(list);
     return status;
+}
+
+static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_blocks *b,
+                                         const seqpar__handed *h) {
+    seqpar_request request;
+    SEQPAR__TRY(seqpar__share_begin(ctx, b, h, &request));
+    return seqpar_comm_wait(ctx->world, &request, h->queue);
 }
 
 /* Owners take sums of squares by block and hand them to all; every rank folds them over the
    block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t blocks = o->elements / SEQPAR_PARAM_BLOCK, begin, count;
+    int64_t blocks = o->blocks.elements / SEQPAR_PARAM_BLOCK, begin, count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
-    seqpar__handed handed = {sums, 0, o->elements, 8, 0, NULL, "gradient norm"};
+    seqpar__handed handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
     seqpar_status status = sums && leaves ? SEQPAR_OK
                                           : seqpar__no_memory(ctx->error, "the gradient norm");
-    for (int64_t s = 0; !status && s < o->slices; s++) {
+    for (int64_t s = 0; !status && s < o->blocks.slices; s++) {
         seqpar_sumsq_args a;
-        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
-        a.out = sums + (o->slice_begin[s] + begin) / SEQPAR_PARAM_BLOCK;
+        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        a.out = sums + (o->blocks.slice_begin[s] + begin) / SEQPAR_PARAM_BLOCK;
         a.x = o->gradient[s].data;
         a.blocks = count / SEQPAR_PARAM_BLOCK;
         a.block_size = SEQPAR_PARAM_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
-    if (!status) status = seqpar__share_owned(ctx, o, &handed);
+    if (!status) status = seqpar__share_owned(ctx, &o->blocks, &handed);
     for (int64_t b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
     if (!status && !(o->norm <= 1.7976931348623157e308))
@@ -8920,10 +8998,11 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
                                           const seqpar__update_part *part) {
     seqpar_device *dev = ctx->device;
     seqpar__part s;
-    for (s = seqpar__part_begin(o, part->slice, part->begin);
-         seqpar__part_next(o, &s, part->begin + part->count);) {
+    for (s = seqpar__part_begin(&o->blocks, part->slice, part->begin);
+         seqpar__part_next(&o->blocks, &s, part->begin + part->count);) {
         int64_t at = part->state + s.at - part->begin;
-        void *params = seqpar__at(part->params, s.offset, dev->storage);
+        void *params = seqpar__at(part->params, o->desc.zero_stage == 3 ? at : s.offset,
+                                  dev->storage);
         seqpar_update_args a;
         a.working = o->master.data ? params : NULL;
         a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : params;
@@ -8936,7 +9015,7 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         a.beta1 = o->desc.beta1;
         a.beta2 = o->desc.beta2;
         a.eps = o->desc.eps;
-        a.decay = o->tensors[s.tensor].decay ? o->desc.decay : 0.0;
+        a.decay = o->blocks.tensors[s.tensor].decay ? o->desc.decay : 0.0;
         a.clip = o->clip;
         SEQPAR__TRY(
             (o->desc.kind == SEQPAR_OPTIM_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
@@ -8949,14 +9028,14 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
 static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params,
                                                int64_t slice, double lr) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t first = o->slice_begin[slice], all = o->slice_begin[slice + 1] - first, begin;
-    int64_t count;
+    int64_t first = o->blocks.slice_begin[slice], all = o->blocks.slice_begin[slice + 1] - first;
+    int64_t begin, count;
     seqpar__update_part part = {params, slice, first, all, o->gradient[slice].data, first, lr};
     seqpar_buffer whole;
     seqpar_status status;
     if (ctx->world->size == 1) return seqpar__update_range(ctx, o, &part);
     status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
-    seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &begin, &count);
+    seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
         seqpar__handed handed = {whole.data,
                                  first,
@@ -8964,10 +9043,11 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
                                  SEQPAR_PARAM_BLOCK * size,
                                  0,
                                  ctx->queue,
-                                 "gradients from owners"};
+                                 "gradients from owners",
+                                 0};
         ctx->device->copy(ctx->device, (char *)whole.data + begin * size,
                           o->gradient[slice].data, count * size, ctx->queue);
-        status = seqpar__share_owned(ctx, o, &handed);
+        status = seqpar__share_owned(ctx, &o->blocks, &handed);
     }
     part.gradient = whole.data;
     if (!status) status = seqpar__update_range(ctx, o, &part);
@@ -8980,28 +9060,39 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
     seqpar__update_part part = {params, 0, 0, 0, NULL, 0, lr};
     seqpar__handed handed = {params,
                              0,
-                             o->elements,
+                             o->blocks.elements,
                              SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
                              1,
                              ctx->queue,
-                             "parameters from owners"};
-    for (int64_t s = 0; s < o->slices; s++) {
+                             "parameters from owners",
+                             0};
+    for (int64_t s = 0; s < o->blocks.slices; s++) {
         if (o->desc.zero_stage == 0) {
             SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, s, lr));
             continue;
         }
-        seqpar__owned(o, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
         part.slice = s;
-        part.begin = o->slice_begin[s] + begin;
+        part.begin = o->blocks.slice_begin[s] + begin;
         part.count = count;
         part.gradient = o->gradient[s].data;
-        part.state = seqpar__own_begin(o, ctx, s);
+        part.state = seqpar__own_begin(&o->blocks, ctx, s);
         SEQPAR__TRY(seqpar__update_range(ctx, o, &part));
     }
-    if (o->desc.zero_stage == 0) return SEQPAR_OK;
-    if (!o->desc.params_shared) return seqpar__share_owned(ctx, o, &handed);
+    if (o->desc.zero_stage == 0 || o->desc.zero_stage == 3) return SEQPAR_OK;
+    if (!o->desc.params_shared) return seqpar__share_owned(ctx, &o->blocks, &handed);
     SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
     return seqpar_comm_barrier(ctx->world);
+}
+
+static seqpar_status seqpar__check_params(seqpar_error *error, const seqpar_optim *o,
+                                          int64_t elements) {
+    if (o->desc.zero_stage < 3) return seqpar__check_room(error, &o->blocks, elements);
+    if (elements == o->blocks.own_elements) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                       "the parameters are %lld elements, but at zero_stage 3 this rank owns "
+                       "%lld; pass seqpar_shards.own of shards with the same tensors and slice",
+                       (long long)elements, (long long)o->blocks.own_elements);
 }
 
 /* Ends the sums of the gradient and takes their norm. */
@@ -9041,7 +9132,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
     /* nobody reads shared parameters any more once all have said so */
     if (o->desc.params_shared) SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
     SEQPAR__TRY(seqpar__end_agree(ctx, o, 1, params, lr));
-    SEQPAR__TRY(seqpar__check_room(ctx->error, o, elements));
+    SEQPAR__TRY(seqpar__check_params(ctx->error, o, elements));
     if (!o->pending) SEQPAR__TRY(seqpar__gradient_complete(ctx, o));
     o->pending = 0;
     o->t++;
@@ -9057,56 +9148,91 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
-/* Where this rank has a state; the gradient: of one slice. */
-static void *seqpar__kept_data(const seqpar_optim *o, int state, int64_t slice) {
-    if (state == SEQPAR_STATE_GRADIENT) return o->gradient[slice].data;
-    if (state == SEQPAR_STATE_M) return o->m.data;
-    return state == SEQPAR_STATE_V ? o->v.data : o->master.data;
+/* What a rank has of every tensor: all blocks, or those that it owns, slice by slice. */
+typedef struct seqpar__kept {
+    const seqpar_blocks *blocks;
+    void *data;
+    const seqpar_buffer *by_slice; /* in the place of data: a buffer for each slice */
+    int all, dtype;
+} seqpar__kept;
+
+static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
+    seqpar__kept k;
+    k.blocks = &o->blocks;
+    k.data = state == SEQPAR_STATE_M   ? o->m.data
+             : state == SEQPAR_STATE_V ? o->v.data
+                                       : o->master.data;
+    k.by_slice = state == SEQPAR_STATE_GRADIENT ? o->gradient : NULL;
+    k.all = !k.by_slice && o->desc.zero_stage == 0;
+    k.dtype = ctx->device->accumulator;
+    return k;
 }
 
-/* Where elements of a slice's state lie; cuts [*begin, *end) to those that this rank has. */
-static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar_optim *o, int state,
-                             int64_t slice, int64_t *begin, int64_t *end) {
-    int64_t own, count, at;
-    if (state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) {
-        own = o->slice_begin[slice];
-        count = o->slice_begin[slice + 1] - own;
-        at = own;
-    } else {
-        seqpar__owned(o, slice, ctx->world->size, ctx->world->rank, &own, &count);
-        own += o->slice_begin[slice];
-        at = state == SEQPAR_STATE_GRADIENT ? 0 : seqpar__own_begin(o, ctx, slice);
+/* Where elements of a slice lie; cuts [*begin, *end) to those that this rank has. */
+static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int64_t slice,
+                             int64_t *begin, int64_t *end) {
+    const seqpar_blocks *b = k->blocks;
+    int64_t own = b->slice_begin[slice], count = b->slice_begin[slice + 1] - own, at = own;
+    if (!k->all) {
+        seqpar__owned(b, slice, ctx->world->size, ctx->world->rank, &own, &count);
+        own += b->slice_begin[slice];
+        at = k->by_slice ? 0 : seqpar__own_begin(b, ctx, slice);
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(seqpar__kept_data(o, state, slice), at + *begin - own,
-                      ctx->device->accumulator);
+    return seqpar__at(k->by_slice ? k->by_slice[slice].data : k->data, at + *begin - own,
+                      k->dtype);
 }
 
 /* Between values (part->count) and what this rank has of a part: reads, or writes. */
-static void seqpar__kept_move(const seqpar_ctx *ctx, const seqpar_optim *o, double *into,
+static void seqpar__kept_move(const seqpar_ctx *ctx, const seqpar__kept *k, double *into,
                               const double *from, const seqpar_optim_part *part) {
-    int64_t first = o->tensor_begin[part->tensor] + part->first, begin, end;
-    int64_t group = o->tensors[part->tensor].group;
-    for (int64_t s = o->group_slice[group]; s < o->group_slice[group + 1]; s++) {
+    const seqpar_blocks *b = k->blocks;
+    int64_t first = b->tensor_begin[part->tensor] + part->first, begin, end;
+    int64_t group = b->tensors[part->tensor].group;
+    for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
         void *data;
         begin = first;
         end = first + part->count;
-        data = seqpar__kept_at(ctx, o, part->state, s, &begin, &end);
+        data = seqpar__kept_at(ctx, k, s, &begin, &end);
         if (begin < end && into)
             seqpar_device_read(ctx->device, into + (begin - first), data, 0, end - begin,
-                               ctx->device->accumulator);
+                               k->dtype);
         else if (begin < end)
             seqpar_device_write(ctx->device, data, 0, from + (begin - first), end - begin,
-                                ctx->device->accumulator);
+                                k->dtype);
     }
+}
+
+static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, double *values,
+                                       const seqpar_optim_part *part, const char *name) {
+    int64_t first = k->blocks->tensor_begin[part->tensor] + part->first;
+    seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
+                             0,      NULL,  name,                0};
+    seqpar__kept_move(ctx, k, values, NULL, part);
+    return k->all ? SEQPAR_OK : seqpar__share_owned(ctx, k->blocks, &handed);
+}
+
+static seqpar_status seqpar__check_within(seqpar_error *error, const seqpar_blocks *b,
+                                          const seqpar_optim_part *part) {
+    const seqpar_tensor *t = part->tensor >= 0 && part->tensor < b->tensor_count
+                                 ? &b->tensors[part->tensor]
+                                 : NULL;
+    if (t && part->first >= 0 && part->count >= 0 &&
+        part->first <= seqpar__tensor_elements(t) - part->count)
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                       "elements %lld .. + %lld of tensor %lld are wanted; there are %lld "
+                       "tensors, and this one has %lld elements",
+                       (long long)part->first, (long long)part->count, (long long)part->tensor,
+                       (long long)b->tensor_count,
+                       (long long)(t ? seqpar__tensor_elements(t) : 0));
 }
 
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar_optim_part *part) {
     static const char *const names[] = {"gradient", "first moments", "second moments",
                                         "master parameters"};
-    const seqpar_tensor *t;
     if (part->state == SEQPAR_STATE_GRADIENT && o->step)
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
                            "a step is under way; its gradient is there after seqpar_step_norm "
@@ -9119,37 +9245,22 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
                            part->state >= 0 && part->state <= SEQPAR_STATE_MASTER
                                ? names[part->state]
                                : "such state");
-    t = part->tensor >= 0 && part->tensor < o->tensor_count ? &o->tensors[part->tensor] : NULL;
-    if (!t || part->first < 0 || part->count < 0 ||
-        part->first > seqpar__tensor_elements(t) - part->count)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
-                           "elements %lld .. + %lld of tensor %lld are wanted; there are %lld "
-                           "tensors, and this one has %lld elements",
-                           (long long)part->first, (long long)part->count,
-                           (long long)part->tensor, (long long)o->tensor_count,
-                           (long long)(t ? seqpar__tensor_elements(t) : 0));
-    return SEQPAR_OK;
+    return seqpar__check_within(ctx->error, &o->blocks, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o,
                                            double *values, const seqpar_optim_part *part) {
-    int64_t first;
+    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    first = o->tensor_begin[part->tensor] + part->first;
-    seqpar__kept_move(ctx, o, values, NULL, part);
-    if (part->state != SEQPAR_STATE_GRADIENT && o->desc.zero_stage == 0) return SEQPAR_OK;
-    {
-        seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
-                                 0,      NULL,  "state from owners"};
-        return seqpar__share_owned(ctx, o, &handed);
-    }
+    return seqpar__kept_read(ctx, &kept, values, part, "state from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const double *values,
                                             const seqpar_optim_part *part) {
+    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    seqpar__kept_move(ctx, o, NULL, values, part);
+    seqpar__kept_move(ctx, &kept, NULL, values, part);
     return SEQPAR_OK;
 }
 
@@ -9165,6 +9276,188 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
                            (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
     if (kind == SEQPAR_LR_COSINE) return SEQPAR__MAX(0.0, wave);
     return wave * (1.0 - min_ratio) + min_ratio;
+}
+
+/* =============================================================================================
+   >>shards  parameters at their owners alone (ZeRO 3)
+
+   A rank keeps the blocks of which it has the optimizer's state, so its share falls as 1/W. A
+   group of tensors, a layer, is whole only while it is computed with: seqpar_shards_use gathers
+   it, and sends for the next one, which travels while this one computes. So two are whole at a
+   time. Bytes move, nothing is added: no bit hangs on it.
+   ========================================================================================== */
+
+static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
+                                          int64_t count, int64_t slice) {
+    const seqpar__given given[] = {{"the number of tensors", count, 0},
+                                   {"tensors", seqpar__given_tensors(t, count), 1},
+                                   {"slice", slice, 0}};
+    return seqpar__ranks_agree(ctx->world, "sharded parameters", given, 3);
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *s,
+                                            const seqpar_tensor *tensors, int64_t tensor_count,
+                                            int64_t slice) {
+    memset(s, 0, sizeof *s);
+    s->held[0].group = s->held[1].group = -1;
+    SEQPAR__TRY(seqpar__check_slice(ctx->error, slice));
+    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__shards_agree(ctx, tensors, tensor_count, slice));
+    SEQPAR__TRY(seqpar__blocks_open(ctx, &s->blocks, tensors, tensor_count, slice));
+    SEQPAR__TRY(seqpar_buffer_new(
+        ctx, &s->own, s->blocks.own_elements * seqpar_dtype_bytes(ctx->device->storage),
+        SEQPAR_MEM_WEIGHTS));
+    if (s->own.data) ctx->device->zero(ctx->device, s->own.data, s->own.bytes, ctx->queue);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__shards_drop(seqpar_ctx *ctx, seqpar_shards *s, int index) {
+    seqpar_status status = seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue);
+    seqpar_buffer_free(ctx, &s->held[index].whole);
+    s->held[index].group = -1;
+    return status;
+}
+
+SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *s) {
+    int failed = ctx->error->status && ctx->error->status != SEQPAR_ERR_DIED;
+    /* others may never send what is on its way */
+    if (failed && (s->held[0].request.state || s->held[1].request.state))
+        seqpar_comm_abort(ctx->world, ctx->error->text);
+    for (int i = 0; i < 2; i++) seqpar__shards_drop(ctx, s, i);
+    seqpar_buffer_free(ctx, &s->own);
+    seqpar__blocks_close(&s->blocks);
+}
+
+/* What this rank owns of the slices [slice, past), to where it lies among the parameters. */
+static void seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
+                               const seqpar__handed *h, int64_t slice, int64_t past) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count;
+    int64_t own = seqpar__own_begin(&s->blocks, ctx, slice);
+    seqpar__part part;
+    for (; slice < past; slice++, own += count) {
+        seqpar__owned(&s->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &count);
+        begin += s->blocks.slice_begin[slice];
+        for (part = seqpar__part_begin(&s->blocks, slice, begin);
+             seqpar__part_next(&s->blocks, &part, begin + count);)
+            ctx->device->copy(ctx->device, (char *)h->data + (part.offset - h->first) * size,
+                              (char *)s->own.data + (own + part.at - begin) * size,
+                              part.count * size, ctx->queue);
+    }
+}
+
+/* Slices [slice, past) of the parameters, which begin in data with the first of them. */
+static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
+                                         int64_t first, int64_t slice, int64_t past,
+                                         seqpar_request *request) {
+    seqpar__handed h;
+    h.data = data;
+    h.begin = s->blocks.slice_begin[slice];
+    h.end = s->blocks.slice_begin[past];
+    h.block_bytes = SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage);
+    h.params = 1;
+    h.queue = ctx->queue;
+    h.name = "parameters from owners";
+    h.first = first;
+    seqpar__shards_lay(ctx, s, &h, slice, past);
+    return seqpar__share_begin(ctx, &s->blocks, &h, request);
+}
+
+/* Sends for a group, unless it is there or on its way; *index: where it is held. */
+static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
+                                          int *index) {
+    const seqpar_blocks *b = &s->blocks;
+    int64_t first, elements;
+    for (*index = 0; *index < 2; ++*index)
+        if (s->held[*index].group == group) return SEQPAR_OK;
+    *index = s->held[0].group < 0 ? 0 : 1;
+    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* what a failed use has left */
+    first = b->tensors[b->group_tensor[group]].offset;
+    elements = seqpar__slice_end(b, b->group_slice[group + 1] - 1) - first;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, &s->held[*index].whole,
+                                  elements * seqpar_dtype_bytes(ctx->device->storage),
+                                  SEQPAR_MEM_WEIGHTS));
+    s->held[*index].group = group;
+    return seqpar__shards_send(ctx, s, s->held[*index].whole.data, first,
+                               b->group_slice[group], b->group_slice[group + 1],
+                               &s->held[*index].request);
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
+                                           int64_t next, void **params) {
+    int index = 0, ahead;
+    *params = NULL;
+    if (group < -1 || next < -1 || group >= s->blocks.groups || next >= s->blocks.groups)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                           "groups %lld and %lld are wanted, but there are 0 to %lld; -1 is none",
+                           (long long)group, (long long)next, (long long)s->blocks.groups - 1);
+    for (int i = 0; i < 2; i++)
+        if (s->held[i].group >= 0 && s->held[i].group != group && s->held[i].group != next)
+            SEQPAR__TRY(seqpar__shards_drop(ctx, s, i));
+    if (group >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, group, &index));
+    if (next >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, next, &ahead));
+    if (group < 0) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue));
+    *params = s->held[index].whole.data;
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shards *s,
+                                              void *params, int64_t elements) {
+    seqpar_request request;
+    SEQPAR__TRY(seqpar__check_room(ctx->error, &s->blocks, elements));
+    SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &request));
+    return seqpar_comm_wait(ctx->world, &request, ctx->queue);
+}
+
+static seqpar__kept seqpar__kept_shards(const seqpar_ctx *ctx, const seqpar_shards *s) {
+    seqpar__kept k;
+    k.blocks = &s->blocks;
+    k.data = s->own.data;
+    k.by_slice = NULL;
+    k.all = 0;
+    k.dtype = ctx->device->storage;
+    return k;
+}
+
+static seqpar_optim_part seqpar__shards_part(int64_t tensor, int64_t first, int64_t count) {
+    seqpar_optim_part part;
+    part.state = -1; /* of the parameters themselves */
+    part.tensor = tensor;
+    part.first = first;
+    part.count = count;
+    return part;
+}
+
+SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s,
+                                  int64_t tensor, int64_t first, int64_t count) {
+    const seqpar_blocks *b = &s->blocks;
+    seqpar__kept k = seqpar__kept_shards(ctx, s);
+    int64_t group = b->tensors[tensor].group;
+    for (int64_t i = b->group_slice[group]; i < b->group_slice[group + 1]; i++) {
+        int64_t begin = b->tensor_begin[tensor] + first, end = begin + count;
+        seqpar__kept_at(ctx, &k, i, &begin, &end);
+        if (begin < end) return 1;
+    }
+    return 0;
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards *s,
+                                            double *values, int64_t tensor, int64_t first,
+                                            int64_t count) {
+    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
+    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
+    return seqpar__kept_read(ctx, &kept, values, &part, "parameters from owners");
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
+                                             const double *values, int64_t tensor,
+                                             int64_t first, int64_t count) {
+    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
+    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
+    seqpar__kept_move(ctx, &kept, NULL, values, &part);
+    return SEQPAR_OK;
 }
 
 /* #############################################################################################

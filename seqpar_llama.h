@@ -8,8 +8,8 @@
    the device table, so the same lines run on the fp64 reference device, the fast CPU device and
    a GPU.
 
-   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts.
-   Does not:  shard weights (ZeRO-3).
+   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts; weights whole
+              on every rank, or at their owners alone (ZeRO 3).
 
    It uses what seqpar.h declares and nothing else of it, so a model of your own can be written
    in the same way.
@@ -88,7 +88,9 @@ typedef struct seqpar_llama {
     seqpar_tensor *tensors; /* in Hugging Face's names; offsets into params */
     /* elements with the gaps between tensors, values without */
     int64_t tensor_count, elements, values;
+    /* whole (elements); .data NULL while they are at their owners alone */
     seqpar_buffer params;
+    seqpar_shards *shards; /* NULL: they never are */
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
     char *names;
@@ -103,6 +105,32 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
    (seqpar_optim_desc.params_shared). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
                                                  const seqpar_llama_config *config);
+/* With the parameters (zero) at their owners, for an optimizer of zero_stage 3 and that slice
+   (seqpar_optim_desc.slice), which is given model->shards->own. Every function that computes with
+   them gathers a layer at a time, and so is collective over the world. Free with
+   seqpar_llama_close. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *model,
+                                                   const seqpar_llama_config *config,
+                                                   int64_t slice);
+/* Of a sharded model: the parameters whole, until seqpar_llama_drop, for texts
+   (seqpar_llama_generate), of which every rank makes its own. An optimizer does not update them
+   there. Of others: nothing. Collective over the world. */
+SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
+SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
+/* The end of a step: seqpar_step_end with the model's parameters, whole or at their owners. */
+SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *model,
+                                               seqpar_optim *optim, double lr);
+/* values (count) of a tensor from its element `first` on, out of the parameters and into them. Of
+   a sharded model every rank writes all, and reading is collective over the world; owns: whether
+   any of them would be kept. */
+SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *model,
+                                           double *values, int64_t tensor, int64_t first,
+                                           int64_t count);
+SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *model,
+                                            const double *values, int64_t tensor, int64_t first,
+                                            int64_t count);
+SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *model,
+                                 int64_t tensor, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
    0. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
@@ -190,10 +218,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
                                                  const seqpar_llama_run *run);
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model,
                                          seqpar_llama_batch *batch);
-/* To batch->hidden. keep: for a backward pass. Collective over ctx->sp. */
+/* To batch->hidden. keep: for a backward pass. Collective over ctx->sp (sharded: the world, also
+   by ranks without rows). */
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model,
                                               seqpar_llama_batch *batch, int keep);
-/* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. */
+/* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. Sharded:
+   collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch);
 /* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are
@@ -251,7 +281,8 @@ typedef struct seqpar_llama_text {
    whatever batch, it is the same. The token at position t (prompt included) is chosen by
    seqpar_random_uniform(seed, number, t). Free texts with seqpar_llama_texts_free; after an
    error there are none. OPTION: a desc outside its range, a score model, a prompt that
-   leaves no room within max_tokens; SIZE: a negative count or no new tokens;
+   leaves no room within max_tokens; STEP: parameters are at their owners alone; SIZE: a negative
+   count or no new tokens;
    DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary; NOT_FINITE: a
    logit is. */
 SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model,
@@ -519,8 +550,32 @@ static int seqpar__llama_rotates(const seqpar_llama_config *c, int64_t layer) {
     return !c->no_rope_every || (layer + 1) % c->no_rope_every;
 }
 
+/* Of a sharded model the tensor's group is in use (seqpar__llama_use). */
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
-    return seqpar__llama_at(m->params.data, m->tensors[tensor].offset, ctx->device->storage);
+    const seqpar_tensor *t = &m->tensors[tensor];
+    const seqpar_shards *s = m->params.data ? NULL : m->shards;
+    int held = s && s->held[0].group != t->group;
+    if (!s) return seqpar__llama_at(m->params.data, t->offset, ctx->device->storage);
+    return seqpar__llama_at(s->held[held].whole.data,
+                            t->offset - m->tensors[s->blocks.group_tensor[t->group]].offset,
+                            ctx->device->storage);
+}
+
+/* The parameters of a group are wanted, and then those of another (-1: none). */
+static seqpar_status seqpar__llama_use(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
+                                       int64_t next) {
+    void *params;
+    if (m->params.data || !m->shards) return SEQPAR_OK;
+    return seqpar_shards_use(ctx, m->shards, group, next, &params);
+}
+
+/* Nothing is held between two calls: an optimizer's step may lie there. After an error nobody
+   waits for what is on its way. */
+static seqpar_status seqpar__llama_used(seqpar_ctx *ctx, const seqpar_llama *m,
+                                        seqpar_status status) {
+    if (!status) return seqpar__llama_use(ctx, m, -1, -1);
+    if (m->shards) m->shards->held[0].group = m->shards->held[1].group = -1;
+    return status;
 }
 
 static int seqpar__llama_is_above(double x, double least) { return x > least && x <= 1e300; }
@@ -669,8 +724,60 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
     return SEQPAR_OK;
 }
 
+SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *m,
+                                                   const seqpar_llama_config *config,
+                                                   int64_t slice) {
+    SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
+    m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
+    if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
+    return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice);
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
+    if (m->params.data || !m->shards) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
+                                        m->elements * seqpar_dtype_bytes(ctx->device->storage),
+                                        SEQPAR_MEM_WEIGHTS));
+    return seqpar_shards_gather(ctx, m->shards, m->params.data, m->elements);
+}
+
+SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *m) {
+    if (m->shards) seqpar_buffer_free(ctx, &m->params);
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
+                                               seqpar_optim *optim, double lr) {
+    if (!m->shards) return seqpar_step_end(ctx, optim, m->params.data, m->elements, lr);
+    return seqpar_step_end(ctx, optim, m->shards->own.data, m->shards->blocks.own_elements, lr);
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *m,
+                                           double *values, int64_t tensor, int64_t first,
+                                           int64_t count) {
+    if (m->shards) return seqpar_shards_read(ctx, m->shards, values, tensor, first, count);
+    seqpar_device_read(ctx->device, values, m->params.data, m->tensors[tensor].offset + first,
+                       count, ctx->device->storage);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
+                                            const double *values, int64_t tensor, int64_t first,
+                                            int64_t count) {
+    if (m->shards) return seqpar_shards_write(ctx, m->shards, values, tensor, first, count);
+    seqpar_device_write(ctx->device, m->params.data, m->tensors[tensor].offset + first, values,
+                        count, ctx->device->storage);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor,
+                                 int64_t first, int64_t count) {
+    return !m->shards || seqpar_shards_owns(ctx, m->shards, tensor, first, count);
+}
+
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* else it is the caller's */
+    if (m->shards) seqpar_shards_close(ctx, m->shards);
+    SEQPAR_FREE(m->shards);
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
     SEQPAR_FREE(m->tensors);
@@ -709,10 +816,10 @@ SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64
     double part[256];
     for (int64_t j = 0; j < t->rows * t->cols; j += n) {
         n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
+        if (!seqpar_llama_owns(ctx, m, tensor, j, n)) continue;
         for (int64_t k = 0; k < n; k++)
             part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
-        seqpar_device_write(ctx->device, m->params.data, t->offset + j, part, n,
-                            ctx->device->storage);
+        seqpar_llama_write(ctx, m, part, tensor, j, n);
     }
 }
 
@@ -1686,11 +1793,22 @@ static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar
 
 /* From ids to the last layer's output in batch->x */
 static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, 0, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(
         c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
-    for (c->layer = 0; c->layer < c->m->config.layers; c->layer++)
+    for (c->layer = 0; c->layer < c->m->config.layers; c->layer++) {
+        SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer + 2));
         SEQPAR__LLAMA_TRY(seqpar__llama_layer_forward(c, keep));
+    }
     return SEQPAR_OK;
+}
+
+/* From ids to the last norm's output in batch->hidden */
+static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int keep) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_layers(c, keep));
+    SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, c->m->config.layers + 1, -1));
+    return seqpar__llama_norm(c, c->b->hidden.data, c->b->x.data, c->b->rstd.data,
+                              seqpar__llama_final_norm(c->m));
 }
 
 static int seqpar__llama_same_parts(const seqpar_llama_config *x,
@@ -1726,9 +1844,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
-    SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, keep));
-    SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, b->hidden.data, b->x.data, b->rstd.data,
-                                         seqpar__llama_final_norm(m)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_used(ctx, m, seqpar__llama_to_hidden(&c, keep)));
     b->has = keep ? SEQPAR__LLAMA_HAS_KEPT : SEQPAR__LLAMA_HAS_HIDDEN;
     return SEQPAR_OK;
 }
@@ -1740,6 +1856,11 @@ static seqpar_status seqpar__llama_check_forward(seqpar_error *error, const seqp
                ? SEQPAR_OK
                : seqpar_fail(error, SEQPAR_ERR_STEP,
                              "the batch has no hidden states; call seqpar_llama_forward first");
+}
+
+static seqpar_status seqpar__llama_use_head(seqpar_ctx *ctx, const seqpar_llama *m,
+                                            int64_t next) {
+    return seqpar__llama_use(ctx, m, m->tensors[seqpar__llama_head(m)].group, next);
 }
 
 /* What the vocabulary projection reads and writes of a batch */
@@ -1770,19 +1891,24 @@ static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
-    seqpar_vocab_io io = seqpar__llama_vocab_io(ctx, m, b);
+    seqpar_vocab_io io;
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
-    return seqpar_vocab_forward(ctx, &io, &desc);
+    SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
+    io = seqpar__llama_vocab_io(ctx, m, b);
+    return seqpar__llama_used(ctx, m, seqpar_vocab_forward(ctx, &io, &desc));
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b, void *logits) {
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
-    return seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0);
+    SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
+    return seqpar__llama_used(
+        ctx, m,
+        seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0));
 }
 
 /* Room for `places` nodes of a group, or of its elements first .. first + count. */
@@ -1791,7 +1917,7 @@ static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
                                                   int64_t first, int64_t count, int64_t places,
                                                   seqpar_buffer *nodes) {
     c->group = group;
-    c->group_begin = c->m->tensors[optim->group_tensor[group]].offset;
+    c->group_begin = c->m->tensors[optim->blocks.group_tensor[group]].offset;
     c->first = first;
     c->node_stride = count;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
@@ -1804,8 +1930,8 @@ static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
 static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
                                              const seqpar_optim *optim, int64_t group,
                                              int64_t places, seqpar_buffer *nodes) {
-    const seqpar_tensor *first = &c->m->tensors[optim->group_tensor[group]];
-    const seqpar_tensor *last = &c->m->tensors[optim->group_tensor[group + 1] - 1];
+    const seqpar_tensor *first = &c->m->tensors[optim->blocks.group_tensor[group]];
+    const seqpar_tensor *last = &c->m->tensors[optim->blocks.group_tensor[group + 1] - 1];
     return seqpar__llama_part_nodes_new(
         c, optim, group, 0, last->offset + last->rows * last->cols - first->offset, places,
         nodes);
@@ -1917,12 +2043,15 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  const seqpar_vocab_seeds *seeds, void *dx,
                                                  void *dn) {
     const seqpar_llama *m = c->m;
+    int64_t norm = m->config.layers + 1; /* and a score, in one group */
     seqpar_buffer nodes;
-    seqpar_status status = SEQPAR_OK;
+    seqpar_status status = seqpar__llama_use_head(c->ctx, m, norm);
     memset(&nodes, 0, sizeof nodes);
-    if (!m->config.score) status = seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
+    if (!status && !m->config.score)
+        status = seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
+    if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
     if (!status)
-        status = seqpar__llama_nodes_new(c, optim, m->config.layers + 1, c->fold->node_count,
+        status = seqpar__llama_nodes_new(c, optim, norm, c->fold->node_count,
                                          &nodes);
     if (!status && m->config.score)
         status = seqpar__llama_score_backward(c, seqpar__llama_head(m), seeds, dn);
@@ -1941,6 +2070,8 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     seqpar_buffer nodes;
     seqpar_status status;
     memset(&nodes, 0, sizeof nodes);
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer > 0 ? c->layer : -1));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
     if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
     status = seqpar__llama_nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
@@ -1989,12 +2120,12 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
-    if (optim->tensors != m->tensors)
+    if (optim->blocks.tensors != m->tensors)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,
             "the optimizer was opened with other tensors than this model's (%lld elements, the "
             "model %lld); give seqpar_optim_open model.tensors",
-            (long long)optim->elements, (long long)m->elements);
+            (long long)optim->blocks.elements, (long long)m->elements);
     return SEQPAR_OK;
 }
 
@@ -2031,7 +2162,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
         status = seqpar__llama_table_backward(&c, optim, micro, 0, 0,
                                               seqpar__llama_embedding_nodes, g.dx.data);
     for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
-    return status;
+    return seqpar__llama_used(ctx, m, status);
 }
 
 /* ---- >>sample  text for rollouts ----
@@ -2520,6 +2651,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
         SEQPAR__LLAMA_TRY(
             seqpar__llama_check_prompt(ctx->error, &m->config, d, &prompts[i], i));
     if (count == 0) return SEQPAR_OK;
+    if (!m->params.data)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "the model's parameters are at their owners alone, but every rank "
+                           "makes texts of its own; call seqpar_llama_gather first");
     memset(&s, 0, sizeof s);
     s.ctx = ctx;
     s.m = m;

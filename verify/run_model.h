@@ -70,16 +70,15 @@ static int64_t row_base(const model_task *t, int64_t row) {
 static seqpar_status expect_ranks_agree(seqpar_ctx *ctx, const seqpar_llama *model) {
     double *values = calloc((size_t)model->elements, sizeof *values);
     int64_t hash[2] = {0, 0}, i, bits;
-    seqpar_device_read(ctx->device, values, model->params.data, 0, model->elements,
-                       ctx->device->storage);
-    for (i = 0; i < model->elements; i++) {
+    seqpar_status status = params_read(ctx, model, values);
+    for (i = 0; !status && i < model->elements; i++) {
         memcpy(&bits, &values[i], 8);
         hash[0] = (int64_t)(((uint64_t)hash[0] ^ (uint64_t)bits) * UINT64_C(1099511628211)) &
                   INT64_MAX;
     }
     free(values);
     hash[1] = -hash[0];
-    seqpar_status status = seqpar_comm_max_i64(ctx->world, hash, 2);
+    if (!status) status = seqpar_comm_max_i64(ctx->world, hash, 2);
     if (!status && hash[0] != -hash[1])
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
                              "the ranks hold different parameters after the step");
@@ -236,7 +235,7 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
         status = model_micro(ctx, job, model, optim, step, i, task->balance > 0 ? slopes : NULL,
                              leaf, value, &count);
     if (!status)
-        status = seqpar_step_end(ctx, optim, model->params.data, model->elements, task->lr);
+        status = seqpar_llama_step_end(ctx, model, optim, task->lr);
     if (!status && step == 0) {
         status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
         if (!status) status = kept_read(ctx, optim, gradient, SEQPAR_STATE_GRADIENT);
@@ -261,23 +260,21 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
                               task->decay,         task->max_norm,        job->way->slice};
     int64_t step, rank = ctx->world->rank;
-    seqpar_status status = seqpar_llama_open(ctx, &model, &task->config);
+    double *values = NULL;
+    seqpar_status status = params_open(ctx, &model, &task->config, &desc);
     memset(&optim, 0, sizeof optim);
     if (!status)
         status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
     if (!status && !task->start) seqpar_llama_init(ctx, &model, task->seed);
-    if (!status && task->start)
-        seqpar_device_write(ctx->device, model.params.data, 0, task->start, model.elements,
-                            ctx->device->storage);
-    if (!status && rank == 0)
-        seqpar_device_read(ctx->device, job->result->start, model.params.data, 0,
-                           model.elements, ctx->device->storage);
+    if (!status && task->start) status = params_write(ctx, &model, task->start);
+    values = calloc((size_t)model.elements, sizeof *values);
+    if (!status) status = params_read(ctx, &model, rank ? values : job->result->start);
     for (step = 0; !status && step < job->way->steps; step++)
         status = model_step(ctx, job, &model, &optim, step);
     if (!status) status = expect_ranks_agree(ctx, &model);
+    if (!status) status = params_read(ctx, &model, rank ? values : job->result->params);
+    free(values);
     if (!status && rank == 0) {
-        seqpar_device_read(ctx->device, job->result->params, model.params.data, 0,
-                           model.elements, ctx->device->storage);
         job->result->last_norm = optim.norm;
         job->result->bytes_sent = ctx->world->bytes_sent + ctx->sp->bytes_sent;
     }

@@ -451,7 +451,8 @@ static seqpar_status objective_columns(objective_rank *r, double *means) {
     return status;
 }
 
-static seqpar_status objective_step(objective_rank *r, double *gradient, double *state) {
+static seqpar_status objective_step(objective_rank *r, double *gradient, double *state,
+                                    double *params) {
     const objective_task *t = r->job->task;
     /* of mismatched pairs, which are data here */
     double means[OBJECTIVE_COLUMNS] = {0}, kl = t->same_reference ? 0.0 : 0.15;
@@ -461,18 +462,17 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
         status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
     if (!status)
-        status = seqpar_step_end(r->ctx, &r->optim, r->policy.params.data, r->policy.elements,
-                                 t->lr);
+        status = seqpar_llama_step_end(r->ctx, &r->policy, &r->optim, t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
     if (!status) status = kept_state(r->ctx, &r->optim, state, r->policy.elements);
+    if (!status) status = params_read(r->ctx, &r->policy, params);
     if (status || r->ctx->world->rank) return status;
     r->job->result->loss = means[0];
     memcpy(r->job->result->columns, means, sizeof means);
     r->job->result->norm = r->optim.norm;
     memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
     memcpy(r->job->result->state, state, (size_t)(3 * r->policy.elements) * sizeof *state);
-    seqpar_device_read(r->ctx->device, r->job->result->params, r->policy.params.data, 0,
-                       r->policy.elements, r->ctx->device->storage);
+    memcpy(r->job->result->params, params, (size_t)r->policy.elements * sizeof *params);
     return SEQPAR_OK;
 }
 
@@ -482,28 +482,25 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
     seqpar_optim_desc optim = {
         job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
-    double *gradient = calloc((size_t)(4 * job->result->elements) + 1, sizeof *gradient);
+    int64_t all = job->result->elements;
+    double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient), *params = gradient + 4 * all;
     seqpar_ctx ctx;
     objective_rank r = {.ctx = &ctx, .job = job};
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
-    if (!status) status = seqpar_llama_open(&ctx, &r.policy, &t->config);
-    if (!status) status = seqpar_llama_open(&ctx, &r.reference, &t->config);
+    if (!status) status = params_open(&ctx, &r.policy, &t->config, &optim);
+    if (!status) status = params_open(&ctx, &r.reference, &t->config, &optim);
     if (!status)
         status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count,
                                    &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
-    if (!status && t->start)
-        seqpar_device_write(ctx.device, r.policy.params.data, 0, t->start, r.policy.elements,
-                            ctx.device->storage);
-    if (!status && world->rank == 0)
-        seqpar_device_read(ctx.device, job->result->start, r.policy.params.data, 0,
-                           r.policy.elements, ctx.device->storage);
+    if (!status && t->start) status = params_write(&ctx, &r.policy, t->start);
+    if (!status) status = params_read(&ctx, &r.policy, world->rank ? params : job->result->start);
     if (!status)
         seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
-    if (!status && world->rank == 0)
-        seqpar_device_read(ctx.device, job->result->reference_start, r.reference.params.data, 0,
-                           r.reference.elements, ctx.device->storage);
-    if (!status) status = objective_step(&r, gradient, gradient + job->result->elements);
+    if (!status)
+        status = params_read(&ctx, &r.reference,
+                             world->rank ? params : job->result->reference_start);
+    if (!status) status = objective_step(&r, gradient, gradient + all, params);
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
     seqpar_llama_close(&ctx, &r.reference);

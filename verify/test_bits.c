@@ -86,7 +86,7 @@ static void test_ways(int reference, int kind, int64_t ways) {
         w.schedule = (int)test_integer(SEQPAR_SCHEDULE_RING, SEQPAR_SCHEDULE_ULYSSES);
         w.ulysses_size = w.sp % 2 == 0 && test_integer(0, 1) ? 2 : 0; /* of two kv heads */
         w.heads_k_stride = w.ulysses_size ? 1 : test_integer(1, 2);
-        w.zero_stage = (int)test_integer(0, 2);
+        w.zero_stage = (int)test_integer(0, 3);
         w.recompute = (int)test_integer(0, 1);
         w.threads = test_integer(1, 2);
         w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
@@ -235,7 +235,8 @@ static double room_value(int64_t leaf, int64_t element, int64_t source) {
 static seqpar_status room_gradient(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim,
                                    int64_t micro, int64_t group, int source) {
     const seqpar_token_fold *fold = NULL;
-    int64_t first = optim->group_tensor[group], last = optim->group_tensor[group + 1] - 1;
+    const int64_t *tensors = optim->blocks.group_tensor + group;
+    int64_t first = tensors[0], last = tensors[1] - 1;
     int64_t begin = room_tensors[first].offset, width = room_end(last) - begin;
     int64_t stride = width + 3;
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), row, rows, i, k, count;
@@ -287,7 +288,7 @@ static seqpar_status room_gradient(seqpar_ctx *ctx, const room_run *run, seqpar_
 
 /* Group 0 gets two sums, as a tied table does. */
 static seqpar_status room_step(seqpar_ctx *ctx, const room_run *run, seqpar_optim *optim,
-                               void *params) {
+                               const seqpar_shards *shards, void *params) {
     seqpar_status status = seqpar_step_begin(ctx, optim, run->batch->row, run->batch->rows,
                                              run->way->layout, run->way->accumulation);
     int64_t i, g;
@@ -296,6 +297,8 @@ static seqpar_status room_step(seqpar_ctx *ctx, const room_run *run, seqpar_opti
         for (g = ROOM_GROUPS - 1; !status && g >= 0; g--)
             status = room_gradient(ctx, run, optim, i, g, 0);
     }
+    if (!status && shards->own.data)
+        return seqpar_step_end(ctx, optim, shards->own.data, shards->blocks.own_elements, .01);
     return status ? status : seqpar_step_end(ctx, optim, params, run->elements, .01);
 }
 
@@ -316,6 +319,51 @@ static seqpar_status room_read(seqpar_ctx *ctx, seqpar_optim *optim, double *val
     return status;
 }
 
+/* Parameters at their owners: values go in part by part, as they come out. */
+static seqpar_status room_shards_write(seqpar_ctx *ctx, seqpar_shards *shards,
+                                       const double *values) {
+    seqpar_status status = seqpar_shards_open(ctx, shards, room_tensors, ROOM_TENSORS, 0);
+    for (int64_t i = 0; i < ROOM_TENSORS; i++)
+        for (int64_t at = 0, all = room_tensors[i].rows * room_tensors[i].cols, n;
+             !status && at < all; at += n) {
+            n = all - at < 701 ? all - at : 701;
+            if (seqpar_shards_owns(ctx, shards, i, at, n))
+                status = seqpar_shards_write(ctx, shards, values + room_tensors[i].offset + at,
+                                             i, at, n);
+        }
+    return status;
+}
+
+/* Whole, then group by group, in orders of which some meet what is held, and some do not. */
+static seqpar_status room_shards_read(seqpar_ctx *ctx, seqpar_shards *shards, room *params,
+                                      int64_t elements) {
+    static const int64_t order[][2] = {{0, 1}, {1, 2}, {2, -1}, {2, 1}, {2, 2}, {0, 1},
+                                       {2, 0}, {0, 2}, {1, -1}, {1, 0}, {2, 1}};
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage);
+    void *group = NULL;
+    double got[701], want[701];
+    seqpar_status status = seqpar_shards_gather(ctx, shards, params->data, elements);
+    for (size_t i = 0; !status && i < sizeof order / sizeof *order; i++) {
+        int64_t g = order[i][0], first = shards->blocks.group_tensor[g];
+        status = seqpar_shards_use(ctx, shards, g, order[i][1], &group);
+        for (int64_t t = first; !status && t < shards->blocks.group_tensor[g + 1]; t++)
+            if (memcmp((char *)group + (room_tensors[t].offset - room_tensors[first].offset) * size,
+                       params->data + room_tensors[t].offset * size,
+                       (size_t)(room_end(t) - room_tensors[t].offset) * (size_t)size))
+                status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "tensor %s differs in use %d",
+                                     room_tensors[t].name, (int)i);
+    }
+    if (!status) status = seqpar_shards_use(ctx, shards, -1, -1, &group);
+    if (!status && (group || shards->held[0].whole.data || shards->held[1].whole.data))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a group was not dropped");
+    if (!status) status = seqpar_shards_read(ctx, shards, got, 2, 1024 - 350, 701);
+    seqpar_device_read(ctx->device, want, params->data, room_tensors[2].offset + 1024 - 350, 701,
+                       ctx->device->storage);
+    if (!status && memcmp(got, want, sizeof got))
+        status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a part across two owners differs");
+    return status;
+}
+
 static seqpar_status room_rank(seqpar_comm *world, void *user) {
     room_run *run = user;
     seqpar_device *device = test_device(run->way->reference, 1);
@@ -331,7 +379,9 @@ static seqpar_status room_rank(seqpar_comm *world, void *user) {
     char *used = calloc((size_t)run->elements, 1);
     seqpar_ctx ctx;
     seqpar_optim optim;
+    seqpar_shards shards;
     memset(&optim, 0, sizeof optim);
+    memset(&shards, 0, sizeof shards);
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, run->way->sp);
     if (!status) status = seqpar_optim_open(&ctx, &optim, room_tensors, ROOM_TENSORS, &desc);
     for (i = 0; i < ROOM_TENSORS; i++) {
@@ -339,12 +389,14 @@ static seqpar_status room_rank(seqpar_comm *world, void *user) {
             values[k] = room_value(-1, k, 0);
             used[k] = 1;
         }
+        if (desc.zero_stage == 3) continue;
         seqpar_device_write(device, params.data, room_tensors[i].offset,
                             values + room_tensors[i].offset,
                             room_end(i) - room_tensors[i].offset, device->storage);
     }
+    if (!status && desc.zero_stage == 3) status = room_shards_write(&ctx, &shards, values);
     for (i = 0; !status && i < ROOM_STEPS; i++) {
-        status = room_step(&ctx, run, &optim, params.data);
+        status = room_step(&ctx, run, &optim, &shards, params.data);
         if (!status)
             status = room_read(&ctx, &optim, world->rank ? values : run->gradient,
                                SEQPAR_STATE_GRADIENT);
@@ -355,6 +407,8 @@ static seqpar_status room_rank(seqpar_comm *world, void *user) {
                     world->rank ? values : run->state + (k - SEQPAR_STATE_M) * run->elements,
                     (int)k);
     }
+    if (!status && desc.zero_stage == 3)
+        status = room_shards_read(&ctx, &shards, &params, run->elements);
     for (k = 0; k < run->elements * size; k++)
         if (!used[k / size] && params.data[k] != (char)0xff) {
             run->spoiled++;
@@ -367,6 +421,7 @@ static seqpar_status room_rank(seqpar_comm *world, void *user) {
                                room_tensors[i].offset, room_end(i) - room_tensors[i].offset,
                                device->storage);
     }
+    if (desc.zero_stage == 3) seqpar_shards_close(&ctx, &shards);
     seqpar_optim_close(&ctx, &optim);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -422,11 +477,11 @@ static void test_room(int reference) {
     test_expect(task.batch.rows >= 8, "only %lld rows", (long long)task.batch.rows);
     room_start(&one, &task.batch, &plain_way);
     room_expect_sums(&one);
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+    for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
         room_way way = {
-            shapes[i][0],         shapes[i][1],
-            1 + (int64_t)i % 3,   reference,
-            (int)(i * 2 + 1) % 3, layout_of_grid((int64_t)i)};
+            shapes[i / 2][0],   shapes[i / 2][1],
+            1 + (int64_t)i % 3, reference,
+            i % 2 ? 3 : (int)(i + 1) % 3, layout_of_grid((int64_t)i)};
         room_start(&other, &task.batch, &way);
         test_expect(
             !memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) &&

@@ -77,6 +77,7 @@ typedef struct rank_memory {
 typedef struct memory_run {
     model_job job;
     int64_t first_step; /* 1: leave out what run_model.h keeps of the first step */
+    int64_t more_steps; /* than one */
     rank_memory rank[RANKS_MAX];
 } memory_run;
 
@@ -90,14 +91,13 @@ static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
                               .slice = job->way->slice};
     seqpar_llama model;
     seqpar_optim optim;
-    seqpar_status status = seqpar_llama_open(ctx, &model, &job->task->config);
+    seqpar_status status = params_open(ctx, &model, &job->task->config, &desc);
     memset(&optim, 0, sizeof optim);
     if (!status)
         status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
-    if (!status) {
-        seqpar_llama_init(ctx, &model, job->task->seed);
-        status = model_step(ctx, job, &model, &optim, m->first_step);
-    }
+    if (!status) seqpar_llama_init(ctx, &model, job->task->seed);
+    for (int64_t i = 0; !status && i <= m->more_steps; i++)
+        status = model_step(ctx, job, &model, &optim, m->first_step + i);
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &model);
     return status;
@@ -297,14 +297,14 @@ static void gradient_sizes(const seqpar_llama_config *config, int64_t slice, int
                     !seqpar_llama_open(&ctx, &model, config) &&
                     !seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc),
                 "no model");
-    for (int64_t g = 0; g < optim.groups; g++) {
+    for (int64_t g = 0; g < optim.blocks.groups; g++) {
         int64_t of_group = 0, table = slice && (g == 0 || g > config->layers);
         for (int64_t i = 0; seqpar_optim_slice(&optim, g, i, &first, &count); i++) {
             of_group = table ? count : of_group + count;
             if (of_group > *largest) *largest = of_group;
         }
     }
-    *all = optim.elements * FLOAT;
+    *all = optim.blocks.elements * FLOAT;
     *largest *= FLOAT;
     seqpar_optim_close(&ctx, &optim);
     seqpar_llama_close(&ctx, &model);
@@ -408,6 +408,135 @@ static void test_gradients(int tied) {
         seqpar_batch_free(&task.batch);
     }
     test_end("memory_gradients %s", tied ? "tied" : "untied");
+}
+
+/* ---- ZeRO: what a rank holds, and what is sent ---- */
+
+/* Parameters of groups first .. last, with the gaps behind tensors and without. */
+static int64_t group_bytes(const seqpar_llama_config *config, int64_t first, int64_t last,
+                           int gaps) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_llama model;
+    int64_t bytes = 0;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) &&
+                    !seqpar_llama_open_table(&ctx, &model, config),
+                "no model");
+    for (int64_t i = 0; i < model.tensor_count; i++) {
+        const seqpar_tensor *t = &model.tensors[i];
+        int64_t n = t->rows * t->cols;
+        if (gaps) n = (n + SEQPAR_PARAM_BLOCK - 1) / SEQPAR_PARAM_BLOCK * SEQPAR_PARAM_BLOCK;
+        if (t->group >= first && t->group <= last) bytes += n * FLOAT;
+    }
+    seqpar_llama_close(&ctx, &model);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    return bytes;
+}
+
+/* Two that follow each other; the tables of a pass meet a layer each, or the last norm. */
+static int64_t two_groups(const seqpar_llama_config *c) {
+    int64_t most = 0, groups = c->layers + (c->tied ? 2 : 3);
+    for (int64_t g = 0; g + 1 < groups; g++) {
+        int64_t bytes = group_bytes(c, g, g + 1, 1);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* What a step sends of parameters and gradients, all ranks together: ZeRO's formulas. Whoever does
+   not own them sends gradients to owners (a tied table's two sums), from where parameters (stage
+   0: gradients in whole blocks) come back; at stage 3 parameters are gathered twice instead, but
+   embedding and head of an untied model once. */
+static int64_t zero_bytes(const seqpar_llama_config *c, int64_t world, int64_t micro, int stage) {
+    int64_t all = group_bytes(c, 0, INT64_MAX - 1, 0), table = group_bytes(c, 0, 0, 0);
+    int64_t blocks = group_bytes(c, 0, INT64_MAX - 1, 1);
+    int64_t gradients = micro * (all + (c->tied ? table : 0));
+    int64_t back = stage == 3   ? micro * (2 * all - (c->tied ? 0 : 2 * table))
+                   : stage == 0 ? blocks
+                                : all;
+    int64_t norm = 8 * blocks / FLOAT / SEQPAR_PARAM_BLOCK;
+    return (world - 1) * (gradients + back + norm);
+}
+
+static int64_t sent_by_all(const memory_run *m, int64_t world) {
+    int64_t bytes = 0;
+    for (int64_t r = 0; r < world; r++) bytes += m->rank[r].bytes_sent;
+    return bytes;
+}
+
+/* Of one rank the messages of ranks that agree, which are a few hundred bytes each. */
+static void zero_expect(const model_task *task, const model_way *way) {
+    const seqpar_llama_config *c = &task->config;
+    int64_t world = way->dp * way->sp, all = group_bytes(c, 0, INT64_MAX - 1, 1);
+    int64_t slices = 2 * (c->layers + 3);
+    int64_t share = all / world + slices * 4 * SEQPAR_PARAM_BLOCK;
+    int64_t rope = 1024 * c->head_dim * FLOAT;
+    int64_t weights = way->zero_stage == 3 ? share + (world > 1 ? two_groups(c) : all) : all;
+    int64_t state = 2 * (way->zero_stage ? share : all);
+    model_result unused = {0};
+    memory_run m = {.first_step = 1, .job = {task, way, &unused}}, two = m;
+    seqpar_error error = {0};
+    two.more_steps = 1;
+    test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
+    test_expect(!seqpar_run_threads(world, memory_main, &two, &error), "%s", error.text);
+    int64_t sent = sent_by_all(&two, world) - sent_by_all(&m, world);
+    int64_t formula = zero_bytes(c, world, way->accumulation, way->zero_stage);
+    int64_t agreeing = 1024 * world * world * (3 + way->accumulation);
+    for (int64_t r = 0; r < world; r++) {
+        const seqpar_memory *peak = &two.rank[r].memory;
+        test_expect(peak->peak[SEQPAR_MEM_WEIGHTS] <= weights + rope,
+                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes of weights, the bound is %lld",
+                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+                    (long long)peak->peak[SEQPAR_MEM_WEIGHTS], (long long)(weights + rope));
+        test_expect(peak->peak[SEQPAR_MEM_OPTIMIZER] <= state,
+                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes of state, the bound is %lld",
+                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+                    (long long)peak->peak[SEQPAR_MEM_OPTIMIZER], (long long)state);
+    }
+    if (way->sp == 1) /* else attention's messages are counted, too */
+        test_expect(sent >= formula && sent <= formula + (world > 1 ? agreeing : 0),
+                    "D=%lld A=%lld stage %d: %lld bytes sent in a step, the formula says %lld",
+                    (long long)way->dp, (long long)way->accumulation, way->zero_stage,
+                    (long long)sent, (long long)formula);
+    printf("#   D=%lld P=%lld A=%lld stage %d: weights %.2f, state %.2f of one rank's, %.2f of the "
+           "weights' bytes sent by a rank\n",
+           (long long)way->dp, (long long)way->sp, (long long)way->accumulation, way->zero_stage,
+           (double)most(&two, world, SEQPAR_MEM_WEIGHTS) / (double)all,
+           (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
+           (double)sent / (double)world / (double)all);
+}
+
+static void test_zero(int tied) {
+    static const seqpar_llama_config config = {.layers = 7,
+                                               .hidden = 64,
+                                               .heads = 4,
+                                               .kv_heads = 4,
+                                               .head_dim = 16,
+                                               .intermediate = 160,
+                                               .vocab = 331};
+    static const int64_t shapes[][3] = {{1, 1, 1}, {2, 1, 1}, {3, 1, 2}, {2, 2, 1},
+                                        {4, 1, 3}, {1, 5, 1}, {8, 1, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int stage = 0; stage <= 3; stage++) {
+            model_way way = {.dp = shapes[i][0],
+                             .sp = shapes[i][1],
+                             .accumulation = shapes[i][2],
+                             .threads = 1,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .recompute = (int)(i % 2),
+                             .zero_stage = stage};
+            seqpar_llama_config c = config;
+            model_task task;
+            c.tied = tied;
+            rows_task(&task, &c, way.dp * way.accumulation);
+            zero_expect(&task, &way);
+            seqpar_batch_free(&task.batch);
+        }
+    test_end("memory_zero %s: weights, state and bytes sent at stages 0 to 3",
+             tied ? "tied" : "untied");
 }
 
 /* Values that wait between two runs of the vocabulary, which ends each with whole subtrees: as
@@ -1246,6 +1375,8 @@ int main(int argc, char **argv) {
     }
     test_gradients(0);
     test_gradients(1);
+    test_zero(0);
+    test_zero(1);
     test_vocab_places();
     test_recompute();
     test_attention();

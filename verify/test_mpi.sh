@@ -60,9 +60,9 @@ for library in openmpi mpich; do
     if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh check)"; continue; fi
     transport
     build_trainers sft dpo ppo
-    worlds=("--ring_attn_size 2" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1" "--ring_attn_size 3 --zero_stage 0")
+    worlds=("--ring_attn_size 2" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3" "--ring_attn_size 3 --zero_stage 0")
     compare sft sft "ema/model.safetensors training_loss.svg" $texts --enable_ema --plot_loss
-    worlds=("--ring_attn_size 3")
+    worlds=("--ring_attn_size 3 --zero_stage 3")
     compare dpo dpo ckpt/reference.safetensors $pairs --pretrain $out/sft.one --precompute_ref
     compare grpo ppo "" $prompts --eval_dataset $out/eval.jsonl --pretrain $out/sft.one --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --dynamic_filtering --pretrain_data $out/arith.jsonl
     goes_on

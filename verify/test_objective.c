@@ -536,7 +536,7 @@ static void test_contract(int kind, int reference) {
                              .layout = layout_of_grid(n),
                              .schedule = (int)(n % 3),
                              .optimizer = (int)(n / 2 % 2),
-                             .zero_stage = (int)(n % 3),
+                             .zero_stage = (int)(n % 4),
                              .recompute = (int)(n / 3 % 2),
                              .reference_device = reference,
                              .threads = 1 + n % 2};
@@ -650,7 +650,7 @@ static objective_way edge_way(int64_t n, int64_t optimizer) {
                          .schedule = (int)(n / EDGE_WORLDS / layouts_on_grid() %
                                            SEQPAR_SCHEDULE_COUNT),
                          .optimizer = (int)optimizer,
-                         .zero_stage = (int)(n % 3),
+                         .zero_stage = (int)(n % 4),
                          .recompute = (int)(n / 7 % 2)};
     return way;
 }

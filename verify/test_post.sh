@@ -21,7 +21,7 @@ prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer 
 # run NAME TRAINER OPTIONS...
 run() { local name=$1 trainer=$2; shift 2; build/train_$trainer $shape --micro_train_batch_size 2 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
 losses() { sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$1"; }
-worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1 --schedule llama3" "--data_parallel_size 3 --gradient_checkpointing" "--ring_attn_size 3 --schedule ulysses --gradient_accumulation_steps 4")
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --schedule llama3" "--data_parallel_size 3 --zero_stage 3 --gradient_checkpointing" "--ring_attn_size 3 --schedule ulysses --gradient_accumulation_steps 4")
 # same STAGE TRAINER OPTIONS...: one rank, then every world; weights and metrics to the bit
 same() {
     local stage=$1 trainer=$2 i=0 world; shift 2

@@ -32,7 +32,7 @@ run critic $critic || fail ppo_critic "$(tail -n 1 $out/critic.log)"
 awk -F'"reward": ' '{ sum += $2 } END { exit !(sum > 0) }' $out/group.jsonl && ok ppo_rewards_seen || fail ppo_rewards_seen "no text was answered rightly"
 
 # acts NAME BASE OPTIONS...: other weights (of actor or critic) than without the options, and the same in other worlds
-worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --schedule llama3 --zero_stage 1")
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --schedule llama3 --zero_stage 3")
 acts() {
     local name=$1 base=$2 world i=0; shift 2
     run $name ${!base} "$@" || { fail "ppo_$name" "$(tail -n 1 $out/$name.log)"; return; }

@@ -12,7 +12,7 @@ for trainer in sft dpo kto rm ppo; do
 done
 
 run threads sft sft $texts || fail processes_sft "$(tail -n 1 $out/sft.log)"
-worlds=("--ring_attn_size 2" "--ring_attn_size 3 --zero_stage 0" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1")
+worlds=("--ring_attn_size 2" "--ring_attn_size 3 --zero_stage 0" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3")
 compare sft sft "ema/model.safetensors training_loss.svg" $texts --enable_ema --plot_loss
 worlds=("--ring_attn_size 3" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 1")
 compare dpo dpo ckpt/reference.safetensors $pairs --pretrain $out/sft --precompute_ref

@@ -40,6 +40,8 @@ done <<'LIST'
 --data_parallel_size 4 --gradient_accumulation_steps 3 --omp_threads 2
 --sequence_parallel_size 8 --sequence_parallel_mode zigzag-ring --micro_train_batch_size 100
 --sequence_parallel_degree 2 --heads_k_stride 1 --ring_attn_func varlen_llama3
+--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3
+--ring_attn_size 5 --zero_stage 3 --gradient_checkpointing --gradient_accumulation_steps 2
 --ring_attn_size 8 --schedule ulysses
 --ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 LIST
@@ -64,7 +66,7 @@ done
 kill -INT $pid
 wait $pid
 STOP
-for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn_size 4 --zero_stage 1|--data_parallel_size 3" "--ring_attn_size 2 --data_parallel_size 2|--ring_attn_size 3 --gradient_checkpointing"; do
+for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn_size 4 --zero_stage 1|--data_parallel_size 3 --zero_stage 3" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3|--ring_attn_size 3 --gradient_checkpointing"; do
     name=resume_$((++n)); rm -rf $out/$name; mkdir -p $out/$name
     CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant --save_steps 1 --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
     code=$?
@@ -135,7 +137,7 @@ refuse odd_heads 'heads' --dataset $out/arith.jsonl $io --num_attention_heads 3 
 refuse head_stride 'heads_k_stride 3' --dataset $out/arith.jsonl $io --ring_attn_size 2 --schedule llama3 --ring_head_stride 3
 refuse ulysses_size 'ulysses_size 3' --dataset $out/arith.jsonl $io --ring_attn_size 4 --ulysses_size 3
 refuse ulysses_heads 'ulysses_size 4' --dataset $out/arith.jsonl $io --ring_attn_size 4 --ulysses_size 4
-refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 3
+refuse zero_stage 'zero_stage' --dataset $out/arith.jsonl $io --zero_stage 4
 refuse pack_len 'pack_len 50' --dataset $out/arith.jsonl $io --packing_samples --pack_len 50 --max_len 100
 refuse save_path_is_file 'a part of this path is a file' --dataset $out/arith.jsonl $io --save_path $out/arith.jsonl
 refuse diverged 'step [0-9]+: the loss of row|gradient norm of step' --dataset $out/arith.jsonl $io --max_steps 50 --learning_rate 1e30 --max_norm 0 --optim sgd --lr_scheduler constant --warmup_steps 0

@@ -58,7 +58,41 @@ static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *mode
     return status;
 }
 
-/* The average begins as the weights. */
+/* The share meets the weights, a block at a time: it becomes them, or moves towards them. Of equal
+   numbers it is that number, to the bit. Collective where the weights are at their owners. */
+static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       demo_average *average, bool begins) {
+    enum { PART = 1 << 15 };
+    double *weights = (double *)demo_room(PART, sizeof *weights);
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        int64_t at, count, all = t->rows * t->cols;
+        for (int64_t first = 0; !status && first < all; first += count) {
+            count = all - first < PART ? all - first : (int64_t)PART;
+            int64_t mine = demo_average_part(average->begin, average->begin + average->count,
+                                             t->offset + first, count, &at);
+            if (!mine && !model->shards) continue;
+            status = seqpar_llama_read(ctx, model, weights, i, first, count);
+            for (int64_t k = 0; k < mine; k++) {
+                double *share = &average->share[at - average->begin + k];
+                double weight = weights[at - t->offset - first + k];
+                *share = begins ? weight : fma(1.0 - average->beta, weight - *share, *share);
+            }
+        }
+    }
+    free(weights);
+    return status;
+}
+
+/* After a step of the optimizer. Collective. */
+static seqpar_status demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       demo_average *average) {
+    if (!average->share || demo_is_planned(ctx->device)) return SEQPAR_OK;
+    return demo_average_meet(ctx, model, average, false);
+}
+
+/* The average begins as the weights. Collective. */
 static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, double beta) {
     average->beta = beta;
@@ -69,26 +103,9 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     if (!average->share)
         return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
                            "out of memory for the moving average; leave out --enable_ema");
-    seqpar_device_read(ctx->device, average->share, model->params.data, average->begin,
-                       average->count, ctx->device->storage);
-    return SEQPAR_OK;
+    return demo_is_planned(ctx->device) ? SEQPAR_OK
+                                        : demo_average_meet(ctx, model, average, true);
 }
 
 static void demo_average_close(demo_average *average) { free(average->share); }
-
-/* Of equal numbers it is that number, to the bit. */
-static void demo_average_step(seqpar_ctx *ctx, const seqpar_llama *model,
-                              demo_average *average) {
-    enum { PART = 4096 };
-    double weights[PART];
-    for (int64_t first = 0; average->share && first < average->count; first += PART) {
-        int64_t count = average->count - first < PART ? average->count - first : (int64_t)PART;
-        seqpar_device_read(ctx->device, weights, model->params.data, average->begin + first,
-                           count, ctx->device->storage);
-        for (int64_t i = 0; i < count; i++)
-            average->share[first + i] = fma(1.0 - average->beta,
-                                            weights[i] - average->share[first + i],
-                                            average->share[first + i]);
-    }
-}
 #endif

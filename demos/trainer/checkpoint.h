@@ -431,9 +431,10 @@ static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *m
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
     const demo_save_form form = {.dtype = demo_dtype(ctx->device->storage)};
-    seqpar_status status = ctx->world->rank
-                               ? SEQPAR_OK
-                               : demo_save_folder(ctx, model, folder, &form, NULL);
+    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {model};
+    seqpar_status status = ctx->world->rank ? demo_hand_over(ctx, models)
+                                            : demo_save_folder(ctx, model, folder, &form, NULL);
+    if (!ctx->world->rank) status = demo_handed_over(ctx, model, status);
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
 }
 

@@ -239,8 +239,8 @@ typedef struct {
          &(c).zero_stage, \
          DEMO_INT, \
          "2", \
-         "0: moments on every rank, 1 and 2: sharded; gradients always are", \
-         DEMO_BETWEEN(0, 2)}, \
+         "0: moments on every rank, 1 and 2: sharded, 3: the weights, too; gradients always are", \
+         DEMO_BETWEEN(0, 3)}, \
         {"gradient_checkpointing", \
          &(c).gradient_checkpointing, \
          DEMO_FLAG, \

@@ -67,6 +67,7 @@ typedef struct { /* one rank at work */
     seqpar_ctx ctx;
     seqpar_device *device;
     seqpar_llama model;
+    seqpar_llama *critic; /* PPO's, where it has one */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
     int64_t step, saved;  /* steps done; at the last checkpoint */

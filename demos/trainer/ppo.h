@@ -378,6 +378,7 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     r->own = p;
     p->kl = (kl_controller){c->init_kl_coef, c->kl_target, (double)c->kl_horizon};
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
+    if (p->has_critic) r->critic = &p->critic;
     if (!status) status = demo_open_rewards(r);
     if (!status && p->has_critic) status = demo_open_critic(r);
     if (c->pretrain_data) demo_open_mixed(r);
@@ -389,7 +390,7 @@ static void demo_ppo_close(demo_rank *r) {
     if (!p) return;
     demo_rollout_free(&p->rollout);
     arrfree(p->mixed.documents);
-    if (p->critic_optim.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
+    if (p->critic_optim.blocks.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
     for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);

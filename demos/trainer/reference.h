@@ -53,7 +53,9 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                        folder, (long long)config->vocab, (long long)r->job->model.vocab);
 }
 
-static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
+/* Collective where the weights are at their owners. */
+static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
+                                       uint64_t *result) {
     const seqpar_llama_config *c = &model->config;
     const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                                c->head_dim, c->intermediate, c->vocab, c->tied};
@@ -69,18 +71,20 @@ static uint64_t demo_digest_model(demo_rank *r, const seqpar_llama *model) {
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
                                   reals, sizeof reals);
     if (c->rope.type || c->window) digest = demo_digest(digest, rope, sizeof rope);
-    for (int64_t i = 0; i < model->tensor_count; i++) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
         enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];
         double values[PART];
-        for (int64_t first = 0, count, all = t->rows * t->cols; first < all; first += count) {
+        for (int64_t first = 0, count, all = t->rows * t->cols; !status && first < all;
+             first += count) {
             count = all - first < PART ? all - first : PART;
-            seqpar_device_read(r->device, values, model->params.data, t->offset + first, count,
-                               r->device->storage);
+            status = seqpar_llama_read(&r->ctx, model, values, i, first, count);
             digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
         }
     }
-    return digest;
+    *result = digest;
+    return status;
 }
 
 /* The reference is the model training starts from, or a folder: in either case before the
@@ -96,9 +100,10 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
     reference->there = !status;
     if (status) return status;
     status = demo_begin_model(&r->ctx, &reference->model, folder, c->seed);
-    if (!status && r->ctx.world->rank == 0 && !demo_is_planned(r->device))
-        r->reference = demo_digest_model(r, &reference->model);
-    return status;
+    if (status || demo_is_planned(r->device) ||
+        (r->ctx.world->rank && !reference->model.shards))
+        return status;
+    return demo_digest_model(r, &reference->model, &r->reference);
 }
 
 static void demo_reference_close(demo_rank *r) {
@@ -177,7 +182,7 @@ static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
                  (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
 }
 
-static void demo_notes_of(demo_rank *r, demo_notes *notes) {
+static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     const demo_job *job = r->job;
     const demo_config *c = &job->config;
     const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->chunks,
@@ -187,11 +192,13 @@ static void demo_notes_of(demo_rank *r, demo_notes *notes) {
              (unsigned long long)demo_digest_documents(&job->train));
     snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx",
              (unsigned long long)demo_digest_documents(&job->eval));
-    snprintf(notes->text[2], size, "%016llx",
-             (unsigned long long)demo_digest_model(r, &((demo_reference *)r->own)->model));
+    uint64_t digest = 0;
+    seqpar_status status = demo_digest_model(r, &((demo_reference *)r->own)->model, &digest);
+    snprintf(notes->text[2], size, "%016llx", (unsigned long long)digest);
     for (int i = 0; i < 5; i++)
         snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
     demo_note_attention(r, notes->text[DEMO_NOTES - 1], size);
+    return status;
 }
 
 /* A run without evaluation does not mind which one the file has. */
@@ -408,7 +415,7 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     int64_t there = r->ctx.world->rank == 0 && !access(path, F_OK);
     if (demo_is_planned(r->device)) return SEQPAR_OK; /* nothing is read or written */
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &there, 1);
-    demo_notes_of(r, &notes);
+    if (!status) status = demo_notes_of(r, &notes);
     demo_stored_room(r, mismatch != NULL);
     if (!status)
         status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch,

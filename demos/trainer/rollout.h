@@ -130,8 +130,12 @@ static seqpar_status demo_generate(demo_rank *r, int32_t **all,
     int64_t end = seqpar_grid_begin(total, r->ctx.world->size, r->ctx.world->rank + 1);
     seqpar_llama_text *texts = (seqpar_llama_text *)demo_room(end - first + 1, sizeof *texts);
     *all = (int32_t *)demo_room(total * (desc->max_new_tokens + 1), sizeof **all);
-    seqpar_status status = seqpar_llama_generate(&r->ctx, &r->model, texts, prompts + first,
-                                                 end - first, desc);
+    /* every rank makes texts of its own: with all weights, wherever they are else */
+    seqpar_status status = seqpar_llama_gather(&r->ctx, &r->model);
+    if (!status)
+        status = seqpar_llama_generate(&r->ctx, &r->model, texts, prompts + first, end - first,
+                                       desc);
+    seqpar_llama_drop(&r->ctx, &r->model);
     if (!status)
         status = demo_share_texts(r, *all, texts, first, end, total, desc->max_new_tokens);
     if (!status) seqpar_llama_texts_free(texts, end - first);

@@ -16,6 +16,7 @@ typedef struct { /* how a folder is written */
     const char *source; /* the folder that training began with; NULL: none */
     seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
     int64_t shard_bytes;            /* most of a file, unless a tensor has more; 0: no limit */
+    int which;                      /* DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
 } demo_save_form;
 
 /* "float32" and so on; NULL: NONE. */
@@ -206,14 +207,15 @@ static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo
 
 /* ---- the folder ---- */
 
-/* Rank 0 writes weights and what belongs to them into an existing folder; with `average`
-   (collective) that as the weights. */
+/* Rank 0 writes weights and what belongs to them into an existing folder, while the others
+   demo_hand_over; with `average` (collective) that as the weights. */
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
                                       const char *folder, const demo_save_form *form,
                                       demo_average *average) {
     demo_transfer store = {.ctx = ctx,
                            .model = model,
-                           .average = average};
+                           .average = average,
+                           .which = form->which};
     demo_entry *entries;
     seqpar_status status = demo_source_names(ctx, form->source, &store.names);
     if (status) return status;

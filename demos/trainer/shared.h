@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* shared.h - weights that ranks of one process have once: all read them, from zero_stage 1 on
- * their owners update them (seqpar_optim_desc.params_shared), and each rank loads a part.
+/* shared.h - where a model's weights are. Ranks of one process have them once: all read them, at
+ * zero_stage 1 and 2 their owners update them (seqpar_optim_desc.params_shared), and each rank
+ * loads a part. At zero_stage 3 each rank has what it owns alone. Else every rank has them all.
  *
- * They belong to the run, not to a rank: a rank that fails closes while others still read. */
+ * Shared ones belong to the run, not to a rank: a rank that fails closes while others still read. */
 #ifndef DEMO_SHARED_H
 #define DEMO_SHARED_H
 
@@ -10,14 +11,16 @@
 #include "seqpar_llama.h"
 
 typedef struct {
+    bool sharded;          /* at their owners alone */
     seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
     void **arrays;         /* stb_ds array; rank 0 adds to it, between two exchanges */
     int64_t bytes;         /* of all */
 } demo_shared;
 
-/* Room for a model's weights, zero: shared's, or the rank's. Collective. */
+/* Room for a model's weights, zero: shared's, or the rank's. Collective over the world. */
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
                                      const seqpar_llama_config *config, demo_shared *shared) {
+    if (shared->sharded) return seqpar_llama_open_sharded(ctx, model, config, 0);
     if (!shared->device) return seqpar_llama_open(ctx, model, config);
     seqpar_status status = seqpar_llama_open_table(ctx, model, config);
     int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);
@@ -36,14 +39,19 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
     return status;
 }
 
+/* Every rank has them where others do not see it. */
+static bool demo_is_shared(const seqpar_llama *model) {
+    return !model->params.bytes && !model->shards;
+}
+
 /* Of what ranks write to a model: whether this one writes block `index`. */
 static bool demo_is_mine(const seqpar_ctx *ctx, const seqpar_llama *model, int64_t index) {
-    return model->params.bytes || index % ctx->world->size == ctx->world->rank;
+    return !demo_is_shared(model) || index % ctx->world->size == ctx->world->rank;
 }
 
 /* Behind that: nobody reads before all have written. */
 static seqpar_status demo_model_written(seqpar_ctx *ctx, const seqpar_llama *model) {
-    return model->params.bytes ? SEQPAR_OK : seqpar_comm_barrier(ctx->world);
+    return demo_is_shared(model) ? seqpar_comm_barrier(ctx->world) : SEQPAR_OK;
 }
 
 /* Once all ranks are gone. */

@@ -45,17 +45,55 @@ typedef struct {
     demo_average *average;
     const int *state;
     int names; /* DEMO_NAMES_.. of what is written */
+    int which; /* of a trainer's models: DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
 } demo_transfer;
 
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
                                         const seqpar_optim_part *part);
 
+/* Of weights that lie at their owners rank 0 says what it wants to write, and the others hand it
+   over until it says that it is done: written, or failed. */
+enum { DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC, DEMO_SAVED_MODELS };
+typedef struct {
+    int64_t which, done;
+    seqpar_optim_part part;
+} demo_block_wanted;
+
+static seqpar_status demo_hand_over(seqpar_ctx *ctx, const seqpar_llama *const models[DEMO_SAVED_MODELS]) {
+    double *values = NULL;
+    seqpar_status status = SEQPAR_OK;
+    demo_block_wanted w = {0};
+    if (!models[0]->shards) return SEQPAR_OK;
+    values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    while (!status && !w.done) {
+        status = seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0);
+        if (!status && !w.done)
+            status = seqpar_llama_read(ctx, models[w.which], values, w.part.tensor, w.part.first,
+                                       w.part.count);
+    }
+    free(values);
+    return status;
+}
+
+/* Rank 0, with the status of what it wrote. */
+static seqpar_status demo_handed_over(seqpar_ctx *ctx, const seqpar_llama *model,
+                                      seqpar_status status) {
+    demo_block_wanted w = {.done = 1};
+    seqpar_status told = model->shards
+                             ? seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0)
+                             : SEQPAR_OK;
+    return status ? status : told;
+}
+
 static seqpar_status demo_weights_get(const demo_transfer *s, double *values,
                                       const seqpar_optim_part *part) {
-    seqpar_device_read(s->ctx->device, values, s->model->params.data,
-                       s->model->tensors[part->tensor].offset + part->first, part->count,
-                       s->ctx->device->storage);
-    return SEQPAR_OK;
+    demo_block_wanted w = {.which = s->which, .part = *part};
+    seqpar_status status = s->model->shards
+                               ? seqpar_comm_broadcast(s->ctx->world, &w, sizeof w, 0)
+                               : SEQPAR_OK;
+    return status ? status
+                  : seqpar_llama_read(s->ctx, s->model, values, part->tensor, part->first,
+                                      part->count);
 }
 
 static seqpar_status demo_average_get(const demo_transfer *s, double *values,
@@ -82,18 +120,20 @@ static seqpar_status demo_weights_put(const demo_transfer *s, const seqpar_optim
                                       const seqpar_safetensors_part *from, double *values) {
     const seqpar_device *d = s->ctx->device;
     int64_t element = s->model->tensors[part->tensor].offset + part->first;
-    void *to = (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage);
-    if (!demo_is_mine(s->ctx, s->model, part->tensor + part->first / DEMO_VALUES))
+    bool here = !s->ctx->queue && !s->model->shards;
+    void *to = here ? (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage)
+                    : NULL;
+    if (!demo_is_mine(s->ctx, s->model, part->tensor + part->first / DEMO_VALUES) ||
+        !seqpar_llama_owns(s->ctx, s->model, part->tensor, part->first, part->count))
         return SEQPAR_OK;
-    if (!s->ctx->queue && d->storage == SEQPAR_DTYPE_F32)
+    if (here && d->storage == SEQPAR_DTYPE_F32)
         return seqpar_safetensors_read_f32(file, (float *)to, from, s->ctx->error);
-    if (!s->ctx->queue && d->storage == SEQPAR_DTYPE_F64)
+    if (here && d->storage == SEQPAR_DTYPE_F64)
         return seqpar_safetensors_read_f64(file, (double *)to, from, s->ctx->error);
     seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
-    if (!status)
-        seqpar_device_write(s->ctx->device, s->model->params.data, element, values,
-                            part->count, d->storage);
-    return status;
+    return status ? status
+                  : seqpar_llama_write(s->ctx, (seqpar_llama *)s->model, values, part->tensor,
+                                       part->first, part->count);
 }
 
 static seqpar_status demo_average_put(const demo_transfer *s, const seqpar_optim_part *part,

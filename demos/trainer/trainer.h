@@ -172,14 +172,16 @@ typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t firs
                                       int64_t count, int64_t micro);
 
 /* All rows of a window without gradients: an aligned run of them for every data-parallel
-   rank, a few at a time. */
+   rank, a few at a time. All have as many turns, some perhaps without a row: weights that are at
+   their owners are gathered by all. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
     int64_t micro = r->job->micro_values ? r->job->micro_values
                                          : r->job->config.micro_train_batch_size;
     int64_t first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
     int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
+    int64_t most = (w->batch.rows + r->ctx.dp_size - 1) / r->ctx.dp_size;
     seqpar_status status = SEQPAR_OK;
-    for (; !status && first < end; first += count) {
+    for (int64_t turn = 0; !status && turn * micro < most; turn++, first += count) {
         count = end - first < micro ? end - first : micro;
         status = rows(r, w, first, count, -1);
     }
@@ -301,8 +303,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     if (!status) status = o->total(r, w, means, &weight);
     if (!status) status = demo_experts_end(&r->ctx, &r->experts);
     return status ? status
-                  : seqpar_step_end(&r->ctx, &r->optim, r->model.params.data,
-                                    r->model.elements, lr);
+                  : seqpar_llama_step_end(&r->ctx, &r->model, &r->optim, lr);
 }
 
 static seqpar_status demo_step(demo_rank *r) {
@@ -314,8 +315,8 @@ static seqpar_status demo_step(demo_rank *r) {
     if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
         demo_notice_balance(r, &w.batch);
     if (!status) status = demo_step_window(r, &w, lr, means);
+    if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
     if (!status) {
-        demo_average_step(&r->ctx, &r->model, &r->average);
         r->step++;
         demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
     }
@@ -397,11 +398,12 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
-/* Threads share weights that owners update; those on a GPU are left to each. */
+/* Threads share weights that owners update; those on a GPU are left to each. At zero_stage 3
+   nobody has them whole. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
     return DEMO_RANKS_ARE_THREADS && !job->processes && job->dp * c->ring_attn_size > 1 &&
-           c->zero_stage > 0 && strcmp(c->device, "cuda");
+           c->zero_stage > 0 && c->zero_stage < 3 && strcmp(c->device, "cuda");
 }
 
 /* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
@@ -409,7 +411,7 @@ typedef seqpar_status (*demo_run_fn)(int64_t ranks, seqpar_rank_fn fn, void *use
                                      seqpar_error *error);
 static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_fn main,
                                    void *user, seqpar_error *error) {
-    demo_shared shared = {0};
+    demo_shared shared = {.sharded = job->config.zero_stage == 3};
     if (demo_shares_weights(job)) shared.device = demo_device(job, error);
     job->shared = &shared;
     seqpar_status status = run(job->dp * job->config.ring_attn_size, main, user, error);
@@ -539,7 +541,8 @@ static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
     const demo_config *c = &r->job->config;
     demo_save_form form = {.source = c->pretrain,
                       .dtype = demo_dtype_named(c->save_dtype),
-                      .shard_bytes = demo_size_named(c->max_shard_size)};
+                      .shard_bytes = demo_size_named(c->max_shard_size),
+                      .which = model == &r->model ? DEMO_SAVES_MODEL : DEMO_SAVES_CRITIC};
     const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
     seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
     return status || !f || r->ctx.world->rank
@@ -576,11 +579,14 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
 static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
                                  int *stop) {
     seqpar_error *error = r->ctx.error;
+    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {&r->model, r->critic};
     int64_t failed = 0;
     r->ctx.error = &r->trouble;
     if (r->ctx.world->rank == 0) failed = write(r) != SEQPAR_OK;
     r->ctx.error = error;
-    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
+    seqpar_status status = r->ctx.world->rank ? demo_hand_over(&r->ctx, models)
+                                              : demo_handed_over(&r->ctx, &r->model, SEQPAR_OK);
+    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
     *stop = failed != 0;
     return !status && failed && r->step ? demo_checkpoint(r) : status;
 }
@@ -806,7 +812,7 @@ static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
 /* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
    on. */
 static seqpar_status demo_process_run(demo_job *job) {
-    demo_shared none = {0};
+    demo_shared none = {.sharded = job->config.zero_stage == 3};
     seqpar_error error;
     job->shared = &none;
     seqpar_status status = demo_run_process(job, &error);

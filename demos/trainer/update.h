@@ -316,8 +316,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
                              u->model->config.score ? "critic" : "actor",
                              means[LOSS_OF] + means[PRETRAINING_LOSS]);
     if (!status)
-        status = seqpar_step_end(&r->ctx, u->optim, u->model->params.data, u->model->elements,
-                                 lr);
+        status = seqpar_llama_step_end(&r->ctx, u->model, u->optim, lr);
     arrfree(u->leaf);
     arrfree(u->sums);
     free(u->text);
@@ -355,7 +354,7 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     if (!status)
         status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor,
                                   p->policy);
-    if (!status) demo_average_step(&r->ctx, &r->model, &r->average);
+    if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
     demo_window_close(&mixed);
     return status;
 }

@@ -155,6 +155,10 @@ static const struct fault_name {
     {137, NULL, FAULT_MODEL},
     {138, NULL, FAULT_INSIDE},
     {139, NULL, FAULT_INSIDE},
-    {140, NULL, FAULT_INSIDE}};
+    {140, NULL, FAULT_INSIDE},
+    {141, NULL, FAULT_INSIDE},
+    {142, NULL, FAULT_INSIDE},
+    {143, NULL, FAULT_INSIDE},
+    {144, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
