@@ -57,8 +57,8 @@
          logits of all tokens are never there at once
        - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO,
          reward-model, PPO and GRPO objectives on plain numbers, each with value and derivative
-       - AdamW and SGD over sharded owners (ZeRO 0, 1, 2), fp32 masters of bf16 weights, global
-         norm clip, learning-rate schedules
+       - AdamW and SGD over sharded owners (ZeRO 0 to 3), fp32 masters of bf16 weights, global
+         norm clip, learning-rate schedules; parameters gathered a layer ahead
        - name every refused input with the values and the fix; end all ranks when one fails;
          report a deadlock with who waits for whom
 
@@ -7909,7 +7909,8 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
    Owners. Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice
    is cut into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block
    sums its gradient and updates it. Nobody else holds that part of the gradient at any ZeRO
-   stage; from stage 1 on, of its moments and masters neither.
+   stage; from stage 1 on, of its moments and masters neither; at stage 3 of the parameters
+   neither (>>shards).
 
    The way of a gradient:
 

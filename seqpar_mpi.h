@@ -54,7 +54,9 @@ WHEN SOMETHING FAILS
 
     When the last comm of a world is freed, ranks wait for each other's end: what failed first is
     then known to all (seqpar_mpi_run hands it out). Who has not come within SEQPAR_MPI_GRACE
-    seconds of a failure is given up, and the process ends by MPI_Abort after its own exit.
+    seconds of a failure is given up, and the process ends by MPI_Abort after its own exit. An
+    MPI_Finalize that seqpar calls and that takes as long is given up, too, with a sentence: that
+    of MPICH 4.0 over UCX's TCP sometimes never returns.
 
 DOES NOT
     - start a thread: bytes move while somebody waits
@@ -116,6 +118,8 @@ SEQPAR_DEF seqpar_status seqpar_mpi_place(int64_t *rank, int64_t *size, seqpar_e
    MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_mpi_open(seqpar_comm **world, const seqpar_mpi_desc *desc,
                                          seqpar_error *error);
+/* From now on waits of this rank may go as long (desc.limit_s). */
+SEQPAR_DEF void seqpar_mpi_limit(seqpar_comm *world, double limit_s);
 /* What a rank does that leaves a world with this status, and with the sentence that is in
    world->error, if it is not SEQPAR_OK: tells all others, and frees the comm. world->error then
    is the world's, as of seqpar_run_threads: what failed first, which all ranks get alike.
@@ -135,10 +139,14 @@ SEQPAR_DEF seqpar_status seqpar_mpi_run(const seqpar_mpi_desc *desc, seqpar_rank
 #define SEQPAR__MPI_IMPLEMENTED
 
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#ifndef _WIN32
+#include <unistd.h>
+#endif
 
 #ifndef SEQPAR_MALLOC
 #define SEQPAR_MALLOC(size) malloc(size)
@@ -217,7 +225,8 @@ struct seqpar_mpi__member {
     MPI_Request *ending; /* (size) */
 };
 
-static int seqpar_mpi__lost; /* some world of this process ended so */
+static int seqpar_mpi__lost;   /* some world of this process ended so */
+static int seqpar_mpi__failed; /* or with an error */
 
 static void seqpar_mpi__tell(seqpar_mpi__world *w, int64_t to, int64_t kind) {
     seqpar_mpi__peer *p = &w->peer[to];
@@ -841,8 +850,23 @@ static void seqpar_mpi__close(seqpar_mpi__world *w) {
 
 /* >>open --------------------------------------------------------------------------------------- */
 
+#ifndef _WIN32
+static void seqpar_mpi__given_up(int number) {
+    static const char text[] =
+        "notice: MPI_Finalize does not return and is given up; what ranks had to do was done "
+        "before\n";
+    ssize_t written = write(2, text, sizeof text - 1);
+    (void)number;
+    _exit(written < 0 || seqpar_mpi__failed);
+}
+#endif
+
 static void seqpar_mpi__at_exit(void) {
     int finalized = 0;
+#ifndef _WIN32
+    signal(SIGALRM, seqpar_mpi__given_up);
+    alarm((unsigned)SEQPAR_MPI_GRACE);
+#endif
     MPI_Finalized(&finalized);
     if (finalized) return;
     if (seqpar_mpi__lost)
@@ -878,6 +902,10 @@ SEQPAR_DEF seqpar_status seqpar_mpi_place(int64_t *rank, int64_t *size, seqpar_e
     return SEQPAR_OK;
 }
 
+static double seqpar_mpi__limit(double limit_s) {
+    return limit_s > 0 || limit_s < 0 ? limit_s : 600;
+}
+
 static int seqpar_mpi__world_set(seqpar_mpi__world *w, const seqpar_mpi_desc *d) {
     int rank, size;
     int code = MPI_Comm_dup(d->comm ? *d->comm : MPI_COMM_WORLD, &w->mpi);
@@ -888,7 +916,7 @@ static int seqpar_mpi__world_set(seqpar_mpi__world *w, const seqpar_mpi_desc *d)
     MPI_Comm_size(w->mpi, &size);
     w->rank = rank;
     w->size = size;
-    w->limit_s = d->limit_s > 0 || d->limit_s < 0 ? d->limit_s : 600;
+    w->limit_s = seqpar_mpi__limit(d->limit_s);
     w->device_memory = d->device_memory;
     w->listening = MPI_REQUEST_NULL;
     return 0;
@@ -935,6 +963,10 @@ SEQPAR_DEF seqpar_status seqpar_mpi_open(seqpar_comm **world, const seqpar_mpi_d
     return SEQPAR_OK;
 }
 
+SEQPAR_DEF void seqpar_mpi_limit(seqpar_comm *world, double limit_s) {
+    ((seqpar_mpi__member *)world->state)->world->limit_s = seqpar_mpi__limit(limit_s);
+}
+
 SEQPAR_DEF seqpar_status seqpar_mpi_end(seqpar_comm *world, seqpar_status status) {
     seqpar_mpi__world *w = ((seqpar_mpi__member *)world->state)->world;
     seqpar_error *error = w->error;
@@ -943,6 +975,7 @@ SEQPAR_DEF seqpar_status seqpar_mpi_end(seqpar_comm *world, seqpar_status status
         seqpar_mpi__fail(w, status, error->text);
     }
     seqpar_comm_free(world);
+    seqpar_mpi__failed |= error->status != SEQPAR_OK;
     return error->status;
 }
 

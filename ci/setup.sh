@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Unlicense
 # Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
-# `ci/setup.sh check` also installs numpy, for the tests of verify/python, and Open MPI and MPICH, for those of seqpar_mpi.h; without
+# `ci/setup.sh check` also installs numpy, for the tests of verify/python, Open MPI and MPICH, for those of seqpar_mpi.h, and ip; without
 # them they are skipped.
 packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev zlib1g-dev binutils gawk"
 missing=""
@@ -16,7 +16,7 @@ has_curl && missing=$(echo "$missing" | sed 's/ libcurl4-openssl-dev//')
 if [ "$1" = check ] && ! ci/python_with.sh numpy >/dev/null && dpkg-query -W python3 >/dev/null 2>&1; then missing="$missing python3-numpy"; fi
 optional=""
 if [ "$1" = check ]; then
-    for p in libopenmpi-dev openmpi-bin libmpich-dev mpich; do
+    for p in libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2; do
         dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || optional="$optional $p"
     done
 fi

@@ -40,7 +40,8 @@ compare() {
     local stage=$1 trainer=$2 files=$3 world i=0; shift 3
     [ -e $out/$stage.one/model.safetensors ] || run threads $stage.one $trainer "$@" || { fail "${name}_$stage" "$(tail -n 1 $out/$stage.one.log)"; return; }
     for world in "${worlds[@]}"; do
-        run processes $stage.$((++i)) $trainer "$@" $world || fail "${name}_$stage $world" "exit code $?"
+        rm -rf $out/$stage.$((++i)) $out/$stage.$i.jsonl
+        run processes $stage.$i $trainer "$@" $world || fail "${name}_$stage $world" "exit code $?"
         same "${name}_$stage $world" $stage.$i $stage.one $files
     done
 }

@@ -15,7 +15,7 @@ typedef struct {
         overwrite, enable_ema, dry_run;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
-    int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
+    int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads, ddp_timeout;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size;
     int64_t gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
@@ -300,6 +300,13 @@ typedef struct {
          NULL, \
          "sums in order of arrival: a little faster, not bit for bit", \
          DEMO_ANY}, \
+        /* others wait while rank 0 writes a checkpoint or asks a reward server */ \
+        {"ddp_timeout", \
+         &(c).ddp_timeout, \
+         DEMO_INT, \
+         "3600", \
+         "seconds that a process may wait for others before it ends the run", \
+         DEMO_AT_LEAST(1)}, \
         {"omp_threads", &(c).omp_threads, DEMO_INT, "0", "threads of a rank; 0: cores / ranks", \
          DEMO_COUNT(0)}, \
         {"device", \

@@ -215,8 +215,7 @@ __attribute__((unused)) static int64_t demo_launched(const char **name) {
 #ifdef DEMO_MPI
 static int demo_find_processes(demo_job *job, char *error, size_t size) {
     const char *name = "";
-    /* others wait while rank 0 writes a checkpoint or asks a reward server */
-    const seqpar_mpi_desc desc = {.limit_s = 3600};
+    const seqpar_mpi_desc desc = {.limit_s = 3600}; /* until --ddp_timeout is known */
     int64_t told = demo_launched(&name);
     if (told < 2 || job->world) return 0;
     if (seqpar_mpi_open(&job->world, &desc, &job->world_error))

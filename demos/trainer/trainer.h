@@ -795,6 +795,7 @@ static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
 
 #ifdef DEMO_MPI
 static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
+    seqpar_mpi_limit(job->world, (double)job->config.ddp_timeout);
     seqpar_status status = seqpar_mpi_end(job->world, demo_process_main(job->world, job));
     job->world = NULL;
     *error = job->world_error;
@@ -802,9 +803,8 @@ static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
 }
 #else
 static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
-    /* others wait while rank 0 writes a checkpoint or asks a reward server */
     seqpar_nccl_desc desc = job->nccl;
-    desc.limit_s = 3600;
+    desc.limit_s = (double)job->config.ddp_timeout;
     return seqpar_nccl_run(&desc, demo_process_main, job, error);
 }
 #endif
