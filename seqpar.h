@@ -1806,6 +1806,11 @@ typedef struct seqpar_blocks {
     int64_t own_elements;  /* those that this rank owns */
 } seqpar_blocks;
 
+/* The next run of a tensor's elements, from `from` on, that this rank owns: *first .. *first +
+   *count. 0: there is none. */
+SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *blocks,
+                                 int64_t tensor, int64_t from, int64_t *first, int64_t *count);
+
 /* How this rank folds its leaves of a micro-batch: the program, and the nodes that are left
    and have to be sent. */
 struct seqpar_token_fold {
@@ -1959,6 +1964,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim,
                                             const double *values,
                                             const seqpar_optim_part *part);
+/* Reads without the others what this rank owns of a part; the rest of values stays. */
+SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *optim,
+                                               double *values, const seqpar_optim_part *part);
 
 /* ---- shards: parameters at their owners alone (ZeRO 3) ---------------------------------------*/
 typedef struct seqpar_shards {
@@ -2001,6 +2009,10 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
 SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *shards,
                                              const double *values, int64_t tensor,
                                              int64_t first, int64_t count);
+/* As seqpar_optim_read_own. */
+SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *shards,
+                                                double *values, int64_t tensor, int64_t first,
+                                                int64_t count);
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of
    transformers' optimization). */
@@ -9256,6 +9268,14 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
     return seqpar__kept_read(ctx, &kept, values, part, "state from owners");
 }
 
+SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *o,
+                                               double *values, const seqpar_optim_part *part) {
+    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
+    SEQPAR__TRY(seqpar__check_part(ctx, o, part));
+    seqpar__kept_move(ctx, &kept, values, NULL, part);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const double *values,
                                             const seqpar_optim_part *part) {
@@ -9429,17 +9449,24 @@ static seqpar_optim_part seqpar__shards_part(int64_t tensor, int64_t first, int6
     return part;
 }
 
-SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s,
-                                  int64_t tensor, int64_t first, int64_t count) {
-    const seqpar_blocks *b = &s->blocks;
-    seqpar__kept k = seqpar__kept_shards(ctx, s);
-    int64_t group = b->tensors[tensor].group;
-    for (int64_t i = b->group_slice[group]; i < b->group_slice[group + 1]; i++) {
-        int64_t begin = b->tensor_begin[tensor] + first, end = begin + count;
-        seqpar__kept_at(ctx, &k, i, &begin, &end);
-        if (begin < end) return 1;
+SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, int64_t tensor,
+                                 int64_t from, int64_t *first, int64_t *count) {
+    int64_t begin = b->tensor_begin[tensor], group = b->tensors[tensor].group, own, n;
+    int64_t end = begin + seqpar__tensor_elements(&b->tensors[tensor]);
+    for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
+        seqpar__owned(b, s, ctx->world->size, ctx->world->rank, &own, &n);
+        own += b->slice_begin[s];
+        *first = SEQPAR__MAX(begin + from, own) - begin;
+        *count = SEQPAR__MIN(end, own + n) - begin - *first;
+        if (*count > 0) return 1;
     }
     return 0;
+}
+
+SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s,
+                                  int64_t tensor, int64_t first, int64_t count) {
+    int64_t own, n;
+    return seqpar_blocks_own(ctx, &s->blocks, tensor, first, &own, &n) && own < first + count;
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards *s,
@@ -9449,6 +9476,16 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
     return seqpar__kept_read(ctx, &kept, values, &part, "parameters from owners");
+}
+
+SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,
+                                                double *values, int64_t tensor, int64_t first,
+                                                int64_t count) {
+    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
+    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
+    seqpar__kept_move(ctx, &kept, values, NULL, &part);
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,

@@ -51,9 +51,23 @@ run odd --max_steps 6 --save_steps 1 --max_ckpt_num 1 && equal odd six && [ "$(c
 fresh guest; latest guest 2; echo mine > $(ckpt guest)/global_step2/notes
 run guest --max_steps 6 --save_steps 1 --max_ckpt_num 1 --load_checkpoint && [ "$(names $(ckpt guest))" = "global_step2 global_step6 latest " ] && ok runs_own_file_kept || fail runs_own_file_kept "$(names $(ckpt guest)) $(why guest)"
 # a checkpoint from before runs had names goes on, gets a name, and is left alone
-fresh old; latest old 2; rm $(ckpt old)/*/run
+fresh old; latest old 2; rm $(ckpt old)/*/{run,manifest.json}
 LC_ALL=C sed -i 's/"option\./"notion./g; s/"trainer"/"tra1ner"/; s/"training_data"/"tra1ning_data"/; s/"chunks"/"chanks"/; s/"row_chunks"/"row_chanks"/' $(ckpt old)/global_step2/optimizer.safetensors
 run old --max_steps 6 --save_steps 2 --max_ckpt_num 1 --load_checkpoint && equal old six && [ -s $(ckpt old)/global_step6/run ] && [ "$(names $(ckpt old))" = "global_step2 global_step4.other global_step6 global_step6.other latest " ] && ok runs_nameless || fail runs_nameless "$(names $(ckpt old)) $(why old)"
+# one whose files are not what was written is passed over, by name, for the one before; the run ends with the same weights
+damaged() { # NAME WHAT SENTENCE: the newest checkpoint of a run is damaged by WHAT, a command that is given its folder
+    local name=damaged_$1; fresh $name; (cd $(ckpt $name)/global_step6 && eval "$2")
+    run $name --max_steps 7 --load_checkpoint || { fail runs_$name "$(why $name)"; return; }
+    grep -qE "^notice: .*global_step6/$3: the checkpoint is damaged, training goes on from global_step4" $out/$name.log && equal $name seven && ok runs_$name || fail runs_$name "$(grep -m 1 notice $out/$name.log) $(why $name)"
+}
+run seven --max_steps 7 || fail runs_seven "$(why seven)"
+damaged bit 'byte=$(od -An -t u1 -j 5000 -N 1 model.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=model.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null' 'model.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
+damaged tail 'truncate -s -8 optimizer.safetensors' 'optimizer.safetensors has [0-9]+ bytes, its manifest says [0-9]+'
+damaged hole 'rm config.json' 'config.json cannot be read: No such file or directory'
+damaged other 'cp ../global_step4/model.safetensors .' 'model.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*'
+damaged list 'echo nonsense > manifest.json' 'manifest.json lists no files'
+fresh damaged_all; truncate -s -8 $(ckpt damaged_all)/*/model.safetensors
+refused runs_damaged_all damaged_all 'global_step6/model.safetensors has .* bytes, its manifest says .*: the checkpoint is damaged, and ckpt_path holds no other of its run' --max_steps 7 --load_checkpoint
 # which one to go on from
 fresh dangling; truncate -s -100 $(ckpt dangling)/global_step6/model.safetensors; latest dangling 5
 refused runs_latest_dangling dangling 'latest names global_step5, which is not there; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
@@ -107,7 +121,7 @@ start twice --max_steps 2000000; sleep 0.2; kill -TERM $running; kill -TERM $run
 
 # ---- what a resumed run must have in common ----
 resume="--max_steps 6 --load_checkpoint"
-number() { fresh bad; latest bad 4; LC_ALL=C sed -i "s/\"$1\":\"[^\"]*\"/\"$1\":\"$2\"/" $(ckpt bad)/global_step4/optimizer.safetensors; }
+number() { fresh bad; latest bad 4; rm $(ckpt bad)/*/manifest.json; LC_ALL=C sed -i "s/\"$1\":\"[^\"]*\"/\"$1\":\"$2\"/" $(ckpt bad)/global_step4/optimizer.safetensors; }
 while read -r key value pattern; do
     number $key $value
     refused "runs_metadata_$key=$value" bad "global_step4/optimizer.safetensors:? $pattern" $resume
@@ -120,8 +134,8 @@ documents 1e2 "documents" is "1e2"
 optimizer_t 9 "optimizer_t" is 9, more than its "step" 4
 chunks x "chunks" is "x"
 LIST
-fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; refused runs_metadata_missing bad 'does not say "step"' $resume
-fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run
+fresh bad; rm $(ckpt bad)/*/manifest.json; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; refused runs_metadata_missing bad 'does not say "step"' $resume
+fresh run_name; rm $(ckpt run_name)/*/manifest.json; echo damaged > $(ckpt run_name)/global_step6/run
 refused runs_damaged_name run_name 'global_step6/run does not hold the 16 digits' --max_steps 7 --load_checkpoint
 # other data, as many documents: another word, another order, another reading
 fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How many/How  any/' $out/arith.jsonl > $out/word.jsonl
@@ -140,7 +154,7 @@ fresh chunks eight; latest chunks 3
 refused runs_other_chunks chunks 'written with 8 chunks a row, this run has --chunks 9' $resume --chunks 9
 run chunks $resume --ring_attn_size 2 && equal chunks eight && ok runs_chunks_kept || fail runs_chunks_kept "$(why chunks)"
 # a second moment that cannot be
-fresh moment; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
+fresh moment; rm $(ckpt moment)/*/manifest.json; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
 begin=$(head -c $((8 + header)) $file | tail -c $header | sed -E 's/.*"exp_avg_sq.model.norm.weight":\{[^}]*"data_offsets":\[([0-9]+),.*/\1/')
 printf '\x00\x00\x80\xbf' | dd of=$file bs=1 seek=$((8 + header + begin + 4 * 5)) conv=notrunc 2>/dev/null
 refused runs_negative_moment moment 'element 5 of exp_avg_sq.model.norm.weight is -1, but a second moment is never negative' --max_steps 7 --load_checkpoint
@@ -166,7 +180,7 @@ ppo whole --max_steps 7 --save_steps 1 && grep -q '^notice: a rollout is trained
 mkdir -p $out/half; cp -r $out/whole/ckpt $out/half/; rm -r $out/half/ckpt/global_step8; printf global_step4 > $out/half/ckpt/latest
 ppo half --max_steps 7 --load_checkpoint --max_ckpt_num 1 && equal half whole && grep -q '^rollout 4/4  reward .* 0:00 left' $out/half.log && ok runs_ppo_goes_on || fail runs_ppo_goes_on "$(tail -n 1 $out/half.log)"
 mkdir -p $out/beside/ckpt/critic; cp -r $out/whole/ckpt/{global_step4,global_step6} $out/beside/ckpt/; mv $out/beside/ckpt/global_step4/critic $out/beside/ckpt/critic/global_step4; mv $out/beside/ckpt/global_step6/critic $out/beside/ckpt/critic/global_step6
-printf global_step6 > $out/beside/ckpt/critic/latest; printf global_step4 > $out/beside/ckpt/latest # killed between the two, when they lay beside each other
+rm $out/beside/ckpt/*/manifest.json; printf global_step6 > $out/beside/ckpt/critic/latest; rm $out/beside/ckpt/*/manifest.json; printf global_step4 > $out/beside/ckpt/latest # killed between the two, when they lay beside each other
 ppo beside --max_steps 7 --load_checkpoint && equal beside whole && ok runs_ppo_beside || fail runs_ppo_beside "$(tail -n 1 $out/beside.log)"
 ppo half --max_steps 7 --load_checkpoint --rollout_batch_size 2; [ $? -ne 0 ] && grep -q '^error: .*--rollout_batch_size 4, this run has 2' $out/half.log && ok runs_ppo_other_rollout || fail runs_ppo_other_rollout "$(tail -n 1 $out/half.log)"
 ppo none --max_steps 0 --json && json "$(grep '^{' $out/none.log)" && grep -q '^{"steps": 0, "reward_first": null' $out/none.log && ok runs_ppo_zero_steps || fail runs_ppo_zero_steps "$(tail -n 1 $out/none.log)"

@@ -6,7 +6,8 @@
  * then it gets its name. Killed between the two, the next run gives it that name. So there is
  * always one good checkpoint, and CKPT/latest finds it. Old ones are removed last: those of
  * this run, oldest first, nothing else. The files hold whole tensors and whole moments: any D,
- * P and ZeRO stage can read what any other wrote. */
+ * P and ZeRO stage can read what any other wrote. One whose files are not what its manifest says
+ * is passed over for the one before. */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -16,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 #include "data.h"
+#include "manifest.h"
 #include "options.h"
 #include "save_model.h"
 
@@ -147,8 +149,9 @@ static bool demo_left_over(const char *end) {
 
 static bool demo_checkpoint_file(const char *name) {
     static const char *const names[] = {"model.safetensors", "config.json",
-                                        "optimizer.safetensors", "average.safetensors", "run"};
-    for (int i = 0; i < 5; i++) {
+                                        "optimizer.safetensors", "average.safetensors", "run",
+                                        DEMO_MANIFEST};
+    for (int i = 0; i < 6; i++) {
         size_t length = strlen(names[i]);
         if (!strncmp(name, names[i], length) &&
             (!name[length] || demo_left_over(name + length)))
@@ -413,6 +416,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     demo_checkpoint_path(final, sizeof final, root, state->step);
     snprintf(latest, sizeof latest, "%s/latest", root);
     const char *name = strrchr(final, '/') + 1;
+    if (!status) status = demo_manifest_write(temporary, error);
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status)
@@ -481,10 +485,46 @@ static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, 
                        root, why);
 }
 
-/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. It may still lack
-   its name: demo_settle. */
-static seqpar_status demo_find_checkpoint(const char *root, int64_t *step,
-                                          seqpar_error *error) {
+/* The newest checkpoint before this step, of the same run, that is what its manifest says. */
+static int64_t demo_whole_before(const char *root, const int64_t *steps, int64_t step) {
+    char folder[1100], run[DEMO_RUN_ID];
+    seqpar_error ignored = {0};
+    demo_checkpoint_path(folder, sizeof folder, root, step);
+    if (demo_read_run(folder, run, &ignored)) *run = 0;
+    for (int64_t i = arrlen(steps); i-- > 0;) {
+        demo_state state = {0};
+        seqpar_error broken = {0};
+        demo_checkpoint_path(folder, sizeof folder, root, steps[i]);
+        if (steps[i] < step && (!*run || demo_checkpoint_of(root, steps[i], run)) &&
+            demo_checkpoint_whole(root, steps[i], &state, &broken) &&
+            !demo_manifest_check(folder, &broken))
+            return steps[i];
+    }
+    return DEMO_NOTHING_SAVED;
+}
+
+/* Passes over a damaged checkpoint, *step; notice says so. */
+static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int64_t *step,
+                                    const char *folder, char *notice, size_t size,
+                                    seqpar_error *error) {
+    seqpar_error broken = {0};
+    if (!demo_manifest_check(folder, &broken)) return SEQPAR_OK;
+    int64_t before = demo_whole_before(root, steps, *step);
+    if (before == DEMO_NOTHING_SAVED)
+        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                           "%s: the checkpoint is damaged, and ckpt_path holds no other of its "
+                           "run; remove the folder and train anew",
+                           broken.text);
+    snprintf(notice, size, "%s: the checkpoint is damaged, training goes on from global_step%lld",
+             broken.text, (long long)before);
+    *step = before;
+    return SEQPAR_OK;
+}
+
+/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED; of one before where that
+   is damaged, as notice then says. It may still lack its name: demo_settle. */
+static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char *notice,
+                                          size_t size, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t *steps = demo_checkpoints(root);
     seqpar_status status = SEQPAR_OK;
@@ -495,6 +535,9 @@ static seqpar_status demo_find_checkpoint(const char *root, int64_t *step,
         *step = DEMO_NOTHING_SAVED;
     else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK)))
         status = demo_refuse_latest(root, steps, why, error);
+    else
+        status = demo_pass_over(root, steps, step, access(path, F_OK) ? temporary : path, notice,
+                                size, error);
     arrfree(steps);
     return status;
 }

@@ -404,12 +404,16 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
                                    seqpar_error *error) {
     seqpar_safetensors_file *file = NULL;
     demo_state state = {0};
-    char folder[1100];
+    char folder[1100], notice[640] = "", shown[1024];
     run->from = DEMO_NOTHING_SAVED;
     if (writes && demo_run_lock(run, save_path, tool, dataset, error)) return error->status;
     if (writes && demo_settle(run->root, error)) return error->status;
     if (writes && !goes_on && demo_refuse_others(run, error)) return error->status;
-    if (goes_on && demo_find_checkpoint(run->root, &run->from, error)) return error->status;
+    if (goes_on &&
+        demo_find_checkpoint(run->root, &run->from, notice, sizeof notice, error))
+        return error->status;
+    if (*notice && writes)
+        fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, notice));
     if (writes) demo_clear_left_overs(run->root);
     if (writes) demo_each_name(save_path, demo_visit_half_model, NULL);
     demo_checkpoint_path(folder, sizeof folder, run->root, run->from);

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* manifest.h - what a checkpoint's files should be: manifest.json lists each with its bytes and
+ * their CRC-32. A file that a disk or a copy has damaged is found before anything goes on from
+ * it. */
+#ifndef DEMO_MANIFEST_H
+#define DEMO_MANIFEST_H
+
+#include <cjson/cJSON.h>
+#include <dirent.h>
+#include <errno.h>
+#include <sys/stat.h>
+#include <zlib.h>
+#include "data.h"
+#include "files.h"
+
+#define DEMO_MANIFEST "manifest.json"
+
+/* 0: it cannot be read, and errno says why. */
+static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
+    enum { PART = 1 << 20 };
+    FILE *file = fopen(path, "rb");
+    unsigned char *part = (unsigned char *)demo_room(PART, 1);
+    size_t got;
+    *bytes = 0;
+    *crc = (uint32_t)crc32(0, NULL, 0);
+    while (file && (got = fread(part, 1, PART, file)) > 0) {
+        *crc = (uint32_t)crc32(*crc, part, (uInt)got);
+        *bytes += (int64_t)got;
+    }
+    bool good = file && !ferror(file);
+    int why = errno;
+    if (file) fclose(file);
+    free(part);
+    errno = why;
+    return good;
+}
+
+/* Adds the files of a folder, and of those in it: their names begin with `below`. */
+static bool demo_manifest_add(cJSON *files, const char *folder, const char *below) {
+    DIR *open = opendir(folder);
+    bool good = open != NULL;
+    for (struct dirent *entry; good && (entry = readdir(open));) {
+        char path[1400], name[300], sum[16];
+        struct stat kind;
+        int64_t bytes;
+        uint32_t crc;
+        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        snprintf(name, sizeof name, "%s%.250s", below, entry->d_name);
+        if (entry->d_name[0] == '.' || stat(path, &kind)) continue;
+        if (S_ISDIR(kind.st_mode)) {
+            strcat(name, "/");
+            good = demo_manifest_add(files, path, name);
+            continue;
+        }
+        good = demo_file_sum(path, &bytes, &crc);
+        snprintf(sum, sizeof sum, "%08x", crc);
+        cJSON *file = cJSON_CreateObject();
+        cJSON_AddNumberToObject(file, "bytes", (double)bytes);
+        cJSON_AddStringToObject(file, "crc32", sum);
+        cJSON_AddItemToObject(files, name, file);
+    }
+    if (open) closedir(open);
+    return good;
+}
+
+/* Once all other files are written. */
+static seqpar_status demo_manifest_write(const char *folder, seqpar_error *error) {
+    char path[1400];
+    cJSON *json = cJSON_CreateObject(), *files = cJSON_AddObjectToObject(json, "files");
+    bool good = demo_manifest_add(files, folder, "");
+    int why = errno;
+    char *text = cJSON_Print(json);
+    snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);
+    seqpar_status status =
+        !good ? seqpar_fail(error, SEQPAR_ERR_FILE_READ, "cannot read what was written to %.300s: %s",
+                            folder, strerror(why))
+        : text ? seqpar_file_write_atomic(path, text, (int64_t)strlen(text), error)
+               : seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %.300s", path);
+    cJSON_free(text);
+    cJSON_Delete(json);
+    return status;
+}
+
+static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
+                                        seqpar_error *error) {
+    const cJSON *bytes = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+    const cJSON *sum = cJSON_GetObjectItemCaseSensitive(file, "crc32");
+    char path[1400], has[16];
+    int64_t length;
+    uint32_t crc;
+    snprintf(path, sizeof path, "%s/%.250s", folder, file->string);
+    if (!cJSON_IsNumber(bytes) || !cJSON_IsString(sum) || strstr(file->string, ".."))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                           "%.300s/" DEMO_MANIFEST " says nothing of %.100s that makes sense", folder,
+                           file->string);
+    if (!demo_file_sum(path, &length, &crc))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_READ, "%.400s cannot be read: %s", path,
+                           strerror(errno));
+    snprintf(has, sizeof has, "%08x", crc);
+    if ((double)length != bytes->valuedouble)
+        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                           "%.400s has %lld bytes, its manifest says %.0f", path,
+                           (long long)length, bytes->valuedouble);
+    if (strcmp(has, sum->valuestring))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                           "%.400s has the CRC-32 %s, its manifest says %.16s", path, has,
+                           sum->valuestring);
+    return SEQPAR_OK;
+}
+
+/* Whether all files of a checkpoint are as they were written; without a manifest (of an older
+   version) they are believed. */
+static seqpar_status demo_manifest_check(const char *folder, seqpar_error *error) {
+    char path[1400];
+    const char *why = "";
+    size_t size;
+    snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);
+    if (access(path, F_OK)) return SEQPAR_OK;
+    char *text = demo_read_whole(path, 1 << 26, &size, &why);
+    cJSON *json = text ? cJSON_Parse(text) : NULL;
+    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files"), *file;
+    seqpar_status status = SEQPAR_OK;
+    if (!cJSON_IsObject(files))
+        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.400s lists no files%s%s", path,
+                             text ? "" : ": ", text ? "" : why);
+    cJSON_ArrayForEach(file, files) {
+        if (!status) status = demo_manifest_file(folder, file, error);
+    }
+    cJSON_Delete(json);
+    free(text);
+    return status;
+}
+#endif
