@@ -49,7 +49,7 @@ compare() {
 # half a run of two processes, the rest by four: the weights and the moments of the whole run
 goes_on() {
     [ -e $out/whole/model.safetensors ] || run threads whole sft $texts --max_steps 6 --save_steps 6 --enable_ema
-    run processes half sft $texts --save_steps 3 --ring_attn_size 2 --enable_ema || fail ${name}_resume "$(tail -n 1 $out/half.log)"
+    run processes half sft $texts --save_steps 3 --sharded_checkpoint --ring_attn_size 2 --enable_ema || fail ${name}_resume "$(tail -n 1 $out/half.log)"
     run processes half sft $texts --max_steps 6 --save_steps 6 --enable_ema --load_checkpoint --ring_attn_size 2 --data_parallel_size 2 || fail ${name}_resume "$(tail -n 1 $out/half.log)"
     for file in model.safetensors ema/model.safetensors ckpt/global_step6/optimizer.safetensors ckpt/global_step6/average.safetensors; do cmp -s $out/half/$file $out/whole/$file && ok "${name}_resume $file" || fail "${name}_resume $file" "differs from the whole run's"; done
     rm -rf $out/half

@@ -478,7 +478,7 @@ static bool options_without_effect_are_told(void) {
         text,
         "no effect here: --deepspeed (one process on CPU threads; no DeepSpeed engine)\n");
     free(text);
-    EXPECT(parse("--ds.lora.rank 8 --bf16 --target_modules q k v --ddp_timeout 9") == 0);
+    EXPECT(parse("--ds.lora.rank 8 --bf16 --target_modules q k v --fsdp full") == 0);
     text = printed(print_ignored, &options);
     EXPECT(holds(text, "--ds.lora.rank (every weight is trained; no adapters)") &&
            holds(text, "; --target_modules ("));

@@ -55,12 +55,12 @@ fresh old; latest old 2; rm $(ckpt old)/*/{run,manifest.json}
 LC_ALL=C sed -i 's/"option\./"notion./g; s/"trainer"/"tra1ner"/; s/"training_data"/"tra1ning_data"/; s/"chunks"/"chanks"/; s/"row_chunks"/"row_chanks"/' $(ckpt old)/global_step2/optimizer.safetensors
 run old --max_steps 6 --save_steps 2 --max_ckpt_num 1 --load_checkpoint && equal old six && [ -s $(ckpt old)/global_step6/run ] && [ "$(names $(ckpt old))" = "global_step2 global_step4.other global_step6 global_step6.other latest " ] && ok runs_nameless || fail runs_nameless "$(names $(ckpt old)) $(why old)"
 # one whose files are not what was written is passed over, by name, for the one before; the run ends with the same weights
-damaged() { # NAME WHAT SENTENCE: the newest checkpoint of a run is damaged by WHAT, a command that is given its folder
-    local name=damaged_$1; fresh $name; (cd $(ckpt $name)/global_step6 && eval "$2")
+damaged() { # NAME WHAT SENTENCE [RUN]: the newest checkpoint of a run is damaged by WHAT, a command that is given its folder
+    local name=damaged_$1; fresh $name ${4:-six}; (cd $(ckpt $name)/global_step6 && eval "$2")
     run $name --max_steps 7 --load_checkpoint || { fail runs_$name "$(why $name)"; return; }
     grep -qE "^notice: .*global_step6/$3: the checkpoint is damaged, training goes on from global_step4" $out/$name.log && equal $name seven && ok runs_$name || fail runs_$name "$(grep -m 1 notice $out/$name.log) $(why $name)"
 }
-run seven --max_steps 7 || fail runs_seven "$(why seven)"
+run seven --max_steps 7 --save_steps 7 || fail runs_seven "$(why seven)"
 damaged bit 'byte=$(od -An -t u1 -j 5000 -N 1 model.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=model.safetensors bs=1 seek=5000 conv=notrunc 2>/dev/null' 'model.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
 damaged tail 'truncate -s -8 optimizer.safetensors' 'optimizer.safetensors has [0-9]+ bytes, its manifest says [0-9]+'
 damaged hole 'rm config.json' 'config.json cannot be read: No such file or directory'
@@ -68,6 +68,19 @@ damaged other 'cp ../global_step4/model.safetensors .' 'model.safetensors has th
 damaged list 'echo nonsense > manifest.json' 'manifest.json lists no files'
 fresh damaged_all; truncate -s -8 $(ckpt damaged_all)/*/model.safetensors
 refused runs_damaged_all damaged_all 'global_step6/model.safetensors has .* bytes, its manifest says .*: the checkpoint is damaged, and ckpt_path holds no other of its run' --max_steps 7 --load_checkpoint
+# the same of shards, whoever wrote them; and without a manifest what they lack is named
+shards=$(ckpt shards)
+run shards --max_steps 6 --save_steps 2 --sharded_checkpoint --ring_attn_size 3 --zero_stage 3 && equal shards six && [ "$(names $shards/global_step6)" = "config.json manifest.json optimizer.safetensors run shard-00001-of-00003.safetensors shard-00002-of-00003.safetensors shard-00003-of-00003.safetensors " ] && ok runs_sharded || fail runs_sharded "$(names $shards/global_step6) $(why shards)"
+fresh resharded shards
+run resharded --max_steps 7 --save_steps 7 --load_checkpoint --data_parallel_size 2 --zero_stage 1 && equal resharded seven && cmp -s $(ckpt resharded)/global_step7/optimizer.safetensors $(ckpt seven)/global_step7/optimizer.safetensors && ok runs_resharded || fail runs_resharded "$(why resharded)"
+damaged shard_bit 'byte=$(od -An -t u1 -j 9000 -N 1 shard-00002-of-00003.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=shard-00002-of-00003.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null' 'shard-00002-of-00003.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}' shards
+damaged shard_gone 'rm shard-00003-of-00003.safetensors' 'shard-00003-of-00003.safetensors cannot be read: No such file or directory' shards
+damaged shard_of_another_step 'cp ../global_step2/shard-00001-of-00003.safetensors .' 'shard-00001-of-00003.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*' shards
+fresh unlisted shards; rm $(ckpt unlisted)/*/manifest.json; (cd $(ckpt unlisted)/global_step6; cp shard-00001-of-00003.safetensors shard-00002-of-00003.safetensors)
+refused runs_shard_twice unlisted 'the shards in .*global_step6 have model\..* up to its element [0-9]+ of [0-9]+; they are of another model, or one of them is missing' --max_steps 7 --load_checkpoint
+rm $(ckpt unlisted)/global_step6/shard-00002-of-00003.safetensors
+refused runs_shard_missing unlisted 'shard-00002-of-00003.safetensors' --max_steps 7 --load_checkpoint
+refused runs_shard_of_a_larger_model shards 'hidden_size' --max_steps 7 --load_checkpoint --hidden_size 48
 # which one to go on from
 fresh dangling; truncate -s -100 $(ckpt dangling)/global_step6/model.safetensors; latest dangling 5
 refused runs_latest_dangling dangling 'latest names global_step5, which is not there; the newest whole one is global_step4' --max_steps 6 --load_checkpoint

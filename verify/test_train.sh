@@ -68,7 +68,7 @@ wait $pid
 STOP
 for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn_size 4 --zero_stage 1|--data_parallel_size 3 --zero_stage 3" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3|--ring_attn_size 3 --gradient_checkpointing"; do
     name=resume_$((++n)); rm -rf $out/$name; mkdir -p $out/$name
-    CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant --save_steps 1 --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
+    CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant --save_steps 1 --sharded_checkpoint --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
     code=$?
     at=$(sed 's/global_step//' $out/$name/ckpt/latest)
     build/train_sft $base --max_steps 60 --lr_scheduler constant --save_path $out/$name --ckpt_path $out/$name/ckpt --load_checkpoint ${world##*|} >>$out/$name.log 2>&1 || fail $name "$(tail -n 1 $out/$name.log)"

@@ -7,7 +7,8 @@
  * always one good checkpoint, and CKPT/latest finds it. Old ones are removed last: those of
  * this run, oldest first, nothing else. The files hold whole tensors and whole moments: any D,
  * P and ZeRO stage can read what any other wrote. One whose files are not what its manifest says
- * is passed over for the one before. */
+ * is passed over for the one before. With --sharded_checkpoint weights and moments lie in a file
+ * for each rank (shards.h). */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -20,6 +21,7 @@
 #include "manifest.h"
 #include "options.h"
 #include "save_model.h"
+#include "shards.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
 enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
@@ -29,6 +31,7 @@ typedef struct {  /* where training stands */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2]; /* whatever the trainer wants to find again */
     int64_t optimizer_t;
+    int64_t shards; /* weights and moments in so many files; 0: whole */
     char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
     uint64_t reference;    /* digest of the reference's weights; 0: there is none */
     const demo_average *average;          /* the weights' moving average; NULL: none */
@@ -106,18 +109,21 @@ static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, in
 static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *model,
                                          seqpar_optim *optim, const char *folder,
                                          const demo_state *state) {
-    enum { NUMBERS = 7 };
+    enum { NUMBERS = 8 };
     char path[1280], number[NUMBERS][32], reference[32];
     const int64_t values[] = {state->step,      state->seed, state->train_batch_size,
                               state->documents, optim->t,    state->extra[0],
-                              state->extra[1]};
+                              state->extra[1],  state->shards};
     static const char *const keys[] = {"step",        "seed",  "train_batch_size", "documents",
-                                       "optimizer_t", "extra", "extra_1"};
+                                       "optimizer_t", "extra", "extra_1",
+                                       "shards"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
+    if (state->shards) count = 0; /* which have the tensors */
     for (int i = 0; i < NUMBERS; i++) {
+        if (values[i] == 0 && !strcmp(keys[i], "shards")) continue;
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
         arrput(metadata, ((seqpar_safetensors_pair){keys[i], number[i]}));
     }
@@ -151,6 +157,8 @@ static bool demo_checkpoint_file(const char *name) {
     static const char *const names[] = {"model.safetensors", "config.json",
                                         "optimizer.safetensors", "average.safetensors", "run",
                                         DEMO_MANIFEST};
+    const char *behind;
+    if (demo_is_shard(name, &behind)) return !*behind || demo_left_over(behind);
     for (int i = 0; i < 6; i++) {
         size_t length = strlen(names[i]);
         if (!strncmp(name, names[i], length) &&
@@ -281,6 +289,7 @@ static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const 
         .extra = {demo_metadata_number(file, path, "extra", INT64_MIN, -1, error),
                   demo_metadata_number(file, path, "extra_1", INT64_MIN, -1, error)},
         .optimizer_t = demo_metadata_number(file, path, "optimizer_t", 0, -1, error),
+        .shards = demo_metadata_number(file, path, "shards", 0, 0, error),
         .reference = demo_metadata_digest(file, path, "reference", error)};
     if (!error->status && state->optimizer_t > state->step)
         seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
@@ -332,9 +341,12 @@ static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *st
     demo_checkpoint_path(folder, sizeof folder, root, step);
     seqpar_status status = demo_open_state(&file, state, folder, step, error);
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    if (!status) status = seqpar_safetensors_open(&model, path, error);
+    for (int64_t i = 0; !status && i < (state->shards ? state->shards : 1); i++) {
+        if (state->shards) demo_shard_path(path, sizeof path, folder, i, state->shards);
+        status = seqpar_safetensors_open(&model, path, error);
+        seqpar_safetensors_close(model);
+    }
     seqpar_safetensors_close(file);
-    seqpar_safetensors_close(model);
     return !status;
 }
 
@@ -429,12 +441,29 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     return status;
 }
 
+/* The same in shards, one a rank. */
+static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model,
+                                      seqpar_optim *optim, const char *folder,
+                                      const demo_state *state) {
+    const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
+    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
+    demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
+    seqpar_status status = ctx->world->rank
+                               ? SEQPAR_OK
+                               : demo_save_config(folder, &model->config, ctx->error);
+    if (!status) status = seqpar_comm_barrier(ctx->world); /* the folder is there */
+    if (!status) status = demo_write_shard(&store, folder, 1 + count, prefix);
+    if (!status) status = demo_save_optimizer(ctx, model, optim, folder, state);
+    return status ? status : seqpar_comm_barrier(ctx->world); /* and all of them in it */
+}
+
 /* A model and its optimizer as one of the parts, in a folder that is there. Collective:
    everybody hands over their part of the state, rank 0 writes. */
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
     const demo_save_form form = {.dtype = demo_dtype(ctx->device->storage)};
+    if (state->shards) return demo_save_shards(ctx, model, optim, folder, state);
     const seqpar_llama *const models[DEMO_SAVED_MODELS] = {model};
     seqpar_status status = ctx->world->rank ? demo_hand_over(ctx, models)
                                             : demo_save_folder(ctx, model, folder, &form, NULL);
@@ -503,12 +532,19 @@ static int64_t demo_whole_before(const char *root, const int64_t *steps, int64_t
     return DEMO_NOTHING_SAVED;
 }
 
-/* Passes over a damaged checkpoint, *step; notice says so. */
+/* Passes over a damaged checkpoint, *step; notice says so. Whoever holds the lock may give it its
+   name meanwhile (demo_settle): then it is looked at once more. */
 static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int64_t *step,
-                                    const char *folder, char *notice, size_t size,
-                                    seqpar_error *error) {
-    seqpar_error broken = {0};
-    if (!demo_manifest_check(folder, &broken)) return SEQPAR_OK;
+                                    char *notice, size_t size, seqpar_error *error) {
+    char path[1100], temporary[1110];
+    seqpar_error broken;
+    demo_checkpoint_path(path, sizeof path, root, *step);
+    demo_checkpoint_temporary(temporary, sizeof temporary, root, *step);
+    for (int times = 0; times < 2; times++) {
+        broken = (seqpar_error){0};
+        if (!demo_manifest_check(access(path, F_OK) ? temporary : path, &broken))
+            return SEQPAR_OK;
+    }
     int64_t before = demo_whole_before(root, steps, *step);
     if (before == DEMO_NOTHING_SAVED)
         return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
@@ -536,8 +572,7 @@ static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char 
     else if (*step < 0 || (access(path, F_OK) && access(temporary, F_OK)))
         status = demo_refuse_latest(root, steps, why, error);
     else
-        status = demo_pass_over(root, steps, step, access(path, F_OK) ? temporary : path, notice,
-                                size, error);
+        status = demo_pass_over(root, steps, step, notice, size, error);
     arrfree(steps);
     return status;
 }
@@ -601,16 +636,19 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
                                           demo_state *state) {
     char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
-    /* weights may come without; a checkpoint has its own */
-    seqpar_status status = model->config.score ? demo_head_there(model, folder, ctx->error)
-                                               : SEQPAR_OK;
-    if (!status) status = demo_load_weights(ctx, model, folder);
-    const char *prefix[DEMO_STATES];
-    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
+    const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
+    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     seqpar_safetensors_file *file = NULL;
-    if (!status) status = demo_load_file(&store, path, count, prefix, demo_optimizer_put);
-    if (!status) status = demo_open_state(&file, state, folder, step, ctx->error);
+    seqpar_status status = demo_open_state(&file, state, folder, step, ctx->error);
+    if (!status && state->shards)
+        status = demo_load_shards(&store, folder, state->shards, 1 + count, prefix);
+    else if (!status) {
+        /* weights may come without; a checkpoint has its own */
+        if (model->config.score) status = demo_head_there(model, folder, ctx->error);
+        if (!status) status = demo_load_weights(ctx, model, folder);
+        if (!status) status = demo_load_file(&store, path, count, prefix + 1, demo_optimizer_put);
+    }
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
         seqpar_safetensors_find(file, "master.model.norm.weight"))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,

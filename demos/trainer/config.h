@@ -12,10 +12,11 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run;
+        overwrite, enable_ema, dry_run, sharded_checkpoint;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
-    int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads, ddp_timeout;
+    int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
+    int64_t ddp_timeout;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size;
     int64_t gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
@@ -235,6 +236,12 @@ typedef struct {
          "0", \
          "coefficient of the load-balancing loss of a model with experts", \
          DEMO_AT_LEAST(0)}, \
+        {"sharded_checkpoint", \
+         &(c).sharded_checkpoint, \
+         DEMO_FLAG, \
+         NULL, \
+         "checkpoints in a file for each rank, written by all at once", \
+         DEMO_ANY}, \
         {"zero_stage", \
          &(c).zero_stage, \
          DEMO_INT, \

@@ -146,21 +146,25 @@ static seqpar_status demo_average_put(const demo_transfer *s, const seqpar_optim
     return status;
 }
 
-static seqpar_status demo_optimizer_put(const demo_transfer *s, const seqpar_optim_part *part,
-                                        seqpar_safetensors_file *file,
-                                        const seqpar_safetensors_part *from, double *values) {
-    seqpar_optim_part kept = *part;
-    kept.state = s->state[part->state];
-    seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
-    if (status) return status;
-    for (int64_t i = 0; kept.state == SEQPAR_STATE_V && i < part->count; i++)
+static seqpar_status demo_optimizer_take(const demo_transfer *s, const seqpar_optim_part *part,
+                                         const double *values) {
+    for (int64_t i = 0; part->state == SEQPAR_STATE_V && i < part->count; i++)
         if (values[i] < 0)
             return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_FORMAT,
                                "element %lld of exp_avg_sq.%s is %g, but a second moment is "
                                "never negative; the checkpoint is damaged, take another",
                                (long long)(part->first + i),
                                s->model->tensors[part->tensor].name, values[i]);
-    return seqpar_optim_write(s->ctx, s->optim, values, &kept);
+    return seqpar_optim_write(s->ctx, s->optim, values, part);
+}
+
+static seqpar_status demo_optimizer_put(const demo_transfer *s, const seqpar_optim_part *part,
+                                        seqpar_safetensors_file *file,
+                                        const seqpar_safetensors_part *from, double *values) {
+    seqpar_optim_part kept = *part;
+    kept.state = s->state[part->state];
+    seqpar_status status = seqpar_safetensors_read_f64(file, values, from, s->ctx->error);
+    return status ? status : demo_optimizer_take(s, &kept, values);
 }
 
 /* The next block of a tensor. */

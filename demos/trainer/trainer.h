@@ -426,6 +426,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
                         .seed = c->seed,
                         .train_batch_size = c->train_batch_size,
                         .documents = r->job->usable_count,
+                        .shards = c->sharded_checkpoint ? r->ctx.world->size : 0,
                         .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
     char folder[1110], shown[1024];

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* shards.h - a model and its optimizer in as many files as there are ranks
+ * (--sharded_checkpoint): each writes what it owns, and nobody waits for what others hold. A
+ * tensor of a file is a run of elements: prefix, the model's tensor, "@", and its first element.
+ * Any number of ranks at any ZeRO stage reads them. */
+#ifndef DEMO_SHARDS_H
+#define DEMO_SHARDS_H
+
+#include "tensors.h"
+
+enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200 };
+/* Of what the optimizer keeps, state[kind - 1] of demo_transfer says which. */
+static const char *const demo_shard_weights = "model.";
+
+typedef struct {
+    int kind; /* 0: weights; from 1 on: what the optimizer keeps */
+    int64_t tensor, first, count, file;
+    char name[DEMO_SHARD_NAME];
+} demo_shard_run;
+
+static inline void demo_shard_path(char *path, size_t size, const char *folder, int64_t shard,
+                                   int64_t shards) {
+    snprintf(path, size, "%s/shard-%05lld-of-%05lld.safetensors", folder, (long long)shard + 1,
+             (long long)shards);
+}
+
+/* Whether a name is that of such a file; behind: what follows it. */
+static inline bool demo_is_shard(const char *name, const char **behind) {
+    long long shard, of;
+    int end = 0;
+    if (sscanf(name, "shard-%5lld-of-%5lld.safetensors%n", &shard, &of, &end) != 2 || !end)
+        return false;
+    *behind = name + end;
+    return true;
+}
+
+/* ---- out ---- */
+
+/* The runs that this rank owns, kind by kind: an stb_ds array. */
+static demo_shard_run *demo_own_runs(const demo_transfer *s, int kinds, const char *const *prefix) {
+    demo_shard_run *runs = NULL;
+    for (int kind = 0; kind < kinds; kind++)
+        for (int64_t i = 0; i < s->model->tensor_count; i++) {
+            demo_shard_run run = {.kind = kind, .tensor = i};
+            for (int64_t from = 0; seqpar_blocks_own(s->ctx, &s->optim->blocks, i, from,
+                                                     &run.first, &run.count);
+                 from = run.first + run.count) {
+                snprintf(run.name, sizeof run.name, "%s%s@%lld", prefix[kind],
+                         s->model->tensors[i].name, (long long)run.first);
+                arrput(runs, run);
+            }
+        }
+    return runs;
+}
+
+static seqpar_status demo_own_values(const demo_transfer *s, const demo_shard_run *run,
+                                     int64_t first, int64_t count, double *values) {
+    seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor, first, count};
+    if (run->kind) return seqpar_optim_read_own(s->ctx, s->optim, values, &part);
+    if (s->model->shards)
+        return seqpar_shards_read_own(s->ctx, s->model->shards, values, run->tensor, first,
+                                      count);
+    return seqpar_llama_read(s->ctx, s->model, values, run->tensor, first, count);
+}
+
+static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_writer *writer,
+                                    const demo_shard_run *run, double *values) {
+    seqpar_safetensors_dtype dtype = demo_dtype(run->kind ? s->ctx->device->accumulator
+                                                          : s->ctx->device->storage);
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t done = 0, n; !status && done < run->count; done += n) {
+        n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
+        status = demo_own_values(s, run, run->first + done, n, values);
+        if (!status) status = demo_finite(s->ctx, run->name, values, n);
+        if (status) break;
+        demo_narrow((char *)(values + DEMO_VALUES), values, n, dtype);
+        status = seqpar_safetensors_append(writer, run->name, values + DEMO_VALUES,
+                                           n * seqpar_safetensors_dtype_bytes(dtype),
+                                           s->ctx->error);
+    }
+    return status;
+}
+
+/* This rank's file. kinds, and their prefixes: of weights first. */
+static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
+                                      const char *const *prefix) {
+    char path[1400];
+    demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(
+        arrlen(runs) + 1, sizeof *list);
+    double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
+    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = arrlen(runs)};
+    seqpar_safetensors_writer *writer = NULL;
+    demo_shard_path(path, sizeof path, folder, s->ctx->world->rank, s->ctx->world->size);
+    for (int64_t i = 0; i < arrlen(runs); i++)
+        list[i] = (seqpar_safetensors_tensor){
+            .name = runs[i].name,
+            .dtype = demo_dtype(runs[i].kind ? s->ctx->device->accumulator
+                                             : s->ctx->device->storage),
+            .dims = 1,
+            .shape = {runs[i].count}};
+    seqpar_status status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
+    for (int64_t i = 0; !status && i < arrlen(runs); i++)
+        status = demo_write_run(s, writer, &runs[i], values);
+    if (status)
+        seqpar_safetensors_abort(writer);
+    else
+        status = seqpar_safetensors_finish(writer, s->ctx->error);
+    arrfree(runs);
+    free(list);
+    free(values);
+    return status;
+}
+
+/* ---- in ---- */
+
+typedef struct {
+    seqpar_safetensors_file **files; /* stb_ds arrays */
+    demo_shard_run *runs;
+} demo_shards_in;
+
+static inline int demo_by_place(const void *x, const void *y) {
+    const demo_shard_run *a = (const demo_shard_run *)x, *b = (const demo_shard_run *)y;
+    if (a->kind != b->kind) return a->kind < b->kind ? -1 : 1;
+    if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
+    return (a->first > b->first) - (a->first < b->first);
+}
+
+/* What a file's tensor is a run of; false: of nothing that is wanted. */
+static bool demo_place_run(const demo_transfer *s, const seqpar_safetensors_tensor *t, int kinds,
+                           const char *const *prefix, demo_shard_run *run) {
+    const char *at = strrchr(t->name, '@');
+    *run = (demo_shard_run){.count = t->shape[0]};
+    if (!at || t->dims != 1 || !demo_read_int(at + 1, &run->first) || run->first < 0) return false;
+    snprintf(run->name, sizeof run->name, "%s", t->name);
+    for (; run->kind < kinds; run->kind++) {
+        size_t length = strlen(prefix[run->kind]);
+        if (strncmp(t->name, prefix[run->kind], length)) continue;
+        for (run->tensor = 0; run->tensor < s->model->tensor_count; run->tensor++) {
+            const char *name = s->model->tensors[run->tensor].name;
+            if (strlen(name) == (size_t)(at - t->name) - length &&
+                !strncmp(name, t->name + length, strlen(name)))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* All runs of all files, in order. */
+static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in,
+                                      const char *folder, int64_t shards, int kinds,
+                                      const char *const *prefix) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < shards; i++) {
+        char path[1400];
+        seqpar_safetensors_file *file = NULL;
+        demo_shard_path(path, sizeof path, folder, i, shards);
+        status = seqpar_safetensors_open(&file, path, s->ctx->error);
+        if (status) break;
+        arrput(in->files, file);
+        for (int64_t k = 0; !status && k < seqpar_safetensors_count(file); k++) {
+            demo_shard_run run;
+            const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, k);
+            if (!demo_place_run(s, t, kinds, prefix, &run))
+                status = seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
+                                     "%.300s: %.100s is of no tensor that this model or its "
+                                     "optimizer has; go on with the same model and options",
+                                     path, t->name);
+            run.file = i;
+            arrput(in->runs, run);
+        }
+    }
+    if (!status) qsort(in->runs, (size_t)arrlen(in->runs), sizeof *in->runs, demo_by_place);
+    return status;
+}
+
+static void demo_shards_close(demo_shards_in *in) {
+    for (int64_t i = 0; i < arrlen(in->files); i++) seqpar_safetensors_close(in->files[i]);
+    arrfree(in->files);
+    arrfree(in->runs);
+}
+
+/* Every element of every tensor once. */
+static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards_in *in,
+                                       const char *folder, int kinds,
+                                       const char *const *prefix) {
+    int64_t at = 0;
+    for (int kind = 0; kind < kinds; kind++)
+        for (int64_t i = 0; i < s->model->tensor_count; i++) {
+            const seqpar_tensor *t = &s->model->tensors[i];
+            int64_t end = 0;
+            for (; at < arrlen(in->runs) && in->runs[at].kind == kind &&
+                   in->runs[at].tensor == i && in->runs[at].first == end;
+                 at++)
+                end += in->runs[at].count;
+            if (end != t->rows * t->cols)
+                return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
+                                   "the shards in %.300s have %s%.100s up to its element %lld of "
+                                   "%lld; they are of another model, or one of them is missing",
+                                   folder, prefix[kind], t->name, (long long)end,
+                                   (long long)(t->rows * t->cols));
+        }
+    return SEQPAR_OK;
+}
+
+/* Whether this rank keeps any of these elements. */
+static bool demo_keeps_run(const demo_transfer *s, const demo_shard_run *run, int64_t first,
+                           int64_t count) {
+    int64_t own, n;
+    if (!run->kind)
+        return demo_is_mine(s->ctx, s->model, run->tensor + first / DEMO_VALUES) &&
+               seqpar_llama_owns(s->ctx, s->model, run->tensor, first, count);
+    return s->optim->desc.zero_stage == 0 ||
+           (seqpar_blocks_own(s->ctx, &s->optim->blocks, run->tensor, first, &own, &n) &&
+            own < first + count);
+}
+
+static seqpar_status demo_read_shard_run(const demo_transfer *s, seqpar_safetensors_file *file,
+                                         const demo_shard_run *run, double *values) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t done = 0, n; !status && done < run->count; done += n) {
+        seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor,
+                                  run->first + done, 0};
+        seqpar_safetensors_part from = {.name = run->name, .first = done, .finite = 1};
+        n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
+        part.count = from.count = n;
+        if (!demo_keeps_run(s, run, part.first, n)) continue;
+        status = seqpar_safetensors_read_f64(file, values, &from, s->ctx->error);
+        if (status) break;
+        status = run->kind ? demo_optimizer_take(s, &part, values)
+                           : seqpar_llama_write(s->ctx, (seqpar_llama *)s->model, values,
+                                                part.tensor, part.first, n);
+    }
+    return status;
+}
+
+/* Every rank reads what it keeps. */
+static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder, int64_t shards,
+                                      int kinds, const char *const *prefix) {
+    demo_shards_in in = {0};
+    double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    seqpar_status status = demo_shards_open(s, &in, folder, shards, kinds, prefix);
+    if (!status) status = demo_shards_check(s, &in, folder, kinds, prefix);
+    for (int64_t i = 0; !status && i < arrlen(in.runs); i++)
+        status = demo_read_shard_run(s, in.files[in.runs[i].file], &in.runs[i], values);
+    if (!status) status = demo_model_written(s->ctx, s->model);
+    demo_shards_close(&in);
+    free(values);
+    return status;
+}
+#endif
