@@ -49,7 +49,7 @@ exec 2>>$out/shell.log # where bash says who was killed
 for i in $(seq 0 $((kills - 1))); do
     kind=sft; [ $((i % 3)) -eq 2 ] && kind=ppo
     rm -rf $out/run; mkdir -p $out/run
-    ours=${worlds[$((RANDOM % ${#worlds[@]}))]}; [ $((RANDOM % 2)) = 0 ] && ours="$ours --sharded_checkpoint"
+    ours=${worlds[$((RANDOM % ${#worlds[@]}))]}; case $((RANDOM % 3)) in 0) ours="$ours --sharded_checkpoint" ;; 1) ours="$ours --async_save" ;; esac
     theirs=${worlds[$((RANDOM % ${#worlds[@]}))]}
     if [ $((i % 4)) -eq 3 ]; then
         at=$((RANDOM % (${span[$kind]} + 20))) point="after $at ms"

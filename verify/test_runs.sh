@@ -71,6 +71,7 @@ refused runs_damaged_all damaged_all 'global_step6/model.safetensors has .* byte
 # the same of shards, whoever wrote them; and without a manifest what they lack is named
 shards=$(ckpt shards)
 run shards --max_steps 6 --save_steps 2 --sharded_checkpoint --ring_attn_size 3 --zero_stage 3 && equal shards six && [ "$(names $shards/global_step6)" = "config.json manifest.json optimizer.safetensors run shard-00001-of-00003.safetensors shard-00002-of-00003.safetensors shard-00003-of-00003.safetensors " ] && ok runs_sharded || fail runs_sharded "$(names $shards/global_step6) $(why shards)"
+run async --max_steps 6 --save_steps 2 --async_save --ring_attn_size 3 --zero_stage 1 && equal async six && [ "$(names $(ckpt async))" = "$(names $shards)" ] && cmp -s $(ckpt async)/global_step6/shard-00003-of-00003.safetensors $shards/global_step6/shard-00003-of-00003.safetensors && ok runs_async || fail runs_async "$(names $(ckpt async)) $(why async)"
 fresh resharded shards
 run resharded --max_steps 7 --save_steps 7 --load_checkpoint --data_parallel_size 2 --zero_stage 1 && equal resharded seven && cmp -s $(ckpt resharded)/global_step7/optimizer.safetensors $(ckpt seven)/global_step7/optimizer.safetensors && ok runs_resharded || fail runs_resharded "$(why resharded)"
 damaged shard_bit 'byte=$(od -An -t u1 -j 9000 -N 1 shard-00002-of-00003.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=shard-00002-of-00003.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null' 'shard-00002-of-00003.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}' shards
@@ -257,6 +258,10 @@ mkfifo $out/fifo; timeout 10 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; 
 limited() { (ulimit -f $1; shift; run limit "$@"); }
 limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$? # of what is kept then the limit has no room either
 [ $code -eq 1 ] && grep -q '^notice: nor could a checkpoint be written: .*File too large' $out/limit.log && grep -q '^error: cannot write .*limit.jsonl: File too large' $out/limit.log && ok runs_metrics_limit || fail runs_metrics_limit "exit code $code: $(tail -n 1 $out/limit.log)"
+fresh limited_async; latest limited_async 2
+(ulimit -f 80; run limited_async --max_steps 6 --save_steps 1 --async_save --ring_attn_size 2 --load_checkpoint); code=$?
+[ $code -eq 1 ] && grep -qE '^error: .*shard-0000[12]-of-00002.safetensors.*File too large' $out/limited_async.log && [ "$(cat $(ckpt limited_async)/latest)" = global_step2 ] && [ -z "$(ls -d $(ckpt limited_async)/*.tmp 2>/dev/null)" ] && ok runs_async_limit || fail runs_async_limit "exit code $code: $(names $(ckpt limited_async)) $(why limited_async)"
+run limited_async --max_steps 6 --load_checkpoint && equal limited_async six && ok runs_async_limit_goes_on || fail runs_async_limit_goes_on "$(why limited_async)"
 fresh limit; latest limit 2
 limited 8 --max_steps 6 --save_steps 1 --load_checkpoint; code=$?
 [ $code -eq 1 ] && grep -q '^error: .*File too large' $out/limit.log && [ "$(names $(ckpt limit))" = "global_step2 global_step4 global_step6 latest " ] && ok runs_checkpoint_limit || fail runs_checkpoint_limit "exit code $code, $(names $(ckpt limit)): $(tail -n 1 $out/limit.log)"

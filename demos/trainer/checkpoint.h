@@ -20,8 +20,8 @@
 #include "data.h"
 #include "manifest.h"
 #include "options.h"
+#include "async_save.h"
 #include "save_model.h"
-#include "shards.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
 enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
@@ -32,6 +32,7 @@ typedef struct {  /* where training stands */
     int64_t extra[2]; /* whatever the trainer wants to find again */
     int64_t optimizer_t;
     int64_t shards; /* weights and moments in so many files; 0: whole */
+    demo_async *async; /* who writes them while training goes on; NULL: nobody */
     char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
     uint64_t reference;    /* digest of the reference's weights; 0: there is none */
     const demo_average *average;          /* the weights' moving average; NULL: none */
@@ -452,7 +453,10 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
                                ? SEQPAR_OK
                                : demo_save_config(folder, &model->config, ctx->error);
     if (!status) status = seqpar_comm_barrier(ctx->world); /* the folder is there */
-    if (!status) status = demo_write_shard(&store, folder, 1 + count, prefix);
+    if (!status && state->async)
+        status = demo_copy_shard(&store, state->async, folder, 1 + count, prefix);
+    else if (!status)
+        status = demo_write_shard(&store, folder, 1 + count, prefix);
     if (!status) status = demo_save_optimizer(ctx, model, optim, folder, state);
     return status ? status : seqpar_comm_barrier(ctx->world); /* and all of them in it */
 }

@@ -12,7 +12,7 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, sharded_checkpoint;
+        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -241,6 +241,12 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "checkpoints in a file for each rank, written by all at once", \
+         DEMO_ANY}, \
+        {"async_save", \
+         &(c).async_save, \
+         DEMO_FLAG, \
+         NULL, \
+         "write checkpoints (sharded) while training goes on, from a copy", \
          DEMO_ANY}, \
         {"zero_stage", \
          &(c).zero_stage, \

@@ -324,11 +324,38 @@ static seqpar_status demo_step(demo_rank *r) {
     return status;
 }
 
+/* Its parts are written, or could not be: rank 0 gives it its name. */
+static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
+    const demo_config *c = &r->job->config;
+    char shown[1024];
+    if (r->ctx.world->rank) return status;
+    status = demo_end_checkpoint(status, c->ckpt_path, &r->saving, r->ctx.error);
+    if (status) return status;
+    demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->saving.step);
+    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->saving.step,
+                      seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    return SEQPAR_OK;
+}
+
+/* One that is under way is finished once all ranks have written their part; wait: now. */
+static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
+    int64_t missing = !demo_async_written(&r->async), failed;
+    if (!r->async.under_way) return SEQPAR_OK; /* on no rank */
+    seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->ctx.world, &missing, 1);
+    if (status || (missing && !wait)) return status;
+    status = demo_async_end(&r->async, r->ctx.error);
+    failed = status != SEQPAR_OK;
+    /* whoever failed ends all; nobody names it before all have said that they did not */
+    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
+    return demo_checkpoint_named(r, status);
+}
+
 /* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was
    told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
+    if (!status) status = demo_checkpoint_written(r, false);
     *stop = flag != 0;
     if (*stop) demo_interrupted = (sig_atomic_t)flag;
     if (*stop) demo_stopped = (sig_atomic_t)flag;
@@ -426,11 +453,14 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
                         .seed = c->seed,
                         .train_batch_size = c->train_batch_size,
                         .documents = r->job->usable_count,
-                        .shards = c->sharded_checkpoint ? r->ctx.world->size : 0,
+                        .shards = c->sharded_checkpoint || c->async_save ? r->ctx.world->size : 0,
+                        .async = c->async_save ? &r->async : NULL,
                         .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
-    char folder[1110], shown[1024];
+    char folder[1110];
     if (r->saved == r->step) return SEQPAR_OK;
+    seqpar_status status = demo_checkpoint_written(r, true);
+    if (status) return status;
     snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
     for (int64_t i = 0; i < arrlen(r->job->notes); i++)
         arrput(notes,
@@ -438,23 +468,17 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     state.notes = notes;
     state.note_count = arrlen(notes);
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
-    seqpar_status status = r->ctx.world->rank
-                               ? SEQPAR_OK
-                               : demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    if (!r->ctx.world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
     if (!status && state.average)
         status = demo_save_average(&r->ctx, &r->model, folder, state.average);
-    if (r->ctx.world->rank == 0)
-        status = demo_end_checkpoint(status, c->ckpt_path, &state, r->ctx.error);
     arrfree(notes);
     r->saved = r->step;
-    if (status || r->ctx.world->rank) return status;
-    demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->step);
-    demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->step,
-                      seqpar_escape(shown, sizeof shown, c->ckpt_path));
-    return SEQPAR_OK;
+    r->saving = state;
+    if (!status && state.async) return demo_async_begin(&r->async, r->ctx.error);
+    return demo_checkpoint_named(r, status);
 }
 
 static seqpar_status demo_resume(demo_rank *r) {
@@ -677,6 +701,8 @@ static seqpar_status demo_rank_logs_close(demo_rank *r) {
 }
 
 static void demo_rank_close(demo_rank *r) {
+    seqpar_error ignored = {0};
+    (void)demo_async_end(&r->async, &ignored);
     (void)demo_logs_close(&r->logs);
     arrfree(r->losses);
     arrfree(r->steps);
@@ -703,6 +729,7 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     r.progress.value = r.job->objective->column[0];
     if (!status)
         status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
+    if (!status) status = demo_checkpoint_written(&r, true);
     if (!status && !r.stopped) status = demo_average_save(&r);
     /* a run that was killed while it did */
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)

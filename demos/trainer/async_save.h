@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* async_save.h - a checkpoint's shards on their way to the disk while training goes on
+ * (--async_save): a rank copies what it owns, a thread of its own writes the copy. The
+ * checkpoint gets its name once all ranks' files are there. */
+#ifndef DEMO_ASYNC_SAVE_H
+#define DEMO_ASYNC_SAVE_H
+
+#include <pthread.h>
+#include "shards.h"
+
+typedef struct { /* a file: its runs, and their bytes one after the other */
+    char path[1400];
+    demo_shard_run *runs; /* stb_ds array */
+    seqpar_safetensors_dtype weights, state;
+    char *bytes;
+} demo_shard_copy;
+
+typedef struct {
+    demo_shard_copy *files; /* stb_ds array */
+    bool under_way;
+    pthread_t thread;
+    int written;        /* set by the thread, at its end */
+    seqpar_error error; /* the thread's */
+} demo_async;
+
+static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_run *run) {
+    return run->count * seqpar_safetensors_dtype_bytes(run->kind ? copy->state : copy->weights);
+}
+
+/* What demo_write_shard would write, kept in memory: nothing of it changes with the next step. */
+static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
+                                     const char *folder, int kinds, const char *const *prefix) {
+    demo_shard_copy copy = {.runs = demo_own_runs(s, kinds, prefix),
+                            .weights = demo_dtype(s->ctx->device->storage),
+                            .state = demo_dtype(s->ctx->device->accumulator)};
+    double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    int64_t bytes = 0;
+    seqpar_status status = SEQPAR_OK;
+    demo_shard_path(copy.path, sizeof copy.path, folder, s->ctx->world->rank,
+                    s->ctx->world->size);
+    for (int64_t i = 0; i < arrlen(copy.runs); i++) bytes += demo_copy_bytes(&copy, &copy.runs[i]);
+    copy.bytes = (char *)demo_room(bytes + 1, 1);
+    char *to = copy.bytes;
+    for (int64_t i = 0; !status && i < arrlen(copy.runs); i++) {
+        const demo_shard_run *run = &copy.runs[i];
+        seqpar_safetensors_dtype dtype = run->kind ? copy.state : copy.weights;
+        for (int64_t done = 0, n; !status && done < run->count; done += n) {
+            n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
+            status = demo_own_values(s, run, run->first + done, n, values);
+            if (!status) status = demo_finite(s->ctx, run->name, values, n);
+            if (!status) demo_narrow(to, values, n, dtype);
+            to += n * seqpar_safetensors_dtype_bytes(dtype);
+        }
+    }
+    arrput(async->files, copy);
+    free(values);
+    return status;
+}
+
+static seqpar_status demo_write_copy(const demo_shard_copy *copy, seqpar_error *error) {
+    int64_t count = arrlen(copy->runs);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(count + 1,
+                                                                             sizeof *list);
+    seqpar_safetensors_desc desc = {.path = copy->path, .tensors = list, .count = count};
+    seqpar_safetensors_writer *writer = NULL;
+    const char *from = copy->bytes;
+    for (int64_t i = 0; i < count; i++)
+        list[i] = (seqpar_safetensors_tensor){
+            .name = copy->runs[i].name,
+            .dtype = copy->runs[i].kind ? copy->state : copy->weights,
+            .dims = 1,
+            .shape = {copy->runs[i].count}};
+    seqpar_status status = seqpar_safetensors_create(&writer, &desc, error);
+    for (int64_t i = 0; !status && i < count; from += demo_copy_bytes(copy, &copy->runs[i++]))
+        status = seqpar_safetensors_append(writer, copy->runs[i].name, from,
+                                           demo_copy_bytes(copy, &copy->runs[i]), error);
+    if (status)
+        seqpar_safetensors_abort(writer);
+    else
+        status = seqpar_safetensors_finish(writer, error);
+    free(list);
+    return status;
+}
+
+static void *demo_async_main(void *user) {
+    demo_async *async = (demo_async *)user;
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < arrlen(async->files); i++)
+        status = demo_write_copy(&async->files[i], &async->error);
+    __atomic_store_n(&async->written, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void demo_async_forget(demo_async *async) {
+    for (int64_t i = 0; i < arrlen(async->files); i++) {
+        arrfree(async->files[i].runs);
+        free(async->files[i].bytes);
+    }
+    arrfree(async->files);
+    *async = (demo_async){0};
+}
+
+static seqpar_status demo_async_begin(demo_async *async, seqpar_error *error) {
+    async->written = 0;
+    async->error = (seqpar_error){0};
+    int code = pthread_create(&async->thread, NULL, demo_async_main, async);
+    async->under_way = !code;
+    return code ? seqpar_fail(error, SEQPAR_ERR_MEMORY,
+                              "no thread for --async_save: %s; leave it out", strerror(code))
+                : SEQPAR_OK;
+}
+
+/* Whether the thread has come to its end. */
+static bool demo_async_written(demo_async *async) {
+    return !async->under_way || __atomic_load_n(&async->written, __ATOMIC_ACQUIRE);
+}
+
+/* Waits for its end, and says how it went. */
+static seqpar_status demo_async_end(demo_async *async, seqpar_error *error) {
+    seqpar_status status = SEQPAR_OK;
+    if (async->under_way) pthread_join(async->thread, NULL);
+    if (async->error.status)
+        status = seqpar_fail(error, async->error.status, "%s", async->error.text);
+    demo_async_forget(async);
+    return status;
+}
+#endif
