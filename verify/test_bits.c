@@ -183,14 +183,16 @@ static void test_law(void) {
     base.optimizer = SEQPAR_OPTIM_SGD;
     base.steps = 1;
     model_run(&task, &base, &one);
-    for (dp = 1; dp <= 8; dp *= 2) {
+    for (int64_t i = 0; i < 16; i++) { /* every factoring of 8 ranks at every ZeRO stage */
         char what[64];
         w = base;
-        w.dp = dp;
+        w.dp = dp = INT64_C(1) << i / 4;
         w.sp = 8 / dp;
+        w.zero_stage = (int)(i % 4);
         w.layout = SEQPAR_LAYOUT_ZIGZAG;
         model_run(&task, &w, &other);
-        snprintf(what, sizeof what, "SGD, D=%lld P=%lld", (long long)dp, (long long)w.sp);
+        snprintf(what, sizeof what, "SGD, D=%lld P=%lld zero=%d", (long long)dp,
+                 (long long)w.sp, w.zero_stage);
         expect_equal_runs(&other, &one, what);
         test_end("law %s", what);
         model_result_free(&other);
