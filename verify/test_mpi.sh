@@ -39,6 +39,14 @@ never_begins() {
     mpi_run 4 $out/$library/train_sft $shape $texts --ring_attn_size 3 --save_path $out/odd >$out/odd.log 2>&1; code=$?
     [ $code -ne 0 ] && [ "$(grep -c '^error: 4 processes were started, which is not data_parallel_size 1 x ring_attn_size 3' $out/odd.log)" = 1 ] && ok ${name}_refuses_a_world || fail ${name}_refuses_a_world "exit code $code: $(tail -n 1 $out/odd.log)"
 }
+# another program on one rank, given the same options
+another_program() {
+    local program=$out/$library/train_sft
+    cp $program $out/another; echo more >>$out/another
+    printf '#!/bin/sh\n[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ] && exec %s "$@"\nexec %s "$@"\n' $out/another $program >$out/either.sh
+    mpi_run 2 sh $out/either.sh $shape $texts --ring_attn_size 2 --save_path $out/either >$out/either.log 2>&1; local code=$?
+    [ $code -ne 0 ] && grep -q '^error: the program of rank 1 is not that of rank 0' $out/either.log && [ ! -e $out/either/model.safetensors ] && ok ${name}_another_program || fail ${name}_another_program "exit code $code: $(grep -m 1 error $out/either.log)"
+}
 # a typing error, and --help, are said once, not by every process
 says_once() {
     mpi_run 3 $out/$library/train_sft $shape $texts --ring_attn_szie 3 --save_path $out/typo >$out/typo.log 2>&1; local code=$?
@@ -72,6 +80,7 @@ for library in openmpi mpich; do
     fails
     never_begins
     says_once
+    another_program
     foreign
 done
 summary

@@ -714,5 +714,9 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
     arrput(job->told,
            ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
     arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
+    int64_t size;
+    uint32_t program = 0; /* where it cannot be read, nobody knows */
+    if (job->processes > 1) demo_file_sum("/proc/self/exe", &size, &program);
+    arrput(job->told, ((demo_told){"", "the program", (int64_t)program}));
 }
 #endif
