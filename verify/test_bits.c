@@ -597,6 +597,102 @@ static void test_room_refused(void) {
     test_end("room_refused");
 }
 
+/* ---- shards ---- */
+
+typedef struct {
+    const char *name, *words;
+    seqpar_status status;
+} shards_refusal;
+enum { SHARDS_GROUP, SHARDS_PART, SHARDS_ROOM, SHARDS_WHOLE, SHARDS_SHARED, SHARDS_SLICE, SHARDS_TEXTS };
+static const shards_refusal shards_refusals[] = {
+    [SHARDS_GROUP] = {"group", "groups 3 and -1 are wanted, but there are 0 to 2", SEQPAR_ERR_SIZE},
+    [SHARDS_PART] = {"part", "elements 2000 .. + 701 of tensor 2 are wanted", SEQPAR_ERR_SIZE},
+    [SHARDS_ROOM] = {"room", "8547 elements, but tensor f ends at 8548", SEQPAR_ERR_SIZE},
+    [SHARDS_WHOLE] = {"whole", "are 8548 elements, but at zero_stage 3", SEQPAR_ERR_SIZE},
+    [SHARDS_SHARED] = {"shared", "zero_stage is 3; use 1 or 2", SEQPAR_ERR_OPTION},
+    [SHARDS_SLICE] = {"slice", "sharded parameters: slice is 2048 on rank 1", SEQPAR_ERR_STEP},
+    [SHARDS_TEXTS] = {"texts", "call seqpar_llama_gather first", SEQPAR_ERR_STEP},
+};
+
+/* A model at its owners makes no texts. */
+static seqpar_status shards_generate(seqpar_ctx *ctx) {
+    const seqpar_llama_config config = {.layers = 1,
+                                        .hidden = 8,
+                                        .heads = 1,
+                                        .kv_heads = 1,
+                                        .head_dim = 8,
+                                        .intermediate = 8,
+                                        .vocab = 11};
+    const seqpar_llama_prompt prompt = {(const int32_t[]){3}, 1, 0};
+    const seqpar_llama_sample_desc desc = {.max_new_tokens = 2, .top_p = 1};
+    seqpar_llama model;
+    seqpar_llama_text text;
+    seqpar_status status = seqpar_llama_open_sharded(ctx, &model, &config, 0);
+    if (!status) status = seqpar_llama_generate(ctx, &model, &text, &prompt, 1, &desc);
+    seqpar_llama_close(ctx, &model);
+    return status;
+}
+
+/* A step whose end is given whole parameters. */
+static seqpar_status shards_step(seqpar_ctx *ctx, seqpar_optim *optim, double *values,
+                                 int64_t elements) {
+    seqpar_status status = seqpar_step_begin_plain(ctx, optim, 1);
+    for (int64_t g = 0; !status && g < ROOM_GROUPS; g++) {
+        seqpar_step_nodes n = {
+            .nodes = values, .node_stride = elements, .elements = elements, .group = g};
+        status = seqpar_step_gradient(ctx, optim, &n);
+    }
+    return status ? status : seqpar_step_end(ctx, optim, values, elements, .01);
+}
+
+static seqpar_status shards_refused_rank(seqpar_comm *world, void *user) {
+    int which = *(const int *)user;
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
+                              .zero_stage = 3,
+                              .params_shared = which == SHARDS_SHARED};
+    int64_t elements = room_end(ROOM_TENSORS - 1);
+    double *values = calloc((size_t)elements, sizeof *values);
+    void *group;
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    seqpar_shards shards;
+    memset(&optim, 0, sizeof optim);
+    memset(&shards, 0, sizeof shards);
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, room_tensors, ROOM_TENSORS, &desc);
+    if (!status)
+        status = seqpar_shards_open(&ctx, &shards, room_tensors, ROOM_TENSORS,
+                                    which == SHARDS_SLICE && world->rank ? 2048 : 0);
+    if (!status && which == SHARDS_GROUP)
+        status = seqpar_shards_use(&ctx, &shards, ROOM_GROUPS, -1, &group);
+    if (!status && which == SHARDS_PART)
+        status = seqpar_shards_write(&ctx, &shards, values, 2, 2000, 701);
+    if (!status && which == SHARDS_ROOM)
+        status = seqpar_shards_gather(&ctx, &shards, values, elements - 1);
+    if (!status && which == SHARDS_WHOLE) status = shards_step(&ctx, &optim, values, elements);
+    if (!status && which == SHARDS_TEXTS) status = shards_generate(&ctx);
+    seqpar_shards_close(&ctx, &shards);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    free(values);
+    return status;
+}
+
+static void test_shards_refused(void) {
+    for (int i = 0; i < (int)(sizeof shards_refusals / sizeof *shards_refusals); i++)
+        for (int64_t ranks = 2; ranks <= 5; ranks += 3) {
+            const shards_refusal *want = &shards_refusals[i];
+            seqpar_error error = {0};
+            seqpar_status status = seqpar_run_threads(ranks, shards_refused_rank, &i, &error);
+            test_expect(status == want->status && strstr(error.text, want->words),
+                        "%s on %lld ranks: status %d, %s", want->name, (long long)ranks, status,
+                        error.text);
+        }
+    test_end("shards_refused");
+}
+
 /* ---- attention and head in arrays of exactly their size ---- */
 
 typedef struct {
@@ -803,6 +899,7 @@ int main(int argc, char **argv) {
     for (int device = 0; device < 3; device++) TEST(test_room(device));
     for (int device = 0; device < 3; device++) TEST(test_room_beside(device));
     TEST(test_room_refused());
+    TEST(test_shards_refused());
     TEST(test_masters());
     TEST(test_cost());
     TEST(test_law());
