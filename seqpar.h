@@ -9478,24 +9478,27 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
     return seqpar__kept_read(ctx, &kept, values, &part, "parameters from owners");
 }
 
+/* Between values and what this rank owns of them: reads, or writes. */
+static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s, double *into,
+                                         const double *from, const seqpar_optim_part *part) {
+    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, part));
+    seqpar__kept_move(ctx, &kept, into, from, part);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,
                                                 double *values, int64_t tensor, int64_t first,
                                                 int64_t count) {
-    seqpar__kept kept = seqpar__kept_shards(ctx, s);
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
-    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
-    seqpar__kept_move(ctx, &kept, values, NULL, &part);
-    return SEQPAR_OK;
+    return seqpar__shards_move(ctx, s, values, NULL, &part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
                                              const double *values, int64_t tensor,
                                              int64_t first, int64_t count) {
-    seqpar__kept kept = seqpar__kept_shards(ctx, s);
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
-    SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
-    seqpar__kept_move(ctx, &kept, NULL, values, &part);
-    return SEQPAR_OK;
+    return seqpar__shards_move(ctx, s, NULL, values, &part);
 }
 
 /* #############################################################################################

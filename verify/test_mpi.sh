@@ -47,6 +47,13 @@ another_program() {
     mpi_run 2 sh $out/either.sh $shape $texts --ring_attn_size 2 --save_path $out/either >$out/either.log 2>&1; local code=$?
     [ $code -ne 0 ] && grep -q '^error: the program of rank 1 is not that of rank 0' $out/either.log && [ ! -e $out/either/model.safetensors ] && ok ${name}_another_program || fail ${name}_another_program "exit code $code: $(grep -m 1 error $out/either.log)"
 }
+# an MPI_Finalize that never returns is given up, with a sentence and a code
+never_finalizes() {
+    printf '#define SEQPAR_MPI_GRACE 1\n#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\nint main(void) { int64_t r, n; seqpar_error e = {0}; return seqpar_mpi_place(&r, &n, &e); }\n' >$out/hangs.c
+    mpicc.$library $flags $out/hangs.c -o $out/hangs -lm -lpthread 2>$out/hangs.build.log || { fail ${name}_never_finalizes "$(head -n 1 $out/hangs.build.log)"; return; }
+    timeout 20 $out/hangs >$out/hangs.log 2>&1; local code=$?
+    [ $code -eq 1 ] && grep -q '^notice: MPI_Finalize does not return and is given up' $out/hangs.log && ok ${name}_never_finalizes || fail ${name}_never_finalizes "exit code $code: $(tail -n 1 $out/hangs.log)"
+}
 # a typing error, and --help, are said once, not by every process
 says_once() {
     mpi_run 3 $out/$library/train_sft $shape $texts --ring_attn_szie 3 --save_path $out/typo >$out/typo.log 2>&1; local code=$?
@@ -81,6 +88,7 @@ for library in openmpi mpich; do
     never_begins
     says_once
     another_program
+    never_finalizes
     foreign
 done
 summary

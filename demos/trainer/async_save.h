@@ -59,17 +59,10 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
 
 static seqpar_status demo_write_copy(const demo_shard_copy *copy, seqpar_error *error) {
     int64_t count = arrlen(copy->runs);
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(count + 1,
-                                                                             sizeof *list);
+    seqpar_safetensors_tensor *list = demo_shard_list(copy->runs, copy->weights, copy->state);
     seqpar_safetensors_desc desc = {.path = copy->path, .tensors = list, .count = count};
     seqpar_safetensors_writer *writer = NULL;
     const char *from = copy->bytes;
-    for (int64_t i = 0; i < count; i++)
-        list[i] = (seqpar_safetensors_tensor){
-            .name = copy->runs[i].name,
-            .dtype = copy->runs[i].kind ? copy->state : copy->weights,
-            .dims = 1,
-            .shape = {copy->runs[i].count}};
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, error);
     for (int64_t i = 0; !status && i < count; from += demo_copy_bytes(copy, &copy->runs[i++]))
         status = seqpar_safetensors_append(writer, copy->runs[i].name, from,

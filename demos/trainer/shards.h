@@ -81,24 +81,31 @@ static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_w
     return status;
 }
 
+/* The same as a file's list, for free(). */
+static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_run *runs,
+                                                  seqpar_safetensors_dtype weights,
+                                                  seqpar_safetensors_dtype state) {
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(
+        arrlen(runs) + 1, sizeof *list);
+    for (int64_t i = 0; i < arrlen(runs); i++)
+        list[i] = (seqpar_safetensors_tensor){.name = runs[i].name,
+                                              .dtype = runs[i].kind ? state : weights,
+                                              .dims = 1,
+                                              .shape = {runs[i].count}};
+    return list;
+}
+
 /* This rank's file. kinds, and their prefixes: of weights first. */
 static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
                                       const char *const *prefix) {
     char path[1400];
     demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(
-        arrlen(runs) + 1, sizeof *list);
+    seqpar_safetensors_tensor *list = demo_shard_list(
+        runs, demo_dtype(s->ctx->device->storage), demo_dtype(s->ctx->device->accumulator));
     double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
     seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = arrlen(runs)};
     seqpar_safetensors_writer *writer = NULL;
     demo_shard_path(path, sizeof path, folder, s->ctx->world->rank, s->ctx->world->size);
-    for (int64_t i = 0; i < arrlen(runs); i++)
-        list[i] = (seqpar_safetensors_tensor){
-            .name = runs[i].name,
-            .dtype = demo_dtype(runs[i].kind ? s->ctx->device->accumulator
-                                             : s->ctx->device->storage),
-            .dims = 1,
-            .shape = {runs[i].count}};
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
     for (int64_t i = 0; !status && i < arrlen(runs); i++)
         status = demo_write_run(s, writer, &runs[i], values);
