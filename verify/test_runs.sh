@@ -74,6 +74,10 @@ run shards --max_steps 6 --save_steps 2 --sharded_checkpoint --ring_attn_size 3 
 run async --max_steps 6 --save_steps 2 --async_save --ring_attn_size 3 --zero_stage 1 && equal async six && [ "$(names $(ckpt async))" = "$(names $shards)" ] && cmp -s $(ckpt async)/global_step6/shard-00003-of-00003.safetensors $shards/global_step6/shard-00003-of-00003.safetensors && ok runs_async || fail runs_async "$(names $(ckpt async)) $(why async)"
 fresh resharded shards
 run resharded --max_steps 7 --save_steps 7 --load_checkpoint --data_parallel_size 2 --zero_stage 1 && equal resharded seven && cmp -s $(ckpt resharded)/global_step7/optimizer.safetensors $(ckpt seven)/global_step7/optimizer.safetensors && ok runs_resharded || fail runs_resharded "$(why resharded)"
+# runs of more elements than are read and written at a time
+wide="--hidden_size 512 --train_batch_size 2"
+run wide --max_steps 2 $wide && run wide_one --max_steps 1 --save_steps 1 $wide --sharded_checkpoint && cp -r $out/wide_one $out/wide_async && rm -r $(ckpt wide_async) && run wide_async --max_steps 1 --save_steps 1 $wide --async_save && cmp -s $(ckpt wide_one)/global_step1/shard-00001-of-00001.safetensors $(ckpt wide_async)/global_step1/shard-00001-of-00001.safetensors &&
+    run wide_one --max_steps 2 $wide --load_checkpoint --ring_attn_size 2 && equal wide_one wide && ok runs_wide_shards || fail runs_wide_shards "$(why wide) $(why wide_one) $(why wide_async)"
 damaged shard_bit 'byte=$(od -An -t u1 -j 9000 -N 1 shard-00002-of-00003.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=shard-00002-of-00003.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null' 'shard-00002-of-00003.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}' shards
 damaged shard_gone 'rm shard-00003-of-00003.safetensors' 'shard-00003-of-00003.safetensors cannot be read: No such file or directory' shards
 damaged shard_of_another_step 'cp ../global_step2/shard-00001-of-00003.safetensors .' 'shard-00001-of-00003.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*' shards
