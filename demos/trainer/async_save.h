@@ -13,6 +13,7 @@ typedef struct { /* a file: its runs, and their bytes one after the other */
     demo_shard_run *runs; /* stb_ds array */
     seqpar_safetensors_dtype weights, state;
     char *bytes;
+    demo_sum sum; /* once it is written */
 } demo_shard_copy;
 
 typedef struct {
@@ -57,7 +58,7 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     return status;
 }
 
-static seqpar_status demo_write_copy(const demo_shard_copy *copy, seqpar_error *error) {
+static seqpar_status demo_write_copy(demo_shard_copy *copy, seqpar_error *error) {
     int64_t count = arrlen(copy->runs);
     seqpar_safetensors_tensor *list = demo_shard_list(copy->runs, copy->weights, copy->state);
     seqpar_safetensors_desc desc = {.path = copy->path, .tensors = list, .count = count};
@@ -72,7 +73,7 @@ static seqpar_status demo_write_copy(const demo_shard_copy *copy, seqpar_error *
     else
         status = seqpar_safetensors_finish(writer, error);
     free(list);
-    return status;
+    return status ? status : demo_shard_sum(&copy->sum, copy->path, error);
 }
 
 static void *demo_async_main(void *user) {
@@ -108,12 +109,14 @@ static bool demo_async_written(demo_async *async) {
     return !async->under_way || __atomic_load_n(&async->written, __ATOMIC_ACQUIRE);
 }
 
-/* Waits for its end, and says how it went. */
-static seqpar_status demo_async_end(demo_async *async, seqpar_error *error) {
+/* Waits for its end, and says how it went; adds what was written to sums, an stb_ds array. */
+static seqpar_status demo_async_end(demo_async *async, demo_sum **sums, seqpar_error *error) {
     seqpar_status status = SEQPAR_OK;
     if (async->under_way) pthread_join(async->thread, NULL);
     if (async->error.status)
         status = seqpar_fail(error, async->error.status, "%s", async->error.text);
+    for (int64_t i = 0; !status && i < arrlen(async->files); i++)
+        arrput(*sums, async->files[i].sum);
     demo_async_forget(async);
     return status;
 }

@@ -32,6 +32,7 @@ typedef struct {  /* where training stands */
     int64_t extra[2]; /* whatever the trainer wants to find again */
     int64_t optimizer_t;
     int64_t shards; /* weights and moments in so many files; 0: whole */
+    demo_sum **sums;   /* stb_ds array: of this rank's shards, as they are written */
     demo_async *async; /* who writes them while training goes on; NULL: nobody */
     char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
     uint64_t reference;    /* digest of the reference's weights; 0: there is none */
@@ -429,7 +430,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     demo_checkpoint_path(final, sizeof final, root, state->step);
     snprintf(latest, sizeof latest, "%s/latest", root);
     const char *name = strrchr(final, '/') + 1;
-    if (!status) status = demo_manifest_write(temporary, error);
+    if (!status) status = demo_manifest_write(temporary, state->sums ? *state->sums : NULL, error);
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status)
@@ -449,6 +450,7 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
     const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
+    demo_sum sum;
     seqpar_status status = ctx->world->rank
                                ? SEQPAR_OK
                                : demo_save_config(folder, &model->config, ctx->error);
@@ -456,7 +458,8 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
     if (!status && state->async)
         status = demo_copy_shard(&store, state->async, folder, 1 + count, prefix);
     else if (!status)
-        status = demo_write_shard(&store, folder, 1 + count, prefix);
+        status = demo_write_shard(&store, folder, 1 + count, prefix, &sum);
+    if (!status && !state->async) arrput(*state->sums, sum);
     if (!status) status = demo_save_optimizer(ctx, model, optim, folder, state);
     return status ? status : seqpar_comm_barrier(ctx->world); /* and all of them in it */
 }

@@ -71,7 +71,8 @@ typedef struct { /* one rank at work */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
     demo_async async;     /* a checkpoint that is being written, and */
-    demo_state saving;    /* its state */
+    demo_state saving;    /* its state; */
+    demo_sum *sums;       /* stb_ds array: what its shards are */
     int64_t step, saved;  /* steps done; at the last checkpoint */
     int stopped;          /* by a signal, before the end */
     /* digest of the frozen model's weights, on rank 0; 0: there is none */

@@ -15,6 +15,11 @@
 
 #define DEMO_MANIFEST "manifest.json"
 
+typedef struct { /* a file of which the one who wrote it says what it is */
+    char path[1400];
+    int64_t bytes, crc;
+} demo_sum;
+
 /* 0: it cannot be read, and errno says why. */
 static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     enum { PART = 1 << 20 };
@@ -35,8 +40,21 @@ static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     return good;
 }
 
+/* What is known (an stb_ds array), or what the file holds. */
+static bool demo_known_sum(const demo_sum *known, const char *path, int64_t *bytes,
+                           uint32_t *crc) {
+    for (int64_t i = 0; i < arrlen(known); i++)
+        if (!strcmp(known[i].path, path)) {
+            *bytes = known[i].bytes;
+            *crc = (uint32_t)known[i].crc;
+            return true;
+        }
+    return demo_file_sum(path, bytes, crc);
+}
+
 /* Adds the files of a folder, and of those in it: their names begin with `below`. */
-static bool demo_manifest_add(cJSON *files, const char *folder, const char *below) {
+static bool demo_manifest_add(cJSON *files, const char *folder, const char *below,
+                              const demo_sum *known) {
     DIR *open = opendir(folder);
     bool good = open != NULL;
     for (struct dirent *entry; good && (entry = readdir(open));) {
@@ -49,10 +67,10 @@ static bool demo_manifest_add(cJSON *files, const char *folder, const char *belo
         if (entry->d_name[0] == '.' || stat(path, &kind)) continue;
         if (S_ISDIR(kind.st_mode)) {
             strcat(name, "/");
-            good = demo_manifest_add(files, path, name);
+            good = demo_manifest_add(files, path, name, known);
             continue;
         }
-        good = demo_file_sum(path, &bytes, &crc);
+        good = demo_known_sum(known, path, &bytes, &crc);
         snprintf(sum, sizeof sum, "%08x", crc);
         cJSON *file = cJSON_CreateObject();
         cJSON_AddNumberToObject(file, "bytes", (double)bytes);
@@ -63,11 +81,12 @@ static bool demo_manifest_add(cJSON *files, const char *folder, const char *belo
     return good;
 }
 
-/* Once all other files are written. */
-static seqpar_status demo_manifest_write(const char *folder, seqpar_error *error) {
+/* Once all other files are written; the sums that are known need not be taken. */
+static seqpar_status demo_manifest_write(const char *folder, const demo_sum *known,
+                                         seqpar_error *error) {
     char path[1400];
     cJSON *json = cJSON_CreateObject(), *files = cJSON_AddObjectToObject(json, "files");
-    bool good = demo_manifest_add(files, folder, "");
+    bool good = demo_manifest_add(files, folder, "", known);
     int why = errno;
     char *text = cJSON_Print(json);
     snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);

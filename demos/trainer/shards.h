@@ -6,6 +6,7 @@
 #ifndef DEMO_SHARDS_H
 #define DEMO_SHARDS_H
 
+#include "manifest.h"
 #include "tensors.h"
 
 enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200 };
@@ -95,9 +96,43 @@ static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_run *runs,
     return list;
 }
 
+/* Of a shard that is written. */
+static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_error *error) {
+    uint32_t crc;
+    snprintf(sum->path, sizeof sum->path, "%s", path);
+    if (!demo_file_sum(path, &sum->bytes, &crc))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_READ, "cannot read what was written to %.300s: %s",
+                           path, strerror(errno));
+    sum->crc = crc;
+    return SEQPAR_OK;
+}
+
+/* This rank's sums become those of all ranks: every rank wrote files of the same folders. */
+static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
+    int64_t count = arrlen(*sums), *numbers = (int64_t *)demo_room(2 * count * world->size + 1, 8);
+    demo_sum *all = NULL;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t *own = numbers + 2 * (i * world->size + world->rank);
+        own[0] = (*sums)[i].bytes, own[1] = (*sums)[i].crc;
+    }
+    seqpar_status status = seqpar_comm_sum_i64(world, numbers, 2 * count * world->size);
+    for (int64_t i = 0; i < count * world->size; i++) {
+        demo_sum sum = {.bytes = numbers[2 * i], .crc = numbers[2 * i + 1]};
+        const char *path = (*sums)[i / world->size].path;
+        char folder[1280];
+        snprintf(folder, sizeof folder, "%.*s", (int)(strrchr(path, '/') - path), path);
+        demo_shard_path(sum.path, sizeof sum.path, folder, i % world->size, world->size);
+        arrput(all, sum);
+    }
+    arrfree(*sums);
+    *sums = all;
+    free(numbers);
+    return status;
+}
+
 /* This rank's file. kinds, and their prefixes: of weights first. */
 static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
-                                      const char *const *prefix) {
+                                      const char *const *prefix, demo_sum *sum) {
     char path[1400];
     demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
     seqpar_safetensors_tensor *list = demo_shard_list(
@@ -116,7 +151,7 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
     arrfree(runs);
     free(list);
     free(values);
-    return status;
+    return status ? status : demo_shard_sum(sum, path, s->ctx->error);
 }
 
 /* ---- in ---- */

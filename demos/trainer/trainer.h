@@ -328,9 +328,11 @@ static seqpar_status demo_step(demo_rank *r) {
 static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     const demo_config *c = &r->job->config;
     char shown[1024];
-    if (r->ctx.world->rank) return status;
-    status = demo_end_checkpoint(status, c->ckpt_path, &r->saving, r->ctx.error);
-    if (status) return status;
+    if (!status && r->saving.shards) status = demo_gather_sums(r->ctx.world, &r->sums);
+    if (!r->ctx.world->rank)
+        status = demo_end_checkpoint(status, c->ckpt_path, &r->saving, r->ctx.error);
+    arrfree(r->sums);
+    if (status || r->ctx.world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->saving.step);
     demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->saving.step,
                       seqpar_escape(shown, sizeof shown, c->ckpt_path));
@@ -343,7 +345,7 @@ static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     if (!r->async.under_way) return SEQPAR_OK; /* on no rank */
     seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->ctx.world, &missing, 1);
     if (status || (missing && !wait)) return status;
-    status = demo_async_end(&r->async, r->ctx.error);
+    status = demo_async_end(&r->async, &r->sums, r->ctx.error);
     failed = status != SEQPAR_OK;
     /* whoever failed ends all; nobody names it before all have said that they did not */
     if (!status) status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
@@ -454,6 +456,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
                         .train_batch_size = c->train_batch_size,
                         .documents = r->job->usable_count,
                         .shards = c->sharded_checkpoint || c->async_save ? r->ctx.world->size : 0,
+                        .sums = &r->sums,
                         .async = c->async_save ? &r->async : NULL,
                         .reference = r->reference};
     seqpar_safetensors_pair *notes = NULL;
@@ -702,7 +705,8 @@ static seqpar_status demo_rank_logs_close(demo_rank *r) {
 
 static void demo_rank_close(demo_rank *r) {
     seqpar_error ignored = {0};
-    (void)demo_async_end(&r->async, &ignored);
+    (void)demo_async_end(&r->async, &r->sums, &ignored);
+    arrfree(r->sums);
     (void)demo_logs_close(&r->logs);
     arrfree(r->losses);
     arrfree(r->steps);
