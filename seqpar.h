@@ -1182,6 +1182,19 @@ struct seqpar_device {
     void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);
     /* cudaStreamSynchronize; NULL: nothing to wait for */
     seqpar_status (*settle)(seqpar_device *device, void *queue);
+    /* The second pool, larger and slower, which copy reaches, too: pinned memory of a GPU's host
+       (cudaMallocHost); of a host device its own memory or, with pool_path, a folder (borrowed),
+       unnamed files that are mapped. NULL functions: there is none. */
+    const char *pool_path;
+    void *(*pool_alloc)(seqpar_device *device, int64_t bytes); /* zeros */
+    void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
+    /* A copy that goes on beside the queue: behind what is on it by now and the moves before.
+       Returns how many were begun. cudaMemcpyAsync on a stream of its own */
+    int64_t (*move)(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                    void *queue);
+    /* what the queue is given next comes behind so many moves: cudaStreamWaitEvent */
+    void (*moved)(seqpar_device *device, int64_t moves, void *queue);
+    struct seqpar__mover *mover; /* of a host device */
     void (*close)(seqpar_device *device);
 #define SEQPAR__X(op) \
     seqpar_status (*op)(seqpar_device * device, const seqpar_##op##_args *args, void *queue);
@@ -1265,6 +1278,7 @@ enum {
     SEQPAR_MEM_SCRATCH,
     SEQPAR_MEM_EXCHANGE,
     SEQPAR_MEM_GRADIENTS,
+    SEQPAR_MEM_OFFLOADED, /* in the device's second pool; in no total */
     SEQPAR_MEM_KINDS
 };
 
@@ -1823,6 +1837,8 @@ struct seqpar_token_fold {
 };
 
 enum { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
+/* moments and masters; the parameters of seqpar_shards, which is then opened with the same */
+enum { SEQPAR_OFFLOAD_STATE = 1, SEQPAR_OFFLOAD_PARAMS = 2 };
 typedef struct seqpar_optim_desc {
     int kind;
     /* 0: moments and masters everywhere; 1, 2: at their owners; 3: parameters, too (>>shards) */
@@ -1835,6 +1851,9 @@ typedef struct seqpar_optim_desc {
     /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
        parameters, of which owners update their blocks; zero_stage 1 or 2 */
     int params_shared;
+    /* SEQPAR_OFFLOAD_*: what lies in the device's second pool and comes to it slice by slice, the
+       next one while one is updated. Changes no bit */
+    int offload;
 } seqpar_optim_desc;
 
 /* gradients of one optimizer step on their way to the owners */
@@ -1866,7 +1885,8 @@ typedef struct seqpar_optim {
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
                  power of two of rows, up to log2(m) more for m rows; for a tied table, of two
                  sums
-     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W
+     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W; offloaded those of
+                 two slices
    Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
    the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
@@ -1976,16 +1996,18 @@ typedef struct seqpar_shards {
     struct {
         int64_t group; /* -1: none */
         seqpar_buffer whole;
+        int64_t moves;          /* after which this rank's part is there */
         seqpar_request request; /* its other ranks' parts, on their way */
     } held[2];
 } seqpar_shards;
 
 /* Room for this rank's blocks of the tensors (borrowed; as in seqpar_optim_open), zero; `slice` is
-   that of the optimizer which updates them, seqpar_optim_desc.slice. Memory: E/W, and two groups
-   that follow each other in use. Collective over the world. MEMORY, SIZE, OPTION. */
+   that of the optimizer which updates them, seqpar_optim_desc.slice. Memory: E/W, with offload 1
+   in the device's second pool, and two groups that follow each other in use. Collective over the
+   world. MEMORY, SIZE, OPTION. */
 SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *shards,
                                             const seqpar_tensor *tensors, int64_t tensor_count,
-                                            int64_t slice);
+                                            int64_t slice, int offload);
 /* Also after an error; waits for what is on its way. */
 SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *shards);
 /* *params (storage type) becomes the parameters of a group, laid out as in its nodes
@@ -2042,9 +2064,13 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 #include <stdlib.h>
 #include <string.h>
 #ifndef SEQPAR_NO_THREADS
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #endif
 #ifdef _OPENMP
 #include <omp.h>
@@ -4637,15 +4663,36 @@ SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
 static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
     seqpar_memory *m = &ctx->memory;
     m->now[kind] += bytes;
-    m->total += bytes;
+    m->total += kind == SEQPAR_MEM_OFFLOADED ? 0 : bytes;
     m->peak[kind] = SEQPAR__MAX(m->peak[kind], m->now[kind]);
     m->total_peak = SEQPAR__MAX(m->total_peak, m->total);
+}
+
+/* Of the device's second pool, which keeps nothing. */
+static seqpar_status seqpar__pool_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes) {
+    seqpar_device *d = ctx->device;
+    if (!d->pool_alloc || !d->pool_free || !d->move || !d->moved)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_DEVICE,
+                           "nothing can be offloaded from the device '%s', which has no second "
+                           "pool; leave it where it is",
+                           d->name);
+    buffer->data = d->pool_alloc(d, bytes);
+    if (!buffer->data)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
+                           "out of memory: %lld bytes to offload from device %s (%lld there)",
+                           (long long)bytes, d->name,
+                           (long long)ctx->memory.now[SEQPAR_MEM_OFFLOADED]);
+    buffer->bytes = bytes;
+    buffer->kind = SEQPAR_MEM_OFFLOADED;
+    seqpar__count_memory(ctx, buffer->kind, bytes);
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
                                            int64_t bytes, int kind) {
     memset(buffer, 0, sizeof *buffer);
     if (bytes <= 0) return SEQPAR_OK;
+    if (kind == SEQPAR_MEM_OFFLOADED) return seqpar__pool_new(ctx, buffer, bytes);
     buffer->data = seqpar__kept_take(ctx, bytes);
     if (!buffer->data) {
         seqpar__kept_free(ctx,
@@ -4664,8 +4711,10 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
+    if (buffer->kind == SEQPAR_MEM_OFFLOADED)
+        ctx->device->pool_free(ctx->device, buffer->data, buffer->bytes);
     /* such a device keeps them itself, and knows what a graph still uses */
-    if (ctx->queue)
+    else if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
         if (ctx->kept_count == SEQPAR_KEPT_BUFFERS) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
@@ -8074,6 +8123,12 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            "params_shared wants owners that update one array for all, but "
                            "zero_stage is %d; use 1 or 2",
                            d->zero_stage);
+    if (d->offload & ~(SEQPAR_OFFLOAD_STATE | SEQPAR_OFFLOAD_PARAMS) ||
+        ((d->offload & SEQPAR_OFFLOAD_PARAMS) && d->zero_stage != 3))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "offload is %d at zero_stage %d; use SEQPAR_OFFLOAD_STATE at any "
+                           "stage, SEQPAR_OFFLOAD_PARAMS at stage 3",
+                           d->offload, d->zero_stage);
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
@@ -8109,7 +8164,8 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                              {"weight decays", seqpar__given_real(d->decay), 1},
                              {"max_norm", seqpar__given_real(d->max_norm), 1},
                              {"slice", d->slice, 0},
-                             {"params_shared", d->params_shared, 0}};
+                             {"params_shared", d->params_shared, 0},
+                             {"what is offloaded", d->offload, 0}};
     given[1].value = seqpar__given_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", given,
                                (int64_t)(sizeof given / sizeof *given));
@@ -8214,6 +8270,16 @@ SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t 
     return 1;
 }
 
+/* Zeros. */
+static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
+                                       seqpar_buffer *state, int64_t bytes) {
+    int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, state, bytes,
+                                  offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_OPTIMIZER));
+    if (!offload) ctx->device->zero(ctx->device, state->data, bytes, ctx->queue);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc) {
@@ -8228,15 +8294,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     if (!o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
     state = desc->zero_stage == 0 ? o->blocks.elements : o->blocks.own_elements;
     if (ctx->device->storage != ctx->device->accumulator)
-        SEQPAR__TRY(seqpar_buffer_new(ctx, &o->master, state * size, SEQPAR_MEM_OPTIMIZER));
-    if (o->master.data)
-        ctx->device->zero(ctx->device, o->master.data, o->master.bytes, ctx->queue);
+        SEQPAR__TRY(seqpar__state_new(ctx, o, &o->master, state * size));
     if (desc->kind == SEQPAR_OPTIM_SGD) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->m, state * size, SEQPAR_MEM_OPTIMIZER));
-    SEQPAR__TRY(seqpar_buffer_new(ctx, &o->v, state * size, SEQPAR_MEM_OPTIMIZER));
-    ctx->device->zero(ctx->device, o->m.data, state * size, ctx->queue);
-    ctx->device->zero(ctx->device, o->v.data, state * size, ctx->queue);
-    return SEQPAR_OK;
+    SEQPAR__TRY(seqpar__state_new(ctx, o, &o->m, state * size));
+    return seqpar__state_new(ctx, o, &o->v, state * size);
 }
 
 static void seqpar__step_free(seqpar_optim *o) {
@@ -8992,18 +9053,55 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     return status;
 }
 
-static void *seqpar__state_at(const seqpar_buffer *state, int64_t element, int dtype) {
-    return state->data ? seqpar__at(state->data, element, dtype) : NULL;
-}
-
 /* Elements begin .. begin + count of a slice. */
+enum { SEQPAR__UPDATE_M, SEQPAR__UPDATE_V, SEQPAR__UPDATE_MASTER, SEQPAR__UPDATE_OWN,
+       SEQPAR__UPDATED };
 typedef struct seqpar__update_part {
-    void *params;
+    void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
-    void *gradient; /* of these elements alone */
-    int64_t state;  /* where theirs begins in moments and masters */
+    /* of these elements alone: the gradient; what is kept of them or NULL, with the parameters
+       that this rank owns at zero_stage 3 */
+    void *gradient, *kept[SEQPAR__UPDATED];
     double lr;
 } seqpar__update_part;
+
+/* What this rank updates of a slice: all of it at stage 0. */
+static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                                  void *params, int64_t slice, double lr) {
+    int acc = ctx->device->accumulator, storage = ctx->device->storage;
+    int64_t first = o->blocks.slice_begin[slice], at = first;
+    seqpar__update_part part;
+    part.params = params;
+    part.slice = slice;
+    part.begin = 0;
+    part.count = o->blocks.slice_begin[slice + 1] - first;
+    if (o->desc.zero_stage > 0) {
+        seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &part.begin,
+                      &part.count);
+        at = seqpar__own_begin(&o->blocks, ctx, slice);
+    }
+    part.begin += first;
+    part.gradient = o->gradient[slice].data;
+    part.kept[SEQPAR__UPDATE_M] = o->m.data ? seqpar__at(o->m.data, at, acc) : NULL;
+    part.kept[SEQPAR__UPDATE_V] = o->v.data ? seqpar__at(o->v.data, at, acc) : NULL;
+    part.kept[SEQPAR__UPDATE_MASTER] = o->master.data ? seqpar__at(o->master.data, at, acc)
+                                                      : NULL;
+    part.kept[SEQPAR__UPDATE_OWN] = o->desc.zero_stage == 3 ? seqpar__at(params, at, storage)
+                                                            : NULL;
+    part.lr = lr;
+    return part;
+}
+
+static int seqpar__update_type(const seqpar_ctx *ctx, int kept) {
+    return kept == SEQPAR__UPDATE_OWN ? ctx->device->storage : ctx->device->accumulator;
+}
+
+static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part *part, int kept,
+                               int64_t element) {
+    return part->kept[kept]
+               ? seqpar__at(part->kept[kept], element, seqpar__update_type(ctx, kept))
+               : NULL;
+}
 
 /* Updates them, tensor by tensor. Where there are masters they are updated, and the
    parameters become these, rounded. */
@@ -9013,15 +9111,16 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     seqpar__part s;
     for (s = seqpar__part_begin(&o->blocks, part->slice, part->begin);
          seqpar__part_next(&o->blocks, &s, part->begin + part->count);) {
-        int64_t at = part->state + s.at - part->begin;
-        void *params = seqpar__at(part->params, o->desc.zero_stage == 3 ? at : s.offset,
-                                  dev->storage);
+        int64_t at = s.at - part->begin;
+        void *params = seqpar__update_at(ctx, part, SEQPAR__UPDATE_OWN, at);
         seqpar_update_args a;
-        a.working = o->master.data ? params : NULL;
-        a.p = a.working ? seqpar__state_at(&o->master, at, dev->accumulator) : params;
-        a.g = seqpar__at(part->gradient, s.at - part->begin, dev->accumulator);
-        a.m = seqpar__state_at(&o->m, at, dev->accumulator);
-        a.v = seqpar__state_at(&o->v, at, dev->accumulator);
+        if (!params) params = seqpar__at(part->params, s.offset, dev->storage);
+        a.p = seqpar__update_at(ctx, part, SEQPAR__UPDATE_MASTER, at);
+        a.working = a.p ? params : NULL;
+        if (!a.p) a.p = params;
+        a.g = seqpar__at(part->gradient, at, dev->accumulator);
+        a.m = seqpar__update_at(ctx, part, SEQPAR__UPDATE_M, at);
+        a.v = seqpar__update_at(ctx, part, SEQPAR__UPDATE_V, at);
         a.count = s.count;
         a.t = o->t;
         a.lr = part->lr;
@@ -9038,28 +9137,24 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
 
 /* Stage 0: every rank updates everything. The whole gradient of a slice is there only while it
    is used. */
-static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o, void *params,
-                                               int64_t slice, double lr) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t first = o->blocks.slice_begin[slice], all = o->blocks.slice_begin[slice + 1] - first;
-    int64_t begin, count;
-    seqpar__update_part part = {params, slice, first, all, o->gradient[slice].data, first, lr};
+static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_optim *o,
+                                               seqpar__update_part part) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), begin, count;
     seqpar_buffer whole;
-    seqpar_status status;
-    if (ctx->world->size == 1) return seqpar__update_range(ctx, o, &part);
-    status = seqpar_buffer_new(ctx, &whole, all * size, SEQPAR_MEM_GRADIENTS);
-    seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &count);
+    seqpar_status status = seqpar_buffer_new(ctx, &whole, part.count * size,
+                                             SEQPAR_MEM_GRADIENTS);
+    seqpar__owned(&o->blocks, part.slice, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
         seqpar__handed handed = {whole.data,
-                                 first,
-                                 first + all,
+                                 part.begin,
+                                 part.begin + part.count,
                                  SEQPAR_PARAM_BLOCK * size,
                                  0,
                                  ctx->queue,
                                  "gradients from owners",
                                  0};
-        ctx->device->copy(ctx->device, (char *)whole.data + begin * size,
-                          o->gradient[slice].data, count * size, ctx->queue);
+        ctx->device->copy(ctx->device, (char *)whole.data + begin * size, part.gradient,
+                          count * size, ctx->queue);
         status = seqpar__share_owned(ctx, &o->blocks, &handed);
     }
     part.gradient = whole.data;
@@ -9068,9 +9163,105 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, seqpar_optim *o,
     return status;
 }
 
+/* Where offloaded state is updated, slices by turns: what is kept of one comes while the one
+   before is updated, and goes while the next one is. Moves keep their order, so the room of a
+   slice is free for the one after the next. */
+typedef struct seqpar__turns {
+    seqpar_buffer room[2];
+    int64_t moves[2]; /* after which a slice is there; in all, behind the last */
+    int64_t all;
+} seqpar__turns;
+
+static int seqpar__is_offloaded(const seqpar_optim *o, int kept) {
+    return o->desc.offload &
+           (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE);
+}
+
+/* The room of a part: what of it is offloaded lies there one behind the other, from `data` on,
+   which may be NULL; returns the bytes. */
+static int64_t seqpar__turn_room(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                 const seqpar__update_part *part, void *data,
+                                 void *room[SEQPAR__UPDATED]) {
+    int64_t bytes = 0;
+    for (int i = 0; i < SEQPAR__UPDATED; i++) {
+        int there = part->kept[i] && seqpar__is_offloaded(o, i);
+        room[i] = there && data ? (char *)data + bytes : NULL;
+        if (there) bytes += part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i));
+    }
+    return bytes;
+}
+
+/* Between a part's home and its room. */
+static void seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o, seqpar__turns *turns,
+                              const seqpar__update_part *part, int home) {
+    seqpar_device *d = ctx->device;
+    void *room[SEQPAR__UPDATED];
+    seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
+    for (int i = 0; i < SEQPAR__UPDATED; i++)
+        if (room[i])
+            turns->all = d->move(d, home ? part->kept[i] : room[i],
+                                 home ? room[i] : part->kept[i],
+                                 part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)),
+                                 ctx->queue);
+    if (!home) turns->moves[part->slice % 2] = turns->all;
+}
+
+/* Room for any two slices, and the first one's way there. */
+static seqpar_status seqpar__turns_begin(seqpar_ctx *ctx, const seqpar_optim *o,
+                                         seqpar__turns *turns, void *params) {
+    seqpar__update_part part;
+    void *room[SEQPAR__UPDATED];
+    int64_t most = 0;
+    memset(turns, 0, sizeof *turns);
+    for (int64_t s = 0; o->desc.offload && s < o->blocks.slices; s++) {
+        part = seqpar__update_part_of(ctx, o, params, s, 0);
+        most = SEQPAR__MAX(most, seqpar__turn_room(ctx, o, &part, NULL, room));
+    }
+    for (int i = 0; i < 2; i++)
+        SEQPAR__TRY(seqpar_buffer_new(ctx, &turns->room[i], most, SEQPAR_MEM_OPTIMIZER));
+    if (most == 0) return SEQPAR_OK;
+    part = seqpar__update_part_of(ctx, o, params, 0, 0);
+    seqpar__turn_move(ctx, o, turns, &part, 0);
+    return SEQPAR_OK;
+}
+
+static void seqpar__turns_end(seqpar_ctx *ctx, seqpar__turns *turns) {
+    if (turns->room[0].data) ctx->device->moved(ctx->device, turns->all, ctx->queue);
+    for (int i = 0; i < 2; i++) seqpar_buffer_free(ctx, &turns->room[i]);
+}
+
+/* A part's turn: the next one sets out, and this one is there. */
+static void seqpar__turn_begin(seqpar_ctx *ctx, const seqpar_optim *o, seqpar__turns *turns,
+                               const seqpar__update_part *part, seqpar__update_part *there) {
+    void *room[SEQPAR__UPDATED];
+    *there = *part;
+    if (!turns->room[0].data) return;
+    if (part->slice + 1 < o->blocks.slices) {
+        seqpar__update_part next = seqpar__update_part_of(ctx, o, part->params, part->slice + 1,
+                                                          0);
+        seqpar__turn_move(ctx, o, turns, &next, 0);
+    }
+    ctx->device->moved(ctx->device, turns->moves[part->slice % 2], ctx->queue);
+    seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
+    for (int i = 0; i < SEQPAR__UPDATED; i++)
+        if (room[i]) there->kept[i] = room[i];
+}
+
+static seqpar_status seqpar__update_slices(seqpar_ctx *ctx, const seqpar_optim *o,
+                                           seqpar__turns *turns, void *params, double lr) {
+    for (int64_t s = 0; s < o->blocks.slices; s++) {
+        seqpar__update_part part = seqpar__update_part_of(ctx, o, params, s, lr), there;
+        seqpar__turn_begin(ctx, o, turns, &part, &there);
+        if (o->desc.zero_stage == 0 && ctx->world->size > 1)
+            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, there));
+        else
+            SEQPAR__TRY(seqpar__update_range(ctx, o, &there));
+        if (turns->room[0].data) seqpar__turn_move(ctx, o, turns, &part, 1);
+    }
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    int64_t begin, count;
-    seqpar__update_part part = {params, 0, 0, 0, NULL, 0, lr};
     seqpar__handed handed = {params,
                              0,
                              o->blocks.elements,
@@ -9079,20 +9270,11 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
                              ctx->queue,
                              "parameters from owners",
                              0};
-    for (int64_t s = 0; s < o->blocks.slices; s++) {
-        if (o->desc.zero_stage == 0) {
-            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, params, s, lr));
-            continue;
-        }
-        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
-        part.slice = s;
-        part.begin = o->blocks.slice_begin[s] + begin;
-        part.count = count;
-        part.gradient = o->gradient[s].data;
-        part.state = seqpar__own_begin(&o->blocks, ctx, s);
-        SEQPAR__TRY(seqpar__update_range(ctx, o, &part));
-    }
-    if (o->desc.zero_stage == 0 || o->desc.zero_stage == 3) return SEQPAR_OK;
+    seqpar__turns turns;
+    seqpar_status status = seqpar__turns_begin(ctx, o, &turns, params);
+    if (!status) status = seqpar__update_slices(ctx, o, &turns, params, lr);
+    seqpar__turns_end(ctx, &turns);
+    if (status || o->desc.zero_stage == 0 || o->desc.zero_stage == 3) return status;
     if (!o->desc.params_shared) return seqpar__share_owned(ctx, &o->blocks, &handed);
     SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
     return seqpar_comm_barrier(ctx->world);
@@ -9309,31 +9491,39 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    ========================================================================================== */
 
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
-                                          int64_t count, int64_t slice) {
+                                          int64_t count, int64_t slice, int offload) {
     const seqpar__given given[] = {{"the number of tensors", count, 0},
                                    {"tensors", seqpar__given_tensors(t, count), 1},
-                                   {"slice", slice, 0}};
-    return seqpar__ranks_agree(ctx->world, "sharded parameters", given, 3);
+                                   {"slice", slice, 0},
+                                   {"what is offloaded", offload, 0}};
+    return seqpar__ranks_agree(ctx->world, "sharded parameters", given, 4);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *s,
                                             const seqpar_tensor *tensors, int64_t tensor_count,
-                                            int64_t slice) {
+                                            int64_t slice, int offload) {
     memset(s, 0, sizeof *s);
     s->held[0].group = s->held[1].group = -1;
     SEQPAR__TRY(seqpar__check_slice(ctx->error, slice));
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
-    SEQPAR__TRY(seqpar__shards_agree(ctx, tensors, tensor_count, slice));
+    SEQPAR__TRY(seqpar__shards_agree(ctx, tensors, tensor_count, slice, offload));
     SEQPAR__TRY(seqpar__blocks_open(ctx, &s->blocks, tensors, tensor_count, slice));
     SEQPAR__TRY(seqpar_buffer_new(
         ctx, &s->own, s->blocks.own_elements * seqpar_dtype_bytes(ctx->device->storage),
-        SEQPAR_MEM_WEIGHTS));
-    if (s->own.data) ctx->device->zero(ctx->device, s->own.data, s->own.bytes, ctx->queue);
+        offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_WEIGHTS));
+    if (s->own.data && !offload)
+        ctx->device->zero(ctx->device, s->own.data, s->own.bytes, ctx->queue);
     return SEQPAR_OK;
 }
 
+static void seqpar__shards_moved(const seqpar_ctx *ctx, int64_t moves) {
+    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
+}
+
 static seqpar_status seqpar__shards_drop(seqpar_ctx *ctx, seqpar_shards *s, int index) {
-    seqpar_status status = seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue);
+    seqpar_status status;
+    seqpar__shards_moved(ctx, s->held[index].moves);
+    status = seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue);
     seqpar_buffer_free(ctx, &s->held[index].whole);
     s->held[index].group = -1;
     return status;
@@ -9349,10 +9539,19 @@ SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *s) {
     seqpar__blocks_close(&s->blocks);
 }
 
-/* What this rank owns of the slices [slice, past), to where it lies among the parameters. */
-static void seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
-                               const seqpar__handed *h, int64_t slice, int64_t past) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count;
+static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s, void *to,
+                                   const void *from, int64_t bytes) {
+    seqpar_device *d = ctx->device;
+    if (s->own.kind == SEQPAR_MEM_OFFLOADED) return d->move(d, to, from, bytes, ctx->queue);
+    d->copy(d, to, from, bytes, ctx->queue);
+    return 0;
+}
+
+/* What this rank owns of the slices [slice, past), to where it lies among the parameters;
+   returns the moves after which it is there. */
+static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
+                                  const seqpar__handed *h, int64_t slice, int64_t past) {
+    int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
     int64_t own = seqpar__own_begin(&s->blocks, ctx, slice);
     seqpar__part part;
     for (; slice < past; slice++, own += count) {
@@ -9360,16 +9559,19 @@ static void seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
         begin += s->blocks.slice_begin[slice];
         for (part = seqpar__part_begin(&s->blocks, slice, begin);
              seqpar__part_next(&s->blocks, &part, begin + count);)
-            ctx->device->copy(ctx->device, (char *)h->data + (part.offset - h->first) * size,
-                              (char *)s->own.data + (own + part.at - begin) * size,
-                              part.count * size, ctx->queue);
+            moves = seqpar__shards_copy(ctx, s,
+                                        (char *)h->data + (part.offset - h->first) * size,
+                                        (char *)s->own.data + (own + part.at - begin) * size,
+                                        part.count * size);
     }
+    return moves;
 }
 
-/* Slices [slice, past) of the parameters, which begin in data with the first of them. */
+/* Slices [slice, past) of the parameters, which begin in data with the first of them. What other
+   ranks are sent has come from the second pool before. */
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
-                                         seqpar_request *request) {
+                                         int64_t *moves, seqpar_request *request) {
     seqpar__handed h;
     h.data = data;
     h.begin = s->blocks.slice_begin[slice];
@@ -9379,7 +9581,8 @@ static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s
     h.queue = ctx->queue;
     h.name = "parameters from owners";
     h.first = first;
-    seqpar__shards_lay(ctx, s, &h, slice, past);
+    *moves = seqpar__shards_lay(ctx, s, &h, slice, past);
+    if (ctx->world->size > 1) seqpar__shards_moved(ctx, *moves);
     return seqpar__share_begin(ctx, &s->blocks, &h, request);
 }
 
@@ -9400,7 +9603,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
     s->held[*index].group = group;
     return seqpar__shards_send(ctx, s, s->held[*index].whole.data, first,
                                b->group_slice[group], b->group_slice[group + 1],
-                               &s->held[*index].request);
+                               &s->held[*index].moves, &s->held[*index].request);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
@@ -9417,6 +9620,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
     if (group >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, group, &index));
     if (next >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, next, &ahead));
     if (group < 0) return SEQPAR_OK;
+    seqpar__shards_moved(ctx, s->held[index].moves);
     SEQPAR__TRY(seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue));
     *params = s->held[index].whole.data;
     return SEQPAR_OK;
@@ -9425,8 +9629,10 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
 SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shards *s,
                                               void *params, int64_t elements) {
     seqpar_request request;
+    int64_t moves;
     SEQPAR__TRY(seqpar__check_room(ctx->error, &s->blocks, elements));
-    SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &request));
+    SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &moves, &request));
+    seqpar__shards_moved(ctx, moves);
     return seqpar_comm_wait(ctx->world, &request, ctx->queue);
 }
 
@@ -9664,7 +9870,175 @@ static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, 
     if (bytes > 0) memset(data, 0, (size_t)bytes);
 }
 
+/* ---- the second pool of a host device, and a thread that moves ---- */
+
+#ifdef SEQPAR_NO_THREADS
+static void *seqpar__host_pool_alloc(seqpar_device *device, int64_t bytes) {
+    if (!device->pool_path) return seqpar__calloc(bytes, 1);
+    seqpar_fail(device->error, SEQPAR_ERR_OPTION,
+                "files in %.400s cannot be mapped: this was compiled with SEQPAR_NO_THREADS",
+                device->pool_path);
+    return NULL;
+}
+
+static void seqpar__host_pool_free(seqpar_device *device, void *data, int64_t bytes) {
+    (void)device;
+    (void)bytes;
+    SEQPAR_FREE(data);
+}
+
+static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                                 void *queue) {
+    seqpar__host_copy(device, to, from, bytes, queue);
+    return 0;
+}
+
+static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+    (void)device;
+    (void)moves;
+    (void)queue;
+}
+
+static void seqpar__mover_close(seqpar_device *device) { (void)device; }
+#else
+static void *seqpar__no_file(seqpar_device *device, int file, const char *what, int64_t bytes) {
+    seqpar_fail(device->error, SEQPAR_ERR_MEMORY,
+                "%lld bytes to offload cannot be %s in %.400s: %s; give another folder, or none",
+                (long long)bytes, what, device->pool_path, strerror(errno));
+    if (file >= 0) close(file);
+    return NULL;
+}
+
+/* Written, so that the disk has room for it: without, the first to touch a page were killed. */
+static int seqpar__write_zeros(int file, int64_t bytes) {
+    static const char zeros[65536] = {0};
+    while (bytes > 0) {
+        ssize_t n = write(file, zeros, (size_t)SEQPAR__MIN(bytes, (int64_t)sizeof zeros));
+        if (n < 0 && errno != EINTR) return 0;
+        if (n > 0) bytes -= n;
+    }
+    return 1;
+}
+
+/* A file without a name: nothing is left of it when the process ends, however it does. */
+static void *seqpar__map_file(seqpar_device *device, int64_t bytes) {
+    char path[1200];
+    void *data;
+    int file;
+    snprintf(path, sizeof path, "%.1000s/offloaded.%lld.%llx", device->pool_path,
+             (long long)getpid(), (unsigned long long)(uintptr_t)device);
+    file = open(path, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (file < 0) return seqpar__no_file(device, -1, "kept in a file", bytes);
+    unlink(path);
+    if (!seqpar__write_zeros(file, bytes))
+        return seqpar__no_file(device, file, "written to a file", bytes);
+    data = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (data == MAP_FAILED) return seqpar__no_file(device, file, "mapped from a file", bytes);
+    close(file);
+    return data;
+}
+
+static void *seqpar__host_pool_alloc(seqpar_device *device, int64_t bytes) {
+    return device->pool_path ? seqpar__map_file(device, bytes) : seqpar__calloc(bytes, 1);
+}
+
+static void seqpar__host_pool_free(seqpar_device *device, void *data, int64_t bytes) {
+    if (device->pool_path)
+        munmap(data, (size_t)bytes);
+    else
+        SEQPAR_FREE(data);
+}
+
+/* Moves that wait for the thread; `begun` and `done` count them. */
+enum { SEQPAR__MOVES = 32 };
+struct seqpar__mover {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* one was begun or done, or it is over */
+    int64_t begun, done;
+    int over;
+    struct {
+        void *to;
+        const void *from;
+        int64_t bytes;
+    } moves[SEQPAR__MOVES];
+};
+
+static void *seqpar__mover_main(void *user) {
+    struct seqpar__mover *m = (struct seqpar__mover *)user;
+    pthread_mutex_lock(&m->lock);
+    while (!m->over || m->done < m->begun) {
+        int64_t next = m->done % SEQPAR__MOVES;
+        if (m->done == m->begun) {
+            pthread_cond_wait(&m->wake, &m->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&m->lock);
+        memcpy(m->moves[next].to, m->moves[next].from, (size_t)m->moves[next].bytes);
+        pthread_mutex_lock(&m->lock);
+        m->done++;
+        pthread_cond_broadcast(&m->wake);
+    }
+    pthread_mutex_unlock(&m->lock);
+    return NULL;
+}
+
+/* NULL: there is none to be had. */
+static struct seqpar__mover *seqpar__mover(seqpar_device *device) {
+    struct seqpar__mover *m = device->mover;
+    if (m || !(m = SEQPAR__NEW(struct seqpar__mover, 1))) return m;
+    pthread_mutex_init(&m->lock, NULL);
+    pthread_cond_init(&m->wake, NULL);
+    if (!pthread_create(&m->thread, NULL, seqpar__mover_main, m)) return device->mover = m;
+    pthread_cond_destroy(&m->wake);
+    pthread_mutex_destroy(&m->lock);
+    SEQPAR_FREE(m);
+    return NULL;
+}
+
+static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+    struct seqpar__mover *m = device->mover;
+    (void)queue;
+    if (!m) return;
+    pthread_mutex_lock(&m->lock);
+    while (m->done < moves) pthread_cond_wait(&m->wake, &m->lock);
+    pthread_mutex_unlock(&m->lock);
+}
+
+/* Without a thread they are done at once. */
+static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                                 void *queue) {
+    struct seqpar__mover *m = bytes > 0 ? seqpar__mover(device) : device->mover;
+    int64_t begun = m ? m->begun : 0;
+    if (!m) seqpar__host_copy(device, to, from, bytes, queue);
+    if (!m || bytes <= 0) return begun;
+    seqpar__host_moved(device, begun + 1 - SEQPAR__MOVES, queue);
+    pthread_mutex_lock(&m->lock);
+    m->moves[begun % SEQPAR__MOVES].to = to;
+    m->moves[begun % SEQPAR__MOVES].from = from;
+    m->moves[begun % SEQPAR__MOVES].bytes = bytes;
+    m->begun = begun + 1;
+    pthread_cond_broadcast(&m->wake);
+    pthread_mutex_unlock(&m->lock);
+    return begun + 1;
+}
+
+static void seqpar__mover_close(seqpar_device *device) {
+    struct seqpar__mover *m = device->mover;
+    if (!m) return;
+    pthread_mutex_lock(&m->lock);
+    m->over = 1;
+    pthread_cond_broadcast(&m->wake);
+    pthread_mutex_unlock(&m->lock);
+    pthread_join(m->thread, NULL);
+    pthread_cond_destroy(&m->wake);
+    pthread_mutex_destroy(&m->lock);
+    SEQPAR_FREE(m);
+}
+#endif
+
 static void seqpar__host_close(seqpar_device *device) {
+    seqpar__mover_close(device);
     seqpar__host_free(device, device->workspace);
     SEQPAR_FREE(device);
 }
@@ -11349,6 +11723,10 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
     d->copy = seqpar__host_copy;
     d->copy_rows = seqpar__host_copy_rows;
     d->zero = seqpar__host_zero;
+    d->pool_alloc = seqpar__host_pool_alloc;
+    d->pool_free = seqpar__host_pool_free;
+    d->move = seqpar__host_move;
+    d->moved = seqpar__host_moved;
     d->close = seqpar__host_close;
 #define SEQPAR__X(op) d->op = seqpar__host_##op;
     SEQPAR_DEVICE_OPS_HOST(SEQPAR__X)

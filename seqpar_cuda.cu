@@ -95,6 +95,8 @@ struct piece_of_memory {
     bool spare, captured;
 };
 
+enum { MOVES = 16 }; /* whose ends are told apart */
+
 struct cuda_device {
     seqpar_device base; /* first: the two are cast to each other */
     cudaStream_t stream;
@@ -111,6 +113,10 @@ struct cuda_device {
     int half;
     cudaEvent_t left[2];       /* the stream has read what was staged in this half */
     unsigned long long *flops; /* counted by the kernels of attention */
+    cudaStream_t mover;        /* NULL: nothing was moved yet */
+    cudaEvent_t before;        /* what the stream has done before a move */
+    cudaEvent_t behind[MOVES]; /* of move i: behind[i % MOVES] */
+    int64_t moves;             /* that were begun */
 #if defined(SEQPAR_CUBLAS)
     cublasHandle_t cublas; /* NULL: products are our own */
 #endif
@@ -285,6 +291,69 @@ static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *
     cudaError_t error = bytes > 0 ? cudaMemsetAsync(data, 0, (size_t)bytes, self->stream)
                                   : cudaSuccess;
     (void)finish(self, launched(self, "zeros", error), queue);
+}
+
+/* ---- the second pool: pinned memory of the host, and a stream of its own ---- */
+
+static void *pool_alloc(seqpar_device *device, int64_t bytes) {
+    void *data = NULL;
+    cudaError_t error = cudaSuccess;
+    if (device->pool_path)
+        (void)seqpar_fail(device->error, SEQPAR_ERR_OPTION,
+                          "a CUDA device offloads to the host's memory, not to files in %.400s; "
+                          "leave the folder out",
+                          device->pool_path);
+    else if ((error = cudaMallocHost(&data, (size_t)bytes)) != cudaSuccess)
+        (void)failed(of(device), "pinned memory to offload to", error);
+    if (data) memset(data, 0, (size_t)bytes);
+    return data;
+}
+
+static void pool_free(seqpar_device *device, void *data, int64_t bytes) {
+    (void)bytes;
+    if (of(device)->mover) (void)cudaStreamSynchronize(of(device)->mover);
+    (void)cudaFreeHost(data);
+}
+
+static cudaError_t open_mover(cuda_device *self) {
+    cudaError_t error = cudaStreamCreateWithFlags(&self->mover, cudaStreamNonBlocking);
+    if (!error) error = cudaEventCreateWithFlags(&self->before, cudaEventDisableTiming);
+    for (int i = 0; !error && i < MOVES; i++)
+        error = cudaEventCreateWithFlags(&self->behind[i], cudaEventDisableTiming);
+    return error;
+}
+
+static void close_mover(cuda_device *self) {
+    if (!self->mover) return;
+    (void)cudaStreamSynchronize(self->mover);
+    if (self->before) (void)cudaEventDestroy(self->before);
+    for (int i = 0; i < MOVES; i++)
+        if (self->behind[i]) (void)cudaEventDestroy(self->behind[i]);
+    (void)cudaStreamDestroy(self->mover);
+}
+
+static int64_t device_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                           void *queue) {
+    cuda_device *self = of(device);
+    if (bytes <= 0) return self->moves;
+    enter(self, queue);
+    cudaError_t error = self->mover ? cudaSuccess : open_mover(self);
+    if (!error) error = cudaEventRecord(self->before, self->stream);
+    if (!error) error = cudaStreamWaitEvent(self->mover, self->before, 0);
+    if (!error)
+        error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, self->mover);
+    if (!error) error = cudaEventRecord(self->behind[self->moves % MOVES], self->mover);
+    (void)launched(self, "a copy to or from the host", error);
+    return ++self->moves;
+}
+
+/* An event that a later move has taken over is behind this one, too. */
+static void device_moved(seqpar_device *device, int64_t moves, void *queue) {
+    cuda_device *self = of(device);
+    (void)queue;
+    if (moves <= 0) return;
+    (void)launched(self, "waiting for a copy",
+                   cudaStreamWaitEvent(self->stream, self->behind[(moves - 1) % MOVES], 0));
 }
 
 /* Scratch, kept between calls; whoever used it before on this stream is done when the next
@@ -2778,6 +2847,7 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
 static void device_close(seqpar_device *device) {
     cuda_device *self = of(device);
     if (self->stream) (void)cudaStreamSynchronize(self->stream);
+    close_mover(self);
 #if defined(SEQPAR_CUBLAS)
     if (self->cublas) (void)cublasDestroy(self->cublas);
 #endif
@@ -3019,6 +3089,10 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->copy_rows = device_copy_rows;
     d->zero = device_zero;
     d->settle = device_settle;
+    d->pool_alloc = pool_alloc;
+    d->pool_free = pool_free;
+    d->move = device_move;
+    d->moved = device_moved;
     d->close = device_close;
 #define SEQPAR__X(op) d->op = op_##op<T>;
     SEQPAR_DEVICE_OPS(SEQPAR__X)

@@ -106,12 +106,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
                                                  const seqpar_llama_config *config);
 /* With the parameters (zero) at their owners, for an optimizer of zero_stage 3 and that slice
-   (seqpar_optim_desc.slice), which is given model->shards->own. Every function that computes with
-   them gathers a layer at a time, and so is collective over the world. Free with
-   seqpar_llama_close. Collective over the world. */
+   (seqpar_optim_desc.slice), which is given model->shards->own; with offload 1 in the device's
+   second pool (SEQPAR_OFFLOAD_PARAMS). Every function that computes with them gathers a layer at a
+   time, and so is collective over the world. Free with seqpar_llama_close. Collective over the
+   world. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *model,
                                                    const seqpar_llama_config *config,
-                                                   int64_t slice);
+                                                   int64_t slice, int offload);
 /* Of a sharded model: the parameters whole, until seqpar_llama_drop, for texts
    (seqpar_llama_generate), of which every rank makes its own. An optimizer does not update them
    there. Of others: nothing. Collective over the world. */
@@ -726,11 +727,11 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *m,
                                                    const seqpar_llama_config *config,
-                                                   int64_t slice) {
+                                                   int64_t slice, int offload) {
     SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
     m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
-    return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice);
+    return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice, offload);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {

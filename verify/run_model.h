@@ -12,6 +12,7 @@
 #include "test.h"
 #include "kept.h"
 
+enum { MODEL_OFFLOAD_FILES = 4 };
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, steps;
     /* reference: test_device */
@@ -21,6 +22,7 @@ typedef struct model_way { /* how to do it */
     int64_t ulysses_size;
     const seqpar_attn_kernel *kernel; /* attention of one's own */
     int64_t slice;                    /* as in seqpar_optim_desc */
+    int offload;                      /* the same; MODEL_OFFLOAD_FILES: into files */
 } model_way;
 
 typedef struct model_task { /* what to do */
@@ -258,7 +260,8 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     seqpar_llama model;
     seqpar_optim optim;
     seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
-                              task->decay,         task->max_norm,        job->way->slice};
+                              task->decay,         task->max_norm,        job->way->slice,
+                              .offload = job->way->offload & ~MODEL_OFFLOAD_FILES};
     int64_t step, rank = ctx->world->rank;
     double *values = NULL;
     seqpar_status status = params_open(ctx, &model, &task->config, &desc);
@@ -298,6 +301,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
 static seqpar_status model_main(seqpar_comm *world, void *user) {
     const model_job *job = user;
     seqpar_device *device = test_device(job->way->reference, job->way->threads);
+    if (device && job->way->offload & MODEL_OFFLOAD_FILES) device->pool_path = "build";
     int disturbed = job->way->inject &&
                     (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
     seqpar_inject_desc calm = {0};

@@ -45,7 +45,7 @@ enum { OBJECTIVE_COLUMNS = 4 }; /* the loss, and what a trainer would log beside
 typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
     /* reference_device: test_device */
-    int layout, schedule, reference_device, optimizer, zero_stage, recompute;
+    int layout, schedule, reference_device, optimizer, zero_stage, recompute, offload;
 } objective_way;
 
 /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
@@ -481,7 +481,8 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_task *t = job->task;
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
     seqpar_optim_desc optim = {
-        job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0};
+        job->way->optimizer,           job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0,
+        .offload = job->way->offload};
     int64_t all = job->result->elements;
     double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient), *params = gradient + 4 * all;
     seqpar_ctx ctx;

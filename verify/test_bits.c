@@ -91,14 +91,15 @@ static void test_ways(int reference, int kind, int64_t ways) {
         w.threads = test_integer(1, 2);
         w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
         w.slice = (int64_t[]){0, 1, 6144}[test_integer(0, 2)];
+        w.offload = (int)(3 * i % 8) & (w.zero_stage == 3 ? 7 : 5);
         model_run(&task, &w, &other);
         snprintf(what, sizeof what,
                  "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld "
-                 "vocab_rows=%lld slice=%lld",
+                 "vocab_rows=%lld slice=%lld offload=%d",
                  (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
                  seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule),
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
-                 (long long)w.vocab_rows, (long long)w.slice);
+                 (long long)w.vocab_rows, (long long)w.slice, w.offload);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
                  kinds[kind], what);
@@ -190,9 +191,10 @@ static void test_law(void) {
         w.sp = 8 / dp;
         w.zero_stage = (int)(i % 4);
         w.layout = SEQPAR_LAYOUT_ZIGZAG;
+        w.offload = w.zero_stage == 3 && i / 4 % 2 ? SEQPAR_OFFLOAD_PARAMS : 0;
         model_run(&task, &w, &other);
-        snprintf(what, sizeof what, "SGD, D=%lld P=%lld zero=%d", (long long)dp,
-                 (long long)w.sp, w.zero_stage);
+        snprintf(what, sizeof what, "SGD, D=%lld P=%lld zero=%d offload=%d", (long long)dp,
+                 (long long)w.sp, w.zero_stage, w.offload);
         expect_equal_runs(&other, &one, what);
         test_end("law %s", what);
         model_result_free(&other);
@@ -324,7 +326,7 @@ static seqpar_status room_read(seqpar_ctx *ctx, seqpar_optim *optim, double *val
 /* Parameters at their owners: values go in part by part, as they come out. */
 static seqpar_status room_shards_write(seqpar_ctx *ctx, seqpar_shards *shards,
                                        const double *values) {
-    seqpar_status status = seqpar_shards_open(ctx, shards, room_tensors, ROOM_TENSORS, 0);
+    seqpar_status status = seqpar_shards_open(ctx, shards, room_tensors, ROOM_TENSORS, 0, 0);
     for (int64_t i = 0; i < ROOM_TENSORS; i++)
         for (int64_t at = 0, all = room_tensors[i].rows * room_tensors[i].cols, n;
              !status && at < all; at += n) {
@@ -627,7 +629,7 @@ static seqpar_status shards_generate(seqpar_ctx *ctx) {
     const seqpar_llama_sample_desc desc = {.max_new_tokens = 2, .top_p = 1};
     seqpar_llama model;
     seqpar_llama_text text;
-    seqpar_status status = seqpar_llama_open_sharded(ctx, &model, &config, 0);
+    seqpar_status status = seqpar_llama_open_sharded(ctx, &model, &config, 0, 0);
     if (!status) status = seqpar_llama_generate(ctx, &model, &text, &prompt, 1, &desc);
     seqpar_llama_close(ctx, &model);
     return status;
@@ -663,7 +665,7 @@ static seqpar_status shards_refused_rank(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_optim_open(&ctx, &optim, room_tensors, ROOM_TENSORS, &desc);
     if (!status)
         status = seqpar_shards_open(&ctx, &shards, room_tensors, ROOM_TENSORS,
-                                    which == SHARDS_SLICE && world->rank ? 2048 : 0);
+                                    which == SHARDS_SLICE && world->rank ? 2048 : 0, 0);
     if (!status && which == SHARDS_GROUP)
         status = seqpar_shards_use(&ctx, &shards, ROOM_GROUPS, -1, &group);
     if (!status && which == SHARDS_PART)

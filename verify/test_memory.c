@@ -88,7 +88,8 @@ static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
                               .beta1 = .9,
                               .beta2 = .95,
                               .eps = 1e-8,
-                              .slice = job->way->slice};
+                              .slice = job->way->slice,
+                              .offload = job->way->offload};
     seqpar_llama model;
     seqpar_optim optim;
     seqpar_status status = params_open(ctx, &model, &job->task->config, &desc);
@@ -474,11 +475,20 @@ static void zero_expect(const model_task *task, const model_way *way) {
     int64_t slices = 2 * (c->layers + 3);
     int64_t share = all / world + slices * 4 * SEQPAR_PARAM_BLOCK;
     int64_t rope = 1024 * c->head_dim * FLOAT;
-    int64_t weights = way->zero_stage == 3 ? share + (world > 1 ? two_groups(c) : all) : all;
-    int64_t state = 2 * (way->zero_stage ? share : all);
+    int64_t kept = way->zero_stage ? share : all, two_of = two_groups(c);
+    int off_state = way->offload & SEQPAR_OFFLOAD_STATE;
+    int off_params = way->offload & SEQPAR_OFFLOAD_PARAMS;
+    int64_t weights = way->zero_stage < 3 ? all
+                      : off_params        ? two_of
+                                          : share + (world > 1 ? two_of : all);
+    /* offloaded, what a rank updates of two groups is there at a time */
+    int64_t turns = 2 * (way->zero_stage ? two_of / world + 8 * SEQPAR_PARAM_BLOCK : two_of);
+    int64_t state = off_state ? 2 * turns : 2 * kept;
+    int64_t offloaded = (off_state ? 2 * kept : 0) + (off_params ? share : 0);
     model_result unused = {0};
     memory_run m = {.first_step = 1, .job = {task, way, &unused}}, two = m;
     seqpar_error error = {0};
+    if (off_params) state += turns;
     two.more_steps = 1;
     test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
     test_expect(!seqpar_run_threads(world, memory_main, &two, &error), "%s", error.text);
@@ -495,15 +505,24 @@ static void zero_expect(const model_task *task, const model_way *way) {
                     "D=%lld P=%lld stage %d: rank %lld has %lld bytes of state, the bound is %lld",
                     (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
                     (long long)peak->peak[SEQPAR_MEM_OPTIMIZER], (long long)state);
+        test_expect(peak->peak[SEQPAR_MEM_OFFLOADED] <= offloaded &&
+                        peak->peak[SEQPAR_MEM_OFFLOADED] >= offloaded / 2 &&
+                        peak->now[SEQPAR_MEM_OFFLOADED] == 0,
+                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes offloaded (%lld left), the "
+                    "bound is %lld",
+                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+                    (long long)peak->peak[SEQPAR_MEM_OFFLOADED],
+                    (long long)peak->now[SEQPAR_MEM_OFFLOADED], (long long)offloaded);
     }
     if (way->sp == 1) /* else attention's messages are counted, too */
         test_expect(sent >= formula && sent <= formula + (world > 1 ? agreeing : 0),
                     "D=%lld A=%lld stage %d: %lld bytes sent in a step, the formula says %lld",
                     (long long)way->dp, (long long)way->accumulation, way->zero_stage,
                     (long long)sent, (long long)formula);
-    printf("#   D=%lld P=%lld A=%lld stage %d: weights %.2f, state %.2f of one rank's, %.2f of the "
-           "weights' bytes sent by a rank\n",
+    printf("#   D=%lld P=%lld A=%lld stage %d offload %d: weights %.2f, state %.2f of one rank's, "
+           "%.2f of the weights' bytes sent by a rank\n",
            (long long)way->dp, (long long)way->sp, (long long)way->accumulation, way->zero_stage,
+           way->offload,
            (double)most(&two, world, SEQPAR_MEM_WEIGHTS) / (double)all,
            (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
            (double)sent / (double)world / (double)all);
@@ -532,6 +551,8 @@ static void test_zero(int tied) {
             model_task task;
             c.tied = tied;
             rows_task(&task, &c, way.dp * way.accumulation);
+            zero_expect(&task, &way);
+            way.offload = stage < 3 ? 1 : 1 + (int)(i % 3);
             zero_expect(&task, &way);
             seqpar_batch_free(&task.batch);
         }

@@ -508,14 +508,16 @@ int main(int argc, char **argv) {
                                    .accumulation = 1,
                                    .layout = SEQPAR_LAYOUT_CONTIGUOUS,
                                    .schedule = SEQPAR_SCHEDULE_LLAMA3,
-                                   .zero_stage = 2},
+                                   .zero_stage = 3,
+                                   .offload = SEQPAR_OFFLOAD_STATE | SEQPAR_OFFLOAD_PARAMS},
                    test_seed + 2));
     TEST(test_step(OBJECTIVE_SFT,
                    (objective_way){.dp = 2,
                                    .sp = 1,
                                    .accumulation = 1,
                                    .layout = SEQPAR_LAYOUT_ZIGZAG,
-                                   .zero_stage = 1},
+                                   .zero_stage = 1,
+                                   .offload = SEQPAR_OFFLOAD_STATE},
                    test_seed + 1));
     TEST(test_step(OBJECTIVE_SFT,
                    (objective_way){.dp = 1,

@@ -20,7 +20,7 @@ typedef struct {
 /* Room for a model's weights, zero: shared's, or the rank's. Collective over the world. */
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
                                      const seqpar_llama_config *config, demo_shared *shared) {
-    if (shared->sharded) return seqpar_llama_open_sharded(ctx, model, config, 0);
+    if (shared->sharded) return seqpar_llama_open_sharded(ctx, model, config, 0, 0);
     if (!shared->device) return seqpar_llama_open(ctx, model, config);
     seqpar_status status = seqpar_llama_open_table(ctx, model, config);
     int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);
