@@ -185,6 +185,8 @@ tuned dpo dpo --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && grep -q '^error: 
 tuned rm rm --pretrain $out/six --max_steps 2 --save_steps 2; code=$?
 tuned rm rm --pretrain $out/six --max_steps 3 --load_checkpoint --value_head_prefix other; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*there is no tensor .*other.weight' $out/rm.log && ok runs_other_head || fail runs_other_head "$(tail -n 1 $out/rm.log)"
 tuned dpo dpo --pretrain $out/six --max_steps 3 --load_checkpoint && ok runs_same_reference || fail runs_same_reference "$(tail -n 1 $out/dpo.log)"
+mkdir $out/pool
+tuned off_dpo dpo --pretrain $out/six --max_steps 2 && tuned off_rm rm --pretrain $out/six --max_steps 1 && tuned off_ref dpo --pretrain $out/six --max_steps 2 --ref_offload --offload_path $out/pool --ring_attn_size 2 --zero_stage 1 && equal off_ref off_dpo && ok runs_ref_offload || fail runs_ref_offload "$(tail -n 1 $out/off_ref.log)"
 tuned noise dpo --max_steps 1 && [ "$(grep -c '^notice: without --pretrain a model with random weights is trained' $out/noise.log)" = 1 ] && ! grep -q 'random weights' $out/dpo.log && ok runs_noise || fail runs_noise "$(head -n 1 $out/noise.log)"
 sed 's/"wrong": "[^"]*"/"label": true/' $out/arith.jsonl | awk 'NR % 2 { sub(/true/, "false") } 1' > $out/labels.jsonl; sed '3s/"label": false/"label": true/' $out/labels.jsonl > $out/relabelled.jsonl
 pairs="$keys $model --pretrain $out/six"
@@ -202,6 +204,24 @@ rm $out/beside/ckpt/*/manifest.json; printf global_step6 > $out/beside/ckpt/crit
 ppo beside --max_steps 7 --load_checkpoint && equal beside whole && ok runs_ppo_beside || fail runs_ppo_beside "$(tail -n 1 $out/beside.log)"
 ppo half --max_steps 7 --load_checkpoint --rollout_batch_size 2; [ $? -ne 0 ] && grep -q '^error: .*--rollout_batch_size 4, this run has 2' $out/half.log && ok runs_ppo_other_rollout || fail runs_ppo_other_rollout "$(tail -n 1 $out/half.log)"
 ppo none --max_steps 0 --json && json "$(grep '^{' $out/none.log)" && grep -q '^{"steps": 0, "reward_first": null' $out/none.log && ok runs_ppo_zero_steps || fail runs_ppo_zero_steps "$(tail -n 1 $out/none.log)"
+
+# ---- offload: state and weights outside of the device's memory, in the host's or in files that are mapped ----
+run off_state --max_steps 6 --adam_offload --ring_attn_size 2 --zero_stage 0 && equal off_state six && ok runs_adam_offload || fail runs_adam_offload "$(why off_state)"
+run off_files --max_steps 3 --save_steps 3 --adam_offload --offload_path $out/pool --data_parallel_size 2 --zero_stage 1 --async_save &&
+    run off_files --max_steps 6 --load_checkpoint --adam_offload --param_offload --zero_stage 3 --ring_attn_size 3 && equal off_files six && ok runs_offload_goes_on || fail runs_offload_goes_on "$(why off_files)"
+# a model that the limit has no room for, but for what is offloaded; nothing is left in the folder
+big="--hidden_size 512 --num_hidden_layers 6 --num_attention_heads 8 --train_batch_size 2 --max_steps 1 --gradient_checkpointing"
+off="--adam_offload --param_offload --zero_stage 3 --offload_path $out/pool"
+run off_big $big || fail runs_off_big "$(why off_big)"
+(ulimit -d 220000; run off_little $big); [ $? -eq 1 ] && [ "$(grep -c '^error: out of memory: [0-9]* bytes on device cpu' $out/off_little.log)" = 1 ] && ok runs_limit_without_offload || fail runs_limit_without_offload "$(tail -n 1 $out/off_little.log)"
+(ulimit -d 220000; run off_limit $big $off) && equal off_limit off_big && ok runs_limit_with_offload || fail runs_limit_with_offload "$(why off_limit)"
+(ulimit -f 2000; run off_full $big $off); [ $? -eq 1 ] && grep -qE '^error: [0-9]+ bytes to offload cannot be written to a file in .*pool: File too large; give another folder, or none' $out/off_full.log && ok runs_offload_full || fail runs_offload_full "$(tail -n 1 $out/off_full.log)"
+refused runs_offload_nowhere off_bad 'offload_path .*/nowhere is no folder that can be written to' --max_steps 1 --adam_offload --offload_path $out/nowhere
+refused runs_offload_stage off_bad 'param_offload is for weights at their owners alone, and zero_stage is 2; add --zero_stage 3' --max_steps 1 --param_offload
+ppo off_ppo --max_steps 7 --adam_offload --param_offload --zero_stage 3 --ref_reward_offload --offload_path $out/pool --data_parallel_size 2 && equal off_ppo whole && ok runs_ppo_offload || fail runs_ppo_offload "$(tail -n 1 $out/off_ppo.log)"
+scored="--max_steps 2 --reward_pretrain $out/off_rm"
+prompts=${prompts/--reward_rule last_number/}; ppo scored $scored && ppo off_scored $scored --ref_reward_offload --ring_attn_size 2 && equal off_scored scored && ok runs_reward_offload || fail runs_reward_offload "$(tail -n 1 $out/scored.log) $(tail -n 1 $out/off_scored.log)"
+[ -z "$(ls $out/pool)" ] && ok runs_offload_leaves_nothing || fail runs_offload_leaves_nothing "$(names $out/pool)"
 
 # ---- outputs that are inputs ----
 cp $out/arith.jsonl $out/mine.jsonl; ln $out/mine.jsonl $out/hard.jsonl; ln -s mine.jsonl $out/soft.jsonl; mkdir -p $out/seen; cp $out/six/*.* $out/seen/

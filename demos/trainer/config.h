@@ -9,10 +9,10 @@ typedef struct {
     const char *dataset, *eval_dataset, *input_key, *output_key, *input_template, *truncation;
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
-    const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode;
+    const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save;
+        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload, param_offload;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -254,6 +254,24 @@ typedef struct {
          "2", \
          "0: moments on every rank, 1 and 2: sharded, 3: the weights, too; gradients always are", \
          DEMO_BETWEEN(0, 3)}, \
+        {"adam_offload", \
+         &(c).adam_offload, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep what the optimizer keeps outside of the device's memory, in the host's", \
+         DEMO_ANY}, \
+        {"param_offload", \
+         &(c).param_offload, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep the weights there, too, but for two layers; with --zero_stage 3", \
+         DEMO_ANY}, \
+        {"offload_path", \
+         &(c).offload_path, \
+         DEMO_STRING, \
+         NULL, \
+         "folder for what is offloaded, in files without a name that are mapped (not on a GPU)", \
+         DEMO_ANY}, \
         {"gradient_checkpointing", \
          &(c).gradient_checkpointing, \
          DEMO_FLAG, \

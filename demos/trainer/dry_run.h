@@ -13,7 +13,7 @@
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
 static const char *const demo_kind_name[DEMO_KINDS] = {
     "weights",  "optimizer state", "saved activations", "scratch",
-    "exchange", "gradients",       "moving average",    "at one time"};
+    "exchange", "gradients",       "offloaded",         "moving average", "at one time"};
 
 typedef struct {
     int64_t rank[DEMO_KINDS], all[DEMO_KINDS]; /* most bytes of a rank; sum over ranks */
@@ -249,7 +249,9 @@ static void demo_say_files(const demo_forecast *f) {
 
 /* Where ranks share this machine's memory. */
 static bool demo_too_much(const demo_forecast *f) {
-    double all = (double)f->walk[0].memory.all[DEMO_KIND_TOTAL];
+    const int64_t *kinds = f->walk[0].memory.all;
+    double all = (double)kinds[DEMO_KIND_TOTAL];
+    if (!f->job->config.offload_path) all += (double)kinds[SEQPAR_MEM_OFFLOADED];
     return !f->job->processes && strcmp(f->job->config.device, "cuda") &&
            all > demo_machine_bytes();
 }
@@ -262,7 +264,7 @@ static void demo_say_memory(const demo_forecast *f) {
            "memory in MiB", "", "", saves ? "without" : "with", "", "a rank", "all ranks",
            "a rank", "all ranks");
     for (int i = 0; i < DEMO_KINDS; i++) {
-        if (i == DEMO_KIND_AVERAGE && !m->all[i]) continue;
+        if ((i == DEMO_KIND_AVERAGE || i == SEQPAR_MEM_OFFLOADED) && !m->all[i]) continue;
         printf("%-20s %14.2f %14.2f %14.2f %14.2f\n", demo_kind_name[i],
                (double)m->rank[i] / 1048576, (double)m->all[i] / 1048576,
                (double)other->rank[i] / 1048576, (double)other->all[i] / 1048576);

@@ -359,6 +359,19 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         "leave it out",
                         c->device),
                -1;
+    if (c->param_offload && c->zero_stage != 3)
+        return snprintf(error, size,
+                        "--param_offload is for weights at their owners alone, and zero_stage is "
+                        "%lld; add --zero_stage 3",
+                        (long long)c->zero_stage),
+               -1;
+    if (c->offload_path && (access(c->offload_path, W_OK | X_OK) || !strcmp(c->device, "cuda")))
+        return snprintf(error, size,
+                        "offload_path %.300s %s", c->offload_path,
+                        !strcmp(c->device, "cuda")
+                            ? "is not for a GPU, which offloads to the host's memory; leave it out"
+                            : "is no folder that can be written to; make it, or give another"),
+               -1;
 #ifndef DEMO_CUDA
     if (!strcmp(c->device, "cuda"))
         return snprintf(error, size,

@@ -8,7 +8,7 @@
 
 typedef struct {
     const char *input_key, *output_key, *label_key, *ref_pretrain;
-    bool precompute_ref;
+    bool precompute_ref, ref_offload;
     double beta, desirable_loss_weight, undesirable_loss_weight;
     demo_labelled_set sets[2]; /* training, evaluation */
 } demo_kto_config;
@@ -180,7 +180,7 @@ static seqpar_status demo_kto_total(demo_rank *r, demo_window *w, double *means,
 
 static seqpar_status demo_kto_open(demo_rank *r) {
     const demo_kto_config *k = (const demo_kto_config *)r->job->options;
-    seqpar_status status = demo_reference_open(r, k->ref_pretrain);
+    seqpar_status status = demo_reference_open(r, k->ref_pretrain, k->ref_offload);
     return status || !k->precompute_ref ? status : demo_stored_open(r, demo_mismatched_open);
 }
 

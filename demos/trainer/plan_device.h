@@ -49,6 +49,20 @@ static inline void demo_plan_zero(seqpar_device *device, void *data, int64_t byt
     (void)device, (void)data, (void)bytes, (void)queue;
 }
 
+static inline void demo_plan_pool_free(seqpar_device *device, void *data, int64_t bytes) {
+    (void)device, (void)data, (void)bytes;
+}
+
+static inline int64_t demo_plan_move(seqpar_device *device, void *to, const void *from,
+                                     int64_t bytes, void *queue) {
+    demo_plan_copy(device, to, from, bytes, queue);
+    return 0;
+}
+
+static inline void demo_plan_moved(seqpar_device *device, int64_t moves, void *queue) {
+    (void)device, (void)moves, (void)queue;
+}
+
 static inline void demo_plan_close(seqpar_device *device) { free(device); }
 
 #define SEQPAR__X(op) \
@@ -90,6 +104,10 @@ static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) 
                          .copy = demo_plan_copy,
                          .copy_rows = demo_plan_copy_rows,
                          .zero = demo_plan_zero,
+                         .pool_alloc = demo_plan_alloc,
+                         .pool_free = demo_plan_pool_free,
+                         .move = demo_plan_move,
+                         .moved = demo_plan_moved,
                          .close = demo_plan_close};
 #define SEQPAR__X(op) d->op = demo_plan_##op;
     SEQPAR_DEVICE_OPS(SEQPAR__X)

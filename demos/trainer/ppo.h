@@ -301,14 +301,15 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
 /* ---- opening and closing ---- */
 
 /* A score model: from a folder, or the actor's weights with a new head. */
-static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder) {
+static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
+                                      bool offload) {
     const demo_config *c = &r->job->config;
     seqpar_llama_config config = r->job->model;
     seqpar_error why = {0};
     if (folder && demo_load_config(folder, &config, &why))
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     config.score = demo_ppo_options(r)->value_head_prefix;
-    seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared);
+    seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared, offload);
     return status ? status
                   : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }
@@ -327,11 +328,12 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
                                "reward_pretrain names more than %d models; give fewer",
                                DEMO_REWARDS);
         if (p->rewards == 0 && p->has_critic && !c->critic_pretrain)
-            status = demo_open_scorer(r, &p->critic, folder);
+            status = demo_open_scorer(r, &p->critic, folder, false);
         p->moments[p->rewards] = (demo_moments){0, 1};
         if (!status && c->normalize_reward)
             status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
-        if (!status) status = demo_open_scorer(r, &p->reward[p->rewards++], folder);
+        if (!status)
+            status = demo_open_scorer(r, &p->reward[p->rewards++], folder, c->ref_reward_offload);
         if (!status) status = demo_head_there(&p->reward[p->rewards - 1], folder, r->ctx.error);
     }
     return status;
@@ -352,7 +354,7 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     if (c->critic.max_norm >= 0) optim.max_norm = c->critic.max_norm;
     seqpar_status status = p->critic.tensors
                                ? SEQPAR_OK
-                               : demo_open_scorer(r, &p->critic, c->critic_pretrain);
+                               : demo_open_scorer(r, &p->critic, c->critic_pretrain, false);
     return status ? status
                   : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors,
                                       p->critic.tensor_count, &optim);
@@ -371,7 +373,8 @@ static void demo_open_mixed(demo_rank *r) {
 
 static seqpar_status demo_ppo_open(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    seqpar_status status = demo_reference_open(r, c->ref_pretrain);
+    seqpar_status status = demo_reference_open(r, c->ref_pretrain,
+                                               c->ref_offload || c->ref_reward_offload);
     demo_ppo *p = (demo_ppo *)demo_room(1, sizeof *p);
     if (r->own) p->reference = *(demo_reference *)r->own;
     free(r->own);

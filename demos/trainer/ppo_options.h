@@ -12,7 +12,7 @@ typedef struct {
     const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
     const char *policy_loss_type, *pretrain_data;
     bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
-        dynamic_filtering, save_value_network;
+        dynamic_filtering, save_value_network, ref_offload, ref_reward_offload;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
     int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
     int64_t kl_horizon, freezing_actor_steps, top_k, log_samples;
@@ -45,6 +45,13 @@ typedef struct {
          DEMO_STRING, \
          NULL, \
          "folder of the reference model; without it the model training starts from", \
+         DEMO_ANY}, \
+        DEMO_OFFLOAD_BINDING(p), \
+        {"ref_reward_offload", \
+         &(p).ref_reward_offload, \
+         DEMO_FLAG, \
+         NULL, \
+         "the same for the reference and the reward models", \
          DEMO_ANY}, \
         {"reward_pretrain", \
          &(p).reward_pretrain, \

@@ -13,7 +13,7 @@
 typedef struct {
     const char *prompt_key, *chosen_key, *rejected_key, *margin_key, *ref_pretrain, *pref_loss;
     const char *loss, *value_head_prefix;
-    bool ipo, margin_loss, precompute_ref;
+    bool ipo, margin_loss, precompute_ref, ref_offload;
     double beta, label_smoothing, nll_loss_coef, simpo_gamma;
     double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
 } demo_preference_config;
@@ -376,7 +376,7 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
 static seqpar_status demo_dpo_open(demo_rank *r) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     if (!demo_has_reference(p)) return SEQPAR_OK;
-    seqpar_status status = demo_reference_open(r, p->ref_pretrain);
+    seqpar_status status = demo_reference_open(r, p->ref_pretrain, p->ref_offload);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
 

@@ -10,6 +10,12 @@
 #define DEMO_REFERENCE_H
 #include "trainer.h"
 
+#define DEMO_OFFLOAD_BINDING(p) \
+    { \
+        "ref_offload", &(p).ref_offload, DEMO_FLAG, NULL, \
+            "keep the reference's weights outside of the device's memory, but for two layers", \
+            DEMO_ANY \
+    }
 #define DEMO_REFERENCE_BINDINGS(p) \
     {"ref_pretrain", \
      &(p).ref_pretrain, \
@@ -17,6 +23,7 @@
      NULL, \
      "folder of the reference model; without it the model training starts from", \
      DEMO_ANY}, \
+        DEMO_OFFLOAD_BINDING(p), \
     { \
         "precompute_ref", &(p).precompute_ref, DEMO_FLAG, NULL, \
             "ask the reference once, before the first step, and keep its log-probs in " \
@@ -89,14 +96,15 @@ static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
 
 /* The reference is the model training starts from, or a folder: in either case before the
    first step. */
-static seqpar_status demo_reference_open(demo_rank *r, const char *folder) {
+static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool offload) {
     const demo_config *c = &r->job->config;
     demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
     if (!folder) folder = c->pretrain;
     seqpar_status status = demo_reference_config(r, folder, &config);
-    if (!status) status = demo_model_open(&r->ctx, &reference->model, &config, r->job->shared);
+    if (!status)
+        status = demo_model_open(&r->ctx, &reference->model, &config, r->job->shared, offload);
     reference->there = !status;
     if (status) return status;
     status = demo_begin_model(&r->ctx, &reference->model, folder, c->seed);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* shared.h - where a model's weights are. Ranks of one process have them once: all read them, at
  * zero_stage 1 and 2 their owners update them (seqpar_optim_desc.params_shared), and each rank
- * loads a part. At zero_stage 3 each rank has what it owns alone. Else every rank has them all.
+ * loads a part. At zero_stage 3, and where a frozen model is offloaded, each rank has what it owns
+ * alone. Else every rank has them all.
  *
  * Shared ones belong to the run, not to a rank: a rank that fails closes while others still read. */
 #ifndef DEMO_SHARED_H
@@ -11,16 +12,20 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    bool sharded;          /* at their owners alone */
+    bool sharded;          /* at their owners alone, and */
+    bool offloaded;        /* outside of the device's memory */
     seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
     void **arrays;         /* stb_ds array; rank 0 adds to it, between two exchanges */
     int64_t bytes;         /* of all */
 } demo_shared;
 
-/* Room for a model's weights, zero: shared's, or the rank's. Collective over the world. */
+/* Room for a model's weights, zero: shared's, or the rank's. offload: of a frozen one. Collective
+   over the world. */
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
-                                     const seqpar_llama_config *config, demo_shared *shared) {
-    if (shared->sharded) return seqpar_llama_open_sharded(ctx, model, config, 0, 0);
+                                     const seqpar_llama_config *config, demo_shared *shared,
+                                     bool offload) {
+    if (shared->sharded || offload)
+        return seqpar_llama_open_sharded(ctx, model, config, 0, shared->offloaded || offload);
     if (!shared->device) return seqpar_llama_open(ctx, model, config);
     seqpar_status status = seqpar_llama_open_table(ctx, model, config);
     int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);

@@ -435,12 +435,16 @@ static bool demo_shares_weights(const demo_job *job) {
            c->zero_stage > 0 && c->zero_stage < 3 && strcmp(c->device, "cuda");
 }
 
+static demo_shared demo_shared_of(const demo_config *c) {
+    return (demo_shared){.sharded = c->zero_stage == 3, .offloaded = c->param_offload};
+}
+
 /* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
 typedef seqpar_status (*demo_run_fn)(int64_t ranks, seqpar_rank_fn fn, void *user,
                                      seqpar_error *error);
 static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_fn main,
                                    void *user, seqpar_error *error) {
-    demo_shared shared = {.sharded = job->config.zero_stage == 3};
+    demo_shared shared = demo_shared_of(&job->config);
     if (demo_shares_weights(job)) shared.device = demo_device(job, error);
     job->shared = &shared;
     seqpar_status status = run(job->dp * job->config.ring_attn_size, main, user, error);
@@ -542,13 +546,17 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
                                .eps = c->adam_eps,
                                .decay = c->l2,
                                .max_norm = c->max_norm,
-                               .params_shared = r->job->shared->device != NULL};
+                               .params_shared = r->job->shared->device != NULL,
+                               .offload = (c->adam_offload ? SEQPAR_OFFLOAD_STATE : 0) |
+                                          (c->param_offload ? SEQPAR_OFFLOAD_PARAMS : 0)};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
     if (status) return status;
     r->device = demo_device(r->job, world->error);
+    if (r->device) r->device->pool_path = c->offload_path;
     status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
-    if (!status) status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared);
+    if (!status)
+        status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared, false);
     if (!status)
         status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
                                    &optim);
@@ -844,7 +852,7 @@ static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
 /* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
    on. */
 static seqpar_status demo_process_run(demo_job *job) {
-    demo_shared none = {.sharded = job->config.zero_stage == 3};
+    demo_shared none = demo_shared_of(&job->config);
     seqpar_error error;
     job->shared = &none;
     seqpar_status status = demo_run_process(job, &error);
