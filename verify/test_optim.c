@@ -279,6 +279,10 @@ enum {
     SLICE_LEFT_OUT,
     SLICE_OF_SECOND_SUM_LEFT_OUT,
     SLICE_SHORT,
+    OFFLOAD_UNKNOWN,
+    OFFLOAD_EARLY,
+    OFFLOAD_NOWHERE,
+    OFFLOAD_NO_FOLDER,
     MISUSES
 };
 static const misuse misuses[MISUSES] = {
@@ -304,6 +308,11 @@ static const misuse misuses[MISUSES] = {
     [SLICE_LEFT_OUT] = {"slice_left_out", "0 of 1 micro-batches; run all of them"},
     [SLICE_OF_SECOND_SUM_LEFT_OUT] = {"slice_of_second_sum_left_out", "and all slices"},
     [SLICE_SHORT] = {"slice_short", "room for 479 at a stride"},
+    [OFFLOAD_UNKNOWN] = {"offload_unknown", "offload is 4 at zero_stage 0"},
+    [OFFLOAD_EARLY] = {"offload_params_of_all", "offload is 3 at zero_stage 1"},
+    [OFFLOAD_NOWHERE] = {"offload_without_pool", "the device 'cpu', which has no second pool"},
+    [OFFLOAD_NO_FOLDER] = {"offload_without_folder",
+                           "bytes to offload cannot be kept in a file in build/none: No such"},
 };
 
 /* Elements of the large tensor's gradient, of either sum. */
@@ -378,12 +387,18 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
 static seqpar_status misuse_main(seqpar_comm *world, void *user) {
     int which = *(const int *)user;
     seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
-                              .zero_stage = which == SHARED_APART,
+                              .zero_stage = which == SHARED_APART || which == OFFLOAD_EARLY,
                               .params_shared = which == SHARED_EVERYWHERE ||
                                                which == SHARED_APART,
                               .slice = which == SLICE_NEGATIVE ? -1
-                                                               : which > SLICE_NEGATIVE};
+                                                               : which > SLICE_NEGATIVE,
+                              .offload = which == OFFLOAD_UNKNOWN ? 4
+                                         : which == OFFLOAD_EARLY ? 3
+                                                                  : which > OFFLOAD_EARLY};
     seqpar_device *device = seqpar_device_cpu(1);
+    if (which >= OFFLOAD_UNKNOWN) desc.kind = SEQPAR_OPTIM_ADAMW;
+    if (which == OFFLOAD_NOWHERE) device->move = NULL;
+    if (which == OFFLOAD_NO_FOLDER) device->pool_path = "build/none";
     seqpar_ctx ctx;
     seqpar_optim optim;
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
@@ -402,6 +417,49 @@ static void check_misuse(int which) {
     test_expect((status == SEQPAR_OK) == !*says, "status %s", seqpar_status_name(status));
     if (*says) test_expect(strstr(error.text, says) != NULL, "'%s'", error.text);
     test_end("plain_%s", misuses[which].name);
+}
+
+/* ---- the second pool ---- */
+
+/* Moves are done in order, beside the caller, who waits for as many as they want: each takes
+   what the one before has brought. */
+static void check_pool(const char *path, int64_t count) {
+    enum { BYTES = 1 << 22 };
+    seqpar_comm *world = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_buffer far = {0}, near[2] = {{0}};
+    int64_t moves = 0, wrong = 0, first = 0;
+    device->pool_path = path;
+    test_expect(!seqpar_ctx_open(&ctx, world, device, 1) &&
+                    !seqpar_buffer_new(&ctx, &far, (count + 1) * BYTES, SEQPAR_MEM_OFFLOADED) &&
+                    !seqpar_buffer_new(&ctx, &near[0], BYTES, SEQPAR_MEM_SCRATCH) &&
+                    !seqpar_buffer_new(&ctx, &near[1], BYTES, SEQPAR_MEM_SCRATCH),
+                "%s", world->error->text);
+    test_expect(ctx.memory.total == 2 * BYTES &&
+                    ctx.memory.now[SEQPAR_MEM_OFFLOADED] == (count + 1) * BYTES,
+                "%lld bytes in all", (long long)ctx.memory.total);
+    char *data = far.data;
+    for (int64_t i = 0; i < (count + 1) * BYTES; i++) wrong += data[i] != 0;
+    test_expect(wrong == 0, "%lld bytes are not zero", (long long)wrong);
+    for (int64_t i = 0; i < BYTES; i++) data[i] = (char)(i * 7 + i / 256);
+    for (int64_t i = 0; i < count; i++) {
+        device->move(device, near[i % 2].data, data + i * BYTES, BYTES, NULL);
+        moves = device->move(device, data + (i + 1) * BYTES, near[i % 2].data, BYTES, NULL);
+        test_expect(moves == 2 * i + 2, "%lld moves begun", (long long)moves);
+        if (i == 0) first = moves;
+    }
+    device->moved(device, first, NULL);
+    test_expect(!memcmp(data, data + BYTES, BYTES), "the first pair has not arrived");
+    device->moved(device, moves, NULL);
+    test_expect(!memcmp(data, data + count * BYTES, BYTES), "the last one has not arrived");
+    seqpar_buffer_free(&ctx, &far);
+    for (int i = 0; i < 2; i++) seqpar_buffer_free(&ctx, &near[i]);
+    test_expect(ctx.memory.now[SEQPAR_MEM_OFFLOADED] == 0 && ctx.memory.total == 0, "left");
+    seqpar_ctx_close(&ctx);
+    seqpar_comm_free(world);
+    seqpar_device_close(device);
+    test_end("pool_%s_%lld", path ? "files" : "memory", (long long)count);
 }
 
 /* ---- the vocabulary projection alone ---- */
@@ -515,6 +573,9 @@ int main(int argc, char **argv) {
     check_ways(SEQPAR_OPTIM_SGD, 3);
     check_slow_rank();
     for (int which = 0; which < MISUSES; which++) check_misuse(which);
+    check_pool(NULL, 3);
+    check_pool(NULL, 50); /* more than wait at a time */
+    check_pool("build", 3);
     check_head(seqpar_device_cpu(1), "cpu");
     return test_summary();
 }

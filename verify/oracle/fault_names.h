@@ -159,6 +159,9 @@ static const struct fault_name {
     {141, NULL, FAULT_INSIDE},
     {142, NULL, FAULT_INSIDE},
     {143, NULL, FAULT_INSIDE},
-    {144, NULL, FAULT_INSIDE}};
+    {144, NULL, FAULT_INSIDE},
+    {145, NULL, FAULT_INSIDE},
+    {146, NULL, FAULT_INSIDE},
+    {147, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
