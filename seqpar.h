@@ -38,6 +38,7 @@
        >>ref        reference device: naive
        >>cpu        fast device: products, attention
        >>rows       fast device: norm, SwiGLU, loss, update
+       >>half       fast device: bf16, widened and rounded
        >>own        a block kernel or product of your own
        >>licence
 
@@ -1207,8 +1208,10 @@ struct seqpar_device {
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void);
 /* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both:
-   seqpar_device_close. */
+   seqpar_device_close. In bf16 weights and activations take half the memory, sums and masters are
+   fp32; what is computed at a time is widened. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
+SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads);
 /* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products
    from pieces of tf32; or bf16. One device a rank; all may share a GPU. NULL and *error:
    none there, too old, no memory. Once a call was made before, the same call can be captured
@@ -9781,6 +9784,17 @@ SEQPAR__TEMPLATE void seqpar__element_set(void *x, int64_t i, const int type, do
         ((uint16_t *)x)[i] = seqpar_bf16_from_float((float)value);
 }
 
+static void seqpar__bf16_widen(float *to, const uint16_t *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, 4);
+    }
+}
+
+static void seqpar__bf16_narrow(uint16_t *to, const float *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = seqpar_bf16_from_float(from[i]);
+}
+
 /* to (rows, d) dense <- from, rows `stride` elements apart */
 static void seqpar__convert(void *to, int to_type, const void *from, int from_type,
                             int64_t rows, int64_t d, int64_t stride) {
@@ -10437,6 +10451,8 @@ static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int6
         void *from = seqpar__at(value, first + t * d, sum);
         if (sum == type)
             memcpy(to, from, (size_t)(d * seqpar_dtype_bytes(type)));
+        else if (sum == SEQPAR_DTYPE_F32 && type == SEQPAR_DTYPE_BF16)
+            seqpar__bf16_narrow((uint16_t *)to, (const float *)from, d);
         else
             seqpar__convert(to, type, from, sum, 1, d, d);
     }
@@ -11711,9 +11727,8 @@ SEQPAR__ROW_OP(route_grad, a->experts)
 SEQPAR__ROW_OP(mix, a->width)
 SEQPAR__ROW_OP(dots, 1)
 
-static seqpar_device *seqpar__host_device(const char *name, int storage, int accumulator) {
-    seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);
-    if (!d) return NULL;
+static void seqpar__host_table(seqpar_device *d, const char *name, int storage,
+                               int accumulator) {
     d->name = name;
     d->storage = storage;
     d->accumulator = accumulator;
@@ -11731,6 +11746,11 @@ static seqpar_device *seqpar__host_device(const char *name, int storage, int acc
 #define SEQPAR__X(op) d->op = seqpar__host_##op;
     SEQPAR_DEVICE_OPS_HOST(SEQPAR__X)
 #undef SEQPAR__X
+}
+
+static seqpar_device *seqpar__host_device(const char *name, int storage, int accumulator) {
+    seqpar_device *d = SEQPAR__NEW(seqpar_device, 1);
+    if (d) seqpar__host_table(d, name, storage, accumulator);
     return d;
 }
 
@@ -12739,6 +12759,7 @@ typedef struct seqpar__attn_tile {
     int fresh, fresh_keys; /* there is no state yet, no dq; no dk and dv */
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[3]; /* packed operands */
+    float *wide[3];              /* rows of bf16, widened */
     seqpar__attn_job *job;
     /* (KT, QT) scores, later probabilities; dropout factors; in rows of KT: gradients of
        scores */
@@ -12756,11 +12777,17 @@ static int64_t seqpar__attn_columns(const seqpar_attn_args *a) {
     return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim;
 }
 
+/* rows that are widened at a time: of a tile, or of a task */
+static int64_t seqpar__attn_wide(const seqpar_attn_args *a) {
+    return SEQPAR__MAX((int64_t)SEQPAR__KT, seqpar__attn_rows_max(a)) * a->head_dim;
+}
+
 /* two operands of columns, three of rows, three tiles */
-static int64_t seqpar__attn_scratch(const seqpar_attn_args *a) {
+static int64_t seqpar__attn_scratch(const seqpar_device *device, const seqpar_attn_args *a) {
     int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
+    int64_t widened = device->storage == SEQPAR_DTYPE_F32 ? 0 : 3 * seqpar__attn_wide(a);
     return (2 * seqpar__attn_columns(a) + (2 * SEQPAR__KT + seqpar__attn_rows_max(a)) * wide +
-            SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT)) *
+            SEQPAR__KT * (2 * SEQPAR__QT + SEQPAR__KT) + widened) *
                (int64_t)sizeof(float) +
            64;
 }
@@ -12784,26 +12811,53 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     t.columns[0] = t.rows[1] + row_floats;
     t.columns[1] = t.columns[0] + seqpar__attn_columns(a);
     t.rows[2] = t.columns[1] + seqpar__attn_columns(a);
+    t.wide[0] = t.rows[2] + seqpar__attn_rows_max(a) * seqpar__up(a->head_dim, SEQPAR__NR);
+    t.wide[1] = t.wide[0] + seqpar__attn_wide(a);
+    t.wide[2] = t.wide[1] + seqpar__attn_wide(a);
     return t;
 }
 
-static const float *seqpar__tile_keys(const seqpar__attn_tile *t, const void *base,
-                                      int64_t piece_row) {
-    return (const float *)base +
-           ((piece_row + t->key) * t->args->head_count + t->kv_head) * t->args->head_dim;
+/* Rows of head_dim floats, from row to row. */
+typedef struct seqpar__floats {
+    const float *at;
+    int64_t stride;
+} seqpar__floats;
+
+/* `count` rows of one of `heads` heads, where they lie; of bf16, widened into room `which`. */
+static seqpar__floats seqpar__tile_floats(const seqpar__attn_tile *t, const void *base,
+                                          int64_t row, int64_t heads, int64_t head,
+                                          int64_t count, int which) {
+    int64_t d = t->args->head_dim;
+    const uint16_t *half = (const uint16_t *)base + (row * heads + head) * d;
+    seqpar__floats f;
+    f.at = (const float *)base + (row * heads + head) * d;
+    f.stride = heads * d;
+    if (t->job->device->storage == SEQPAR_DTYPE_F32) return f;
+    for (int64_t r = 0; r < count; r++)
+        seqpar__bf16_widen(t->wide[which] + r * d, half + r * heads * d, d);
+    f.at = t->wide[which];
+    f.stride = d;
+    return f;
 }
 
-static const float *seqpar__tile_queries(const seqpar__attn_tile *t, const void *base) {
-    return (const float *)base +
-           ((t->queries->local + t->query) * t->args->heads + t->head) * t->args->head_dim;
+static seqpar__floats seqpar__tile_keys(const seqpar__attn_tile *t, const void *base,
+                                        int64_t piece_row, int64_t count, int which) {
+    return seqpar__tile_floats(t, base, piece_row + t->key, t->args->head_count, t->kv_head,
+                               count, which);
+}
+
+static seqpar__floats seqpar__tile_queries(const seqpar__attn_tile *t, const void *base,
+                                           int64_t count, int which) {
+    return seqpar__tile_floats(t, base, t->queries->local + t->query, t->args->heads, t->head,
+                               count, which);
 }
 
 /* The task's tokens as columns, times a factor; the last tile is filled up with zeros. */
-static void seqpar__pack_columns(float *to, const float *from, int64_t stride, int64_t count,
-                                 int64_t d, double factor) {
+static void seqpar__pack_columns(float *to, seqpar__floats from, int64_t count, int64_t d,
+                                 double factor) {
     int64_t whole = count / SEQPAR__QT * SEQPAR__QT;
     if (whole < count) memset(to + whole * d, 0, (size_t)(SEQPAR__QT * d) * sizeof *to);
-    seqpar__pack(to, from, 1, stride, d, count, (float)factor);
+    seqpar__pack(to, from.at, 1, from.stride, d, count, (float)factor);
 }
 
 /* What products of query and key are multiplied by; with a softcap, before its tanh. */
@@ -12812,16 +12866,16 @@ static double seqpar__score_factor(const seqpar_attn_args *a) {
 }
 
 /* Rows are read where they lie, unless a panel would reach beyond their end. */
-static seqpar__operand seqpar__row_operand(float *packed, const float *from, int64_t stride,
-                                           int64_t count, int64_t d) {
+static seqpar__operand seqpar__row_operand(float *packed, seqpar__floats from, int64_t count,
+                                           int64_t d) {
     seqpar__operand o;
     if (d % SEQPAR__NR == 0) {
-        o.at = from;
-        o.row = stride;
+        o.at = from.at;
+        o.row = from.stride;
         o.panel = SEQPAR__NR;
         return o;
     }
-    seqpar__pack(packed, from, stride, 1, count, d, 1.0f);
+    seqpar__pack(packed, from.at, from.stride, 1, count, d, 1.0f);
     o.at = packed;
     o.row = SEQPAR__NR;
     o.panel = count * SEQPAR__NR;
@@ -12903,7 +12957,7 @@ static void seqpar__ahead_fetch(seqpar__attn_job *j) {
 static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next) {
     const seqpar_attn_args *a = next->args;
     const seqpar_attn_keys *keys = &a->k_pieces[next->task->piece];
-    int64_t row = a->head_dim * (int64_t)sizeof(float);
+    int64_t row = a->head_dim * seqpar_dtype_bytes(j->device->storage);
     if (j->kernel->kind == SEQPAR__FOLD_DKV) {
         seqpar__ahead_add(j,
                           (const char *)a->v + (keys->v_row * a->head_count + next->head) * row,
@@ -12952,15 +13006,15 @@ static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
 
 /* Rows first .. last of the tile: products of the row tokens with QT columns. */
 static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t ld,
-                                  const float *rows, int64_t stride, const float *columns,
-                                  int64_t first, int64_t last) {
+                                  seqpar__floats rows, const float *columns, int64_t first,
+                                  int64_t last) {
     int64_t d = t->args->head_dim, n;
     for (int64_t c = 0; c < SEQPAR__QT; c += SEQPAR__NR)
         for (int64_t r = first; r < last; r += n) {
             n = seqpar__tile_rows(last - r);
             seqpar__ahead_fetch(t->job);
-            seqpar__tiles_rows(n, d, rows + r * stride, stride, columns + c * d, SEQPAR__NR,
-                               s + r * ld + c, ld, 0, NULL);
+            seqpar__tiles_rows(n, d, rows.at + r * rows.stride, rows.stride, columns + c * d,
+                               SEQPAR__NR, s + r * ld + c, ld, 0, NULL);
         }
 }
 
@@ -13091,8 +13145,8 @@ static void seqpar__tile_softmax(const seqpar__attn_tile *t, float *m, float *l,
     memcpy(l, sums, bytes);
 }
 
-static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand values, float *o,
-                                     float *m, float *l) {
+static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__floats keys,
+                                     seqpar__operand values, float *o, float *m, float *l) {
     const seqpar_attn_args *a = t->args;
     int64_t d = a->head_dim;
     float factor[SEQPAR__QT];
@@ -13101,8 +13155,7 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
         if (t->fresh) memset(o, 0, (size_t)(t->query_count * d) * sizeof *o);
         return;
     }
-    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_keys(t, a->k, t->keys->k_row),
-                          a->head_count * d, t->columns[0] + t->query * d, t->key_low,
+    seqpar__tile_products(t, t->s, SEQPAR__QT, keys, t->columns[0] + t->query * d, t->key_low,
                           t->key_high);
     if (a->softcap > 0) seqpar__tile_cap(t, t->key_low, t->key_high);
     seqpar__tile_softmax(t, m, l, factor);
@@ -13117,7 +13170,7 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__operand value
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, stride = a->head_count * d;
+    int64_t d = a->head_dim;
     float *o = (float *)value, *m = o + j->count * d, *l = m + j->count;
     seqpar__attn_tile t = seqpar__tile_new(j, &a->k_pieces[index],
                                            &a->q_pieces[j->task->piece]);
@@ -13128,17 +13181,20 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
         l[r] = 0.0f;
     }
     if (!j->packed++)
-        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q), a->heads * d,
+        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q, j->count, 0),
                              j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
+        seqpar__floats keys;
         seqpar__operand values;
         t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
         t.fresh = !extend && t.key == 0;
-        values = seqpar__row_operand(t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row),
-                                     stride, t.key_count, d);
+        keys = seqpar__tile_keys(&t, a->k, t.keys->k_row, t.key_count, 0);
+        values = seqpar__row_operand(
+            t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row, t.key_count, 1), t.key_count,
+            d);
         for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
             t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
-            seqpar__cpu_forward_tile(&t, values, o + t.query * d, m + t.query, l + t.query);
+            seqpar__cpu_forward_tile(&t, keys, values, o + t.query * d, m + t.query, l + t.query);
         }
     }
     j->flops += 4 * d * t.pairs;
@@ -13189,7 +13245,8 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     int64_t d = a->head_dim;
     const float *o = (const float *)value, *m = o + j->count * d, *l = m + j->count;
     for (int64_t r = 0; r < j->count; r++) {
-        float *out = (float *)a->out + ((j->local + r) * a->heads + j->head) * d;
+        int64_t at = ((j->local + r) * a->heads + j->head) * d;
+        float *out = (float *)a->out + at;
         float *lse = (float *)a->lse + (j->local + r) * a->heads + j->head;
         int empty = l[r] == 0.0f;
         double top = (double)m[r] * 0.693147180559945309;
@@ -13201,7 +13258,11 @@ static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
             total = l[r] * factor + seqpar__expf((float)(sink - top));
         }
         factor = empty ? 0.0f : factor / total;
-        for (int64_t i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
+        if (j->device->storage == SEQPAR_DTYPE_F32)
+            for (int64_t i = 0; i < d; i++) out[i] = o[r * d + i] * factor;
+        else
+            for (int64_t i = 0; i < d; i++)
+                ((uint16_t *)a->out)[at + i] = seqpar_bf16_from_float(o[r * d + i] * factor);
         *lse = empty && !a->sinks ? (float)-HUGE_VAL : (float)(top + seqpar_log((double)total));
     }
 }
@@ -13266,22 +13327,27 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
     if (t->args->dropout > 0) seqpar__tile_times(t->s, SEQPAR__QT, t->z, first, last);
 }
 
+/* The queries of a tile and the keys of a task, as rows, and as the depth of a product. */
+typedef struct seqpar__backward_rows {
+    seqpar__floats q, dout;
+    seqpar__operand q_depth, dout_depth, k_depth;
+} seqpar__backward_rows;
+
 /* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: queries are the depth of both
    products, rising. */
-static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds, seqpar__operand q,
-                                  seqpar__operand dout, float *dk, float *dv) {
-    const seqpar_attn_args *a = t->args;
-    int64_t d = a->head_dim, stride = a->heads * d;
+static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds,
+                                  const seqpar__backward_rows *of, float *dk, float *dv) {
+    int64_t d = t->args->head_dim;
     const float *keep = t->fresh_keys ? NULL : seqpar__ones;
-    seqpar__tile_products(t, t->s, SEQPAR__QT, seqpar__tile_queries(t, a->q), stride,
-                          t->columns[0] + t->key * d, t->query_low, t->query_high);
-    seqpar__tile_products(t, ds, SEQPAR__KT, seqpar__tile_queries(t, a->dout), stride,
-                          t->columns[1] + t->key * d, t->query_low, t->query_high);
+    seqpar__tile_products(t, t->s, SEQPAR__QT, of->q, t->columns[0] + t->key * d, t->query_low,
+                          t->query_high);
+    seqpar__tile_products(t, ds, SEQPAR__KT, of->dout, t->columns[1] + t->key * d,
+                          t->query_low, t->query_high);
     seqpar__tile_backward(t, ds);
-    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, q, t->key_count, t->query_low,
-                     t->query_high, keep);
-    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, dout, t->key_count, t->query_low,
-                     t->query_high, keep);
+    seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, of->q_depth, t->key_count,
+                     t->query_low, t->query_high, keep);
+    seqpar__tile_add(dv + t->key * d, d, t->s, 1, SEQPAR__QT, of->dout_depth, t->key_count,
+                     t->query_low, t->query_high, keep);
 }
 
 /* What a tile without a visible pair gives: zeros. They are added, as a sum of -0 becomes 0 by
@@ -13295,9 +13361,9 @@ static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
 
 /* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k:
    keys are the depth, rising. */
-static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q,
-                                   seqpar__operand dout, seqpar__operand k, float *dq,
-                                   float *dk, float *dv) {
+static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_rows *of,
+                                   float *dq, float *dk, float *dv) {
+    seqpar__operand k = of->k_depth;
     int64_t begin = t->key;
     int64_t end = SEQPAR__MIN(begin + SEQPAR__KT, t->keys->count);
     int64_t first = SEQPAR__KT, last = 0, d = t->args->head_dim;
@@ -13315,7 +13381,7 @@ static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q,
         }
         first = SEQPAR__MIN(first, t->key - begin);
         last = t->key - begin + t->key_count;
-        seqpar__backward_tile(t, ds, q, dout, dk, dv);
+        seqpar__backward_tile(t, ds, of, dk, dv);
     }
     t->key = begin;
     k.at += begin * k.row;
@@ -13330,32 +13396,33 @@ static void seqpar__backward_block(seqpar__attn_tile *t, seqpar__operand q,
 static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
-    int64_t d = a->head_dim, stride = a->heads * d, key_stride = a->head_count * d;
+    int64_t d = a->head_dim;
     float *dq = (float *)value, *dk = (float *)keys->gradients, *dv = dk + keys->count * d;
     seqpar__attn_tile t = seqpar__tile_new(keys, &a->k_pieces[index],
                                            &a->q_pieces[j->task->piece]);
-    seqpar__operand q, dout, k;
+    seqpar__backward_rows of;
+    seqpar__floats k;
     t.head = j->head;
     t.kv_head = keys->head;
+    k = seqpar__tile_keys(&t, a->k, t.keys->k_row, keys->count, 2);
     if (!keys->packed++) {
-        seqpar__pack_columns(t.columns[0], seqpar__tile_keys(&t, a->k, t.keys->k_row),
-                             key_stride, keys->count, d, seqpar__score_factor(a));
-        seqpar__pack_columns(t.columns[1], seqpar__tile_keys(&t, a->v, t.keys->v_row),
-                             key_stride, keys->count, d, a->scale);
+        seqpar__pack_columns(t.columns[0], k, keys->count, d, seqpar__score_factor(a));
+        seqpar__pack_columns(t.columns[1],
+                             seqpar__tile_keys(&t, a->v, t.keys->v_row, keys->count, 1),
+                             keys->count, d, a->scale);
     }
-    k = seqpar__row_operand(t.rows[2], seqpar__tile_keys(&t, a->k, t.keys->k_row), key_stride,
-                            keys->count, d);
+    of.k_depth = seqpar__row_operand(t.rows[2], k, keys->count, d);
     for (t.query = 0; t.query < j->count; t.query += SEQPAR__KT) {
         t.query_count = SEQPAR__MIN(SEQPAR__KT, j->count - t.query);
-        q = seqpar__row_operand(t.rows[0], seqpar__tile_queries(&t, a->q), stride,
-                                t.query_count, d);
-        dout = seqpar__row_operand(t.rows[1], seqpar__tile_queries(&t, a->dout), stride,
-                                   t.query_count, d);
+        of.q = seqpar__tile_queries(&t, a->q, t.query_count, 0);
+        of.dout = seqpar__tile_queries(&t, a->dout, t.query_count, 1);
+        of.q_depth = seqpar__row_operand(t.rows[0], of.q, t.query_count, d);
+        of.dout_depth = seqpar__row_operand(t.rows[1], of.dout, t.query_count, d);
         seqpar__tile_statistics(&t);
         t.fresh_keys = keys->fresh && t.query == 0;
         for (t.key = 0; t.key < keys->count; t.key += SEQPAR__KT) {
             t.fresh = !extend && t.key == 0;
-            seqpar__backward_block(&t, q, dout, k, dq + t.query * d, dk, dv);
+            seqpar__backward_block(&t, &of, dq + t.query * d, dk, dv);
         }
     }
     keys->fresh = 0;
@@ -13371,7 +13438,7 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
     (void)queue;
     for (int64_t g = 0; g < a->groups; g++)
         kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
-                                           seqpar__attn_scratch(&a->keys[g]));
+                                           seqpar__attn_scratch(device, &a->keys[g]));
     return seqpar__attn_backward_run(device, a, &kernel);
 }
 
@@ -13381,7 +13448,7 @@ static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpa
         SEQPAR__FOLD_STATE, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine,
         seqpar__cpu_state_finish, 1, 0, seqpar__cpu_ahead};
     (void)queue;
-    kernel.scratch_bytes = seqpar__attn_scratch(a);
+    kernel.scratch_bytes = seqpar__attn_scratch(device, a);
     return seqpar__attn_run(device, a, &kernel);
 }
 
@@ -14030,6 +14097,445 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
 #define SEQPAR__X(op) d->op = seqpar__cpu_##op;
     SEQPAR_DEVICE_OPS_EACH(SEQPAR__X)
 #undef SEQPAR__X
+    return d;
+}
+
+/* =============================================================================================
+   >>half  the fast device in bf16: what is kept is halved, sums stay fp32
+
+   Attention widens tokens as it packs them (>>cpu). Everything else is the fp32 device's own
+   operation, on a few rows at a time that are widened before and rounded behind it. Nothing is
+   computed in bf16, so a machine with instructions for it has the bits of one without.
+   ========================================================================================== */
+
+enum { SEQPAR__HALF_ROOMS = 3, SEQPAR__HALF_BLOCK = 1 << 19 /* elements widened at a time */ };
+typedef struct seqpar__half {
+    seqpar_device base; /* first: the two are cast to each other */
+    seqpar_device *wide;
+    float *room[SEQPAR__HALF_ROOMS];
+    int64_t elements[SEQPAR__HALF_ROOMS];
+} seqpar__half;
+
+/* With the error of the rank that uses it now. */
+static seqpar__half *seqpar__half_of(seqpar_device *device) {
+    seqpar__half *h = (seqpar__half *)device;
+    h->wide->error = device->error;
+    return h;
+}
+
+/* NULL: no memory, and the error says so. */
+static float *seqpar__half_room(seqpar__half *h, int which, int64_t elements) {
+    if (elements > h->elements[which]) {
+        seqpar__host_free(&h->base, h->room[which]);
+        h->room[which] = (float *)seqpar__host_alloc(&h->base, elements * 4);
+        h->elements[which] = h->room[which] ? elements : 0;
+    }
+    if (!h->room[which]) seqpar__no_memory(h->base.error, "widened rows");
+    return h->room[which];
+}
+
+/* Rows of one type become those of the other. */
+typedef struct seqpar__half_copy {
+    void *to;
+    const void *from;
+    int64_t to_stride, from_stride, rows, width;
+    int narrow;
+} seqpar__half_copy;
+
+static void seqpar__half_copy_job(void *user, int64_t job, char *scratch) {
+    const seqpar__half_copy *c = (const seqpar__half_copy *)user;
+    int64_t end = SEQPAR__MIN(c->rows, (job + 1) * 16);
+    (void)scratch;
+    for (int64_t t = job * 16; t < end; t++)
+        if (c->narrow)
+            seqpar__bf16_narrow((uint16_t *)c->to + t * c->to_stride,
+                           (const float *)c->from + t * c->from_stride, c->width);
+        else
+            seqpar__bf16_widen((float *)c->to + t * c->to_stride,
+                          (const uint16_t *)c->from + t * c->from_stride, c->width);
+}
+
+/* to (rows, width) without gaps <- rows `first`, ... of bf16 */
+static seqpar_status seqpar__half_widen(seqpar__half *h, float *to, seqpar_mat from,
+                                        int64_t first, int64_t rows, int64_t width) {
+    seqpar__half_copy c = {to, NULL, width, 0, 0, 0, 0};
+    c.from = (const uint16_t *)from.data + first * from.stride;
+    c.from_stride = from.stride;
+    c.rows = rows;
+    c.width = width;
+    return seqpar__parallel(h->wide, (rows + 15) / 16, 0, seqpar__half_copy_job, &c);
+}
+
+/* and back */
+static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t first,
+                                         const float *from, int64_t rows, int64_t width) {
+    seqpar__half_copy c = {NULL, from, 0, width, 0, 0, 1};
+    c.to = (uint16_t *)to.data + first * to.stride;
+    c.to_stride = to.stride;
+    c.rows = rows;
+    c.width = width;
+    return seqpar__parallel(h->wide, (rows + 15) / 16, 0, seqpar__half_copy_job, &c);
+}
+
+/* A matrix of an operation's arguments that is walked through by rows. */
+typedef struct seqpar__half_mat {
+    seqpar_mat *mat; /* in a copy of the arguments: of the rows at hand */
+    int64_t width;
+    int reads, writes;
+    seqpar_mat whole;
+} seqpar__half_mat;
+
+/* Rows first .. first + count are at hand. */
+typedef struct seqpar__half_walk {
+    seqpar__half *half;
+    seqpar__half_mat *mats;
+    int mat_count;
+    int64_t rows, most, first, count;
+    seqpar_status status;
+} seqpar__half_walk;
+
+static seqpar__half_walk seqpar__half_begin(seqpar_device *device, seqpar__half_mat *mats,
+                                            int mat_count, int64_t rows) {
+    seqpar__half_walk w;
+    int64_t widest = 1;
+    w.half = seqpar__half_of(device);
+    w.mats = mats;
+    w.mat_count = mat_count;
+    w.rows = rows;
+    for (int i = 0; i < mat_count; i++) {
+        mats[i].whole = *mats[i].mat;
+        widest = SEQPAR__MAX(widest, mats[i].width);
+    }
+    w.most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / widest, 32 * device->threads);
+    w.first = w.count = 0;
+    w.status = SEQPAR_OK;
+    return w;
+}
+
+/* Rounds what was written of the rows at hand, and widens the next ones; 0: none are left, or
+   w->status says why not. */
+static int seqpar__half_next(seqpar__half_walk *w) {
+    for (int i = 0; i < w->mat_count; i++)
+        if (!w->status && w->count > 0 && w->mats[i].writes)
+            w->status = seqpar__half_narrow(w->half, w->mats[i].whole, w->first,
+                                            (const float *)w->mats[i].mat->data, w->count,
+                                            w->mats[i].width);
+    w->first += w->count;
+    w->count = SEQPAR__MIN(w->most, w->rows - w->first);
+    for (int i = 0; !w->status && w->count > 0 && i < w->mat_count; i++) {
+        seqpar__half_mat *m = &w->mats[i];
+        float *room = seqpar__half_room(w->half, i, w->count * m->width);
+        if (!room) w->status = SEQPAR_ERR_MEMORY;
+        m->mat->data = room;
+        m->mat->stride = m->width;
+        if (room && m->reads)
+            w->status = seqpar__half_widen(w->half, room, m->whole, w->first, w->count,
+                                           m->width);
+    }
+    return !w->status && w->count > 0;
+}
+
+static void *seqpar__half_at(const void *accumulators, int64_t element) {
+    return accumulators ? seqpar__at(accumulators, element, SEQPAR_DTYPE_F32) : NULL;
+}
+
+static seqpar_status seqpar__half_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a,
+                                          void *queue) {
+    seqpar_rmsnorm_args b = *a;
+    seqpar__half_mat mats[2] = {{&b.y, a->width, 0, 1, {NULL, 0}},
+                                {&b.x, a->width, 1, 0, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 2, a->rows);
+    float *gain = seqpar__half_room(w.half, 2, a->width);
+    if (!gain) return SEQPAR_ERR_MEMORY;
+    seqpar__bf16_widen(gain, (const uint16_t *)a->gain, a->width);
+    b.gain = gain;
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.rstd = seqpar__half_at(a->rstd, w.first);
+        w.status = w.half->wide->rmsnorm(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+static seqpar_status seqpar__half_rope(seqpar_device *device, const seqpar_rope_args *a,
+                                       void *queue) {
+    seqpar_rope_args b = *a;
+    seqpar__half_mat mat = {&b.x, a->heads * a->head_dim, 1, 1, {NULL, 0}};
+    seqpar__half_walk w = seqpar__half_begin(device, &mat, 1, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.positions = a->positions + w.first;
+        w.status = w.half->wide->rope(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+static seqpar_status seqpar__half_swiglu(seqpar_device *device, const seqpar_swiglu_args *a,
+                                         void *queue) {
+    seqpar_swiglu_args b = *a;
+    seqpar__half_mat mats[3] = {{&b.y, a->width, 0, 1, {NULL, 0}},
+                                {&b.gate, a->width, 1, 0, {NULL, 0}},
+                                {&b.up, a->width, 1, 0, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 3, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        w.status = w.half->wide->swiglu(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+static seqpar_status seqpar__half_swiglu_grad(seqpar_device *device,
+                                              const seqpar_swiglu_args *a, void *queue) {
+    seqpar_swiglu_args b = *a;
+    seqpar__half_mat mats[3] = {{&b.y, a->width, 1, 0, {NULL, 0}},
+                                {&b.gate, a->width, 1, 1, {NULL, 0}},
+                                {&b.up, a->width, 1, 1, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 3, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        w.status = w.half->wide->swiglu_grad(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+static void seqpar__half_add_job(void *user, int64_t job, char *scratch) {
+    const seqpar_add_args *a = (const seqpar_add_args *)user;
+    const uint16_t *x = (const uint16_t *)a->a, *y = (const uint16_t *)a->b;
+    int64_t end = SEQPAR__MIN(a->count, (job + 1) * 16384);
+    (void)scratch;
+    for (int64_t i = job * 16384; i < end; i++)
+        ((uint16_t *)a->y)[i] = seqpar_bf16_from_float(seqpar_bf16_to_float(x[i]) +
+                                                       seqpar_bf16_to_float(y[i]));
+}
+
+static seqpar_status seqpar__half_add(seqpar_device *device, const seqpar_add_args *a,
+                                      void *queue) {
+    seqpar_device *wide = seqpar__half_of(device)->wide;
+    if (a->accumulators) return wide->add(wide, a, queue);
+    return seqpar__parallel_runs(wide, (a->count + 16383) / 16384, 0, seqpar__half_add_job,
+                                 (void *)a);
+}
+
+static seqpar_status seqpar__half_attn_delta(seqpar_device *device,
+                                             const seqpar_attn_delta_args *a, void *queue) {
+    seqpar_attn_delta_args b = *a;
+    int64_t width = a->heads * a->head_dim;
+    seqpar_mat dout = {(void *)a->dout, width}, out = {(void *)a->out, width};
+    seqpar__half_mat mats[2] = {{&dout, width, 1, 0, {NULL, 0}}, {&out, width, 1, 0, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 2, a->tokens);
+    while (seqpar__half_next(&w)) {
+        b.tokens = w.count;
+        b.dout = dout.data;
+        b.out = out.data;
+        b.delta = seqpar__half_at(a->delta, w.first * a->heads);
+        w.status = w.half->wide->attn_delta(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+static seqpar_status seqpar__half_vocab_softmax(seqpar_device *device,
+                                                const seqpar_vocab_softmax_args *a, void *queue) {
+    seqpar_vocab_softmax_args b = *a;
+    seqpar__half_mat mat = {&b.logits, a->vocab, 1, a->gradient, {NULL, 0}};
+    seqpar__half_walk w = seqpar__half_begin(device, &mat, 1, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.targets = a->targets + w.first;
+        b.logp = seqpar__half_at(a->logp, w.first);
+        b.entropy = seqpar__half_at(a->entropy, w.first);
+        b.lse = seqpar__half_at(a->lse, w.first);
+        b.smooth = seqpar__half_at(a->smooth, w.first);
+        b.dlogp = seqpar__half_at(a->dlogp, w.first);
+        b.dentropy = seqpar__half_at(a->dentropy, w.first);
+        b.dsmooth = seqpar__half_at(a->dsmooth, w.first);
+        b.dzloss = seqpar__half_at(a->dzloss, w.first);
+        w.status = w.half->wide->vocab_softmax(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
+/* Columns of a matrix from `first` on. */
+static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
+    m.data = (uint16_t *)m.data + first;
+    return m;
+}
+
+/* Columns out .. out + b->out of the product of the rows at hand, whose x is widened. */
+static seqpar_status seqpar__half_product(seqpar__half *h, const seqpar_matmul_args *a,
+                                          seqpar_matmul_args *b, int64_t first, int64_t out) {
+    float *w = seqpar__half_room(h, 1, b->out * a->in);
+    float *y = seqpar__half_room(h, 2, b->rows * b->out);
+    seqpar_mat to = seqpar__half_columns(a->y, out);
+    if (!w || !y) return SEQPAR_ERR_MEMORY;
+    b->w.data = w;
+    b->w.stride = a->transposed ? b->out : a->in;
+    b->y.data = y;
+    b->y.stride = b->out;
+    if (a->transposed)
+        SEQPAR__TRY(
+            seqpar__half_widen(h, w, seqpar__half_columns(a->w, out), 0, a->in, b->out));
+    else
+        SEQPAR__TRY(seqpar__half_widen(h, w, a->w, out, b->out, a->in));
+    if (a->accumulate) SEQPAR__TRY(seqpar__half_widen(h, y, to, first, b->rows, b->out));
+    SEQPAR__TRY(h->wide->matmul(h->wide, b, NULL));
+    return seqpar__half_narrow(h, to, first, y, b->rows, b->out);
+}
+
+static seqpar_status seqpar__half_matmul(seqpar_device *device, const seqpar_matmul_args *a,
+                                         void *queue) {
+    seqpar_matmul_args b = *a;
+    seqpar__half_mat x = {&b.x, a->in, 1, 0, {NULL, 0}};
+    seqpar__half_walk w = seqpar__half_begin(device, &x, 1, a->rows);
+    int64_t most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / SEQPAR__MAX(a->in, 1) / 32 * 32, 32);
+    (void)queue;
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        for (int64_t out = 0; !w.status && out < a->out; out += b.out) {
+            b.out = SEQPAR__MIN(most, a->out - out);
+            w.status = seqpar__half_product(w.half, a, &b, w.first, out);
+        }
+    }
+    return w.status;
+}
+
+/* The rows of the leaves that a fold takes, of which there are *leaf_count. */
+static void seqpar__half_leaf_rows(const seqpar_fold_run *fold, const seqpar_piece *leaves,
+                                   int64_t *first, int64_t *past, int64_t *leaf_count) {
+    *first = INT64_MAX;
+    *past = *leaf_count = 0;
+    for (int64_t i = 0; i < fold->program_count; i++) {
+        const seqpar_piece *leaf = leaves + fold->program[i].index;
+        if (fold->program[i].op != SEQPAR_FOLD_LEAF) continue;
+        *leaf_count = SEQPAR__MAX(*leaf_count, fold->program[i].index + 1);
+        *first = SEQPAR__MIN(*first, leaf->local);
+        *past = SEQPAR__MAX(*past, leaf->local + leaf->count);
+    }
+    *first = SEQPAR__MIN(*first, *past);
+}
+
+/* Rows out .. out + b->out of the gradient, whose x is widened. */
+static seqpar_status seqpar__half_weight_rows(seqpar__half *h, const seqpar_weight_grad_args *a,
+                                              seqpar_weight_grad_args *b, int64_t first,
+                                              int64_t rows, int64_t out) {
+    float *dy = seqpar__half_room(h, 1, rows * b->out);
+    if (!dy) return SEQPAR_ERR_MEMORY;
+    b->dy.data = dy;
+    b->dy.stride = b->out;
+    b->fold.store = seqpar__half_at(a->fold.store, out * a->in);
+    b->fold.finish = seqpar__half_at(a->fold.finish, out * a->in);
+    SEQPAR__TRY(
+        seqpar__half_widen(h, dy, seqpar__half_columns(a->dy, out), first, rows, b->out));
+    return h->wide->weight_grad(h->wide, b, NULL);
+}
+
+static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
+                                              const seqpar_weight_grad_args *a, void *queue) {
+    seqpar__half *h = seqpar__half_of(device);
+    seqpar_weight_grad_args b = *a;
+    int64_t first, past, count, most;
+    seqpar_piece *leaves;
+    float *x;
+    seqpar_status status;
+    (void)queue;
+    seqpar__half_leaf_rows(&a->fold, a->leaves, &first, &past, &count);
+    x = seqpar__half_room(h, 0, SEQPAR__MAX((past - first) * a->in, 1));
+    leaves = SEQPAR__NEW(seqpar_piece, count);
+    if (!x || !leaves) {
+        SEQPAR_FREE(leaves);
+        return seqpar__no_memory(device->error, "widened rows");
+    }
+    if (count > 0) memcpy(leaves, a->leaves, (size_t)count * sizeof *leaves);
+    for (int64_t i = 0; i < count; i++) leaves[i].local -= first;
+    b.leaves = leaves;
+    b.x.data = x;
+    b.x.stride = a->in;
+    most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / SEQPAR__MAX(past - first, 1) / 64 * 64, 64);
+    status = seqpar__half_widen(h, x, a->x, first, past - first, a->in);
+    for (int64_t out = 0; !status && out < a->out; out += b.out) {
+        b.out = SEQPAR__MIN(most, a->out - out);
+        status = seqpar__half_weight_rows(h, a, &b, first, past - first, out);
+    }
+    SEQPAR_FREE(leaves);
+    return status;
+}
+
+/* All rows at once: the gain's gradient is a fold over them. */
+static seqpar_status seqpar__half_rmsnorm_grad(seqpar_device *device,
+                                               const seqpar_rmsnorm_grad_args *a, void *queue) {
+    seqpar_rmsnorm_grad_args b = *a;
+    seqpar__half_mat mats[3] = {{&b.dx, a->width, 1, 1, {NULL, 0}},
+                                {&b.dy, a->width, 1, 0, {NULL, 0}},
+                                {&b.x, a->width, 1, 0, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 3, a->rows);
+    float *gain = (float *)seqpar__host_alloc(device, a->width * 4 + 4);
+    if (!gain) return seqpar__no_memory(device->error, "widened rows");
+    seqpar__bf16_widen(gain, (const uint16_t *)a->gain, a->width);
+    b.gain = gain;
+    w.most = SEQPAR__MAX(a->rows, 1);
+    while (seqpar__half_next(&w)) w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
+    if (!w.status && a->rows == 0) w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
+    seqpar__host_free(device, gain);
+    return w.status;
+}
+
+/* Masters begin as the weights, which become masters, rounded. */
+static seqpar_status seqpar__half_update(seqpar_device *device, const seqpar_update_args *a,
+                                         int sgd) {
+    seqpar_device *wide = seqpar__half_of(device)->wide;
+    for (int64_t i = 0, n; i < a->count; i += n) {
+        seqpar_update_args b = *a;
+        uint16_t *working = a->working ? (uint16_t *)a->working + i : NULL;
+        n = SEQPAR__MIN(a->count - i, (int64_t)SEQPAR__HALF_BLOCK);
+        b.p = seqpar__half_at(a->p, i);
+        b.m = seqpar__half_at(a->m, i);
+        b.v = seqpar__half_at(a->v, i);
+        b.g = seqpar__half_at(a->g, i);
+        b.count = n;
+        if (working && a->t == 1) seqpar__bf16_widen((float *)b.p, working, n);
+        SEQPAR__TRY((sgd ? wide->sgd : wide->adamw)(wide, &b, NULL));
+        if (working) seqpar__bf16_narrow(working, (const float *)b.p, n);
+    }
+    return SEQPAR_OK;
+}
+
+SEQPAR__OP(seqpar__half_adamw, adamw, seqpar__half_update(device, a, 0))
+SEQPAR__OP(seqpar__half_sgd, sgd, seqpar__half_update(device, a, 1))
+
+static void seqpar__half_close(seqpar_device *device) {
+    seqpar__half *h = (seqpar__half *)device;
+    for (int i = 0; i < SEQPAR__HALF_ROOMS; i++) seqpar__host_free(device, h->room[i]);
+    seqpar_device_close(h->wide);
+    seqpar__host_close(device);
+}
+
+SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
+    seqpar_device *wide = seqpar_device_cpu(threads);
+    seqpar__half *h = wide ? SEQPAR__NEW(seqpar__half, 1) : NULL;
+    seqpar_device *d = h ? &h->base : NULL;
+    if (!d) {
+        seqpar_device_close(wide);
+        return NULL;
+    }
+    seqpar__host_table(d, "cpu in bf16", SEQPAR_DTYPE_BF16, SEQPAR_DTYPE_F32);
+    h->wide = wide;
+    d->threads = wide->threads;
+    d->matmul = seqpar__half_matmul;
+    d->weight_grad = seqpar__half_weight_grad;
+    d->rmsnorm = seqpar__half_rmsnorm;
+    d->rmsnorm_grad = seqpar__half_rmsnorm_grad;
+    d->rope = seqpar__half_rope;
+    d->swiglu = seqpar__half_swiglu;
+    d->swiglu_grad = seqpar__half_swiglu_grad;
+    d->add = seqpar__half_add;
+    d->attn_forward = seqpar__cpu_attn_forward;
+    d->attn_backward = seqpar__cpu_attn_backward;
+    d->attn_delta = seqpar__half_attn_delta;
+    d->attn_sinks = seqpar__cpu_attn_sinks;
+    d->vocab_softmax = seqpar__half_vocab_softmax;
+    d->sumsq = seqpar__cpu_sumsq;
+    d->adamw = seqpar__half_adamw;
+    d->sgd = seqpar__half_sgd;
+    d->close = seqpar__half_close;
     return d;
 }
 

@@ -26,8 +26,8 @@ __attribute__((unused)) static seqpar_device *test_cuda(int64_t threads) {
     return (void)threads, test_cuda_open(0);
 }
 
-__attribute__((unused)) static seqpar_device *test_device_bf16(void) {
-    return test_cuda_open(SEQPAR_DTYPE_BF16);
+__attribute__((unused)) static seqpar_device *test_device_bf16(int64_t threads) {
+    return (void)threads, test_cuda_open(SEQPAR_DTYPE_BF16);
 }
 #define seqpar_device_cpu test_cuda
 /* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways,
@@ -38,15 +38,15 @@ __attribute__((unused)) static int test_fibers(void) {
 }
 #else
 __attribute__((unused)) static int test_fibers(void) { return 0; }
-__attribute__((unused)) static seqpar_device *test_device_bf16(void) {
-    return seqpar_device_reference_bf16();
+__attribute__((unused)) static seqpar_device *test_device_bf16(int64_t threads) {
+    return seqpar_device_cpu_bf16(threads);
 }
 #endif
 /* By what suites call them: 0 the fast device, 1 the reference in fp64, 2 the one with bf16
    storage, 3 the reference in bf16. */
 __attribute__((unused)) static seqpar_device *test_device(int kind, int64_t threads) {
     return kind == 3   ? seqpar_device_reference_bf16()
-           : kind == 2 ? test_device_bf16()
+           : kind == 2 ? test_device_bf16(threads ? threads : 1)
            : kind      ? seqpar_device_reference()
                        : seqpar_device_cpu(threads ? threads : 1);
 }
