@@ -14125,6 +14125,7 @@ static seqpar__half *seqpar__half_of(seqpar_device *device) {
 
 /* NULL: no memory, and the error says so. */
 static float *seqpar__half_room(seqpar__half *h, int which, int64_t elements) {
+    elements = SEQPAR__MAX(elements, 1);
     if (elements > h->elements[which]) {
         seqpar__host_free(&h->base, h->room[which]);
         h->room[which] = (float *)seqpar__host_alloc(&h->base, elements * 4);
@@ -14404,9 +14405,10 @@ static void seqpar__half_leaf_rows(const seqpar_fold_run *fold, const seqpar_pie
     *first = INT64_MAX;
     *past = *leaf_count = 0;
     for (int64_t i = 0; i < fold->program_count; i++) {
-        const seqpar_piece *leaf = leaves + fold->program[i].index;
-        if (fold->program[i].op != SEQPAR_FOLD_LEAF) continue;
-        *leaf_count = SEQPAR__MAX(*leaf_count, fold->program[i].index + 1);
+        const seqpar_fold_op *op = &fold->program[i];
+        const seqpar_piece *leaf = leaves + op->index;
+        if (op->op != SEQPAR_FOLD_LEAF && op->op != SEQPAR_FOLD_EXTEND) continue;
+        *leaf_count = SEQPAR__MAX(*leaf_count, op->index + 1);
         *first = SEQPAR__MIN(*first, leaf->local);
         *past = SEQPAR__MAX(*past, leaf->local + leaf->count);
     }
@@ -14438,8 +14440,8 @@ static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
     seqpar_status status;
     (void)queue;
     seqpar__half_leaf_rows(&a->fold, a->leaves, &first, &past, &count);
-    x = seqpar__half_room(h, 0, SEQPAR__MAX((past - first) * a->in, 1));
-    leaves = SEQPAR__NEW(seqpar_piece, count);
+    x = seqpar__half_room(h, 0, (past - first) * a->in);
+    leaves = SEQPAR__NEW(seqpar_piece, count + 1);
     if (!x || !leaves) {
         SEQPAR_FREE(leaves);
         return seqpar__no_memory(device->error, "widened rows");

@@ -82,7 +82,7 @@ done
 
 # bf16: weights and activations rounded, masters in fp32. On any ranks, and with a stop at step 3 and another world after it,
 # the weights, the moments and the masters of one rank
-bf16="--device reference --param_dtype bf16 --lr_scheduler constant --save_steps 3"
+bf16="--param_dtype bf16 --lr_scheduler constant --save_steps 3"
 train bf16_1 $bf16 || fail train_bf16 "$(tail -n 1 $out/bf16_1.log)"
 for ranks in 2 3 5; do
     train bf16_$ranks $bf16 --ring_attn_size $ranks || fail train_bf16 "$(tail -n 1 $out/bf16_$ranks.log)"
@@ -93,6 +93,9 @@ mkdir -p $out/bf16_on; cp -r $out/bf16_2/ckpt $out/bf16_on/; rm -r $out/bf16_on/
 train bf16_on $bf16 --load_checkpoint --ring_attn_size 3 --zero_stage 0 &&
     cmp -s $out/bf16_on/model.safetensors $out/bf16_1/model.safetensors && cmp -s $out/bf16_on/ckpt/global_step6/optimizer.safetensors $out/bf16_1/ckpt/global_step6/optimizer.safetensors &&
     grep -q '"master.model.norm.weight":{"dtype":"F32"' $out/bf16_on/ckpt/global_step6/optimizer.safetensors && grep -q '"dtype":"BF16"' $out/bf16_on/model.safetensors && ok train_bf16_resumed || fail train_bf16_resumed "$(tail -n 1 $out/bf16_on.log)"
+
+train bf16_off $bf16 --ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --adam_offload --param_offload && cmp -s $out/bf16_off/ckpt/global_step6/optimizer.safetensors $out/bf16_1/ckpt/global_step6/optimizer.safetensors && ok train_bf16_offloaded || fail train_bf16_offloaded "$(tail -n 1 $out/bf16_off.log)"
+train bf16_reference $bf16 --device reference && train bf16_reference_3 $bf16 --device reference --ring_attn_size 3 && same "train_bf16 on the reference device" bf16_reference_3 bf16_reference || fail train_bf16_reference "$(tail -n 1 $out/bf16_reference.log)"
 
 # starting from saved weights: zero steps change nothing, other shapes are refused
 train again --pretrain $out/one --learning_rate 1e-30 --lr_scheduler constant --warmup_steps 0 --max_steps 1 && cmp -s $out/again/model.safetensors $out/one/model.safetensors && ok train_pretrain || fail train_pretrain "weights did not come through"
@@ -119,7 +122,6 @@ printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jso
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
 refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
 refuse cublas_on_cpu 'cublas is for the GPU' --dataset $out/arith.jsonl $io --cublas
-refuse bf16_on_cpu 'param_dtype bf16 is not for the cpu' --dataset $out/arith.jsonl $io --param_dtype bf16
 refuse bf16_checkpoint 'written in bf16' $base --device reference --load_checkpoint --ckpt_path $out/bf16_1/ckpt
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io
 refuse broken_json ':2: ' --dataset $out/broken.jsonl $io

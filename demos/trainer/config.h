@@ -350,8 +350,8 @@ typedef struct {
          &(c).param_dtype, \
          DEMO_STRING, \
          "auto", \
-         "auto: what the device computes in; bf16 (reference, cuda): weights and activations " \
-         "in bf16, sums and optimizer in fp32", \
+         "auto: what the device computes in; bf16: weights and activations in bf16, sums and " \
+         "optimizer in fp32", \
          DEMO_ANY}, \
         {"cublas", \
          &(c).cublas, \

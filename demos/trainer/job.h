@@ -348,11 +348,6 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
                         c->max_shard_size),
                -1;
-    if (!strcmp(c->device, "cpu") && demo_wants_bf16(c))
-        return snprintf(error, size,
-                        "--param_dtype bf16 is not for the cpu device, which computes in fp32; "
-                        "add --device reference or --device cuda"),
-               -1;
     if (c->cublas && strcmp(c->device, "cuda"))
         return snprintf(error, size,
                         "--cublas is for the GPU, not for --device %s; add --device cuda or "

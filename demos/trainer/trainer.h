@@ -423,7 +423,9 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     if (!strcmp(c->device, "cuda")) return seqpar_device_cuda(error, &cuda);
 #endif
     (void)error;
-    if (strcmp(c->device, "reference")) return seqpar_device_cpu(c->omp_threads);
+    if (strcmp(c->device, "reference"))
+        return demo_wants_bf16(c) ? seqpar_device_cpu_bf16(c->omp_threads)
+                                  : seqpar_device_cpu(c->omp_threads);
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
