@@ -1111,6 +1111,22 @@ typedef struct seqpar_update_args {
     void *working;
 } seqpar_update_args;
 
+/* Numbers in fewer bits, or with `unpack` back: x (count), accumulators; packed (count).
+     SIGNED, POSITIVE   bytes, in groups of SEQPAR_PACK_GROUP (the last one may be shorter) with
+                        an accumulator in scales each, its largest |x|: round(127 sqrt(|x| /
+                        scale)) with the sign of x; round(255 sqrt(sqrt(x / scale))), of x > 0
+                        at least 1. Packed again they are the same bytes
+     CHANCE             the storage type, bf16: x becomes one of its two neighbours, the nearer
+                        one the likelier, so that it is x in the mean. Number i takes 16 bits of
+                        seqpar_random(seed, stream, (first + i) / 8) */
+enum { SEQPAR_PACK_SIGNED, SEQPAR_PACK_POSITIVE, SEQPAR_PACK_CHANCE, SEQPAR_PACK_GROUP = 256 };
+typedef struct seqpar_pack_args {
+    int form, unpack;
+    void *x, *packed, *scales;
+    int64_t count, first;
+    uint64_t seed, stream;
+} seqpar_pack_args;
+
 /* What a device does; a line is all that registers it. EACH: every device has a text of its
    own, seqpar__ref_X, seqpar__cpu_X; HOST: those of the host share one, seqpar__host_X. What
    is said here is how seqpar_cuda.cu does it, op_X. */
@@ -1141,6 +1157,7 @@ typedef struct seqpar_update_args {
     X(route_grad)     /* own kernel, a warp a row */ \
     X(mix)            /* own kernel, a block a row */ \
     X(dots)           /* own kernel, a warp a row */ \
+    X(pack)           /* own kernel, a warp a group */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */
 #define SEQPAR_DEVICE_OPS(X) SEQPAR_DEVICE_OPS_EACH(X) SEQPAR_DEVICE_OPS_HOST(X)
 
@@ -1857,6 +1874,13 @@ typedef struct seqpar_optim_desc {
     /* SEQPAR_OFFLOAD_*: what lies in the device's second pool and comes to it slice by slice, the
        next one while one is updated. Changes no bit */
     int offload;
+    /* 8: moments in 8 bits (SEQPAR_PACK_*), not offloaded; 0: accumulators. The error rule,
+       but the same bits on any ranks */
+    int state_bits;
+    /* 1: of bf16 weights no masters are kept, they are rounded by chance (SEQPAR_PACK_CHANCE:
+       seed, stream t) */
+    int stochastic;
+    uint64_t seed;
 } seqpar_optim_desc;
 
 /* gradients of one optimizer step on their way to the owners */
@@ -1866,7 +1890,7 @@ typedef struct seqpar_optim {
     seqpar_blocks blocks;
     seqpar_buffer *gradient; /* (2 slices): [slice + slices * source]; this rank's part, and
                                 behind it sums that wait for later micro-batches */
-    seqpar_buffer m, v;      /* moments, accumulators */
+    seqpar_buffer m, v;      /* moments, accumulators; or bytes, and the groups' scales */
     seqpar_buffer master;    /* parameters as accumulators, where they are of another type */
     int64_t t;               /* steps taken */
     double norm, clip;       /* of the last step: the norm before clipping, and the factor */
@@ -1888,8 +1912,8 @@ typedef struct seqpar_optim {
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
                  power of two of rows, up to log2(m) more for m rows; for a tied table, of two
                  sums
-     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W; offloaded those of
-                 two slices
+     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W; offloaded, in 8
+                 bits or by chance those of two slices
    Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
    the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
@@ -1974,7 +1998,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, v
    rounding, where the storage type is not the accumulator type, which begin as the weights
    that the first step meets. values (part->count). Reading is collective; to go on, every
    rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it; SIZE: the
-   part is not within its tensor. */
+   part is not within its tensor, or in 8 bits not whole groups of it. */
 enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
 typedef struct seqpar_optim_part {
     int state;
@@ -4731,6 +4755,10 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
 
 static void *seqpar__at(const void *base, int64_t element, int dtype) {
     return (char *)base + element * seqpar_dtype_bytes(dtype);
+}
+
+static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
+    return base ? seqpar__at(base, element, dtype) : NULL;
 }
 
 /* =============================================================================================
@@ -8132,6 +8160,12 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            "offload is %d at zero_stage %d; use SEQPAR_OFFLOAD_STATE at any "
                            "stage, SEQPAR_OFFLOAD_PARAMS at stage 3",
                            d->offload, d->zero_stage);
+    if ((d->state_bits && d->state_bits != 8) ||
+        (d->state_bits && d->offload & SEQPAR_OFFLOAD_STATE))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
+                           "stay where they are",
+                           d->state_bits, d->offload);
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
@@ -8168,7 +8202,10 @@ static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t
                              {"max_norm", seqpar__given_real(d->max_norm), 1},
                              {"slice", d->slice, 0},
                              {"params_shared", d->params_shared, 0},
-                             {"what is offloaded", d->offload, 0}};
+                             {"what is offloaded", d->offload, 0},
+                             {"the bits of the state", d->state_bits, 0},
+                             {"rounding by chance", d->stochastic, 0},
+                             {"its seed", (int64_t)d->seed, 0}};
     given[1].value = seqpar__given_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", given,
                                (int64_t)(sizeof given / sizeof *given));
@@ -8275,8 +8312,11 @@ SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t 
 
 /* Zeros. */
 static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
-                                       seqpar_buffer *state, int64_t bytes) {
+                                       seqpar_buffer *state, int64_t elements) {
     int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
+    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
+    if (o->desc.state_bits == 8 && state != &o->master)
+        bytes = elements + bytes / SEQPAR_PACK_GROUP;
     SEQPAR__TRY(seqpar_buffer_new(ctx, state, bytes,
                                   offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_OPTIMIZER));
     if (!offload) ctx->device->zero(ctx->device, state->data, bytes, ctx->queue);
@@ -8286,9 +8326,14 @@ static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc) {
-    int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), state;
+    int masters = ctx->device->storage != ctx->device->accumulator && !desc->stochastic;
+    int64_t state;
     memset(o, 0, sizeof *o);
     SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
+    if (desc->stochastic && ctx->device->storage != SEQPAR_DTYPE_BF16)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "rounding by chance is for weights in bf16; the device '%s' has others",
+                           ctx->device->name);
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
     o->desc = *desc;
@@ -8296,11 +8341,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->blocks.slices);
     if (!o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
     state = desc->zero_stage == 0 ? o->blocks.elements : o->blocks.own_elements;
-    if (ctx->device->storage != ctx->device->accumulator)
-        SEQPAR__TRY(seqpar__state_new(ctx, o, &o->master, state * size));
+    if (masters) SEQPAR__TRY(seqpar__state_new(ctx, o, &o->master, state));
     if (desc->kind == SEQPAR_OPTIM_SGD) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__state_new(ctx, o, &o->m, state * size));
-    return seqpar__state_new(ctx, o, &o->v, state * size);
+    SEQPAR__TRY(seqpar__state_new(ctx, o, &o->m, state));
+    return seqpar__state_new(ctx, o, &o->v, state);
 }
 
 static void seqpar__step_free(seqpar_optim *o) {
@@ -9062,6 +9106,7 @@ enum { SEQPAR__UPDATE_M, SEQPAR__UPDATE_V, SEQPAR__UPDATE_MASTER, SEQPAR__UPDATE
 typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
+    int64_t at; /* where they begin in what is kept */
     /* of these elements alone: the gradient; what is kept of them or NULL, with the parameters
        that this rank owns at zero_stage 3 */
     void *gradient, *kept[SEQPAR__UPDATED];
@@ -9072,8 +9117,10 @@ typedef struct seqpar__update_part {
 static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                   void *params, int64_t slice, double lr) {
     int acc = ctx->device->accumulator, storage = ctx->device->storage;
+    int packed = o->desc.state_bits == 8;
     int64_t first = o->blocks.slice_begin[slice], at = first;
     seqpar__update_part part;
+    memset(&part, 0, sizeof part);
     part.params = params;
     part.slice = slice;
     part.begin = 0;
@@ -9084,13 +9131,14 @@ static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const s
         at = seqpar__own_begin(&o->blocks, ctx, slice);
     }
     part.begin += first;
+    part.at = at;
     part.gradient = o->gradient[slice].data;
-    part.kept[SEQPAR__UPDATE_M] = o->m.data ? seqpar__at(o->m.data, at, acc) : NULL;
-    part.kept[SEQPAR__UPDATE_V] = o->v.data ? seqpar__at(o->v.data, at, acc) : NULL;
-    part.kept[SEQPAR__UPDATE_MASTER] = o->master.data ? seqpar__at(o->master.data, at, acc)
-                                                      : NULL;
-    part.kept[SEQPAR__UPDATE_OWN] = o->desc.zero_stage == 3 ? seqpar__at(params, at, storage)
-                                                            : NULL;
+    /* of bytes seqpar__packed_state says where they are */
+    part.kept[SEQPAR__UPDATE_M] = seqpar__at_or_null(o->m.data, packed ? 0 : at, acc);
+    part.kept[SEQPAR__UPDATE_V] = seqpar__at_or_null(o->v.data, packed ? 0 : at, acc);
+    part.kept[SEQPAR__UPDATE_MASTER] = seqpar__at_or_null(o->master.data, at, acc);
+    if (o->desc.zero_stage == 3)
+        part.kept[SEQPAR__UPDATE_OWN] = seqpar__at(params, at, storage);
     part.lr = lr;
     return part;
 }
@@ -9101,9 +9149,25 @@ static int seqpar__update_type(const seqpar_ctx *ctx, int kept) {
 
 static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part *part, int kept,
                                int64_t element) {
-    return part->kept[kept]
-               ? seqpar__at(part->kept[kept], element, seqpar__update_type(ctx, kept))
-               : NULL;
+    return seqpar__at_or_null(part->kept[kept], element, seqpar__update_type(ctx, kept));
+}
+
+/* Weights that have no masters are widened before they are updated, and rounded by chance
+   behind it. */
+static seqpar_status seqpar__update_chance(seqpar_ctx *ctx, const seqpar_optim *o, void *master,
+                                           void *params, int64_t first, int64_t count,
+                                           int unpack) {
+    seqpar_pack_args a;
+    memset(&a, 0, sizeof a);
+    a.form = SEQPAR_PACK_CHANCE;
+    a.unpack = unpack;
+    a.x = master;
+    a.packed = params;
+    a.count = count;
+    a.first = first;
+    a.seed = o->desc.seed;
+    a.stream = (uint64_t)o->t;
+    return ctx->device->pack(ctx->device, &a, ctx->queue);
 }
 
 /* Updates them, tensor by tensor. Where there are masters they are updated, and the
@@ -9119,8 +9183,10 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         seqpar_update_args a;
         if (!params) params = seqpar__at(part->params, s.offset, dev->storage);
         a.p = seqpar__update_at(ctx, part, SEQPAR__UPDATE_MASTER, at);
-        a.working = a.p ? params : NULL;
+        a.working = a.p && !o->desc.stochastic ? params : NULL;
         if (!a.p) a.p = params;
+        if (o->desc.stochastic)
+            SEQPAR__TRY(seqpar__update_chance(ctx, o, a.p, params, s.at, s.count, 1));
         a.g = seqpar__at(part->gradient, at, dev->accumulator);
         a.m = seqpar__update_at(ctx, part, SEQPAR__UPDATE_M, at);
         a.v = seqpar__update_at(ctx, part, SEQPAR__UPDATE_V, at);
@@ -9134,6 +9200,8 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
         a.clip = o->clip;
         SEQPAR__TRY(
             (o->desc.kind == SEQPAR_OPTIM_SGD ? dev->sgd : dev->adamw)(dev, &a, ctx->queue));
+        if (o->desc.stochastic)
+            SEQPAR__TRY(seqpar__update_chance(ctx, o, a.p, params, s.at, s.count, 0));
     }
     return SEQPAR_OK;
 }
@@ -9166,47 +9234,90 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
     return status;
 }
 
-/* Where offloaded state is updated, slices by turns: what is kept of one comes while the one
-   before is updated, and goes while the next one is. Moves keep their order, so the room of a
-   slice is free for the one after the next. */
+/* Where state is updated that is not there as accumulators, slices by turns. What is offloaded
+   of one comes while the one before is updated, and goes while the next one is; moves keep
+   their order, so the room of a slice is free for the one after the next. What is packed is
+   unpacked there and packed again, and masters that are not kept have their place there. */
 typedef struct seqpar__turns {
     seqpar_buffer room[2];
     int64_t moves[2]; /* after which a slice is there; in all, behind the last */
     int64_t all;
 } seqpar__turns;
 
-static int seqpar__is_offloaded(const seqpar_optim *o, int kept) {
-    return o->desc.offload &
-           (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE);
+static int seqpar__is_packed(const seqpar_optim *o, int kept) {
+    return o->desc.state_bits == 8 &&
+           (kept == SEQPAR__UPDATE_M || kept == SEQPAR__UPDATE_V);
 }
 
-/* The room of a part: what of it is offloaded lies there one behind the other, from `data` on,
-   which may be NULL; returns the bytes. */
+/* Whether it has a room in a part's turn. */
+static int seqpar__has_turn(const seqpar_optim *o, const seqpar__update_part *part, int kept) {
+    if (kept == SEQPAR__UPDATE_MASTER && o->desc.stochastic) return 1;
+    if (!part->kept[kept]) return 0;
+    return seqpar__is_packed(o, kept) ||
+           (o->desc.offload & (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS
+                                                          : SEQPAR_OFFLOAD_STATE));
+}
+
+/* The room of a part: what has a turn lies there one behind the other, from `data` on, which
+   may be NULL; returns the bytes. */
 static int64_t seqpar__turn_room(const seqpar_ctx *ctx, const seqpar_optim *o,
                                  const seqpar__update_part *part, void *data,
                                  void *room[SEQPAR__UPDATED]) {
     int64_t bytes = 0;
     for (int i = 0; i < SEQPAR__UPDATED; i++) {
-        int there = part->kept[i] && seqpar__is_offloaded(o, i);
+        int there = seqpar__has_turn(o, part, i);
         room[i] = there && data ? (char *)data + bytes : NULL;
         if (there) bytes += part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i));
     }
     return bytes;
 }
 
+/* The bytes of a state in 8 bits, from element `at` on, and the scales of their groups. */
+static seqpar_pack_args seqpar__packed_state(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                             const void *state, int64_t at, int64_t count) {
+    int64_t all = o->desc.zero_stage ? o->blocks.own_elements : o->blocks.elements;
+    seqpar_pack_args a;
+    memset(&a, 0, sizeof a);
+    a.form = state == o->v.data ? SEQPAR_PACK_POSITIVE : SEQPAR_PACK_SIGNED;
+    a.packed = (char *)state + at;
+    a.scales = seqpar__at((char *)state + all, at / SEQPAR_PACK_GROUP, ctx->device->accumulator);
+    a.count = count;
+    return a;
+}
+
+static seqpar_status seqpar__turn_pack(seqpar_ctx *ctx, const seqpar_optim *o,
+                                       const seqpar__update_part *part, int kept, void *room,
+                                       int unpack) {
+    seqpar_pack_args a = seqpar__packed_state(
+        ctx, o, kept == SEQPAR__UPDATE_M ? o->m.data : o->v.data, part->at, part->count);
+    a.x = room;
+    a.unpack = unpack;
+    return part->count > 0 ? ctx->device->pack(ctx->device, &a, ctx->queue) : SEQPAR_OK;
+}
+
 /* Between a part's home and its room. */
-static void seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o, seqpar__turns *turns,
-                              const seqpar__update_part *part, int home) {
+static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
+                                       seqpar__turns *turns, const seqpar__update_part *part,
+                                       int home) {
     seqpar_device *d = ctx->device;
     void *room[SEQPAR__UPDATED];
     seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
-    for (int i = 0; i < SEQPAR__UPDATED; i++)
-        if (room[i])
+    for (int i = 0; i < SEQPAR__UPDATED; i++) {
+        if (!room[i] || !part->kept[i]) continue;
+        if (seqpar__is_packed(o, i))
+            SEQPAR__TRY(seqpar__turn_pack(ctx, o, part, i, room[i], !home));
+        else
             turns->all = d->move(d, home ? part->kept[i] : room[i],
                                  home ? room[i] : part->kept[i],
                                  part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)),
                                  ctx->queue);
+    }
     if (!home) turns->moves[part->slice % 2] = turns->all;
+    return SEQPAR_OK;
+}
+
+static void seqpar__turns_wait(seqpar_ctx *ctx, int64_t moves) {
+    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
 }
 
 /* Room for any two slices, and the first one's way there. */
@@ -9216,7 +9327,7 @@ static seqpar_status seqpar__turns_begin(seqpar_ctx *ctx, const seqpar_optim *o,
     void *room[SEQPAR__UPDATED];
     int64_t most = 0;
     memset(turns, 0, sizeof *turns);
-    for (int64_t s = 0; o->desc.offload && s < o->blocks.slices; s++) {
+    for (int64_t s = 0; s < o->blocks.slices; s++) {
         part = seqpar__update_part_of(ctx, o, params, s, 0);
         most = SEQPAR__MAX(most, seqpar__turn_room(ctx, o, &part, NULL, room));
     }
@@ -9224,42 +9335,43 @@ static seqpar_status seqpar__turns_begin(seqpar_ctx *ctx, const seqpar_optim *o,
         SEQPAR__TRY(seqpar_buffer_new(ctx, &turns->room[i], most, SEQPAR_MEM_OPTIMIZER));
     if (most == 0) return SEQPAR_OK;
     part = seqpar__update_part_of(ctx, o, params, 0, 0);
-    seqpar__turn_move(ctx, o, turns, &part, 0);
-    return SEQPAR_OK;
+    return seqpar__turn_move(ctx, o, turns, &part, 0);
 }
 
 static void seqpar__turns_end(seqpar_ctx *ctx, seqpar__turns *turns) {
-    if (turns->room[0].data) ctx->device->moved(ctx->device, turns->all, ctx->queue);
+    seqpar__turns_wait(ctx, turns->all);
     for (int i = 0; i < 2; i++) seqpar_buffer_free(ctx, &turns->room[i]);
 }
 
 /* A part's turn: the next one sets out, and this one is there. */
-static void seqpar__turn_begin(seqpar_ctx *ctx, const seqpar_optim *o, seqpar__turns *turns,
-                               const seqpar__update_part *part, seqpar__update_part *there) {
+static seqpar_status seqpar__turn_begin(seqpar_ctx *ctx, const seqpar_optim *o,
+                                        seqpar__turns *turns, const seqpar__update_part *part,
+                                        seqpar__update_part *there) {
     void *room[SEQPAR__UPDATED];
     *there = *part;
-    if (!turns->room[0].data) return;
+    if (!turns->room[0].data) return SEQPAR_OK;
     if (part->slice + 1 < o->blocks.slices) {
         seqpar__update_part next = seqpar__update_part_of(ctx, o, part->params, part->slice + 1,
                                                           0);
-        seqpar__turn_move(ctx, o, turns, &next, 0);
+        SEQPAR__TRY(seqpar__turn_move(ctx, o, turns, &next, 0));
     }
-    ctx->device->moved(ctx->device, turns->moves[part->slice % 2], ctx->queue);
+    seqpar__turns_wait(ctx, turns->moves[part->slice % 2]);
     seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
     for (int i = 0; i < SEQPAR__UPDATED; i++)
         if (room[i]) there->kept[i] = room[i];
+    return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__update_slices(seqpar_ctx *ctx, const seqpar_optim *o,
                                            seqpar__turns *turns, void *params, double lr) {
     for (int64_t s = 0; s < o->blocks.slices; s++) {
         seqpar__update_part part = seqpar__update_part_of(ctx, o, params, s, lr), there;
-        seqpar__turn_begin(ctx, o, turns, &part, &there);
+        SEQPAR__TRY(seqpar__turn_begin(ctx, o, turns, &part, &there));
         if (o->desc.zero_stage == 0 && ctx->world->size > 1)
             SEQPAR__TRY(seqpar__update_everywhere(ctx, o, there));
         else
             SEQPAR__TRY(seqpar__update_range(ctx, o, &there));
-        if (turns->room[0].data) seqpar__turn_move(ctx, o, turns, &part, 1);
+        if (turns->room[0].data) SEQPAR__TRY(seqpar__turn_move(ctx, o, turns, &part, 1));
     }
     return SEQPAR_OK;
 }
@@ -9340,7 +9452,8 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
 /* ---- what is kept of every parameter, a part at a time ---- */
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
-    if (state == SEQPAR_STATE_MASTER) return ctx->device->storage != ctx->device->accumulator;
+    if (state == SEQPAR_STATE_MASTER)
+        return ctx->device->storage != ctx->device->accumulator && !o->desc.stochastic;
     return state == SEQPAR_STATE_GRADIENT ||
            ((state == SEQPAR_STATE_M || state == SEQPAR_STATE_V) &&
             o->desc.kind != SEQPAR_OPTIM_SGD);
@@ -9352,6 +9465,7 @@ typedef struct seqpar__kept {
     void *data;
     const seqpar_buffer *by_slice; /* in the place of data: a buffer for each slice */
     int all, dtype;
+    const seqpar_optim *packed; /* whose state in 8 bits data is, or NULL */
 } seqpar__kept;
 
 static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
@@ -9363,12 +9477,17 @@ static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim
     k.by_slice = state == SEQPAR_STATE_GRADIENT ? o->gradient : NULL;
     k.all = !k.by_slice && o->desc.zero_stage == 0;
     k.dtype = ctx->device->accumulator;
+    k.packed = o->desc.state_bits == 8 &&
+                       (state == SEQPAR_STATE_M || state == SEQPAR_STATE_V)
+                   ? o
+                   : NULL;
     return k;
 }
 
-/* Where elements of a slice lie; cuts [*begin, *end) to those that this rank has. */
-static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int64_t slice,
-                             int64_t *begin, int64_t *end) {
+/* The number among what is kept of elements of a slice; cuts [*begin, *end) to those that this
+   rank has. */
+static int64_t seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int64_t slice,
+                               int64_t *begin, int64_t *end) {
     const seqpar_blocks *b = k->blocks;
     int64_t own = b->slice_begin[slice], count = b->slice_begin[slice + 1] - own, at = own;
     if (!k->all) {
@@ -9378,28 +9497,50 @@ static void *seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int64
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
-    return seqpar__at(k->by_slice ? k->by_slice[slice].data : k->data, at + *begin - own,
-                      k->dtype);
+    return at + *begin - own;
+}
+
+/* Elements at .. at + count of a state in 8 bits. */
+static seqpar_status seqpar__packed_move(seqpar_ctx *ctx, const seqpar__kept *k, int64_t at,
+                                         int64_t count, double *into, const double *from) {
+    seqpar_pack_args a = seqpar__packed_state(ctx, k->packed, k->data, at, count);
+    seqpar_buffer room;
+    seqpar_status status = seqpar_buffer_new(ctx, &room, count * seqpar_dtype_bytes(k->dtype),
+                                             SEQPAR_MEM_SCRATCH);
+    a.x = room.data;
+    a.unpack = into != NULL;
+    if (!status && from) seqpar_device_write(ctx->device, room.data, 0, from, count, k->dtype);
+    if (!status) status = ctx->device->pack(ctx->device, &a, ctx->queue);
+    if (!status && into) seqpar_device_read(ctx->device, into, room.data, 0, count, k->dtype);
+    seqpar_buffer_free(ctx, &room);
+    return status;
 }
 
 /* Between values (part->count) and what this rank has of a part: reads, or writes. */
-static void seqpar__kept_move(const seqpar_ctx *ctx, const seqpar__kept *k, double *into,
-                              const double *from, const seqpar_optim_part *part) {
+static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, double *into,
+                                       const double *from, const seqpar_optim_part *part) {
     const seqpar_blocks *b = k->blocks;
     int64_t first = b->tensor_begin[part->tensor] + part->first, begin, end;
     int64_t group = b->tensors[part->tensor].group;
     for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
-        void *data;
+        void *data = k->by_slice ? k->by_slice[s].data : k->data;
+        int64_t at;
         begin = first;
         end = first + part->count;
-        data = seqpar__kept_at(ctx, k, s, &begin, &end);
-        if (begin < end && into)
-            seqpar_device_read(ctx->device, into + (begin - first), data, 0, end - begin,
+        at = seqpar__kept_at(ctx, k, s, &begin, &end);
+        if (begin >= end) continue;
+        if (k->packed)
+            SEQPAR__TRY(seqpar__packed_move(ctx, k, at, end - begin,
+                                            into ? into + (begin - first) : NULL,
+                                            into ? NULL : from + (begin - first)));
+        else if (into)
+            seqpar_device_read(ctx->device, into + (begin - first), data, at, end - begin,
                                k->dtype);
-        else if (begin < end)
-            seqpar_device_write(ctx->device, data, 0, from + (begin - first), end - begin,
+        else
+            seqpar_device_write(ctx->device, data, at, from + (begin - first), end - begin,
                                 k->dtype);
     }
+    return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, double *values,
@@ -9407,7 +9548,7 @@ static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, d
     int64_t first = k->blocks->tensor_begin[part->tensor] + part->first;
     seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
                              0,      NULL,  name,                0};
-    seqpar__kept_move(ctx, k, values, NULL, part);
+    SEQPAR__TRY(seqpar__kept_move(ctx, k, values, NULL, part));
     return k->all ? SEQPAR_OK : seqpar__share_owned(ctx, k->blocks, &handed);
 }
 
@@ -9427,6 +9568,22 @@ static seqpar_status seqpar__check_within(seqpar_error *error, const seqpar_bloc
                        (long long)(t ? seqpar__tensor_elements(t) : 0));
 }
 
+/* Bytes have a scale for each group of them. */
+static seqpar_status seqpar__check_groups(seqpar_error *error, const seqpar_optim *o,
+                                          const seqpar_optim_part *part) {
+    const seqpar_tensor *t = &o->blocks.tensors[part->tensor];
+    int64_t end = part->first + part->count;
+    if (o->desc.state_bits != 8 ||
+        (part->state != SEQPAR_STATE_M && part->state != SEQPAR_STATE_V) ||
+        (part->first % SEQPAR_PACK_GROUP == 0 &&
+         (end % SEQPAR_PACK_GROUP == 0 || end == seqpar__tensor_elements(t))))
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                       "elements %lld .. + %lld of moments in 8 bits are wanted; take whole groups "
+                       "of %d",
+                       (long long)part->first, (long long)part->count, SEQPAR_PACK_GROUP);
+}
+
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar_optim_part *part) {
     static const char *const names[] = {"gradient", "first moments", "second moments",
@@ -9443,7 +9600,8 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
                            part->state >= 0 && part->state <= SEQPAR_STATE_MASTER
                                ? names[part->state]
                                : "such state");
-    return seqpar__check_within(ctx->error, &o->blocks, part);
+    SEQPAR__TRY(seqpar__check_within(ctx->error, &o->blocks, part));
+    return seqpar__check_groups(ctx->error, o, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o,
@@ -9457,8 +9615,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_opt
                                                double *values, const seqpar_optim_part *part) {
     seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    seqpar__kept_move(ctx, &kept, values, NULL, part);
-    return SEQPAR_OK;
+    return seqpar__kept_move(ctx, &kept, values, NULL, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
@@ -9466,8 +9623,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_optim_part *part) {
     seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    seqpar__kept_move(ctx, &kept, NULL, values, part);
-    return SEQPAR_OK;
+    return seqpar__kept_move(ctx, &kept, NULL, values, part);
 }
 
 SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
@@ -9646,6 +9802,7 @@ static seqpar__kept seqpar__kept_shards(const seqpar_ctx *ctx, const seqpar_shar
     k.by_slice = NULL;
     k.all = 0;
     k.dtype = ctx->device->storage;
+    k.packed = NULL;
     return k;
 }
 
@@ -9692,8 +9849,7 @@ static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s
                                          const double *from, const seqpar_optim_part *part) {
     seqpar__kept kept = seqpar__kept_shards(ctx, s);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, part));
-    seqpar__kept_move(ctx, &kept, into, from, part);
-    return SEQPAR_OK;
+    return seqpar__kept_move(ctx, &kept, into, from, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,
@@ -11726,6 +11882,111 @@ SEQPAR__ROW_OP(route, a->experts)
 SEQPAR__ROW_OP(route_grad, a->experts)
 SEQPAR__ROW_OP(mix, a->width)
 SEQPAR__ROW_OP(dots, 1)
+
+/* ---- numbers in fewer bits ---- */
+
+/* A group, in floats or doubles. A scale that is not finite makes NaN of all, as it should. */
+#define SEQPAR__PACK(real, root) \
+    static void seqpar__pack_##real(uint8_t *bytes, real *scale, const real *x, int64_t count, \
+                                    int positive) { \
+        real top = 0; \
+        for (int64_t i = 0; i < count; i++) { \
+            real y = x[i] < 0 ? -x[i] : x[i]; \
+            if (!(y <= top) && top == top) top = y; \
+        } \
+        *scale = top; \
+        memset(bytes, 0, (size_t)count); \
+        for (int64_t i = 0; top > 0 && top - top == 0 && i < count; i++) { \
+            real y = (x[i] < 0 ? -x[i] : x[i]) / top; \
+            int code = positive ? (int)(255 * root(root(y)) + (real)0.5) \
+                                : (int)(127 * root(y) + (real)0.5); \
+            if (positive && code == 0 && x[i] > 0) code = 1; \
+            bytes[i] = (uint8_t)(x[i] < 0 ? -code : code); \
+        } \
+    } \
+    static void seqpar__unpack_##real(real *x, const uint8_t *bytes, real scale, int64_t count, \
+                                      int positive) { \
+        for (int64_t i = 0; i < count; i++) { \
+            real y = positive ? (real)bytes[i] / 255 : (real)(int8_t)bytes[i] / 127; \
+            y = positive ? y * y : y; \
+            x[i] = y * (y < 0 ? -y : y) * scale; \
+        } \
+    }
+SEQPAR__PACK(float, sqrtf)
+SEQPAR__PACK(double, sqrt)
+
+static void seqpar__pack_group(const seqpar_pack_args *a, int64_t begin, int64_t count,
+                               int doubles) {
+    int64_t group = begin / SEQPAR_PACK_GROUP;
+    uint8_t *bytes = (uint8_t *)a->packed + begin;
+    double *x64 = (double *)a->x + begin, *s64 = (double *)a->scales + group;
+    float *x32 = (float *)a->x + begin, *s32 = (float *)a->scales + group;
+    int positive = a->form == SEQPAR_PACK_POSITIVE;
+    if (doubles && a->unpack)
+        seqpar__unpack_double(x64, bytes, *s64, count, positive);
+    else if (doubles)
+        seqpar__pack_double(bytes, s64, x64, count, positive);
+    else if (a->unpack)
+        seqpar__unpack_float(x32, bytes, *s32, count, positive);
+    else
+        seqpar__pack_float(bytes, s32, x32, count, positive);
+}
+
+/* What is cut off is added to 16 bits of chance first: what carries is rounded up. */
+static uint16_t seqpar__bf16_by_chance(float x, uint32_t draw) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7f800000u) == 0x7f800000u) return seqpar_bf16_from_float(x);
+    return (uint16_t)((bits + draw) >> 16);
+}
+
+static void seqpar__pack_chance(const seqpar_pack_args *a, int64_t begin, int64_t count) {
+    float *x = (float *)a->x;
+    uint16_t *half = (uint16_t *)a->packed;
+    uint32_t r[4] = {0, 0, 0, 0};
+    for (int64_t i = begin; i < begin + count; i++) {
+        uint64_t n = (uint64_t)(a->first + i);
+        if (i == begin || n % 8 == 0) seqpar_random(r, a->seed, a->stream, n / 8);
+        half[i] = seqpar__bf16_by_chance(x[i], r[n / 2 % 4] >> 16 * (n % 2) & 0xffff);
+    }
+}
+
+typedef struct seqpar__pack_work {
+    const seqpar_pack_args *args;
+    int storage, accumulator;
+} seqpar__pack_work;
+
+enum { SEQPAR__PACK_JOB = 16 * SEQPAR_PACK_GROUP };
+static void seqpar__pack_job(void *user, int64_t job, char *scratch) {
+    const seqpar__pack_work *w = (const seqpar__pack_work *)user;
+    const seqpar_pack_args *a = w->args;
+    int64_t end = SEQPAR__MIN(a->count, (job + 1) * SEQPAR__PACK_JOB), n;
+    (void)scratch;
+    for (int64_t i = job * SEQPAR__PACK_JOB; i < end; i += n) {
+        n = SEQPAR__MIN(end - i, (int64_t)SEQPAR_PACK_GROUP);
+        if (a->form != SEQPAR_PACK_CHANCE)
+            seqpar__pack_group(a, i, n, w->accumulator == SEQPAR_DTYPE_F64);
+        else if (!a->unpack && w->storage == SEQPAR_DTYPE_BF16)
+            seqpar__pack_chance(a, i, n);
+        else
+            for (int64_t k = i; k < i + n; k++)
+                seqpar__element_set(a->unpack ? a->x : a->packed, k,
+                                    a->unpack ? w->accumulator : w->storage,
+                                    seqpar__element(a->unpack ? a->packed : a->x, k,
+                                                    a->unpack ? w->storage : w->accumulator));
+    }
+}
+
+static seqpar_status seqpar__host_pack(seqpar_device *device, const seqpar_pack_args *a,
+                                       void *queue) {
+    seqpar__pack_work w;
+    (void)queue;
+    w.args = a;
+    w.storage = device->storage;
+    w.accumulator = device->accumulator;
+    return seqpar__parallel_runs(device, (a->count + SEQPAR__PACK_JOB - 1) / SEQPAR__PACK_JOB, 0,
+                                 seqpar__pack_job, &w);
+}
 
 static void seqpar__host_table(seqpar_device *d, const char *name, int storage,
                                int accumulator) {
@@ -14237,7 +14498,7 @@ static int seqpar__half_next(seqpar__half_walk *w) {
 }
 
 static void *seqpar__half_at(const void *accumulators, int64_t element) {
-    return accumulators ? seqpar__at(accumulators, element, SEQPAR_DTYPE_F32) : NULL;
+    return seqpar__at_or_null(accumulators, element, SEQPAR_DTYPE_F32);
 }
 
 static seqpar_status seqpar__half_rmsnorm(seqpar_device *device, const seqpar_rmsnorm_args *a,

@@ -1566,15 +1566,11 @@ static __device__ __forceinline__ int2 visible_keys(const seqpar_attn_args &a, i
     return begin < end ? make_int2((int)begin, (int)end) : make_int2(0, 0);
 }
 
-/* 0 or 1 / (1 - dropout): a draw of Philox 4x32-10 by row, head, query and key, as
-   seqpar_attn_dropout. */
-static __device__ NOINLINE float dropout_factor(const attn_view &v, int64_t row, int64_t head,
-                                                int64_t query, int64_t key) {
-    uint64_t high = (uint64_t)row << 24 | (uint64_t)(v.a.dropout_head + head);
-    uint64_t low = (uint64_t)query << 32 | (uint64_t)key >> 2;
+/* Word `which` of seqpar_random(key, high, low), Philox 4x32-10. */
+static __device__ NOINLINE uint32_t random_word(uint64_t key, uint64_t high, uint64_t low,
+                                                int which) {
     uint32_t x0 = (uint32_t)low, x1 = (uint32_t)(low >> 32), x2 = (uint32_t)high;
-    uint32_t x3 = (uint32_t)(high >> 32), k0 = (uint32_t)v.dropout_key;
-    uint32_t k1 = (uint32_t)(v.dropout_key >> 32);
+    uint32_t x3 = (uint32_t)(high >> 32), k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
         uint32_t y0 = __umulhi(0xCD9E8D57u, x2) ^ x1 ^ k0;
         uint32_t y2 = __umulhi(0xD2511F53u, x0) ^ x3 ^ k1;
@@ -1585,7 +1581,16 @@ static __device__ NOINLINE float dropout_factor(const attn_view &v, int64_t row,
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    uint32_t draw = key & 2 ? (key & 1 ? x3 : x2) : (key & 1 ? x1 : x0);
+    return which & 2 ? (which & 1 ? x3 : x2) : (which & 1 ? x1 : x0);
+}
+
+/* 0 or 1 / (1 - dropout): a draw by row, head, query and key, as seqpar_attn_dropout. */
+static __device__ __forceinline__ float dropout_factor(const attn_view &v, int64_t row,
+                                                       int64_t head, int64_t query,
+                                                       int64_t key) {
+    uint64_t high = (uint64_t)row << 24 | (uint64_t)(v.a.dropout_head + head);
+    uint64_t low = (uint64_t)query << 32 | (uint64_t)key >> 2;
+    uint32_t draw = random_word(v.dropout_key, high, low, (int)(key & 3));
     return (double)draw < v.a.dropout * 4294967296.0 ? 0.0f : v.keep;
 }
 
@@ -2839,6 +2844,105 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
                                      0, (float *)a->p, (const float *)a->g, (bf16 *)a->working,
                                      a->t == 1, a->count, (float)a->lr, (float)a->decay,
                                      (float)a->clip),
+                  queue);
+}
+
+/* ---- numbers in fewer bits: a warp a group; the arithmetic of seqpar__pack_float ---- */
+
+__global__ void pack_kernel(uint8_t *bytes, float *scales, const float *x, int64_t count,
+                            bool positive) {
+    int64_t group = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+    int64_t begin = group * SEQPAR_PACK_GROUP, lane = threadIdx.x % WARP;
+    if (begin >= count) return; /* a whole warp */
+    int64_t end = begin + SEQPAR_PACK_GROUP < count ? begin + SEQPAR_PACK_GROUP : count;
+    unsigned most = 0; /* of magnitudes their bits: a NaN is the largest */
+    for (int64_t i = begin + lane; i < end; i += WARP) {
+        unsigned bits = __float_as_uint(x[i]) & 0x7fffffffu;
+        most = bits > most ? bits : most;
+    }
+    for (int i = WARP / 2; i; i /= 2) {
+        unsigned other = __shfl_xor_sync(0xffffffffu, most, i);
+        most = other > most ? other : most;
+    }
+    float top = __uint_as_float(most);
+    if (lane == 0) scales[group] = top;
+    for (int64_t i = begin + lane; i < end; i += WARP) {
+        int code = 0;
+        if (top > 0 && top - top == 0) {
+            float y = fabsf(x[i]) / top;
+            code = positive ? (int)(255 * sqrtf(sqrtf(y)) + 0.5f) : (int)(127 * sqrtf(y) + 0.5f);
+            if (positive && code == 0 && x[i] > 0) code = 1;
+        }
+        bytes[i] = (uint8_t)(x[i] < 0 ? -code : code);
+    }
+}
+
+__global__ void unpack_kernel(float *x, const uint8_t *bytes, const float *scales, int64_t count,
+                              bool positive) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    float y = positive ? (float)bytes[i] / 255 : (float)(int8_t)bytes[i] / 127;
+    y = positive ? y * y : y;
+    x[i] = y * fabsf(y) * scales[i / SEQPAR_PACK_GROUP];
+}
+
+static __device__ __forceinline__ void narrow_by_chance(float *to, float x, uint32_t draw) {
+    (void)draw; /* fp32 is stored as it is */
+    *to = x;
+}
+
+static __device__ __forceinline__ void narrow_by_chance(bf16 *to, float x, uint32_t draw) {
+    uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7f800000u) == 0x7f800000u)
+        narrow(to, x);
+    else
+        narrow(to, __uint_as_float((bits + draw) & 0xffff0000u));
+}
+
+template <class T>
+__global__ void chance_kernel(T *to, const float *x, int64_t count, int64_t first, uint64_t seed,
+                              uint64_t stream) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= count) return;
+    uint64_t n = (uint64_t)(first + i);
+    uint32_t word = random_word(seed, stream, n / 8, (int)(n / 2 % 4));
+    narrow_by_chance(&to[i], x[i], word >> 16 * (n % 2) & 0xffff);
+}
+
+template <class T> __global__ void widen_kernel(float *to, const T *from, int64_t count) {
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) to[i] = wide(from[i]);
+}
+
+template <class T>
+static seqpar_status pack_weights(cuda_device *self, const seqpar_pack_args *a) {
+    dim3 blocks = blocks_for(a->count, BLOCK);
+    if (a->unpack)
+        return SEQPAR_CUDA_LAUNCH(self, widen_kernel<T>, blocks, dim3(BLOCK), 0, (float *)a->x,
+                                  (const T *)a->packed, a->count);
+    return SEQPAR_CUDA_LAUNCH(self, chance_kernel<T>, blocks, dim3(BLOCK), 0, (T *)a->packed,
+                              (const float *)a->x, a->count, a->first, a->seed, a->stream);
+}
+
+static seqpar_status pack_state(cuda_device *self, const seqpar_pack_args *a) {
+    int64_t groups = (a->count + SEQPAR_PACK_GROUP - 1) / SEQPAR_PACK_GROUP;
+    bool positive = a->form == SEQPAR_PACK_POSITIVE;
+    if (a->unpack)
+        return SEQPAR_CUDA_LAUNCH(self, unpack_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK),
+                                  0, (float *)a->x, (const uint8_t *)a->packed,
+                                  (const float *)a->scales, a->count, positive);
+    return SEQPAR_CUDA_LAUNCH(self, pack_kernel, blocks_for(groups, BLOCK / WARP), dim3(BLOCK), 0,
+                              (uint8_t *)a->packed, (float *)a->scales, (const float *)a->x,
+                              a->count, positive);
+}
+
+template <class T>
+static seqpar_status op_pack(seqpar_device *device, const seqpar_pack_args *a, void *queue) {
+    cuda_device *self = of(device);
+    if (a->count < 1) return SEQPAR_OK;
+    enter(self, queue);
+    return finish(self,
+                  a->form == SEQPAR_PACK_CHANCE ? pack_weights<T>(self, a) : pack_state(self, a),
                   queue);
 }
 

@@ -2142,6 +2142,123 @@ static void check_sgd(void) {
     check_update(16411, 7, 1);
 }
 
+/* ---- numbers in fewer bits ---- */
+
+enum { PACKED = 3 * SEQPAR_PACK_GROUP + 77 };
+
+/* On a device: x (PACKED) to bytes and back, and to bytes again. */
+typedef struct packing {
+    double x[PACKED], back[PACKED], scales[4];
+    uint8_t bytes[2][PACKED];
+} packing;
+
+static void pack_there_and_back(seqpar_device *device, packing *p, int form) {
+    int acc = device->accumulator;
+    void *x = device->alloc(device, PACKED * 8), *bytes = device->alloc(device, PACKED);
+    void *scales = device->alloc(device, 4 * 8);
+    seqpar_pack_args a = {.form = form, .x = x, .packed = bytes, .scales = scales,
+                          .count = PACKED};
+    seqpar_device_write(device, x, 0, p->x, PACKED, acc);
+    for (int again = 0; again < 2; again++) {
+        a.unpack = 0;
+        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        device->copy(device, p->bytes[again], bytes, PACKED, NULL);
+        a.unpack = 1;
+        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+    }
+    seqpar_device_read(device, p->back, x, 0, PACKED, acc);
+    seqpar_device_read(device, p->scales, scales, 0, 4, acc);
+    device->free(device, x);
+    device->free(device, bytes);
+    device->free(device, scales);
+}
+
+static void check_packing(seqpar_device *device, int form) {
+    static packing p, fp32;
+    int positive = form == SEQPAR_PACK_POSITIVE;
+    for (int i = 0; i < PACKED; i++) { /* a group of zeros, tiny ones, and some of each */
+        double spread = i % 5 ? exp(-0.012 * (double)test_integer(0, 1000)) : 0;
+        p.x[i] = (float)(i / SEQPAR_PACK_GROUP == 1 ? 0 : test_normal() * spread);
+        if (i / SEQPAR_PACK_GROUP == 2) p.x[i] *= 1e-39;
+        if (positive) p.x[i] = fabs(p.x[i]);
+        p.x[i] = stored_as(p.x[i], SEQPAR_DTYPE_F32);
+    }
+    pack_there_and_back(device, &p, form);
+    for (int i = 0; i < PACKED; i++) {
+        double top = 0, y;
+        int group = i / SEQPAR_PACK_GROUP;
+        for (int k = group * SEQPAR_PACK_GROUP; k < PACKED && k / SEQPAR_PACK_GROUP == group; k++)
+            top = fmax(top, fabs(p.x[k]));
+        y = top > 0 ? fabs(p.x[i]) / top : 0;
+        double code = positive ? 255 * sqrt(sqrt(y)) : 127 * sqrt(y) * (p.x[i] < 0 ? -1 : 1);
+        double got = positive ? p.bytes[0][i] : (int8_t)p.bytes[0][i];
+        if (positive && p.x[i] > 0) code = fmax(code, 1);
+        test_expect(fabs(got - code) <= 0.5 + 1e-4, "%s: number %d, %g, is code %g, not %g",
+                    device->name, i, p.x[i], got, code);
+        double value = got / (positive ? 255 : 127);
+        value = (positive ? value * value * value * value : value * fabs(value)) * top;
+        test_expect(fabs(p.back[i] - value) <= 1e-6 * fabs(value) + 2e-45,
+                    "%s: code %g becomes %g, not %g", device->name, got, p.back[i], value);
+        test_expect(p.scales[group] == top, "%s: the scale is %g, not %g",
+                    device->name, p.scales[group], top);
+    }
+    test_expect(!memcmp(p.bytes[0], p.bytes[1], PACKED), "%s: packed again it differs",
+                device->name);
+    if (device->accumulator != SEQPAR_DTYPE_F32) return;
+    memcpy(fp32.x, p.x, sizeof p.x);
+    pack_there_and_back(bf16_reference, &fp32, form);
+    test_expect(!memcmp(fp32.bytes, p.bytes, sizeof p.bytes) &&
+                    !memcmp(fp32.back, p.back, sizeof p.back),
+                "%s has other bits than another device", device->name);
+}
+
+/* Each number becomes one of its neighbours, by the draw that is its own, and is kept in the
+   mean; what is bf16 already stays. */
+static void check_chance(seqpar_device *device) {
+    enum { N = 41, DRAWS = 400, FIRST = 13 };
+    double x[N], got[N], mean[N] = {0};
+    int type = device->storage, half = type == SEQPAR_DTYPE_BF16;
+    void *wide = device->alloc(device, N * 8), *narrow = device->alloc(device, N * 8);
+    seqpar_pack_args a = {.form = SEQPAR_PACK_CHANCE, .x = wide, .packed = narrow, .count = N,
+                          .first = FIRST, .seed = 7};
+    for (int i = 0; i < N; i++) x[i] = (float)(i % 8 ? test_normal() * 100 : i - 20);
+    for (int draw = 0; draw < DRAWS; draw++) {
+        a.stream = (uint64_t)draw;
+        a.unpack = 0;
+        seqpar_device_write(device, wide, 0, x, N, device->accumulator);
+        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        a.unpack = 1;
+        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        seqpar_device_read(device, got, wide, 0, N, device->accumulator);
+        for (int i = 0; i < N; i++) {
+            uint32_t r[4], bits;
+            float value = (float)x[i];
+            seqpar_random(r, 7, (uint64_t)draw, (uint64_t)(FIRST + i) / 8);
+            memcpy(&bits, &value, 4);
+            bits += r[(FIRST + i) % 8 / 2] >> 16 * ((FIRST + i) % 2) & 0xffff;
+            bits &= 0xffff0000u;
+            memcpy(&value, &bits, 4);
+            test_expect(got[i] == (half ? (double)value : x[i]), "%s: %g becomes %g, not %g",
+                        device->name, x[i], got[i], (double)value);
+            mean[i] += got[i] / DRAWS;
+        }
+    }
+    for (int i = 0; i < N; i++) /* five times the deviation of a mean of draws 2^-7 x apart */
+        test_expect(fabs(mean[i] - x[i]) <= fabs(x[i]) / 128 * 0.5 / sqrt(DRAWS) * 5,
+                    "%s: %g is %g in the mean", device->name, x[i], mean[i]);
+    device->free(device, wide);
+    device->free(device, narrow);
+}
+
+static void check_pack(void) {
+    seqpar_device *const devices[] = {reference, fast, fast_threads, bf16_reference, bf16};
+    for (int i = 0; i < 5; i++) {
+        check_packing(devices[i], SEQPAR_PACK_SIGNED);
+        check_packing(devices[i], SEQPAR_PACK_POSITIVE);
+        check_chance(devices[i]);
+    }
+}
+
 /* ---- the table ---- */
 
 /* Limits: relative L2 of the fast device against the reference device, three times the worst
@@ -2181,6 +2298,7 @@ static const struct op_check {
     {"sumsq", check_sumsq, 6e-15, 1},
     {"adamw", check_adamw, 3.6e-7, 1},
     {"sgd", check_sgd, 1e-7, 1},
+    {"pack", check_pack, 0, 0},
 };
 
 static const struct op_check *find_check(const char *op) {
