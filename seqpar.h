@@ -9240,8 +9240,8 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
    unpacked there and packed again, and masters that are not kept have their place there. */
 typedef struct seqpar__turns {
     seqpar_buffer room[2];
-    int64_t moves[2]; /* after which a slice is there; in all, behind the last */
-    int64_t all;
+    int64_t moves[2], left[2]; /* after which a slice is there, its room is left */
+    int64_t all;               /* behind the last */
 } seqpar__turns;
 
 static int seqpar__is_packed(const seqpar_optim *o, int kept) {
@@ -9295,6 +9295,10 @@ static seqpar_status seqpar__turn_pack(seqpar_ctx *ctx, const seqpar_optim *o,
     return part->count > 0 ? ctx->device->pack(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
+static void seqpar__turns_wait(seqpar_ctx *ctx, int64_t moves) {
+    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
+}
+
 /* Between a part's home and its room. */
 static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
                                        seqpar__turns *turns, const seqpar__update_part *part,
@@ -9304,20 +9308,18 @@ static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
     seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
     for (int i = 0; i < SEQPAR__UPDATED; i++) {
         if (!room[i] || !part->kept[i]) continue;
-        if (seqpar__is_packed(o, i))
+        if (seqpar__is_packed(o, i)) {
+            /* no move, so it does not wait for those that leave the room */
+            if (!home) seqpar__turns_wait(ctx, turns->left[part->slice % 2]);
             SEQPAR__TRY(seqpar__turn_pack(ctx, o, part, i, room[i], !home));
-        else
+        } else
             turns->all = d->move(d, home ? part->kept[i] : room[i],
                                  home ? room[i] : part->kept[i],
                                  part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)),
                                  ctx->queue);
     }
-    if (!home) turns->moves[part->slice % 2] = turns->all;
+    *(home ? &turns->left[part->slice % 2] : &turns->moves[part->slice % 2]) = turns->all;
     return SEQPAR_OK;
-}
-
-static void seqpar__turns_wait(seqpar_ctx *ctx, int64_t moves) {
-    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
 }
 
 /* Room for any two slices, and the first one's way there. */

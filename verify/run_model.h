@@ -23,6 +23,7 @@ typedef struct model_way { /* how to do it */
     const seqpar_attn_kernel *kernel; /* attention of one's own */
     int64_t slice;                    /* as in seqpar_optim_desc */
     int offload;                      /* the same; MODEL_OFFLOAD_FILES: into files */
+    int state_bits, stochastic;       /* the same */
 } model_way;
 
 typedef struct model_task { /* what to do */
@@ -261,7 +262,10 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     seqpar_optim optim;
     seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
                               task->decay,         task->max_norm,        job->way->slice,
-                              .offload = job->way->offload & ~MODEL_OFFLOAD_FILES};
+                              .offload = job->way->offload & ~MODEL_OFFLOAD_FILES,
+                              .state_bits = job->way->state_bits,
+                              .stochastic = job->way->stochastic,
+                              .seed = 5};
     int64_t step, rank = ctx->world->rank;
     double *values = NULL;
     seqpar_status status = params_open(ctx, &model, &task->config, &desc);

@@ -203,6 +203,57 @@ static void test_law(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* Relative L2 distance of the ways two runs have gone from their common start. */
+static double apart(const model_result *a, const model_result *b) {
+    double gone = 0, between = 0;
+    for (int64_t i = 0; i < a->elements; i++) {
+        gone += (b->params[i] - b->start[i]) * (b->params[i] - b->start[i]);
+        between += (a->params[i] - b->params[i]) * (a->params[i] - b->params[i]);
+    }
+    return sqrt(between / gone);
+}
+
+/* Moments in 8 bits, weights rounded by chance, and both: the bits of one rank on all, within so
+   much of what accumulators and masters give. */
+static void test_forms(int reference, int bits, int stochastic, double limit) {
+    static const int64_t shapes[][2] = {{1, 3}, {3, 1}, {2, 2}, {1, 8}, {5, 1}, {1, 1}};
+    model_task task;
+    model_result one, other, full;
+    model_way base = plain, w;
+    make_task(&task, 0);
+    base.reference = reference;
+    model_run(&task, &base, &full);
+    base.state_bits = bits;
+    base.stochastic = stochastic;
+    model_run(&task, &base, &one);
+    test_expect(!one.status && !full.status, "%s%s", one.error.text, full.error.text);
+    expect_moved(&one);
+    double far = apart(&one, &full);
+    test_expect(far > 1e-4 && far <= limit, "%.3f of the way from what it replaces", far);
+    printf("#   %d bits, by chance %d: %.4f of the way apart\n", bits, stochastic, far);
+    for (int i = 0; i < 6; i++) {
+        char what[80];
+        w = base;
+        w.dp = shapes[i][0];
+        w.sp = shapes[i][1];
+        w.zero_stage = i % 4;
+        w.accumulation = 1 + i % 2;
+        w.layout = SEQPAR_LAYOUT_ZIGZAG;
+        w.slice = i % 3 ? 6144 : 0;
+        w.offload = w.zero_stage == 3 ? SEQPAR_OFFLOAD_PARAMS : 0;
+        if (!bits && i % 2) w.offload |= SEQPAR_OFFLOAD_STATE;
+        model_run(&task, &w, &other);
+        snprintf(what, sizeof what, "%d bits, by chance %d, device %d: D=%lld P=%lld zero=%d", bits,
+                 stochastic, reference, (long long)w.dp, (long long)w.sp, w.zero_stage);
+        expect_equal_runs(&other, &one, what);
+        test_end("forms %s", what);
+        model_result_free(&other);
+    }
+    model_result_free(&one);
+    model_result_free(&full);
+    seqpar_batch_free(&task.batch);
+}
+
 /* ---- a caller's own tensors: odd sizes at odd places, in arrays of exactly their size ---- */
 
 enum { ROOM_TENSORS = 6, ROOM_GROUPS = 3, ROOM_STEPS = 2, ROOM_DOCUMENTS = 27 };
@@ -905,6 +956,11 @@ int main(int argc, char **argv) {
     TEST(test_masters());
     TEST(test_cost());
     TEST(test_law());
+    TEST(test_forms(0, 8, 0, 0.02));
+    TEST(test_forms(1, 8, 0, 0.02));
+    TEST(test_forms(2, 0, 1, 0.1));
+    TEST(test_forms(2, 8, 1, 0.1));
+    TEST(test_forms(3, 8, 1, 0.1));
     TEST(test_ways(0, 0, ways ? ways : 44));
     TEST(test_ways(0, 1, ways ? ways : 33));
     TEST(test_ways(1, 1, ways ? 1 : 11));

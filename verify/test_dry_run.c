@@ -206,6 +206,7 @@ int main(int argc, char **argv) {
     TEST(test_equal(0, "--ring_attn_size 2 --schedule ulysses --optim sgd"));
     TEST(test_equal(0, "--ring_attn_size 2 --device reference --param_dtype bf16"));
     TEST(test_equal(0, "--ring_attn_size 3 --param_dtype bf16 --gradient_checkpointing"));
+    TEST(test_equal(0, "--ring_attn_size 2 --param_dtype bf16 --stochastic_rounding --optim adamw_8bit"));
     TEST(test_equal(0, "--device reference --label_smoothing 0.1"));
     TEST(test_equal(0, "--ring_attn_size 2 --zero_stage 3 --adam_offload --param_offload"));
     TEST(test_equal(1, "--ring_attn_size 3 --packing_samples --pack_len 512"));

@@ -283,6 +283,10 @@ enum {
     OFFLOAD_EARLY,
     OFFLOAD_NOWHERE,
     OFFLOAD_NO_FOLDER,
+    PACKED_ODD,
+    PACKED_AWAY,
+    PACKED_PART,
+    CHANCE_FLOATS,
     MISUSES
 };
 static const misuse misuses[MISUSES] = {
@@ -313,6 +317,10 @@ static const misuse misuses[MISUSES] = {
     [OFFLOAD_NOWHERE] = {"offload_without_pool", "the device 'cpu', which has no second pool"},
     [OFFLOAD_NO_FOLDER] = {"offload_without_folder",
                            "bytes to offload cannot be kept in a file in build/none: No such"},
+    [PACKED_ODD] = {"state_of_7_bits", "state_bits is 7 and offload 0; use 0"},
+    [PACKED_AWAY] = {"state_of_8_bits_offloaded", "state_bits is 8 and offload 1; use 0"},
+    [PACKED_PART] = {"part_of_a_group", "elements 256 .. + 255 of moments in 8 bits are wanted"},
+    [CHANCE_FLOATS] = {"floats_by_chance", "weights in bf16; the device 'cpu' has others"},
 };
 
 /* Elements of the large tensor's gradient, of either sum. */
@@ -363,6 +371,9 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
     status = seqpar_step_begin_plain(ctx, optim, which == NO_MICRO_BATCH ? 0 : 1);
     part_of(g, 0, 0, 1);
     if (status) return status;
+    if (which == PACKED_PART)
+        return seqpar_optim_read(ctx, optim, gradient,
+                                 &(seqpar_optim_part){SEQPAR_STATE_M, 1, 256, 255});
     if (which >= SLICE_BEGINS_INSIDE) return missliced(ctx, optim, g, which);
     if (which == NO_ROWS) return seqpar_step_rows(ctx, optim, 0, &first, &count);
     if (which == NO_FOLD) return seqpar_step_fold(ctx, optim, &fold, &share, 0);
@@ -394,7 +405,13 @@ static seqpar_status misuse_main(seqpar_comm *world, void *user) {
                                                                : which > SLICE_NEGATIVE,
                               .offload = which == OFFLOAD_UNKNOWN ? 4
                                          : which == OFFLOAD_EARLY ? 3
-                                                                  : which > OFFLOAD_EARLY};
+                                         : which == PACKED_AWAY
+                                             ? 1
+                                             : which > OFFLOAD_EARLY && which < PACKED_ODD,
+                              .state_bits = which == PACKED_ODD                          ? 7
+                                            : which == PACKED_AWAY || which == PACKED_PART ? 8
+                                                                                           : 0,
+                              .stochastic = which == CHANCE_FLOATS};
     seqpar_device *device = seqpar_device_cpu(1);
     if (which >= OFFLOAD_UNKNOWN) desc.kind = SEQPAR_OPTIM_ADAMW;
     if (which == OFFLOAD_NOWHERE) device->move = NULL;

@@ -97,6 +97,15 @@ train bf16_on $bf16 --load_checkpoint --ring_attn_size 3 --zero_stage 0 &&
 train bf16_off $bf16 --ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --adam_offload --param_offload && cmp -s $out/bf16_off/ckpt/global_step6/optimizer.safetensors $out/bf16_1/ckpt/global_step6/optimizer.safetensors && ok train_bf16_offloaded || fail train_bf16_offloaded "$(tail -n 1 $out/bf16_off.log)"
 train bf16_reference $bf16 --device reference && train bf16_reference_3 $bf16 --device reference --ring_attn_size 3 && same "train_bf16 on the reference device" bf16_reference_3 bf16_reference || fail train_bf16_reference "$(tail -n 1 $out/bf16_reference.log)"
 
+# moments in 8 bits, and no masters: the same, and a checkpoint holds what the bytes say
+chance="$bf16 --stochastic_rounding --optim adamw_8bit"
+train chance_1 $chance && train chance_3 $chance --ring_attn_size 3 --zero_stage 3 && same "train_8_bits_by_chance on 3 ranks" chance_3 chance_1 || fail train_8_bits_by_chance "$(tail -n 1 $out/chance_3.log)"
+mkdir -p $out/chance_on; cp -r $out/chance_3/ckpt $out/chance_on/; rm -r $out/chance_on/ckpt/global_step6; printf global_step3 > $out/chance_on/ckpt/latest
+train chance_on $chance --load_checkpoint --ring_attn_size 2 --zero_stage 0 --sharded_checkpoint && cmp -s $out/chance_on/model.safetensors $out/chance_1/model.safetensors && ! cmp -s $out/chance_1/model.safetensors $out/bf16_1/model.safetensors &&
+    ! grep -q '"master\.' $out/chance_1/ckpt/global_step6/optimizer.safetensors && ok train_8_bits_resumed || fail train_8_bits_resumed "$(tail -n 1 $out/chance_on.log)"
+rm -r $out/chance_on/ckpt/global_step6; printf global_step3 > $out/chance_on/ckpt/latest
+train chance_on $bf16 --load_checkpoint; [ $? -ne 0 ] && grep -q '^error: .*--optim adamw_8bit, this run has adamw' $out/chance_on.log && ok train_8_bits_kept || fail train_8_bits_kept "$(tail -n 1 $out/chance_on.log)"
+
 # starting from saved weights: zero steps change nothing, other shapes are refused
 train again --pretrain $out/one --learning_rate 1e-30 --lr_scheduler constant --warmup_steps 0 --max_steps 1 && cmp -s $out/again/model.safetensors $out/one/model.safetensors && ok train_pretrain || fail train_pretrain "weights did not come through"
 
@@ -121,6 +130,8 @@ printf '{"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}\n' > $out/nolabel
 printf '{"input_ids": [1, 2, 999], "labels": [-100, 2, 999]}\n' > $out/vocab.jsonl
 refuse missing_file 'nowhere.jsonl' --dataset $out/nowhere.jsonl $io
 refuse cuda "needs a program built with CUDA" --dataset $out/arith.jsonl $io --device cuda
+refuse chance_of_floats 'stochastic_rounding is for weights in bf16; add --param_dtype bf16' --dataset $out/arith.jsonl $io --stochastic_rounding
+refuse bytes_offloaded 'adam_offload is not for --optim adamw_8bit' --dataset $out/arith.jsonl $io --optim adamw_8bit --adam_offload
 refuse cublas_on_cpu 'cublas is for the GPU' --dataset $out/arith.jsonl $io --cublas
 refuse bf16_checkpoint 'written in bf16' $base --device reference --load_checkpoint --ckpt_path $out/bf16_1/ckpt
 refuse empty_file 'empty' --dataset $out/empty.jsonl $io

@@ -12,7 +12,8 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload, param_offload;
+        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload, param_offload,
+        stochastic_rounding;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -201,7 +202,14 @@ typedef struct {
          DEMO_COUNT(-1)}, \
         {"min_lr_ratio",    &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", \
          DEMO_BETWEEN(0, 1)}, \
-        {"optim", &(c).optim, DEMO_STRING, "adamw", "adamw or sgd", DEMO_ANY}, \
+        {"optim", &(c).optim, DEMO_STRING, "adamw", \
+         "adamw, adamw_8bit (its moments take a quarter of the memory) or sgd", DEMO_ANY}, \
+        {"stochastic_rounding", \
+         &(c).stochastic_rounding, \
+         DEMO_FLAG, \
+         NULL, \
+         "keep no fp32 masters of bf16 weights; an update is rounded by chance", \
+         DEMO_ANY}, \
         {"adam_betas", &(c).adam_betas,        DEMO_FLOATS2, \
          "0.9,0.95",   "decay of the moments", DEMO_BETWEEN(0, 1)}, \
         {"adam_eps", \

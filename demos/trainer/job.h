@@ -354,6 +354,15 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         "leave it out",
                         c->device),
                -1;
+    if (c->stochastic_rounding && !demo_wants_bf16(c))
+        return snprintf(error, size,
+                        "--stochastic_rounding is for weights in bf16; add --param_dtype bf16"),
+               -1;
+    if (c->adam_offload && !strcmp(c->optim, "adamw_8bit"))
+        return snprintf(error, size,
+                        "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
+                        "they are; leave one of the two out"),
+               -1;
     if (c->param_offload && c->zero_stage != 3)
         return snprintf(error, size,
                         "--param_offload is for weights at their owners alone, and zero_stage is "

@@ -343,8 +343,10 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
     seqpar_optim_desc optim = r->optim.desc;
-    if (c->critic.optim)
-        optim.kind = !strcmp(c->critic.optim, "sgd") ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW;
+    if (c->critic.optim) {
+        optim.kind = demo_optim_kind(c->critic.optim);
+        optim.state_bits = demo_optim_bits(c->critic.optim);
+    }
     if (c->critic.adam_betas[0] >= 0) {
         optim.beta1 = c->critic.adam_betas[0];
         optim.beta2 = c->critic.adam_betas[1];

@@ -538,10 +538,18 @@ static int64_t demo_peak_bytes(const demo_rank *r) {
     return r->ctx.memory.total_peak + demo_shared_bytes(r);
 }
 
+static int demo_optim_kind(const char *name) {
+    return !strcmp(name, "sgd") ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW;
+}
+
+static int demo_optim_bits(const char *name) { return !strcmp(name, "adamw_8bit") ? 8 : 0; }
+
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    seqpar_optim_desc optim = {.kind = !strcmp(c->optim, "sgd") ? SEQPAR_OPTIM_SGD
-                                                                : SEQPAR_OPTIM_ADAMW,
+    seqpar_optim_desc optim = {.kind = demo_optim_kind(c->optim),
+                               .state_bits = demo_optim_bits(c->optim),
+                               .stochastic = c->stochastic_rounding,
+                               .seed = (uint64_t)c->seed,
                                .zero_stage = (int)c->zero_stage,
                                .beta1 = c->adam_betas[0],
                                .beta2 = c->adam_betas[1],

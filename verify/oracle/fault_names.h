@@ -162,6 +162,10 @@ static const struct fault_name {
     {144, NULL, FAULT_INSIDE},
     {145, NULL, FAULT_INSIDE},
     {146, NULL, FAULT_INSIDE},
-    {147, NULL, FAULT_INSIDE}};
+    {147, NULL, FAULT_INSIDE},
+    {148, NULL, FAULT_INSIDE},
+    {149, NULL, FAULT_INSIDE},
+    {150, NULL, FAULT_INSIDE},
+    {151, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
