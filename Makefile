@@ -13,7 +13,7 @@ ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
@@ -147,8 +147,8 @@ $(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TES
 
 # These look inside or count memory: they hold the implementation themselves. Those that measure nothing and compare no bits
 # with other builds are compiled quickly.
-INSIDE = attn device numerics fold memory plan safetensors
-build/test_fold build/test_memory build/test_plan build/test_safetensors: OPT = -O1
+INSIDE = attn device numerics fold memory injected plan safetensors
+build/test_fold build/test_memory build/test_injected build/test_plan build/test_safetensors: OPT = -O1
 $(INSIDE:%=build/test_%): build/test_%: verify/test_%.c $(HEADERS) $(TEST_HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)

@@ -11897,12 +11897,12 @@ SEQPAR__ROW_OP(dots, 1)
             if (!(y <= top) && top == top) top = y; \
         } \
         *scale = top; \
-        memset(bytes, 0, (size_t)count); \
-        for (int64_t i = 0; top > 0 && top - top == 0 && i < count; i++) { \
-            real y = (x[i] < 0 ? -x[i] : x[i]) / top; \
+        for (int64_t i = 0; i < count; i++) { \
+            int finite = top > 0 && top - top == 0; \
+            real y = finite ? (x[i] < 0 ? -x[i] : x[i]) / top : 0; \
             int code = positive ? (int)(255 * root(root(y)) + (real)0.5) \
                                 : (int)(127 * root(y) + (real)0.5); \
-            if (positive && code == 0 && x[i] > 0) code = 1; \
+            if (finite && positive && code == 0 && x[i] > 0) code = 1; \
             bytes[i] = (uint8_t)(x[i] < 0 ? -code : code); \
         } \
     } \

@@ -173,11 +173,13 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     seqpar_buffer seed[4];
     double *host;
     int64_t first, rows, i, n, acc = seqpar_dtype_bytes(ctx->device->accumulator);
-    seqpar_status status;
-    status = seqpar_step_rows(ctx, optim, index, &first, &rows);
-    if (!status)
-        status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
+    seqpar_status status = seqpar_step_rows(ctx, optim, index, &first, &rows);
     if (status) return status;
+    status = seqpar_llama_open_batch(ctx, model, &b, task->batch.row + first, rows, &run);
+    if (status) {
+        seqpar_llama_close_batch(ctx, model, &b);
+        return status;
+    }
     n = b.tokens;
     host = calloc((size_t)(4 * n + 4), sizeof *host);
     seqpar_host_seeds parts = {host, host + n, host + 2 * n};
@@ -189,8 +191,9 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
                 task->entropy_seeds[row_base(task, first + p->row) + p->start + t * p->stride];
     }
     for (i = 0; i < 4; i++) {
-        seqpar_buffer_new(ctx, &seed[i], n * acc, SEQPAR_MEM_ACTIVATIONS);
-        if (n)
+        seqpar_status none = seqpar_buffer_new(ctx, &seed[i], n * acc, SEQPAR_MEM_ACTIVATIONS);
+        if (!status) status = none;
+        if (seed[i].data)
             seqpar_device_write(ctx->device, seed[i].data, 0, host + i * n, n,
                                 ctx->device->accumulator);
     }
@@ -202,9 +205,11 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
     b.balance = balance;
     if (!status && step == 0) {
         void *logits = ctx->device->alloc(ctx->device, (n + 1) * model->config.vocab * acc);
-        status = seqpar_llama_logits(ctx, model, &b, logits);
-        collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab,
-                     ctx->device->storage);
+        status = logits ? seqpar_llama_logits(ctx, model, &b, logits)
+                        : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "no memory for logits");
+        if (!status)
+            collect_rows(ctx, task, &b, first, job->result->logits, logits,
+                         model->config.vocab, ctx->device->storage);
         ctx->device->free(ctx->device, logits);
     }
     if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);

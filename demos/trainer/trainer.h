@@ -547,9 +547,6 @@ static int demo_optim_bits(const char *name) { return !strcmp(name, "adamw_8bit"
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
     seqpar_optim_desc optim = {.kind = demo_optim_kind(c->optim),
-                               .state_bits = demo_optim_bits(c->optim),
-                               .stochastic = c->stochastic_rounding,
-                               .seed = (uint64_t)c->seed,
                                .zero_stage = (int)c->zero_stage,
                                .beta1 = c->adam_betas[0],
                                .beta2 = c->adam_betas[1],
@@ -558,7 +555,10 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
                                .max_norm = c->max_norm,
                                .params_shared = r->job->shared->device != NULL,
                                .offload = (c->adam_offload ? SEQPAR_OFFLOAD_STATE : 0) |
-                                          (c->param_offload ? SEQPAR_OFFLOAD_PARAMS : 0)};
+                                          (c->param_offload ? SEQPAR_OFFLOAD_PARAMS : 0),
+                               .state_bits = demo_optim_bits(c->optim),
+                               .stochastic = c->stochastic_rounding,
+                               .seed = (uint64_t)c->seed};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
     if (status) return status;
