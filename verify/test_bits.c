@@ -101,7 +101,7 @@ static void test_ways(int reference, int kind, int64_t ways) {
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
                  (long long)w.vocab_rows, (long long)w.slice, w.offload);
         expect_equal_runs(&other, &one, what);
-        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16"}[reference],
+        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference],
                  kinds[kind], what);
         model_result_free(&other);
     }
@@ -111,7 +111,7 @@ static void test_ways(int reference, int kind, int64_t ways) {
 
 /* With bf16 storage the weights are master parameters in fp32, rounded. Steps too small to
    be seen in most weights add up in the masters, whose gradient hardly changes meanwhile. */
-static void test_masters(void) {
+static void test_masters(int device) {
     model_task task;
     model_result r;
     model_way way = plain;
@@ -121,7 +121,7 @@ static void test_masters(void) {
     task.max_norm = task.decay = 0;
     task.lr = 1e-4;
     way.optimizer = SEQPAR_OPTIM_SGD;
-    way.reference = 2;
+    way.reference = device;
     model_run(&task, &way, &r);
     test_expect(!r.status, "%s", r.error.text);
     count = r.elements;
@@ -144,7 +144,7 @@ static void test_masters(void) {
     free(moved);
     model_result_free(&r);
     seqpar_batch_free(&task.batch);
-    test_end("masters: off by %.1e, %lld of %lld weights stand still", d, (long long)still,
+    test_end("masters, device %d: off by %.1e, %lld of %lld weights stand still", device, d, (long long)still,
              (long long)count);
 }
 
@@ -548,7 +548,7 @@ static void test_room(int reference) {
     free(one.params);
     seqpar_batch_free(&task.batch);
     test_end("room_%s: tensors at odd places, arrays of exactly their size",
-             (const char *[]){"fp32", "fp64", "bf16"}[reference]);
+             (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference]);
 }
 
 /* ---- what is too small is named, before a byte moves ---- */
@@ -942,7 +942,7 @@ static void test_room_beside(int reference) {
         }
     seqpar_batch_free(&task.batch);
     test_end("room_%s: attention and head touch nothing beside their arrays",
-             (const char *[]){"fp32", "fp64", "bf16"}[reference]);
+             (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference]);
 }
 
 int main(int argc, char **argv) {
@@ -953,7 +953,8 @@ int main(int argc, char **argv) {
     for (int device = 0; device < 3; device++) TEST(test_room_beside(device));
     TEST(test_room_refused());
     TEST(test_shards_refused());
-    TEST(test_masters());
+    TEST(test_masters(2));
+    TEST(test_masters(3));
     TEST(test_cost());
     TEST(test_law());
     TEST(test_forms(0, 8, 0, 0.02));
@@ -966,6 +967,7 @@ int main(int argc, char **argv) {
     TEST(test_ways(1, 1, ways ? 1 : 11));
     TEST(test_ways(2, 0, ways ? 1 : 22));
     TEST(test_ways(2, 1, ways ? 2 : 11));
+    TEST(test_ways(3, 0, ways ? 1 : 4));
     TEST(test_ways(0, 2, ways ? ways / 4 + 1 : 33));
     TEST(test_ways(2, 2, ways ? 1 : 11));
     TEST(test_ways(0, 3, ways ? ways / 4 + 1 : 33));

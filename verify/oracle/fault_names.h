@@ -166,6 +166,7 @@ static const struct fault_name {
     {148, NULL, FAULT_INSIDE},
     {149, NULL, FAULT_INSIDE},
     {150, NULL, FAULT_INSIDE},
-    {151, NULL, FAULT_INSIDE}};
+    {151, NULL, FAULT_INSIDE},
+    {152, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
