@@ -223,6 +223,21 @@ scored="--max_steps 2 --reward_pretrain $out/off_rm"
 prompts=${prompts/--reward_rule last_number/}; ppo scored $scored && ppo off_scored $scored --ref_reward_offload --ring_attn_size 2 && equal off_scored scored && ok runs_reward_offload || fail runs_reward_offload "$(tail -n 1 $out/scored.log) $(tail -n 1 $out/off_scored.log)"
 [ -z "$(ls $out/pool)" ] && ok runs_offload_leaves_nothing || fail runs_offload_leaves_nothing "$(names $out/pool)"
 
+# ---- PPO's roles on groups of ranks of their own: texts, weights, averages and checkpoints of one rank ----
+roles="--actor_num_gpus_per_node 2 --ref_num_gpus_per_node 1 --critic_num_gpus_per_node 2 --reward_num_gpus_per_node 1 --vllm_num_engines 1"
+played="--max_steps 8 --reward_pretrain $out/off_rm --enable_ema --save_value_network --actor_learning_rate 1e-3"
+alike() { for file in model.safetensors critic/model.safetensors ema/model.safetensors; do cmp -s $out/$1/$file $out/roles_none/$file || return 1; done; }
+ppo roles_none $played --save_steps 1 && [ "$(sha256sum <$out/roles_none/model.safetensors)" != "$(sha256sum <$out/six/model.safetensors)" ] || fail runs_roles_none "$(tail -n 1 $out/roles_none.log)"
+ppo roles_five $played --save_steps 1 $roles && alike roles_five && grep -q '^groups: actor on 2, reference on 1, critic on 2, reward on 1, generator on 1 ranks' $out/roles_five.log &&
+    cmp -s $out/roles_five/ckpt/global_step8/optimizer.safetensors $out/roles_none/ckpt/global_step8/optimizer.safetensors && cmp -s $out/roles_five/ckpt/global_step8/critic/optimizer.safetensors $out/roles_none/ckpt/global_step8/critic/optimizer.safetensors && ok runs_roles || fail runs_roles "$(tail -n 1 $out/roles_five.log)"
+back() { rm -r $out/$1/ckpt/global_step8; printf global_step4 > $out/$1/ckpt/latest; shift; }
+back roles_five; ppo roles_five $played --load_checkpoint --ring_attn_size 2 && alike roles_five && ok runs_roles_on_one_group || fail runs_roles_on_one_group "$(tail -n 1 $out/roles_five.log)"
+cp -r $out/roles_none $out/roles_zero; back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --colocate_actor_ref --zero_stage 3 --param_offload --sharded_checkpoint && alike roles_zero && ok runs_roles_sharded || fail runs_roles_sharded "$(tail -n 1 $out/roles_zero.log)"
+back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --ring_attn_size 2 --ref_num_nodes 2 --vllm_tensor_parallel_size 2 --colocate_critic_reward --async_save && alike roles_zero && ok runs_roles_async || fail runs_roles_async "$(tail -n 1 $out/roles_zero.log)"
+back roles_zero; ppo roles_zero $played --load_checkpoint $roles --colocate_all_models && alike roles_zero && ! grep -q '^groups' $out/roles_zero.log && ok runs_roles_colocated || fail runs_roles_colocated "$(tail -n 1 $out/roles_zero.log)"
+ppo roles_bad $played $roles --ring_attn_size 2; [ $? -ne 0 ] && grep -q '^error: a group of 1 ranks (.*) is not divisible by ring_attn_size 2' $out/roles_bad.log && ok runs_roles_indivisible || fail runs_roles_indivisible "$(tail -n 1 $out/roles_bad.log)"
+ppo roles_bad $played $roles --world_size 3; [ $? -ne 0 ] && grep -q '^error: world_size is 3, the roles have 7 ranks' $out/roles_bad.log && ok runs_roles_world || fail runs_roles_world "$(tail -n 1 $out/roles_bad.log)"
+ppo roles_bad $played $roles --data_parallel_size 3; [ $? -ne 0 ] && grep -q "^error: data_parallel_size 3 x ring_attn_size 1 are not the actor's 2 ranks" $out/roles_bad.log && ok runs_roles_actor || fail runs_roles_actor "$(tail -n 1 $out/roles_bad.log)"
 # ---- outputs that are inputs ----
 cp $out/arith.jsonl $out/mine.jsonl; ln $out/mine.jsonl $out/hard.jsonl; ln -s mine.jsonl $out/soft.jsonl; mkdir -p $out/seen; cp $out/six/*.* $out/seen/
 for other in $out/mine.jsonl $PWD/$out/./mine.jsonl $out/hard.jsonl $out/soft.jsonl $out/kept/../mine.jsonl; do

@@ -472,7 +472,7 @@ static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *m
     const demo_save_form form = {.dtype = demo_dtype(ctx->device->storage)};
     if (state->shards) return demo_save_shards(ctx, model, optim, folder, state);
     const seqpar_llama *const models[DEMO_SAVED_MODELS] = {model};
-    seqpar_status status = ctx->world->rank ? demo_hand_over(ctx, models)
+    seqpar_status status = ctx->world->rank ? demo_hand_over(ctx, models, model)
                                             : demo_save_folder(ctx, model, folder, &form, NULL);
     if (!ctx->world->rank) status = demo_handed_over(ctx, model, status);
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
@@ -635,6 +635,15 @@ static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *mode
                            folder, there ? "" : "out", there ? "" : "out");
     return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put)
                 : SEQPAR_OK;
+}
+
+/* What it says of itself alone. */
+static seqpar_status demo_look_at_state(demo_state *state, const char *folder, int64_t step,
+                                        seqpar_error *error) {
+    seqpar_safetensors_file *file;
+    seqpar_status status = demo_open_state(&file, state, folder, step, error);
+    seqpar_safetensors_close(file);
+    return status;
 }
 
 /* Every rank reads the checkpoint of this step in a folder. */

@@ -68,7 +68,7 @@ static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal
         walk->tokens = w.batch.counts.tokens;
         walk->supervised = w.batch.counts.supervised;
         walk->rows = w.batch.rows;
-        walk->micro_batches = demo_accumulation(r->job, w.batch.rows);
+        walk->micro_batches = demo_accumulation(r, w.batch.rows);
     }
     demo_window_close(&w);
     return status;
@@ -98,7 +98,7 @@ static int64_t demo_average_bytes(const demo_rank *r) {
 }
 
 static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
-    int64_t ranks = r->ctx.world->size, own[DEMO_KINDS];
+    int64_t ranks = r->world->size, own[DEMO_KINDS];
     int64_t *bytes = (int64_t *)demo_room(ranks * (1 + DEMO_KINDS), sizeof *bytes);
     int64_t *all = bytes + ranks;
     memcpy(own, r->ctx.memory.peak, sizeof r->ctx.memory.peak);
@@ -106,7 +106,7 @@ static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
     own[SEQPAR_MEM_WEIGHTS] += demo_shared_bytes(r);
     own[DEMO_KIND_TOTAL] = demo_peak_bytes(r) + own[DEMO_KIND_AVERAGE];
     for (int64_t i = 0; i < ranks; i++) bytes[i] = (int64_t)sizeof own;
-    seqpar_status status = seqpar_comm_all_gather(r->ctx.world, all, own, bytes, "memory");
+    seqpar_status status = seqpar_comm_all_gather(r->world, all, own, bytes, "memory");
     memset(m, 0, sizeof *m);
     for (int64_t i = 0; i < ranks * DEMO_KINDS; i++) {
         int64_t *most = &m->rank[i % DEMO_KINDS];

@@ -21,6 +21,7 @@
 #include "seqpar_mpi.h"
 #endif
 
+enum { DEMO_GROUPS = 5 };
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
 typedef struct demo_objective demo_objective;
 typedef struct {
@@ -51,6 +52,9 @@ typedef struct {
     /* rows at a time where there are no gradients; 0: micro_train_batch_size */
     int64_t micro_values;
     int64_t dp;
+    /* of all; groups of them that are worlds of their own (roles.h), 0: all are one */
+    int64_t ranks, group_ranks[DEMO_GROUPS];
+    int groups;
     /* ranks that were started as processes, and which of them this is; 0: ranks share this
        one */
     int64_t processes, rank;
@@ -64,9 +68,12 @@ typedef struct {
 
 typedef struct { /* one rank at work */
     const demo_job *job;
+    seqpar_comm *world; /* of all ranks; that of ctx is this one, or the rank's group of them */
+    seqpar_comm *own_world; /* the latter; NULL: the former */
+    int group;
     seqpar_ctx ctx;
     seqpar_device *device;
-    seqpar_llama model;
+    seqpar_llama model; /* of the first group, and the generators */
     seqpar_llama *critic; /* PPO's, where it has one */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
@@ -150,6 +157,8 @@ struct demo_objective {
     /* what a checkpoint holds beside the model, before that */
     seqpar_status (*save)(demo_rank *r, demo_state *state, const char *folder);
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
+    /* what a group of ranks is for; of a run in groups */
+    void (*group_name)(const demo_job *job, int group, char text[64]);
 };
 
 /* ---- from options to a job ---- */
@@ -283,7 +292,14 @@ static int demo_job_processes(demo_job *job, char *error, size_t size) {
                         "--world_size",
                         (long long)processes, (long long)c->world_size),
                -1;
-    if (dp * c->ring_attn_size != processes)
+    if (job->groups && job->ranks != processes)
+        return snprintf(error, size,
+                        "%lld processes were started, but the roles have %lld ranks "
+                        "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
+                        "one, and all ranks are its threads",
+                        (long long)processes, (long long)job->ranks),
+               -1;
+    if (!job->groups && dp * c->ring_attn_size != processes)
         return snprintf(error, size,
                         "%lld processes were started, which is not data_parallel_size %lld x "
                         "ring_attn_size %lld; start as many processes as that, or one, and all "
@@ -318,7 +334,7 @@ static int64_t demo_threads_there(int64_t wanted) {
 }
 
 static int demo_job_threads(const demo_job *job, char *error, size_t size) {
-    int64_t ranks = job->processes ? 1 : job->dp * job->config.ring_attn_size;
+    int64_t ranks = job->processes ? 1 : job->ranks;
     int64_t threads = job->config.omp_threads, there;
     if (ranks * threads > SEQPAR_MAX_RANKS)
         return snprintf(error, size,
@@ -337,9 +353,42 @@ static int demo_job_threads(const demo_job *job, char *error, size_t size) {
            -1;
 }
 
+/* Of a run in groups: data parallelism is the first one's. */
+static int demo_job_groups(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    int64_t sp = c->ring_attn_size, ranks = 0;
+    for (int g = 0; g < job->groups; g++) {
+        ranks += job->group_ranks[g];
+        if (job->group_ranks[g] % sp)
+            return snprintf(error, size,
+                            "a group of %lld ranks (*_num_nodes x *_num_gpus_per_node) is not "
+                            "divisible by ring_attn_size %lld; give other numbers",
+                            (long long)job->group_ranks[g], (long long)sp),
+                   -1;
+    }
+    if (!job->groups) return 0;
+    if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
+        return snprintf(error, size,
+                        "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
+                        "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
+                        "--data_parallel_size out",
+                        (long long)c->data_parallel_size, (long long)sp,
+                        (long long)job->group_ranks[0]),
+               -1;
+    if (c->world_size && c->world_size != ranks)
+        return snprintf(error, size,
+                        "world_size is %lld, the roles have %lld ranks (*_num_nodes x "
+                        "*_num_gpus_per_node); leave --world_size out",
+                        (long long)c->world_size, (long long)ranks),
+               -1;
+    c->data_parallel_size = job->group_ranks[0] / sp;
+    job->ranks = ranks;
+    return 0;
+}
+
 static int demo_job_world(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
-    if (demo_job_processes(job, error, size)) return -1;
+    if (demo_job_groups(job, error, size) || demo_job_processes(job, error, size)) return -1;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size
                  : c->world_size       ? c->world_size / c->ring_attn_size
                                        : 1;
@@ -383,7 +432,7 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         "start build/cuda_train_*"),
                -1;
 #endif
-    if (c->world_size &&
+    if (c->world_size && !job->groups &&
         (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
         snprintf(error, size,
                  "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
@@ -392,7 +441,8 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
         return -1;
     }
     job->dp = dp;
-    if (!job->processes && dp * c->ring_attn_size > SEQPAR_MAX_RANKS)
+    if (!job->groups) job->ranks = dp * c->ring_attn_size;
+    if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
         return snprintf(error, size,
                         "data_parallel_size %lld x ring_attn_size %lld are more ranks than one "
                         "process takes, which is %lld; lower one of them",
@@ -400,7 +450,7 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         (long long)SEQPAR_MAX_RANKS),
                -1;
     if (!c->omp_threads) {
-        c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / (dp * c->ring_attn_size);
+        c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / job->ranks;
         if (c->omp_threads < 1) c->omp_threads = 1;
     }
     return demo_job_threads(job, error, size);
@@ -415,7 +465,7 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
     double layer = hidden * (heads + 3.0 * (double)m->intermediate);
     double values = (double)m->layers * layer +
                     (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0);
-    double ranks = job->processes ? 1.0 : (double)(job->dp * job->config.ring_attn_size);
+    double ranks = job->processes ? 1.0 : (double)job->ranks;
     double needed = values * (4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;

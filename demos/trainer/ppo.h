@@ -25,7 +25,7 @@ static void demo_say_right(demo_rank *r, int64_t rollouts, const int64_t right[2
     double pass = (double)right[1] / (double)prompts;
     demo_report report = {.phase = "eval", .step = r->step};
     r->eval_means[0] = (double)right[0] / (double)(prompts * n);
-    if (r->ctx.world->rank) return;
+    if (r->world->rank) return;
     if (n == 1)
         demo_progress_say(
             &r->progress,
@@ -120,6 +120,8 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "generate_seconds", p->seconds[0], DEMO_THOUSANDTHS);
     demo_report_add(report, "score_seconds", p->seconds[1], DEMO_THOUSANDTHS);
     demo_report_add(report, "train_seconds", p->seconds[2], DEMO_THOUSANDTHS);
+    if (demo_who_generates(r) == DEMO_GENERATOR)
+        demo_report_add(report, "hand_over_seconds", p->seconds[3], DEMO_THOUSANDTHS);
     demo_report_add(report, "peak_bytes", (double)demo_peak_bytes(r), DEMO_WHOLE);
 }
 
@@ -130,7 +132,7 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
                           .round = number + 1,
                           .tokens = p->rollout.entries,
                           .seconds = p->seconds[0] + p->seconds[1] + p->seconds[2]};
-    if (r->ctx.world->rank) return;
+    if (r->world->rank) return;
     demo_sample *samples = demo_samples_of(r, &report.sample_count);
     report.samples = samples;
     demo_rollout_figures(r, &report);
@@ -145,7 +147,7 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
 static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds(), kl = 0;
-    p->seconds[0] = 0;
+    p->seconds[0] = p->seconds[3] = 0;
     seqpar_status status = demo_rollout_draw(r);
     if (status || p->used_up || p->given_up) return status;
     status = demo_experience(r);
@@ -194,10 +196,10 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *
     memcpy(&state->extra[0], &p->kl.coef, sizeof state->extra[0]);
     state->extra[1] = p->drawn;
     snprintf(critic, sizeof critic, "%s/critic", folder);
-    seqpar_status status = p->has_critic && r->ctx.world->rank == 0
+    seqpar_status status = demo_has_role(r, DEMO_CRITIC) && r->ctx.world->rank == 0
                                ? demo_make_folder(critic, r->ctx.error)
                                : SEQPAR_OK;
-    return status || !p->has_critic
+    return status || !demo_has_role(r, DEMO_CRITIC)
                ? status
                : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
 }
@@ -227,15 +229,16 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
                            "the checkpoint in %.300s says that %lld prompts were drawn and the "
                            "KL coefficient is %g, which cannot be; take another",
                            r->job->config.ckpt_path, (long long)p->drawn, p->kl.coef);
-    return p->has_critic ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
+    return demo_has_role(r, DEMO_CRITIC) ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
-/* The final models, by rank 0. */
+/* The final models, each by the first rank of those that have it. */
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama *const models[] = {
-        &r->model, demo_ppo_options(r)->save_value_network ? &p->critic : NULL};
+    bool critic = demo_ppo_options(r)->save_value_network && demo_has_role(r, DEMO_CRITIC);
+    seqpar_llama *const models[] = {demo_has_role(r, DEMO_ACTOR) ? &r->model : NULL,
+                                    critic ? &p->critic : NULL};
     static const char *const names[] = {"", "/critic"};
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < 2; i++) {
@@ -244,7 +247,7 @@ static seqpar_status demo_ppo_write(demo_rank *r) {
         if (models[i]) status = demo_make_folder(folder, r->ctx.error);
         if (!status && models[i]) status = demo_save_model(r, models[i], folder, NULL);
     }
-    return status || !c->plot_loss ? status : demo_draw_loss(r);
+    return status || !c->plot_loss || r->world->rank ? status : demo_draw_loss(r);
 }
 
 /* Filtering has used up the prompts: the end, and an error if nothing was learnt. */
@@ -260,7 +263,7 @@ static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
                            "rollout_batch_size or give more prompts",
                            (long long)kept, (long long)p->drawn,
                            (long long)c->rollout_batch_size, range[0], range[1]);
-    if (r->ctx.world->rank == 0)
+    if (r->world->rank == 0)
         demo_progress_say(&r->progress,
                           "notice: all %lld prompts are used up after %lld of %lld rollouts, "
                           "%lld more with mean rewards inside (%g, %g) are too few for another",
@@ -327,14 +330,16 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
                                "reward_pretrain names more than %d models; give fewer",
                                DEMO_REWARDS);
-        if (p->rewards == 0 && p->has_critic && !c->critic_pretrain)
+        if (p->rewards == 0 && demo_has_role(r, DEMO_CRITIC) && !c->critic_pretrain)
             status = demo_open_scorer(r, &p->critic, folder, false);
         p->moments[p->rewards] = (demo_moments){0, 1};
         if (!status && c->normalize_reward)
             status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
-        if (!status)
-            status = demo_open_scorer(r, &p->reward[p->rewards++], folder, c->ref_reward_offload);
-        if (!status) status = demo_head_there(&p->reward[p->rewards - 1], folder, r->ctx.error);
+        if (!status && demo_has_role(r, DEMO_REWARD))
+            status = demo_open_scorer(r, &p->reward[p->rewards], folder, c->ref_reward_offload);
+        if (!status && demo_has_role(r, DEMO_REWARD))
+            status = demo_head_there(&p->reward[p->rewards], folder, r->ctx.error);
+        p->rewards++;
     }
     return status;
 }
@@ -373,19 +378,49 @@ static void demo_open_mixed(demo_rank *r) {
         arrput(mixed->documents, more->documents[i]);
 }
 
+/* All ranks get to know its digest. */
+static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *reference) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    seqpar_status status = SEQPAR_OK;
+    if (demo_has_role(r, DEMO_REF))
+        status = demo_reference_open(r, c->ref_pretrain, c->ref_offload || c->ref_reward_offload);
+    if (r->own) *reference = *(demo_reference *)r->own;
+    free(r->own);
+    r->own = NULL;
+    if (status || r->job->groups < 2) return status;
+    int64_t digest = r->ctx.world->rank ? 0 : (int64_t)r->reference;
+    status = seqpar_comm_sum_i64(r->world, &digest, 1);
+    r->reference = (uint64_t)digest;
+    return status;
+}
+
+/* Weights of their own for ranks that generate, which each has whole, and the way they come. */
+static seqpar_status demo_generators_open(demo_rank *r) {
+    bool generates = demo_has_role(r, DEMO_GENERATOR);
+    if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
+    seqpar_status status = generates ? seqpar_llama_open(&r->ctx, &r->model, &r->job->model)
+                                     : SEQPAR_OK;
+    seqpar_comm *part = NULL;
+    bool hands = generates || r->world->rank == 0;
+    if (!status) status = seqpar_comm_split(r->world, hands, r->world->rank, &part);
+    if (hands)
+        demo_ppo_of(r)->handing = part;
+    else
+        seqpar_comm_free(part);
+    return status;
+}
+
 static seqpar_status demo_ppo_open(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    seqpar_status status = demo_reference_open(r, c->ref_pretrain,
-                                               c->ref_offload || c->ref_reward_offload);
     demo_ppo *p = (demo_ppo *)demo_room(1, sizeof *p);
-    if (r->own) p->reference = *(demo_reference *)r->own;
-    free(r->own);
+    seqpar_status status = demo_ppo_reference_open(r, &p->reference);
     r->own = p;
+    if (!status) status = demo_generators_open(r);
     p->kl = (kl_controller){c->init_kl_coef, c->kl_target, (double)c->kl_horizon};
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
-    if (p->has_critic) r->critic = &p->critic;
+    if (demo_has_role(r, DEMO_CRITIC)) r->critic = &p->critic;
     if (!status) status = demo_open_rewards(r);
-    if (!status && p->has_critic) status = demo_open_critic(r);
+    if (!status && demo_has_role(r, DEMO_CRITIC)) status = demo_open_critic(r);
     if (c->pretrain_data) demo_open_mixed(r);
     return status;
 }
@@ -397,7 +432,13 @@ static void demo_ppo_close(demo_rank *r) {
     arrfree(p->mixed.documents);
     if (p->critic_optim.blocks.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
-    for (int i = 0; i < p->rewards; i++) seqpar_llama_close(&r->ctx, &p->reward[i]);
+    for (int i = 0; i < p->rewards; i++)
+        if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
+    for (int i = 0; i < ENTRY; i++) {
+        arrfree(p->place[i]);
+        arrfree(p->seen[i]);
+    }
+    seqpar_comm_free(p->handing);
     if (p->reference.there) seqpar_llama_close(&r->ctx, &p->reference.model);
     free(p);
     r->own = NULL;
@@ -540,6 +581,19 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
                : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
+/* The roles of a group. */
+static void demo_ppo_group_name(const demo_job *job, int group, char text[64]) {
+    static const char *const names[DEMO_ROLES] = {"actor", "reference", "critic", "reward",
+                                                  "generator"};
+    const demo_roles *roles = &((const demo_ppo_config *)job->options)->roles;
+    *text = 0;
+    for (int i = 0; i < DEMO_ROLES; i++) {
+        if (roles->group[i] != group) continue;
+        if (*text) strcat(text, " + ");
+        strcat(text, names[i]);
+    }
+}
+
 static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .weight = "texts",
                                                   .measure = "",
@@ -559,5 +613,6 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .train = demo_ppo_train,
                                                   .walk = demo_ppo_walk,
                                                   .save = demo_ppo_save,
-                                                  .load_state = demo_ppo_load_state};
+                                                  .load_state = demo_ppo_load_state,
+                                                  .group_name = demo_ppo_group_name};
 #endif

@@ -3,6 +3,7 @@
 #ifndef DEMO_PPO_OPTIONS_H
 #define DEMO_PPO_OPTIONS_H
 #include "preference.h"
+#include "roles.h"
 #include "reward_server.h"
 
 enum { DEMO_MOST_TEXTS = 1 << 24 }; /* of a rollout: all are kept until their steps are done */
@@ -22,6 +23,7 @@ typedef struct {
     double reward_clip_range[2], eps_clip_low_high[2], dynamic_filtering_reward_range[2];
     double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
     demo_reward_servers servers;
+    demo_roles roles;
     struct { /* where it differs from the actor's */
         const char *optim, *lr_scheduler;
         double adam_betas[2], adam_eps, l2, max_norm, lr_warmup_ratio, min_lr_ratio;
@@ -46,6 +48,39 @@ typedef struct {
          NULL, \
          "folder of the reference model; without it the model training starts from", \
          DEMO_ANY}, \
+        DEMO_ROLE_BINDINGS(p, "actor", DEMO_ACTOR), \
+        DEMO_ROLE_BINDINGS(p, "ref", DEMO_REF), DEMO_ROLE_BINDINGS(p, "critic", DEMO_CRITIC), \
+        DEMO_ROLE_BINDINGS(p, "reward", DEMO_REWARD), \
+        {"colocate_actor_ref", \
+         &(p).roles.actor_ref, \
+         DEMO_FLAG, \
+         NULL, \
+         "the reference is on the actor's ranks", \
+         DEMO_ANY}, \
+        {"colocate_critic_reward", \
+         &(p).roles.critic_reward, \
+         DEMO_FLAG, \
+         NULL, \
+         "reward models are on the critic's ranks", \
+         DEMO_ANY}, \
+        {"colocate_all_models", \
+         &(p).roles.all, \
+         DEMO_FLAG, \
+         NULL, \
+         "all are on the actor's ranks", \
+         DEMO_ANY}, \
+        {"vllm_num_engines", \
+         &(p).roles.nodes[DEMO_GENERATOR], \
+         DEMO_INT, \
+         "0", \
+         "groups of ranks that do nothing but generate texts; 0: the actor's ranks do", \
+         DEMO_COUNT(0)}, \
+        {"vllm_tensor_parallel_size", \
+         &(p).roles.per_node[DEMO_GENERATOR], \
+         DEMO_INT, \
+         "1", \
+         "ranks of such a group", \
+         DEMO_COUNT(1)}, \
         DEMO_OFFLOAD_BINDING(p), \
         {"ref_reward_offload", \
          &(p).ref_reward_offload, \
@@ -431,6 +466,20 @@ static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) 
     return 0;
 }
 
+/* The groups of ranks that the options ask for. */
+static void demo_ppo_roles(demo_job *job) {
+    demo_ppo_config *p = (demo_ppo_config *)job->options;
+    demo_roles *roles = &p->roles;
+    int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
+    bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
+    for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
+    if (!roles->per_node[DEMO_ACTOR]) /* as many as without groups */
+        roles->nodes[DEMO_ACTOR] = 1, roles->per_node[DEMO_ACTOR] = asked ? sp * (dp ? dp : 1) : 0;
+    demo_roles_lay(roles, !strcmp(p->advantage_estimator, "gae"), p->reward_pretrain != NULL);
+    job->groups = asked ? roles->groups : 0;
+    for (int i = 0; i < job->groups; i++) job->group_ranks[i] = roles->ranks[i];
+}
+
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     if (!job->config.dataset)
@@ -439,6 +488,7 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (demo_ppo_rewards_check(p, tokens, error, size) || demo_ppo_groups_check(p, error, size) ||
         demo_ppo_models_check(job, error, size))
         return -1;
+    demo_ppo_roles(job);
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;

@@ -107,9 +107,11 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     const demo_moments *m = &demo_ppo_of(r)->moments[demo_ppo_of(r)->scorer];
     double *score = (double *)demo_room(o->texts, sizeof *score);
-    seqpar_status status = demo_window_values(r, w, demo_reward_rows);
+    seqpar_status status = demo_has_role(r, DEMO_REWARD)
+                               ? demo_window_values(r, w, demo_reward_rows)
+                               : SEQPAR_OK;
     w->seen.width = 1;
-    if (!status) status = seqpar_segments_sum(r->ctx.world, score, o->texts, &w->seen);
+    if (!status) status = seqpar_segments_sum(r->world, score, o->texts, &w->seen);
     for (int64_t i = 0; i < o->texts; i++) {
         o->score[i] += (score[i] - m->mean) / m->std;
         if (!status && !(fabs(score[i]) <= 1e300))
@@ -163,7 +165,7 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     seqpar_status status = SEQPAR_OK;
     int64_t asked = 0;
     char why[512];
-    if (r->ctx.world->rank == 0) {
+    if (r->world->rank == 0) {
         demo_reward_question question = demo_question_of(r, o);
         asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why,
                                  sizeof why);
@@ -174,11 +176,10 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
             asked = 1;
         }
     }
-    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &asked, 1);
+    if (!status) status = seqpar_comm_max_i64(r->world, &asked, 1);
     if (asked > 0) demo_ppo_of(r)->given_up = true;
     if (!status)
-        status = seqpar_comm_broadcast(r->ctx.world, score, o->texts * (int64_t)sizeof *score,
-                                       0);
+        status = seqpar_comm_broadcast(r->world, score, o->texts * (int64_t)sizeof *score, 0);
     for (int64_t i = 0; !status && i < o->texts; i++) o->score[i] += score[i];
     free(score);
     return status;

@@ -8,6 +8,7 @@
 #ifndef DEMO_SHARED_H
 #define DEMO_SHARED_H
 
+#include <pthread.h>
 #include "memory.h"
 #include "seqpar_llama.h"
 
@@ -15,8 +16,9 @@ typedef struct {
     bool sharded;          /* at their owners alone, and */
     bool offloaded;        /* outside of the device's memory */
     seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
-    void **arrays;         /* stb_ds array; rank 0 adds to it, between two exchanges */
+    void **arrays;         /* stb_ds array; the first rank of a group adds to it */
     int64_t bytes;         /* of all */
+    pthread_mutex_t lock;  /* of these two */
 } demo_shared;
 
 /* Room for a model's weights, zero: shared's, or the rank's. offload: of a frozen one. Collective
@@ -36,8 +38,10 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
             return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
                                "out of memory: %lld bytes of weights", (long long)bytes);
         shared->device->zero(shared->device, params, bytes, NULL);
+        pthread_mutex_lock(&shared->lock);
         shared->bytes += bytes;
         arrput(shared->arrays, params);
+        pthread_mutex_unlock(&shared->lock);
     }
     if (!status) status = seqpar_comm_broadcast(ctx->world, &params, sizeof params, 0);
     model->params.data = params;

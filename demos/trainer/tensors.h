@@ -59,11 +59,14 @@ typedef struct {
     seqpar_optim_part part;
 } demo_block_wanted;
 
-static seqpar_status demo_hand_over(seqpar_ctx *ctx, const seqpar_llama *const models[DEMO_SAVED_MODELS]) {
+/* first: one of the models that this rank has a share of. */
+static seqpar_status demo_hand_over(seqpar_ctx *ctx,
+                                    const seqpar_llama *const models[DEMO_SAVED_MODELS],
+                                    const seqpar_llama *first) {
     double *values = NULL;
     seqpar_status status = SEQPAR_OK;
     demo_block_wanted w = {0};
-    if (!models[0]->shards) return SEQPAR_OK;
+    if (!first->shards) return SEQPAR_OK;
     values = (double *)demo_room(DEMO_VALUES, sizeof *values);
     while (!status && !w.done) {
         status = seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0);

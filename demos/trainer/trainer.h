@@ -122,8 +122,10 @@ static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
 }
 
 /* Micro-batches of a step: enough that none has more than micro_train_batch_size rows. */
-static int64_t demo_accumulation(const demo_job *job, int64_t rows) {
-    int64_t most = (rows + job->dp - 1) / job->dp, micro = job->config.micro_train_batch_size;
+static int64_t demo_accumulation(const demo_rank *r, int64_t rows) {
+    const demo_job *job = r->job;
+    int64_t most = (rows + r->ctx.dp_size - 1) / r->ctx.dp_size;
+    int64_t micro = job->config.micro_train_batch_size;
     return job->config.gradient_accumulation_steps ? job->config.gradient_accumulation_steps
                                                    : (most + micro - 1) / micro;
 }
@@ -249,7 +251,7 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
                           .round = r->step,
                           .tokens = n->tokens,
                           .seconds = seconds};
-    if (r->ctx.world->rank) return;
+    if (r->world->rank) return;
     demo_report_add(&report, "step", (double)r->step, DEMO_PLACE);
     for (int i = 0; i < o->columns; i++)
         demo_report_add(&report, o->column[i], means[i], DEMO_EXACT);
@@ -287,7 +289,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     const demo_job *job = r->job;
     const seqpar_llama_run run = demo_run_desc(job);
     const demo_objective *o = job->objective;
-    int64_t accumulation = demo_accumulation(job, w->batch.rows), first, count;
+    int64_t accumulation = demo_accumulation(r, w->batch.rows), first, count;
     double weight;
     seqpar_status status = o->before ? o->before(r, w) : SEQPAR_OK;
     if (!status)
@@ -312,7 +314,7 @@ static seqpar_status demo_step(demo_rank *r) {
     double means[DEMO_COLUMNS] = {0}, lr = demo_learning_rate(job, r->step);
     double began = demo_seconds();
     seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
-    if (!status && r->ctx.world->rank == 0 && !arrlen(r->losses))
+    if (!status && r->world->rank == 0 && !arrlen(r->losses))
         demo_notice_balance(r, &w.batch);
     if (!status) status = demo_step_window(r, &w, lr, means);
     if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
@@ -329,10 +331,12 @@ static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     const demo_config *c = &r->job->config;
     char shown[1024];
     if (!status && r->saving.shards) status = demo_gather_sums(r->ctx.world, &r->sums);
-    if (!r->ctx.world->rank)
+    /* all groups have written their parts */
+    if (!status && r->own_world) status = seqpar_comm_barrier(r->world);
+    if (!r->world->rank)
         status = demo_end_checkpoint(status, c->ckpt_path, &r->saving, r->ctx.error);
     arrfree(r->sums);
-    if (status || r->ctx.world->rank) return status;
+    if (status || r->world->rank) return status;
     demo_forget_checkpoints(c->ckpt_path, r->job->run.id, c->max_ckpt_num, r->saving.step);
     demo_progress_say(&r->progress, "step %lld: checkpoint in %s", (long long)r->saving.step,
                       seqpar_escape(shown, sizeof shown, c->ckpt_path));
@@ -343,12 +347,12 @@ static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
 static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     int64_t missing = !demo_async_written(&r->async), failed;
     if (!r->async.under_way) return SEQPAR_OK; /* on no rank */
-    seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->ctx.world, &missing, 1);
+    seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->world, &missing, 1);
     if (status || (missing && !wait)) return status;
     status = demo_async_end(&r->async, &r->sums, r->ctx.error);
     failed = status != SEQPAR_OK;
     /* whoever failed ends all; nobody names it before all have said that they did not */
-    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
+    if (!status) status = seqpar_comm_max_i64(r->world, &failed, 1);
     return demo_checkpoint_named(r, status);
 }
 
@@ -356,7 +360,7 @@ static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
    told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
-    seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &flag, 1);
+    seqpar_status status = seqpar_comm_max_i64(r->world, &flag, 1);
     if (!status) status = demo_checkpoint_written(r, false);
     *stop = flag != 0;
     if (*stop) demo_interrupted = (sig_atomic_t)flag;
@@ -369,7 +373,7 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
 static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;
     demo_report report = {.phase = "eval", .step = r->step};
-    if (r->ctx.world->rank) return;
+    if (r->world->rank) return;
     demo_progress_say(&r->progress, "step %lld: evaluation loss %.6f%s over %.0f %s",
                       (long long)r->step, r->eval_means[0], o->measure, weight, o->weight);
     for (int i = 1; i < o->columns; i++)
@@ -433,12 +437,14 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
    nobody has them whole. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
-    return DEMO_RANKS_ARE_THREADS && !job->processes && job->dp * c->ring_attn_size > 1 &&
+    return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 &&
            c->zero_stage > 0 && c->zero_stage < 3 && strcmp(c->device, "cuda");
 }
 
 static demo_shared demo_shared_of(const demo_config *c) {
-    return (demo_shared){.sharded = c->zero_stage == 3, .offloaded = c->param_offload};
+    return (demo_shared){.sharded = c->zero_stage == 3,
+                         .offloaded = c->param_offload,
+                         .lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
 /* Runs the job's ranks by `run`, a function like seqpar_run_threads. */
@@ -449,11 +455,14 @@ static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_f
     demo_shared shared = demo_shared_of(&job->config);
     if (demo_shares_weights(job)) shared.device = demo_device(job, error);
     job->shared = &shared;
-    seqpar_status status = run(job->dp * job->config.ring_attn_size, main, user, error);
+    seqpar_status status = run(job->ranks, main, user, error);
     job->shared = NULL;
     demo_shared_close(&shared);
     return status;
 }
+
+/* The model that is named so is the first group's. */
+static bool demo_trains_model(const demo_rank *r) { return r->group == 0; }
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
     const demo_config *c = &r->job->config;
@@ -477,10 +486,12 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     state.notes = notes;
     state.note_count = arrlen(notes);
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
-    if (!r->ctx.world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    if (!r->world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
+    if (!status && r->own_world) status = seqpar_comm_barrier(r->world); /* the folder is there */
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
-    if (!status) status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
+    if (!status && demo_trains_model(r))
+        status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
     if (!status && state.average)
         status = demo_save_average(&r->ctx, &r->model, folder, state.average);
     arrfree(notes);
@@ -495,9 +506,11 @@ static seqpar_status demo_resume(demo_rank *r) {
     demo_state state = {0};
     char folder[1100];
     demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
-    seqpar_status status = demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder,
-                                                r->job->run.from, &state);
-    if (!status) status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
+    seqpar_status status =
+        demo_trains_model(r)
+            ? demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state)
+            : demo_look_at_state(&state, folder, r->job->run.from, r->ctx.error);
+    if (!status && demo_trains_model(r)) status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
     if (r->reference && state.reference && r->reference != state.reference)
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
@@ -530,7 +543,7 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
 
 /* Of weights that all ranks share, which rank 0 has in its count. */
 static int64_t demo_shared_bytes(const demo_rank *r) {
-    return r->ctx.world->rank == 0 ? r->job->shared->bytes : 0;
+    return r->world->rank == 0 ? r->job->shared->bytes : 0;
 }
 
 /* The most that a rank has had at one time. */
@@ -543,6 +556,29 @@ static int demo_optim_kind(const char *name) {
 }
 
 static int demo_optim_bits(const char *name) { return !strcmp(name, "adamw_8bit") ? 8 : 0; }
+
+/* The group of this rank, and its world. */
+static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
+    int64_t past = 0;
+    r->world = world;
+    if (r->job->groups < 2) return SEQPAR_OK;
+    while (world->rank >= (past += r->job->group_ranks[r->group])) r->group++;
+    return seqpar_comm_split(world, r->group, world->rank, &r->own_world);
+}
+
+/* The model that is trained, its optimizer and its average. */
+static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *optim) {
+    const demo_config *c = &r->job->config;
+    seqpar_status status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared,
+                                           false);
+    if (!status)
+        status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
+                                   optim);
+    if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
+    return status || !c->enable_ema
+               ? status
+               : demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
+}
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
@@ -561,18 +597,17 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
                                .seed = (uint64_t)c->seed};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
+    r->world = world;
+    r->ctx.error = world->error;
     if (status) return status;
     r->device = demo_device(r->job, world->error);
     if (r->device) r->device->pool_path = c->offload_path;
-    status = seqpar_ctx_open(&r->ctx, world, r->device, c->ring_attn_size);
+    status = demo_group_open(r, world);
     if (!status)
-        status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared, false);
-    if (!status)
-        status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
-                                   &optim);
-    if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
-    if (!status && c->enable_ema)
-        status = demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
+        status = seqpar_ctx_open(&r->ctx, r->own_world ? r->own_world : world, r->device,
+                                 c->ring_attn_size);
+    r->optim.desc = optim;
+    if (!status && demo_trains_model(r)) status = demo_trained_open(r, &optim);
     if (!status && r->job->objective->open) status = r->job->objective->open(r);
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
@@ -626,13 +661,14 @@ static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank 
                                  int *stop) {
     seqpar_error *error = r->ctx.error;
     const seqpar_llama *const models[DEMO_SAVED_MODELS] = {&r->model, r->critic};
+    const seqpar_llama *first = demo_trains_model(r) || !r->critic ? &r->model : r->critic;
     int64_t failed = 0;
     r->ctx.error = &r->trouble;
     if (r->ctx.world->rank == 0) failed = write(r) != SEQPAR_OK;
     r->ctx.error = error;
-    seqpar_status status = r->ctx.world->rank ? demo_hand_over(&r->ctx, models)
-                                              : demo_handed_over(&r->ctx, &r->model, SEQPAR_OK);
-    if (!status) status = seqpar_comm_max_i64(r->ctx.world, &failed, 1);
+    seqpar_status status = r->ctx.world->rank ? demo_hand_over(&r->ctx, models, first)
+                                              : demo_handed_over(&r->ctx, first, SEQPAR_OK);
+    if (!status) status = seqpar_comm_max_i64(r->world, &failed, 1);
     *stop = failed != 0;
     return !status && failed && r->step ? demo_checkpoint(r) : status;
 }
@@ -735,6 +771,7 @@ static void demo_rank_close(demo_rank *r) {
     seqpar_optim_close(&r->ctx, &r->optim);
     seqpar_llama_close(&r->ctx, &r->model);
     seqpar_ctx_close(&r->ctx);
+    seqpar_comm_free(r->own_world);
     seqpar_device_close(r->device);
 }
 
@@ -833,6 +870,16 @@ static void demo_job_say(const demo_job *job) {
             seqpar_schedule_name(job->schedule),
             job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "", (long long)c->zero_stage,
             (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+    if (job->groups > 1) {
+        fprintf(stderr, "groups:");
+        for (int g = 0; g < job->groups; g++) {
+            char name[64];
+            job->objective->group_name(job, g, name);
+            fprintf(stderr, "%s %s on %lld", g ? "," : "", name,
+                    (long long)job->group_ranks[g]);
+        }
+        fprintf(stderr, " ranks; the line above is of the first\n");
+    }
 }
 
 #if defined DEMO_NCCL || defined DEMO_MPI

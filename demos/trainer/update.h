@@ -81,14 +81,18 @@ static seqpar_status demo_advantages(demo_rank *r) {
 static seqpar_status demo_experience(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
+    static const int roles[] = {DEMO_ACTOR, DEMO_REF, DEMO_CRITIC};
+    static const int columns[] = {OLD_LOGP, REF_LOGP_OF, VALUE};
+    static const demo_rows_fn passes[] = {demo_actor_rows, demo_reference_rows, demo_critic_rows};
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
     seqpar_status status = demo_window_open(r, &w, 1, 0);
-    if (!status) status = demo_window_values(r, &w, demo_actor_rows);
-    if (!status) status = demo_share_entries(r, OLD_LOGP);
-    if (!status) status = demo_window_values(r, &w, demo_reference_rows);
-    if (!status) status = demo_share_entries(r, REF_LOGP_OF);
-    if (!status && p->has_critic) status = demo_window_values(r, &w, demo_critic_rows);
-    if (!status && p->has_critic) status = demo_share_entries(r, VALUE);
+    /* groups work at the same time; what they have seen is shared behind it */
+    for (int i = 0; !status && i < 3; i++) {
+        p->column = columns[i];
+        if (demo_has_role(r, roles[i])) status = demo_window_values(r, &w, passes[i]);
+    }
+    for (int i = 0; !status && i < (p->has_critic ? 3 : 2); i++)
+        status = demo_share_entries(r, columns[i]);
     demo_window_close(&w);
     return status ? status : demo_advantages(r);
 }
@@ -295,7 +299,7 @@ static void demo_update_counts(demo_update *u) {
 /* One optimizer step of actor or critic on a mini-batch; means (UPDATE_COLUMNS). */
 static seqpar_status demo_update_step(demo_update *u, double lr, double *means) {
     demo_rank *r = u->r;
-    int64_t accumulation = demo_accumulation(r->job, u->w->batch.rows);
+    int64_t accumulation = demo_accumulation(r, u->w->batch.rows);
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
@@ -379,11 +383,21 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     demo_update critic = {.r = r, .w = w, .model = &p->critic, .optim = &p->critic_optim};
     seqpar_status status = SEQPAR_OK;
-    if (r->step > demo_ppo_options(r)->freezing_actor_steps) status = demo_actor_step(r, w);
-    if (!status && p->has_critic)
+    if (r->step > demo_ppo_options(r)->freezing_actor_steps && demo_has_role(r, DEMO_ACTOR))
+        status = demo_actor_step(r, w);
+    if (!status && demo_has_role(r, DEMO_CRITIC))
         status = demo_update_step(&critic, demo_critic_rate(r), p->value);
     if (!status) r->step++;
     return status;
+}
+
+/* Rank 0, which reports, gets to know what a critic elsewhere has lost. */
+static seqpar_status demo_share_means(demo_rank *r) {
+    demo_ppo *p = demo_ppo_of(r);
+    int64_t first, ranks;
+    if (!p->has_critic || demo_ppo_options(r)->roles.group[DEMO_CRITIC] == 0) return SEQPAR_OK;
+    demo_role_group(r, DEMO_CRITIC, &first, &ranks);
+    return seqpar_comm_broadcast(r->world, p->value, sizeof p->value, first);
 }
 
 /* max_epochs over the rollout in mini-batches of train_batch_size texts, in another order
@@ -407,6 +421,6 @@ static seqpar_status demo_updates(demo_rank *r, int64_t number) {
         }
     }
     free(order);
-    return status;
+    return status ? status : demo_share_means(r);
 }
 #endif
