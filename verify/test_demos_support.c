@@ -441,7 +441,7 @@ static bool bad_values_are_refused(void) {
          "--adam_betas is 0.9,1.5, but it must be two numbers from 0 to 1"},
         {"--truncation shorten", "--truncation is shorten, but it must be one of drop, cut"},
         {"--truncation dropped", "--truncation is dropped, but it must be one of drop, cut"},
-        {"--optim muon", "--optim is muon, but it must be one of adamw, sgd"},
+        {"--optim muon", "--optim is muon, but it must be one of adamw, adamw_8bit, sgd"},
         {"--packing_samples=maybe", "--packing_samples is maybe, but it must be true or false"},
         {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing
                                                                          depends on it */
