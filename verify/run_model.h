@@ -326,9 +326,8 @@ static seqpar_status model_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-__attribute__((unused)) static void model_run(const model_task *task, const model_way *way,
-                                              model_result *result) {
-    model_job job = {task, way, result};
+/* Room for what a run gives. */
+static void model_room(const model_task *task, model_result *result) {
     seqpar_ctx ctx;
     seqpar_comm *self = seqpar_comm_self();
     seqpar_device *device = seqpar_device_reference();
@@ -348,7 +347,17 @@ __attribute__((unused)) static void model_run(const model_task *task, const mode
     result->params = calloc((size_t)result->elements + 1, sizeof(double));
     result->start = calloc((size_t)result->elements + 1, sizeof(double));
     result->state = calloc((size_t)(3 * result->elements) + 1, sizeof(double));
+}
+
+static void model_go(const model_task *task, const model_way *way, model_result *result) {
+    model_job job = {task, way, result};
     result->status = seqpar_run_threads(way->dp * way->sp, model_main, &job, &result->error);
+}
+
+__attribute__((unused)) static void model_run(const model_task *task, const model_way *way,
+                                              model_result *result) {
+    model_room(task, result);
+    model_go(task, way, result);
 }
 
 __attribute__((unused)) static void model_result_free(model_result *r) {

@@ -79,9 +79,10 @@ static void make_task(void) {
 
 static void run_undisturbed(void) {
     for (int i = 0; i < WAYS; i++) {
-        int64_t before = blocks_made;
         draw_way(&ways[i].way, i);
-        model_run(&task, &ways[i].way, &ways[i].result);
+        model_room(&task, &ways[i].result);
+        int64_t before = blocks_made;
+        model_go(&task, &ways[i].way, &ways[i].result);
         ways[i].blocks = blocks_made - before;
         test_expect(!ways[i].result.status, "%s", ways[i].result.error.text);
     }
@@ -130,8 +131,9 @@ static void run_disturbed(int64_t number) {
              seqpar_schedule_name(way.schedule), fault_name[fault], (long long)at,
              (long long)way.inject_rank);
     alarm(LONGEST_S);
+    model_room(&task, &r);
     block_refused = fault == FAULT_MEMORY ? blocks_made + at : 0;
-    model_run(&task, &way, &r);
+    model_go(&task, &way, &r);
     block_refused = 0;
     alarm(0);
     expect_end(u, fault, &r, live);
