@@ -354,6 +354,29 @@ static void test_refused(void) {
     test_end("train_nccl_world_size");
 }
 
+/* What srun sets instead. */
+static void test_slurm(void) {
+    static place p;
+    setenv("SLURM_STEP_NUM_TASKS", "6", 1);
+    setenv("SLURM_PROCID", "4", 1);
+    setenv("SLURM_LOCALID", "1", 1);
+    test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 3") && p.job.dp == 2 &&
+                    p.job.processes == 6 && p.job.rank == 4 && demo_local_rank() == 1,
+                "srun: %s, rank %lld of %lld", p.error, (long long)p.job.rank,
+                (long long)p.job.processes);
+    demo_job_close(&p.job);
+    launched("4", "2", "0"); /* who asks for something else gets it */
+    test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 2") && p.job.processes == 4 &&
+                    p.job.rank == 2 && demo_local_rank() == 0,
+                "WORLD_SIZE beside srun: %s, rank %lld", p.error, (long long)p.job.rank);
+    demo_job_close(&p.job);
+    unsetenv("SLURM_STEP_NUM_TASKS");
+    unsetenv("SLURM_PROCID");
+    unsetenv("SLURM_LOCALID");
+    launched(NULL, NULL, NULL);
+    test_end("train_nccl_slurm");
+}
+
 /* The failing rank says what happened, and rank 0; the third is silent. */
 static void test_failure(void) {
     char line[512];
@@ -434,6 +457,7 @@ int main(int argc, char **argv) {
     write_data(DOCUMENTS);
     launched(NULL, NULL, NULL);
     test_refused();
+    test_slurm();
     test_worlds(0);
     test_environment();
     test_worlds(1);

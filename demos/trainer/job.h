@@ -224,6 +224,15 @@ __attribute__((unused)) static int64_t demo_launched(const char **name) {
     return 0;
 }
 
+/* Which of its host's processes this one is, as any launcher says it: whose GPU it takes. */
+__attribute__((unused)) static int64_t demo_local_rank(void) {
+    static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "MPI_LOCALRANKID", "SLURM_LOCALID"};
+    for (int i = 0; i < 4; i++)
+        if (getenv(names[i])) return demo_environment(names[i], 0);
+    return 0;
+}
+
 #ifdef DEMO_MPI
 static int demo_find_processes(demo_job *job, char *error, size_t size) {
     const char *name = "";
@@ -243,7 +252,18 @@ static int demo_find_processes(demo_job *job, char *error, size_t size) {
            -1;
 }
 #elif defined DEMO_NCCL
+/* srun has names of its own for what torchrun says; MASTER_ADDR it does not say. */
+static void demo_take_slurm(void) {
+    static const char *const names[][2] = {{"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"},
+                                           {"RANK", "SLURM_PROCID"},
+                                           {"LOCAL_RANK", "SLURM_LOCALID"}};
+    if (getenv("WORLD_SIZE") || demo_environment("SLURM_STEP_NUM_TASKS", 0) < 2) return;
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i][1])) setenv(names[i][0], getenv(names[i][1]), 0);
+}
+
 static int demo_find_processes(demo_job *job, char *error, size_t size) {
+    demo_take_slurm();
     job->processes = demo_environment("WORLD_SIZE", 0);
     job->rank = job->processes ? demo_environment("RANK", -1) : 0;
     if (job->processes < 0)

@@ -420,7 +420,7 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
                                                        : SEQPAR_DTYPE_F32,
                                     naive ? SEQPAR_DTYPE_F64 : SEQPAR_DTYPE_F32);
 #ifdef DEMO_CUDA
-    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_environment("LOCAL_RANK", 0) : 0,
+    seqpar_cuda_desc cuda = {.ordinal = job->processes ? demo_local_rank() : 0,
                              .storage = demo_wants_bf16(c) ? SEQPAR_DTYPE_BF16
                                                            : SEQPAR_DTYPE_F32,
                              .cublas = c->cublas};
