@@ -648,6 +648,7 @@ const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere;
 struct cuda_event {
     int64_t asked, done;
     struct cuda_stream *on;
+    void *elsewhere; /* its counterpart there */
 };
 
 struct cuda_op {
@@ -977,7 +978,8 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsign
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
     if (cuda_on_cpu_elsewhere) {
-        *stream = cuda_mine = (cudaStream_t)cuda_on_cpu_elsewhere->stream_new();
+        *stream = (cudaStream_t)cuda_on_cpu_elsewhere->stream_new();
+        if (!cuda_mine) cuda_mine = *stream;
         return cudaSuccess;
     }
     cuda_stream *s = new cuda_stream{NULL, NULL, NULL, false, NULL, pthread_self()};
@@ -992,7 +994,7 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsign
 
 static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     if (cuda_on_cpu_elsewhere) {
-        cuda_mine = NULL;
+        if (cuda_mine == stream) cuda_mine = NULL;
         cuda_on_cpu_elsewhere->stream_free(stream);
         return cudaSuccess;
     }
@@ -1018,12 +1020,15 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
-    *event = new cuda_event{0, 0, NULL};
+    *event = new cuda_event{
+        0, 0, NULL, cuda_on_cpu_elsewhere ? cuda_on_cpu_elsewhere->event_new() : NULL};
     return cudaSuccess;
 }
 
 static inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
     cuda_settle(NULL);
+    if (event->elsewhere && cuda_on_cpu_elsewhere)
+        cuda_on_cpu_elsewhere->event_free(event->elsewhere);
     delete event;
     return cudaSuccess;
 }
@@ -1034,6 +1039,8 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     if (cuda_failing()) return cudaErrorLaunchFailure;
     int64_t ticket = __atomic_add_fetch(&event->asked, 1, __ATOMIC_SEQ_CST);
     event->on = stream;
+    if (event->elsewhere && cuda_on_cpu_elsewhere)
+        return cuda_on_cpu_elsewhere->record(event->elsewhere, stream), cudaSuccess;
     cuda_push(stream, [=] { __atomic_store_n(&event->done, ticket, __ATOMIC_SEQ_CST); });
     return cudaSuccess;
 }
@@ -1042,6 +1049,8 @@ static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e
                                               unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorLaunchFailure;
+    if (event->elsewhere && cuda_on_cpu_elsewhere)
+        return cuda_on_cpu_elsewhere->wait(stream, event->elsewhere), cudaSuccess;
     cuda_push(
         stream, [] {}, event, __atomic_load_n(&event->asked, __ATOMIC_SEQ_CST));
     return cudaSuccess;

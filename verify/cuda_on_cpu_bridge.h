@@ -11,6 +11,10 @@ typedef struct cuda_on_cpu_bridge {
     void (*stream_free)(void *stream);
     void (*push)(void *stream, void (*run)(void *operation), void *operation);
     void (*settle)(void *stream);
+    void *(*event_new)(void);
+    void (*event_free)(void *event);
+    void (*record)(void *event, void *stream);
+    void (*wait)(void *stream, void *event);
 } cuda_on_cpu_bridge;
 
 extern const cuda_on_cpu_bridge *cuda_on_cpu_elsewhere; /* NULL: streams of its own */

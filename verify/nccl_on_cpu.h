@@ -17,11 +17,21 @@ static void stand_stream_push(void *s, void (*run)(void *), void *operation) {
 }
 
 static void stand_stream_settle(void *s) { cudaStreamSynchronize(s); }
+static void *stand_event_new(void) {
+    cudaEvent_t e = NULL;
+    return cudaEventCreateWithFlags(&e, cudaEventDisableTiming) ? NULL : e;
+}
+
+static void stand_event_free(void *e) { cudaEventDestroy(e); }
+static void stand_event_record(void *e, void *s) { cudaEventRecord(e, s); }
+static void stand_event_wait(void *s, void *e) { cudaStreamWaitEvent(s, e, 0); }
 
 /* From here on, until it is called with 0 again; every pointer then is one of a device. */
 static void stand_runs_kernels(int on) {
     static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free,
-                                              stand_stream_push, stand_stream_settle};
+                                              stand_stream_push, stand_stream_settle,
+                                              stand_event_new,   stand_event_free,
+                                              stand_event_record, stand_event_wait};
     stand.all_device = on;
     cuda_on_cpu_elsewhere = on ? &bridge : NULL;
     cuda_on_cpu_open_memory(on ? 1 : -1);
