@@ -464,9 +464,10 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     if (!job->groups) job->ranks = dp * c->ring_attn_size;
     if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
         return snprintf(error, size,
-                        "data_parallel_size %lld x ring_attn_size %lld are more ranks than one "
+                        "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
                         "process takes, which is %lld; lower one of them",
                         (long long)dp, (long long)c->ring_attn_size,
+                        job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
                         (long long)SEQPAR_MAX_RANKS),
                -1;
     if (!c->omp_threads) {

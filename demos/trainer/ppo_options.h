@@ -467,9 +467,23 @@ static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) 
 }
 
 /* The groups of ranks that the options ask for. */
-static void demo_ppo_roles(demo_job *job) {
+static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
+    static const char *const names[DEMO_ROLES][2] = {
+        {"actor_num_nodes", "actor_num_gpus_per_node"},
+        {"ref_num_nodes", "ref_num_gpus_per_node"},
+        {"critic_num_nodes", "critic_num_gpus_per_node"},
+        {"reward_num_nodes", "reward_num_gpus_per_node"},
+        {"vllm_num_engines", "vllm_tensor_parallel_size"}};
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_roles *roles = &p->roles;
+    for (int i = 0; i < DEMO_ROLES; i++)
+        if ((double)roles->nodes[i] * (double)roles->per_node[i] > (double)SEQPAR_MAX_RANKS)
+            return snprintf(error, size,
+                            "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
+                            "lower one of them",
+                            names[i][0], (long long)roles->nodes[i], names[i][1],
+                            (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS),
+                   -1;
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
     bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
     for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
@@ -478,6 +492,7 @@ static void demo_ppo_roles(demo_job *job) {
     demo_roles_lay(roles, !strcmp(p->advantage_estimator, "gae"), p->reward_pretrain != NULL);
     job->groups = asked ? roles->groups : 0;
     for (int i = 0; i < job->groups; i++) job->group_ranks[i] = roles->ranks[i];
+    return 0;
 }
 
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
@@ -488,7 +503,7 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (demo_ppo_rewards_check(p, tokens, error, size) || demo_ppo_groups_check(p, error, size) ||
         demo_ppo_models_check(job, error, size))
         return -1;
-    demo_ppo_roles(job);
+    if (demo_ppo_roles(job, error, size)) return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;
