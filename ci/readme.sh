@@ -22,13 +22,15 @@ chapters() {
         ref) what="reference device: naive, fp64 and bf16"; check="slow.h" ;;
         cpu) what="fast device: fp32, products, attention"; check="reference device; each row alone and among others" ;;
         rows) what="fast device: norm, SwiGLU, loss, update"; check="reference device; each row alone and among others" ;;
+        shards) what="parameters at their owners alone"; check="every D x P by memcmp; memory suite: bytes held and sent" ;;
+        half) what="fast device in bf16: widened, computed in fp32, rounded"; check="each operation against fp64; D x P by memcmp" ;;
         own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
         attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
         loss) what="token log-probs in pieces, SFT seeds"; check="slow.h, golden vectors" ;;
         objective) what="sums per document; DPO, KTO, RM, PPO, GRPO"; check="slow_loss.h, golden vectors, identities" ;;
         optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
-        *) what="?"; check="?" ;;
+        *) echo "ci/readme.sh: chapter >>$tag has no description; add a line" >&2; exit 1 ;;
         esac
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done

@@ -2250,12 +2250,25 @@ static void check_chance(seqpar_device *device) {
     device->free(device, narrow);
 }
 
+/* A number that is none is not lost: its group becomes none. */
+static void check_packed_nan(seqpar_device *device, double odd) {
+    static packing p;
+    for (int i = 0; i < PACKED; i++) p.x[i] = i % 7 - 3;
+    p.x[SEQPAR_PACK_GROUP + 5] = odd;
+    pack_there_and_back(device, &p, SEQPAR_PACK_SIGNED);
+    for (int i = 0; i < PACKED; i++)
+        test_expect((p.back[i] != p.back[i]) == (i / SEQPAR_PACK_GROUP == 1),
+                    "%s: beside %g number %d becomes %g", device->name, odd, i, p.back[i]);
+}
+
 static void check_pack(void) {
     seqpar_device *const devices[] = {reference, fast, fast_threads, bf16_reference, bf16};
     for (int i = 0; i < 5; i++) {
         check_packing(devices[i], SEQPAR_PACK_SIGNED);
         check_packing(devices[i], SEQPAR_PACK_POSITIVE);
         check_chance(devices[i]);
+        check_packed_nan(devices[i], NAN);
+        check_packed_nan(devices[i], INFINITY);
     }
 }
 

@@ -431,8 +431,9 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
 /* These change nothing (but roundings, where a layout or --relaxed_attention does), or are
    seen in the data's digest, in config.json or among a checkpoint's numbers. */
 static const char demo_free_options[] =
-    "save_steps,max_ckpt_num,sharded_checkpoint,async_save,load_checkpoint,ddp_timeout,eval_steps,logging_steps,plot_loss,json,micro_"
-    "train_batch_size,gradient_accumulation_steps,zero_stage,adam_offload,param_offload,offload_path,ref_offload,ref_reward_offload,"
+    "save_steps,max_ckpt_num,sharded_checkpoint,async_save,load_checkpoint,ddp_timeout,eval_steps,"
+    "logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
+    "adam_offload,param_offload,offload_path,ref_offload,ref_reward_offload,"
     "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
     "layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
     "truncation,"

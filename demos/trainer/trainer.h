@@ -510,7 +510,8 @@ static seqpar_status demo_resume(demo_rank *r) {
         demo_trains_model(r)
             ? demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state)
             : demo_look_at_state(&state, folder, r->job->run.from, r->ctx.error);
-    if (!status && demo_trains_model(r)) status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
+    if (!status && demo_trains_model(r))
+        status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
     if (r->reference && state.reference && r->reference != state.reference)
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
