@@ -10,13 +10,13 @@ LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
 ORACLE = build/seqpar-verify
-DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
+DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup setup-check clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -30,7 +30,8 @@ help:
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
 	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
-	@echo "make readme  makes the generated parts of README.md and demos/README.md anew"
+	@echo "make gpu-bundle  all that ci/gpu.sh needs on a machine with a GPU, in build/gpu (nvcc; minutes)"
+	@echo "make readme  makes the generated parts of the pages anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
@@ -74,11 +75,12 @@ endif
 bench: setup $(BENCHES:%=build/%) build/peer_blas
 	@for bench in $(BENCHES); do build/$$bench || exit 1; done
 
-readme: build/02_layouts build/test_attn build/test_plan $(ORACLE)
+readme: build/02_layouts build/test_attn build/test_plan build/picture $(ORACLE)
 	@bash ci/sample.sh
+	@build/picture > demos/picture.svg
 	@$(ORACLE) list --markdown > verify/MISTAKES.md
 	@$(ORACLE) list --gallery --markdown > verify/GALLERY.md
-	@for page in README.md demos/README.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
+	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 # Cases with answers, for those who want no binary.
 vectors: $(ORACLE)
@@ -272,6 +274,44 @@ check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_te
 
 bench-gpu:
 	@sh bench/bench_gpu.sh "$(MAKE)"
+
+# ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
+BUNDLE = build/gpu
+BUNDLE_TESTS = device attn queue cuda_step cublas
+BUNDLE_TRAINERS = train_sft train_dpo
+BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN/lib'
+BUNDLE_LIBS = -L$(BUNDLE)/lib -lseqpar_cuda $(LDLIBS)
+BUNDLE_NEEDS = build/bundle/seqpar.o $(BUNDLE)/lib/libseqpar_cuda.so
+BUNDLE_COPIES = ci/gpu.sh bench/peer_torch_gpu.py
+BUNDLE_PROGRAMS = $(BUNDLE_TESTS:%=test_%) $(BUNDLE_TRAINERS) verify bench_gpu make_arith compare_runs cudnn_attention
+
+# The kernels are in one library, or each program would hold them.
+$(BUNDLE)/lib/libseqpar_cuda.so: seqpar_cuda.cu seqpar.h
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 -O3 -fmad=false --threads 2 -shared -Xcompiler -fPIC -cudart shared -DSEQPAR_CUBLAS $(BUNDLE_WIDTHS) -I. $(CUDA_ARCH) $< -o $@ -lcublas
+
+build/bundle/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) -c $< -o $@
+$(BUNDLE)/test_%: verify/test_%.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/verify: verify/verify.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h $(BUNDLE_NEEDS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/cudnn_attention: $(CUDNN_DEMO) $(BUNDLE_NEEDS)
+	$(NVCC) -std=c++17 -O2 -arch=sm_90 $(CPPFLAGS) -I$(CUDNN)/include $(LINKED) -c $< -o build/bundle/cudnn.o
+	$(CC) $(BUNDLE_FLAGS) build/bundle/cudnn.o build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) -L$(CUDNN)/lib -L$(CUDA)/lib64 -l:libcudnn.so.9 -lcublas -lcudart -lstdc++
+
+# All that a program needs but the C library, the driver, cuBLAS and cuDNN lies in lib/, which its $$ORIGIN names.
+gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%)
+	@cp $(BUNDLE_COPIES) $(BUNDLE)/
+	@bash ci/bundle.sh $(BUNDLE)
+
 
 clean:
 	rm -rf build
