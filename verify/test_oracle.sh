@@ -152,7 +152,7 @@ if [ $code -eq 0 ] && [ "$(grep -cE ' named( among several)? *$' $out/mutants)" 
 printf '#!/bin/sh\n! %s ver "$2" --want "$1" | grep -q "^    loss      wrong"\n' $oracle >$out/losses_alone.sh
 $oracle mutants --score "sh $out/losses_alone.sh" >$out/scored; code=$?
 if [ $code -eq 7 ] && grep -q 'over_sp .* not seen by CMD' $out/scored && grep -q 'mean_of_means .* seen by CMD' $out/scored && tail -n 1 $out/scored | grep -qE '^[0-9]+ mutants, [0-9]+ named, [1-3][0-9] seen by CMD$'; then ok "oracle_mutants_score ($(tail -n 1 $out/scored))"; else fail oracle_mutants_score "exit code $code: $(tail -n 1 $out/scored)"; fi
-says oracle_test 0 "$(build/verify_sp --ring_attn_size 2 | sed -n 3p)" test
+says oracle_test 0 "$(build/verify_sp --ring_attn_size 2 | head -n 1)" test
 # every name that a verdict may give is of a mistake in the table
 unknown=$(grep -ohE 'mistake_named\("[a-z_0-9]+"\)|\.name = "[a-z_0-9]+"' verify/oracle/*.h | grep -oE '"[a-z_0-9]+"' | tr -d '"' | grep -vxE "loss|norm" | sort -u | while read -r name; do $oracle explain "$name" >/dev/null 2>&1 || echo "$name"; done)
 if [ -z "$unknown" ]; then ok oracle_names_are_known; else fail oracle_names_are_known "$unknown"; fi
