@@ -280,10 +280,10 @@ BUNDLE = build/gpu
 BUNDLE_TESTS = device attn queue cuda_step cublas
 BUNDLE_TRAINERS = train_sft train_dpo
 BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN/lib'
-BUNDLE_LIBS = -L$(BUNDLE)/lib -lseqpar_cuda $(LDLIBS)
+BUNDLE_LIBS = -L$(BUNDLE)/lib -lseqpar_cuda -L$(CUDA)/lib64 -lcudart $(LDLIBS)
 BUNDLE_NEEDS = build/bundle/seqpar.o $(BUNDLE)/lib/libseqpar_cuda.so
 BUNDLE_COPIES = ci/gpu.sh bench/peer_torch_gpu.py
-BUNDLE_PROGRAMS = $(BUNDLE_TESTS:%=test_%) $(BUNDLE_TRAINERS) verify bench_gpu make_arith compare_runs cudnn_attention
+BUNDLE_PROGRAMS = $(BUNDLE_TESTS:%=test_%) $(BUNDLE_TRAINERS) verify bench_gpu make_arith compare_runs
 
 # The kernels are in one library, or each program would hold them.
 $(BUNDLE)/lib/libseqpar_cuda.so: seqpar_cuda.cu seqpar.h
@@ -305,12 +305,13 @@ $(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/cudnn_attention: $(CUDNN_DEMO) $(BUNDLE_NEEDS)
 	$(NVCC) -std=c++17 -O2 -arch=sm_90 $(CPPFLAGS) -I$(CUDNN)/include $(LINKED) -c $< -o build/bundle/cudnn.o
-	$(CC) $(BUNDLE_FLAGS) build/bundle/cudnn.o build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) -L$(CUDNN)/lib -L$(CUDA)/lib64 -l:libcudnn.so.9 -lcublas -lcudart -lstdc++
+	$(CC) $(BUNDLE_FLAGS) build/bundle/cudnn.o build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) -L$(CUDNN)/lib -l:libcudnn.so.9 -lstdc++
 
 # All that a program needs but the C library, the driver, cuBLAS and cuDNN lies in lib/, which its $$ORIGIN names.
-gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%)
+gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%) $(if $(CUDNN),$(BUNDLE)/cudnn_attention)
 	@cp $(BUNDLE_COPIES) $(BUNDLE)/
 	@bash ci/bundle.sh $(BUNDLE)
+	@$(if $(CUDNN),,echo "without the cuDNN demo: no cuDNN 9.21 here (pip install nvidia-cudnn-cu13, or CUDNN=folder)")
 
 
 clean:
