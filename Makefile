@@ -29,7 +29,7 @@ help:
 	@echo "make cudnn   builds the demo with NVIDIA cuDNN's attention (nvcc; CUDNN=folder, or pip's nvidia-cudnn-cu13)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
-	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
+	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU"
 	@echo "make gpu-bundle  all that ci/gpu.sh needs on a machine with a GPU, in build/gpu (nvcc; minutes)"
 	@echo "make readme  makes the generated parts of the pages anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
@@ -40,7 +40,7 @@ demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
 	@sh demos/demo.sh
 
 DEVICE = cpu
-VERIFY = $(if $(filter cuda,$(DEVICE)),build/on_gpu_verify,build/verify_sp)
+VERIFY = $(if $(filter cuda,$(DEVICE)),$(BUNDLE)/verify,build/verify_sp)
 verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
@@ -204,18 +204,9 @@ build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o $(wildcard verify/
 build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o build/seqpar.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
-build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
-
-build/on_gpu_%: verify/%.c build/cuda.o $(wildcard verify/*.h) $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
-
 # Where nccl.h and libnccl.so are, a trainer's ranks can be processes.
 NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
 NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
-
-build/on_gpu_test_nccl_gpus: LDLIBS += $(NCCL)
-build/on_gpu_test_nccl_gpus: verify/transport.h verify/nccl_world.h
 
 # The same upon the stand-in for NCCL, on a machine without GPUs.
 build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
@@ -268,13 +259,6 @@ build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar
 	$(ON_CPU) -Wno-missing-field-initializers -include verify/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
 	$(CC) $(CFLAGS) build/on_cpu_cudnn.o build/seqpar.o -o $@ $(LDLIBS) -lstdc++
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus)
-	@if test -e "$(CUDNN)/include/cudnn.h"; then $(MAKE) --no-print-directory build/09_cudnn_attention; fi
-	@bash verify/test_gpu.sh
-
-bench-gpu:
-	@sh bench/bench_gpu.sh "$(MAKE)"
-
 # ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
 BUNDLE = build/gpu
 BUNDLE_TESTS = device attn queue cuda_step cublas
@@ -299,6 +283,10 @@ $(BUNDLE)/verify: verify/verify.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/test_nccl_gpus: verify/test_nccl_gpus.c verify/transport.h verify/nccl_world.h $(BUNDLE_NEEDS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
+$(BUNDLE)/train_sft_nccl: demos/train_sft.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
 $(BUNDLE)/bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h $(BUNDLE_NEEDS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h)
@@ -308,11 +296,17 @@ $(BUNDLE)/cudnn_attention: $(CUDNN_DEMO) $(BUNDLE_NEEDS)
 	$(CC) $(BUNDLE_FLAGS) build/bundle/cudnn.o build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) -L$(CUDNN)/lib -l:libcudnn.so.9 -lstdc++
 
 # All that a program needs but the C library, the driver, cuBLAS and cuDNN lies in lib/, which its $$ORIGIN names.
-gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%) $(if $(CUDNN),$(BUNDLE)/cudnn_attention)
+gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%) $(if $(CUDNN),$(BUNDLE)/cudnn_attention) $(if $(NCCL),$(BUNDLE)/test_nccl_gpus $(BUNDLE)/train_sft_nccl)
 	@cp $(BUNDLE_COPIES) $(BUNDLE)/
 	@bash ci/bundle.sh $(BUNDLE)
 	@$(if $(CUDNN),,echo "without the cuDNN demo: no cuDNN 9.21 here (pip install nvidia-cudnn-cu13, or CUDNN=folder)")
+	@$(if $(NCCL),,echo "without NCCL: no nccl.h and libnccl.so under $(CUDA)")
 
+# On this machine's GPU. BENCH_RESULTS=1: the page goes to bench/results/.
+check-gpu: gpu-bundle
+	@GPU_SECONDS=$${GPU_SECONDS:-1800} GPU_PARTS="verify attn device train train_bf16 step queue cublas verify_cublas nccl train_nccl memcheck racecheck cudnn" bash ci/gpu.sh $(BUNDLE)
+bench-gpu: gpu-bundle
+	@GPU_PARTS="bench ncu" bash ci/gpu.sh $(BUNDLE)
 
 clean:
 	rm -rf build

@@ -5,8 +5,9 @@
 # bench/results/, bench.json, ncu.txt and the logs.
 # A part that fails, hangs or lacks its tool is a row of the last table, not a stop. The exit code is 1 if a row says FAIL.
 # GPU_SECONDS: for all of it (460). GPU_LIMIT: seconds a part may take at most. GPU_PARTS="verify attn": only these.
+# BENCH_RESULTS=1: the page also goes to bench/results/.
 if [ ! -d "$1" ]; then echo "usage: ci/gpu.sh FOLDER [OUT]; FOLDER is build/gpu, made by make gpu-bundle" >&2; exit 2; fi
-bundle=$(cd "$1" && pwd)
+bundle=$(cd "$1" && pwd) repository=$(pwd)
 mkdir -p "${2:-$bundle/out}" || exit 2
 out=$(cd "${2:-$bundle/out}" && pwd)
 work=$(mktemp -d) || exit 2
@@ -21,7 +22,7 @@ fi
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader -i 0 2>/dev/null)
 name=$(echo "$gpu" | tr -c 'A-Za-z0-9\n' '_')
 
-# The folders of cuBLAS and cuDNN: the toolkit's, or those of PyTorch's packages.
+# The folders of cuBLAS, cuDNN and NCCL: the toolkit's, or those of PyTorch's packages.
 libraries() {
     ls -d /usr/local/cuda/lib64 /usr/local/cuda-*/lib64 2>/dev/null
     python3 - 2>/dev/null <<'PYTHON'
@@ -56,7 +57,7 @@ part() { # NAME SECONDS COMMAND...; $tool: what it needs of the machine
     code=$?
     case $code in
     0) row "$part" ok $(($(date +%s) - start)) "$(says "$log")" ;;
-    77) row "$part" skipped $(($(date +%s) - start)) "$(says "$log")" ;;
+    77 | 127) row "$part" skipped $(($(date +%s) - start)) "$(says "$log")" ;;
     124 | 137) row "$part" FAIL $(($(date +%s) - start)) "not done in $limit s; last: $(tail -n 1 "$log")" ;;
     *) row "$part" FAIL $(($(date +%s) - start)) "exit code $code: $(says "$log")" ;;
     esac
@@ -71,7 +72,7 @@ beside() {
 # ---- a trainer on 1 rank and on 4: equal bytes; the first DPO loss ----
 sft() { # NAME RANKS OPTIONS...
     local folder=$1 ranks=$2; shift 2
-    "$bundle/train_sft" --device cuda --dataset arith.jsonl --input_key question --output_key answer --packing_samples --max_len 256 --pack_len 512 \
+    "$bundle/${trainer:-train_sft}" --device cuda --dataset arith.jsonl --input_key question --output_key answer --packing_samples --max_len 256 --pack_len 512 \
         --train_batch_size 24 --max_steps 20 --learning_rate 4e-3 --num_hidden_layers 2 --hidden_size 96 --ring_attn_size "$ranks" --logging_steps 10 \
         --save_path "$folder" --metrics_path "$folder/metrics.jsonl" "$@"
 }
@@ -85,13 +86,26 @@ train() { # auto (fp32) or bf16
     sft sft1 1 --param_dtype "$1" && sft sft4 4 --param_dtype "$1" && dpo dpo1 1 sft4 --param_dtype "$1" && dpo dpo4 4 sft4 --param_dtype "$1" || return
     cmp dpo1/model.safetensors dpo4/model.safetensors && "$bundle/compare_runs" sft1 sft4 dpo4 .
 }
+# A process for each GPU, over NCCL, as torchrun starts them: the bytes of a run that nobody launched.
+train_nccl() {
+    local gpus rank pid pids="" wrong=0
+    gpus=$(nvidia-smi -L | wc -l)
+    mkdir -p nccl && cd nccl && mkdir -p alone launched && "$bundle/make_arith" arith.jsonl 2000 7 && sft alone 1 || return
+    for ((rank = 0; rank < gpus; rank++)); do
+        trainer=train_sft_nccl WORLD_SIZE=$gpus RANK=$rank LOCAL_RANK=$rank MASTER_ADDR=127.0.0.1 MASTER_PORT=29871 sft launched "$gpus" &
+        pids="$pids $!"
+    done
+    for pid in $pids; do wait "$pid" || wrong=$?; done
+    [ $wrong -eq 0 ] || return $wrong
+    cmp alone/model.safetensors launched/model.safetensors && echo "$gpus GPU(s) over NCCL: the bytes of one alone"
+}
 verify_part() { "$bundle/verify" --device cuda; }
 cublas_verify() { TEST_CUBLAS=1 "$bundle/verify" --device cuda; }
 sanitize() { # TOOL: the smallest cases of every kernel
     TEST_SMALL=1 compute-sanitizer --error-exitcode 1 --tool "$1" "$bundle/test_device"
 }
 bench() {
-    "$bundle/bench_gpu" --seconds "${BENCH_SECONDS:-150}" --dtype bf16 --peer "$bundle/peer_torch_gpu.py" --gpu "$gpu" --driver "$driver" --page bench.md
+    "$bundle/bench_gpu" --seconds "${BENCH_SECONDS:-150}" --dtype "${DTYPE:-bf16}" --peer "$bundle/peer_torch_gpu.py" --gpu "$gpu" --driver "$driver" --page bench.md
 }
 profile() { # --kill ends the program: what counts is that kernels were seen
     ncu --clock-control none --target-processes application-only --kernel-name regex:attn_kernel --launch-skip 2 --launch-count 4 --kill yes \
@@ -99,12 +113,12 @@ profile() { # --kill ends the program: what counts is that kernels were seen
         "$bundle/bench_gpu" --seconds 30 --dtype bf16 --only goals
     grep -q 'attn_kernel' "$log" && echo "$(grep -c 'Section: GPU Speed Of Light' "$log") launches of attn_kernel"
 }
-export bundle gpu driver BENCH_SECONDS
-export -f sft dpo train verify_part cublas_verify sanitize bench profile
+export bundle gpu driver BENCH_SECONDS DTYPE
+export -f sft dpo train train_nccl verify_part cublas_verify sanitize bench profile
 
 echo "$gpu, driver $driver, $(nproc) cores, $together parts beside each other"
 beside verify 120 verify_part
-beside attn 150 "$bundle/test_attn"
+beside attn 240 "$bundle/test_attn"
 beside device 150 "$bundle/test_device"
 beside train 90 train auto
 beside train_bf16 90 train bf16
@@ -115,12 +129,14 @@ beside verify_cublas 120 cublas_verify
 tool=compute-sanitizer beside memcheck 120 sanitize memcheck
 tool=compute-sanitizer beside racecheck 120 sanitize racecheck
 beside cudnn 60 "$bundle/cudnn_attention"
+beside nccl 90 "$bundle/test_nccl_gpus"
+beside train_nccl 90 train_nccl
 wait
 tool=ncu part ncu 60 profile
 part bench 240 bench
 
 # ---- what came of it ----
-order="verify attn device train train_bf16 step queue cublas verify_cublas memcheck racecheck cudnn ncu bench"
+order="verify attn device train train_bf16 step queue cublas verify_cublas memcheck racecheck cudnn nccl train_nccl ncu bench"
 rows() { for p in $order; do [ -e "rows/$p" ] && cat "rows/$p"; done; }
 verdict() { rows | awk -F'\t' '{ n[$2]++ } END { printf "%d passed, %d failed", n["ok"], n["FAIL"]; s = n["skipped"] + n["left out"]; if (s) printf ", %d skipped", s; print "" }'; }
 quoted() { sed 's/[\\"]/\\&/g' | tr -d '\000-\010\013-\037'; }
@@ -130,6 +146,8 @@ quoted() { sed 's/[\\"]/\\&/g' | tr -d '\000-\010\013-\037'; }
 } >"$out/gpu.json"
 {
     echo "# $gpu"
+    echo
+    echo "Summary: $(rows | awk -F'\t' '$2 == "ok" { n++ } END { print n + 0 }') of $(rows | wc -l) parts pass, $(date -u +%F)."
     echo
     echo "$(date -u +%F), driver $driver, made by \`bash ci/gpu.sh build/gpu\` in $(($(date +%s) - began)) s: $(verdict)."
     echo
@@ -145,5 +163,6 @@ for log in logs/*.log; do [ -e "$log" ] && echo "==== $(basename "$log" .log)" &
 echo
 rows | awk -F'\t' '{ printf "%-16s %-8s %4d s  %s\n", $1, $2, $3, $4 }' | cut -c1-150
 echo "page: $out/$name.md"
+[ "$BENCH_RESULTS" = 1 ] && mkdir -p "$repository/bench/results" && cp "$out/$name.md" "$repository/bench/results/"
 verdict
 ! rows | cut -f 2 | grep -q FAIL
