@@ -417,8 +417,8 @@ static int stand_clique_step(stand_clique *q) {
         }
         return 1;
     }
-    if (split == q->size) {
-        stand_split_all(q);
+    if (split == q->size) { /* which takes its time */
+        if (stand_chance(100)) stand_split_all(q);
         return 1;
     }
     if (final < q->size || !busy) return 0;
