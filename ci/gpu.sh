@@ -108,10 +108,16 @@ bench() {
     "$bundle/bench_gpu" --seconds "${BENCH_SECONDS:-150}" --dtype "${DTYPE:-bf16}" --peer "$bundle/peer_torch_gpu.py" --gpu "$gpu" --driver "$driver" --page bench.md
 }
 profile() { # --kill ends the program: what counts is that kernels were seen
-    ncu --clock-control none --target-processes application-only --kernel-name regex:attn_kernel --launch-skip 2 --launch-count 4 --kill yes \
-        --section SpeedOfLight --section WarpStateStats --section Occupancy --section LaunchStats --section MemoryWorkloadAnalysis --section ComputeWorkloadAnalysis \
-        "$bundle/bench_gpu" --seconds 30 --dtype bf16 --only goals
-    grep -q 'attn_kernel' "$log" && echo "$(grep -c 'Section: GPU Speed Of Light' "$log") launches of attn_kernel"
+    local job
+    for job in forward gradient; do # a forward kernel; those of dq and of dk, dv
+        ncu --clock-control none --target-processes application-only --kernel-name-base demangled --kernel-name "regex:${job}_job" \
+            --launch-count $([ $job = forward ] && echo 1 || echo 2) --kill yes \
+            --section SpeedOfLight --section WarpStateStats --section Occupancy --section LaunchStats --section MemoryWorkloadAnalysis \
+            --section ComputeWorkloadAnalysis "$bundle/bench_gpu" --seconds 30 --dtype bf16 --only goals
+    done
+    # Of each kernel: time, registers, warps of those there is room for, arithmetic of its peak.
+    awk '/^  void.*attn_kernel</ { sub(/^.*attn_kernel</, ""); sub(/>>.*/, ">"); name = $0 } /^ *Duration/ { time = $NF } /^ *Compute \(SM\) Thr/ { busy = $NF }
+        /^ *Registers Per Thread/ { registers = $NF } /^ *Achieved Occupancy/ { printf "%s%s: %s ms, %s registers, %s %% of the warps, %s %% busy", n++ ? "; " : "", name, time, registers, $NF, busy } END { print ""; exit !n }' "$log"
 }
 export bundle gpu driver BENCH_SECONDS DTYPE
 export -f sft dpo train train_nccl verify_part cublas_verify sanitize bench profile
@@ -132,7 +138,7 @@ beside cudnn 60 "$bundle/cudnn_attention"
 beside nccl 90 "$bundle/test_nccl_gpus"
 beside train_nccl 90 train_nccl
 wait
-tool=ncu part ncu 60 profile
+tool=ncu part ncu 70 profile
 part bench 240 bench
 
 # ---- what came of it ----
