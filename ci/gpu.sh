@@ -37,12 +37,12 @@ export LD_LIBRARY_PATH OMP_WAIT_POLICY=passive
 
 left() { echo $((began + ${GPU_SECONDS:-460} - $(date +%s))); }
 row() { # PART RESULT SECONDS WHAT
-    printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$(printf %s "$4" | tr '\t\n|' '  /' | cut -c1-160)" >"rows/$1"
+    printf '%s\t%s\t%s\t%s\n' "$1" "$2" "$3" "$(printf %s "$4" | tr '\t\n|' '  /' | cut -c1-400)" >"rows/$1"
     printf '%-16s %-8s %4s s  %s\n' "$1" "$2" "$3" "$(cut -f 4 "rows/$1" | cut -c1-100)"
 }
 wanted() { [ -z "$GPU_PARTS" ] || [[ " $GPU_PARTS " == *" $1 "* ]]; }
 # What a part says of itself: the first failure, else its last line.
-says() { grep -m 1 -E '^FAIL|ERROR|[Ee]rror:|WRONG' "$1" || grep -v '^ *$' "$1" | tail -n 1; }
+says() { { grep -m 1 -E '^FAIL|ERROR|[Ee]rror:|WRONG' "$1" || grep -v '^ *$' "$1" | tail -n 1; } | sed 's/^=* *//'; }
 part() { # NAME SECONDS COMMAND...; $tool: what it needs of the machine
     local part=$1 limit=$2 start code; shift 2
     export log=$work/logs/$part.log
@@ -145,6 +145,10 @@ part bench 240 bench
 order="verify attn device train train_bf16 step queue cublas verify_cublas memcheck racecheck cudnn nccl train_nccl ncu bench"
 rows() { for p in $order; do [ -e "rows/$p" ] && cat "rows/$p"; done; }
 verdict() { rows | awk -F'\t' '{ n[$2]++ } END { printf "%d passed, %d failed", n["ok"], n["FAIL"]; s = n["skipped"] + n["left out"]; if (s) printf ", %d skipped", s; print "" }'; }
+# Our speed over FlashAttention's in the first such line of the benchmark.
+ratio() {
+    [ -e bench.md ] && awk -F' *[|] *' -v what="$1" '$2 == what && $6 == "flash" && $8 + 0 > 0 { printf "%s at %s of FlashAttention'"'"'s speed, ", what, $8; exit }' bench.md
+}
 quoted() { sed 's/[\\"]/\\&/g' | tr -d '\000-\010\013-\037'; }
 {
     echo "{\"gpu\": \"$gpu\", \"driver\": \"$driver\", \"date\": \"$(date -u +%F)\", \"seconds\": $(($(date +%s) - began)), \"parts\": ["
@@ -153,9 +157,11 @@ quoted() { sed 's/[\\"]/\\&/g' | tr -d '\000-\010\013-\037'; }
 {
     echo "# $gpu"
     echo
-    echo "Summary: $(rows | awk -F'\t' '$2 == "ok" { n++ } END { print n + 0 }') of $(rows | wc -l) parts pass, $(date -u +%F)."
+    echo "<!-- SPDX-License-Identifier: MIT OR Unlicense -->"
     echo
-    echo "$(date -u +%F), driver $driver, made by \`bash ci/gpu.sh build/gpu\` in $(($(date +%s) - began)) s: $(verdict)."
+    echo "Summary: $(verdict), $(ratio "attention forward")$(ratio "attention backward")$(date -u +%F)."
+    echo
+    echo "$(date -u +%F), driver $driver, made by \`bash ci/gpu.sh build/gpu\` in $(($(date +%s) - began)) s."
     echo
     echo "| part | result | seconds | what it says |"
     echo "|---|---|---:|---|"

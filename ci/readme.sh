@@ -55,7 +55,8 @@ speed() {
         [ -e "$page" ] || continue
         if grep -q 'ci/gpu.sh' "$page"; then gpus=1; fi
         echo
-        awk -v page="$page" 'NR == 1 { name = substr($0, 3) } /^Summary: / { sub("Summary: ", ""); print "[" name "](" page "): " $0; exit }' "$page"
+        echo "[$(head -n 1 "$page" | cut -c3-)]($page):"
+        grep -m 1 '^Summary: ' "$page" | cut -c10- | fold -s -w 60 | sed 's/ *$//'
     done
     [ $gpus -eq 1 ] || printf '\nNothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
 }
