@@ -75,4 +75,5 @@ awk -v chapters="$(wanted chapters chapters)" -v layouts="$(wanted layouts build
     /^<!-- generated: speed -->/ { print speed "\n"; skipping = "table" }
     /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
     /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
+    /^<!-- generated: snippet -->/ { print "```c"; while ((getline line < "demos/snippet.c") > 0) if (lines++) print line; print "```"; skipping = "block"; fences = 1 }
     /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' "$page"
