@@ -37,7 +37,7 @@ chapters() {
 }
 # What is wrong in published packages: a line of findings.tsv, its version and whether it is reported from RESULTS.md.
 found() {
-    printf '\n| package | what is wrong | reported |\n|---|---|---|\n'
+    printf '| package | what is wrong | reported |\n|---|---|---|\n'
     awk -F'\t' '
         function trimmed(text) { gsub(/^ +| +$/, "", text); return text }
         FNR == NR { if (/^[^#]/) { name[++n] = $1; check[n] = $2; words[n] = $3 } ; next }
@@ -54,11 +54,10 @@ speed() {
     for page in bench/results/*.md; do
         [ -e "$page" ] || continue
         if grep -q 'ci/gpu.sh' "$page"; then gpus=1; fi
-        echo
         echo "[$(head -n 1 "$page" | cut -c3-)]($page):"
-        grep -m 1 '^Summary: ' "$page" | cut -c10- | fold -s -w 60 | sed 's/ *$//'
+        grep -m 1 '^Summary: ' "$page" | cut -c10- | fold -s -w 118 | sed 's/ *$//'
     done
-    [ $gpus -eq 1 ] || printf '\nNothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
+    [ $gpus -eq 1 ] || printf 'Nothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
 }
 page=${1:-README.md}
 wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows
@@ -71,8 +70,8 @@ awk -v chapters="$(wanted chapters chapters)" -v layouts="$(wanted layouts build
     skipping == "table" { next }
     { print }
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
-    /^<!-- generated: found -->/ { print found "\n"; skipping = "table" }
-    /^<!-- generated: speed -->/ { print speed "\n"; skipping = "table" }
+    /^<!-- generated: found -->/ { print found; skipping = "table" }
+    /^<!-- generated: speed -->/ { print speed; skipping = "table" }
     /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
     /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
     /^<!-- generated: snippet -->/ { print "```c"; while ((getline line < "demos/snippet.c") > 0) if (lines++) print line; print "```"; skipping = "block"; fences = 1 }

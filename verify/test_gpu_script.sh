@@ -11,7 +11,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 stand_in() { printf '#!/bin/bash\n%s\n' "$2" >"$out/$1"; chmod +x "$out/$1"; }
 
 stand_in bin/nvidia-smi 'case "$*" in *name*) echo "NVIDIA Made Up" ;; *) echo 1.2.3 ;; esac'
-stand_in bundle/verify 'echo "zigzag  ring"; echo "first DPO loss 0.693147180559945286 = -log(sigmoid(0)) : bits"'
+stand_in bundle/verify 'echo "zigzag  ring"; echo "first DPO loss 0.693147180559945286 = -log(sigmoid(0)): bits"'
 stand_in bundle/test_attn 'echo "ok a"; echo "FAIL test_b: 3 | 4 \"differ\""; echo "1 passed, 1 failed"; exit 1'
 stand_in bundle/test_device 'echo "begun"; sleep 60'
 stand_in bundle/test_queue 'echo "2 passed, 0 failed"'
@@ -29,7 +29,7 @@ began=$(date +%s)
 run GPU_LIMIT=3; code=$?
 [ $code -eq 1 ] && ok exit_code || fail exit_code "$code: $(tail -n 1 $out/log)"
 [ $(($(date +%s) - began)) -lt 40 ] && ok a_part_that_hangs_is_ended || fail a_part_that_hangs_is_ended "$(($(date +%s) - began)) s"
-rows verify ok 'log\(sigmoid\(0\)\) : bits'
+rows verify ok 'log\(sigmoid\(0\)\): bits'
 rows attn FAIL 'exit code 1: FAIL test_b: 3 / 4 "differ"'
 rows device FAIL 'not done in 3 s; last: begun'
 rows queue ok '2 passed, 0 failed'

@@ -367,7 +367,7 @@ int main(int argc, char **argv) {
                layout_on_grid(layout)
                    ? "2 3 4 8: on so many ranks every bit is that of 1 rank"
                    : "relative distance from 1 rank: this layout cuts chunks");
-        printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first,
+        printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first,
                bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;
