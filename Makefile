@@ -14,6 +14,7 @@ DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attentio
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
 SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup setup-check clean help
@@ -72,8 +73,11 @@ else
 demos: $(DEMOS:%=build/%)
 endif
 
-bench: setup $(BENCHES:%=build/%) build/peer_blas
+# BENCH_RESULTS=1 writes a page into bench/results; BENCH_MODEL=folder BENCH_TEXT=file: a model beside transformers, too.
+bench: setup $(BENCHES:%=build/%) build/peer_blas $(if $(BENCH_MODEL),build/steps)
 	@for bench in $(BENCHES); do build/$$bench || exit 1; done
+	@$(if $(BENCH_MODEL),$(PYTHON) bench/bench_transformers.py $(BENCH_MODEL) $(BENCH_TEXT) --json build/bench/transformers.json)
+	@$(if $(BENCH_RESULTS),$(PYTHON) bench/page.py bench/results)
 
 readme: build/02_layouts build/test_attn build/test_plan build/picture $(ORACLE)
 	@bash ci/sample.sh
@@ -87,7 +91,6 @@ vectors: $(ORACLE)
 	@bash ci/vectors.sh
 
 # Each adapter's head names what it needs of PyPI. None of it is needed for anything else.
-PYTHON ?= python3
 frameworks: $(ORACLE)
 	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
 
