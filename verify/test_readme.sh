@@ -19,7 +19,7 @@ pages="README.md demos/README.md bench/README.md verify/pages/oracle.md verify/p
 build/picture > $out/picture.svg && cmp -s $out/picture.svg demos/picture.svg && ok readme_picture || fail readme_picture "run make readme"
 lines=$(wc -l < README.md)
 [ "$lines" -ge 120 ] && [ "$lines" -le 150 ] && ok "readme_length ($lines lines)" || fail readme_length "$lines lines"
-wide=$(awk '/^```c$/ { most = 80 } /^```$/ { if (most) most = 0; else most = 60; next } most && !/^```/ && length($0) > most { print NR }' README.md | paste -sd' ')
+wide=$(awk '/^```[a-z]+$/ { most = /c$/ ? 80 : 60; next } /^```$/ { most = most ? 0 : 60; next } most && length($0) > most { print NR }' README.md | paste -sd' ')
 [ -z "$wide" ] && ok readme_width || fail readme_width "lines $wide are wider than 60 columns"
 
 # the header's sample is the demo, and prints what the header says
@@ -65,7 +65,7 @@ program=build/verify_sp # some of its lines: all that are shown are there, the h
 # logits, step and first DPO loss.
 lines_of() { awk -v head="#define $1(" 'index($0, head) == 1 { on = 1; next } on && /^    X\(/ { n++ } on && !/\\$/ { print n; exit }' "$2"; }
 want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h)) + 3))
-if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' {2,}2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' +2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 program="build/seqpar-verify law --got 2.0249 --want 8.0997 --sp 4"
 $program > $out/shown.txt
 if [ "$(shown "$program" | grep -cxFf $out/shown.txt)" = 3 ] && [ "$(shown "$program" | head -n 1)" = "$(head -n 1 $out/shown.txt)" ]; then ok readme_shows_law; else fail readme_shows_law "$(shown "$program" | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
