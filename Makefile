@@ -13,7 +13,7 @@ ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts setup bare
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup clean help
@@ -35,7 +35,9 @@ help:
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
 
-# What the targets need that were asked for; suites that run the demos need theirs.
+# Suites that run the demos, which are built before them.
+RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
+# What the targets need that were asked for.
 ASKED = $(MAKECMDGOALS) $(if $(filter check check-all,$(MAKECMDGOALS)),$(SUITES:%=test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),demos))
 setup:
 	@sh ci/setup.sh $(ASKED)
@@ -57,7 +59,6 @@ verify: setup $(VERIFY)
 # What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
-RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
 check: setup
 	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)

@@ -18,7 +18,7 @@ read -r mirror release < <(apt-get indextargets --format '$(ORIGIN) $(COMPONENT)
 
 logs=build/bare
 rm -rf $logs; mkdir -p $logs
-root=$(mktemp -d "$PWD/$logs/root.XXXXXX") || exit 1
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/seqpar-bare.XXXXXX") || exit 1
 trap 'rm -rf --one-file-system "$root"' EXIT
 trap 'exit 130' INT TERM
 failed=0
@@ -36,7 +36,7 @@ inside() { # COMMAND...: in the clone, with nothing of this machine's environmen
         sh -c 'cd /root/seqpar && exec "$@"' sh "$@"
 }
 echo "bare: debootstrap --variant=minbase --include=git,gcc,make $release $root"
-step debootstrap debootstrap --variant=minbase --include=git,gcc,make "$release" "$root" "$mirror"
+step debootstrap unshare --mount debootstrap --variant=minbase --include=git,gcc,make "$release" "$root" "$mirror"
 [ $failed = 0 ] && step clone git clone -q --no-hardlinks . "$root/root/seqpar"
 [ $failed = 0 ] || exit 1
 step demo inside make demo

@@ -4,7 +4,6 @@
 # The command, and how many packages it brings of what size, is said first. If nothing is missing, nothing is said and no
 # network is needed. SETUP=print: the command is only said. SETUP=check: so, too, and a missing package is a failure.
 cd "$(dirname "$0")/.." || exit 1
-PATH=$PATH:/usr/sbin:/sbin
 
 # What can be needed: its Debian package, and a command that succeeds where it is there.
 tools() {
@@ -89,7 +88,7 @@ without() {
 
 [ "$SETUP" != check ] || [ -n "$musts" ] || exit 0
 if ! command -v apt-get >/dev/null 2>&1; then
-    echo "setup: please install what Debian calls $musts $mays" >&2
+    echo "setup: please install what Debian calls $musts${mays:+ $mays}" >&2
     [ -z "$musts" ]; exit
 fi
 case $SETUP in
@@ -111,5 +110,6 @@ install() { # PACKAGE...: by new lists of packages where those here are none, or
     more="" && as_root apt-get update && more=$(size "$@") && as_root apt-get $how "$@"
 }
 install $musts $mays && exit 0
+reason=$(tail -n 1 "$log")
 [ -n "$musts" ] && [ -n "$mays" ] && install $musts && musts=""
-without "$(tail -n 1 "$log")"
+without "$reason"
