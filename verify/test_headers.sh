@@ -201,7 +201,7 @@ as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -
 for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
 job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
 if has mpicxx.openmpi; then for demo in demos/train_*.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
-job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -fsyntax-only $out/nccl.c"
+if [ -f $cuda/include/nccl.h ] && [ -f $cuda/include/cuda_runtime_api.h ]; then job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -isystem $cuda/include -fsyntax-only $out/nccl.c"; else skip cxx20_nccl "no nccl.h and cuda_runtime_api.h under $cuda"; fi
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
 if echo 'int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
     job bits_32 "gcc -m32 -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
