@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # ci/limit.sh SECONDS[:STALL] COMMAND...: becomes the command, which is ended when it and its children have used so many seconds
 # of processor time, or when it makes no progress: for STALL seconds (150) it neither wrote to its stdout nor used a
-# 300th of that time of the processor. A slow or busy machine is no reason. The reason goes to the command's stderr; its exit code is then 143
+# 300th of that time of the processor, nor has a thread that waits for a core or a disk. So a slow or busy machine is no reason. The reason goes to the command's stderr; its exit code is then 143
 # (SIGTERM) or, five seconds later, 137 (SIGKILL).
 limit=${1%:*} stall=150 program=$$
 case $1 in *:*) stall=${1#*:} ;; esac
@@ -26,6 +26,13 @@ look() { # sets `tree`, the program and its descendants, and `ticks`, their proc
     done
     for pid in $tree; do ticks=$((ticks + ${used[$pid]:-0})); done
 }
+ready() { # whether a thread could run, if it were let (R), or waits for a disk (D)
+    local pid file line field
+    for pid in $tree; do
+        for file in /proc/$pid/task/*/stat; do stat_of "$file" && [[ ${field[0]} = [RD] ]] && return; done
+    done
+    return 1
+}
 runs() { local line field; stat_of /proc/$program/stat && [ "${field[19]}" = "$begin" ]; }
 end() { # REASON
     if [ -f /dev/fd/2 ]; then echo "limit: $1: ${command:0:200}" >&2; else echo "limit: $1: ${command:0:200}" 2>/dev/null >/proc/$program/fd/2; fi
@@ -42,7 +49,7 @@ watch() {
         look
         now=$(stat -L -c %s /proc/$program/fd/1 2>/dev/null)
         [ $ticks -lt $((limit * 100)) ] || end "$limit seconds of processor time are used"
-        if [ $((ticks - last)) -ge $(((stall + 2) / 3)) ] || [ "$now" != "$size" ]; then idle=0 last=$ticks size=$now; else idle=$((idle + 1)); fi
+        if [ $((ticks - last)) -ge $(((stall + 2) / 3)) ] || [ "$now" != "$size" ]; then idle=0 last=$ticks size=$now; elif ready; then idle=0; else idle=$((idle + 1)); fi
         [ $idle -lt "$stall" ] || end "no progress for $stall seconds"
     done
 }
