@@ -9,7 +9,7 @@ hosts=
 . verify/processes.sh
 none() { skip hosts "$1"; summary; exit; }
 [ "$(id -u)" = 0 ] || none "network namespaces need root"
-command -v ip >/dev/null || none "no ip (ci/setup.sh check)"
+command -v ip >/dev/null || none "no ip (ci/setup.sh test_hosts)"
 [ -c /dev/net/tun ] || none "no /dev/net/tun"
 ip netns add seqpar0 2>$out/why && ip netns del seqpar0 || none "no network namespaces: $(head -n 1 $out/why)"
 
@@ -90,7 +90,7 @@ run threads long sft $texts --max_steps 400 || fail hosts_long "$(tail -n 1 $out
 # MPICH 4.0.2 of Debian 12 hangs in MPI_Finalize over UCX's TCP in one run of three, also of a program of ten lines
 for library in openmpi ${TEST_ALL:+mpich}; do
     name=hosts_$library
-    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh check)"; continue; fi
+    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh test_hosts)"; continue; fi
     mkdir -p $out/$library
     for trainer in sft dpo; do mpicc.$library $flags -DDEMO_MPI demos/train_$trainer.c build/seqpar.o -o $out/$library/train_$trainer -lcjson -lcurl -lz -lm -lpthread || fail ${name}_build $trainer; done
     # sequences within a host, data-parallel ranks across; then a ring across hosts

@@ -72,7 +72,7 @@ foreign() {
 
 for library in openmpi mpich; do
     name=mpi_$library
-    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh check)"; continue; fi
+    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh test_mpi)"; continue; fi
     transport
     build_trainers sft dpo ppo
     worlds=("--ring_attn_size 2" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3" "--ring_attn_size 3 --zero_stage 0")
