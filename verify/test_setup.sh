@@ -49,7 +49,7 @@ stand_in sudo <<'SUDO'
 shift; exec "$@"
 SUDO
 # setup NAME=VALUE... TARGET...: what was said and, on lines of their own, what was done; then the exit code
-setup() { (rm -f updated; export PATH=$out/bin; env "$@" 3>&1 2>&1; echo "code $?"); }
+setup() { (rm -f updated; unset MAKEFLAGS MAKELEVEL MFLAGS SUITES SETUP; export PATH=$out/bin; env "$@" 3>&1 2>&1; echo "code $?"); }
 run() { local words=() targets=() w; for w in "$@"; do case $w in *=*) words+=("$w") ;; *) targets+=("$w") ;; esac; done; setup "${words[@]}" sh ci/setup.sh "${targets[@]}"; }
 expect() { # NAME WANT GOT
     if [ "$3" = "$2" ]; then ok "setup_$1"; else fail "setup_$1" "$(diff <(echo "$2") <(echo "$3") | grep '^[<>]' | head -n 3 | tr '\n' ' ')"; fi
