@@ -18,10 +18,10 @@ BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_voc
 
 .PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup clean help
 help:
-	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
-	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
+	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
+	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
-	@echo "make quick   what one types while editing: a minute"
+	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
@@ -34,6 +34,7 @@ help:
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
+	@echo "SETUP=print make demo  only says what would be installed for it"
 
 # Suites that run the demos, which are built before them.
 RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
@@ -63,7 +64,7 @@ check: setup
 	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
-# While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
+# While editing: half a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
 QUICK = pack split comm agree schedule bits
 quick: setup
 	@$(MAKE) --no-print-directory -j2 $(QUICK:%=build/quick/test_%) build/quick/verify
