@@ -18,7 +18,7 @@ read -r mirror release < <(apt-get indextargets --format '$(ORIGIN) $(COMPONENT)
 
 logs=build/bare
 rm -rf $logs; mkdir -p $logs
-root=$(mktemp -d "${TMPDIR:-/var/tmp}/seqpar-bare.XXXXXX") || exit 1
+root=$(mktemp -d "${TMPDIR:-/var/tmp}/seqpar-bare.XXXXXX") && chmod 755 "$root" || exit 1
 trap 'rm -rf --one-file-system "$root"' EXIT
 trap 'exit 130' INT TERM
 failed=0
