@@ -13,16 +13,16 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup setup-check clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
-	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
-	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
+	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
+	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
-	@echo "make quick   what one types while editing: a minute"
+	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
@@ -36,6 +36,20 @@ help:
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
+	@echo "SETUP=print make demo  only says what would be installed for it"
+
+# Suites that run the demos, which are built before them.
+RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
+# What the targets need that were asked for.
+ASKED = $(MAKECMDGOALS) $(if $(filter check check-all,$(MAKECMDGOALS)),$(SUITES:%=test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),demos))
+setup:
+	@sh ci/setup.sh $(ASKED)
+
+# SETUP=print make demo: what would be installed, and no more.
+ifeq ($(SETUP),print)
+$(filter-out setup help,$(MAKECMDGOALS)): setup ;
+.PHONY: $(MAKECMDGOALS)
+else
 
 demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
 	@sh demos/demo.sh
@@ -48,12 +62,11 @@ verify: setup $(VERIFY)
 # What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
-RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
-check: setup-check
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+check: setup
+	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
-# While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
+# While editing: half a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
 QUICK = pack split comm agree schedule bits
 quick: setup
 	@$(MAKE) --no-print-directory -j2 $(QUICK:%=build/quick/test_%) build/quick/verify
@@ -94,11 +107,6 @@ vectors: $(ORACLE)
 frameworks: $(ORACLE)
 	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
 
-setup:
-	@sh ci/setup.sh
-setup-check:
-	@sh ci/setup.sh check
-
 build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 	@mkdir -p build
 	awk -f demos/trainer/options.awk demos/trainer/options.tsv > $@
@@ -106,6 +114,7 @@ build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
 # The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
 # whatever *_IMPLEMENTATION they define.
 build/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
+	@SETUP=check sh ci/setup.sh
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLEMENTED -DSEQPAR__SAFETENSORS_IMPLEMENTED
@@ -318,3 +327,4 @@ bench-gpu: gpu-bundle
 
 clean:
 	rm -rf build
+endif

@@ -24,13 +24,14 @@ elif [ -f "build/test_$suite" ]; then command=("build/test_$suite")
 else echo "FAIL $suite: there is no such suite, or it was not built; they are $(cd verify && echo test_*.c test_*.sh | sed -E 's/test_|\.(c|sh)//g')"; echo "0 1 0" >"$logs/$suite.verdict"; exit 0; fi
 [ "$suite" = demos_support ] && command+=("${SEQPAR_DATA:-../shared/data}")
 TIMEFORMAT='%R %U %S'
-{ time timeout "${SEQPAR_SUITE_SECONDS:-3000}" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
+# Seconds of processor time; and ten minutes without progress, as what a suite itself ends for that takes less.
+{ time ci/limit.sh "${SEQPAR_SUITE_SECONDS:-$([ -n "$TEST_ALL" ] && echo 30000 || echo 6000)}:600" "${command[@]}" >"$log" 2>&1; } 2>"$log.time"
 code=$?
 read -r wall user system < <(tail -n 1 "$log.time")
 last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)
 read -r p f s < <(echo "${last:-0 passed, 0 failed}" | sed -E 's/^([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?$/\1 \2 \4/')
 why=""
-if [ -z "$last" ]; then why="it ended with exit code $code before its closing line"; elif [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; then why="it says '$last' but exits with $code"; fi
+if [ $code -ge 128 ] && tail -n 1 "$log" | grep -q '^limit: '; then why=$(tail -n 1 "$log"); elif [ -z "$last" ]; then why="it ended with exit code $code before its closing line"; elif [ "$code" -ne 0 ] && [ "$f" -eq 0 ]; then why="it says '$last' but exits with $code"; fi
 [ -n "$why" ] && f=$((f + 1))
 { # in one piece, as another suite may end at the same time
     printf '%-14s %4d passed %3d failed %3d skipped  %4.0f s  %5.0f s of processor\n' "$suite" "$p" "$f" "${s:-0}" "$wall" "$(echo "$user $system" | awk '{ print $1 + $2 }')"

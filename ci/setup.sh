@@ -1,54 +1,115 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT OR Unlicense
-# Installs what is missing to build and test seqpar; does nothing, and needs no network, when all is there.
-# `ci/setup.sh check` also installs numpy, for the tests of verify/python, Open MPI and MPICH, for those of seqpar_mpi.h, and ip; without
-# them they are skipped.
-packages="gcc libc6-dev make libstb-dev libcjson-dev libcurl4-openssl-dev zlib1g-dev binutils gawk"
-missing=""
-for p in $packages; do
-    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
-done
-# awk, cc and libcurl (in one of three flavours) may come from elsewhere
-command -v awk >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gawk//')
-command -v cc >/dev/null 2>&1 && missing=$(echo "$missing" | sed 's/ gcc//')
-has_curl() { ls /usr/include/curl/curl.h /usr/include/*/curl/curl.h /usr/local/include/curl/curl.h 2>/dev/null | grep -q .; }
-has_curl && missing=$(echo "$missing" | sed 's/ libcurl4-openssl-dev//')
-if [ "$1" = check ] && ! ci/python_with.sh numpy >/dev/null && dpkg-query -W python3 >/dev/null 2>&1; then missing="$missing python3-numpy"; fi
-optional=""
-if [ "$1" = check ]; then
-    for p in libopenmpi-dev openmpi-bin libmpich-dev mpich iproute2; do
-        dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || optional="$optional $p"
-    done
-fi
-[ -z "$missing$optional" ] && exit 0
-if ! command -v apt-get >/dev/null 2>&1; then
-    [ -z "$missing" ] && exit 0
-    if has_curl && { [ -f /usr/include/cjson/cJSON.h ] || [ -f /usr/local/include/cjson/cJSON.h ]; }; then exit 0; fi
-    echo "setup: not a Debian machine; install the equivalents of:$missing" >&2
-    exit 1
-fi
-if [ "$(id -u)" = 0 ]; then sudo=""
-elif sudo -n true 2>/dev/null; then sudo="sudo -n"
-else
-    [ -z "$missing" ] && exit 0
-    echo "setup: missing packages; please type: sudo apt-get install -y$missing" >&2
-    exit 1
-fi
-install_optional() {
-    [ -z "$optional" ] && return
-    echo "setup: installing$optional"
-    $sudo apt-get install -y -qq --no-install-recommends $optional >/dev/null 2>&1 ||
-        { $sudo apt-get update -qq && $sudo apt-get install -y -qq --no-install-recommends $optional; } >/dev/null 2>&1 ||
-        echo "setup: could not install$optional; what needs them is skipped"
+# ci/setup.sh TARGET...: installs what these targets of the Makefile need and is missing, nothing else. A suite is test_NAME.
+# The command, and how many packages it brings of what size, is said first. If nothing is missing, nothing is said and no
+# network is needed. SETUP=print: the command is only said. SETUP=check: so, too, and a missing package is a failure.
+cd "$(dirname "$0")/.." || exit 1
+
+# What can be needed: its Debian package, and a command that succeeds where it is there.
+tools() {
+    cat <<'LIST'
+make     make                  command -v make
+awk      mawk                  command -v awk
+cc       gcc                   command -v cc
+libc     libc6-dev             compiles stdio.h
+cjson    libcjson-dev          compiles cjson/cJSON.h -lcjson
+stb      libstb-dev            compiles stb/stb_ds.h
+zlib     zlib1g-dev            compiles zlib.h -lz
+curl     libcurl4-openssl-dev  compiles curl/curl.h -lcurl
+c++      g++                   command -v g++
+objdump  binutils              command -v objdump
+mpicc    libopenmpi-dev        command -v "${MPICC:-mpicc}"
+mpirun   openmpi-bin           command -v mpirun
+openmpi  libopenmpi-dev        command -v mpicc.openmpi
+openrun  openmpi-bin           command -v mpirun.openmpi
+mpich    libmpich-dev          command -v mpicc.mpich
+mpichrun mpich                 command -v mpirun.mpich
+ip       iproute2              command -v ip
+python   python3               command -v python3
+numpy    python3-numpy         ci/python_with.sh numpy
+LIST
 }
-if [ -z "$missing" ]; then
-    install_optional
+compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o /dev/null; }
+
+# What a target needs beside what all need. With a question mark: without it some tests are skipped.
+needs() {
+    case $1 in
+    setup | demos | cuda | check-gpu | test_rollout | test_memory | test_sanitize | test_fuzz) echo curl ;;
+    mpi) echo curl mpicc mpirun ;;
+    test_headers) echo c++ objdump ;;
+    test_cuda) echo c++ ;;
+    test_bad_input) echo python ;;
+    test_oracle | test_oracle_bar | test_train) echo 'python?' ;;
+    test_python | test_oracle_reports) echo 'numpy?' ;;
+    test_mpi) echo 'openmpi? openrun? mpich? mpichrun?' ;;
+    test_hosts) echo 'openmpi? openrun? ip?' ;;
+    esac
+}
+
+missing() { # TOOL...: the packages of those that are not there
+    tools | while read -r tool package command; do
+        case " $* " in *" $tool "*) ;; *) continue ;; esac
+        eval "$command" >/dev/null 2>&1 && continue
+        dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
+    done | awk '!seen[$0]++ { printf "%s%s", sep, $0; sep = " " }'
+}
+musts="make awk cc libc cjson stb zlib" mays=""
+for target in "$@"; do
+    for need in $(needs "$target"); do
+        case $need in *\?) mays="$mays ${need%\?}" ;; *) musts="$musts $need" ;; esac
+    done
+done
+musts=$(missing $musts) mays=$(missing $mays)
+if [ -z "$musts$mays" ]; then
+    [ "$SETUP" = print ] && echo "setup: nothing is missing"
     exit 0
 fi
-echo "setup: installing$missing"
-$sudo apt-get install -y -qq $missing >/dev/null 2>&1 || { $sudo apt-get update -qq && $sudo apt-get install -y -qq $missing >/dev/null; } || {
-    echo "setup: could not install$missing; please type: apt-get update && apt-get install -y$missing" >&2
+
+how="install --no-install-recommends"
+# " (15 packages: 6604 kB to download, 26.3 MB installed)"; nothing where apt-get does not know the packages
+size() {
+    LC_ALL=C apt-get --print-uris -y $how "$@" 2>/dev/null | awk '
+        / newly installed/ { count = $1 + $3 }
+        /^Need to get / { sub("/.*", "", $5); load = $4 " " $5 }
+        /^After this operation/ { disk = $4 " " $5 }
+        END { if (disk) printf " (%d package%s: %s to download, %s installed)", count, count == 1 ? "" : "s", load, disk }'
+}
+root=""
+[ "$(id -u)" = 0 ] || root="sudo "
+typed() { echo "${root}apt-get $how $*"; }
+log=$(mktemp) || exit 1
+trap 'rm -f "$log"' EXIT
+# without REASON: the end, which is bad only where tests cannot do without
+without() {
+    if [ -z "$musts" ]; then echo "setup: not installed: $mays ($1); what needs them is skipped"; exit 0; fi
+    echo "setup: $1; please type: $(typed $musts)" >&2
     exit 1
 }
-install_optional
-exit 0
+
+[ "$SETUP" != check ] || [ -n "$musts" ] || exit 0
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "setup: please install what Debian calls $musts${mays:+ $mays}" >&2
+    [ -z "$musts" ]; exit
+fi
+case $SETUP in
+print) echo "setup: $(typed $musts $mays)$(size $musts $mays)"; exit 0 ;;
+check) without "this needs $musts" ;;
+esac
+
+as_root() { # COMMAND...: said, then done
+    echo "setup: $root$*$more"
+    if [ -n "$root" ]; then
+        command -v sudo >/dev/null 2>&1 || without "you are not root"
+        sudo -n true 2>/dev/null || without "sudo asks for a password"
+    fi
+    ${root:+sudo -n} env DEBIAN_FRONTEND=noninteractive "$@" -y -qq </dev/null >"$log" 2>&1
+}
+install() { # PACKAGE...: by new lists of packages where those here are none, or too old
+    more=$(size "$@")
+    [ -n "$more" ] && more="$more; SETUP=print only says this" && as_root apt-get $how "$@" && return
+    more="" && as_root apt-get update && more=$(size "$@") && as_root apt-get $how "$@"
+}
+install $musts $mays && exit 0
+reason=$(tail -n 1 "$log")
+[ -n "$musts" ] && [ -n "$mays" ] && install $musts && musts=""
+without "$reason"

@@ -2,8 +2,10 @@
 /* compare_runs.c - are two training runs the same, to the bit? Reads their metrics and models,
  * draws both loss curves.
  *
- *     compare_runs DIR_A DIR_B DPO_DIR OUT_DIR       (each DIR: metrics.jsonl; A and B: model.safetensors)
+ *     compare_runs DIR_A DIR_B DPO_DIR OUT_DIR [SECONDS_A SECONDS_B]
  *
+ * Each DIR holds metrics.jsonl, A (1 rank) and B (4 ranks) model.safetensors, too. SECONDS: the
+ * processor time of A and B, all threads together, to be shown beside their speed.
  * Exit code 0 only if every loss, gradient norm and parameter of A and B is equal by memcmp,
  * and the first loss of the DPO run is -log(sigmoid(0)). */
 #define STB_DS_IMPLEMENTATION
@@ -17,7 +19,8 @@
 enum { LONGEST = 1000 }; /* bytes of a folder's path */
 
 typedef struct {
-    double *loss, *norm, *speed; /* stb_ds arrays, a value a step */
+    double *loss, *norm; /* stb_ds arrays, a value a step */
+    double tokens, seconds, processor_seconds;
 } run;
 
 static double number(const cJSON *line, const char *key) {
@@ -51,7 +54,8 @@ static int read_run(run *r, const char *folder) {
         if (cJSON_HasObjectItem(json, "loss")) {
             arrput(r->loss, number(json, "loss"));
             arrput(r->norm, number(json, "grad_norm"));
-            arrput(r->speed, number(json, "tokens_per_second"));
+            r->tokens += number(json, "tokens");
+            r->seconds += number(json, "tokens") / number(json, "tokens_per_second");
         }
         cJSON_Delete(json);
     }
@@ -101,10 +105,32 @@ static int make_folder(const char *folder) {
     return access(folder, W_OK | X_OK) ? wrong(folder, strerror(errno)) : 0;
 }
 
-static double mean(const double *x) {
-    double sum = 0;
-    for (int64_t i = 0; i < arrlen(x); i++) sum += x[i];
-    return sum / (double)arrlen(x);
+/* A positive number in seconds, or NaN. */
+static double seconds_of(const char *text) {
+    char *end;
+    double seconds = strtod(text, &end);
+    return *text && !*end && isfinite(seconds) && seconds > 0 ? seconds : NAN;
+}
+
+static double per_token_us(const run *r) { return 1e6 * r->processor_seconds / r->tokens; }
+
+/* The ranks are threads of one machine. So the time of day says how they share its cores, and
+   the processor's what it costs to split a sequence. */
+static void print_speed(const run *r) {
+    const char *name[] = {"1 rank", "4 ranks"};
+    bool timed = isfinite(per_token_us(&r[0]) + per_token_us(&r[1]));
+    printf("\n%-8s %10s%s\n", "", "tokens/s", timed ? "   processor time a token" : "");
+    for (int i = 0; i < 2; i++) {
+        printf("%-8s %10.0f", name[i], r[i].tokens / r[i].seconds);
+        if (timed) printf(" %22.1f us", per_token_us(&r[i]));
+        printf("\n");
+    }
+    printf("4 ranks share the %ld cores that 1 rank has alone, and wait for each other.",
+           sysconf(_SC_NPROCESSORS_ONLN));
+    if (timed)
+        printf("\nA token takes them %.2f times the processor time.",
+               per_token_us(&r[1]) / per_token_us(&r[0]));
+    printf("\n\n");
 }
 
 int main(int argc, char **argv) {
@@ -114,9 +140,10 @@ int main(int argc, char **argv) {
     char path[LONGEST + 64], text[1024], shown[1024], why[512] = "";
     int64_t tensors = 0, values = 0;
     bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
-    if (help || argc != 5)
+    if (help || (argc != 5 && argc != 7))
         return fprintf(help ? stdout : stderr,
-                       "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR\n"),
+                       "usage: compare_runs DIR_A DIR_B DPO_DIR OUT_DIR [SECONDS_A "
+                       "SECONDS_B]\n"),
                help ? demo_print_failed("the usage") : 2;
     for (int i = 1; i < 5; i++)
         if (strlen(argv[i]) > LONGEST)
@@ -125,6 +152,14 @@ int main(int argc, char **argv) {
                            "possible; give a shorter one\n",
                            (long long)strlen(argv[i]), LONGEST),
                    2;
+    for (int i = 0; i < 2; i++) {
+        r[i].processor_seconds = argc == 7 ? seconds_of(argv[5 + i]) : NAN;
+        if (argc == 7 && isnan(r[i].processor_seconds))
+            return fprintf(stderr,
+                           "error: '%s' is no processor time; give seconds above 0\n",
+                           seqpar_escape(shown, sizeof shown, argv[5 + i])),
+                   2;
+    }
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
     if (read_run(&r[0], argv[1]) || read_run(&r[1], argv[2]) || read_run(&r[2], argv[3]) ||
         make_folder(argv[4]))
@@ -134,9 +169,10 @@ int main(int argc, char **argv) {
          params = equal_models(argv[1], argv[2], &tensors, &values, &error);
     if (error.text[0]) fprintf(stderr, "error: %s\n", error.text);
     for (int i = 0; i < 2; i++)
-        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g   %.0f tokens/s\n",
+        printf("%-20s loss %.17g -> %.17g   gradient norm %.17g\n",
                seqpar_escape(shown, sizeof shown, argv[1 + i]), r[i].loss[0],
-               arrlast(r[i].loss), arrlast(r[i].norm), mean(r[i].speed));
+               arrlast(r[i].loss), arrlast(r[i].norm));
+    print_speed(r);
     demo_series series[] = {{.name = "1 rank", .y = r[0].loss, .points = arrlen(r[0].loss)},
                             {.name = "4 ranks", .y = r[1].loss, .points = arrlen(r[1].loss)}};
     demo_plot plot = {.title = "Training loss, 1 rank and 4 ranks",
@@ -157,7 +193,7 @@ int main(int argc, char **argv) {
         "\"tokens_per_second\": %.1f\n}\n",
         (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss),
         losses ? "true" : "false", params ? "true" : "false", r[2].loss[0],
-        first ? "true" : "false", mean(r[1].speed));
+        first ? "true" : "false", r[1].tokens / r[1].seconds);
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);
     bool written = !seqpar_file_write_atomic(path, text, size, &error);
     if (!written) fprintf(stderr, "error: %s\n", error.text);

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # Sourced by the suites that plant verify/faults.tsv. They set `programs`: where the suites with faults lie, up to their names;
-# `seconds`: how long one may run; and rows(): NUMBER|SUITES|WHAT|PUBLISHED, a line each.
+# `seconds`: of processor time, how long one may run; and rows(): NUMBER|SUITES|WHAT|PUBLISHED, a line each.
 
 # planted LOG NUMBER SUITE[:TEXT] ARGUMENTS...: that suite with the fault, of a long one the tests that begin with TEXT
 planted() {
     local log=$1 number=$2 suite=${3%%:*} only=${3#"${3%%:*}"}
     shift 3
-    { env ${only:+TEST_ONLY="${only#:}"} SEQPAR_FAULT="$number" TEST_FIRST=1 timeout "$seconds" "$programs$suite" "$@" >"$log" 2>&1; } 2>/dev/null
+    { env ${only:+TEST_ONLY="${only#:}"} SEQPAR_FAULT="$number" TEST_FIRST=1 ci/limit.sh "$seconds" "$programs$suite" "$@" >"$log" 2>&1; } 2>/dev/null
 }
 
 # What a control runs of a suite, as SUITE:TEXT: all that a row needs of it; all of it where a row names it alone, or with TEST_ALL.

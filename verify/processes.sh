@@ -21,7 +21,7 @@ prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer 
 run() {
     local where=$1 name=$2 trainer=$3; shift 3
     local ranks=$(awk '{ p = d = 1; for (i = 1; i < NF; i++) { if ($i == "--ring_attn_size") p = $(i + 1); if ($i == "--data_parallel_size") d = $(i + 1) } print p * d }' <<<"$*")
-    local start=(timeout -k 5 120 build/train_$trainer)
+    local start=(ci/limit.sh 240 build/train_$trainer)
     [ $where = processes ] && start=(launch $ranks $trainer)
     "${start[@]}" $shape --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1 & runner=$!
     [ -n "$detached" ] && return

@@ -5,11 +5,14 @@
 #define TEST_H
 
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include "on_cuda.h"
 
 static int test_passed, test_failed, test_skipped;
@@ -64,6 +67,53 @@ __attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) 
         static uint64_t turn;                      \
         if (test_wanted(#call, turn++)) call;      \
     } while (0)
+
+/* What ends a suite that hangs, and what it says then. */
+static struct {
+    unsigned seconds;
+    double began, cpu; /* seconds of the processor when it was set, and when it was looked at */
+    long kept;         /* how often a thread was taken off its core */
+    const char *text;
+} test_hang;
+
+static double test_cpu_seconds(const struct rusage *u) {
+    return (double)(u->ru_utime.tv_sec + u->ru_stime.tv_sec) +
+           1e-6 * (double)(u->ru_utime.tv_usec + u->ru_stime.tv_usec);
+}
+
+static void test_look_for_hang(int number) {
+    ssize_t written;
+    struct rusage u;
+    double cpu, most = (double)test_hang.seconds * (double)sysconf(_SC_NPROCESSORS_ONLN);
+    const char *text = test_hang.text ? test_hang.text : "FAIL: it hangs, or has no end\n";
+    getrusage(RUSAGE_SELF, &u);
+    cpu = test_cpu_seconds(&u);
+    if (cpu - test_hang.began > most ||
+        (cpu - test_hang.cpu < 0.01 * test_hang.seconds && u.ru_nivcsw == test_hang.kept)) {
+        written = write(1, text, strlen(text));
+        signal(number, SIG_DFL);
+        raise(number);
+        (void)written;
+        return;
+    }
+    test_hang.cpu = cpu;
+    test_hang.kept = u.ru_nivcsw;
+    alarm(test_hang.seconds);
+}
+
+/* Ends the process by SIGALRM when, for so many seconds, it did not compute and was not kept
+   from it; or when it has computed for as long on all cores. On a slow or busy machine, which
+   is no failure, it goes on. 0: no limit any more. */
+__attribute__((unused)) static void test_limit(unsigned seconds) {
+    struct sigaction look = {.sa_handler = test_look_for_hang, .sa_flags = SA_RESTART};
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    test_hang.seconds = seconds;
+    test_hang.began = test_hang.cpu = test_cpu_seconds(&u);
+    test_hang.kept = u.ru_nivcsw;
+    sigaction(SIGALRM, &look, NULL);
+    alarm(seconds);
+}
 
 /* Remembers the first failed condition of a test. */
 __attribute__((unused, format(printf, 2, 3))) static int test_expect(int condition,

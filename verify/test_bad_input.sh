@@ -19,7 +19,7 @@ keys="--prompt_key question --chosen_key answer --rejected_key wrong --train_bat
 labels="--input_key question --output_key answer --train_batch_size 6 --max_steps 2"
 
 # run NAME TRAINER OPTIONS...
-run() { local name=$1 trainer=$2; shift 2; timeout 60 build/train_$trainer $shape --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name.ckpt "$@" >$out/$name.log 2>&1; }
+run() { local name=$1 trainer=$2; shift 2; ci/limit.sh 120 build/train_$trainer $shape --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name.ckpt "$@" >$out/$name.log 2>&1; }
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code; shift 3
     rm -rf $out/refused $out/refused.ckpt
@@ -165,7 +165,7 @@ refuse logexp_margin rm 'logexp knows no margins' $keys --dataset $out/arith.jso
 refuse no_weight kto 'both 0' $labels --dataset $out/labelled.jsonl --desirable_loss_weight 0 --undesirable_loss_weight 0
 refuse weight_negative kto 'desirable_loss_weight' $labels --dataset $out/labelled.jsonl --desirable_loss_weight -1
 # the range is said where a number is too large
-timeout 60 build/train_sft $shape $labels --dataset $out/arith.jsonl --rope_theta 1e308 --save_path $out/far >$out/far.log 2>&1; [ $? -eq 1 ] && grep -qE '^error: rope_theta is 1e\+308 .*above 0, up to 1e300' $out/far.log && ok bad_range_theta || fail bad_range_theta "$(tail -n 1 $out/far.log)"
+ci/limit.sh 120 build/train_sft $shape $labels --dataset $out/arith.jsonl --rope_theta 1e308 --save_path $out/far >$out/far.log 2>&1; [ $? -eq 1 ] && grep -qE '^error: rope_theta is 1e\+308 .*above 0, up to 1e300' $out/far.log && ok bad_range_theta || fail bad_range_theta "$(tail -n 1 $out/far.log)"
 refuse range_seed sft 'seed is 18446744073709551616, but it must be a whole number from 0 to 9223372036854775807' $labels --dataset $out/arith.jsonl --seed 18446744073709551616
 refuse range_rate sft 'learning_rate is inf, but it must be a finite number above 0' $labels --dataset $out/arith.jsonl --learning_rate inf
 refuse range_theta_folder sft 'config.json: "rms_norm_eps" is 1e\+308, but it must be a number above 0, up to 1e300' $labels --dataset $out/arith.jsonl --pretrain $(rm -rf $out/far; cp -r $out/sft $out/far; sed -i -E 's/("rms_norm_eps": )[^,]*/\11e308/' $out/far/config.json; echo $out/far)
@@ -426,7 +426,7 @@ done
 if [ -c /dev/full ]; then
     build/train_sft $shape $labels --pretrain $out/sft --dataset $out/arith.jsonl --save_path $out/full --ckpt_path $out/full.ckpt >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q '^error: cannot write the closing figures' $out/full.log && ok bad_full_output || fail bad_full_output "$(tail -n 1 $out/full.log)"
     while IFS='|' read -r what command; do # nobody gets what was asked for
-        timeout 120 build/$command >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q "^error: cannot write $what: " $out/full.log && ok "bad_full_output $command" || fail "bad_full_output $command" "$(tail -n 1 $out/full.log)"
+        ci/limit.sh 240 build/$command >/dev/full 2>$out/full.log; [ $? -eq 1 ] && grep -q "^error: cannot write $what: " $out/full.log && ok "bad_full_output $command" || fail "bad_full_output $command" "$(tail -n 1 $out/full.log)"
     done <<'LIST'
 the options|train_sft --help
 the options|verify_sp --help
@@ -465,7 +465,7 @@ done
 
 # make verify: a device that was not built in, numbers of ranks and layouts that it does not have
 while IFS='|' read -r options pattern; do
-    timeout 60 build/verify_sp $options >$out/verify.log 2>&1; code=$?
+    ci/limit.sh 120 build/verify_sp $options >$out/verify.log 2>&1; code=$?
     [ $code -eq 2 ] && [ "$(wc -l <$out/verify.log)" -eq 1 ] && grep -q "^error: .*$pattern" $out/verify.log && ok "bad_verify $options" || fail "bad_verify $options" "exit code $code: $(head -n 1 $out/verify.log)"
 done <<'LIST'
 --device cuda|type make verify DEVICE=cuda
@@ -485,7 +485,7 @@ build/verify_sp --help >$out/verify.log 2>&1 && grep -q -- '--ring_attn_size P' 
 
 # the drawing of layouts
 while IFS='|' read -r options pattern; do
-    timeout 60 build/02_layouts $options >$out/layouts.log 2>&1; code=$?
+    ci/limit.sh 120 build/02_layouts $options >$out/layouts.log 2>&1; code=$?
     [ $code -eq 2 ] && [ "$(wc -l <$out/layouts.log)" -eq 1 ] && grep -q "^error: .*$pattern" $out/layouts.log && ok "bad_layouts $options" || fail "bad_layouts $options" "exit code $code: $(head -n 1 $out/layouts.log)"
 done <<'LIST'
 0|S, the tokens, is '0'

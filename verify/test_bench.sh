@@ -17,7 +17,7 @@ cases() { sed -nE 's/^([0-9]+) of ([0-9]+) cases are correct.*/\1 \2/p' "$1"; }
 # bench NAME CASES FAULT: at least so many cases, and with the fault not all of them right
 bench() {
     local name=$1 least=$2 fault=$3 right of
-    if ! timeout 300 "build/bench_$name" --tiny >$out/$name.log 2>&1; then fail "bench_$name" "$(grep -hE 'WRONG|DIFFER|bench_' $out/$name.log | head -n 1)"; return; fi
+    if ! ci/limit.sh 600 "build/bench_$name" --tiny >$out/$name.log 2>&1; then fail "bench_$name" "$(grep -hE 'WRONG|DIFFER|bench_|^limit: ' $out/$name.log | head -n 1)"; return; fi
     read -r right of < <(cases $out/$name.log)
     cp "build/bench/tiny_$name.json" $out/
     if [ "${right:-0}" -ge "$least" ] && [ "$right" = "$of" ] && [ "$(grep -c '"correct": true' "build/bench/tiny_$name.json")" = "$right" ]; then ok "bench_$name ($right cases)"
@@ -25,7 +25,7 @@ bench() {
     echo "int seqpar__fault = $fault;" >$out/$name.c
     case $name in layers) library="-O0" ;; *) library="-O1 $linked build/faults/seqpar.o" ;; esac
     ${CC:-cc} -std=gnu11 -march=native -fopenmp -w -Ibuild/faults -I. -Iverify "bench/bench_$name.c" $out/$name.c $library -o "$out/$name" -lcjson -lm -lpthread -ldl 2>$out/$name.build.log || { fail "bench_${name}_built" "$(head -n 1 $out/$name.build.log)"; return; }
-    timeout 300 "$out/$name" --tiny >$out/$name.fault.log 2>&1
+    ci/limit.sh 600 "$out/$name" --tiny >$out/$name.fault.log 2>&1
     code=$?
     read -r right of < <(cases $out/$name.fault.log)
     if [ $code -eq 1 ] && [ "${of:-0}" -ge "$least" ] && [ "$right" -lt "$of" ]; then ok "bench_${name}_finds_fault_$fault"; else fail "bench_${name}_finds_fault_$fault" "exit code $code, ${right:-no} of ${of:-no} cases pass for correct"; fi
@@ -55,7 +55,7 @@ if ! python=$(ci/python_with.sh torch transformers); then
     echo "skip bench_transformers: no python3 here has torch and transformers"; skipped=$((skipped + 1))
 else
     make build/steps || fail bench_built build/steps
-    beside() { timeout 300 $python bench/bench_transformers.py --tiny --steps "$1" --json $out/$2.json >$out/$2.log 2>&1; }
+    beside() { ci/limit.sh 600 $python bench/bench_transformers.py --tiny --steps "$1" --json $out/$2.json >$out/$2.log 2>&1; }
     if beside build/steps transformers && [ "$(grep -c '"correct": true' $out/transformers.json)" = 2 ]; then ok bench_transformers; else fail bench_transformers "$(tail -n 1 $out/transformers.log)"; fi
     echo "int seqpar__fault = 12;" >$out/steps.c
     ${CC:-cc} -std=gnu11 -march=native -fopenmp -w -Ibuild/faults -I. -Ibuild -Idemos -Idemos/trainer -Iverify bench/steps.c $out/steps.c -O1 $linked build/faults/seqpar.o -o $out/steps -lcjson -lz -lm -lpthread -ldl 2>$out/steps.build.log || fail bench_transformers_built "$(head -n 1 $out/steps.build.log)"
@@ -63,7 +63,7 @@ else
     if [ $code -eq 1 ] && grep -q '"correct": false' $out/planted.json; then ok bench_transformers_finds_fault_12; else fail bench_transformers_finds_fault_12 "exit code $code: $(tail -n 1 $out/planted.log)"; fi
 fi
 for program in cpu chunks layers ranks sample vocab; do
-    timeout 60 build/bench_$program --tinny longg >$out/typo.log 2>&1
+    ci/limit.sh 120 build/bench_$program --tinny longg >$out/typo.log 2>&1
     code=$?
     if [ $code -eq 2 ] && [ "$(wc -l <$out/typo.log)" -eq 1 ]; then ok "bench_${program}_refuses_a_typo"; else fail "bench_${program}_refuses_a_typo" "exit code $code, $(head -n 1 $out/typo.log)"; fi
 done

@@ -583,7 +583,7 @@ static void test_clock(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
-    alarm(20); /* a hang is a failure */
+    test_limit(20); /* a hang is a failure */
     test_exchange();
     test_late();
     test_order();

@@ -10,7 +10,7 @@ pass() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
 add() { # NAME PROGRAM: a suite's own tests count
-    timeout 900 "$2" >$out/"$1".log 2>&1
+    ci/limit.sh 3600 "$2" >$out/"$1".log 2>&1
     local code=$? last
     last=$(grep -E '^[0-9]+ passed, [0-9]+ failed' $out/"$1".log | tail -n 1)
     [ -n "$last" ] || { fail "cuda_$1" "ended with exit code $code before its closing line: $(tail -n 1 $out/"$1".log)"; return; }
@@ -39,15 +39,15 @@ for suite in test_device test_attn test_cuda_step test_queue test_queue_nccl tes
 done
 
 if [ -z "$TEST_ALL" ]; then skip cuda_step_with_cublas "in make check-all"
-elif TEST_CUBLAS=1 timeout 900 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 FAIL $out/step_cublas.log)"; fi
+elif TEST_CUBLAS=1 ci/limit.sh 3600 build/on_cpu_test_cuda_step >$out/step_cublas.log 2>&1; then pass cuda_step_with_cublas; else fail cuda_step_with_cublas "$(grep -m 1 -E '^(FAIL|limit: )' $out/step_cublas.log)"; fi
 
 # cuDNN's attention over ranks, upon a stand-in that keeps to the graphs it is given; and the comparison sees wrong strides and
 # a wrong mask.
 if ! make --no-print-directory build/on_cpu_cudnn_attention >$out/cudnn.build.log 2>&1 || grep -q 'warning:' $out/cudnn.build.log; then fail cuda_cudnn "$(grep -E 'error|warning' $out/cudnn.build.log | head -n 1)"
 else
-    if timeout 600 build/on_cpu_cudnn_attention 150 >$out/cudnn.log 2>&1; then pass cuda_cudnn; else fail cuda_cudnn "$(tail -n 1 $out/cudnn.log)"; fi
+    if ci/limit.sh 2400 build/on_cpu_cudnn_attention 150 >$out/cudnn.log 2>&1; then pass cuda_cudnn; else fail cuda_cudnn "$(tail -n 1 $out/cudnn.log)"; fi
     for wrong in strides mask; do
-        if ! CUDNN_ON_CPU_WRONG=$wrong timeout 600 build/on_cpu_cudnn_attention 150 >$out/cudnn_$wrong.log 2>&1 && grep -q 'rounding: no' $out/cudnn_$wrong.log; then pass cuda_cudnn_wrong_$wrong
+        if ! CUDNN_ON_CPU_WRONG=$wrong ci/limit.sh 2400 build/on_cpu_cudnn_attention 150 >$out/cudnn_$wrong.log 2>&1 && grep -q 'rounding: no' $out/cudnn_$wrong.log; then pass cuda_cudnn_wrong_$wrong
         else fail cuda_cudnn_wrong_$wrong "wrong $wrong are within rounding"; fi
     done
 fi
@@ -60,21 +60,21 @@ for suite in attn device queue cublas; do
     ${CC:-cc} $flawing verify/test_$suite.c $linked build/faults/seqpar.o build/faults/cuda_on_cpu.o -o $out/flawed_$suite -lcjson -lm -lpthread -ldl -lstdc++ 2>$out/flawed_$suite.log || fail cuda_faults_$suite "does not build: $(grep -m 1 error $out/flawed_$suite.log)"
 done
 rows() { awk -F'\t' '$2 ~ /^cuda / && $2 !~ /sanitized/ { sub("cuda ", "", $2); print $1 "|" $2 "|" $4 }' verify/faults.tsv; }
-programs=$out/flawed_ seconds=900
+programs=$out/flawed_ seconds=1800
 . verify/faults.sh
 flawed() { planted "$out/fault_$1.log" "$1" "$2" --seed "$3"; } # NUMBER SUITE[:TEXT] SEED
 flaw() { # NUMBER SUITE WHAT
     local seed suite=${2%%:*}
     for seed in 1 2 3; do # ranks race: another order may be needed to see it
         flawed "$1" "$2" $seed
-        case $? in 0 | 2) ;; 126 | 127) fail "cuda_fault_$1" "test_$suite was not built"; return ;; 124) fail "cuda_fault_$1" "$3: test_$suite ran out of time"; return ;; *) pass "cuda_fault_$1 $3: seen by $suite"; return ;; esac
+        case $? in 0 | 2) ;; 126 | 127) fail "cuda_fault_$1" "test_$suite was not built"; return ;; 137 | 143) fail "cuda_fault_$1" "$3: test_$suite was ended: $(tail -n 1 "$out/fault_$1.log")"; return ;; *) pass "cuda_fault_$1 $3: seen by $suite"; return ;; esac
         [ $suite = queue ] || break
     done
     fail "cuda_fault_$1" "$3: test_$suite stays green"
 }
 # The controls: none may be red without a fault. check: of a long suite what is needed below.
 for suite in attn device queue cublas; do
-    if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 FAIL $out/fault_0.log)"; fi
+    if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 -E '^(FAIL|limit: )' $out/fault_0.log)"; fi
 done
 while IFS='|' read -r number suite what _; do flaw "$number" "$suite" "$what"; done < <(rows)
 
@@ -83,7 +83,7 @@ while IFS='|' read -r number suite what _; do flaw "$number" "$suite" "$what"; d
 sanitizers="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 sanitized() { # SUITE OBJECT LOG FAULT
     [ -e $out/san_$1 ] || ${CC:-cc} -std=gnu11 -O1 -g -march=native $sanitizers -DTEST_FAULTS -Ibuild/faults $plain $linked verify/test_"$1".c "$2" build/faults/seqpar.o -o $out/san_$1 -fopenmp -lcjson -lm -lpthread -ldl -lstdc++ >$out/$3.log 2>&1 || return 2
-    SEQPAR_FAULT=$4 timeout 900 $out/san_$1 >$out/$3.log 2>&1
+    SEQPAR_FAULT=$4 ci/limit.sh 3600 $out/san_$1 >$out/$3.log 2>&1
 }
 rm -f $out/san_*
 if ! echo 'int main(void) { return 0; }' | ${CXX:-c++} $sanitizers -x c++ - -o $out/san_here 2>/dev/null; then skip cuda_sanitized "this compiler has no sanitizers"
@@ -91,7 +91,7 @@ else
     ${CXX:-c++} -std=c++17 -O1 -g -march=native -w $sanitizers -DSEQPAR_CUBLAS -I. -x c++ -include verify/cublas_on_cpu.h -c build/faults/seqpar_cuda.cu -o $out/san.o >$out/san.log 2>&1
     clean=cuda_banks; [ -n "$TEST_ALL" ] && clean="cuda_banks device cublas" # products and attention in every width; check-all: every operation
     for suite in $clean; do
-        if sanitized $suite $out/san.o sanitized_$suite 0; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu' $out/san.log $out/sanitized_$suite.log | head -n 1)"; fi
+        if sanitized $suite $out/san.o sanitized_$suite 0; then pass cuda_sanitized_$suite; else fail cuda_sanitized_$suite "$(grep -E 'error|ERROR|FAIL|cuda_on_cpu|^limit: ' $out/san.log $out/sanitized_$suite.log | head -n 1)"; fi
     done
     if ! sanitized cuda_banks $out/san.o too_little 115 2>/dev/null && grep -q 'AddressSanitizer' $out/too_little.log; then pass cuda_sanitizer_sees_shared_memory
     else fail cuda_sanitizer_sees_shared_memory "a launch with too little of it goes unseen"; fi
@@ -100,7 +100,7 @@ fi
 # The benchmark of a GPU, at shapes for the stand-in: all of its cases are right, its page is written, and a device that is
 # less exact than it says is found out.
 benchmark() { # PROGRAM ARGUMENTS...
-    timeout 600 "$@" --tiny --peer bench/peer_torch_gpu.py --page $out/page.md >$out/bench.log 2>&1
+    ci/limit.sh 2400 "$@" --tiny --peer bench/peer_torch_gpu.py --page $out/page.md >$out/bench.log 2>&1
 }
 if make --no-print-directory build/on_cpu_bench_gpu >$out/bench.build.log 2>&1 && ! grep -q 'warning:' $out/bench.build.log && benchmark build/on_cpu_bench_gpu --dtype bf16 && benchmark build/on_cpu_bench_gpu && [ "$(grep -c '^| ' $out/page.md)" -ge 31 ]; then pass cuda_bench
 else fail cuda_bench "$(grep -hE 'error|warning|WRONG|bench_gpu:' $out/bench.build.log $out/bench.log | head -n 1)"; fi
@@ -119,7 +119,7 @@ included() {
     ${CXX:-c++} -std=c++20 -O1 -march=native -w -fopenmp -DDEMO_CUDA -DSEQPAR_CUDA_HEAD_DIM_MAX=64 -I. -Ibuild -Idemos -Idemos/trainer -x c++ -include verify/cuda_on_cpu.h $out/included.c -o $out/included -lcjson -lz -lm -lpthread || return
     for ranks in 1 2; do
         mkdir -p $out/included_$ranks
-        timeout 300 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
+        ci/limit.sh 600 $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 4 --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --ring_attn_size $ranks --save_path $out/included_$ranks || return
     done
     cmp $out/included_1/model.safetensors $out/included_2/model.safetensors || return
     ! $out/included --device cuda --dataset $out/arith.jsonl --input_key question --output_key answer --max_steps 1 --num_hidden_layers 1 --hidden_size 16 --head_dim 80 >$out/wide.log 2>&1 &&
@@ -156,7 +156,7 @@ with_cudnn() { # PROGRAM SOURCE [ARGUMENTS OF NVCC]
     shift
     ldconfig -p | grep -q 'libcuda[.]so[.]1' || { mkdir -p $out/driver && ln -sf "$stub" $out/driver/libcuda.so.1 && libraries=$libraries:$out/driver; }
     "$nvcc" -std=c++17 -O2 -arch=sm_80 -I. -Idemos -I"$cudnn/include" $linked "$@" build/seqpar.o -o "$program" -lcjson -lm -lpthread -Xcompiler -fopenmp -Xlinker "$cudnn/lib/libcudnn.so.9" >"$program.log" 2>&1 || return
-    LD_LIBRARY_PATH="$libraries:$LD_LIBRARY_PATH" timeout 300 "$program" >"$program.log" 2>&1
+    LD_LIBRARY_PATH="$libraries:$LD_LIBRARY_PATH" ci/limit.sh 600 "$program" >"$program.log" 2>&1
 }
 if [ ! -e "$cudnn/include/cudnn.h" ]; then skip cuda_cudnn_graphs "no cuDNN: neither CUDNN=folder nor pip's nvidia-cudnn-cu13"
 else

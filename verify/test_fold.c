@@ -608,7 +608,7 @@ static void test_devices(void) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
-    alarm(20); /* a fold that never ends is a failure */
+    test_limit(20); /* a fold that never ends is a failure */
     test_orders();
     test_sensitive();
     test_absent();

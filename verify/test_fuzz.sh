@@ -41,7 +41,7 @@ passed=0 failed=0
 export FUZZ_FOLDER=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d)
 trap 'rm -rf "$FUZZ_FOLDER"' EXIT
 for target in $targets; do
-    FUZZ_TARGET=$target timeout $((seconds + 60)) $out/fuzz $out/$target -dict=$out/words -max_total_time=$(case $target in dump) echo $((seconds + 4)) ;; *) echo $seconds ;; esac) -max_len=$(case $target in dump) echo 600000 ;; *) echo 4096 ;; esac) -timeout=10 -rss_limit_mb=4096 -artifact_prefix=$out/found_$target. -print_final_stats=1 >$out/$target.log 2>&1
+    FUZZ_TARGET=$target ci/limit.sh $((seconds + 120)) $out/fuzz $out/$target -dict=$out/words -max_total_time=$(case $target in dump) echo $((seconds + 4)) ;; *) echo $seconds ;; esac) -max_len=$(case $target in dump) echo 600000 ;; *) echo 4096 ;; esac) -timeout=10 -rss_limit_mb=4096 -artifact_prefix=$out/found_$target. -print_final_stats=1 >$out/$target.log 2>&1
     code=$?
     runs=$(sed -n 's/^stat::number_of_executed_units: *//p' $out/$target.log)
     if [ $code -eq 0 ] && [ "${runs:-0}" -gt 10 ]; then echo "ok fuzz_$target"; passed=$((passed + 1))

@@ -9,7 +9,7 @@ hosts=
 . verify/processes.sh
 none() { skip hosts "$1"; summary; exit; }
 [ "$(id -u)" = 0 ] || none "network namespaces need root"
-command -v ip >/dev/null || none "no ip (ci/setup.sh check)"
+command -v ip >/dev/null || none "no ip (ci/setup.sh test_hosts)"
 [ -c /dev/net/tun ] || none "no /dev/net/tun"
 ip netns add seqpar0 2>$out/why && ip netns del seqpar0 || none "no network namespaces: $(head -n 1 $out/why)"
 
@@ -40,9 +40,9 @@ mpi_run() {
     local ranks=$1 each=$(($1 / hosts)) list= i; shift
     for i in $(seq 1 $hosts); do list=$list,10.77.0.$i; [ $library = openmpi ] && list=$list:$each; done
     case $library in
-    openmpi) $out/agent 10.77.0.1 exec timeout -k 5 $limit mpirun.openmpi --oversubscribe --host ${list#,} -n $ranks --mca plm_rsh_agent $PWD/$out/agent --mca pml ob1 --mca btl self,tcp \
+    openmpi) $out/agent 10.77.0.1 exec ci/limit.sh $limit mpirun.openmpi --oversubscribe --host ${list#,} -n $ranks --mca plm_rsh_agent $PWD/$out/agent --mca pml ob1 --mca btl self,tcp \
         --mca btl_tcp_if_include wire --mca oob_tcp_if_include wire --mca orte_base_help_aggregate 0 "$@" ;;
-    mpich) UCX_TLS=tcp,self UCX_NET_DEVICES=wire $out/agent 10.77.0.1 exec timeout -k 5 $limit mpirun.mpich -iface wire -localhost 10.77.0.1 -launcher ssh -launcher-exec $PWD/$out/agent -hosts ${list#,} -ppn $each -n $ranks "$@" ;;
+    mpich) UCX_TLS=tcp,self UCX_NET_DEVICES=wire $out/agent 10.77.0.1 exec ci/limit.sh $limit mpirun.mpich -iface wire -localhost 10.77.0.1 -launcher ssh -launcher-exec $PWD/$out/agent -hosts ${list#,} -ppn $each -n $ranks "$@" ;;
     esac
 }
 launch() { local ranks=$1 trainer=$2; shift 2; mpi_run $ranks $out/$library/train_$trainer "$@"; }
@@ -85,12 +85,12 @@ stopped() {
     end; rm -rf $out/stopped
 }
 
-limit=120
+limit=600
 run threads long sft $texts --max_steps 400 || fail hosts_long "$(tail -n 1 $out/long.log)"
 # MPICH 4.0.2 of Debian 12 hangs in MPI_Finalize over UCX's TCP in one run of three, also of a program of ten lines
 for library in openmpi ${TEST_ALL:+mpich}; do
     name=hosts_$library
-    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh check)"; continue; fi
+    if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh test_hosts)"; continue; fi
     mkdir -p $out/$library
     for trainer in sft dpo; do mpicc.$library $flags -DDEMO_MPI demos/train_$trainer.c build/seqpar.o -o $out/$library/train_$trainer -lcjson -lcurl -lz -lm -lpthread || fail ${name}_build $trainer; done
     # sequences within a host, data-parallel ranks across; then a ring across hosts

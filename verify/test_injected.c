@@ -46,12 +46,6 @@ static struct {
     int64_t runs, errors;
 } tally[FAULTS];
 
-static void hangs(int signal) {
-    ssize_t written = write(1, at_work, strlen(at_work));
-    (void)signal;
-    _exit(written < 0 ? 4 : 3);
-}
-
 static void draw_way(model_way *w, int i) {
     static const int64_t shapes[WAYS][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 3},
                                             {2, 2}, {3, 1}, {1, 5}, {2, 3}};
@@ -130,12 +124,12 @@ static void run_disturbed(int64_t number) {
              (long long)number, (long long)way.dp, (long long)way.sp, way.zero_stage, way.offload,
              seqpar_schedule_name(way.schedule), fault_name[fault], (long long)at,
              (long long)way.inject_rank);
-    alarm(LONGEST_S);
+    test_limit(LONGEST_S);
     model_room(&task, &r);
     block_refused = fault == FAULT_MEMORY ? blocks_made + at : 0;
     model_go(&task, &way, &r);
     block_refused = 0;
-    alarm(0);
+    test_limit(0);
     expect_end(u, fault, &r, live);
     model_result_free(&r);
 }
@@ -146,7 +140,7 @@ int main(int argc, char **argv) {
     int64_t runs = wanted ? atoll(wanted) : getenv("TEST_ALL") ? 10000 : 400;
     int64_t first = from ? atoll(from) : 0;
     test_begin(argc, argv);
-    signal(SIGALRM, hangs);
+    test_hang.text = at_work;
     make_task();
     run_undisturbed();
     for (int64_t i = first; i < first + runs; i++) run_disturbed(i);

@@ -26,7 +26,7 @@ declare -A data=(
 # run NAME TRAINER OPTIONS...: all three logs, each in $out/NAME.*
 run() {
     local name=$1 trainer=$2; shift 2
-    timeout -k 5 120 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl --use_tensorboard $out/$name.tb --wandb_offline $out/$name.wb "$@" >$out/$name.log 2>&1
+    ci/limit.sh 240 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl --use_tensorboard $out/$name.tb --wandb_offline $out/$name.wb "$@" >$out/$name.log 2>&1
 }
 why() { tail -n 1 $out/$1.log | cut -c1-300; }
 # "STEP TAG VALUE" of each log, sorted. A reader forgets what an earlier file said of later steps.
@@ -132,7 +132,7 @@ run named sft --max_steps 1 --report_to tensorboard --use_wandb key --use_tensor
 # ---- --dry_run: says what would happen, writes nothing ----
 traces() { (cd $out && find . -path './dry*' -prune -o ! -name . -printf '%p %s %T@ %C@\n' | LC_ALL=C sort | cksum); }
 mkdir $out/dry
-dry() { local name=$1 trainer=$2; shift 2; timeout -k 5 60 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/never --metrics_path $out/never.jsonl --use_tensorboard $out/never.tb --wandb_offline $out/never.wb --dry_run "$@" >$out/dry/$name 2>$out/dry/$name.err; }
+dry() { local name=$1 trainer=$2; shift 2; ci/limit.sh 120 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/never --metrics_path $out/never.jsonl --use_tensorboard $out/never.tb --wandb_offline $out/never.wb --dry_run "$@" >$out/dry/$name 2>$out/dry/$name.err; }
 dry sft sft --max_steps 6 --save_steps 2 --lr_scheduler cosine_with_min_lr --warmup_steps 3 --ring_attn_size 3 || fail logs_dry_run "$(tail -n 1 $out/dry/sft.err)"
 while IFS='|' read -r name line; do grep -qE "$line" $out/dry/sft && ok "logs_dry_run $name" || fail "logs_dry_run $name" "$(cat $out/dry/sft | tr '\n' '/' | cut -c1-600)"; done <<LIST
 steps|^steps: 6 of 8 documents each; 120 documents can be used, 15 steps an epoch, 0.4 epochs in all$
@@ -153,7 +153,7 @@ for world in "--ring_attn_size 1" "--ring_attn_size 2" "--ring_attn_size 3 --adv
     awk -v said=$said -v counted=$counted 'BEGIN { exit !(counted > 0 && said >= 0.97 * counted && said <= 1.35 * counted) }' && ok "logs_dry_run_ppo_peak $world: $said for $counted" || fail "logs_dry_run_ppo_peak $world" "$said is forecast, $counted was counted"
     rm -rf $out/peak $out/peak.*
 done
-going() { timeout -k 5 60 $build/train_sft $shape ${data[sft]} --save_path $out/whole --ckpt_path $out/whole/ckpt --dry_run --load_checkpoint "$@" >$out/dry/going 2>$out/dry/going.err; }
+going() { ci/limit.sh 120 $build/train_sft $shape ${data[sft]} --save_path $out/whole --ckpt_path $out/whole/ckpt --dry_run --load_checkpoint "$@" >$out/dry/going 2>$out/dry/going.err; }
 before=$(traces)
 going --max_steps 9 && grep -q '^steps: 3 of 8 documents each, from step 7 of 9 on;' $out/dry/going && ok logs_dry_run_goes_on || fail logs_dry_run_goes_on "$(head -n 1 $out/dry/going) $(tail -n 1 $out/dry/going.err)"
 no() { local name=$1 pattern=$2; shift 2; "$@"; local code=$?; if [ $code -ne 0 ] && [ $code -lt 124 ] && grep -qE "^error: .*$pattern" $out/dry/$file.err; then ok "$name"; else fail "$name" "exit code $code: $(tail -n 1 $out/dry/$file.err)"; fi; }
@@ -184,7 +184,7 @@ shown 'wandb' >$out/send.py
 if ! python=$(ci/python_with.sh wandb yaml); then
     skip logs_wandb "no python3 here has wandb and yaml"
 else
-    (cd $out && for run in on texts; do WANDB_MODE=offline WANDB_SILENT=true timeout 120 $python send.py $run.wb/* seqpar || exit 1; done) >$out/send.log 2>&1 && [ "$(ls -d $out/wandb/offline-run-* | wc -l)" = 2 ] && ok logs_wandb || fail logs_wandb "$(tail -n 1 $out/send.log)"
+    (cd $out && for run in on texts; do WANDB_MODE=offline WANDB_SILENT=true $OLDPWD/ci/limit.sh 240 $python send.py $run.wb/* seqpar || exit 1; done) >$out/send.log 2>&1 && [ "$(ls -d $out/wandb/offline-run-* | wc -l)" = 2 ] && ok logs_wandb || fail logs_wandb "$(tail -n 1 $out/send.log)"
 fi
 if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
 [ $failed -eq 0 ]

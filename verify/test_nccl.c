@@ -54,7 +54,7 @@ static void expect_order(void) {
 /* Runs all places; what the world ended with. */
 static seqpar_status run_places(place *places, int64_t count, seqpar_error *error) {
     seqpar_status status;
-    alarm(TRANSPORT_SECONDS); /* against a hang */
+    test_limit(TRANSPORT_SECONDS); /* against a hang */
     status = places_run(places, count, error);
     expect_order();
     return status;
@@ -63,7 +63,7 @@ static seqpar_status run_places(place *places, int64_t count, seqpar_error *erro
 static seqpar_status run_world(int64_t ranks, seqpar_rank_fn fn, void *user,
                                seqpar_error *error) {
     seqpar_status status;
-    alarm(TRANSPORT_SECONDS);
+    test_limit(TRANSPORT_SECONDS);
     status = world_run(world_file, ranks, fn, user, error);
     expect_order();
     return status;

@@ -6,7 +6,9 @@ cd "$(dirname "$0")/.." || exit 1
 oracle=build/seqpar-verify out=build/test_oracle_bar
 rm -rf $out; mkdir -p $out
 python=${PYTHON:-python3}
-if ! $python -c 'import pty, termios' 2>/dev/null; then echo "skip bar: $python has no pty"; echo "0 passed, 0 failed, 1 skipped"; exit 0; fi
+skip() { echo "skip bar: $1"; echo "0 passed, 0 failed, 1 skipped"; exit 0; }
+$python -c 'import pty, termios' 2>/dev/null || skip "no $python, or one without pty"
+why=$($python -c 'import pty; pty.openpty()' 2>&1) || skip "no terminals here: $(echo "$why" | tail -n 1)"
 cat >$out/bar.py <<'END'
 import fcntl, os, pty, re, struct, subprocess, sys, termios, threading, time
 

@@ -144,7 +144,7 @@ if [ -z "$browser" ]; then skip reports_browser "no Chromium"
 else
     for name in right positions logp hostile; do
         [ -e $out/$name.html ] || continue
-        timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir=$PWD/$out/browser --enable-logging=stderr --v=0 --dump-dom "file://$PWD/$out/$name.html" >$out/$name.dom 2>$out/$name.console
+        ci/limit.sh 240 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir=$PWD/$out/browser --enable-logging=stderr --v=0 --dump-dom "file://$PWD/$out/$name.html" >$out/$name.dom 2>$out/$name.console
         if [ ! -s $out/$name.dom ]; then skip "reports_browser_$name" "Chromium does not start here"
         elif grep -q ':CONSOLE' $out/$name.console; then fail "reports_browser_$name" "$(grep -m 1 ':CONSOLE' $out/$name.console | cut -c1-200)"
         elif ! grep -qF ">$(head -n 1 $out/$name.txt 2>/dev/null)" $out/$name.dom; then fail "reports_browser_$name" "no headline"

@@ -138,7 +138,7 @@ cmp -s $out/deep.one/model.safetensors $out/deep.4/model.safetensors && [ "$(los
 refuse() { # NAME TRAINER PATTERN OPTIONS...
     local name=$1 trainer=$2 pattern=$3 code lines; shift 3
     rm -rf $out/refused
-    timeout 60 build/train_$trainer --save_path $out/refused "$@" >$out/refused.log 2>&1
+    ci/limit.sh 120 build/train_$trainer --save_path $out/refused "$@" >$out/refused.log 2>&1
     code=$?
     lines=$(grep -c '^error: ' $out/refused.log)
     if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"

@@ -19,7 +19,7 @@ group="--generate_max_len 48 --reward_rule last_number --rollout_batch_size 8 --
 critic="--generate_max_len 24 --reward_pretrain $out/rm --rollout_batch_size 12 --train_batch_size 6 --max_steps 4 --save_value_network"
 # run NAME OPTIONS...
 run() { local name=$1; shift; rm -rf $out/$name; again $name "$@"; }
-again() { local name=$1; shift; timeout 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $prompts "$@" >$out/$name.log 2>&1; }
+again() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $prompts "$@" >$out/$name.log 2>&1; }
 metrics() { sed 's/, "generate_seconds.*//' $out/$1.jsonl; }
 first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
 near() { # NAME A B: equal to a millionth

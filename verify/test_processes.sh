@@ -3,7 +3,7 @@
 # The trainers with a process for every rank, over demos/unix_sockets.h: what a rank writes to memory no other sees.
 cd "$(dirname "$0")/.." || exit 1
 out=build/test_processes name=processes
-launch() { local trainer=$2; shift 2; exec timeout -k 5 120 $out/train_$trainer "$@"; }
+launch() { local trainer=$2; shift 2; exec ci/limit.sh 240 $out/train_$trainer "$@"; }
 . verify/processes.sh
 
 for trainer in sft dpo kto rm ppo; do

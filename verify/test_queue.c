@@ -54,7 +54,7 @@ static seqpar_status run_nccl(int64_t ranks, seqpar_rank_fn fn, void *user,
     snprintf(file, sizeof file, "%s/seqpar_queue.%ld",
              getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
     stand_runs_kernels(1);
-    alarm(600);
+    test_limit(600);
     status = world_run(file, ranks, fn, user, error);
     stand_runs_kernels(0);
     test_expect(!stand.complaint[0] && !stand_leaks()[0], "%s%s", stand.complaint,

@@ -93,7 +93,7 @@ awk '$0 == "<!-- story says -->" { on = 1; next } on && /^```/ { if (++fences ==
 fix=$(sed -nE 's/.*after the fix, `(labels = [^`]*)`.*/\1/p' verify/pages/oracle.md)
 sed "s/^labels = .*/$fix/" $out/story/train.py > $out/story/fixed.py
 if $python -c 'import torch, numpy' 2>/dev/null; then
-    ranks() { (cd $out/story && PYTHONPATH=$OLDPWD/verify/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 timeout 300 $python -m torch.distributed.run --nproc_per_node 2 "$1" >"$1.log" 2>&1); }
+    ranks() { (cd $out/story && PYTHONPATH=$OLDPWD/verify/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 $OLDPWD/ci/limit.sh 600 $python -m torch.distributed.run --nproc_per_node 2 "$1" >"$1.log" 2>&1); }
     ranks train.py; build/seqpar-verify ver $out/story/dump > $out/story/got.txt
     if [ -s $out/story/says.txt ] && [ "$(grep -cxFf $out/story/got.txt $out/story/says.txt)" = "$(wc -l < $out/story/says.txt)" ] && [ "$(head -n 1 $out/story/got.txt)" = "$(head -n 1 $out/story/says.txt)" ]; then ok readme_story; else fail readme_story "$(grep -vxFf $out/story/got.txt $out/story/says.txt | head -n 2 | tr '\n' ' ') $(tail -n 1 $out/story/train.py.log)"; fi
     ranks fixed.py

@@ -15,7 +15,7 @@ build/train_sft --dataset $out/arith.jsonl --input_key question --output_key ans
 base="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 48 --rollout_batch_size 12 --n_samples_per_prompt 2
       --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --temperature 0.5 --max_samples 60"
 # run NAME OPTIONS...
-run() { local name=$1; shift; timeout 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
+run() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
 
 # a server of its own for every test: serve MODE [N] sets url and server
 serve() {
@@ -102,12 +102,12 @@ run refused --remote_rm_url "${url/127/somebody:secret@127}" --remote_rm_retries
 if ${CC:-cc} -shared -fPIC verify/silent_names.c -o $out/silent_names.so -ldl 2>/dev/null; then
     for name in silent unknown; do
         rm -rf $out/refused
-        LD_PRELOAD=$out/silent_names.so timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/refused $base --remote_rm_url http://$name.host/x --remote_rm_timeout 0.3 --remote_rm_retries 1 --remote_rm_backoff 0.01 >$out/refused.log 2>&1
+        LD_PRELOAD=$out/silent_names.so ci/limit.sh 120 build/train_ppo $shape --pretrain $out/sft --save_path $out/refused $base --remote_rm_url http://$name.host/x --remote_rm_timeout 0.3 --remote_rm_retries 1 --remote_rm_backoff 0.01 >$out/refused.log 2>&1
         [ $? -eq 1 ] && grep -qE "^error: reward server http://$name.host/x: no answer in 2 tries" $out/refused.log && ok "refuse_name $name" || fail "refuse_name $name" "$(tail -n 1 $out/refused.log)"
     done
 else echo "skip refuse_name: a library cannot be made here"; fi
 # Ctrl-C ends the waiting
-timeout -s KILL 60 build/train_ppo $shape --pretrain $out/sft --save_path $out/waiting $base --remote_rm_url $url --remote_rm_retries 1000 --ring_attn_size 2 >$out/waiting.log 2>&1 & waiting=$!
+ci/limit.sh 120 build/train_ppo $shape --pretrain $out/sft --save_path $out/waiting $base --remote_rm_url $url --remote_rm_retries 1000 --ring_attn_size 2 >$out/waiting.log 2>&1 & waiting=$!
 for _ in $(seq 1 200); do grep -q '^ranks: ' $out/waiting.log && break; sleep 0.02; done
 sleep 1
 kill -INT $waiting
@@ -116,10 +116,10 @@ wait $waiting; code=$?
 # so does a signal while a server is silent, and the checkpoint is that of the rollout before
 for rollouts in 0 2; do
     serve silent $rollouts
-    timeout -s KILL 60 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/silent$rollouts $base --remote_rm_url $url --ring_attn_size 2 >$out/silent.log 2>&1 & waiting=$!
+    ci/limit.sh 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/silent$rollouts $base --remote_rm_url $url --ring_attn_size 2 >$out/silent.log 2>&1 & waiting=$!
     for _ in $(seq 1 400); do grep -q '^ranks: ' $out/silent.log && { [ $rollouts = 0 ] || grep -q '^rollout' $out/silent.log; } && break; sleep 0.02; done
     sleep 1
-    kill -TERM $(ps -o pid= --ppid $waiting); began=$SECONDS
+    kill -TERM $waiting; began=$SECONDS
     wait $waiting; code=$?
     stop
     said="^interrupted before the first step"; [ $rollouts = 0 ] || said="^interrupted after step 4; go on with --load_checkpoint"

@@ -16,7 +16,7 @@ model="--packing_samples --num_hidden_layers 1 --hidden_size 32 --num_attention_
 keys="--input_key question --output_key answer --train_batch_size 8 --lr_scheduler constant --warmup_steps 0"
 base="--dataset $out/arith.jsonl $keys $model"
 # run NAME OPTIONS...: $out/NAME is save_path, $out/NAME/checkpoints_sft has the checkpoints
-run() { local name=$1; shift; timeout -k 5 60 $build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/checkpoints_sft "$@" >$out/$name.log 2>&1; }
+run() { local name=$1; shift; ci/limit.sh 120 $build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/checkpoints_sft "$@" >$out/$name.log 2>&1; }
 ckpt() { echo $out/$1/checkpoints_sft; }
 equal() { cmp -s $out/$1/model.safetensors $out/$2/model.safetensors; }
 why() { grep '^error: ' $out/$1.log | cut -c1-400 | head -n 2; }
@@ -116,9 +116,9 @@ $build/train_sft --help | grep -q -- '--max_steps .* 0: evaluate and save only' 
 # ---- two runs, signals ----
 start() { local name=$1; shift; $build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/checkpoints_sft "$@" >$out/$name.log 2>&1 & running=$!; for _ in $(seq 1 400); do grep -q "${until:-^ranks: }" $out/$name.log && break; sleep 0.02; done; }
 start both --max_steps 2000000
-timeout -k 5 60 $build/train_sft $base --save_path $out/second --ckpt_path $out/both/checkpoints_sft --max_steps 1 >$out/second.log 2>&1; code=$?
+ci/limit.sh 120 $build/train_sft $base --save_path $out/second --ckpt_path $out/both/checkpoints_sft --max_steps 1 >$out/second.log 2>&1; code=$?
 [ $code -ne 0 ] && grep -q "^error: ckpt_path .* is in use by train_sft, process $running on .*, since 20.* with $out/arith.jsonl; wait for it, or give another --ckpt_path" $out/second.log && ok runs_locked || fail runs_locked "exit code $code: $(why second)"
-timeout -k 5 60 $build/train_sft $base --save_path $out/both --ckpt_path $out/second --max_steps 1 >$out/second.log 2>&1; code=$?
+ci/limit.sh 120 $build/train_sft $base --save_path $out/both --ckpt_path $out/second --max_steps 1 >$out/second.log 2>&1; code=$?
 [ $code -ne 0 ] && grep -q "^error: save_path .* is in use by train_sft, process $running on " $out/second.log && [ ! -e $out/second ] && ok runs_locked_model || fail runs_locked_model "exit code $code: $(why second)"
 sleep 0.3; kill -TERM $running; wait $running; code=$?
 [ $code -eq 143 ] && grep -q '^step [0-9]*: checkpoint in ' $out/both.log && grep -q '^interrupted after step [0-9]*; go on with --load_checkpoint' $out/both.log && [ -e $(ckpt both)/$(cat $(ckpt both)/latest)/optimizer.safetensors ] && ok runs_sigterm || fail runs_sigterm "exit code $code: $(tail -n 1 $out/both.log)"
@@ -178,7 +178,7 @@ printf '\x00\x00\x80\xbf' | dd of=$file bs=1 seek=$((8 + header + begin + 4 * 5)
 refused runs_negative_moment moment 'element 5 of exp_avg_sq.model.norm.weight is -1, but a second moment is never negative' --max_steps 7 --load_checkpoint
 # runs of another kind, against another reference
 pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --lr_scheduler constant --warmup_steps 0 ${model/--pack_len 300/--pack_len 420}"
-tuned() { local name=$1 trainer=$2; shift 2; timeout -k 5 60 $build/train_$trainer $pairs --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
+tuned() { local name=$1 trainer=$2; shift 2; ci/limit.sh 120 $build/train_$trainer $pairs --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
 tuned dpo dpo --pretrain $out/six --max_steps 2 --save_steps 1; code=$?
 tuned dpo rm --pretrain $out/six --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was written by train_dpo, this is train_rm' $out/dpo.log && ok runs_other_trainer || fail runs_other_trainer "$(tail -n 1 $out/dpo.log)"
 tuned dpo dpo --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && grep -q '^error: .*was trained against another reference model; give the same --pretrain' $out/dpo.log && ok runs_other_reference || fail runs_other_reference "$(tail -n 1 $out/dpo.log)"
@@ -195,7 +195,7 @@ tuned kto kto --dataset $out/relabelled.jsonl --max_steps 3 --load_checkpoint; [
 
 # ---- PPO ----
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 6 --rollout_batch_size 4 --train_batch_size 2 --reward_rule last_number --lr_scheduler constant --warmup_steps 0 ${model/--logging_steps 1000/--logging_steps 2}"
-ppo() { local name=$1; shift; timeout -k 5 60 $build/train_ppo $prompts --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
+ppo() { local name=$1; shift; ci/limit.sh 120 $build/train_ppo $prompts --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
 ppo whole --max_steps 7 --save_steps 1 && grep -q '^notice: a rollout is trained on in 2 steps, so training ends after step 8, not 7' $out/whole.log && grep -q '^rollout 4/4  reward ' $out/whole.log && ! grep -q 'loss ' $out/whole.log && ok runs_ppo_progress || fail runs_ppo_progress "$(grep -m 1 /4 $out/whole.log)"
 mkdir -p $out/half; cp -r $out/whole/ckpt $out/half/; rm -r $out/half/ckpt/global_step8; printf global_step4 > $out/half/ckpt/latest
 ppo half --max_steps 7 --load_checkpoint --max_ckpt_num 1 && equal half whole && grep -q '^rollout 4/4  reward .* 0:00 left' $out/half.log && ok runs_ppo_goes_on || fail runs_ppo_goes_on "$(tail -n 1 $out/half.log)"
@@ -290,9 +290,9 @@ refused runs_unnamed unnamed 'cannot rename .*global_step6.tmp.*; it is whole' -
 # metrics go on where the checkpoint was: no step twice, no part of a line
 run whole --max_steps 6 --metrics_path $out/whole.jsonl; run part --max_steps 6 --save_steps 4 --metrics_path $out/part.jsonl; printf '{"step": 7, "lo' >> $out/part.jsonl
 run part --max_steps 6 --metrics_path $out/part.jsonl --load_checkpoint && [ "$(grep -c step $out/part.jsonl)" = 6 ] && diff <(sed 's/, "tokens_per.*//' $out/part.jsonl) <(sed 's/, "tokens_per.*//' $out/whole.jsonl) >/dev/null && ok runs_metrics_once || fail runs_metrics_once "$(cut -c1-12 $out/part.jsonl | tr '\n' ' ') $(why part)"
-mkfifo $out/fifo; timeout 10 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
+mkfifo $out/fifo; ci/limit.sh 60 $build/make_arith $out/fifo 3 >$out/make.log 2>&1; code=$?
 [ $code -eq 1 ] && [ -p $out/fifo ] && grep -q 'is no regular file' $out/make.log && ok runs_make_arith_fifo || fail runs_make_arith_fifo "exit code $code: $(tail -n 1 $out/make.log)"
-(ulimit -f 1; timeout 10 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
+(ulimit -f 1; ci/limit.sh 60 $build/make_arith $out/much.jsonl 3000 >$out/make.log 2>&1); code=$?
 [ $code -eq 1 ] && grep -q 'File too large' $out/make.log && ! ls $out/much.jsonl* >/dev/null 2>&1 && ok runs_make_arith_limit || fail runs_make_arith_limit "exit code $code: $(tail -n 1 $out/make.log)"
 limited() { (ulimit -f $1; shift; run limit "$@"); }
 limited 4 --metrics_path $out/limit.jsonl --max_steps 2000000; code=$? # of what is kept then the limit has no room either

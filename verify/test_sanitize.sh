@@ -21,8 +21,8 @@ run() { # NAME FLAGS SUITE ENVIRONMENT...
     case $suite in fold | plan | attn) library="" ;; esac
     [ -e $out/$name.o ] || libraries="" build $name.o "$flags -DSEQPAR_COUNT_WORK -c" verify/library.c || return
     build ${name}_$suite "$flags" verify/test_$suite.c $library || return
-    if env "$@" timeout 600 $out/${name}_$suite > $out/$name.$suite.log 2>&1 && ! grep -qE 'runtime error|WARNING: ThreadSanitizer|ERROR: ' $out/$name.$suite.log; then echo "ok ${name}_$suite ($((SECONDS - begin)) s)"; passed=$((passed + 1))
-    else echo "FAIL ${name}_$suite: $(grep -E 'runtime error|Sanitizer|^FAIL' $out/$name.$suite.log | head -n 1)"; failed=$((failed + 1)); fi
+    if env "$@" ci/limit.sh 3600 $out/${name}_$suite > $out/$name.$suite.log 2>&1 && ! grep -qE 'runtime error|WARNING: ThreadSanitizer|ERROR: ' $out/$name.$suite.log; then echo "ok ${name}_$suite ($((SECONDS - begin)) s)"; passed=$((passed + 1))
+    else echo "FAIL ${name}_$suite: $(grep -E 'runtime error|Sanitizer|^FAIL|^limit: ' $out/$name.$suite.log | head -n 1)"; failed=$((failed + 1)); fi
 }
 asan="-fsanitize=address,undefined -fno-sanitize-recover=undefined"
 rm -f $out/asan.o $out/tsan.o

@@ -171,9 +171,9 @@ static void run_begin(run *x, const run_desc *d) {
     x->cu[1] = TOKENS;
     x->row = (seqpar_row){
         .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = 1, .cu_seqlens = x->cu};
-    alarm(60); /* a hang is a failure, not a wait */
+    test_limit(60); /* a hang is a failure, not a wait */
     x->status = seqpar_run_threads(d->ranks, run_main, x, &x->error);
-    alarm(0);
+    test_limit(0);
 }
 
 static void run_end(run *x) {

@@ -22,7 +22,7 @@ common="--max_len 200 --num_hidden_layers 1 --hidden_size 32 --num_attention_hea
 tried() {
     local name=$1 words=$2 code errors; shift 2
     rm -rf $out/ckpt $out/model/checkpoints_*
-    timeout -s KILL 30 "$@" >$out/log 2>&1 </dev/null; code=$?
+    ci/limit.sh 60 "$@" >$out/log 2>&1 </dev/null; code=$?
     errors=$(grep -cE '^(error: |libgomp: )' $out/log)
     if [ $code -ge 3 ]; then fail "$name" "exit code $code: $(tail -n 1 $out/log | head -c 200)"
     elif grep -qE 'Sanitizer|runtime error' $out/log; then fail "$name" "$(grep -m 1 -E 'Sanitizer|runtime error' $out/log | head -c 300)"

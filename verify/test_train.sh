@@ -113,7 +113,7 @@ train again --pretrain $out/one --learning_rate 1e-30 --lr_scheduler constant --
 refuse() { # NAME PATTERN OPTIONS...
     local name=$1 pattern=$2; shift 2
     rm -rf $out/refused
-    timeout 60 build/train_sft --save_path $out/refused --ckpt_path $out/refused/ckpt "$@" >$out/refused.log 2>&1
+    ci/limit.sh 120 build/train_sft --save_path $out/refused --ckpt_path $out/refused/ckpt "$@" >$out/refused.log 2>&1
     local code=$? lines
     lines=$(grep -c '^error: ' $out/refused.log)
     if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"

@@ -202,7 +202,7 @@ static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const 
         return SEQPAR_ERR_OPTION;
     }
     write_data(DOCUMENTS);
-    alarm(600);
+    test_limit(600);
     for (int64_t r = 0; r < ranks; r++) {
         places[r].job.nccl = (seqpar_nccl_desc){
             .rank = r, .size = ranks, .keep_device = 1, .file = file};

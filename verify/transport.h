@@ -112,7 +112,7 @@ typedef struct watched {
 static seqpar_status rank_watched(seqpar_comm *world, void *user) {
     const watched *w = user;
     seqpar_status status;
-    alarm(TRANSPORT_SECONDS); /* in a process of its own nobody else would end it */
+    test_limit(TRANSPORT_SECONDS); /* in a process of its own nobody else would end it */
     status = w->fn(world, w->user);
     ledger_write("+");
     return status;
@@ -126,7 +126,7 @@ static seqpar_status transport_run(const transport_maker *maker, int64_t ranks,
     ledger_open();
     bell_open();
     memset(error, 0, sizeof *error);
-    alarm(TRANSPORT_SECONDS); /* the last resort against a hang */
+    if (!maker->processes) test_limit(TRANSPORT_SECONDS); /* the last resort against a hang */
     status = maker->run(ranks, rank_watched, &w, error);
     ended = ledger_read();
     test_expect(ended == ranks || ended < 0 || status, "%lld of %lld ranks came to their end",
@@ -1085,6 +1085,6 @@ __attribute__((unused)) static void transport_conformance(const transport_maker 
     if (transport_most(maker) > 1) transport_waits(maker);
     expect_failures(maker, transport_failures, COUNT(transport_failures), maker->most ? 0 : 50);
     if (!maker->most) test_end("%s_failures_repeated", maker->name);
-    alarm(0);
+    test_limit(0);
 }
 #endif

@@ -22,10 +22,15 @@ def share(path):
 
 class BuildBinary(build_py):
     def run(self):
-        super().run()
         if not (ROOT / "seqpar.h").exists():
             raise SystemExit(f"{ROOT} is not the folder of seqpar; type: pip install ./verify/python, in a clone of it")
-        subprocess.run(["make", "-C", str(ROOT), "build/seqpar-verify"], check=True)
+        missing = subprocess.run(["sh", str(ROOT / "ci" / "setup.sh")], env={**os.environ, "SETUP": "check"},
+                                 stderr=subprocess.PIPE, text=True)
+        if missing.returncode:
+            raise SystemExit(missing.stderr.strip())
+        super().run()
+        if subprocess.run(["make", "-C", str(ROOT), "build/seqpar-verify"]).returncode:
+            raise SystemExit("seqpar-verify was not built; the compiler says why, above")
         binary = ROOT / "build" / "seqpar-verify"
         shutil.copy2(binary, pathlib.Path(self.build_lib) / "seqpar_verify" / "seqpar-verify")
         for path, words in SHARE.items():
