@@ -13,10 +13,10 @@ ORACLE = build/seqpar-verify
 DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
+SUITES = cuda headers install faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
+.PHONY: shared install uninstall frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -33,6 +33,8 @@ help:
 	@echo "make readme  makes the generated parts of README.md and demos/README.md anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
+	@echo "make shared  the library for other languages, build/libseqpar.so (demos/ring.py calls it)"
+	@echo "make install  headers, that library, pkg-config's and CMake's files to PREFIX (/usr/local; DESTDIR; ARCH= for any machine of this kind)"
 	@echo "make clean   removes build/"
 
 demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
@@ -272,6 +274,37 @@ check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_te
 
 bench-gpu:
 	@sh bench/bench_gpu.sh "$(MAKE)"
+
+# ---- the library for other languages, and what others build with ----
+# Names of functions change from one minor version to the next, so the soname has both numbers.
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+SHARED = build/libseqpar.so
+VERSION = $(shell sed -n 's/^\#define SEQPAR_VERSION  *"\(.*\)"/\1/p' seqpar.h)
+SONAME = libseqpar.so.$(basename $(VERSION))
+
+shared: $(SHARED)
+$(SHARED): seqpar.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -fno-semantic-interposition -DSEQPAR_IMPLEMENTATION '-DSEQPAR_DEF=extern __attribute__((visibility("default")))' -shared -Wl,-soname,$(SONAME) -Wl,-z,defs -x c $< -o $@ -lm -lpthread
+	@ln -sf $(@F) $(@D)/$(SONAME)
+
+TO = $(DESTDIR)$(PREFIX)
+TO_LIB = $(DESTDIR)$(LIBDIR)
+install: $(SHARED)
+	install -d $(TO)/include $(TO)/share/pkgconfig $(TO)/share/cmake/seqpar $(TO)/share/doc/seqpar $(TO_LIB)/pkgconfig
+	install -m 644 $(HEADERS) seqpar_cuda.cu $(TO)/include
+	install -m 644 ci/install/seqpar-config.cmake ci/install/seqpar-config-version.cmake $(TO)/share/cmake/seqpar
+	install -m 644 LICENSE $(TO)/share/doc/seqpar
+	sed 's/@VERSION@/$(VERSION)/' ci/install/seqpar.pc.in | install -m 644 /dev/stdin $(TO)/share/pkgconfig/seqpar.pc
+	sed 's/@VERSION@/$(VERSION)/' ci/install/seqpar-shared.pc.in | install -m 644 /dev/stdin $(TO_LIB)/pkgconfig/seqpar-shared.pc
+	install -m 755 $(SHARED) $(TO_LIB)/libseqpar.so.$(VERSION)
+	ln -sf libseqpar.so.$(VERSION) $(TO_LIB)/$(SONAME)
+	ln -sf $(SONAME) $(TO_LIB)/libseqpar.so
+uninstall:
+	rm -rf $(TO)/share/cmake/seqpar $(TO)/share/doc/seqpar
+	rm -f $(HEADERS:%=$(TO)/include/%) $(TO)/include/seqpar_cuda.cu $(TO)/share/pkgconfig/seqpar.pc $(TO_LIB)/pkgconfig/seqpar-shared.pc
+	rm -f $(TO_LIB)/libseqpar.so $(TO_LIB)/$(SONAME) $(TO_LIB)/libseqpar.so.$(VERSION)
 
 clean:
 	rm -rf build
