@@ -13,11 +13,11 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts setup bare
+SUITES = cuda gpu_script headers install faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
@@ -35,6 +35,8 @@ help:
 	@echo "make readme  makes the generated parts of the pages anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
+	@echo "make shared  the library for other languages, build/libseqpar.so (demos/ring.py calls it)"
+	@echo "make install  headers, that library, pkg-config's and CMake's files to PREFIX (/usr/local; DESTDIR; ARCH= for any machine of this kind)"
 	@echo "make clean   removes build/"
 	@echo "SETUP=print make demo  only says what would be installed for it"
 
@@ -324,6 +326,37 @@ check-gpu: gpu-bundle
 	@GPU_SECONDS=$${GPU_SECONDS:-1800} GPU_PARTS="verify attn device train train_bf16 step queue cublas verify_cublas nccl train_nccl memcheck racecheck cudnn" bash ci/gpu.sh $(BUNDLE)
 bench-gpu: gpu-bundle
 	@GPU_PARTS="bench ncu" bash ci/gpu.sh $(BUNDLE)
+
+# ---- the library for other languages, and what others build with ----
+# Names of functions change from one minor version to the next, so the soname has both numbers.
+PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
+SHARED = build/libseqpar.so
+VERSION = $(shell sed -n 's/^\#define SEQPAR_VERSION  *"\(.*\)"/\1/p' seqpar.h)
+SONAME = libseqpar.so.$(basename $(VERSION))
+
+shared: $(SHARED)
+$(SHARED): seqpar.h
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -fno-semantic-interposition -DSEQPAR_IMPLEMENTATION '-DSEQPAR_DEF=extern __attribute__((visibility("default")))' -shared -Wl,-soname,$(SONAME) -Wl,-z,defs -x c $< -o $@ -lm -lpthread
+	@ln -sf $(@F) $(@D)/$(SONAME)
+
+TO = $(DESTDIR)$(PREFIX)
+TO_LIB = $(DESTDIR)$(LIBDIR)
+install: $(SHARED)
+	install -d $(TO)/include $(TO)/share/pkgconfig $(TO)/share/cmake/seqpar $(TO)/share/doc/seqpar $(TO_LIB)/pkgconfig
+	install -m 644 $(HEADERS) seqpar_cuda.cu $(TO)/include
+	install -m 644 ci/install/seqpar-config.cmake ci/install/seqpar-config-version.cmake $(TO)/share/cmake/seqpar
+	install -m 644 LICENSE $(TO)/share/doc/seqpar
+	sed 's/@VERSION@/$(VERSION)/' ci/install/seqpar.pc.in | install -m 644 /dev/stdin $(TO)/share/pkgconfig/seqpar.pc
+	sed 's/@VERSION@/$(VERSION)/' ci/install/seqpar-shared.pc.in | install -m 644 /dev/stdin $(TO_LIB)/pkgconfig/seqpar-shared.pc
+	install -m 755 $(SHARED) $(TO_LIB)/libseqpar.so.$(VERSION)
+	ln -sf libseqpar.so.$(VERSION) $(TO_LIB)/$(SONAME)
+	ln -sf $(SONAME) $(TO_LIB)/libseqpar.so
+uninstall:
+	rm -rf $(TO)/share/cmake/seqpar $(TO)/share/doc/seqpar
+	rm -f $(HEADERS:%=$(TO)/include/%) $(TO)/include/seqpar_cuda.cu $(TO)/share/pkgconfig/seqpar.pc $(TO_LIB)/pkgconfig/seqpar-shared.pc
+	rm -f $(TO_LIB)/libseqpar.so $(TO_LIB)/$(SONAME) $(TO_LIB)/libseqpar.so.$(VERSION)
 
 clean:
 	rm -rf build

@@ -334,6 +334,7 @@ int main(void) {
 #define SEQPAR_MAX_CHUNKS (INT64_C(1) << 20) /* of a row */
 #define SEQPAR_MAX_RANKS  (INT64_C(1) << 12) /* that are threads of one process */
 
+/* What stands before every function. Define it to export them from a shared library. */
 #ifndef SEQPAR_DEF
 #if defined(SEQPAR_STATIC) && (defined(__GNUC__) || defined(__clang__))
 #define SEQPAR_DEF static __attribute__((unused))
@@ -400,7 +401,7 @@ extern "C" {
     X(FILE_TENSOR, -64, "a tensor is missing or has another shape or type")
 
 typedef int seqpar_status;
-enum {
+enum seqpar_status_code {
     SEQPAR_OK = 0,
 #define SEQPAR__X(name, code, text) SEQPAR_ERR_##name = code,
     SEQPAR_ERRORS(SEQPAR__X)
@@ -607,7 +608,7 @@ typedef struct seqpar_node {
     int64_t level, index;
 } seqpar_node;
 
-enum {
+enum seqpar_fold_op_code {
     SEQPAR_FOLD_LEAF,    /* compute leaf `index` and push it */
     SEQPAR_FOLD_EXTEND,  /* compute leaf `index` on top of the value that is on the stack */
     SEQPAR_FOLD_LOAD,    /* push the value that is stored at place `index` */
@@ -686,8 +687,12 @@ typedef struct seqpar_row {
     const int64_t *prefix_lens;
 } seqpar_row;
 
-enum { SEQPAR_PACK_DECREASING, SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
-enum { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
+enum seqpar_pack_order {
+    SEQPAR_PACK_DECREASING,
+    SEQPAR_PACK_IN_ORDER,
+    SEQPAR_PACK_UNIT_PER_ROW
+};
+enum seqpar_truncation { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
 typedef struct seqpar_pack_desc {
     int64_t pack_len; /* most tokens in a row; required */
     int64_t chunks;   /* 0: seqpar_grid_default_chunks of each row */
@@ -745,7 +750,7 @@ SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chu
     X(ZIGZAG, "zigzag", 1, 2, 1, chunks) \
     X(STRIPE, "stripe", 0, 0, 0, stripe) \
     X(ZIGZAG_DOC, "zigzag-doc", 0, 0, 1, documents)
-enum {
+enum seqpar_layout_id {
 #define SEQPAR__X(name, text, whole_chunks, slots, down, deal) SEQPAR_LAYOUT_##name,
     SEQPAR_LAYOUTS(SEQPAR__X)
 #undef SEQPAR__X
@@ -840,7 +845,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    NULL. seqpar_device_settle waits for all that was called. Freed memory is used again in the
    order of the queue, so nothing waits for it. The comment of each entry names the CUDA call
    that it becomes. */
-enum { SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32, SEQPAR_DTYPE_BF16 };
+enum seqpar_dtype { SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32, SEQPAR_DTYPE_BF16 };
 
 typedef struct seqpar_mat {
     void *data;
@@ -1136,7 +1141,12 @@ typedef struct seqpar_update_args {
      CHANCE             the storage type, bf16: x becomes one of its two neighbours, the nearer
                         one the likelier, so that it is x in the mean. Number i takes 16 bits of
                         seqpar_random(seed, stream, (first + i) / 8) */
-enum { SEQPAR_PACK_SIGNED, SEQPAR_PACK_POSITIVE, SEQPAR_PACK_CHANCE, SEQPAR_PACK_GROUP = 256 };
+enum seqpar_pack_form {
+    SEQPAR_PACK_SIGNED,
+    SEQPAR_PACK_POSITIVE,
+    SEQPAR_PACK_CHANCE,
+    SEQPAR_PACK_GROUP = 256
+};
 typedef struct seqpar_pack_args {
     int form, unpack;
     void *x, *packed, *scales;
@@ -1308,7 +1318,7 @@ SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t fir
                                     const double *from, int64_t count, int dtype);
 
 /* ---- ctx: one rank ------------------------------------------------------------------------*/
-enum {
+enum seqpar_memory_kind {
     SEQPAR_MEM_WEIGHTS,
     SEQPAR_MEM_OPTIMIZER,
     SEQPAR_MEM_ACTIVATIONS,
@@ -1382,7 +1392,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
     X(RING, "ring", 0, 0, 1, ring) \
     X(LLAMA3, "llama3", 0, 1, 0, llama3) \
     X(ULYSSES, "ulysses", 1, 0, 1, ring)
-enum {
+enum seqpar_schedule_id {
 #define SEQPAR__X(name, text, members, strided, arrivals, plan) SEQPAR_SCHEDULE_##name,
     SEQPAR_SCHEDULES(SEQPAR__X)
 #undef SEQPAR__X
@@ -1394,7 +1404,7 @@ SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 /* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position
    exchange tokens for heads (all-to-all), positions form the ring or the all-gather for the
    heads of their member. One of the two may be 1. */
-enum {
+enum seqpar_plan_op_code {
     /* begin request: own tokens of all heads become all tokens of the position, of own heads */
     SEQPAR_PLAN_HEADS,
     SEQPAR_PLAN_COPY, /* copy the own k, v of a range of heads into slot `to` */
@@ -1729,7 +1739,7 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
     X(IPO, "ipo", 1, 0, 0) \
     X(HINGE, "hinge", 1, 0, 0) \
     X(SIMPO, "simpo", 0, 1, 1)
-enum {
+enum seqpar_preference_id {
 #define SEQPAR__X(name, text, reference, means, smoothing) SEQPAR_PREFERENCE_##name,
     SEQPAR_PREFERENCES(SEQPAR__X)
 #undef SEQPAR__X
@@ -1821,11 +1831,11 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
 
 /* Estimates of KL(policy || reference) from one token, d = logp - ref_logp (Schulman 2020):
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
-enum { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
+enum seqpar_kl_kind { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
 /* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
    counts are those of the step. */
-enum {
+enum seqpar_aggregate_kind {
     SEQPAR_AGGREGATE_TOKEN_MEAN,
     SEQPAR_AGGREGATE_SEQUENCE_MEAN,
     SEQPAR_AGGREGATE_SEQUENCE_SUM,
@@ -1883,9 +1893,9 @@ struct seqpar_token_fold {
     int64_t leaf_count;
 };
 
-enum { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
+enum seqpar_optim_kind { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
 /* moments and masters; the parameters of seqpar_shards, which is then opened with the same */
-enum { SEQPAR_OFFLOAD_STATE = 1, SEQPAR_OFFLOAD_PARAMS = 2 };
+enum seqpar_offload { SEQPAR_OFFLOAD_STATE = 1, SEQPAR_OFFLOAD_PARAMS = 2 };
 typedef struct seqpar_optim_desc {
     int kind;
     /* 0: moments and masters everywhere; 1, 2: at their owners; 3: parameters, too (>>shards) */
@@ -2026,7 +2036,12 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, v
    that the first step meets. values (part->count). Reading is collective; to go on, every
    rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it; SIZE: the
    part is not within its tensor, or in 8 bits not whole groups of it. */
-enum { SEQPAR_STATE_GRADIENT, SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER };
+enum seqpar_optim_state {
+    SEQPAR_STATE_GRADIENT,
+    SEQPAR_STATE_M,
+    SEQPAR_STATE_V,
+    SEQPAR_STATE_MASTER
+};
 typedef struct seqpar_optim_part {
     int state;
     int64_t tensor, first, count;
@@ -2092,9 +2107,36 @@ SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_sh
 
 /* HF schedules: factor on the learning rate for `step` steps already taken (spec of
    transformers' optimization). */
-enum { SEQPAR_LR_CONSTANT, SEQPAR_LR_LINEAR, SEQPAR_LR_COSINE, SEQPAR_LR_COSINE_MIN };
+enum seqpar_lr_kind {
+    SEQPAR_LR_CONSTANT,
+    SEQPAR_LR_LINEAR,
+    SEQPAR_LR_COSINE,
+    SEQPAR_LR_COSINE_MIN
+};
 SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
                                    double min_ratio);
+
+/* ---- version: where this header and the code behind it come apart ---------------------------
+   A program that calls a shared library, from another language for instance, compares these
+   with what it was written for. */
+/* SEQPAR_VERSION of the implementation. Static string. */
+SEQPAR_DEF const char *seqpar_version(void);
+/* seqpar_sizeof_X: bytes of seqpar_X there. All structs but those that only a device is given,
+   seqpar_..._args and what they hold. */
+#define SEQPAR_STRUCTS(X) \
+    X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(node) \
+    X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(pack_counts) X(batch) \
+    X(layout) X(piece) X(share) X(split_desc) X(balance) X(device) X(cuda_desc) \
+    X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \
+    X(plan_desc) X(plan) X(attn_source) X(attn_kernel) X(attn_desc) X(attn_io) \
+    X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_io) X(sft_desc) \
+    X(host_seeds) X(segments) X(preference_kind) X(preference_desc) X(preference) \
+    X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
+    X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
+    X(optim) X(step_nodes) X(leaves) X(optim_part) X(shards)
+#define SEQPAR__X(name) SEQPAR_DEF int64_t seqpar_sizeof_##name(void);
+SEQPAR_STRUCTS(SEQPAR__X)
+#undef SEQPAR__X
 
 #ifdef __cplusplus
 }
@@ -2269,6 +2311,12 @@ SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) 
     out[used] = 0;
     return out;
 }
+
+SEQPAR_DEF const char *seqpar_version(void) { return SEQPAR_VERSION; }
+#define SEQPAR__X(name) \
+    SEQPAR_DEF int64_t seqpar_sizeof_##name(void) { return (int64_t)sizeof(seqpar_##name); }
+SEQPAR_STRUCTS(SEQPAR__X)
+#undef SEQPAR__X
 
 SEQPAR_DEF const char *seqpar_status_name(seqpar_status status) {
 #define SEQPAR__X(name, code, text) \

@@ -24,6 +24,9 @@
  * keys begin where their chunk begins, no kernel adds by atomics. So SP=N gives the bits of
  * SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
 #include "seqpar.h"
+#if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
+#error "seqpar_cuda.cu 0.2.0 needs seqpar.h 0.2.0; take both from one release"
+#endif
 #if !defined(SEQPAR_CUDA_ON_CPU)
 #include <cuda_runtime.h>
 #if defined(SEQPAR_CUBLAS)

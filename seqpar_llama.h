@@ -31,6 +31,9 @@
 #ifndef SEQPAR_LLAMA_H
 #define SEQPAR_LLAMA_H
 #include "seqpar.h"
+#if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
+#error "seqpar_llama.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,7 +41,7 @@ extern "C" {
 
 /* How rotary frequencies theta^(-2 i / head_dim) are stretched for texts longer than those that
    a model has learnt first, as transformers has it in rope_parameters. */
-enum {
+enum seqpar_rope_type {
     SEQPAR_ROPE_DEFAULT, /* not at all */
     SEQPAR_ROPE_LINEAR,  /* all of them / factor */
     SEQPAR_ROPE_DYNAMIC, /* not up to first_positions; longer texts are refused, since their
@@ -171,7 +174,11 @@ typedef struct seqpar_llama_routes {
 } seqpar_llama_routes;
 
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
-enum { SEQPAR__LLAMA_HAS_NOTHING, SEQPAR__LLAMA_HAS_HIDDEN, SEQPAR__LLAMA_HAS_KEPT };
+enum seqpar__llama_has {
+    SEQPAR__LLAMA_HAS_NOTHING,
+    SEQPAR__LLAMA_HAS_HIDDEN,
+    SEQPAR__LLAMA_HAS_KEPT
+};
 
 /* the local part of some rows, and what forward keeps */
 typedef struct seqpar_llama_batch {

@@ -82,6 +82,9 @@ OPTIONS
 #endif
 
 #include "seqpar.h"
+#if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
+#error "seqpar_mpi.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
+#endif
 
 /* C++ sees the functions of C alone: those that some give it besides do not compile by its rules
    of today. */

@@ -110,6 +110,9 @@ OPTIONS
 #endif
 
 #include "seqpar.h"
+#if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
+#error "seqpar_nccl.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
+#endif
 
 #ifndef NCCL_MAJOR /* an NCCL included before is the one that is used */
 #include <cuda_runtime_api.h>

@@ -146,6 +146,9 @@ ERRORS
 #endif
 
 #include "seqpar.h"
+#if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
+#error "seqpar_safetensors.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
+#endif
 
 #include <stdint.h>
 

@@ -172,6 +172,7 @@ cat >$out/impl_all.c <<'C'
 C
 for h in $headers; do
     names_of $h >$out/names_$h
+    [ $h = seqpar ] && sed -n '/^#define SEQPAR_STRUCTS/,/[^\\]$/p' seqpar.h | grep -oE 'X\([a-z0-9_]+\)' | sed -E 's/X\((.*)\)/seqpar_sizeof_\1/' >>$out/names_$h
     {
         printf '#include "%s.h"\n#include <stdio.h>\ntypedef void (*function)(void);\nint main(void) {\n    static const function all[] = {\n' $h
         sed 's/.*/        (function)&,/' $out/names_$h

@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+# Names change from one minor version to the next, so 0.3 does not serve who asks for 0.2.
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/../../../include/seqpar.h" PACKAGE_VERSION
+     REGEX "^#define SEQPAR_VERSION +\"")
+string(REGEX REPLACE ".*\"(.*)\".*" "\\1" PACKAGE_VERSION "${PACKAGE_VERSION}")
+if(PACKAGE_VERSION VERSION_EQUAL PACKAGE_FIND_VERSION)
+    set(PACKAGE_VERSION_EXACT TRUE)
+endif()
+if(PACKAGE_VERSION VERSION_GREATER_EQUAL PACKAGE_FIND_VERSION
+   AND PACKAGE_VERSION MATCHES "^${PACKAGE_FIND_VERSION_MAJOR}\\.${PACKAGE_FIND_VERSION_MINOR}\\.")
+    set(PACKAGE_VERSION_COMPATIBLE TRUE)
+endif()
