@@ -10,13 +10,14 @@ LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
 ORACLE = build/seqpar-verify
-DEMOS = 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
+DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow
+SUITES = cuda gpu_script headers faults sanitize attn memory injected truth bits objective train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow
+PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu cuda mpi demos bench bench-gpu readme setup setup-check clean help
+.PHONY: frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup setup-check clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (about a minute)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds); DEVICE=cuda: on a GPU"
@@ -29,8 +30,9 @@ help:
 	@echo "make cudnn   builds the demo with NVIDIA cuDNN's attention (nvcc; CUDNN=folder, or pip's nvidia-cudnn-cu13)"
 	@echo "make check-gpu  the device suites and make verify on a GPU"
 	@echo "make bench   speed of the CPU device and of ranks, checked and as ratios"
-	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU (under 8 minutes once built)"
-	@echo "make readme  makes the generated parts of README.md and demos/README.md anew"
+	@echo "make bench-gpu  speed of the CUDA device beside PyTorch's on the same GPU"
+	@echo "make gpu-bundle  all that ci/gpu.sh needs on a machine with a GPU, in build/gpu (nvcc; minutes)"
+	@echo "make readme  makes the generated parts of the pages anew"
 	@echo "make vectors golden vectors of whole steps in build/vectors, for checks without a binary"
 	@echo "make frameworks  what seqpar-verify says of other people's code (PYTHON=one that has it; the rest is skipped)"
 	@echo "make clean   removes build/"
@@ -39,7 +41,7 @@ demo: setup build/make_arith build/train_sft build/train_dpo build/compare_runs
 	@sh demos/demo.sh
 
 DEVICE = cpu
-VERIFY = $(if $(filter cuda,$(DEVICE)),build/on_gpu_verify,build/verify_sp)
+VERIFY = $(if $(filter cuda,$(DEVICE)),$(BUNDLE)/verify,build/verify_sp)
 verify: setup $(VERIFY)
 	@$(VERIFY) --device $(DEVICE)
 
@@ -48,7 +50,7 @@ verify: setup $(VERIFY)
 IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme
 check: setup-check
-	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
+	@$(MAKE) --no-print-directory -j2 setup $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
 
 # While editing: under a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
@@ -71,21 +73,24 @@ else
 demos: $(DEMOS:%=build/%)
 endif
 
-bench: setup $(BENCHES:%=build/%) build/peer_blas
+# BENCH_RESULTS=1 writes a page into bench/results; BENCH_MODEL=folder BENCH_TEXT=file: a model beside transformers, too.
+bench: setup $(BENCHES:%=build/%) build/peer_blas $(if $(BENCH_MODEL),build/steps)
 	@for bench in $(BENCHES); do build/$$bench || exit 1; done
+	@$(if $(BENCH_MODEL),$(PYTHON) bench/bench_transformers.py $(BENCH_MODEL) $(BENCH_TEXT) --json build/bench/transformers.json)
+	@$(if $(BENCH_RESULTS),$(PYTHON) bench/page.py bench/results)
 
-readme: build/02_layouts build/test_attn build/test_plan $(ORACLE)
+readme: build/02_layouts build/test_attn build/test_plan build/picture $(ORACLE)
 	@bash ci/sample.sh
+	@build/picture > demos/picture.svg
 	@$(ORACLE) list --markdown > verify/MISTAKES.md
 	@$(ORACLE) list --gallery --markdown > verify/GALLERY.md
-	@for page in README.md demos/README.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
+	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 # Cases with answers, for those who want no binary.
 vectors: $(ORACLE)
 	@bash ci/vectors.sh
 
 # Each adapter's head names what it needs of PyPI. None of it is needed for anything else.
-PYTHON ?= python3
 frameworks: $(ORACLE)
 	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
 
@@ -162,6 +167,11 @@ build/train_ppo build/test_rollout build/test_memory: LDLIBS += -lcurl
 build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
+# The one that has nothing of the library.
+build/00_by_hand: demos/00_by_hand.c
+	@mkdir -p build
+	$(CC) $(CFLAGS) $< -o $@ -lm
+
 build/peer_blas: bench/peer_blas.c
 	@mkdir -p build
 	$(CC) $(CFLAGS) $< -o $@ -ldl -lm
@@ -202,18 +212,9 @@ build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o $(wildcard verify/
 build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o build/seqpar.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
 
-build/on_gpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda.o $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
-
-build/on_gpu_%: verify/%.c build/cuda.o $(wildcard verify/*.h) $(HEADERS)
-	$(CC) $(CPPFLAGS) $(CFLAGS) -DTEST_CUDA $< build/cuda.o -o $@ $(LDLIBS) $(CUDA_LIBS)
-
 # Where nccl.h and libnccl.so are, a trainer's ranks can be processes.
 NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
 NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
-
-build/on_gpu_test_nccl_gpus: LDLIBS += $(NCCL)
-build/on_gpu_test_nccl_gpus: verify/transport.h verify/nccl_world.h
 
 # The same upon the stand-in for NCCL, on a machine without GPUs.
 build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
@@ -266,12 +267,54 @@ build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar
 	$(ON_CPU) -Wno-missing-field-initializers -include verify/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
 	$(CC) $(CFLAGS) build/on_cpu_cudnn.o build/seqpar.o -o $@ $(LDLIBS) -lstdc++
 
-check-gpu: setup build/on_gpu_test_device build/on_gpu_test_attn build/on_gpu_test_queue build/on_gpu_test_cublas build/on_gpu_verify build/cuda_train_sft build/make_arith $(if $(NCCL),build/on_gpu_test_nccl_gpus)
-	@if test -e "$(CUDNN)/include/cudnn.h"; then $(MAKE) --no-print-directory build/09_cudnn_attention; fi
-	@bash verify/test_gpu.sh
+# ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
+BUNDLE = build/gpu
+BUNDLE_TESTS = device attn queue cuda_step cublas
+BUNDLE_TRAINERS = train_sft train_dpo
+BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN/lib'
+BUNDLE_LIBS = -L$(BUNDLE)/lib -lseqpar_cuda -L$(CUDA)/lib64 -lcudart $(LDLIBS)
+BUNDLE_NEEDS = build/bundle/seqpar.o $(BUNDLE)/lib/libseqpar_cuda.so
+BUNDLE_COPIES = ci/gpu.sh bench/peer_torch_gpu.py
+BUNDLE_PROGRAMS = $(BUNDLE_TESTS:%=test_%) $(BUNDLE_TRAINERS) verify bench_gpu make_arith compare_runs
 
-bench-gpu:
-	@sh bench/bench_gpu.sh "$(MAKE)"
+# The kernels are in one library, or each program would hold them.
+$(BUNDLE)/lib/libseqpar_cuda.so: seqpar_cuda.cu seqpar.h
+	@mkdir -p $(@D)
+	$(NVCC) -std=c++17 -O3 -fmad=false --threads 2 -shared -Xcompiler -fPIC -cudart shared -DSEQPAR_CUBLAS $(BUNDLE_WIDTHS) -I. $(CUDA_ARCH) $< -o $@ -lcublas
+
+build/bundle/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
+	@mkdir -p $(@D)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) -c $< -o $@
+$(BUNDLE)/test_%: verify/test_%.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/verify: verify/verify.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/test_nccl_gpus: verify/test_nccl_gpus.c verify/transport.h verify/nccl_world.h $(BUNDLE_NEEDS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
+$(BUNDLE)/train_sft_nccl: demos/train_sft.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
+$(BUNDLE)/bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h $(BUNDLE_NEEDS)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h)
+	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/cudnn_attention: $(CUDNN_DEMO) $(BUNDLE_NEEDS)
+	$(NVCC) -std=c++17 -O2 -arch=sm_90 $(CPPFLAGS) -I$(CUDNN)/include $(LINKED) -c $< -o build/bundle/cudnn.o
+	$(CC) $(BUNDLE_FLAGS) build/bundle/cudnn.o build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) -L$(CUDNN)/lib -l:libcudnn.so.9 -lstdc++
+
+# All that a program needs but the C library, the driver, cuBLAS and cuDNN lies in lib/, which its $$ORIGIN names.
+gpu-bundle: setup $(BUNDLE_PROGRAMS:%=$(BUNDLE)/%) $(if $(CUDNN),$(BUNDLE)/cudnn_attention) $(if $(NCCL),$(BUNDLE)/test_nccl_gpus $(BUNDLE)/train_sft_nccl)
+	@cp $(BUNDLE_COPIES) $(BUNDLE)/
+	@bash ci/bundle.sh $(BUNDLE)
+	@$(if $(CUDNN),,echo "without the cuDNN demo: no cuDNN 9.21 here (pip install nvidia-cudnn-cu13, or CUDNN=folder)")
+	@$(if $(NCCL),,echo "without NCCL: no nccl.h and libnccl.so under $(CUDA)")
+
+# On this machine's GPU. BENCH_RESULTS=1: the page goes to bench/results/.
+check-gpu: gpu-bundle
+	@GPU_SECONDS=$${GPU_SECONDS:-1800} GPU_PARTS="verify attn device train train_bf16 step queue cublas verify_cublas nccl train_nccl memcheck racecheck cudnn" bash ci/gpu.sh $(BUNDLE)
+bench-gpu: gpu-bundle
+	@GPU_PARTS="bench ncu" bash ci/gpu.sh $(BUNDLE)
 
 clean:
 	rm -rf build

@@ -18,6 +18,30 @@
    and link with -lm -lpthread (-fopenmp for threads within a rank). For speed: -O3
    -march=native.
 
+   WHY THE BITS ARE EQUAL
+       Additions round, so (a + b) + c and a + (b + c) differ, and a sum has the bits of its
+       order. A ring that adds as keys arrive, or an all-reduce, has an order that depends on
+       the number of ranks. Here the order depends on token positions alone. A row is cut at
+       fixed positions into chunks. Each sum over tokens (softmax, dk and dv, weight gradients,
+       losses) takes one partial sum of every chunk, and a binary tree over the chunk numbers
+       adds them:
+
+           chunk     0     1     2     3     held by ranks 0 1 1 0, or all by one rank:
+                      \   /       \   /
+                      0+1         2+3
+                         \       /
+                        (0+1)+(2+3)          these additions, whoever makes them, and when
+
+       Operations on rows (products, norms) give a row the same bits whatever else is in the
+       call. Transports move bytes and never add floating-point numbers: there is no all-reduce
+       of NCCL or MPI. demos/00_by_hand.c shows all this in 150 lines, without the library.
+
+   ZERO-INITIALISE EVERY DESC; 0 MEANS ITS DEFAULT
+       Set every desc, io and row to zero ("= {0}", in C++ "= {}", or static), then the fields
+       you want. 0 or NULL is a field's default, which its comment names. A field without one,
+       such as heads, is refused at 0 by a sentence that names it. A few are taken as they are,
+       0 too, and their comment says so (beta1).
+
    CHAPTERS (search for the tag)
        Part I, the subject
        >>api        types and prototypes, by chapter
@@ -70,9 +94,10 @@
        - promise equal bits across instruction sets or compilers, or between different packings;
          per binary and set of rows only. Stripe and zigzag-doc, which cut through chunks,
          replicated kv heads, relaxed attention and your own kernel keep an error bound instead.
-       - work where the file with the implementation is compiled with -ffast-math (an #error),
-         where the program is linked with it, or with clang's -ffp-contract=fast: opening a
-         context refuses these. Files that only call may be compiled with any flags.
+       - work where the file with the implementation is compiled with -ffast-math or for x87
+         registers (each an #error; with -m32 add -msse2 -mfpmath=sse), where the program is
+         linked with -ffast-math, or with clang's -ffp-contract=fast: opening a context refuses
+         these two. Files that only call may be compiled with any flags.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
@@ -81,6 +106,19 @@
                             every unit with an implementation: allocator (both or none)
        SEQPAR_NO_FMA        implementation: two roundings even where the machine has fused
                             multiply-add
+
+   RULES
+       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global
+         count of supervised tokens of the optimizer step.
+       - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
+       - Functions marked collective are called by all ranks of the comm, in the same order,
+         also by ranks without a token.
+       - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable
+         state.
+       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine.
+         Where ranks share one, start the program with OMP_WAIT_POLICY=passive and cores / ranks
+         threads each; the header never sets it, the trainers do. A small model on two cores
+         then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
 
    WORDS (one for one thing; a second meaning has its own first word)
        row            documents packed one after the other; what is split over the SP ranks
@@ -119,28 +157,6 @@
                       most twice that of one rank
        host device    a device that computes on the CPU
        own            "own kernel", "own product", "own transport": written by the caller
-
-   WHY THE BITS ARE EQUAL
-       Rounding depends on the order of additions. Here the order belongs to absolute token
-       positions: every sum over tokens is taken chunk by chunk, and the chunks' partial sums
-       are combined in a binary tree over their numbers. Which rank computes a chunk, when it
-       arrives and what lies beside it in memory does not matter. Row operations (products,
-       norms, softmax) give a row the same bits whatever else is computed with it. NCCL- or
-       MPI-style reductions are never used on floating-point numbers: the transport moves
-       bytes, the fold adds.
-
-   RULES
-       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global
-         count of supervised tokens of the optimizer step.
-       - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
-       - Functions marked collective are called by all ranks of the comm, in the same order,
-         also by ranks without a token.
-       - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable
-         state.
-       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine.
-         Where ranks share one, start the program with OMP_WAIT_POLICY=passive and cores / ranks
-         threads each; the header never sets it, the trainers do. A small model on two cores
-         then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
 
    WHAT A STEP COSTS, in device memory. T: local tokens, W: ranks in all, s: bytes of the
    storage type, c: bytes of the accumulator type. ctx->memory counts each kind, now and at its
@@ -193,9 +209,10 @@
                       verify/test_numerics.c as well.
        a model        on the public API alone, as seqpar_llama.h is.
 
-   SAMPLES: demos/08_own_trainer.c is a trainer with layers of its own: packing, attention,
-   loss, backward and optimizer on P ranks. demos/01_ring.c, ring attention alone, stands here
-   complete; what is seqpar in it is attend(), 24 lines. It prints
+   SAMPLES: demos/snippet.c, attention in one call; demos/10_loss_and_optimizer.c, losses and
+   optimizer alone; demos/08_own_trainer.c, a trainer with layers of its own: packing,
+   attention, loss, backward and optimizer on P ranks. demos/01_ring.c, ring attention alone,
+   stands here complete; what is seqpar in it is attend(), 24 lines. It prints
 
        1 rank : out[999] = 0.0642131 ..., rank 0 sent 0 bytes
        4 ranks: out[999] = 0.0642131 ..., rank 0 sent 192024 bytes
@@ -1557,6 +1574,16 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
 /* Backward, from the global statistics of forward. Collective over ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                               const seqpar_attn_io *io);
+/* Attention over one row in one call, on `ranks` threads of this process: to try a layout, a
+   schedule or a mask, to compare with attention of your own, or from another language. The
+   tensors of io are those of all of the row's tokens, fp32 and without gaps. Every rank opens
+   a context on a CPU device of one thread, takes its share, runs forward and, where dout is
+   given, backward; results that are NULL are not wanted. A program with ranks of its own makes
+   the calls above instead: demos/05_attention.c. As seqpar_run_threads and seqpar_attn_open;
+   OPTION: io has strides or dsinks, or no q, k or v. */
+SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
+                                                 const seqpar_row *row,
+                                                 const seqpar_attn_desc *desc, int64_t ranks);
 
 /* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
@@ -2083,6 +2110,11 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 #if defined(__FAST_MATH__)
 #error \
     "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag where SEQPAR_IMPLEMENTATION is."
+#endif
+/* 16: only _Float16 is computed in a wider type, which is not used here. */
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
+#error \
+    "seqpar: this build computes floats in wider registers (x87, the default of -m32) and rounds them when they are stored, which differs from place to place; seqpar promises equal bits. Add -msse2 -mfpmath=sse."
 #endif
 
 #include <math.h>
@@ -7116,6 +7148,86 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
     status = seqpar__gaps_open(ctx, attn, SEQPAR__GAPPED, &dense, gapped);
     if (!status) status = seqpar__attn_backward(ctx, attn, &dense);
     return seqpar__gaps_close(ctx, attn, gapped, status);
+}
+
+/* ---- whole tensors, ranks that are threads ---- */
+
+typedef struct seqpar__attn_whole {
+    const seqpar_attn_io *io;
+    const seqpar_row *row;
+    const seqpar_attn_desc *desc;
+} seqpar__attn_whole;
+
+/* Scatters what is read, runs, gathers what is wanted. `memory` has room for this rank's tokens
+   of all tensors. */
+static seqpar_status seqpar__attn_whole_run(seqpar_ctx *ctx, seqpar_attn *attn,
+                                            const seqpar_attn_io *io, char *memory) {
+    const seqpar_share *mine = seqpar_attn_share(attn);
+    const int64_t q = attn->desc.heads * attn->desc.head_dim * 4,
+                  kv = attn->desc.kv_heads * attn->desc.head_dim * 4;
+    const int64_t width[9] = {q, kv, kv, q, q, attn->desc.heads * 4, q, kv, kv};
+    const void *in[9] = {io->q, io->k, io->v, io->dout};
+    void *out[9] = {NULL, NULL, NULL, NULL, io->out, io->lse, io->dq, io->dk, io->dv};
+    seqpar_attn_io local = *io;
+    char *x[9];
+    for (int i = 0; i < 9; memory += mine->tokens * width[i++]) {
+        x[i] = memory;
+        if (in[i]) seqpar_scatter(x[i], in[i], mine, 0, width[i]);
+    }
+    local.q = x[0], local.k = x[1], local.v = x[2], local.dout = x[3];
+    local.out = x[4], local.lse = x[5], local.dq = x[6], local.dk = x[7], local.dv = x[8];
+    SEQPAR__TRY(seqpar_attn_forward(ctx, attn, &local));
+    if (io->dout) SEQPAR__TRY(seqpar_attn_backward(ctx, attn, &local));
+    for (int i = 0; i < 9; i++)
+        if (out[i]) seqpar_gather(out[i], x[i], mine, 0, width[i]);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_whole_open(seqpar_ctx *ctx, const seqpar__attn_whole *job) {
+    const seqpar_attn_desc *d = job->desc;
+    seqpar_attn *attn;
+    SEQPAR__TRY(seqpar_attn_open(ctx, &attn, job->row, 1, d));
+    char *memory = (char *)seqpar__calloc(
+        seqpar_attn_share(attn)->tokens,
+        4 * (4 * (d->heads + d->kv_heads) * d->head_dim + d->heads));
+    seqpar_status status =
+        memory ? seqpar__attn_whole_run(ctx, attn, job->io, memory)
+               : seqpar__no_memory(ctx->error, "a rank's share of q, k, v and results");
+    SEQPAR_FREE(memory);
+    seqpar_attn_close(ctx, attn);
+    return status;
+}
+
+static seqpar_status seqpar__attn_whole_rank(seqpar_comm *world, void *user) {
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar__attn_whole_open(&ctx, (const seqpar__attn_whole *)user);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static seqpar_status seqpar__check_whole(seqpar_error *error, const seqpar_attn_io *io) {
+    if (!io->q || !io->k || !io->v)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "attention in one call needs q, k and v; one of them is NULL");
+    if (io->dsinks || io->q_stride || io->k_stride || io->v_stride || io->dq_stride ||
+        io->dk_stride || io->dv_stride)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "attention in one call takes tensors without gaps and makes no "
+                           "dsinks; leave strides and dsinks 0, or call seqpar_attn_open and "
+                           "seqpar_attn_backward on each rank");
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
+                                                 const seqpar_row *row,
+                                                 const seqpar_attn_desc *desc, int64_t ranks) {
+    seqpar__attn_whole job = {io, row, desc};
+    if (error) memset(error, 0, sizeof *error);
+    SEQPAR__TRY(seqpar__check_whole(error, io));
+    return seqpar_run_threads(ranks, seqpar__attn_whole_rank, &job, error);
 }
 
 /* =============================================================================================

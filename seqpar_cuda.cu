@@ -611,9 +611,12 @@ static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
     seqpar_cuda_mma_bf16(c, a.r, b.r);
 }
 
+/* Tensor cores truncate where they add: over 68 steps that was 4e-6 of a sum on an H200, ten
+   times fp32's rounding. So each step begins at zero, and its sum is added outside of them. */
 static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
                                                 const factor_b &b, float) {
     uint32_t high_a[4], low_a[4], high_b[2], low_b[2];
+    float sum[4] = {0, 0, 0, 0};
     UNROLL for (int i = 0; i < 4; i++) {
         float x = __uint_as_float(a.r[i]);
         high_a[i] = seqpar_cuda_tf32(x);
@@ -624,9 +627,10 @@ static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
         high_b[i] = seqpar_cuda_tf32(x);
         low_b[i] = seqpar_cuda_tf32(x - __uint_as_float(high_b[i]));
     }
-    seqpar_cuda_mma_tf32(c, low_a, high_b);
-    seqpar_cuda_mma_tf32(c, high_a, low_b);
-    seqpar_cuda_mma_tf32(c, high_a, high_b);
+    seqpar_cuda_mma_tf32(sum, low_a, high_b);
+    seqpar_cuda_mma_tf32(sum, high_a, low_b);
+    seqpar_cuda_mma_tf32(sum, high_a, high_b);
+    UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i];
 }
 
 /* Factors from a tile whose element (row, term) is at tile[row * stride + term]. */

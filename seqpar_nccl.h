@@ -721,6 +721,7 @@ typedef struct seqpar_nccl__member { /* state of a comm */
     int adopted, own_stream, freed, finalized;
     /* what NCCL has not yet finished to set up; NULL: nothing */
     const char *launching;
+    const struct seqpar_nccl__member *part; /* being split off */
     double since;
     int64_t id, *world_rank;        /* (size) */
     seqpar_nccl__request *requests; /* in order of begin */
@@ -1042,9 +1043,11 @@ static void seqpar_nccl__ask(seqpar_nccl__member *m) {
         seqpar_nccl__nccl(m, code, "ncclCommGetAsyncError");
         return;
     }
-    if (state == ncclInProgress) return;
+    /* NCCL 2.28 says success before a split has begun; until it is done its part is NULL */
+    if (state == ncclInProgress || (state == ncclSuccess && m->part && !m->part->nccl)) return;
     if (!seqpar_nccl__nccl(m, state, m->launching ? m->launching : "NCCL")) return;
     m->launching = NULL;
+    m->part = NULL;
     seqpar_nccl__record(m);
 }
 
@@ -1412,7 +1415,11 @@ static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member 
         !SEQPAR_NCCL__NCCL(m,
                            ncclCommSplit(m->nccl, color, (int)s->comm.rank, &s->nccl, &config)))
         return;
+    m->part = s;
+    m->launching = "ncclCommSplit";
+    m->since = SEQPAR_NCCL_SECONDS();
     seqpar_nccl__settle(m);
+    m->part = NULL;
     if (m->world->news.status && s->nccl) ncclCommAbort(s->nccl); /* it had come about */
     if (m->world->news.status) return;
     seqpar_nccl__member_start(s);

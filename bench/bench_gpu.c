@@ -1205,12 +1205,12 @@ static void write_page(const char *path) {
     }
     strftime(date, sizeof date, "%Y-%m-%d", gmtime(&seconds));
     fprintf(out,
-            "# %s\n\n%s, driver %s, storage %s, `make bench-gpu`. %s.\nRatio: peer's time over "
+            "# %s\n\n%s, driver %s, storage %s. Peer: %s.\nRatio: peer's time over "
             "ours, medians of turns; goals and targets are of these ratios. Error: relative "
             "distance of sampled results from fp64.\nA copy on the device: %.2f TB/s, read and "
             "written.\n\n",
             bench.gpu, date, bench.driver, dtype_name(),
-            *peer.absent ? peer.absent : "Peer: PyTorch in the same run",
+            *peer.absent ? peer.absent : "PyTorch in the same run",
             bench.copy_bytes_per_second * 1e-12);
     print_table(out, 1);
     fclose(out);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# A page (README.md, demos/README.md) with its generated parts made anew, to stdout. `make readme` puts both in place;
-# verify/test_readme.sh compares.
+# A page (README.md, demos/README.md, verify/pages/design.md) with its generated parts made anew, to stdout. `make readme` puts
+# them in place; verify/test_readme.sh compares.
 cd "$(dirname "$0")/.." || exit 1
 chapters() {
     printf '\n| chapter of `seqpar.h` | what | lines, about | how it is checked |\n|---|---|---:|---|\n'
@@ -35,16 +35,44 @@ chapters() {
         echo "| \`>>$tag\` | $what | $lines | $check |"
     done
 }
+# What is wrong in published packages: a line of findings.tsv, its version and whether it is reported from RESULTS.md.
+found() {
+    printf '| package | what is wrong | reported |\n|---|---|---|\n'
+    awk -F'\t' '
+        function trimmed(text) { gsub(/^ +| +$/, "", text); return text }
+        FNR == NR { if (/^[^#]/) { name[++n] = $1; check[n] = $2; words[n] = $3 } ; next }
+        /^\| / { split($0, cell, /\|/)
+            for (i = 1; i <= n; i++) if (trimmed(cell[2]) == name[i] && index(trimmed(cell[4]), check[i]) == 1 && trimmed(cell[5]) ~ /^wrong/ && !(i in version)) {
+                version[i] = trimmed(cell[3]); reported[i] = cell[7] ~ /new/ ? "no" : "yes" } }
+        END { for (i = 1; i <= n; i++) {
+                  if (!(i in version)) { print "ci/readme.sh: RESULTS.md has no wrong line of " name[i] ", " check[i] >"/dev/stderr"; exit 1 }
+                  print "| " name[i] " " version[i] " | " words[i] " | " reported[i] " |" } }' verify/frameworks/findings.tsv verify/frameworks/RESULTS.md
+}
+# The machines there is a page of: what ran on a GPU, what was timed on a CPU.
+speed() {
+    local page gpus=0
+    for page in bench/results/*.md; do
+        [ -e "$page" ] || continue
+        if grep -q 'ci/gpu.sh' "$page"; then gpus=1; fi
+        echo "[$(head -n 1 "$page" | cut -c3-)]($page):"
+        grep -m 1 '^Summary: ' "$page" | cut -c10- | fold -s -w 118 | sed 's/ *$//'
+    done
+    [ $gpus -eq 1 ] || printf 'Nothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
+}
 page=${1:-README.md}
 wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows
 table() { "$@" --table | grep '^|'; }
 awk -v chapters="$(wanted chapters chapters)" -v layouts="$(wanted layouts build/02_layouts 16 4 16)" \
+    -v found="$(wanted found found)" -v speed="$(wanted speed speed)" \
     -v modes="$(wanted modes table build/test_attn)" -v costs="$(wanted costs table build/test_plan)" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
     { print }
     /^<!-- generated: chapters -->/ { print chapters "\n"; skipping = "table" }
+    /^<!-- generated: found -->/ { print found; skipping = "table" }
+    /^<!-- generated: speed -->/ { print speed; skipping = "table" }
     /^<!-- generated: modes -->/ { print "\n" modes "\n"; skipping = "table" }
     /^<!-- generated: costs -->/ { print "\n" costs "\n"; skipping = "table" }
+    /^<!-- generated: snippet -->/ { print "```c"; while ((getline line < "demos/snippet.c") > 0) if (lines++) print line; print "```"; skipping = "block"; fences = 1 }
     /^<!-- generated: layouts -->/ { print "```\n" layouts "\n```"; skipping = "block"; fences = 0 }' "$page"

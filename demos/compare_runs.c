@@ -163,7 +163,7 @@ int main(int argc, char **argv) {
     if (!written) fprintf(stderr, "error: %s\n", error.text);
     printf("identical bits: %s (%lld tensors, %lld values)\n", losses && params ? "yes" : "NO",
            (long long)tensors, (long long)values);
-    printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", r[2].loss[0],
+    printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", r[2].loss[0],
            first ? "bits" : "NO");
     bool said = !demo_print_failed("the comparison");
     return losses && params && first && written && said && !why[0] ? 0 : 1;

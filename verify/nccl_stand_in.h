@@ -417,8 +417,8 @@ static int stand_clique_step(stand_clique *q) {
         }
         return 1;
     }
-    if (split == q->size) {
-        stand_split_all(q);
+    if (split == q->size) { /* which takes its time */
+        if (stand_chance(100)) stand_split_all(q);
         return 1;
     }
     if (final < q->size || !busy) return 0;
@@ -805,7 +805,7 @@ __attribute__((unused)) static cudaError_t cudaFree(void *data) {
 static int stand_unusable(const struct stand_comm *c, const char *what) {
     if (c->freed)
         stand_complain("%s on a communicator of rank %d that is gone", what, c->rank);
-    else if (c->state == ncclInProgress)
+    else if (c->state == ncclInProgress || c->splitting)
         stand_complain("%s on a communicator of rank %d that is in progress", what, c->rank);
     else if (c->device != stand_device)
         stand_complain("%s on a communicator of device %d from device %d", what, c->device,
@@ -884,7 +884,9 @@ static ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *
     c->color = color;
     c->key = key;
     c->part = part;
-    c->state = ncclInProgress;
+    *part = NULL;
+    /* NCCL 2.28: a split that has not begun may look like success */
+    c->state = c->blocking || stand_chance(2) ? ncclInProgress : ncclSuccess;
     pthread_cond_broadcast(&stand.wake);
     code = (int)stand_settle(c);
     STAND_LEAVE((ncclResult_t)code);

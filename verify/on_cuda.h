@@ -30,11 +30,11 @@ __attribute__((unused)) static seqpar_device *test_device_bf16(int64_t threads) 
     return (void)threads, test_cuda_open(SEQPAR_DTYPE_BF16);
 }
 #define seqpar_device_cpu test_cuda
-/* Without a GPU every thread of a kernel is a fiber: what takes long is tried in fewer ways,
-   but with TEST_ALL. */
+/* Without a GPU every thread of a kernel is a fiber, and compute-sanitizer follows every access:
+   what takes long is tried in fewer ways there, but with TEST_ALL. */
 extern uint64_t cuda_on_cpu_seed __attribute__((weak));
 __attribute__((unused)) static int test_fibers(void) {
-    return &cuda_on_cpu_seed && !getenv("TEST_ALL");
+    return (&cuda_on_cpu_seed || getenv("TEST_SMALL")) && !getenv("TEST_ALL");
 }
 #else
 __attribute__((unused)) static int test_fibers(void) { return 0; }

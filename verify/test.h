@@ -29,8 +29,8 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
 #ifdef TEST_FAULTS
     if (getenv("SEQPAR_FAULT")) seqpar__fault = atoi(getenv("SEQPAR_FAULT"));
 #endif
+    setvbuf(stdout, NULL, _IOLBF, 0); /* whoever is killed has said how far he came */
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
-    setvbuf(stdout, NULL, _IOLBF, 0);
 }
 
 /* `text` begins with one of the texts joined by + in `list`; blanks do not count. */

@@ -39,6 +39,17 @@ bench ranks 10 4
 bench sample 2 47
 bench vocab 3 31
 
+# The page of a CPU, from what was written; a case that is wrong has none.
+if ! command -v python3 >/dev/null 2>&1; then echo "skip bench_page: no python3"; skipped=$((skipped + 1))
+else
+    page=$(python3 bench/page.py $out/pages --tiny 2>$out/page.log)
+    if [ -s "$page" ] && [ "$(wc -l <"$page")" -le 80 ] && [ "$(grep -c '^| ' "$page")" -ge 30 ] && grep -q '^Summary: attention at 0\.[0-9]* of the peak' "$page"; then ok "bench_page ($(wc -l <"$page") lines)"; else fail bench_page "$(tail -n 1 $out/page.log) $page"; fi
+    cp build/bench/tiny_vocab.json $out/vocab.json
+    sed -i '0,/"correct": true/s//"correct": false/' build/bench/tiny_vocab.json
+    if ! python3 bench/page.py $out/wrong --tiny >/dev/null 2>$out/page.log && grep -q '1 of 3 cases are wrong' $out/page.log && [ ! -e $out/wrong ]; then ok bench_page_refuses; else fail bench_page_refuses "$(tail -n 1 $out/page.log)"; fi
+    cp $out/vocab.json build/bench/tiny_vocab.json
+fi
+
 # ---- beside transformers, whose answers are compared too ----
 if ! python=$(ci/python_with.sh torch transformers); then
     echo "skip bench_transformers: no python3 here has torch and transformers"; skipped=$((skipped + 1))

@@ -93,8 +93,10 @@ static void test_product(seqpar_device *device, int transposed, int accumulate,
                  .transposed = transposed,
                  .accumulate = accumulate,
                  .stride = stride};
-    /* bf16: half a unit in the last place; fp32: measured 1.2e-6 */
-    double limit = p.storage == SEQPAR_DTYPE_BF16 ? 1.0 / 256 : 2e-6, worst = 0;
+    /* bf16: half a unit in the last place, and again where cuBLAS adds its rounded product to y
+       (on an H200 5.3e-3); fp32: measured 1.6e-6 */
+    double limit = p.storage == SEQPAR_DTYPE_BF16 ? (accumulate ? 2.0 : 1.0) / 256 : 2e-6;
+    double worst = 0;
     int64_t y_row = OUT + stride;
     product_open(&p);
     char *bytes = (char *)malloc((size_t)y_bytes(&p, MOST_ROWS));

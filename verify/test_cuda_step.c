@@ -173,6 +173,7 @@ static void test_refused(void) {
 
 int main(int argc, char **argv) {
     test_begin(argc, argv);
+    seqpar_device_close(test_cuda(1)); /* where there is no GPU this says so */
     test_refused();
     test_failures();
     for (int device = 0; device <= 2; device += 2) {

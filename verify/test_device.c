@@ -437,44 +437,78 @@ static seqpar_status call_matmul_dx(seqpar_device *device, const bench *b) {
 
 /* A row has the same bits alone, and in the company of any number of others; few rows are
    computed in other ways than many. */
+enum { ALL = 80 }; /* rows */
+typedef struct company {
+    int64_t out, in;
+    float *start, *all, *few;  /* (ALL, out), on the host */
+    void *x, *w, *y, *y_start; /* on the device */
+} company;
+
+static void *random_on_device(int64_t count, float *host) {
+    float *x = host ? host : malloc((size_t)count * sizeof *x);
+    void *data = fast->alloc(fast, count * (int64_t)sizeof *x);
+    for (int64_t n = 0; n < count; n++) x[n] = (float)test_normal();
+    fast->copy(fast, data, x, count * (int64_t)sizeof *x, NULL);
+    if (!host) free(x);
+    return data;
+}
+
+static company company_open(int64_t out, int64_t in) {
+    company c = {.out = out, .in = in};
+    size_t bytes = (size_t)(ALL * out) * sizeof *c.all;
+    c.start = malloc(bytes);
+    c.all = malloc(bytes);
+    c.few = malloc(bytes);
+    c.x = random_on_device(ALL * in, NULL);
+    c.w = random_on_device(out * in, NULL);
+    c.y_start = random_on_device(ALL * out, c.start);
+    c.y = fast->alloc(fast, (int64_t)bytes);
+    return c;
+}
+
+static void company_close(company *c) {
+    void *on_device[] = {c->x, c->w, c->y, c->y_start};
+    for (int i = 0; i < 4; i++) fast->free(fast, on_device[i]);
+    free(c->start);
+    free(c->all);
+    free(c->few);
+}
+
+/* Rows first .. first + rows of the product, from y as it was, into got. */
+static void company_rows(company *c, seqpar_device *device, int accumulate, int64_t first,
+                         int64_t rows, float *got) {
+    int64_t bytes = rows * c->out * (int64_t)sizeof *got;
+    seqpar_matmul_args a = {{c->y, c->out}, {(float *)c->x + first * c->in, c->in}, {c->w, c->in},
+                            rows,           c->out,                                 c->in,
+                            0,              accumulate};
+    fast->copy(fast, c->y, (float *)c->y_start + first * c->out, bytes, NULL);
+    test_expect(!device->matmul(device, &a, NULL), "the product fails");
+    fast->copy(fast, got, c->y, bytes, NULL);
+}
+
+static void check_company_of(company *c, int accumulate) {
+    static const int64_t rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
+    company_rows(c, fast, accumulate, 0, ALL, c->all);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+        for (int at = 0; at < 2; at++) {
+            int64_t first = at ? ALL - rows[k] : 0;
+            company_rows(c, at ? fast_threads : fast, accumulate, first, rows[k], c->few);
+            test_expect(!memcmp(c->few, c->all + first * c->out,
+                                (size_t)(rows[k] * c->out) * sizeof *c->few),
+                        "%lld rows of %lld x %lld differ from the same among %d",
+                        (long long)rows[k], (long long)c->out, (long long)c->in, ALL);
+        }
+}
+
 static void check_matmul_company(void) {
     static const int64_t sizes[][2] = {{16, 64}, {15, 63},   {97, 36},  {130, 301},
                                        {1, 8},   {331, 521}, {41, 530}, {4099, 9}};
-    static const int64_t rows[] = {1, 2, 3, 5, 8, 15, 16, 17, 24, 40, 73};
-    enum { ALL = 80 };
     const uint64_t state = test_state; /* the other tests keep their numbers */
-    size_t i, k, at;
-    for (i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        int64_t out = sizes[i][0], in = sizes[i][1], r, n;
-        if (test_fibers() && out * in > 30000) continue;
-        float *x = malloc((size_t)(ALL * in) * 4), *w = malloc((size_t)(out * in) * 4);
-        float *start = malloc((size_t)(ALL * out) * 4), *all = malloc((size_t)(ALL * out) * 4);
-        float *few = malloc((size_t)(ALL * out) * 4);
-        for (n = 0; n < ALL * in; n++) x[n] = (float)test_normal();
-        for (n = 0; n < out * in; n++) w[n] = (float)test_normal();
-        for (n = 0; n < ALL * out; n++) start[n] = (float)test_normal();
-        for (n = 0; n < 2; n++) {
-            seqpar_matmul_args a = {{all, out}, {x, in}, {w, in}, ALL, out, in, 0, (int)n};
-            memcpy(all, start, (size_t)(ALL * out) * 4);
-            fast->matmul(fast, &a, NULL);
-            for (k = 0; k < sizeof rows / sizeof *rows; k++)
-                for (at = 0; at < 2; at++) {
-                    r = at ? ALL - rows[k] : 0;
-                    memcpy(few, start + r * out, (size_t)(rows[k] * out) * 4);
-                    a.y.data = few;
-                    a.x.data = x + r * in;
-                    a.rows = rows[k];
-                    (at ? fast_threads : fast)->matmul(at ? fast_threads : fast, &a, NULL);
-                    test_expect(!memcmp(few, all + r * out, (size_t)(rows[k] * out) * 4),
-                                "%lld rows of %lld x %lld differ from the same among %d",
-                                (long long)rows[k], (long long)out, (long long)in, ALL);
-                }
-        }
-        free(x);
-        free(w);
-        free(start);
-        free(all);
-        free(few);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        if (test_fibers() && sizes[i][0] * sizes[i][1] > 30000) continue;
+        company c = company_open(sizes[i][0], sizes[i][1]);
+        for (int accumulate = 0; accumulate < 2; accumulate++) check_company_of(&c, accumulate);
+        company_close(&c);
     }
     test_state = state;
 }

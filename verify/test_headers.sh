@@ -203,9 +203,16 @@ job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -l
 if has mpicxx.openmpi; then for demo in demos/train_*.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
 job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -fsyntax-only $out/nccl.c"
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
-if echo 'int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
-    job bits_32 "gcc -m32 -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
-else skip bits_32 "gcc -m32 does not link here"; fi
+# x87 keeps intermediate values in 80 bits: refused, and with the flags that the message names the bits are those of one rank
+if [ "$(uname -m)" = x86_64 ]; then
+    job x87_refused "! gcc -mfpmath=387 -I. -c $out/impl_seqpar.c -o $out/x87.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/x87_refused.log && gcc -mfpmath=387 $strict -c $out/api_seqpar.c -o $out/x87.api.o"
+else skip x87_refused "not an x86-64 machine"; fi
+if echo '#include <stdio.h>
+int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
+    job m32_refused "! gcc -m32 -I. -c $out/impl_seqpar.c -o $out/m32.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/m32_refused.log"
+    job bits_32 "gcc -m32 -msse2 -mfpmath=sse -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
+    job bits_32_ring "gcc -m32 -msse2 -mfpmath=sse -I. demos/01_ring.c -o $out/m32_ring -lm -lpthread && $out/m32_ring | grep 'identical bits: yes'"
+else skip bits_32 "gcc -m32 does not compile and link here; apt-get install gcc-multilib"; fi
 
 # ---- bits: one step of a small model on both devices, from every build ----
 cat >$out/model.c <<'C'

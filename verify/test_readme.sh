@@ -9,16 +9,18 @@ passed=0 failed=0
 ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
-for page in README.md demos/README.md; do
+for page in README.md demos/README.md verify/pages/design.md; do
     bash ci/readme.sh $page > $out/page.md
     if cmp -s $page $out/page.md; then ok "generated_$page"; else fail "generated_$page" "run make readme: $(diff $page $out/page.md | head -n 3 | tr '\n' ' ')"; fi
 done
-pages="README.md demos/README.md bench/README.md"
+pages="README.md demos/README.md bench/README.md verify/pages/oracle.md verify/pages/design.md"
 
-# the snippet of the first screen is a program
-awk '/^```c$/ { on = 1; next } /^```$/ { if (on) exit } on' README.md > $out/snippet.c
-lines=$(wc -l < $out/snippet.c)
-if $cc -std=gnu11 -O1 -Wall -Wextra -Wno-missing-field-initializers -Werror -I. $out/snippet.c -o $out/snippet -lm -lpthread 2>$out/snippet.log && [ "$($out/snippet | sort | tail -n 1)" = "rank 3 holds 26 tokens" ] && [ "$lines" -le 32 ]; then ok "readme_snippet ($lines lines)"; else fail readme_snippet "$lines lines; $(head -n 2 $out/snippet.log) $($out/snippet | sort | tail -n 1)"; fi
+# The picture is the build's. 120 to 150 lines; what is shown fits 60 columns, the snippet 80.
+build/picture > $out/picture.svg && cmp -s $out/picture.svg demos/picture.svg && ok readme_picture || fail readme_picture "run make readme"
+lines=$(wc -l < README.md)
+[ "$lines" -ge 120 ] && [ "$lines" -le 150 ] && ok "readme_length ($lines lines)" || fail readme_length "$lines lines"
+wide=$(awk '/^```c$/ { most = 80 } /^```$/ { if (most) most = 0; else most = 60; next } most && !/^```/ && length($0) > most { print NR }' README.md | paste -sd' ')
+[ -z "$wide" ] && ok readme_width || fail readme_width "lines $wide are wider than 60 columns"
 
 # the header's sample is the demo, and prints what the header says
 awk '/^#if 0 \/\* SAMPLE \*\// { on = 1; next } /^#endif \/\* SAMPLE \*\// { exit } on' seqpar.h > $out/sample.c
@@ -56,15 +58,17 @@ if [ "$(wc -l < $out/dump_rank.c)" -le 20 ] && $cc -std=gnu11 -O1 -Wall -Wextra 
 
 # outputs shown are those of the programs, digit for digit: programs show as many as all builds have in common
 shown() { awk -v program="<!-- output: $1 -->" '$0 == program { on = 1; next } on && /^```$/ { if (++fences == 2) exit; next } on' README.md; }
-program=build/06_curves_lie
-if $program > $out/shown.txt && [ "$(shown $program)" = "$(cat $out/shown.txt)" ] && [ -s $out/shown.txt ]; then ok readme_shows_06_curves_lie; else fail readme_shows_06_curves_lie "$(diff <(shown $program) $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+program=build/06_curves_lie # lines of it
+if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 4 ]; then ok readme_shows_06_curves_lie; else fail readme_shows_06_curves_lie "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 program=build/verify_sp # some of its lines: all that are shown are there, the head and six more at least
-# Of all rows every cell is bits but that of 2D on 3 ranks, which there is not. Rows: loss and gradient of every objective,
+# Of all rows every cell is equal but that of 2D on 3 ranks, which there is not. Rows: loss and gradient of every objective,
 # logits, step and first DPO loss.
 lines_of() { awk -v head="#define $1(" 'index($0, head) == 1 { on = 1; next } on && /^    X\(/ { n++ } on && !/\\$/ { print n; exit }' "$2"; }
 want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h)) + 3))
-rows() { awk 'NR == 2 { cells = NF } NR > 2 { n = 0; for (i = 1; i <= NF; i++) n += $i == "bits"; if (n > 1) { rows++; wrong += n != cells - 1 || $(NF - 2) != "-" } } END { print rows + 0, wrong + 0 }' "$1"; }
-if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 8 ] && [ "$(rows $out/shown.txt)" = "$want_rows 0" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' {2,}2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+program="build/seqpar-verify law --got 2.0249 --want 8.0997 --sp 4"
+$program > $out/shown.txt
+if [ "$(shown "$program" | grep -cxFf $out/shown.txt)" = 3 ] && [ "$(shown "$program" | head -n 1)" = "$(head -n 1 $out/shown.txt)" ]; then ok readme_shows_law; else fail readme_shows_law "$(shown "$program" | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 
 build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
 build/07_own_attention > $out/attend.txt && tail -n 1 $out/attend.txt | grep -q ': yes$' && ok own_attention_demo || fail own_attention_demo "$(tail -n 1 $out/attend.txt)"
@@ -75,18 +79,18 @@ build/04_own_transport > $out/processes.txt && tail -n 1 $out/processes.txt | gr
 [ "$(awk '/^static seqpar_status rank_main/,/^}/' demos/05_attention.c | wc -l)" -le 40 ] && build/05_attention > $out/attention.txt && ok attention_demo || fail attention_demo "$(tail -n 1 $out/attention.txt)"
 
 planted=$(grep -E '^[0-9]+' verify/faults.tsv | cut -f1 | sort -u | wc -l)
-grep -q "plants $planted known" README.md && ok "readme_counts_faults ($planted)" || fail readme_counts_faults "verify/faults.tsv has $planted"
+tr "\n" " " < verify/pages/design.md | grep -q "plants $planted known" && ok "readme_counts_faults ($planted)" || fail readme_counts_faults "verify/faults.tsv has $planted"
 
 # what the oracle is said to say
-law=$(tr '\n' ' ' < README.md | grep -oE '`seqpar-verify law [^`]*` says `[^`]*`')
+law=$(tr '\n' ' ' < verify/pages/oracle.md | grep -oE '`seqpar-verify law [^`]*` says `[^`]*`')
 if [ "$(build/$(echo "$law" | cut -d'`' -f2) | head -n 1)" = "$(echo "$law" | cut -d'`' -f4)" ] && [ -n "$law" ]; then ok readme_law; else fail readme_law "$law"; fi
 
 # the story in PyTorch, where that is: the mistake is named, and its fix is right
 python=$(ci/python_with.sh torch numpy || echo "${PYTHON:-python3}") skipped=0
 mkdir -p $out/story
-awk '$0 == "<!-- story -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' README.md > $out/story/train.py
-awk '$0 == "<!-- story says -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' README.md > $out/story/says.txt
-fix=$(sed -nE 's/.*after the fix, `(labels = [^`]*)`.*/\1/p' README.md)
+awk '$0 == "<!-- story -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' verify/pages/oracle.md > $out/story/train.py
+awk '$0 == "<!-- story says -->" { on = 1; next } on && /^```/ { if (++fences == 2) exit; next } on' verify/pages/oracle.md > $out/story/says.txt
+fix=$(sed -nE 's/.*after the fix, `(labels = [^`]*)`.*/\1/p' verify/pages/oracle.md)
 sed "s/^labels = .*/$fix/" $out/story/train.py > $out/story/fixed.py
 if $python -c 'import torch, numpy' 2>/dev/null; then
     ranks() { (cd $out/story && PYTHONPATH=$OLDPWD/verify/python OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 timeout 300 $python -m torch.distributed.run --nproc_per_node 2 "$1" >"$1.log" 2>&1); }

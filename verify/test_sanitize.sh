@@ -32,6 +32,12 @@ only=TEST_WAYS=1
 [ -n "$TEST_ALL" ] || only="TEST_ONLY=test_truth+test_product+test_lengths+test_long+test_gaps+test_many+test_relaxed+test_refused+test_own_attention(0)+test_packed(0)+test_own_attention_re+test_own_kernel_re+test_document_lengths(3)"
 run asan "$asan" attn "$only"
 run asan "$asan" bits TEST_WAYS=11
+# what a visitor compiles first, leaks included
+for demo in snippet 05_attention 10_loss_and_optimizer; do
+    libraries="-lcjson -lz -lm -lpthread" build asan_$demo "$asan" demos/$demo.c $linked $out/asan.o || continue
+    if $out/asan_$demo >$out/asan_$demo.txt 2>&1; then echo "ok asan_$demo"; passed=$((passed + 1))
+    else echo "FAIL asan_$demo: $(grep -m 1 -E 'runtime error|Sanitizer' $out/asan_$demo.txt || tail -n 1 $out/asan_$demo.txt)"; failed=$((failed + 1)); fi
+done
 run tsan "-fsanitize=thread" comm TEST_WAYS=1
 run tsan "-fsanitize=thread" nccl TEST_WAYS=1
 run tsan "-fsanitize=thread" bits TEST_WAYS=3

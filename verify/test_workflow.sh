@@ -45,7 +45,7 @@ judge() { # WORKFLOW: prints what is wrong with its steps
 }
 expect workflow_steps "$(judge $workflow)"
 for command in demo verify check; do
-    steps $workflow | grep -qx "make $command" && grep -qE "(^|\`)make $command\b" README.md && ok "workflow_runs_$command" || fail "workflow_runs_$command" "'make $command' has to be a step, and in the README"
+    steps $workflow | grep -qx "make $command" && grep -qhE "(^|\`)make $command\b" README.md CONTRIBUTING.md && ok "workflow_runs_$command" || fail "workflow_runs_$command" "'make $command' has to be a step, and in README.md or CONTRIBUTING.md"
 done
 planted() { sed "$2" $workflow >$out/planted.yml; cmp -s $workflow $out/planted.yml && echo "nothing changed" || judge $out/planted.yml; } # NAME SED
 refused workflow_target_refused "$(planted target 's/make demo$/make demoes/')" "No rule to make target 'demoes'"

@@ -49,9 +49,8 @@ typedef struct {
     double error;
 } cell;
 
-/* shown: the digits that every build has */
 typedef struct {
-    char name[48], value[32], shown[32];
+    char name[48], value[32];
     cell cells[MOST_CELLS];
 } row;
 
@@ -75,9 +74,8 @@ static row *row_new(const char *what, const char *name) {
     return r;
 }
 
-static row *row_value(row *r, const char *before, double value, int digits) {
+static row *row_value(row *r, const char *before, double value) {
     snprintf(r->value, sizeof r->value, "%s%.15g", before, value);
-    snprintf(r->shown, sizeof r->shown, "%s%.*g", before, digits, value);
     return r;
 }
 
@@ -142,8 +140,8 @@ static void verify_objective(int kind) {
     run(&t, &alone, &one);
     keep(&t, &one, "sp1");
     logits = kind == OBJECTIVE_SFT ? row_new("logits", "") : NULL;
-    loss = row_value(row_new(objective_name(kind), "loss"), "", one.loss, 6);
-    gradient = row_value(row_new(objective_name(kind), "gradient"), "norm ", one.norm, 6);
+    loss = row_value(row_new(objective_name(kind), "loss"), "", one.loss);
+    gradient = row_value(row_new(objective_name(kind), "gradient"), "norm ", one.norm);
     step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "") : NULL;
     for (int i = 0; i < CELLS; i++) {
         char where[64];
@@ -181,7 +179,7 @@ static double verify_first_loss(int *bitwise) {
     t.same_reference = 1;
     run(&t, &way, &first);
     run(&t, &alone, &one);
-    line = row_value(row_new("first DPO loss", ""), "", one.loss, 15);
+    line = row_value(row_new("first DPO loss", ""), "", one.loss);
     t.reference = one.reference;
     *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) &&
                !memcmp(&one.loss, &want, 8);
@@ -201,31 +199,63 @@ static double verify_first_loss(int *bitwise) {
     return first.loss;
 }
 
-/* of a column */
-static int width(void) {
-    if (rank_count == 1) return 12;
-    return layout_on_grid(layout) ? 5 : 7;
+/* On the grid a cell is the number of ranks, which stands for equal bits; elsewhere an error. */
+static int width(void) { return layout_on_grid(layout) ? 2 : 7; }
+
+static int mode_width(void) {
+    int wide = width() * (int)rank_count;
+    return wide < 8 ? 8 : wide;
 }
 
-static void print_cell(const cell *c) {
-    if (c->state == DIFFERS)
-        printf("%*.0e", width(), c->error);
+static void print_cell(const cell *c, int64_t p) {
+    if (c->state == CANNOT)
+        printf("%*s", width(), "-");
+    else if (layout_on_grid(layout) && c->state == DIFFERS)
+        printf("%*s", width(), "!");
+    else if (layout_on_grid(layout))
+        printf("%*lld", width(), (long long)p);
+    else if (c->state == SAME)
+        printf("%*s", width(), "bits");
     else
-        printf("%*s", width(), c->state == SAME ? "bits" : "-");
+        printf("%*.0e", width(), c->error);
+}
+
+static void print_row(const row *r) {
+    printf("%-21s", r->name);
+    for (int m = 0; m < MODES; m++) {
+        for (int i = 0; i < rank_count; i++)
+            print_cell(&r->cells[m * rank_count + i], ranks[i]);
+        if (m + 1 < MODES) printf("%*s", mode_width() + 1 - width() * (int)rank_count, "");
+    }
+    printf("\n");
+}
+
+/* What differs on the grid is a mistake: each with its distance. */
+static void print_wrong(const row *r) {
+    for (int i = 0; i < CELLS && layout_on_grid(layout); i++)
+        if (r->cells[i].state == DIFFERS)
+            printf("WRONG: %s, %s, %lld ranks: relative distance %.1e from 1 rank\n", r->name,
+                   modes[i / rank_count].name, (long long)ranks[i % rank_count],
+                   r->cells[i].error);
 }
 
 static void print_table(void) {
-    printf("%-22s%-20s", seqpar_layout_name(layout), "SP=1");
+    printf("%-21s", seqpar_layout_name(layout));
     for (int m = 0; m < MODES; m++)
-        printf(" %-*s", width() * (int)rank_count - 1, modes[m].name);
-    printf("\n%-42s", "");
-    for (int i = 0; i < CELLS; i++) printf("%*lld", width(), (long long)ranks[i % rank_count]);
+        printf(" %-*s", m + 1 < MODES ? mode_width() : 0, modes[m].name);
     printf("\n");
-    for (int r = 0; r < row_count; r++) {
-        printf("%-22s%-20s", rows[r].name, rows[r].shown);
-        for (int i = 0; i < CELLS; i++) print_cell(&rows[r].cells[i]);
+    if (!layout_on_grid(layout)) {
+        printf("%-21s", "ranks");
+        for (int m = 0; m < MODES; m++)
+            for (int i = 0; i < rank_count; i++) {
+                printf("%*lld", width(), (long long)ranks[i]);
+                if (m + 1 < MODES && i + 1 == rank_count)
+                    printf("%*s", mode_width() + 1 - width() * (int)rank_count, "");
+            }
         printf("\n");
     }
+    for (int i = 0; i < row_count; i++) print_row(&rows[i]);
+    for (int i = 0; i < row_count; i++) print_wrong(&rows[i]);
 }
 
 static void print_json(FILE *f, double first, int bitwise) {
@@ -333,11 +363,11 @@ int main(int argc, char **argv) {
         print_json(stdout, first, bitwise);
     else {
         print_table();
-        printf("\nbits: equal to one rank by memcmp; a number: relative distance from it, "
-               "%s; -: no such mode\n",
-               layout_on_grid(layout) ? "which is wrong here"
-                                      : "by rounding: this layout cuts chunks");
-        printf("first DPO loss %.18f = -log(sigmoid(0)) : %s\n", first,
+        printf("\n%s\n-: these ranks form no such grid\n",
+               layout_on_grid(layout)
+                   ? "2 3 4 8: on so many ranks every bit is that of 1 rank"
+                   : "relative distance from 1 rank: this layout cuts chunks");
+        printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first,
                bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;
