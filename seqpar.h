@@ -12511,7 +12511,8 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, const seqpar
         left[i] = seqpar__vload(s->c + i * s->ldc);
         if (!half) right[i] = seqpar__vload(s->c + i * s->ldc + SEQPAR__VL);
     }
-    SEQPAR__ROLLED /* sums of more than one turn would not fit into the registers */
+    /* sums of more than one turn would not fit into the registers */
+    SEQPAR__ROLLED
     for (int64_t k = 0; k < s->depth; k++, a += s->a_step, b += s->ldb) {
         seqpar__v b0 = seqpar__vload(b), b1 = half ? b0 : seqpar__vload(b + SEQPAR__VL);
         SEQPAR__UNROLL
@@ -12648,9 +12649,9 @@ static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t st
 #define SEQPAR__KC 512 /* depth and columns of the part of b that is packed at a time, */
 #define SEQPAR__NC 320
 #define SEQPAR__MC (8 * SEQPAR__MR) /* rows of the part of a, */
-#define SEQPAR__AC \
-    (SEQPAR__KC + 16) /* and how far apart they are once copied: not a power of two, which is \
-                         what few sets of a cache would share */
+/* and how far apart they are once copied: not a power of two, which is what few sets of a cache
+   would share */
+#define SEQPAR__AC (SEQPAR__KC + 16)
 
 typedef struct seqpar__product {
     float *c;

@@ -69,7 +69,8 @@ typedef struct seqpar_llama_config {
                           sequence classifiers; borrowed */
     seqpar_llama_rope rope;
     int64_t window;      /* as in seqpar_attn_desc; 0: none */
-    int64_t window_from; /* the first layer that has it: 0 in Mistral, max_window_layers in Qwen2 */
+    /* the first layer that has it: 0 in Mistral, max_window_layers in Qwen2 */
+    int64_t window_from;
     /* a layer whose number, counted from 1, this divides does not rotate, as in SmolLM3; 0: all
        do */
     int64_t no_rope_every;
@@ -185,7 +186,8 @@ typedef struct seqpar_llama_batch {
     seqpar_llama_run run;
     seqpar_llama_config config; /* of the model it was opened for */
     int has;                    /* SEQPAR__LLAMA_HAS_.. */
-    seqpar_attn *attn, *windowed; /* of layers without the window and with it; NULL: there are none */
+    /* of layers without the window and with it; NULL: there are none */
+    seqpar_attn *attn, *windowed;
     const seqpar_share *share;
     /* the share's pieces by rows of heads and of kv heads; of a model with qk_norm */
     seqpar_piece *head_pieces, *kv_head_pieces;
@@ -363,7 +365,8 @@ static void *seqpar__llama_at(const void *base, int64_t element, int dtype) {
 
 /* ---- >>tensors  the parameter table ---- */
 
-enum { /* parts of a layer; the bias of a matrix follows it */
+/* parts of a layer; the bias of a matrix follows it */
+enum {
     SEQPAR__LLAMA_NORM1,
     SEQPAR__LLAMA_Q,
     SEQPAR__LLAMA_Q_BIAS,
@@ -388,7 +391,8 @@ enum { /* parts of a layer; the bias of a matrix follows it */
     SEQPAR__LLAMA_EXPERTS = SEQPAR__LLAMA_PARTS,
     SEQPAR__LLAMA_PLACES
 };
-enum { /* how many rows or columns they have */
+/* how many rows or columns they have */
+enum {
     SEQPAR__LLAMA_ONE,
     SEQPAR__LLAMA_HIDDEN,
     SEQPAR__LLAMA_HEAD,  /* head_dim */

@@ -169,9 +169,11 @@ extern "C" {
     100000000 /* bytes; the limit of the reference implementation */
 
 /* X(name in the file, bytes of an element) */
+/* clang-format off */
 #define SEQPAR_SAFETENSORS_DTYPES(X) \
     X(BOOL, 1) X(U8, 1) X(I8, 1) X(U16, 2) X(I16, 2) X(F16, 2) X(BF16, 2) \
     X(U32, 4) X(I32, 4) X(F32, 4) X(U64, 8) X(I64, 8) X(F64, 8)
+/* clang-format on */
 
 typedef enum seqpar_safetensors_dtype {
     SEQPAR_SAFETENSORS_NONE, /* no dtype: what a forgotten field holds */

@@ -80,9 +80,11 @@ static const struct {
     const char *name;
     demo_config_key keys[12]; /* NULL ends them */
 } demo_ropes[] = {
+/* clang-format off */
 #define DEMO_ROPE_KEYS \
     {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
         {"partial_rotary_factor", "1"}
+/* clang-format on */
     {"default", {DEMO_ROPE_KEYS}},
     {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
     {"dynamic",
@@ -110,13 +112,15 @@ enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 
 /* ---- which models there are ---- */
 
-enum {           /* what "sliding_window" does */
+/* what "sliding_window" does */
+enum {
     DEMO_WINDOW_NONE,  /* nothing: it must be null, or switched off */
     DEMO_WINDOW_ALL,   /* is of all layers */
     DEMO_WINDOW_LAYERS /* is of those that layer_types lists, or from max_window_layers on */
 };
 
-enum { /* what has the width, the number and the order of experts */
+/* what has the width, the number and the order of experts */
+enum {
     DEMO_EXPERTS_NONE,
     DEMO_EXPERTS_MIXTRAL,
     DEMO_EXPERTS_QWEN
@@ -128,16 +132,19 @@ typedef struct {
     double theta;     /* rope_theta where there is none */
     int64_t head_dim; /* likewise; 0: hidden_size / num_attention_heads */
     bool tied;        /* likewise */
-    bool kv_heads;    /* num_key_value_heads must be there, since nothing follows from its absence */
+    /* num_key_value_heads must be there, since nothing follows from its absence */
+    bool kv_heads;
     bool qkv_bias, qk_norm, no_rope;
     int window, experts;
     bool plain_rope; /* rope_type must be default: transformers takes yarn for longrope there */
     demo_config_key keys[DEMO_FAMILY_KEYS]; /* in the place of those above; NULL ends them */
 } demo_family;
 
+/* clang-format off */
 #define DEMO_LAYER_KEYS \
     {"use_sliding_window", demo_read_key}, {"max_window_layers", demo_read_key}, \
         {"layer_types", demo_read_key}
+/* clang-format on */
 #define DEMO_NAMED(type_name, name) \
     .type = type_name, .causal = name "ForCausalLM", .sequence = name "ForSequenceClassification"
 static const demo_family demo_families[] = {

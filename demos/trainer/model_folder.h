@@ -486,6 +486,7 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 
 /* What a model is computed by, in numbers, and what each is called. */
 enum { DEMO_MODEL_NUMBERS = 29 };
+/* clang-format off */
 static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "num_hidden_layers",      "hidden_size",      "num_attention_heads",
     "num_key_value_heads",    "head_dim",         "intermediate_size",
@@ -497,9 +498,11 @@ static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "biases of o",            "mlp_bias",         "norms of q and k",
     "num_experts",            "num_experts_per_tok", "moe_intermediate_size",
     "decoder_sparse_step",    "norm_topk_prob"};
+/* clang-format on */
 
 static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) {
     const seqpar_llama_rope *r = &c->rope;
+    /* clang-format off */
     const double numbers[DEMO_MODEL_NUMBERS] = {
         (double)c->layers,      (double)c->hidden,        (double)c->heads,
         (double)c->kv_heads,    (double)c->head_dim,      (double)c->intermediate,
@@ -511,6 +514,7 @@ static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) 
         (double)c->o_bias,      (double)c->mlp_bias,      (double)c->qk_norm,
         (double)c->experts,     (double)c->experts_per_token,
         (double)c->expert_intermediate, (double)c->sparse_every, (double)c->topk_norm};
+    /* clang-format on */
     memcpy(to, numbers, sizeof numbers);
 }
 

@@ -19,6 +19,7 @@ typedef struct {
     int64_t ranks[DEMO_ROLES];          /* of a group; they follow each other */
 } demo_roles;
 
+/* clang-format off */
 #define DEMO_ROLE_BINDINGS(p, name, role) \
     {name "_num_nodes", &(p).roles.nodes[role], DEMO_INT, "1", \
      "hosts of the " name "'s ranks", DEMO_COUNT(1)}, \
@@ -28,6 +29,7 @@ typedef struct {
             "role all on one group", \
             DEMO_COUNT(0) \
     }
+/* clang-format on */
 
 /* Ranks of a role that has a group of its own. */
 static int64_t demo_role_ranks(const demo_roles *r, int role) {

@@ -11,7 +11,8 @@
 
 enum { DEMO_INDEX_BYTES = 1 << 26, DEMO_INDEX_TENSORS = 1 << 16, DEMO_WEIGHTS_PATH = 4608 };
 
-enum { /* how tensors are called in files */
+/* how tensors are called in files */
+enum {
     DEMO_NAMES_PLAIN,
     DEMO_NAMES_FUSED,   /* Phi-3: some of a layer are one */
     DEMO_NAMES_MIXTRAL, /* experts have w1, w2 and w3 */

@@ -20,6 +20,7 @@ typedef struct document_way {
 } document_way;
 
 /* What ranks make of log-probs, in either objective. */
+/* clang-format off */
 #define LOG_PROB_WAYS \
     {.name = "sigmoid_of_parts", .h = H_OF_PARTS, .grouping = BY_ALL}, \
     {.name = "log_probs_averaged", .h = H_AVERAGED, .grouping = BY_ALL}, \
@@ -31,6 +32,7 @@ typedef struct document_way {
      .how = "ref_logp: each rank takes the first n of the row"}, \
     {.name = "side_tensor_not_split", .h = H_FROM + FROM_GATHERED, .grouping = BY_ALL, \
      .how = "ref_logp: as a contiguous split has it"}
+/* clang-format on */
 
 static const document_way dpo_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
