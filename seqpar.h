@@ -2123,6 +2123,7 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 SEQPAR_DEF const char *seqpar_version(void);
 /* seqpar_sizeof_X: bytes of seqpar_X there. All structs but those that only a device is given,
    seqpar_..._args and what they hold. */
+/* clang-format off: a list */
 #define SEQPAR_STRUCTS(X) \
     X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(node) \
     X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(pack_counts) X(batch) \
@@ -2134,6 +2135,7 @@ SEQPAR_DEF const char *seqpar_version(void);
     X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
     X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
     X(optim) X(step_nodes) X(leaves) X(optim_part) X(shards)
+/* clang-format on */
 #define SEQPAR__X(name) SEQPAR_DEF int64_t seqpar_sizeof_##name(void);
 SEQPAR_STRUCTS(SEQPAR__X)
 #undef SEQPAR__X
