@@ -393,7 +393,8 @@ extern "C" {
     X(OPTION, -51, "an option lies outside its range") \
     X(NOT_FINITE, -52, "a value is NaN or infinite") \
     X(STEP, -53, "two calls that must agree do not, or one is missing or comes twice") \
-    X(ARITHMETIC, -54, "the process computes otherwise than promised: flushed denormals, another rounding") \
+    X(ARITHMETIC, -54, \
+      "the process computes otherwise than promised: flushed denormals, another rounding") \
     X(FILE_OPEN, -60, "a file cannot be opened") \
     X(FILE_READ, -61, "a file cannot be read") \
     X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched") \
@@ -635,7 +636,7 @@ typedef struct seqpar_fold {
     /* 1, set by the caller after init: no tree; leaves are added to one value in the order in
        which they are pushed, until there were leaf_count */
     int running;
-    int64_t taken; /* running: pushed so far */
+    int64_t taken;                      /* running: pushed so far */
     struct seqpar__span *stack, *spans; /* values on the stack; those of the pending values */
     int64_t stack_count, stack_capacity, spans_capacity;
     /* (leaf_count) where a pending value will be joined to its sibling: 1 + its number among
@@ -2123,7 +2124,7 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 SEQPAR_DEF const char *seqpar_version(void);
 /* seqpar_sizeof_X: bytes of seqpar_X there. All structs but those that only a device is given,
    seqpar_..._args and what they hold. */
-/* clang-format off: a list */
+/* clang-format off */
 #define SEQPAR_STRUCTS(X) \
     X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(node) \
     X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(pack_counts) X(batch) \
@@ -7083,8 +7084,8 @@ typedef struct seqpar__gapped {
 } seqpar__gapped;
 
 static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
-    void **const tensors[SEQPAR__GAPPED] = {
-        (void **)&io->q, (void **)&io->k, (void **)&io->v, &io->dq, &io->dk, &io->dv};
+    void **const tensors[SEQPAR__GAPPED] = {(void **)&io->q, (void **)&io->k, (void **)&io->v,
+                                            &io->dq,         &io->dk,         &io->dv};
     return tensors[i];
 }
 
@@ -7240,9 +7241,9 @@ static seqpar_status seqpar__attn_whole_open(seqpar_ctx *ctx, const seqpar__attn
     char *memory = (char *)seqpar__calloc(
         seqpar_attn_share(attn)->tokens,
         4 * (4 * (d->heads + d->kv_heads) * d->head_dim + d->heads));
-    seqpar_status status =
-        memory ? seqpar__attn_whole_run(ctx, attn, job->io, memory)
-               : seqpar__no_memory(ctx->error, "a rank's share of q, k, v and results");
+    seqpar_status status = memory ? seqpar__attn_whole_run(ctx, attn, job->io, memory)
+                                  : seqpar__no_memory(ctx->error,
+                                                      "a rank's share of q, k, v and results");
     SEQPAR_FREE(memory);
     seqpar_attn_close(ctx, attn);
     return status;
@@ -7524,7 +7525,8 @@ static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__voc
 
 /* A run of a power of two of leaves ends with fewer values on the stack than one that is a little
    longer: it is a whole subtree, where leaves are the chunks of a row. */
-static int64_t seqpar__vocab_run_rows(const seqpar_share *share, const seqpar_vocab_desc *desc) {
+static int64_t seqpar__vocab_run_rows(const seqpar_share *share,
+                                      const seqpar_vocab_desc *desc) {
     int64_t most = seqpar__vocab_rows_max(desc), longest = 1, leaves = 1;
     for (int64_t i = 0; i < share->count; i++)
         longest = SEQPAR__MAX(longest, share->pieces[i].count);
@@ -7596,7 +7598,7 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
 }
 
 static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_share *share,
-                                             const seqpar_token_fold *fold) {
+                                              const seqpar_token_fold *fold) {
     int64_t leaves = 0;
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -7656,11 +7658,12 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
     seqpar_status status;
     SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
     if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && io->tokens))
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
-                           "nodes of rows %lld .. + %lld are wanted, of a vocab of %lld%s; give "
-                           "rows within it, and io->dlogits to seqpar_vocab_backward before",
-                           (long long)first, (long long)rows, (long long)desc->vocab,
-                           io->dlogits ? "" : ", and dlogits are NULL");
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_SIZE,
+            "nodes of rows %lld .. + %lld are wanted, of a vocab of %lld%s; give "
+            "rows within it, and io->dlogits to seqpar_vocab_backward before",
+            (long long)first, (long long)rows, (long long)desc->vocab,
+            io->dlogits ? "" : ", and dlogits are NULL");
     seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold, rows * desc->hidden);
     SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
     memset(&c, 0, sizeof c);
@@ -8324,10 +8327,11 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
                            d->offload, d->zero_stage);
     if ((d->state_bits && d->state_bits != 8) ||
         (d->state_bits && d->offload & SEQPAR_OFFLOAD_STATE))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
-                           "stay where they are",
-                           d->state_bits, d->offload);
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
+            "stay where they are",
+            d->state_bits, d->offload);
     if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "optimizer %d is unknown; use adamw or sgd", d->kind);
@@ -8493,9 +8497,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
     memset(o, 0, sizeof *o);
     SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
     if (desc->stochastic && ctx->device->storage != SEQPAR_DTYPE_BF16)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "rounding by chance is for weights in bf16; the device '%s' has others",
-                           ctx->device->name);
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_OPTION,
+            "rounding by chance is for weights in bf16; the device '%s' has others",
+            ctx->device->name);
     SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
     o->desc = *desc;
@@ -8902,10 +8907,11 @@ static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim
                                          const seqpar_step_nodes *n, int64_t slice) {
     int64_t given = o->step->given[slice + n->source * o->blocks.slices];
     if (n->micro_batch == given) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "the gradient of group %lld was given for micro-batch %lld after %lld of "
-                       "them; give each once, in order",
-                       (long long)n->group, (long long)n->micro_batch, (long long)given);
+    return seqpar_fail(
+        error, SEQPAR_ERR_STEP,
+        "the gradient of group %lld was given for micro-batch %lld after %lld of "
+        "them; give each once, in order",
+        (long long)n->group, (long long)n->micro_batch, (long long)given);
 }
 
 /* Source 0 of every slice of a group is given, and of source 1 all or none. */
@@ -9020,8 +9026,8 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
             "group %lld has %lld nodes of %lld elements (to the end of tensor %s), but room "
             "for %lld at a stride of %lld; pass the whole array and its size",
             (long long)n->group, (long long)count, (long long)end,
-            seqpar__slice_last(&o->blocks, *past - 1)->name,
-            (long long)n->elements, (long long)n->node_stride);
+            seqpar__slice_last(&o->blocks, *past - 1)->name, (long long)n->elements,
+            (long long)n->node_stride);
     return SEQPAR_OK;
 }
 
@@ -9042,7 +9048,8 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
     if (!one)
         status = seqpar_buffer_new(ctx, &inbox, total * f->owned * seqpar_dtype_bytes(acc),
                                    SEQPAR_MEM_EXCHANGE);
-    if (!one && !status) status = seqpar__send_nodes(ctx, o, f->micro, nodes, slice, inbox.data);
+    if (!one && !status)
+        status = seqpar__send_nodes(ctx, o, f->micro, nodes, slice, inbox.data);
     for (s = seqpar__part_begin(&o->blocks, slice, begin);
          !status && total > 0 && seqpar__part_next(&o->blocks, &s, begin + f->owned);) {
         const void *from = one ? seqpar__at(nodes->nodes, s.offset - first, acc)
@@ -9094,9 +9101,8 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
     char *top = (char *)stack.data;
     for (int64_t i = 0; !status && i < fold->program_count; i++) {
         const seqpar_fold_op *op = &fold->program[i];
-        status = seqpar__leaves_step(ctx, &top,
-                                     (char *)seqpar__at(nodes, op->index * node_stride, acc),
-                                     op, leaves);
+        status = seqpar__leaves_step(
+            ctx, &top, (char *)seqpar__at(nodes, op->index * node_stride, acc), op, leaves);
     }
     seqpar_buffer_free(ctx, &stack);
     if (!status) return SEQPAR_OK;
@@ -9193,10 +9199,11 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_blocks *b,
                                          (end - begin) * h->block_bytes / SEQPAR_PARAM_BLOCK);
         else
             for (s = seqpar__part_begin(b, i, begin); seqpar__part_next(b, &s, end);)
-                list[n++] = seqpar__transfer(
-                    peer,
-                    (char *)h->data + (s.offset - h->first) * h->block_bytes / SEQPAR_PARAM_BLOCK,
-                    s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
+                list[n++] = seqpar__transfer(peer,
+                                             (char *)h->data + (s.offset - h->first) *
+                                                                   h->block_bytes /
+                                                                   SEQPAR_PARAM_BLOCK,
+                                             s.count * h->block_bytes / SEQPAR_PARAM_BLOCK);
     }
     return n;
 }
@@ -9263,8 +9270,13 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
 }
 
 /* Elements begin .. begin + count of a slice. */
-enum { SEQPAR__UPDATE_M, SEQPAR__UPDATE_V, SEQPAR__UPDATE_MASTER, SEQPAR__UPDATE_OWN,
-       SEQPAR__UPDATED };
+enum {
+    SEQPAR__UPDATE_M,
+    SEQPAR__UPDATE_V,
+    SEQPAR__UPDATE_MASTER,
+    SEQPAR__UPDATE_OWN,
+    SEQPAR__UPDATED
+};
 typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
@@ -9378,14 +9390,9 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
                                              SEQPAR_MEM_GRADIENTS);
     seqpar__owned(&o->blocks, part.slice, ctx->world->size, ctx->world->rank, &begin, &count);
     if (!status) {
-        seqpar__handed handed = {whole.data,
-                                 part.begin,
-                                 part.begin + part.count,
-                                 SEQPAR_PARAM_BLOCK * size,
-                                 0,
-                                 ctx->queue,
-                                 "gradients from owners",
-                                 0};
+        seqpar__handed handed = {
+            whole.data, part.begin, part.begin + part.count, SEQPAR_PARAM_BLOCK * size,
+            0,          ctx->queue, "gradients from owners", 0};
         ctx->device->copy(ctx->device, (char *)whole.data + begin * size, part.gradient,
                           count * size, ctx->queue);
         status = seqpar__share_owned(ctx, &o->blocks, &handed);
@@ -9407,8 +9414,7 @@ typedef struct seqpar__turns {
 } seqpar__turns;
 
 static int seqpar__is_packed(const seqpar_optim *o, int kept) {
-    return o->desc.state_bits == 8 &&
-           (kept == SEQPAR__UPDATE_M || kept == SEQPAR__UPDATE_V);
+    return o->desc.state_bits == 8 && (kept == SEQPAR__UPDATE_M || kept == SEQPAR__UPDATE_V);
 }
 
 /* Whether it has a room in a part's turn. */
@@ -9416,8 +9422,8 @@ static int seqpar__has_turn(const seqpar_optim *o, const seqpar__update_part *pa
     if (kept == SEQPAR__UPDATE_MASTER && o->desc.stochastic) return 1;
     if (!part->kept[kept]) return 0;
     return seqpar__is_packed(o, kept) ||
-           (o->desc.offload & (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS
-                                                          : SEQPAR_OFFLOAD_STATE));
+           (o->desc.offload &
+            (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
 }
 
 /* The room of a part: what has a turn lies there one behind the other, from `data` on, which
@@ -9442,7 +9448,8 @@ static seqpar_pack_args seqpar__packed_state(const seqpar_ctx *ctx, const seqpar
     memset(&a, 0, sizeof a);
     a.form = state == o->v.data ? SEQPAR_PACK_POSITIVE : SEQPAR_PACK_SIGNED;
     a.packed = (char *)state + at;
-    a.scales = seqpar__at((char *)state + all, at / SEQPAR_PACK_GROUP, ctx->device->accumulator);
+    a.scales = seqpar__at((char *)state + all, at / SEQPAR_PACK_GROUP,
+                          ctx->device->accumulator);
     a.count = count;
     return a;
 }
@@ -9475,10 +9482,9 @@ static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
             if (!home) seqpar__turns_wait(ctx, turns->left[part->slice % 2]);
             SEQPAR__TRY(seqpar__turn_pack(ctx, o, part, i, room[i], !home));
         } else
-            turns->all = d->move(d, home ? part->kept[i] : room[i],
-                                 home ? room[i] : part->kept[i],
-                                 part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)),
-                                 ctx->queue);
+            turns->all = d->move(
+                d, home ? part->kept[i] : room[i], home ? room[i] : part->kept[i],
+                part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)), ctx->queue);
     }
     *(home ? &turns->left[part->slice % 2] : &turns->moves[part->slice % 2]) = turns->all;
     return SEQPAR_OK;
@@ -9632,7 +9638,8 @@ typedef struct seqpar__kept {
     const seqpar_optim *packed; /* whose state in 8 bits data is, or NULL */
 } seqpar__kept;
 
-static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
+static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                       int state) {
     seqpar__kept k;
     k.blocks = &o->blocks;
     k.data = state == SEQPAR_STATE_M   ? o->m.data
@@ -9641,8 +9648,7 @@ static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim
     k.by_slice = state == SEQPAR_STATE_GRADIENT ? o->gradient : NULL;
     k.all = !k.by_slice && o->desc.zero_stage == 0;
     k.dtype = ctx->device->accumulator;
-    k.packed = o->desc.state_bits == 8 &&
-                       (state == SEQPAR_STATE_M || state == SEQPAR_STATE_V)
+    k.packed = o->desc.state_bits == 8 && (state == SEQPAR_STATE_M || state == SEQPAR_STATE_V)
                    ? o
                    : NULL;
     return k;
@@ -9710,8 +9716,8 @@ static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, d
 static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, double *values,
                                        const seqpar_optim_part *part, const char *name) {
     int64_t first = k->blocks->tensor_begin[part->tensor] + part->first;
-    seqpar__handed handed = {values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK,
-                             0,      NULL,  name,                0};
+    seqpar__handed handed = {
+        values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK, 0, NULL, name, 0};
     SEQPAR__TRY(seqpar__kept_move(ctx, k, values, NULL, part));
     return k->all ? SEQPAR_OK : seqpar__share_owned(ctx, k->blocks, &handed);
 }
@@ -9742,10 +9748,11 @@ static seqpar_status seqpar__check_groups(seqpar_error *error, const seqpar_opti
         (part->first % SEQPAR_PACK_GROUP == 0 &&
          (end % SEQPAR_PACK_GROUP == 0 || end == seqpar__tensor_elements(t))))
         return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                       "elements %lld .. + %lld of moments in 8 bits are wanted; take whole groups "
-                       "of %d",
-                       (long long)part->first, (long long)part->count, SEQPAR_PACK_GROUP);
+    return seqpar_fail(
+        error, SEQPAR_ERR_SIZE,
+        "elements %lld .. + %lld of moments in 8 bits are wanted; take whole groups "
+        "of %d",
+        (long long)part->first, (long long)part->count, SEQPAR_PACK_GROUP);
 }
 
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -9882,10 +9889,9 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
         begin += s->blocks.slice_begin[slice];
         for (part = seqpar__part_begin(&s->blocks, slice, begin);
              seqpar__part_next(&s->blocks, &part, begin + count);)
-            moves = seqpar__shards_copy(ctx, s,
-                                        (char *)h->data + (part.offset - h->first) * size,
-                                        (char *)s->own.data + (own + part.at - begin) * size,
-                                        part.count * size);
+            moves = seqpar__shards_copy(
+                ctx, s, (char *)h->data + (part.offset - h->first) * size,
+                (char *)s->own.data + (own + part.at - begin) * size, part.count * size);
     }
     return moves;
 }
@@ -9924,9 +9930,9 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
                                   elements * seqpar_dtype_bytes(ctx->device->storage),
                                   SEQPAR_MEM_WEIGHTS));
     s->held[*index].group = group;
-    return seqpar__shards_send(ctx, s, s->held[*index].whole.data, first,
-                               b->group_slice[group], b->group_slice[group + 1],
-                               &s->held[*index].moves, &s->held[*index].request);
+    return seqpar__shards_send(ctx, s, s->held[*index].whole.data, first, b->group_slice[group],
+                               b->group_slice[group + 1], &s->held[*index].moves,
+                               &s->held[*index].request);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
@@ -9934,9 +9940,10 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
     int index = 0, ahead;
     *params = NULL;
     if (group < -1 || next < -1 || group >= s->blocks.groups || next >= s->blocks.groups)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
-                           "groups %lld and %lld are wanted, but there are 0 to %lld; -1 is none",
-                           (long long)group, (long long)next, (long long)s->blocks.groups - 1);
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_SIZE,
+            "groups %lld and %lld are wanted, but there are 0 to %lld; -1 is none",
+            (long long)group, (long long)next, (long long)s->blocks.groups - 1);
     for (int i = 0; i < 2; i++)
         if (s->held[i].group >= 0 && s->held[i].group != group && s->held[i].group != next)
             SEQPAR__TRY(seqpar__shards_drop(ctx, s, i));
@@ -9993,8 +10000,8 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
     return 0;
 }
 
-SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s,
-                                  int64_t tensor, int64_t first, int64_t count) {
+SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s, int64_t tensor,
+                                  int64_t first, int64_t count) {
     int64_t own, n;
     return seqpar_blocks_own(ctx, &s->blocks, tensor, first, &own, &n) && own < first + count;
 }
@@ -10221,8 +10228,8 @@ static void seqpar__host_pool_free(seqpar_device *device, void *data, int64_t by
     SEQPAR_FREE(data);
 }
 
-static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
-                                 void *queue) {
+static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from,
+                                 int64_t bytes, void *queue) {
     seqpar__host_copy(device, to, from, bytes, queue);
     return 0;
 }
@@ -10236,9 +10243,10 @@ static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue
 static void seqpar__mover_close(seqpar_device *device) { (void)device; }
 #else
 static void *seqpar__no_file(seqpar_device *device, int file, const char *what, int64_t bytes) {
-    seqpar_fail(device->error, SEQPAR_ERR_MEMORY,
-                "%lld bytes to offload cannot be %s in %.400s: %s; give another folder, or none",
-                (long long)bytes, what, device->pool_path, strerror(errno));
+    seqpar_fail(
+        device->error, SEQPAR_ERR_MEMORY,
+        "%lld bytes to offload cannot be %s in %.400s: %s; give another folder, or none",
+        (long long)bytes, what, device->pool_path, strerror(errno));
     if (file >= 0) close(file);
     return NULL;
 }
@@ -10340,8 +10348,8 @@ static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue
 }
 
 /* Without a thread they are done at once. */
-static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
-                                 void *queue) {
+static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from,
+                                 int64_t bytes, void *queue) {
     struct seqpar__mover *m = bytes > 0 ? seqpar__mover(device) : device->mover;
     int64_t begun = m ? m->begun : 0;
     if (!m) seqpar__host_copy(device, to, from, bytes, queue);
@@ -11614,9 +11622,14 @@ static void seqpar__ref_leaf(void *user, void *value, int64_t index, int extend)
         SEQPAR__BY_TYPE(j->device, seqpar__any_backward_leaf, j, value, index);
 }
 
-static const seqpar__attn_kernel seqpar__ref_forward = {
-    SEQPAR__FOLD_STATE, 0, seqpar__ref_leaf, seqpar__ref_state_combine,
-    seqpar__ref_state_finish, 0, 0, NULL};
+static const seqpar__attn_kernel seqpar__ref_forward = {SEQPAR__FOLD_STATE,
+                                                        0,
+                                                        seqpar__ref_leaf,
+                                                        seqpar__ref_state_combine,
+                                                        seqpar__ref_state_finish,
+                                                        0,
+                                                        0,
+                                                        NULL};
 static const seqpar__attn_kernel seqpar__ref_backward = {
     SEQPAR__FOLD_DQ, 0, seqpar__ref_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
 static const seqpar__attn_kernel seqpar__host_returns = {
@@ -12039,8 +12052,9 @@ static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratc
         w.device = device; \
         w.args = a; \
         w.rows = a->rows; \
-        return seqpar__parallel_runs(device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, \
-                                     (width) * (int64_t)sizeof(double), seqpar__##op##_job, &w); \
+        return seqpar__parallel_runs( \
+            device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, \
+            (width) * (int64_t)sizeof(double), seqpar__##op##_job, &w); \
     }
 SEQPAR__ROW_OP(route, a->experts)
 SEQPAR__ROW_OP(route_grad, a->experts)
@@ -12068,8 +12082,8 @@ SEQPAR__ROW_OP(dots, 1)
             bytes[i] = (uint8_t)(x[i] < 0 ? -code : code); \
         } \
     } \
-    static void seqpar__unpack_##real(real *x, const uint8_t *bytes, real scale, int64_t count, \
-                                      int positive) { \
+    static void seqpar__unpack_##real(real *x, const uint8_t *bytes, real scale, \
+                                      int64_t count, int positive) { \
         for (int64_t i = 0; i < count; i++) { \
             real y = positive ? (real)bytes[i] / 255 : (real)(int8_t)bytes[i] / 127; \
             y = positive ? y * y : y; \
@@ -12148,8 +12162,8 @@ static seqpar_status seqpar__host_pack(seqpar_device *device, const seqpar_pack_
     w.args = a;
     w.storage = device->storage;
     w.accumulator = device->accumulator;
-    return seqpar__parallel_runs(device, (a->count + SEQPAR__PACK_JOB - 1) / SEQPAR__PACK_JOB, 0,
-                                 seqpar__pack_job, &w);
+    return seqpar__parallel_runs(device, (a->count + SEQPAR__PACK_JOB - 1) / SEQPAR__PACK_JOB,
+                                 0, seqpar__pack_job, &w);
 }
 
 static void seqpar__host_table(seqpar_device *d, const char *name, int storage,
@@ -12747,11 +12761,11 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
             x[k * lanes + i] = i < p->rows ? p->a[i * p->a_row + k] : 0.0f;
     for (; j < p->columns; j += n) {
         const float *w = p->b + j * p->b_column;
-        seqpar__strip s = {c, lanes, w, p->b_column, 1, x, lanes, p->depth, p->accumulate, NULL};
+        seqpar__strip s = {c, lanes, w,        p->b_column,   1,
+                           x, lanes, p->depth, p->accumulate, NULL};
         n = j + SEQPAR__MR <= p->columns ? SEQPAR__MR : 1;
         for (int64_t k = 0; p->accumulate && k < n; k++)
-            for (int64_t i = 0; i < p->rows; i++)
-                c[k * lanes + i] = p->c[i * p->ldc + j + k];
+            for (int64_t i = 0; i < p->rows; i++) c[k * lanes + i] = p->c[i * p->ldc + j + k];
         if (lanes > SEQPAR__VL)
             seqpar__tiles_rows(n, p->depth, w, p->b_column, x, lanes, c, lanes, p->accumulate,
                                NULL);
@@ -12760,8 +12774,7 @@ static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j)
         else
             seqpar__tile(1, 1, &s);
         for (int64_t k = 0; k < n; k++)
-            for (int64_t i = 0; i < p->rows; i++)
-                p->c[i * p->ldc + j + k] = c[k * lanes + i];
+            for (int64_t i = 0; i < p->rows; i++) p->c[i * p->ldc + j + k] = c[k * lanes + i];
     }
 }
 
@@ -13615,12 +13628,13 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
         t.key_count = SEQPAR__MIN(SEQPAR__KT, t.keys->count - t.key);
         t.fresh = !extend && t.key == 0;
         keys = seqpar__tile_keys(&t, a->k, t.keys->k_row, t.key_count, 0);
-        values = seqpar__row_operand(
-            t.rows[0], seqpar__tile_keys(&t, a->v, t.keys->v_row, t.key_count, 1), t.key_count,
-            d);
+        values = seqpar__row_operand(t.rows[0],
+                                     seqpar__tile_keys(&t, a->v, t.keys->v_row, t.key_count, 1),
+                                     t.key_count, d);
         for (t.query = 0; t.query < j->count; t.query += SEQPAR__QT) {
             t.query_count = SEQPAR__MIN(SEQPAR__QT, j->count - t.query);
-            seqpar__cpu_forward_tile(&t, keys, values, o + t.query * d, m + t.query, l + t.query);
+            seqpar__cpu_forward_tile(&t, keys, values, o + t.query * d, m + t.query,
+                                     l + t.query);
         }
     }
     j->flops += 4 * d * t.pairs;
@@ -13767,8 +13781,8 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds,
     const float *keep = t->fresh_keys ? NULL : seqpar__ones;
     seqpar__tile_products(t, t->s, SEQPAR__QT, of->q, t->columns[0] + t->key * d, t->query_low,
                           t->query_high);
-    seqpar__tile_products(t, ds, SEQPAR__KT, of->dout, t->columns[1] + t->key * d,
-                          t->query_low, t->query_high);
+    seqpar__tile_products(t, ds, SEQPAR__KT, of->dout, t->columns[1] + t->key * d, t->query_low,
+                          t->query_high);
     seqpar__tile_backward(t, ds);
     seqpar__tile_add(dk + t->key * d, d, ds, 1, SEQPAR__KT, of->q_depth, t->key_count,
                      t->query_low, t->query_high, keep);
@@ -13859,7 +13873,7 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
                                                const seqpar_attn_backward_args *a,
                                                void *queue) {
     seqpar__attn_kernel kernel = {
-        SEQPAR__FOLD_DQ, 0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT,
+        SEQPAR__FOLD_DQ,  0, seqpar__cpu_backward_leaf, seqpar__attn_add, NULL, 1, SEQPAR__KT,
         seqpar__cpu_ahead};
     (void)queue;
     for (int64_t g = 0; g < a->groups; g++)
@@ -13870,9 +13884,14 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
 
 static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a,
                                               void *queue) {
-    seqpar__attn_kernel kernel = {
-        SEQPAR__FOLD_STATE, 0, seqpar__cpu_forward_leaf, seqpar__cpu_state_combine,
-        seqpar__cpu_state_finish, 1, 0, seqpar__cpu_ahead};
+    seqpar__attn_kernel kernel = {SEQPAR__FOLD_STATE,
+                                  0,
+                                  seqpar__cpu_forward_leaf,
+                                  seqpar__cpu_state_combine,
+                                  seqpar__cpu_state_finish,
+                                  1,
+                                  0,
+                                  seqpar__cpu_ahead};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(device, a);
     return seqpar__attn_run(device, a, &kernel);
@@ -14576,10 +14595,10 @@ static void seqpar__half_copy_job(void *user, int64_t job, char *scratch) {
     for (int64_t t = job * 16; t < end; t++)
         if (c->narrow)
             seqpar__bf16_narrow((uint16_t *)c->to + t * c->to_stride,
-                           (const float *)c->from + t * c->from_stride, c->width);
+                                (const float *)c->from + t * c->from_stride, c->width);
         else
             seqpar__bf16_widen((float *)c->to + t * c->to_stride,
-                          (const uint16_t *)c->from + t * c->from_stride, c->width);
+                               (const uint16_t *)c->from + t * c->from_stride, c->width);
 }
 
 /* to (rows, width) without gaps <- rows `first`, ... of bf16 */
@@ -14748,7 +14767,8 @@ static seqpar_status seqpar__half_attn_delta(seqpar_device *device,
     seqpar_attn_delta_args b = *a;
     int64_t width = a->heads * a->head_dim;
     seqpar_mat dout = {(void *)a->dout, width}, out = {(void *)a->out, width};
-    seqpar__half_mat mats[2] = {{&dout, width, 1, 0, {NULL, 0}}, {&out, width, 1, 0, {NULL, 0}}};
+    seqpar__half_mat mats[2] = {{&dout, width, 1, 0, {NULL, 0}},
+                                {&out, width, 1, 0, {NULL, 0}}};
     seqpar__half_walk w = seqpar__half_begin(device, mats, 2, a->tokens);
     while (seqpar__half_next(&w)) {
         b.tokens = w.count;
@@ -14761,7 +14781,8 @@ static seqpar_status seqpar__half_attn_delta(seqpar_device *device,
 }
 
 static seqpar_status seqpar__half_vocab_softmax(seqpar_device *device,
-                                                const seqpar_vocab_softmax_args *a, void *queue) {
+                                                const seqpar_vocab_softmax_args *a,
+                                                void *queue) {
     seqpar_vocab_softmax_args b = *a;
     seqpar__half_mat mat = {&b.logits, a->vocab, 1, a->gradient, {NULL, 0}};
     seqpar__half_walk w = seqpar__half_begin(device, &mat, 1, a->rows);
@@ -14900,8 +14921,10 @@ static seqpar_status seqpar__half_rmsnorm_grad(seqpar_device *device,
     seqpar__bf16_widen(gain, (const uint16_t *)a->gain, a->width);
     b.gain = gain;
     w.most = SEQPAR__MAX(a->rows, 1);
-    while (seqpar__half_next(&w)) w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
-    if (!w.status && a->rows == 0) w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
+    while (seqpar__half_next(&w))
+        w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
+    if (!w.status && a->rows == 0)
+        w.status = w.half->wide->rmsnorm_grad(w.half->wide, &b, queue);
     seqpar__host_free(device, gain);
     return w.status;
 }
@@ -15155,9 +15178,14 @@ static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
 
 static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
                                          void *queue) {
-    seqpar__attn_kernel kernel = {
-        SEQPAR__FOLD_STATE, 0, seqpar__own_forward_leaf, seqpar__cpu_state_combine,
-        seqpar__cpu_state_finish, 0, 0, NULL};
+    seqpar__attn_kernel kernel = {SEQPAR__FOLD_STATE,
+                                  0,
+                                  seqpar__own_forward_leaf,
+                                  seqpar__cpu_state_combine,
+                                  seqpar__cpu_state_finish,
+                                  0,
+                                  0,
+                                  NULL};
     int64_t threads = device->threads;
     (void)queue;
     if (device->storage != SEQPAR_DTYPE_F32) {

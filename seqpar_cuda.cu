@@ -302,10 +302,11 @@ static void *pool_alloc(seqpar_device *device, int64_t bytes) {
     void *data = NULL;
     cudaError_t error = cudaSuccess;
     if (device->pool_path)
-        (void)seqpar_fail(device->error, SEQPAR_ERR_OPTION,
-                          "a CUDA device offloads to the host's memory, not to files in %.400s; "
-                          "leave the folder out",
-                          device->pool_path);
+        (void)seqpar_fail(
+            device->error, SEQPAR_ERR_OPTION,
+            "a CUDA device offloads to the host's memory, not to files in %.400s; "
+            "leave the folder out",
+            device->pool_path);
     else if ((error = cudaMallocHost(&data, (size_t)bytes)) != cudaSuccess)
         (void)failed(of(device), "pinned memory to offload to", error);
     if (data) memset(data, 0, (size_t)bytes);
@@ -949,7 +950,8 @@ static seqpar_status pack_tokens_by_id(cuda_device *self, const seqpar_embedding
     for (int64_t r = 0; first && r < a->rows; r++) first[r + 2] += first[r + 1];
     for (int64_t l = 0; first && sorted && l < leaves; l++)
         for (int64_t t = a->leaves[l].local; t < a->leaves[l].local + a->leaves[l].count; t++)
-            if (has_row(t)) sorted[first[a->ids[t] - a->first + 1]++] = {(int32_t)l, (int32_t)t};
+            if (has_row(t))
+                sorted[first[a->ids[t] - a->first + 1]++] = {(int32_t)l, (int32_t)t};
     *first_at = first && sorted ? pack(self, first, (a->rows + 1) * 4) : -1;
     *tokens_at = first && sorted ? pack(self, sorted, tokens * (int64_t)sizeof *sorted) : -1;
     free(first);
@@ -2877,15 +2879,16 @@ __global__ void pack_kernel(uint8_t *bytes, float *scales, const float *x, int64
         int code = 0;
         if (top > 0 && top - top == 0) {
             float y = fabsf(x[i]) / top;
-            code = positive ? (int)(255 * sqrtf(sqrtf(y)) + 0.5f) : (int)(127 * sqrtf(y) + 0.5f);
+            code = positive ? (int)(255 * sqrtf(sqrtf(y)) + 0.5f)
+                            : (int)(127 * sqrtf(y) + 0.5f);
             if (positive && code == 0 && x[i] > 0) code = 1;
         }
         bytes[i] = (uint8_t)(x[i] < 0 ? -code : code);
     }
 }
 
-__global__ void unpack_kernel(float *x, const uint8_t *bytes, const float *scales, int64_t count,
-                              bool positive) {
+__global__ void unpack_kernel(float *x, const uint8_t *bytes, const float *scales,
+                              int64_t count, bool positive) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float y = positive ? (float)bytes[i] / 255 : (float)(int8_t)bytes[i] / 127;
@@ -2907,8 +2910,8 @@ static __device__ __forceinline__ void narrow_by_chance(bf16 *to, float x, uint3
 }
 
 template <class T>
-__global__ void chance_kernel(T *to, const float *x, int64_t count, int64_t first, uint64_t seed,
-                              uint64_t stream) {
+__global__ void chance_kernel(T *to, const float *x, int64_t count, int64_t first,
+                              uint64_t seed, uint64_t stream) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     uint64_t n = (uint64_t)(first + i);
@@ -2938,8 +2941,8 @@ static seqpar_status pack_state(cuda_device *self, const seqpar_pack_args *a) {
         return SEQPAR_CUDA_LAUNCH(self, unpack_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK),
                                   0, (float *)a->x, (const uint8_t *)a->packed,
                                   (const float *)a->scales, a->count, positive);
-    return SEQPAR_CUDA_LAUNCH(self, pack_kernel, blocks_for(groups, BLOCK / WARP), dim3(BLOCK), 0,
-                              (uint8_t *)a->packed, (float *)a->scales, (const float *)a->x,
+    return SEQPAR_CUDA_LAUNCH(self, pack_kernel, blocks_for(groups, BLOCK / WARP), dim3(BLOCK),
+                              0, (uint8_t *)a->packed, (float *)a->scales, (const float *)a->x,
                               a->count, positive);
 }
 
@@ -2948,9 +2951,9 @@ static seqpar_status op_pack(seqpar_device *device, const seqpar_pack_args *a, v
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
-    return finish(self,
-                  a->form == SEQPAR_PACK_CHANCE ? pack_weights<T>(self, a) : pack_state(self, a),
-                  queue);
+    return finish(
+        self, a->form == SEQPAR_PACK_CHANCE ? pack_weights<T>(self, a) : pack_state(self, a),
+        queue);
 }
 
 /* ---- the table ---- */
@@ -2997,7 +3000,8 @@ static __device__ int32_t likeliest_expert(const float *p, int64_t experts, cons
     for (int i = WARP / 2; i; i /= 2) {
         float other = __shfl_xor_sync(0xffffffffu, best, i);
         int its = __shfl_xor_sync(0xffffffffu, id, i);
-        if (its != INT32_MAX && (id == INT32_MAX || other > best || (!(other < best) && its < id))) {
+        if (its != INT32_MAX &&
+            (id == INT32_MAX || other > best || (!(other < best) && its < id))) {
             best = other;
             id = its;
         }
@@ -3184,11 +3188,10 @@ static seqpar_status op_dots(seqpar_device *device, const seqpar_dots_args *a, v
     const char *lists = upload(self);
     if (to < 0 || !lists) return SEQPAR_ERR_MEMORY;
     return finish(self,
-                  SEQPAR_CUDA_LAUNCH(self, dots_kernel<T>, blocks_for(a->rows, BLOCK / WARP),
-                                     dim3(BLOCK), 0, (float *)a->out,
-                                     (const int32_t *)(lists + to), (const T *)a->a.data,
-                                     a->a.stride, (const T *)a->b.data, a->b.stride, a->rows,
-                                     a->width),
+                  SEQPAR_CUDA_LAUNCH(
+                      self, dots_kernel<T>, blocks_for(a->rows, BLOCK / WARP), dim3(BLOCK), 0,
+                      (float *)a->out, (const int32_t *)(lists + to), (const T *)a->a.data,
+                      a->a.stride, (const T *)a->b.data, a->b.stride, a->rows, a->width),
                   queue);
 }
 

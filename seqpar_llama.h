@@ -68,7 +68,7 @@ typedef struct seqpar_llama_config {
                           logits, by the tensor score.weight (1, hidden), as in Hugging Face's
                           sequence classifiers; borrowed */
     seqpar_llama_rope rope;
-    int64_t window;      /* as in seqpar_attn_desc; 0: none */
+    int64_t window; /* as in seqpar_attn_desc; 0: none */
     /* the first layer that has it: 0 in Mistral, max_window_layers in Qwen2 */
     int64_t window_from;
     /* a layer whose number, counted from 1, this divides does not rotate, as in SmolLM3; 0: all
@@ -94,7 +94,7 @@ typedef struct seqpar_llama {
     int64_t tensor_count, elements, values;
     /* whole (elements); .data NULL while they are at their owners alone */
     seqpar_buffer params;
-    seqpar_shards *shards; /* NULL: they never are */
+    seqpar_shards *shards;      /* NULL: they never are */
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
     char *names;
@@ -215,8 +215,8 @@ typedef struct seqpar_llama_batch {
     seqpar_llama_routes *routes; /* (layers); recompute: one */
     int32_t *route_lists;
     int64_t *route_begins;
-    int32_t *self;                /* (slots) their own numbers */
-    seqpar_piece *expert_pieces;  /* the share's pieces by slots of an expert */
+    int32_t *self;               /* (slots) their own numbers */
+    seqpar_piece *expert_pieces; /* the share's pieces by slots of an expert */
     seqpar_buffer slots_in, slots_out, slots_wide, router, dweights; /* scratch */
 } seqpar_llama_batch;
 
@@ -598,15 +598,16 @@ static seqpar_status seqpar__llama_check_rope(seqpar_error *error,
     int bands = r->type == SEQPAR_ROPE_LLAMA3 || r->type == SEQPAR_ROPE_YARN;
     if (r->type < SEQPAR_ROPE_DEFAULT || r->type > SEQPAR_ROPE_YARN)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "rope type is %d; give one of SEQPAR_ROPE_DEFAULT to _YARN", r->type);
+                           "rope type is %d; give one of SEQPAR_ROPE_DEFAULT to _YARN",
+                           r->type);
     if (r->type == SEQPAR_ROPE_DEFAULT) return SEQPAR_OK;
     if (!seqpar__llama_is_above(r->factor, 0) ||
         (r->type != SEQPAR_ROPE_LINEAR && !seqpar__llama_is_above(r->first_positions, 0)))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "rope factor is %g and original positions %g; give numbers above 0",
                            r->factor, r->first_positions);
-    if (bands && (!seqpar__llama_is_above(r->low, 0) ||
-                  !seqpar__llama_is_above(r->high, r->low)))
+    if (bands &&
+        (!seqpar__llama_is_above(r->low, 0) || !seqpar__llama_is_above(r->high, r->low)))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "rope bounds are %g and %g; give two numbers above 0, the lower one "
                            "(low_freq_factor, beta_slow) first",
@@ -634,17 +635,19 @@ static seqpar_status seqpar__llama_check_experts(seqpar_error *error,
                            (long long)SEQPAR_MAX_WIDTH);
     if (!c->experts) return SEQPAR_OK;
     if (c->experts_per_token < 1 || c->experts_per_token > c->experts)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "a token goes to %lld of %lld experts; give at least 1 and at most as "
-                           "many as there are",
-                           (long long)c->experts_per_token, (long long)c->experts);
+        return seqpar_fail(
+            error, SEQPAR_ERR_SIZE,
+            "a token goes to %lld of %lld experts; give at least 1 and at most as "
+            "many as there are",
+            (long long)c->experts_per_token, (long long)c->experts);
     if (c->expert_intermediate < 1 ||
         c->expert_intermediate > SEQPAR_MAX_WIDTH / c->experts_per_token)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "experts have intermediate %lld and a token goes to %lld; their product "
-                           "must be 1 to %lld",
-                           (long long)c->expert_intermediate, (long long)c->experts_per_token,
-                           (long long)SEQPAR_MAX_WIDTH);
+        return seqpar_fail(
+            error, SEQPAR_ERR_SIZE,
+            "experts have intermediate %lld and a token goes to %lld; their product "
+            "must be 1 to %lld",
+            (long long)c->expert_intermediate, (long long)c->experts_per_token,
+            (long long)SEQPAR_MAX_WIDTH);
     return SEQPAR_OK;
 }
 
@@ -804,11 +807,10 @@ static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
     int64_t layer = m->tensors[tensor].group - 1;
     int inside = layer >= 0 && layer < m->config.layers;
     int64_t experts = inside ? seqpar__llama_part(m, layer, SEQPAR__LLAMA_EXPERTS) : 0;
-    int residual = inside &&
-                   (tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_O) ||
-                    tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_DOWN) ||
-                    (experts && tensor >= experts &&
-                     (tensor - experts) % 3 == SEQPAR__LLAMA_EXPERT_DOWN));
+    int residual = inside && (tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_O) ||
+                              tensor == seqpar__llama_part(m, layer, SEQPAR__LLAMA_DOWN) ||
+                              (experts && tensor >= experts &&
+                               (tensor - experts) % 3 == SEQPAR__LLAMA_EXPERT_DOWN));
     return 1.0 / sqrt((double)m->tensors[tensor].cols *
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
@@ -1002,13 +1004,12 @@ static seqpar_status seqpar__llama_norm_pieces(seqpar_ctx *ctx, seqpar_llama_bat
 static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, int64_t rows) {
     double ones[256];
     if (!seqpar__llama_has_biases(&b->config)) return SEQPAR_OK;
-    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->ones,
-                                        rows * seqpar_dtype_bytes(ctx->device->storage),
-                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
+        ctx, &b->ones, rows * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH));
     for (int64_t i = 0; i < 256; i++) ones[i] = 1;
     for (int64_t i = 0; i < rows; i += 256)
-        seqpar_device_write(ctx->device, b->ones.data, i, ones, SEQPAR__LLAMA_MIN(256, rows - i),
-                            ctx->device->storage);
+        seqpar_device_write(ctx->device, b->ones.data, i, ones,
+                            SEQPAR__LLAMA_MIN(256, rows - i), ctx->device->storage);
     return SEQPAR_OK;
 }
 
@@ -1044,10 +1045,11 @@ static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_bat
     int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
     if (!c->experts) return SEQPAR_OK;
     if (slots > INT32_MAX)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
-                           "a rank has %lld tokens, each for %lld experts; %d are the most in one "
-                           "micro-batch, give fewer tokens",
-                           (long long)rows, (long long)c->experts_per_token, INT32_MAX);
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_SIZE,
+            "a rank has %lld tokens, each for %lld experts; %d are the most in one "
+            "micro-batch, give fewer tokens",
+            (long long)rows, (long long)c->experts_per_token, INT32_MAX);
     SEQPAR__LLAMA_TRY(seqpar__llama_routes_new(ctx, b, rows, layers));
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(ctx, &b->slots_in, slots * c->hidden * size, SEQPAR_MEM_SCRATCH));
@@ -1233,8 +1235,7 @@ static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, vo
 static seqpar_status seqpar__llama_project_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int part) {
     int64_t bias = seqpar__llama_bias_of(c, part);
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_linear_grad(c, dy, x, seqpar__llama_part_of(c, part)));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, dy, x, seqpar__llama_part_of(c, part)));
     if (!bias) return SEQPAR_OK;
     return seqpar__llama_linear_grad(c, c->b->ones.data, dy, bias);
 }
@@ -1346,7 +1347,7 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
     int sparse = seqpar__llama_is_sparse(f, c->layer);
     /* what is not kept serves layers of both kinds */
-    int64_t wide = !keep ? seqpar__llama_widest(f)
+    int64_t wide = !keep    ? seqpar__llama_widest(f)
                    : sparse ? f->experts_per_token * f->expert_intermediate
                             : f->intermediate;
     SEQPAR__LLAMA_TRY(
@@ -1357,8 +1358,8 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
     c->routes = &c->b->routes[keep ? c->layer : 0];
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->probs, &shared->probs, f->experts, 1,
                                                  keep, &c->probs));
-    return seqpar__llama_layer_buffer(c, &own->weights, &shared->weights, f->experts_per_token, 1,
-                                      keep, &c->weights);
+    return seqpar__llama_layer_buffer(c, &own->weights, &shared->weights, f->experts_per_token,
+                                      1, keep, &c->weights);
 }
 
 /* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
@@ -1408,9 +1409,9 @@ static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call
 static seqpar_status seqpar__llama_qk_norm(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     if (!f->qk_norm) return SEQPAR_OK;
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_norm_rows(c, c->q, c->raw_q, c->rstd_q,
-                                seqpar__llama_part_of(c, SEQPAR__LLAMA_Q_NORM), f->heads));
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm_rows(c, c->q, c->raw_q, c->rstd_q,
+                                              seqpar__llama_part_of(c, SEQPAR__LLAMA_Q_NORM),
+                                              f->heads));
     return seqpar__llama_norm_rows(c, c->k, c->raw_k, c->rstd_k,
                                    seqpar__llama_part_of(c, SEQPAR__LLAMA_K_NORM), f->kv_heads);
 }
@@ -1573,8 +1574,8 @@ static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c,
     SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->b->router.data, n, SEQPAR__LLAMA_ROUTER, 0));
     SEQPAR__LLAMA_TRY(c->dev->route(c->dev, &a, c->ctx->queue));
     seqpar__llama_take_slots(c);
-    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, in, n, c->routes->token_of,
-                                              a.rows * f->experts_per_token));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_take_rows(c, in, n, c->routes->token_of, a.rows * f->experts_per_token));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_experts_linear(c, c->gate, in, SEQPAR__LLAMA_EXPERT_GATE, 0, 0));
     return seqpar__llama_experts_linear(c, c->up, in, SEQPAR__LLAMA_EXPERT_UP, 0, 0);
@@ -1584,8 +1585,8 @@ static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c,
 static seqpar_status seqpar__llama_from_experts(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     void *out = c->b->slots_out.data;
-    SEQPAR__LLAMA_TRY(seqpar__llama_experts_linear(c, out, c->b->wide.data,
-                                                   SEQPAR__LLAMA_EXPERT_DOWN, 0, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_experts_linear(c, out, c->b->wide.data, SEQPAR__LLAMA_EXPERT_DOWN, 0, 0));
     return seqpar__llama_mix(c, c->b->x.data, out, f->experts_per_token, f->hidden,
                              c->routes->slot_of, NULL, c->weights, 1);
 }
@@ -1609,10 +1610,10 @@ static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_lay
         seqpar__llama_experts_linear(c, dwide, out, SEQPAR__LLAMA_EXPERT_DOWN, 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     SEQPAR__LLAMA_TRY(c->dev->dots(c->dev, &a, c->ctx->queue));
-    SEQPAR__LLAMA_TRY(seqpar__llama_mix(c, dwide, dwide, 1, a.width, c->b->self, r->pair_of,
-                                        c->weights, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_mix(c, out, dx, 1, f->hidden, r->token_of, r->pair_of,
-                                        c->weights, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_mix(c, dwide, dwide, 1, a.width, c->b->self, r->pair_of, c->weights, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_mix(c, out, dx, 1, f->hidden, r->token_of, r->pair_of, c->weights, 0));
     return seqpar__llama_experts_grad(c, out, wide, SEQPAR__LLAMA_EXPERT_DOWN);
 }
 
@@ -1652,8 +1653,8 @@ static seqpar_status seqpar__llama_route_backward(const seqpar__llama_layer_call
     a.loss = c->b->balance ? c->b->balance_loss.data : NULL;
     SEQPAR__LLAMA_TRY(c->dev->route_grad(c->dev, &a, c->ctx->queue));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dlogits, n, SEQPAR__LLAMA_ROUTER));
-    return seqpar__llama_linear(c, dn, dlogits, seqpar__llama_part_of(c, SEQPAR__LLAMA_ROUTER), 1,
-                                1);
+    return seqpar__llama_linear(c, dn, dlogits, seqpar__llama_part_of(c, SEQPAR__LLAMA_ROUTER),
+                                1, 1);
 }
 
 /* As seqpar__llama_mlp_backward */
@@ -1716,8 +1717,8 @@ static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *
         return seqpar__llama_experts_backward(c, dx, dn);
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(
-        c, wide, dx, seqpar__llama_part_of(c, SEQPAR__LLAMA_DOWN), 1, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, wide, dx, seqpar__llama_part_of(c, SEQPAR__LLAMA_DOWN), 1, 0));
     /* gate and up become their gradients */
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
@@ -1826,9 +1827,9 @@ static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int ke
 static int seqpar__llama_same_parts(const seqpar_llama_config *x,
                                     const seqpar_llama_config *y) {
     return x->window == y->window && x->window_from == y->window_from &&
-           x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias &&
-           x->mlp_bias == y->mlp_bias && x->qk_norm == y->qk_norm &&
-           x->experts == y->experts && x->experts_per_token == y->experts_per_token &&
+           x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias && x->mlp_bias == y->mlp_bias &&
+           x->qk_norm == y->qk_norm && x->experts == y->experts &&
+           x->experts_per_token == y->experts_per_token &&
            x->expert_intermediate == y->expert_intermediate &&
            x->sparse_every == y->sparse_every;
 }
@@ -1919,8 +1920,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
     return seqpar__llama_used(
-        ctx, m,
-        seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0));
+        ctx, m, seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0));
 }
 
 /* Room for `places` nodes of a group, or of its elements first .. first + count. */
@@ -1944,9 +1944,9 @@ static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
                                              int64_t places, seqpar_buffer *nodes) {
     const seqpar_tensor *first = &c->m->tensors[optim->blocks.group_tensor[group]];
     const seqpar_tensor *last = &c->m->tensors[optim->blocks.group_tensor[group + 1] - 1];
-    return seqpar__llama_part_nodes_new(
-        c, optim, group, 0, last->offset + last->rows * last->cols - first->offset, places,
-        nodes);
+    return seqpar__llama_part_nodes_new(c, optim, group, 0,
+                                        last->offset + last->rows * last->cols - first->offset,
+                                        places, nodes);
 }
 
 /* To their owners; then they go. */
@@ -2026,10 +2026,9 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     v.io.seeds = *seeds;
     v.io.dhidden = dn;
     if (in_slices)
-        status = seqpar_buffer_new(c->ctx, &room,
-                                   c->b->tokens * m->config.vocab *
-                                       seqpar_dtype_bytes(c->dev->storage),
-                                   SEQPAR_MEM_SCRATCH);
+        status = seqpar_buffer_new(
+            c->ctx, &room, c->b->tokens * m->config.vocab * seqpar_dtype_bytes(c->dev->storage),
+            SEQPAR_MEM_SCRATCH);
     else
         status = seqpar__llama_nodes_new(
             c, optim, group, seqpar_vocab_places(c->b->share, c->fold, &v.desc), &room);
@@ -2062,9 +2061,7 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
     if (!status && !m->config.score)
         status = seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
     if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
-    if (!status)
-        status = seqpar__llama_nodes_new(c, optim, norm, c->fold->node_count,
-                                         &nodes);
+    if (!status) status = seqpar__llama_nodes_new(c, optim, norm, c->fold->node_count, &nodes);
     if (!status && m->config.score)
         status = seqpar__llama_score_backward(c, seqpar__llama_head(m), seeds, dn);
     c->dev->zero(c->dev, dx, seqpar__llama_hidden_bytes(c), c->ctx->queue);
@@ -2162,8 +2159,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
-    if (b->balance)
-        c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
+    if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
     b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
     status = seqpar__llama_layer_gradients_new(&c, &g);
     if (!status)
@@ -2382,8 +2378,7 @@ static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_cal
     a.tasks = l->tasks;
     a.task_count = l->count;
     a.depth = 1;
-    a.visible_begin =
-        seqpar__llama_is_windowed(f, c->layer) ? l->near_begin : l->begin;
+    a.visible_begin = seqpar__llama_is_windowed(f, c->layer) ? l->near_begin : l->begin;
     a.visible_end = l->end;
     a.q_tokens = c->b->tokens;
     a.q = c->q;
@@ -2615,9 +2610,8 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
         seqpar_buffer_new(s->ctx, &s->b.n, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.hidden, s->slots * f->hidden * size,
                                         SEQPAR_MEM_SCRATCH));
-    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.wide,
-                                        rows * seqpar__llama_widest(f) * size,
-                                        SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
+        s->ctx, &s->b.wide, rows * seqpar__llama_widest(f) * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->b.rstd,
                                         rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
                                         SEQPAR_MEM_SCRATCH));

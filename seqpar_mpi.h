@@ -188,9 +188,9 @@ typedef struct seqpar_mpi__note {
 } seqpar_mpi__note;
 
 typedef struct seqpar_mpi__peer { /* another rank of the world */
-    int64_t sent, taken; /* messages to it, and from it whose receive was begun */
-    int64_t bye;         /* 1: it has come to its end, and */
-    int64_t took;        /* has taken so many from here */
+    int64_t sent, taken;          /* messages to it, and from it whose receive was begun */
+    int64_t bye;                  /* 1: it has come to its end, and */
+    int64_t took;                 /* has taken so many from here */
     seqpar_mpi__note out[2];
     MPI_Request sending[2];
 } seqpar_mpi__peer;
@@ -369,8 +369,7 @@ static int64_t seqpar_mpi__pieces(int64_t bytes) {
 }
 
 static void seqpar_mpi__request_free(seqpar_mpi__request *r) {
-    for (int64_t i = 0; r && r->part && i < r->part_count; i++)
-        SEQPAR_FREE(r->part[i].staging);
+    for (int64_t i = 0; r && r->part && i < r->part_count; i++) SEQPAR_FREE(r->part[i].staging);
     if (!r) return;
     SEQPAR_FREE(r->part);
     SEQPAR_FREE(r->request);
@@ -426,10 +425,9 @@ static int seqpar_mpi__start_pieces(seqpar_mpi__request *r, const seqpar_mpi__pa
         int64_t left = p->bytes - (i - 1) * SEQPAR_MPI_PIECE;
         int bytes = (int)(left < SEQPAR_MPI_PIECE ? left : SEQPAR_MPI_PIECE);
         MPI_Request *q = r->request + p->first + i;
-        code = p->receiving ? MPI_Irecv(data, bytes, MPI_BYTE, (int)p->peer, (int)p->head.tag,
-                                        mpi, q)
-                            : MPI_Isend(data, bytes, MPI_BYTE, (int)p->peer, (int)p->head.tag,
-                                        mpi, q);
+        code = p->receiving
+                   ? MPI_Irecv(data, bytes, MPI_BYTE, (int)p->peer, (int)p->head.tag, mpi, q)
+                   : MPI_Isend(data, bytes, MPI_BYTE, (int)p->peer, (int)p->head.tag, mpi, q);
     }
     return code;
 }
@@ -656,9 +654,13 @@ static void seqpar_mpi__free(seqpar_comm *comm) {
 
 static seqpar_status seqpar_mpi__split(seqpar_comm *comm, int64_t color, int64_t key,
                                        seqpar_comm **sub);
-static const seqpar_comm_table seqpar_mpi__table = {
-    "MPI",           seqpar_mpi__begin, seqpar_mpi__wait, seqpar_mpi__split,
-    seqpar_mpi__abort, seqpar_mpi__free,  0};
+static const seqpar_comm_table seqpar_mpi__table = {"MPI",
+                                                    seqpar_mpi__begin,
+                                                    seqpar_mpi__wait,
+                                                    seqpar_mpi__split,
+                                                    seqpar_mpi__abort,
+                                                    seqpar_mpi__free,
+                                                    0};
 
 /* A comm of `size` ranks, of which the caller fills in which. NULL: no memory. */
 static seqpar_mpi__member *seqpar_mpi__member_new(seqpar_mpi__world *w, int64_t size) {

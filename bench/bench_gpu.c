@@ -89,10 +89,9 @@ static void time_case(const timed *t) {
 /* Seconds a case may take: its part of what is left. */
 static int cases_left;
 static double allowance(void) {
-    return tiny
-               ? 0
-               : fmax(0.2,
-                      fmin(2, 0.5 * seconds_left() / (cases_left > 1 ? cases_left : 1) / 3));
+    return tiny ? 0
+                : fmax(0.2,
+                       fmin(2, 0.5 * seconds_left() / (cases_left > 1 ? cases_left : 1) / 3));
 }
 
 /* A case that would not fit into what is left is a line that says so. `flops` at the speed

@@ -239,8 +239,7 @@ int main(int argc, char **argv) {
         double stream = 4 * b.weights / rates[k].seconds / rates[k].stream, share;
         tokens[k] = (k ? TEXTS : 1) / rates[k].seconds;
         share = 2 * b.weights * tokens[k] / product;
-        wanted = k ? fmin(least_product * product / (2 * b.weights),
-                                 least_gain * tokens[0])
+        wanted = k ? fmin(least_product * product / (2 * b.weights), least_gain * tokens[0])
                    : least_stream * rates[0].stream / (4 * b.weights);
         printf("%8d %12.1f %12.2f %11.1f%% %11.1f%% %12.2f%s%s\n", k ? TEXTS : 1,
                rates[k].seconds * 1e3, tokens[k], 100 * stream, 100 * share, wanted,

@@ -53,7 +53,8 @@ static int32_t *ids_of(const char *path, int64_t *count) {
     return ids;
 }
 
-static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens, seqpar_batch *batch) {
+static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens,
+                            seqpar_batch *batch) {
     seqpar_document document = {.ids = ids, .tokens = tokens};
     seqpar_pack_desc desc = {.pack_len = tokens,
                              .chunks = seqpar_grid_default_chunks(tokens),
@@ -115,7 +116,8 @@ static void answer_step(server *s, const char *path) {
     int32_t *ids = ids_of(path, &tokens);
     seqpar_batch batch;
     double loss = NAN, began = now();
-    if (row_of(s, ids, tokens, &batch) || step_of(s, &batch, &loss)) give_up(s->ctx.error->text);
+    if (row_of(s, ids, tokens, &batch) || step_of(s, &batch, &loss))
+        give_up(s->ctx.error->text);
     printf("%.6f %.9f %.9f\n", now() - began, loss, s->optim.norm);
     seqpar_batch_free(&batch);
     free(ids);

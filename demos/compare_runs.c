@@ -155,8 +155,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 2; i++) {
         r[i].processor_seconds = argc == 7 ? seconds_of(argv[5 + i]) : NAN;
         if (argc == 7 && isnan(r[i].processor_seconds))
-            return fprintf(stderr,
-                           "error: '%s' is no processor time; give seconds above 0\n",
+            return fprintf(stderr, "error: '%s' is no processor time; give seconds above 0\n",
                            seqpar_escape(shown, sizeof shown, argv[5 + i])),
                    2;
     }

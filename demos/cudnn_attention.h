@@ -89,8 +89,9 @@ static void *mask_of(const seqpar_attn_source *a, void *queue) {
         const seqpar_piece *k = a->k_pieces + i % a->k_piece_count;
         for (int64_t t = 0; t < q->count; t++)
             for (int64_t n = 0; n < k->count; n++)
-                mask[(q->local + t) * a->k_tokens + k->local + n] =
-                    sees(a, q, t, k, n) ? 0 : unseen;
+                mask[(q->local + t) * a->k_tokens + k->local + n] = sees(a, q, t, k, n)
+                                                                        ? 0
+                                                                        : unseen;
     }
     if (mask && !cudaMalloc(&on_gpu, bytes))
         cudaMemcpyAsync(on_gpu, mask, bytes, cudaMemcpyHostToDevice, (cudaStream_t)queue);
@@ -209,15 +210,28 @@ static descriptor mask_graph(direction *d, const seqpar_attn_source *a) {
    and comes out there. */
 #define FWD(x) CUDNN_ATTR_OPERATION_SDPA_FWD_##x
 #define BWD(x) CUDNN_ATTR_OPERATION_SDPA_BWD_##x
-static const cudnnBackendAttributeName_t forward_names[] = {
-    FWD(QDESC),     FWD(KDESC),     FWD(VDESC),    FWD(ODESC),
-    FWD(STATSDESC), FWD(SCALEDESC), FWD(SUBGRAPH), FWD(SUBGRAPH_INPUT_UID),
-    FWD(SUBGRAPH_OUTPUT_UID)};
-static const cudnnBackendAttributeName_t backward_names[] = {
-    BWD(QDESC),     BWD(KDESC),     BWD(VDESC),    BWD(ODESC),
-    BWD(STATSDESC), BWD(SCALEDESC), BWD(DODDESC),  BWD(DQDESC),
-    BWD(DKDESC),    BWD(DVDESC),    BWD(SUBGRAPH), BWD(SUBGRAPH_INPUT_UID),
-    BWD(SUBGRAPH_OUTPUT_UID)};
+static const cudnnBackendAttributeName_t forward_names[] = {FWD(QDESC),
+                                                            FWD(KDESC),
+                                                            FWD(VDESC),
+                                                            FWD(ODESC),
+                                                            FWD(STATSDESC),
+                                                            FWD(SCALEDESC),
+                                                            FWD(SUBGRAPH),
+                                                            FWD(SUBGRAPH_INPUT_UID),
+                                                            FWD(SUBGRAPH_OUTPUT_UID)};
+static const cudnnBackendAttributeName_t backward_names[] = {BWD(QDESC),
+                                                             BWD(KDESC),
+                                                             BWD(VDESC),
+                                                             BWD(ODESC),
+                                                             BWD(STATSDESC),
+                                                             BWD(SCALEDESC),
+                                                             BWD(DODDESC),
+                                                             BWD(DQDESC),
+                                                             BWD(DKDESC),
+                                                             BWD(DVDESC),
+                                                             BWD(SUBGRAPH),
+                                                             BWD(SUBGRAPH_INPUT_UID),
+                                                             BWD(SUBGRAPH_OUTPUT_UID)};
 
 static descriptor attention_graph(direction *d, const seqpar_attn_source *a, int backward,
                                   cudnnHandle_t cudnn) {
@@ -273,9 +287,9 @@ static direction *open_direction(cudnn_attention *c, const seqpar_attn_source *a
     d->bytes = ((queries > keys ? queries : keys) * a->head_dim * 2 + 255) / 256 * 256;
     plan(d, attention_graph(d, a, backward, c->cudnn), c->cudnn);
     if (!c->mask[a->source]) c->mask[a->source] = mask_of(a, queue);
-    if (!d->status && (!c->mask[a->source] ||
-                       cudaMalloc((void **)&d->memory,
-                                  (size_t)(tensors * d->bytes + d->workspace))))
+    if (!d->status &&
+        (!c->mask[a->source] ||
+         cudaMalloc((void **)&d->memory, (size_t)(tensors * d->bytes + d->workspace))))
         d->status = CUDNN_STATUS_ALLOC_FAILED;
     return d;
 }
@@ -292,18 +306,9 @@ static int run(cudnn_attention *c, direction *d, const seqpar_attn_source *a, in
                void *queue) {
     float scale = (float)a->scale;
     const void *workspace = own(d, backward ? OWN : OWN_DQ);
-    const void *all[TENSORS] = {NULL,
-                                a->q,
-                                a->k,
-                                a->v,
-                                own(d, OWN_OUT),
-                                own(d, OWN_LSE),
-                                &scale,
-                                a->dout,
-                                own(d, OWN_DQ),
-                                own(d, OWN_DK),
-                                own(d, OWN_DV),
-                                c->mask[a->source]};
+    const void *all[TENSORS] = {
+        NULL,   a->q,    a->k,           a->v,           own(d, OWN_OUT), own(d, OWN_LSE),
+        &scale, a->dout, own(d, OWN_DQ), own(d, OWN_DK), own(d, OWN_DV),  c->mask[a->source]};
     const void *data[TENSORS];
     int64_t number[TENSORS], count = 0;
     descriptor pack = begin(d, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
@@ -363,8 +368,7 @@ static int cudnn_backward(void *user, const seqpar_attn_source *a, void *dq, voi
     if (refused(c, a)) return 1;
     d = open_direction(c, a, 1, queue);
     if (failed(d)) return 1;
-    LAUNCH(from_delta, rows, queue, (uint16_t *)own(d, OWN_OUT), (float *)own(d, OWN_LSE),
-           *a);
+    LAUNCH(from_delta, rows, queue, (uint16_t *)own(d, OWN_OUT), (float *)own(d, OWN_LSE), *a);
     if (run(c, d, a, 1, queue)) return 1;
     widened(dq, d, OWN_DQ, rows * a->head_dim, queue);
     widened(dk, d, OWN_DK, keys * a->head_dim, queue);

@@ -14,8 +14,11 @@ static int holder[CHUNKS]; /* the rank of each chunk, as seqpar_split deals them
 
 static int deal(void) {
     int64_t cu_seqlens[] = {0, CHUNKS};
-    seqpar_row row = {
-        .tokens = CHUNKS, .padded = CHUNKS, .chunks = CHUNKS, .docs = 1, .cu_seqlens = cu_seqlens};
+    seqpar_row row = {.tokens = CHUNKS,
+                      .padded = CHUNKS,
+                      .chunks = CHUNKS,
+                      .docs = 1,
+                      .cu_seqlens = cu_seqlens};
     seqpar_error error = {0};
     for (int rank = 0; rank < RANKS; rank++) {
         seqpar_split_desc split = {SEQPAR_LAYOUT_ZIGZAG, RANKS, rank};
@@ -39,13 +42,13 @@ static void heading(double y, const char *words) {
 }
 
 static void box(double x, double y, double w, double h, const char *color) {
-    printf("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"4\" fill=\"%s\"/>\n", x, y, w,
-           h, color);
+    printf("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"4\" fill=\"%s\"/>\n", x, y,
+           w, h, color);
 }
 
 static void line(double x, double y, double to_x, double to_y, const char *style) {
-    printf("<path d=\"M%g %gL%g %g\" fill=\"none\" stroke=\"#444\" stroke-width=\"1.5\"%s/>\n", x,
-           y, to_x, to_y, style);
+    printf("<path d=\"M%g %gL%g %g\" fill=\"none\" stroke=\"#444\" stroke-width=\"1.5\"%s/>\n",
+           x, y, to_x, to_y, style);
 }
 
 static const char middle[] = "text-anchor=\"middle\"",
@@ -74,8 +77,9 @@ static void draw_ring(double y) {
         if (r + 1 < RANKS) line(at + wide, y + 38, at + wide + gap - 7, y + 38, arrow);
     }
     at -= wide / 2 + gap;
-    printf("<path d=\"M%g %gV%gH%gV%g\" fill=\"none\" stroke=\"#444\" stroke-width=\"1.5\"%s/>\n",
-           at, y + 60, y + 76, LEFT + wide / 2, y + 67, arrow);
+    printf(
+        "<path d=\"M%g %gV%gH%gV%g\" fill=\"none\" stroke=\"#444\" stroke-width=\"1.5\"%s/>\n",
+        at, y + 60, y + 76, LEFT + wide / 2, y + 67, arrow);
 }
 
 /* Leaves in the colour of who computes them; whoever has both operands adds. */
@@ -93,7 +97,8 @@ static void draw_tree(double y) {
                 text(x, at + 6, white, word);
                 continue;
             }
-            printf("<circle cx=\"%g\" cy=\"%g\" r=\"12\" fill=\"#fff\" stroke=\"#444\"/>\n", x, at);
+            printf("<circle cx=\"%g\" cy=\"%g\" r=\"12\" fill=\"#fff\" stroke=\"#444\"/>\n", x,
+                   at);
             text(x, at + 5, middle, "+");
         }
     }

@@ -21,11 +21,11 @@ static struct scene {
     double *x[TENSORS];
     int bits, stored; /* what all is rounded to, and the type it is written in */
     int lse_bits;
-    int stored_of[TENSORS]; /* 0: as `stored` */
-    const char *dtype;      /* metadata; NULL: none */
-    unsigned skip; /* tensors that are not written */
+    int stored_of[TENSORS];                                   /* 0: as `stored` */
+    const char *dtype;                                        /* metadata; NULL: none */
+    unsigned skip;                                            /* tensors that are not written */
     int no_documents, positions, lead, padding, accumulation; /* positions: 1 right, 2 packed */
-    int micro, dp; /* whose numbers these are; replicas, which are alike */
+    int micro, dp;   /* whose numbers these are; replicas, which are alike */
     const char *odd; /* what is wrong with rank 1's file */
 } s;
 
@@ -298,9 +298,7 @@ static inline void *add(page *p, const char *name, seqpar_safetensors_dtype dtyp
 
 /* Rows of this rank; those of padding hold NaN. */
 static inline void add_tensor(page *p, int64_t rank, int t) {
-    int bits = t == LSE            ? s.lse_bits
-               : s.stored_of[t] ? s.stored_of[t]
-                                : s.stored;
+    int bits = t == LSE ? s.lse_bits : s.stored_of[t] ? s.stored_of[t] : s.stored;
     int64_t member = rank % s.sp, n = s.held[member], rows = n + (s.padding ? 3 : 0), from = 0;
     int64_t shape[5] = {1, 1, rows, heads_of(t), width(t)}, dims = t == LSE ? 2 : 3;
     int64_t wide = heads_of(t) * width(t);
@@ -343,8 +341,9 @@ static inline void add_tokens(page *p, int64_t rank) {
 static inline void write_rank(int64_t rank) {
     char text[7][32];
     seqpar_safetensors_pair pairs[] = {
-        {"seqpar_dump", "1"}, {"rank", text[0]},    {"world", text[6]},
-        {"sp", text[1]},      {"window", text[2]},  {"softcap", text[3]},
+        {"seqpar_dump", "1"},      {"rank", text[0]},
+        {"world", text[6]},        {"sp", text[1]},
+        {"window", text[2]},       {"softcap", text[3]},
         {"accumulation", text[5]}, {"dtype", s.dtype ? s.dtype : "tensors"},
         {"softmax_scale", text[4]}};
     page p = {.count = 0};

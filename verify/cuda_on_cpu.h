@@ -1028,8 +1028,8 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
-    *event = new cuda_event{
-        0, 0, NULL, cuda_on_cpu_elsewhere ? cuda_on_cpu_elsewhere->event_new() : NULL};
+    *event = new cuda_event{0, 0, NULL,
+                            cuda_on_cpu_elsewhere ? cuda_on_cpu_elsewhere->event_new() : NULL};
     return cudaSuccess;
 }
 

@@ -317,11 +317,10 @@ struct cudnn_sdpa {
         for (int i = 0; i < (back ? 10 : 6); i++)
             if (!all[i]->data || all[i]->stride[3] != 1 || (uintptr_t)all[i]->data % 16)
                 return false;
-        return h % kv == 0 && k.is(kv, n, d) && v.is(kv, n, d) &&
-               out.is(h, t, d) && stats.is(h, t, 1) && stats.type == CUDNN_DATA_FLOAT &&
-               mask.is(1, t, n) &&
-               (!back || (dout.is(h, t, d) && dq.is(h, t, d) && dk.is(kv, n, d) &&
-                          dv.is(kv, n, d)));
+        return h % kv == 0 && k.is(kv, n, d) && v.is(kv, n, d) && out.is(h, t, d) &&
+               stats.is(h, t, 1) && stats.type == CUDNN_DATA_FLOAT && mask.is(1, t, n) &&
+               (!back ||
+                (dout.is(h, t, d) && dq.is(h, t, d) && dk.is(kv, n, d) && dv.is(kv, n, d)));
     }
 };
 

@@ -26,7 +26,8 @@
 
 #define GOLDEN static __attribute__((unused))
 #ifndef GOLDEN_PATH
-#define GOLDEN_PATH "verify/golden.tsv" /* from the top of the tree, where the suites are run \
+#define GOLDEN_PATH \
+    "verify/golden.tsv" /* from the top of the tree, where the suites are run \
                                          */
 #endif
 

@@ -28,10 +28,9 @@ static void stand_event_wait(void *s, void *e) { cudaStreamWaitEvent(s, e, 0); }
 
 /* From here on, until it is called with 0 again; every pointer then is one of a device. */
 static void stand_runs_kernels(int on) {
-    static const cuda_on_cpu_bridge bridge = {stand_stream_new, stand_stream_free,
-                                              stand_stream_push, stand_stream_settle,
-                                              stand_event_new,   stand_event_free,
-                                              stand_event_record, stand_event_wait};
+    static const cuda_on_cpu_bridge bridge = {
+        stand_stream_new, stand_stream_free, stand_stream_push,  stand_stream_settle,
+        stand_event_new,  stand_event_free,  stand_event_record, stand_event_wait};
     stand.all_device = on;
     cuda_on_cpu_elsewhere = on ? &bridge : NULL;
     cuda_on_cpu_open_memory(on ? 1 : -1);

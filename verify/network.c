@@ -73,7 +73,8 @@ static int open_wire(const char *name) {
 /* The host an IPv4 packet is for; -1: none of ours. */
 static int host_of(const char *data, int64_t bytes, int hosts) {
     const unsigned char *p = (const unsigned char *)data;
-    int k = bytes >= 20 && p[0] >> 4 == 4 && p[16] == 10 && p[17] == 77 && p[18] == 0 ? p[19] : 0;
+    int k = bytes >= 20 && p[0] >> 4 == 4 && p[16] == 10 && p[17] == 77 && p[18] == 0 ? p[19]
+                                                                                      : 0;
     return k >= 1 && k <= hosts ? k - 1 : -1;
 }
 
@@ -106,7 +107,9 @@ int main(int argc, char **argv) {
     while (!ends) {
         double wait = count ? queue[first].due - seconds() : 1;
         struct timespec limit = {0};
-        if (wait > 0) limit = (struct timespec){(time_t)wait, (long)((wait - (double)(time_t)wait) * 1e9)};
+        if (wait > 0)
+            limit = (struct timespec){(time_t)wait,
+                                      (long)((wait - (double)(time_t)wait) * 1e9)};
         ppoll(wires, (nfds_t)hosts, &limit, NULL);
         for (int i = 0; i < hosts; i++)
             for (int64_t n; count < QUEUE && (n = read(wires[i].fd, data, PACKET)) > 0;) {
@@ -122,7 +125,8 @@ int main(int argc, char **argv) {
             }
         for (; count && queue[first].due <= seconds(); first = (first + 1) % QUEUE, count--) {
             /* a host that takes no more loses it, as a network's does */
-            if (write(wires[queue[first].to].fd, queue[first].data, (size_t)queue[first].bytes) < 0) {
+            if (write(wires[queue[first].to].fd, queue[first].data,
+                      (size_t)queue[first].bytes) < 0) {
             }
             free(queue[first].data);
         }

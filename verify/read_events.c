@@ -40,7 +40,8 @@ static void crc_begin(void) {
     for (uint32_t i = 0; i < 256; i++) {
         crc_table[i] = i;
         for (int bit = 0; bit < 8; bit++)
-            crc_table[i] = crc_table[i] & 1 ? crc_table[i] >> 1 ^ 0x82f63b78 : crc_table[i] >> 1;
+            crc_table[i] = crc_table[i] & 1 ? crc_table[i] >> 1 ^ 0x82f63b78
+                                            : crc_table[i] >> 1;
     }
     if (crc32c("123456789", 9) != 0xe3069283) wrong("this reader's CRC-32C is wrong");
 }

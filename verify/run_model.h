@@ -208,8 +208,8 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
         status = logits ? seqpar_llama_logits(ctx, model, &b, logits)
                         : seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY, "no memory for logits");
         if (!status)
-            collect_rows(ctx, task, &b, first, job->result->logits, logits,
-                         model->config.vocab, ctx->device->storage);
+            collect_rows(ctx, task, &b, first, job->result->logits, logits, model->config.vocab,
+                         ctx->device->storage);
         ctx->device->free(ctx->device, logits);
     }
     if (!status) status = seqpar_llama_backward(ctx, model, &b, optim, index, &seeds);
@@ -236,14 +236,12 @@ static seqpar_status model_step(seqpar_ctx *ctx, const model_job *job, seqpar_ll
                                              job->way->layout, job->way->accumulation);
     int64_t *chosen = calloc((size_t)model->config.experts + 1, sizeof *chosen);
     double *slopes = calloc((size_t)model->config.experts + 1, sizeof *slopes);
-    if (!status && task->balance > 0)
-        status = model_chosen(ctx, job, model, optim, chosen);
+    if (!status && task->balance > 0) status = model_chosen(ctx, job, model, optim, chosen);
     seqpar_llama_balance(&model->config, slopes, chosen, task->balance);
     for (i = 0; !status && i < job->way->accumulation; i++)
         status = model_micro(ctx, job, model, optim, step, i, task->balance > 0 ? slopes : NULL,
                              leaf, value, &count);
-    if (!status)
-        status = seqpar_llama_step_end(ctx, model, optim, task->lr);
+    if (!status) status = seqpar_llama_step_end(ctx, model, optim, task->lr);
     if (!status && step == 0) {
         status = seqpar_sum_pieces(ctx, &sum, leaf, value, count, 1);
         if (!status) status = kept_read(ctx, optim, gradient, SEQPAR_STATE_GRADIENT);
@@ -265,8 +263,14 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     const model_task *task = job->task;
     seqpar_llama model;
     seqpar_optim optim;
-    seqpar_optim_desc desc = {job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8,
-                              task->decay,         task->max_norm,        job->way->slice,
+    seqpar_optim_desc desc = {job->way->optimizer,
+                              job->way->zero_stage,
+                              .9,
+                              .95,
+                              1e-8,
+                              task->decay,
+                              task->max_norm,
+                              job->way->slice,
                               .offload = job->way->offload & ~MODEL_OFFLOAD_FILES,
                               .state_bits = job->way->state_bits,
                               .stochastic = job->way->stochastic,

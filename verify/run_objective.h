@@ -33,7 +33,7 @@ enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAI
     X(GRPO, "GRPO", SEQUENCES, 0, 1, grpo)
 enum {
 #define OBJECTIVE__X(name, text, unit, scores, reference, function) OBJECTIVE_##name,
-#define OBJECTIVE__P(name, text, reference, means, smoothing) OBJECTIVE_##name,
+#define OBJECTIVE__P(name, text, reference, means, smoothing)       OBJECTIVE_##name,
     OBJECTIVES_EACH(OBJECTIVE__X, OBJECTIVE__P)
 #undef OBJECTIVE__X
 #undef OBJECTIVE__P
@@ -152,9 +152,9 @@ static objective_loss objective_token(double loss, double slope, int clipped, do
 }
 
 static objective_loss objective_pair(const seqpar_pair_result *p) {
-    return (objective_loss){{p->loss, p->reward_chosen, p->reward_rejected,
-                             p->reward_chosen > p->reward_rejected},
-                            {p->dchosen, p->drejected}};
+    return (objective_loss){
+        {p->loss, p->reward_chosen, p->reward_rejected, p->reward_chosen > p->reward_rejected},
+        {p->dchosen, p->drejected}};
 }
 
 static objective_loss objective_sft(const objective_task *t, const objective_unit *u) {
@@ -461,8 +461,7 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     for (int64_t i = 0; !status && i < r->job->way->accumulation; i++)
         status = objective_step_micro(r, i, kl);
     if (!status) status = objective_columns(r, means);
-    if (!status)
-        status = seqpar_llama_step_end(r->ctx, &r->policy, &r->optim, t->lr);
+    if (!status) status = seqpar_llama_step_end(r->ctx, &r->policy, &r->optim, t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
     if (!status) status = kept_state(r->ctx, &r->optim, state, r->policy.elements);
     if (!status) status = params_read(r->ctx, &r->policy, params);
@@ -481,10 +480,11 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_task *t = job->task;
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
     seqpar_optim_desc optim = {
-        job->way->optimizer,           job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0,
+        job->way->optimizer,         job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0,
         .offload = job->way->offload};
     int64_t all = job->result->elements;
-    double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient), *params = gradient + 4 * all;
+    double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient),
+           *params = gradient + 4 * all;
     seqpar_ctx ctx;
     objective_rank r = {.ctx = &ctx, .job = job};
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
@@ -495,7 +495,8 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
                                    &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
     if (!status && t->start) status = params_write(&ctx, &r.policy, t->start);
-    if (!status) status = params_read(&ctx, &r.policy, world->rank ? params : job->result->start);
+    if (!status)
+        status = params_read(&ctx, &r.policy, world->rank ? params : job->result->start);
     if (!status)
         seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
     if (!status)

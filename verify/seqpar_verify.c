@@ -61,8 +61,8 @@ static const char *mistake_names[MISTAKES + 1], *operation_names[OPERATIONS + 1]
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
      "a gradient norm before clip, or a loss, of the run in question", 0},
-    {"law", "want", "X", OPTION_NUMBER, &numbers.want,
-     "the same of one rank on the same step", 0},
+    {"law", "want", "X", OPTION_NUMBER, &numbers.want, "the same of one rank on the same step",
+     0},
     {"law", "sp", "P", OPTION_SIZE, &numbers.sp, "ranks that share a sequence (1)", 0},
     {"law", "dp", "D", OPTION_SIZE, &numbers.dp, "data-parallel replicas (1)", 0},
     {"law", "accumulation", "A", OPTION_SIZE, &numbers.accumulation,
@@ -75,8 +75,8 @@ static option options[] = {
     {"law", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
      "relative distance that rounding may make (0.001)", 0},
     {"ver", "DUMP", "", OPTION_NAME, &folder, "a folder with a file of every rank", 0},
-    {"ver", "want", "DUMP", OPTION_TEXT, &wanted, "that of the same step on one rank: gradients",
-     0},
+    {"ver", "want", "DUMP", OPTION_TEXT, &wanted,
+     "that of the same step on one rank: gradients", 0},
     {"ver", "model", "FOLDER", OPTION_TEXT, &model,
      "a Llama-type model in Hugging Face's form: log-probs and gradients", 0},
     {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
@@ -99,10 +99,9 @@ static option options[] = {
      "of the first row; the next has one more (61)", 0},
     {"gen", "docs", "N", OPTION_SIZE, &making.docs, "documents of a row (4)", 0},
     {"gen", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
-    {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0,
-     mistake_names},
-    {"gen", "questions", "", OPTION_FLAG, &making.questions,
-     "without what is to be computed", 0},
+    {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0, mistake_names},
+    {"gen", "questions", "", OPTION_FLAG, &making.questions, "without what is to be computed",
+     0},
     {"run", "OPERATION", "", OPTION_NAME, &running.operation, "one of those below", 0,
      operation_names},
     {"run", "DUMP", "", OPTION_NAME, &running.in, "a folder with a file of every rank", 0},
@@ -150,15 +149,17 @@ static int usage(const char *sentence) {
 static int check_counts(void) {
     numbers.groups = counts.count;
     if (sums.count != counts.count) {
-        fprintf(stderr, "error: %lld sums and %lld counts; give one of each a rank or "
-                        "micro-batch\n",
+        fprintf(stderr,
+                "error: %lld sums and %lld counts; give one of each a rank or "
+                "micro-batch\n",
                 (long long)sums.count, (long long)counts.count);
         return VERDICT_USAGE;
     }
     for (int64_t i = 0; i < counts.count; i++)
         if (counts.values[i] < 0 || counts.values[i] != floor(counts.values[i])) {
-            fprintf(stderr, "error: count %lld is %g; a count of tokens is whole and not below "
-                            "0\n",
+            fprintf(stderr,
+                    "error: count %lld is %g; a count of tokens is whole and not below "
+                    "0\n",
                     (long long)i, counts.values[i]);
             return VERDICT_USAGE;
         }
@@ -272,12 +273,11 @@ static int judge_folders(stage *stages, details *more) {
     dump d, want = {.world = 0};
     int status, voided = 0;
     status = dump_open(&d, folder);
-    d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given
-                    ? numbers.tolerance
-                    : 0;
+    d.widened = option_named(options, OPTIONS, "ver", "--tolerance")->given ? numbers.tolerance
+                                                                            : 0;
     if (!status) take_window(&d);
     status = status || judge_dump(&d, stages, numbers.tolerance) ||
-                 check_steps(stages, &d, numbers.tolerance);
+             check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {
         status = check_truth(stages, &d, model, numbers.tolerance, budget, more);
         voided = status > 0;
@@ -287,9 +287,7 @@ static int judge_folders(stage *stages, details *more) {
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);
     dump_close(&d);
     dump_close(&want);
-    if (status)
-        fprintf(stderr, "error: %s\n",
-                d.error.status ? d.error.text : want.error.text);
+    if (status) fprintf(stderr, "error: %s\n", d.error.status ? d.error.text : want.error.text);
     return voided ? VERDICT_VOID : status ? VERDICT_FILE : 0;
 }
 
@@ -431,8 +429,7 @@ static int test_layout(int at) {
 }
 
 static int run_test(void) {
-    char *words[] = {(char *)"test", (char *)"--ring_attn_size", (char *)"2",
-                     (char *)"--json"};
+    char *words[] = {(char *)"test", (char *)"--ring_attn_size", (char *)"2", (char *)"--json"};
     int wrong = 0;
     if (level > 2) return usage("--level is 1, seconds, or 2, all layouts on 2 to 8 ranks");
     if (level == 1) return seqpar_verify_test(as_json ? 4 : 3, words);
@@ -462,15 +459,17 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
 static void print_mutant(const mutant *m) {
     char said[160];
     snprintf(said, sizeof said, "%s%.63s",
-             m->kind == VERDICT_RIGHT      ? "right"
-             : m->kind != VERDICT_WRONG    ? "insufficient"
+             m->kind == VERDICT_RIGHT    ? "right"
+             : m->kind != VERDICT_WRONG  ? "insufficient"
              : m->named && m->among == 1 ? "named"
-             : m->named                    ? "named among several"
-             : m->among                    ? "taken for "
-                                           : "wrong, not named",
+             : m->named                  ? "named among several"
+             : m->among                  ? "taken for "
+                                         : "wrong, not named",
              m->other);
     printf("%-4s %-32s %-22s%s\n", m->objective, *m->name ? m->name : "(none)", said,
-           m->seen < 0 ? "" : m->seen ? " seen by CMD" : " not seen by CMD");
+           m->seen < 0 ? ""
+           : m->seen   ? " seen by CMD"
+                       : " not seen by CMD");
 }
 
 static cJSON *mutant_json(const mutant *m) {

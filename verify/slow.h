@@ -231,8 +231,10 @@ SLOW void slow_append_layer(slow_builder *b, const slow_config *c, int64_t layer
     slow_append(b, prefix, "input_layernorm.weight", 1, c->hidden);
     slow_append_attention(b, c, prefix);
     slow_append(b, prefix, "post_attention_layernorm.weight", 1, c->hidden);
-    if (slow_sparse(c, layer)) slow_append_experts(b, c, prefix);
-    else slow_append_mlp(b, c, prefix);
+    if (slow_sparse(c, layer))
+        slow_append_experts(b, c, prefix);
+    else
+        slow_append_mlp(b, c, prefix);
 }
 
 /* All of a model's tensors; `table` may be NULL. */
@@ -858,8 +860,10 @@ SLOW void slow_mlp_block(const slow_config *c, const slow_layer *w, const slow_r
     int64_t n = row->tokens;
     slow_complex *normed = slow_array(n * c->hidden), *y = slow_array(n * c->hidden);
     slow_rmsnorm(n, c->hidden, c->rms_eps, x, w->mlp_norm, normed);
-    if (w->router) slow_sparse_mlp(c, w, row, sums, normed, y);
-    else slow_mlp_of(n, c->hidden, c->intermediate, &w->mlp, normed, y);
+    if (w->router)
+        slow_sparse_mlp(c, w, row, sums, normed, y);
+    else
+        slow_mlp_of(n, c->hidden, c->intermediate, &w->mlp, normed, y);
     slow_add(n * c->hidden, x, y);
     free(normed);
     free(y);

@@ -18,7 +18,7 @@
 static int test_passed, test_failed, test_skipped;
 static uint64_t test_seed = 1;
 static const char *test_program = "test";
-static char test_why[768]; /* first reason the running test is wrong */
+static char test_why[768];    /* first reason the running test is wrong */
 static const char *test_text; /* the running test, as main calls it */
 #ifdef TEST_FAULTS
 int seqpar__fault; /* the number of the mistake that is on (verify/faults.tsv) */
@@ -62,10 +62,10 @@ __attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) 
 /* One test of a suite's main. Its random numbers come from the seed, its text and how often it
    ran before: with TEST_ONLY="test_grids(1)+test_truth" (texts, or how they begin) it is the
    same test without the others. */
-#define TEST(call)                                 \
-    do {                                           \
-        static uint64_t turn;                      \
-        if (test_wanted(#call, turn++)) call;      \
+#define TEST(call) \
+    do { \
+        static uint64_t turn; \
+        if (test_wanted(#call, turn++)) call; \
     } while (0)
 
 /* What ends a suite that hangs, and what it says then. */

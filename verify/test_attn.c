@@ -1174,8 +1174,7 @@ static void in_one_call(const setup *one, seqpar_attn_io io, const seqpar_attn_d
     if (ranks == 2) io.dout = NULL;
     test_expect(!seqpar_attn_run_threads(&error, &io, p->rows, desc, ranks), "%s", error.text);
     test_expect(same_floats(x, one->out, wide), "%lld ranks: out differs", (long long)ranks);
-    if (io.lse)
-        test_expect(same_floats(io.lse, one->lse, p->tokens * p->heads), "lse differs");
+    if (io.lse) test_expect(same_floats(io.lse, one->lse, p->tokens * p->heads), "lse differs");
     if (!io.dout)
         for (int64_t i = 0; i < wide + 2 * narrow; i++)
             test_expect(!memcmp(x + wide + i, &zero, sizeof zero), "gradients without dout");
@@ -1256,7 +1255,8 @@ static void test_own_attention(int device) {
                        .stride = i % 6 == 5 ? 1 : 1 + way % 2,
                        .f = features_list[(way + 5 * i) % FEATURES],
                        .kernel = &kernel,
-                       .ulysses = way / SEQPAR_LAYOUT_COUNT != SEQPAR_SCHEDULE_ULYSSES && i % 6 == 5
+                       .ulysses = way / SEQPAR_LAYOUT_COUNT != SEQPAR_SCHEDULE_ULYSSES &&
+                                          i % 6 == 5
                                       ? 2
                                       : 0};
             s.f.dropout = 0;

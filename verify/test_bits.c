@@ -101,8 +101,9 @@ static void test_ways(int reference, int kind, int64_t ways) {
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
                  (long long)w.vocab_rows, (long long)w.slice, w.offload);
         expect_equal_runs(&other, &one, what);
-        test_end("bits_%s_%s %s", (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference],
-                 kinds[kind], what);
+        test_end("bits_%s_%s %s",
+                 (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference], kinds[kind],
+                 what);
         model_result_free(&other);
     }
     model_result_free(&one);
@@ -144,8 +145,8 @@ static void test_masters(int device) {
     free(moved);
     model_result_free(&r);
     seqpar_batch_free(&task.batch);
-    test_end("masters, device %d: off by %.1e, %lld of %lld weights stand still", device, d, (long long)still,
-             (long long)count);
+    test_end("masters, device %d: off by %.1e, %lld of %lld weights stand still", device, d,
+             (long long)still, (long long)count);
 }
 
 /* What bf16 costs: a step's gradient against fp64 on the same weights. */
@@ -243,8 +244,8 @@ static void test_forms(int reference, int bits, int stochastic, double limit) {
         w.offload = w.zero_stage == 3 ? SEQPAR_OFFLOAD_PARAMS : 0;
         if (!bits && i % 2) w.offload |= SEQPAR_OFFLOAD_STATE;
         model_run(&task, &w, &other);
-        snprintf(what, sizeof what, "%d bits, by chance %d, device %d: D=%lld P=%lld zero=%d", bits,
-                 stochastic, reference, (long long)w.dp, (long long)w.sp, w.zero_stage);
+        snprintf(what, sizeof what, "%d bits, by chance %d, device %d: D=%lld P=%lld zero=%d",
+                 bits, stochastic, reference, (long long)w.dp, (long long)w.sp, w.zero_stage);
         expect_equal_runs(&other, &one, what);
         test_end("forms %s", what);
         model_result_free(&other);
@@ -402,7 +403,8 @@ static seqpar_status room_shards_read(seqpar_ctx *ctx, seqpar_shards *shards, ro
         int64_t g = order[i][0], first = shards->blocks.group_tensor[g];
         status = seqpar_shards_use(ctx, shards, g, order[i][1], &group);
         for (int64_t t = first; !status && t < shards->blocks.group_tensor[g + 1]; t++)
-            if (memcmp((char *)group + (room_tensors[t].offset - room_tensors[first].offset) * size,
+            if (memcmp((char *)group +
+                           (room_tensors[t].offset - room_tensors[first].offset) * size,
                        params->data + room_tensors[t].offset * size,
                        (size_t)(room_end(t) - room_tensors[t].offset) * (size_t)size))
                 status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "tensor %s differs in use %d",
@@ -412,8 +414,8 @@ static seqpar_status room_shards_read(seqpar_ctx *ctx, seqpar_shards *shards, ro
     if (!status && (group || shards->held[0].whole.data || shards->held[1].whole.data))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a group was not dropped");
     if (!status) status = seqpar_shards_read(ctx, shards, got, 2, 1024 - 350, 701);
-    seqpar_device_read(ctx->device, want, params->data, room_tensors[2].offset + 1024 - 350, 701,
-                       ctx->device->storage);
+    seqpar_device_read(ctx->device, want, params->data, room_tensors[2].offset + 1024 - 350,
+                       701, ctx->device->storage);
     if (!status && memcmp(got, want, sizeof got))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_STEP, "a part across two owners differs");
     return status;
@@ -533,10 +535,12 @@ static void test_room(int reference) {
     room_start(&one, &task.batch, &plain_way);
     room_expect_sums(&one);
     for (size_t i = 0; i < 2 * (sizeof shapes / sizeof *shapes); i++) {
-        room_way way = {
-            shapes[i / 2][0],   shapes[i / 2][1],
-            1 + (int64_t)i % 3, reference,
-            i % 2 ? 3 : (int)(i + 1) % 3, layout_of_grid((int64_t)i)};
+        room_way way = {shapes[i / 2][0],
+                        shapes[i / 2][1],
+                        1 + (int64_t)i % 3,
+                        reference,
+                        i % 2 ? 3 : (int)(i + 1) % 3,
+                        layout_of_grid((int64_t)i)};
         room_start(&other, &task.batch, &way);
         test_expect(
             !memcmp(one.params, other.params, (size_t)(5 * one.elements) * sizeof(double)) &&
@@ -656,9 +660,18 @@ typedef struct {
     const char *name, *words;
     seqpar_status status;
 } shards_refusal;
-enum { SHARDS_GROUP, SHARDS_PART, SHARDS_ROOM, SHARDS_WHOLE, SHARDS_SHARED, SHARDS_SLICE, SHARDS_TEXTS };
+enum {
+    SHARDS_GROUP,
+    SHARDS_PART,
+    SHARDS_ROOM,
+    SHARDS_WHOLE,
+    SHARDS_SHARED,
+    SHARDS_SLICE,
+    SHARDS_TEXTS
+};
 static const shards_refusal shards_refusals[] = {
-    [SHARDS_GROUP] = {"group", "groups 3 and -1 are wanted, but there are 0 to 2", SEQPAR_ERR_SIZE},
+    [SHARDS_GROUP] = {"group", "groups 3 and -1 are wanted, but there are 0 to 2",
+                      SEQPAR_ERR_SIZE},
     [SHARDS_PART] = {"part", "elements 2000 .. + 701 of tensor 2 are wanted", SEQPAR_ERR_SIZE},
     [SHARDS_ROOM] = {"room", "8547 elements, but tensor f ends at 8548", SEQPAR_ERR_SIZE},
     [SHARDS_WHOLE] = {"whole", "are 8548 elements, but at zero_stage 3", SEQPAR_ERR_SIZE},
@@ -701,9 +714,8 @@ static seqpar_status shards_step(seqpar_ctx *ctx, seqpar_optim *optim, double *v
 static seqpar_status shards_refused_rank(seqpar_comm *world, void *user) {
     int which = *(const int *)user;
     seqpar_device *device = seqpar_device_cpu(1);
-    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
-                              .zero_stage = 3,
-                              .params_shared = which == SHARDS_SHARED};
+    seqpar_optim_desc desc = {
+        .kind = SEQPAR_OPTIM_SGD, .zero_stage = 3, .params_shared = which == SHARDS_SHARED};
     int64_t elements = room_end(ROOM_TENSORS - 1);
     double *values = calloc((size_t)elements, sizeof *values);
     void *group;

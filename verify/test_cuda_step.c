@@ -48,9 +48,8 @@ static void test_steps(int kind, int device, int64_t ranks, int layout, int sche
                         "weight %lld is %.9g, its master %.9g", (long long)i, one.params[i],
                         one.state[2 * one.elements + i]);
     }
-    test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32",
-             objective_name(kind), seqpar_layout_name(layout), seqpar_schedule_name(schedule),
-             (long long)ranks);
+    test_end("cuda_step_%s_%s_%s_%s_P%lld", device == 2 ? "bf16" : "fp32", objective_name(kind),
+             seqpar_layout_name(layout), seqpar_schedule_name(schedule), (long long)ranks);
     objective_result_free(&one);
     objective_result_free(&r);
     objective_task_close(&t);

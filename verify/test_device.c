@@ -21,7 +21,8 @@ static int64_t calls[3][OPS]; /* by storage type */
 static seqpar_device original[3];
 
 #define X(op) \
-    static seqpar_status counted_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+    static seqpar_status counted_##op(seqpar_device *device, const seqpar_##op##_args *args, \
+                                      void *queue) { \
         calls[device->storage][OP_##op]++; \
         return original[device->storage].op(device, args, queue); \
     }
@@ -478,9 +479,14 @@ static void company_close(company *c) {
 static void company_rows(company *c, seqpar_device *device, int accumulate, int64_t first,
                          int64_t rows, float *got) {
     int64_t bytes = rows * c->out * (int64_t)sizeof *got;
-    seqpar_matmul_args a = {{c->y, c->out}, {(float *)c->x + first * c->in, c->in}, {c->w, c->in},
-                            rows,           c->out,                                 c->in,
-                            0,              accumulate};
+    seqpar_matmul_args a = {{c->y, c->out},
+                            {(float *)c->x + first * c->in, c->in},
+                            {c->w, c->in},
+                            rows,
+                            c->out,
+                            c->in,
+                            0,
+                            accumulate};
     fast->copy(fast, c->y, (float *)c->y_start + first * c->out, bytes, NULL);
     test_expect(!device->matmul(device, &a, NULL), "the product fails");
     fast->copy(fast, got, c->y, bytes, NULL);
@@ -1040,7 +1046,14 @@ static void check_fold(void) {
 
 /* ---- route, route_grad, mix, dots ---- */
 
-enum { ROUTE_LOGITS = 1, ROUTE_WEIGHTS, ROUTE_DWEIGHTS, DLOGITS, ROUTE_LOSS, MOST_EXPERTS = 64 };
+enum {
+    ROUTE_LOGITS = 1,
+    ROUTE_WEIGHTS,
+    ROUTE_DWEIGHTS,
+    DLOGITS,
+    ROUTE_LOSS,
+    MOST_EXPERTS = 64
+};
 
 /* size: rows, experts, chosen; mode: normed */
 static bench route_bench(int64_t rows, int64_t experts, int64_t chosen, int normed) {
@@ -1063,19 +1076,25 @@ static double balance_of(int64_t e) { return 0.1 * (double)(e * e % 7) - 0.2; }
 
 static seqpar_status call_route(seqpar_device *device, const bench *b) {
     const field *f = b->field;
-    seqpar_route_args a = {mat(&f[ROUTE_LOGITS]), b->size[0], b->size[1], b->size[2], b->mode,
-                           f[0].data,       f[ROUTE_WEIGHTS].data,  b->ids};
+    seqpar_route_args a = {
+        mat(&f[ROUTE_LOGITS]), b->size[0], b->size[1], b->size[2], b->mode, f[0].data,
+        f[ROUTE_WEIGHTS].data, b->ids};
     return device->route(device, &a, device->queue);
 }
 
 static seqpar_status call_route_grad(seqpar_device *device, const bench *b) {
     const field *f = b->field;
     double balance[MOST_EXPERTS];
-    seqpar_route_grad_args a = {mat(&f[DLOGITS]), b->size[0],
-                                b->size[1],       b->size[2],
-                                b->mode,          f[0].data,
-                                f[ROUTE_WEIGHTS].data, f[ROUTE_DWEIGHTS].data,
-                                b->ids,           balance,
+    seqpar_route_grad_args a = {mat(&f[DLOGITS]),
+                                b->size[0],
+                                b->size[1],
+                                b->size[2],
+                                b->mode,
+                                f[0].data,
+                                f[ROUTE_WEIGHTS].data,
+                                f[ROUTE_DWEIGHTS].data,
+                                b->ids,
+                                balance,
                                 f[ROUTE_LOSS].data};
     seqpar_status status = call_route(device, b);
     for (int64_t e = 0; e < b->size[1]; e++) balance[e] = balance_of(e);
@@ -1083,13 +1102,13 @@ static seqpar_status call_route_grad(seqpar_device *device, const bench *b) {
 }
 
 static const pass route_pass = {call_route, 1 | 1 << ROUTE_WEIGHTS, 0},
-                  route_grad_pass = {
-                      call_route_grad,
-                      1 | 1 << ROUTE_WEIGHTS | 1 << DLOGITS | 1 << ROUTE_LOSS, 0};
+                  route_grad_pass = {call_route_grad,
+                                     1 | 1 << ROUTE_WEIGHTS | 1 << DLOGITS | 1 << ROUTE_LOSS,
+                                     0};
 
 /* NaN is not equal to itself: the logits count as scratch */
-static const pass route_nan_pass = {
-    call_route, 1 | 1 << ROUTE_WEIGHTS | 1 << ROUTE_LOGITS, 1 << ROUTE_LOGITS};
+static const pass route_nan_pass = {call_route, 1 | 1 << ROUTE_WEIGHTS | 1 << ROUTE_LOGITS,
+                                    1 << ROUTE_LOGITS};
 
 static double route_loss(const bench *b) {
     double sum = inner_product(&b->field[ROUTE_WEIGHTS], &b->field[ROUTE_DWEIGHTS]);
@@ -1108,7 +1127,8 @@ static void expect_route(const bench *b) {
         for (int64_t e = 0; e < experts; e++) sum += exp(x[e]);
         for (int64_t e = 0; e < experts; e++) {
             int64_t place = 0;
-            for (int64_t o = 0; o < experts; o++) place += x[o] > x[e] || (x[o] == x[e] && o < e);
+            for (int64_t o = 0; o < experts; o++)
+                place += x[o] > x[e] || (x[o] == x[e] && o < e);
             if (place >= chosen) continue;
             test_expect(b->ids[t * chosen + place] == e, "row %lld, choice %lld: %d, not %lld",
                         (long long)t, (long long)place, b->ids[t * chosen + place],
@@ -1171,8 +1191,12 @@ static seqpar_status call_mix(seqpar_device *device, const bench *b) {
         at[j] = mix_at(j);
         from[j] = in_place ? (int32_t)j : b->ids[j];
     }
-    seqpar_mix_args a = {mat(&f[0]), mat(&f[in_place ? 0 : MIX_X]), MIX_ROWS, mix_terms(b),
-                         MIX_WIDTH,  from,
+    seqpar_mix_args a = {mat(&f[0]),
+                         mat(&f[in_place ? 0 : MIX_X]),
+                         MIX_ROWS,
+                         mix_terms(b),
+                         MIX_WIDTH,
+                         from,
                          b->mode & MIX_AT ? at : NULL,
                          b->mode & MIX_WEIGHTED ? f[MIX_WEIGHTS].data : NULL,
                          b->mode & MIX_ACCUMULATE};
@@ -1189,9 +1213,10 @@ static void expect_mix(const bench *b) {
             double sum = b->mode & MIX_ACCUMULATE ? want[t * MIX_WIDTH + i] : 0;
             for (int64_t j = t * mix_terms(b); j < (t + 1) * mix_terms(b); j++) {
                 const field *x = &b->field[in_place ? 0 : MIX_X];
-                double weight = b->mode & MIX_WEIGHTED
-                                    ? b->field[MIX_WEIGHTS].value[b->mode & MIX_AT ? mix_at(j) : j]
-                                    : 1;
+                double weight =
+                    b->mode & MIX_WEIGHTED
+                        ? b->field[MIX_WEIGHTS].value[b->mode & MIX_AT ? mix_at(j) : j]
+                        : 1;
                 sum += weight * x->value[(in_place ? t : b->ids[j]) * x->stride + i];
             }
             want[t * MIX_WIDTH + i] = sum;
@@ -1215,8 +1240,8 @@ static void check_mix(void) {
 }
 
 static seqpar_status call_dots(seqpar_device *device, const bench *b) {
-    seqpar_dots_args a = {mat(&b->field[1]), mat(&b->field[2]), b->size[0],
-                          b->size[1],        b->ids,            b->field[0].data};
+    seqpar_dots_args a = {mat(&b->field[1]), mat(&b->field[2]), b->size[0], b->size[1], b->ids,
+                          b->field[0].data};
     return device->dots(device, &a, device->queue);
 }
 
@@ -1704,12 +1729,9 @@ static seqpar_status call_attn_return(seqpar_device *device, const bench *b) {
                                            {SEQPAR_FOLD_LEAF, 2},    {SEQPAR_FOLD_LOAD, 2},
                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_LOAD, 0},
                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
-    static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0},
-                                            {SEQPAR_FOLD_EXTEND, 1},
-                                            {SEQPAR_FOLD_EXTEND, 2},
-                                            {SEQPAR_FOLD_LOAD, 1},
-                                            {SEQPAR_FOLD_COMBINE, 0},
-                                            {SEQPAR_FOLD_FINISH, 0}};
+    static const seqpar_fold_op second[] = {{SEQPAR_FOLD_LEAF, 0},    {SEQPAR_FOLD_EXTEND, 1},
+                                            {SEQPAR_FOLD_EXTEND, 2},  {SEQPAR_FOLD_LOAD, 1},
+                                            {SEQPAR_FOLD_COMBINE, 0}, {SEQPAR_FOLD_FINISH, 0}};
     seqpar_piece pieces[2] = {{.count = return_count[0], .local = return_local[0]},
                               {.count = return_count[1], .local = return_local[1]}};
     seqpar_attn_task tasks[2] = {
@@ -2190,8 +2212,8 @@ static void pack_there_and_back(seqpar_device *device, packing *p, int form) {
     int acc = device->accumulator;
     void *x = device->alloc(device, PACKED * 8), *bytes = device->alloc(device, PACKED);
     void *scales = device->alloc(device, 4 * 8);
-    seqpar_pack_args a = {.form = form, .x = x, .packed = bytes, .scales = scales,
-                          .count = PACKED};
+    seqpar_pack_args a = {
+        .form = form, .x = x, .packed = bytes, .scales = scales, .count = PACKED};
     seqpar_device_write(device, x, 0, p->x, PACKED, acc);
     for (int again = 0; again < 2; again++) {
         a.unpack = 0;
@@ -2221,7 +2243,8 @@ static void check_packing(seqpar_device *device, int form) {
     for (int i = 0; i < PACKED; i++) {
         double top = 0, y;
         int group = i / SEQPAR_PACK_GROUP;
-        for (int k = group * SEQPAR_PACK_GROUP; k < PACKED && k / SEQPAR_PACK_GROUP == group; k++)
+        for (int k = group * SEQPAR_PACK_GROUP; k < PACKED && k / SEQPAR_PACK_GROUP == group;
+             k++)
             top = fmax(top, fabs(p.x[k]));
         y = top > 0 ? fabs(p.x[i]) / top : 0;
         double code = positive ? 255 * sqrt(sqrt(y)) : 127 * sqrt(y) * (p.x[i] < 0 ? -1 : 1);
@@ -2233,8 +2256,8 @@ static void check_packing(seqpar_device *device, int form) {
         value = (positive ? value * value * value * value : value * fabs(value)) * top;
         test_expect(fabs(p.back[i] - value) <= 1e-6 * fabs(value) + 2e-45,
                     "%s: code %g becomes %g, not %g", device->name, got, p.back[i], value);
-        test_expect(p.scales[group] == top, "%s: the scale is %g, not %g",
-                    device->name, p.scales[group], top);
+        test_expect(p.scales[group] == top, "%s: the scale is %g, not %g", device->name,
+                    p.scales[group], top);
     }
     test_expect(!memcmp(p.bytes[0], p.bytes[1], PACKED), "%s: packed again it differs",
                 device->name);
@@ -2253,8 +2276,12 @@ static void check_chance(seqpar_device *device) {
     double x[N], got[N], mean[N] = {0};
     int type = device->storage, half = type == SEQPAR_DTYPE_BF16;
     void *wide = device->alloc(device, N * 8), *narrow = device->alloc(device, N * 8);
-    seqpar_pack_args a = {.form = SEQPAR_PACK_CHANCE, .x = wide, .packed = narrow, .count = N,
-                          .first = FIRST, .seed = 7};
+    seqpar_pack_args a = {.form = SEQPAR_PACK_CHANCE,
+                          .x = wide,
+                          .packed = narrow,
+                          .count = N,
+                          .first = FIRST,
+                          .seed = 7};
     for (int i = 0; i < N; i++) x[i] = (float)(i % 8 ? test_normal() * 100 : i - 20);
     for (int draw = 0; draw < DRAWS; draw++) {
         a.stream = (uint64_t)draw;

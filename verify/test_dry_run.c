@@ -108,8 +108,10 @@ static void compare(const demo_memory *forecast, const demo_memory *counted, dou
         for (int all = 0; all < 2; all++) {
             double f = (double)(all ? forecast->all[i] : forecast->rank[i]);
             double c = (double)(all ? counted->all[i] : counted->rank[i]);
-            test_expect(f >= c && f <= most * c, "%s of %s: %.0f bytes are forecast, %.0f are "
-                        "counted", demo_kind_name[i], all ? "all ranks" : "a rank", f, c);
+            test_expect(f >= c && f <= most * c,
+                        "%s of %s: %.0f bytes are forecast, %.0f are "
+                        "counted",
+                        demo_kind_name[i], all ? "all ranks" : "a rank", f, c);
         }
     test_expect(counted->rank[SEQPAR_MEM_WEIGHTS] > 0 &&
                     counted->rank[SEQPAR_MEM_ACTIVATIONS] > 0,
@@ -197,16 +199,19 @@ int main(int argc, char **argv) {
     write_data(FOLDER "/even.jsonl", 0, 1);
     write_data(FOLDER "/pairs.jsonl", 1, 1);
     for (int ranks = 1; ranks <= 3; ranks++)
-        for (int recompute = 0; recompute < 2; recompute++) TEST(test_by_hand(ranks, recompute));
+        for (int recompute = 0; recompute < 2; recompute++)
+            TEST(test_by_hand(ranks, recompute));
     TEST(test_equal(0, "--ring_attn_size 1"));
     TEST(test_equal(0, "--ring_attn_size 2 --packing_samples --pack_len 512"));
     TEST(test_equal(0, "--ring_attn_size 3 --zero_stage 0 --tie_word_embeddings"));
     TEST(test_equal(0, "--ring_attn_size 2 --data_parallel_size 2 --micro_train_batch_size 2"));
-    TEST(test_equal(0, "--ring_attn_size 3 --schedule llama3 --packing_samples --pack_len 256"));
+    TEST(
+        test_equal(0, "--ring_attn_size 3 --schedule llama3 --packing_samples --pack_len 256"));
     TEST(test_equal(0, "--ring_attn_size 2 --schedule ulysses --optim sgd"));
     TEST(test_equal(0, "--ring_attn_size 2 --device reference --param_dtype bf16"));
     TEST(test_equal(0, "--ring_attn_size 3 --param_dtype bf16 --gradient_checkpointing"));
-    TEST(test_equal(0, "--ring_attn_size 2 --param_dtype bf16 --stochastic_rounding --optim adamw_8bit"));
+    TEST(test_equal(
+        0, "--ring_attn_size 2 --param_dtype bf16 --stochastic_rounding --optim adamw_8bit"));
     TEST(test_equal(0, "--device reference --label_smoothing 0.1"));
     TEST(test_equal(0, "--ring_attn_size 2 --zero_stage 3 --adam_offload --param_offload"));
     TEST(test_equal(1, "--ring_attn_size 3 --packing_samples --pack_len 512"));

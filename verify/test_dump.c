@@ -14,11 +14,8 @@
 #define WANTED "build/test_dump.want"
 enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100, GRADIENT = 23 };
 static int64_t cu_seqlens[DOCS + 1] = {0, 17, 18, 41, TOKENS}; /* one has one token */
-static const seqpar_row plan = {.tokens = TOKENS,
-                                .padded = TOKENS,
-                                .chunks = 16,
-                                .docs = DOCS,
-                                .cu_seqlens = cu_seqlens};
+static const seqpar_row plan = {
+    .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = DOCS, .cu_seqlens = cu_seqlens};
 
 /* What a rank holds of a micro-batch. */
 typedef struct held {
@@ -33,10 +30,10 @@ typedef struct scene {
     int32_t ids[RANKS][MICRO][TOKENS]; /* of a replica's rows, unsplit */
     double loss[RANKS];
     double gradient[RANKS][2][GRADIENT]; /* of two tensors */
-    const char *without; /* a tensor that is not written */
-    int masked;          /* single tokens of the text are no targets */
-    int dpo; /* 2: an objective that is not known */
-    const char *odd; /* what is wrong with rank 1's file */
+    const char *without;                 /* a tensor that is not written */
+    int masked;                          /* single tokens of the text are no targets */
+    int dpo;                             /* 2: an objective that is not known */
+    const char *odd;                     /* what is wrong with rank 1's file */
 } scene;
 
 /* ---- a right step ---- */
@@ -143,8 +140,10 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
     static const int64_t own[] = {0, 20};
     static char text[4][24];
     const int64_t numbers[] = {rank, s->world, s->sp, s->accumulation};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
-                                       {"world", text[1]},   {"sp", text[2]},
+    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
+                                       {"rank", text[0]},
+                                       {"world", text[1]},
+                                       {"sp", text[2]},
                                        {"accumulation", text[3]},
                                        {"objective", s->dpo > 1 ? "orpo" : "dpo"},
                                        {"beta", "0.3"}};
@@ -171,14 +170,13 @@ static void write_rank(const scene *s, int64_t rank, const char *folder) {
             add(&p, s, a, "cu_seqlens", own, SEQPAR_SAFETENSORS_I64, 2);
         else
             add(&p, s, a, "cu_seqlens", cu_seqlens, SEQPAR_SAFETENSORS_I64, DOCS + 1);
-        if (is_odd(s, rank, "name"))
-            add(&p, s, a, "label", own, SEQPAR_SAFETENSORS_I64, 2);
+        if (is_odd(s, rank, "name")) add(&p, s, a, "label", own, SEQPAR_SAFETENSORS_I64, 2);
         if (is_odd(s, rank, "micro_batch"))
             add(&p, s, 7, "ids", own, SEQPAR_SAFETENSORS_I64, 2);
     }
     if (!s->without || strcmp(s->without, "loss")) {
-        p.tensors[p.count] =
-            (seqpar_safetensors_tensor){.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64};
+        p.tensors[p.count] = (seqpar_safetensors_tensor){.name = "loss",
+                                                         .dtype = SEQPAR_SAFETENSORS_F64};
         p.data[p.count++] = &s->loss[rank];
     }
     for (int i = 0; i < 2; i++) {
@@ -312,8 +310,8 @@ static void label_by(int64_t distance, int cross) {
         for (int64_t a = 0; a < s.accumulation; a++)
             for (int64_t i = 0; i < s.of[r][a].tokens; i++) {
                 int64_t t = s.of[r][a].index[i];
-                s.of[r][a].labels[i] =
-                    !cross && ends_document(t) ? NONE : id_at(r, a, t + distance);
+                s.of[r][a].labels[i] = !cross && ends_document(t) ? NONE
+                                                                  : id_at(r, a, t + distance);
             }
 }
 
@@ -353,8 +351,8 @@ static void label_unsplit(int contiguous) {
             int64_t begin = 0;
             for (int64_t i = r - r % s.sp; contiguous && i < r; i++) begin += s.of[i][a].tokens;
             for (int64_t i = 0; i < s.of[r][a].tokens; i++)
-                s.of[r][a].labels[i] =
-                    ends_document(begin + i) ? NONE : id_at(r, a, begin + i + 1);
+                s.of[r][a].labels[i] = ends_document(begin + i) ? NONE
+                                                                : id_at(r, a, begin + i + 1);
         }
 }
 
@@ -549,8 +547,7 @@ static void test_shows_nothing(void) {
 static void shift_again_locally(void) {
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t i = 0; i < s.of[r][0].tokens; i++)
-            s.of[r][0].labels[i] =
-                i + 1 < s.of[r][0].tokens ? s.of[r][0].labels[i + 1] : NONE;
+            s.of[r][0].labels[i] = i + 1 < s.of[r][0].tokens ? s.of[r][0].labels[i + 1] : NONE;
 }
 
 static void test_shapes_of_mistakes(void) {
@@ -624,9 +621,9 @@ static void test_pairs(void) {
     write_scene(&s);
     expect(0, "right", "4 pairs give");
     test_end("dump_pairs_right");
-    make_pairs((pairs_loss(0, 1, 1, 1, 0) + pairs_loss(1, 2, 1, 1, 0) +
-                pairs_loss(2, 3, 1, 1, 0)) /
-               3);
+    make_pairs(
+        (pairs_loss(0, 1, 1, 1, 0) + pairs_loss(1, 2, 1, 1, 0) + pairs_loss(2, 3, 1, 1, 0)) /
+        3);
     expect_named(&s, "sigmoid_of_parts", "loss      wrong");
     make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
     expect_named(&s, "log_probs_averaged", "loss      wrong");
@@ -866,8 +863,8 @@ static void test_files(void) {
         {"cut_off", "truncate -s -1 " FOLDER "/rank2.safetensors", "rank2.safetensors"},
         {"no_metadata", "sed -i 's/seqpar_dump/seqpar_damp/' " FOLDER "/rank0.safetensors",
          "metadata seqpar_dump is 'missing'"},
-        {"other_version", "sed -i 's/\"seqpar_dump\":\"1\"/\"seqpar_dump\":\"2\"/' " FOLDER
-                          "/rank0.safetensors",
+        {"other_version",
+         "sed -i 's/\"seqpar_dump\":\"1\"/\"seqpar_dump\":\"2\"/' " FOLDER "/rank0.safetensors",
          "seqpar_dump is '2', not '1'"},
         {"mixed_sp", "sed -i 's/\"sp\":\"3\"/\"sp\":\"1\"/' " FOLDER "/rank2.safetensors",
          "metadata sp is another than in another file; dump one run at a time"},

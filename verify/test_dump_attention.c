@@ -194,12 +194,12 @@ static void test_layouts(void) {
         int is, taken;
         int64_t sp;
         const char *form;
-    } table[] = {{SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_CONTIGUOUS, 4, "(contiguous)"},
-                 {SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG, 2, "(zigzag)"},
-                 {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_STRIPE, 4, "(stripe)"},
-                 {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_ZIGZAG_DOC, 4,
-                  "(zigzag in each document)"},
-                 {SEQPAR_LAYOUT_ZIGZAG_DOC, SEQPAR_LAYOUT_ZIGZAG, 4, "(zigzag)"}};
+    } table[] = {
+        {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_CONTIGUOUS, 4, "(contiguous)"},
+        {SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_LAYOUT_ZIGZAG, 2, "(zigzag)"},
+        {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_STRIPE, 4, "(stripe)"},
+        {SEQPAR_LAYOUT_ZIGZAG, SEQPAR_LAYOUT_ZIGZAG_DOC, 4, "(zigzag in each document)"},
+        {SEQPAR_LAYOUT_ZIGZAG_DOC, SEQPAR_LAYOUT_ZIGZAG, 4, "(zigzag)"}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         make_even(table[i].is, table[i].sp);
         take_for(table[i].taken);
@@ -255,12 +255,12 @@ static void test_halves(void) {
     static const struct {
         const char *name, *form;
         int (*sees)(int64_t t, int64_t u);
-    } table[] = {{"half_not_exchanged", "(the first halves alone travel)", first_travels},
-                 {"half_not_exchanged", "(the second halves alone travel)", second_travels},
-                 {"half_not_updated", "(the second half is not)", first_updated},
-                 {"half_not_updated", "(the first half is not)", second_updated},
-                 {"half_not_updated", "(the second half is not, from later ranks)",
-                  later_lost}};
+    } table[] = {
+        {"half_not_exchanged", "(the first halves alone travel)", first_travels},
+        {"half_not_exchanged", "(the second halves alone travel)", second_travels},
+        {"half_not_updated", "(the second half is not)", first_updated},
+        {"half_not_updated", "(the first half is not)", second_updated},
+        {"half_not_updated", "(the second half is not, from later ranks)", later_lost}};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         make(SEQPAR_LAYOUT_ZIGZAG, 4);
         test_rule(table[i].name, table[i].form, seeing(table[i].sees), table[i].form);

@@ -76,8 +76,8 @@ static void backward_by_hops(int own_lse, int own_delta, double add) {
         for (int64_t n = 0; n < size_of(LSE); n++) {
             lse[n] = own_lse ? hop_lse[hop][n] + add : s.x[LSE][n];
             if (own_delta)
-                delta[n] =
-                    dot(hop_out[hop] + n * s.out_dim, s.x[DOUT] + n * s.out_dim, s.out_dim);
+                delta[n] = dot(hop_out[hop] + n * s.out_dim, s.x[DOUT] + n * s.out_dim,
+                               s.out_dim);
         }
         backward_bits(&r, lse, delta, F64);
     }
@@ -86,8 +86,7 @@ static void backward_by_hops(int own_lse, int own_delta, double add) {
 
 static void test_averages(void) {
     static const char *const forms[] = {"sum over hops / P", "mean of the hops that saw a key",
-                                        "two by two, in the ring's order",
-                                        "sum over hops)"};
+                                        "two by two, in the ring's order", "sum over hops)"};
     for (int how = 0; how <= BY_SUM; how++) {
         make(SEQPAR_LAYOUT_ZIGZAG, 4);
         inputs_narrow();
@@ -148,8 +147,8 @@ static void test_overflow(void) {
 
 static void test_deltas(void) {
     for (int how = 0; how < 3; how++) {
-        static const char *const forms[] = {
-            "(delta of each hop)", "(delta and lse of each hop)", "(lse of each hop)"};
+        static const char *const forms[] = {"(delta of each hop)",
+                                            "(delta and lse of each hop)", "(lse of each hop)"};
         make(SEQPAR_LAYOUT_ZIGZAG, 3);
         inputs_narrow();
         hops();
@@ -275,9 +274,7 @@ static void test_groups(void) {
 static int64_t heads_as_came(int64_t token, int64_t head) {
     return token * s.heads + head % 3 * 2 + head / 3;
 }
-static int64_t kv_swapped(int64_t token, int64_t head) {
-    return token * s.kv_heads + 1 - head;
-}
+static int64_t kv_swapped(int64_t token, int64_t head) { return token * s.kv_heads + 1 - head; }
 /* The rank's rows came as (heads, tokens) and are read as (tokens, heads). */
 static int64_t turned(int64_t token, int64_t head) {
     int64_t rank = s.rank[token], at = s.local[token] * s.heads + head, n = s.held[rank];

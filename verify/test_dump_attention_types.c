@@ -78,7 +78,7 @@ static void test_types(void) {
                 rounded_backward(F64, factors);
                 write_scene();
                 expect(0, "right",
-                       s.bits == BF16   ? "rounding to BF16"
+                       s.bits == BF16  ? "rounding to BF16"
                        : s.bits == F16 ? "rounding to F16"
                        : s.bits == F32 ? "rounding to F32"
                                        : "rounding to F64");

@@ -63,8 +63,10 @@ static void divide_by(int member, int replica, int micro, int all, double factor
 static void write_rank(int64_t r) {
     static char text[4][24];
     const int64_t numbers[] = {r, s.sp * s.dp, s.sp, s.accumulation};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
-                                       {"world", text[1]},   {"sp", text[2]},
+    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
+                                       {"rank", text[0]},
+                                       {"world", text[1]},
+                                       {"sp", text[2]},
                                        {"accumulation", text[3]}};
     page p = {.count = 0};
     for (int i = 0; i < 4; i++)

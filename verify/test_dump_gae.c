@@ -38,9 +38,10 @@ static double reward_at(const row *r, int64_t t, int way) {
     if (s.with_token_rewards) return r->token_rewards[t];
     for (int64_t i = cu_seqlens[d]; i <= last_of(d); i++)
         if (is_trained(r, i) && s.member[i] > highest) highest = s.member[i];
-    return last_trained(r, d, way == EVERY  ? s.member[t]
-                              : way == LAST ? highest
-                                            : -1) == t
+    return last_trained(r, d,
+                        way == EVERY  ? s.member[t]
+                        : way == LAST ? highest
+                                      : -1) == t
                ? r->rewards[d]
                : 0;
 }
@@ -94,14 +95,13 @@ static void whiten_gae(int how, int unbiased) {
     memset(sum, 0, sizeof sum);
     memset(squares, 0, sizeof squares);
     memset(n, 0, sizeof n);
-    for (int turn = 0; turn < 3; turn++)
-        EACH_ROW(dp, a)
+    for (int turn = 0; turn < 3; turn++) EACH_ROW(dp, a)
     for (int64_t t = 0; t < TOKENS; t++) {
         int64_t rank = dp * s.sp + s.member[t];
-        int64_t g = how == ALL        ? 0
-                    : how == RANK     ? rank
-                    : how == REPLICA  ? dp
-                                      : rank * s.micro + a;
+        int64_t g = how == ALL       ? 0
+                    : how == RANK    ? rank
+                    : how == REPLICA ? dp
+                                     : rank * s.micro + a;
         double *x = &s.of[dp][a].advantages[t];
         if (!is_trained(&s.of[dp][a], t)) continue;
         if (turn == 0) sum[g] += *x;

@@ -21,8 +21,7 @@ static void begin_seed(const char *objective, int seed) {
 /* Log-probs about `middle`; all others of a scene as they are. */
 static void set_logp(double middle, double spread) {
     EACH_ROW(dp, a)
-    for (int64_t t = 0; t < TOKENS; t++)
-        s.of[dp][a].logp[t] = middle + spread * test_normal();
+    for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].logp[t] = middle + spread * test_normal();
     set_loss(right_loss());
 }
 
@@ -95,8 +94,7 @@ static void test_bf16_numbers(void) {
         s.dtype = SEQPAR_SAFETENSORS_BF16;
         never_accused("logp of bfloat16", seed);
         EACH_ROW(dp, a)
-        for (int64_t t = 0; t < TOKENS; t++)
-            s.of[dp][a].logp[t] = as_bf16(s.of[dp][a].logp[t]);
+        for (int64_t t = 0; t < TOKENS; t++) s.of[dp][a].logp[t] = as_bf16(s.of[dp][a].logp[t]);
         s.dtype = SEQPAR_SAFETENSORS_F32; /* they were of 16 bits before */
         never_accused("logp of bfloat16 in float32", seed);
         test_expect(strstr(said, "rounding to 16 bits") != NULL, "'%.500s'", said);

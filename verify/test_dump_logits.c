@@ -14,7 +14,7 @@ static struct {
     int32_t ids[TOKENS], labels[TOKENS];
     double logits[TOKENS][VOCAB], logp[TOKENS], loss;
     int64_t index[RANKS][TOKENS], held[RANKS];
-    int bits; /* of logits and log-probs as they are written: 52, 23 or 7 */
+    int bits;      /* of logits and log-probs as they are written: 52, 23 or 7 */
     int64_t vocab; /* that is written */
     int without_logp;
 } s;

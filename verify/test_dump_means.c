@@ -146,8 +146,7 @@ static void test_zero(const char *objective) {
     make_by(objective, "token");
     EACH_ROW(dp, a)
     for (int64_t t = 3; t + 1 < TOKENS; t += 5)
-        if (s.of[dp][a].labels[t] != NONE)
-            s.of[dp][a].labels[t] = s.of[dp][a].ids[t + 1] = 0;
+        if (s.of[dp][a].labels[t] != NONE) s.of[dp][a].labels[t] = s.of[dp][a].ids[t + 1] = 0;
     expect_loss(mean_without_zero(0), "token_zero_ignored", "loss wrong: got");
     expect_loss(mean_without_zero(1), "token_zero_ignored", "they count all the same");
 }
@@ -222,8 +221,8 @@ static void test_designs_right(const char *objective) {
 static void test_designs(const char *objective) {
     for (int i = 0; i < 3; i++) {
         make_by(objective, designs[i]);
-        expect_right(designs[i], i ? "so N ranks and one rank differ by design"
-                                   : "loss right: got");
+        expect_right(designs[i],
+                     i ? "so N ranks and one rank differ by design" : "loss right: got");
         expect_loss(mean_of_tokens(RIGHT), "mean_over_tokens", "loss wrong: got");
         expect_loss(mean_of_documents(RIGHT), "mean_over_sequences", "loss wrong: got");
         expect_loss(mean_of_ranks(), "mean_of_means", "groups are ranks");

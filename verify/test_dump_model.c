@@ -12,7 +12,7 @@
 #include "test.h"
 
 #define FOLDER "build/test_dump_model.d"
-#define MODEL "build/test_dump_model.m"
+#define MODEL  "build/test_dump_model.m"
 enum { SP = 2, DP = 2, MICRO = 2, ROWS = DP * MICRO, WORLD = SP * DP, DOCS = 3, MOST = 29 };
 static const slow_config config = {.layers = 1,
                                    .hidden = 8,
@@ -43,7 +43,7 @@ static int64_t count;
 /* How the dump is made. */
 static struct {
     int f32, dpo, without_logp, without_documents, positions_in_dump; /* dpo: pairs alone */
-    const char *objective, *without; /* without: a parameter */
+    const char *objective, *without;                                  /* without: a parameter */
     const char *score; /* RM: the name of the head */
     double scale;
 } how;
@@ -517,14 +517,10 @@ static void write_dump(void) {
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
     for (int64_t r = 0; r < WORLD; r++) {
         char text[2][24], path[64];
-        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
-                                           {"rank", text[0]},
-                                           {"world", "4"},
-                                           {"sp", "2"},
-                                           {"accumulation", "2"},
-                                           {"objective", how.objective},
-                                           {"beta", "0.3"},
-                                           {"kl_coef", "0.05"}};
+        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},  {"rank", text[0]},
+                                           {"world", "4"},        {"sp", "2"},
+                                           {"accumulation", "2"}, {"objective", how.objective},
+                                           {"beta", "0.3"},       {"kl_coef", "0.05"}};
         snprintf(text[0], sizeof text[0], "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
@@ -547,15 +543,13 @@ static void squeeze(char *text) {
     *to = 0;
 }
 
-static void expect_with(const char *options, int code, const char *headline,
-                        const char *text) {
+static void expect_with(const char *options, int code, const char *headline, const char *text) {
     FILE *out;
     char said[16384], command[200];
     size_t bytes;
     int is;
-    snprintf(command, sizeof command, "build/seqpar-verify ver " FOLDER " --model " MODEL
-                                      " %s 2>&1",
-             options);
+    snprintf(command, sizeof command,
+             "build/seqpar-verify ver " FOLDER " --model " MODEL " %s 2>&1", options);
     out = popen(command, "r");
     bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
     is = out ? pclose(out) : -1;

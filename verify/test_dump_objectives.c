@@ -179,8 +179,8 @@ static void test_forms(void) {
 
 static void test_rounding(void) {
     static const char *const objectives[] = {"sft", "dpo", "kto", "ppo"};
-    static const char *const rough[][2] = {{"rm", "scores"}, {"rm", "values"},
-                                           {"ppo", "advantages"}, {"ppo", "rewards"}};
+    static const char *const rough[][2] = {
+        {"rm", "scores"}, {"rm", "values"}, {"ppo", "advantages"}, {"ppo", "rewards"}};
     for (int i = 0; i < 4; i++) {
         make(objectives[i], SEQPAR_LAYOUT_STRIPE, 3, 2, 1);
         EACH_ROW(dp, a)
@@ -349,7 +349,7 @@ static void test_without_documents(void) {
             s.reduction = "sequence";
             s.without = "cu_seqlens";
             s.without_below = some ? 3 : 0; /* of one replica's ranks alone */
-            EACH_ROW(dp, a) /* labels are right without documents, too */
+            EACH_ROW(dp, a)                 /* labels are right without documents, too */
             for (int64_t t = 0; t + 1 < TOKENS; t++) {
                 row *r = &s.of[dp][a];
                 if (r->labels[t] != NONE) r->ids[t + 1] = r->labels[t];
@@ -368,11 +368,10 @@ static void test_without_documents(void) {
 }
 
 static void test_not_judged(void) {
-    static const char *const lacks[][2] = {{"dpo", "ref_logp"},    {"kto", "kl"},
-                                           {"kto", "desirable"},   {"ppo", "old_logp"},
-                                           {"ppo", "ref_logp"},    {"ppo", "advantages"},
-                                           {"sft", "cu_seqlens"},  {"rm", "loss"},
-                                           {"ppo", "rewards"},     {"ppo", "groups"}};
+    static const char *const lacks[][2] = {
+        {"dpo", "ref_logp"}, {"kto", "kl"},         {"kto", "desirable"},  {"ppo", "old_logp"},
+        {"ppo", "ref_logp"}, {"ppo", "advantages"}, {"sft", "cu_seqlens"}, {"rm", "loss"},
+        {"ppo", "rewards"},  {"ppo", "groups"}};
     for (int i = 0; i < 10; i++) {
         int reward = i >= 8;
         begin(lacks[i][0], 3, 2, 1);

@@ -22,8 +22,8 @@ static double gathered_pairs(void) {
     double sum = 0, count = 0;
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < s.of[dp][a].docs; d += 2, count++)
-        sum += log_sigmoid_loss(s.beta * (gathered_h(&s.of[dp][a], d) -
-                                          gathered_h(&s.of[dp][a], d + 1)));
+        sum += log_sigmoid_loss(
+            s.beta * (gathered_h(&s.of[dp][a], d) - gathered_h(&s.of[dp][a], d + 1)));
     return sum / count;
 }
 
@@ -38,10 +38,9 @@ static double pairs_of_replica(int64_t dp) {
 
 static void test_dpo(void) {
     make("dpo", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
-    expect_loss((pair_mean(1, 1, 0, 0, 1) + pair_mean(1, 1, 0, 1, 2) +
-                 pair_mean(1, 1, 0, 2, 3)) /
-                    3,
-                "sigmoid_of_parts", "7 pairs give");
+    expect_loss(
+        (pair_mean(1, 1, 0, 0, 1) + pair_mean(1, 1, 0, 1, 2) + pair_mean(1, 1, 0, 2, 3)) / 3,
+        "sigmoid_of_parts", "7 pairs give");
     expect_loss(pair_mean(1.0 / 3, 1, 0, 0, 3), "log_probs_averaged", "loss wrong");
     expect_loss(pair_mean(3, 1, 0, 0, 3), "log_probs_added", "loss wrong");
     expect_loss(pair_mean(-1, 1, 0, 0, 3), "pair_swapped", "loss wrong");
@@ -330,10 +329,10 @@ static void test_kto(void) {
     expect_loss(kto_mean(3, 1, Z, 0, 0, 3), "log_probs_added", "loss wrong");
     expect_loss(kto_by_length(), "log_probs_by_length", "loss wrong");
     expect_loss(gathered_kto(), "gathered_in_rank_order", "loss wrong");
-    expect_loss((kto_mean(1, 1, Z, 0, 0, 1) + kto_mean(1, 1, Z, 0, 1, 2) +
-                 kto_mean(1, 1, Z, 0, 2, 3)) /
-                    3,
-                "sigmoid_of_parts", "loss wrong");
+    expect_loss(
+        (kto_mean(1, 1, Z, 0, 0, 1) + kto_mean(1, 1, Z, 0, 1, 2) + kto_mean(1, 1, Z, 0, 2, 3)) /
+            3,
+        "sigmoid_of_parts", "loss wrong");
     set_loss(right_loss());
     s.loss[4] = kto_mean(1, 1, Z, 0, 1, 2);
     expect_named("log_probs_of_one_rank", "as rank 4 reports it");
@@ -345,10 +344,7 @@ static void test_kto_more(void) {
     make("kto", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 1);
     set_kl(4, -1.5);
     for (int64_t r = 0; r < 6; r++)
-        s.loss[r] = kto_at((r % 3 == 0   ? 0.5
-                            : r % 3 == 1 ? 0.3
-                                         : 0.2) *
-                           kl_mean_of_all());
+        s.loss[r] = kto_at((r % 3 == 0 ? 0.5 : r % 3 == 1 ? 0.3 : 0.2) * kl_mean_of_all());
     expect_named("kl_of_own_part", "which add up to");
     for (int64_t r = 0; r < 6; r++)
         s.loss[r] = kto_at((r % 3 ? 0.2 : 0.5) * kl_mean_of_all()); /* a tenth is missing */

@@ -47,8 +47,8 @@ static double log_ratio(const row *r, int64_t d, int64_t t, int how) {
         own += s.member[i] == s.member[t] ? x : 0;
         own_count += s.member[i] == s.member[t];
     }
-    return how == WHOLE     ? sum / count
-           : how == OF_PART ? own / own_count
+    return how == WHOLE      ? sum / count
+           : how == OF_PART  ? own / own_count
            : how == OF_SHARE ? own / count
                              : r->logp[t] - r->old_logp[t];
 }
@@ -239,8 +239,10 @@ static void test_unsplit_advantages(void) {
         EACH_ROW(dp, a)
         for (int64_t t = 0; t < TOKENS; t++) {
             row *r = &s.of[dp][a];
-            if (t >= cu_seqlens[r->docs]) r->advantages[t] = 7; /* padding: anything */
-            else if (r->labels[t] == NONE) r->advantages[t] = 0; /* prompts: masked */
+            if (t >= cu_seqlens[r->docs])
+                r->advantages[t] = 7; /* padding: anything */
+            else if (r->labels[t] == NONE)
+                r->advantages[t] = 0; /* prompts: masked */
         }
         set_loss(mean_loss(SIDE_ADVANTAGES));
         expect_named("side_tensor_not_split",

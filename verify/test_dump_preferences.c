@@ -5,8 +5,8 @@
 #include "test_dump_support.h"
 
 enum { SIGMOID, ROBUST, HINGE, IPO, IPO_MEAN, SIMPO, TYPES };
-static const char *const types[TYPES] = {"sigmoid", "robust", "hinge", "ipo", "ipo_mean",
-                                         "simpo"};
+static const char *const types[TYPES] = {"sigmoid", "robust",   "hinge",
+                                         "ipo",     "ipo_mean", "simpo"};
 static const double smoothing = 0.1, simpo_gamma = 0.5;
 
 static int is_of_means(int type) { return type == IPO_MEAN || type == SIMPO; }
@@ -57,9 +57,7 @@ static double preference(int type, int64_t first, int64_t last, double times, do
     return sum / pairs;
 }
 
-static double right_of(int type) {
-    return preference(type, 0, s.sp, 1, 1, is_of_means(type));
-}
+static double right_of(int type) { return preference(type, 0, s.sp, 1, 1, is_of_means(type)); }
 
 static double of_parts(int type) {
     double sum = 0;
@@ -148,8 +146,8 @@ static void test_golden(void) {
         set_loss((3 * golden[i].of_0 + golden[i].golden) / 4 + 2e-4);
         write_scene();
         ask(said, sizeof said);
-        test_expect(!strncmp(said, "marginal", 8) || !strncmp(said, "wrong", 5),
-                    "%s: '%.900s'", golden[i].type, said);
+        test_expect(!strncmp(said, "marginal", 8) || !strncmp(said, "wrong", 5), "%s: '%.900s'",
+                    golden[i].type, said);
         test_end("preferences_golden_%s_%g", golden[i].type, golden[i].smoothing);
     }
 }

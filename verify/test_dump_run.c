@@ -560,8 +560,7 @@ static void put_parts(int64_t i, int64_t parts) {
                     int64_t at = (part * n + w->local[t]) * HEADS + h, from = t * HEADS + h;
                     l->x[at] = lse[from];
                     for (int64_t c = 0; c < OUT; c++)
-                        o->x[at * OUT + c] =
-                            lse[from] == -HUGE_VAL ? NAN : out[from * OUT + c];
+                        o->x[at * OUT + c] = lse[from] == -HUGE_VAL ? NAN : out[from * OUT + c];
                 }
         }
     }
@@ -740,8 +739,7 @@ static double advantage_of(int64_t i, int64_t k, int divide) {
             }
     for (int64_t j = 0; j < rows(); j++)
         for (int64_t d = 0; d < s.of[j].docs; d++)
-            if (s.of[j].groups[d] == group)
-                squares += pow(s.of[j].rewards[d] - sum / count, 2);
+            if (s.of[j].groups[d] == group) squares += pow(s.of[j].rewards[d] - sum / count, 2);
     sum = s.of[i].rewards[k] - sum / count;
     return divide ? sum / (sqrt(squares / count) + 1e-3) : sum;
 }
@@ -770,8 +768,7 @@ static void test_advantages(void) {
                         want[t] = advantage_of(i, document_of(w, t), divide);
                 compare(i, "advantages", want, 1, 1e-13);
             }
-            test_end("run_advantages_%s_P%lld", divide ? "group" : "group_mean",
-                     (long long)sp);
+            test_end("run_advantages_%s_P%lld", divide ? "group" : "group_mean", (long long)sp);
         }
 }
 
@@ -1117,13 +1114,13 @@ static void expect_answers(void) {
             far = b && b->count == a->count && b->dims == a->dims
                       ? test_distance(b->x, a->x, a->count)
                       : HUGE_VAL;
-            test_expect(far <= 1e-12, "%s of rank %lld is %g from gen's", a->name,
-                        (long long)r, far);
+            test_expect(far <= 1e-12, "%s of rank %lld is %g from gen's", a->name, (long long)r,
+                        far);
         }
     books_free(&want);
 }
 
-#define ANSWERS                                                                              \
+#define ANSWERS \
     "positions,labels,attention,attention-gradient,step --model " FOLDER "/questions/model," \
     "loss,norm"
 static void test_questions(void) {
@@ -1269,8 +1266,8 @@ static void refuses_dump(const char *test, int code, const char *sentence,
                          const char *operation) {
     char arguments[300];
     write_books("in", &made);
-    snprintf(arguments, sizeof arguments, "%s " FOLDER "/in --out " FOLDER "/out%s",
-             operation, "");
+    snprintf(arguments, sizeof arguments, "%s " FOLDER "/in --out " FOLDER "/out%s", operation,
+             "");
     if (strchr(operation, ' ')) /* with options */
         snprintf(arguments, sizeof arguments, "%.*s " FOLDER "/in --out " FOLDER "/out %s",
                  (int)strcspn(operation, " "), operation, strchr(operation, ' '));
@@ -1375,8 +1372,7 @@ static void test_numbers(void) {
     refuses_dump("nan_in_q", 3, "tensor 0.q holds NaN or Inf", "attention");
     make_bad(2);
     for (int64_t r = 0; r < 2; r++)
-        for (int64_t i = 0; i < s.of[0].held[r]; i++)
-            find(&made.rank[r], "0.logp")->x[i] = NAN;
+        for (int64_t i = 0; i < s.of[0].held[r]; i++) find(&made.rank[r], "0.logp")->x[i] = NAN;
     refuses_dump("nan_in_logp", 3, "run loss: " IN ": tensor loss becomes NaN or Inf at",
                  "loss");
     make_bad(2);

@@ -19,7 +19,7 @@ typedef struct scene {
     int64_t sp, dp, accumulation, world;
     int32_t ids[RANKS][MICRO][TOKENS], index[RANKS][MICRO][TOKENS];
     int32_t labels[RANKS][MICRO][TOKENS];
-    int64_t tokens; /* of a rank and micro-batch */
+    int64_t tokens;                          /* of a rank and micro-batch */
     double sum[RANKS][MICRO][TENSORS][SIZE]; /* gradient of a rank's sum of losses */
     double weight[RANKS][MICRO];             /* of them in the step that is dumped */
     double reducer;                          /* times all */
@@ -76,8 +76,8 @@ static void make(int64_t sp, int64_t dp, int64_t accumulation) {
             }
             set_labels(r, a); /* of the rank before, which ends in this one's first token */
             for (int i = 0; i < TENSORS * SIZE; i++)
-                s.sum[r][a][i / SIZE][i % SIZE] =
-                    0.01 * (double)test_integer(-90, 90) * (double)(1 + (2 * r + a) % 4);
+                s.sum[r][a][i / SIZE][i % SIZE] = 0.01 * (double)test_integer(-90, 90) *
+                                                  (double)(1 + (2 * r + a) % 4);
         }
     for (int64_t r = 0; r < s.world; r++)
         for (int64_t a = 0; a < accumulation; a++) s.weight[r][a] = 1 / count_all();
@@ -120,11 +120,11 @@ typedef struct page {
 static void put(page *p, const char *name, const void *data, int is_number, int64_t count) {
     int64_t at = p->count++;
     snprintf(p->name[at], sizeof p->name[at], "%s", name);
-    p->tensors[at] = (seqpar_safetensors_tensor){
-        .name = p->name[at],
-        .dtype = is_number ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_I32,
-        .dims = 1,
-        .shape = {count}};
+    p->tensors[at] = (seqpar_safetensors_tensor){.name = p->name[at],
+                                                 .dtype = is_number ? SEQPAR_SAFETENSORS_F64
+                                                                    : SEQPAR_SAFETENSORS_I32,
+                                                 .dims = 1,
+                                                 .shape = {count}};
     p->data[at] = data;
 }
 
@@ -142,15 +142,20 @@ static void save(page *p, const char *folder, int64_t rank, int64_t world, int64
                  int64_t accumulation) {
     char text[4][24], path[64];
     const int64_t numbers[] = {rank, world, sp, accumulation};
-    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"}, {"rank", text[0]},
-                                       {"world", text[1]},   {"sp", text[2]},
+    seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
+                                       {"rank", text[0]},
+                                       {"world", text[1]},
+                                       {"sp", text[2]},
                                        {"accumulation", text[3]}};
     seqpar_error error = {0};
     for (int i = 0; i < 4; i++)
         snprintf(text[i], sizeof text[i], "%lld", (long long)numbers[i]);
     snprintf(path, sizeof path, "%s/rank%lld.safetensors", folder, (long long)rank);
-    seqpar_safetensors_desc desc = {.path = path, .tensors = p->tensors, .count = p->count,
-                                    .metadata = pairs, .metadata_count = 5};
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = p->tensors,
+                                    .count = p->count,
+                                    .metadata = pairs,
+                                    .metadata_count = 5};
     test_expect(!seqpar_safetensors_save(&desc, p->data, &error), "%s", error.text);
 }
 
@@ -257,8 +262,8 @@ static void lose_micro_batches(int64_t kept) {
 }
 
 static void test_right(void) {
-    static const int64_t shapes[][3] = {{1, 2, 3}, {3, 2, 2}, {5, 1, 1}, {2, 3, 1}, {1, 1, 3},
-                                        {8, 1, 1}, {4, 2, 1}};
+    static const int64_t shapes[][3] = {{1, 2, 3}, {3, 2, 2}, {5, 1, 1}, {2, 3, 1},
+                                        {1, 1, 3}, {8, 1, 1}, {4, 2, 1}};
     for (int i = 0; i < 14; i++) {
         make(shapes[i / 2][0], shapes[i / 2][1], shapes[i / 2][2]);
         s.rows_apart = i % 2;

@@ -26,7 +26,7 @@ typedef struct scene {
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
     int even;               /* shards of even sizes */
     int bf16_gradient;
-    const char *without;    /* a prefix or a tensor that is not written, or "norm" */
+    const char *without; /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
 } scene;
 static scene s;
@@ -171,11 +171,11 @@ static void put(page *p, const char *prefix, int i, const double *data, int64_t 
                 int bf16) {
     int64_t at = p->count++;
     snprintf(p->name[at], sizeof p->name[at], "%s%s%s", prefix, *names[i] ? "." : "", names[i]);
-    p->tensors[at] = (seqpar_safetensors_tensor){
-        .name = p->name[at],
-        .dtype = bf16 ? SEQPAR_SAFETENSORS_BF16 : SEQPAR_SAFETENSORS_F64,
-        .dims = 1,
-        .shape = {count}};
+    p->tensors[at] = (seqpar_safetensors_tensor){.name = p->name[at],
+                                                 .dtype = bf16 ? SEQPAR_SAFETENSORS_BF16
+                                                               : SEQPAR_SAFETENSORS_F64,
+                                                 .dims = 1,
+                                                 .shape = {count}};
     p->data[at] = data;
     if (bf16) p->data[at] = p->half[at];
     for (int64_t k = 0; bf16 && k < count; k++) p->half[at][k] = bf16_of(data[k]);
@@ -397,8 +397,9 @@ static void test_reduction(void) {
     s.without = "grad.up";
     s.lr = 0;
     set_norms(whole_but_up);
-    expect(0, "right places", "1 parameters could not be judged without grad. tensors, the "
-                              "first grad.up");
+    expect(0, "right places",
+           "1 parameters could not be judged without grad. tensors, the "
+           "first grad.up");
     test_end("dump_step_without_one_grad");
     make(4, 2, 0);
     each_element(no_gradient);
@@ -407,7 +408,8 @@ static void test_reduction(void) {
            "reduction insufficient: rank 0's gradients are 0, and so");
     test_end("dump_step_zero_gradients");
     each_element(some_gradient);
-    expect(1, "wrong: unknown also norm_of_part (norm)", "are not 0, and the sum of all ranks' local ones is");
+    expect(1, "wrong: unknown also norm_of_part (norm)",
+           "are not 0, and the sum of all ranks' local ones is");
     test_end("dump_step_gradients_from_nothing");
 }
 

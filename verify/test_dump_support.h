@@ -30,21 +30,22 @@ typedef struct scene {
     int32_t index[SP][TOKENS], member[TOKENS], local[TOKENS]; /* the same for every row */
     int64_t held[SP];
     const char *objective, *reduction, *advantage;
-    double beta, kl_coef, clip_value, constant; /* constant: that the reduction of this name divides by */
+    double beta, kl_coef, clip_value,
+        constant; /* constant: that the reduction of this name divides by */
     double loss[RANKS];
     const char *key[MORE]; /* metadata beside those of every scene */
     char value[MORE][32];
     int keys;
     int with_margins, with_values, with_token_rewards; /* tensors that not every scene has */
-    seqpar_safetensors_dtype dtype, loss_dtype; /* of numbers */
-    const char *without, *side;                 /* a tensor that is not written; not split */
-    int64_t without_below;                      /* by ranks below this; 0: by all */
-    int without_values;                         /* by the others */
-    const char *rough;                          /* a tensor of BF16 */
+    seqpar_safetensors_dtype dtype, loss_dtype;        /* of numbers */
+    const char *without, *side; /* a tensor that is not written; not split */
+    int64_t without_below;      /* by ranks below this; 0: by all */
+    int without_values;         /* by the others */
+    const char *rough;          /* a tensor of BF16 */
     int source;
-    int64_t empty;  /* documents without a token behind the others */
-    int padded;     /* padding is a document of its own */
-    int whole;      /* rewards and desirable are integers: of 8 bytes, 2: of one */
+    int64_t empty;   /* documents without a token behind the others */
+    int padded;      /* padding is a document of its own */
+    int whole;       /* rewards and desirable are integers: of 8 bytes, 2: of one */
     const char *odd; /* what is wrong with rank 1's file */
 } scene;
 static scene s;
@@ -95,8 +96,8 @@ static inline void fill_row(row *r, int64_t number) {
         r->labels[t] = (int32_t)((number * TOKENS + t + 1) * 7 % 2003);
         if (d == r->docs || t == last_of(d) || t - cu_seqlens[d] < 2) r->labels[t] = NONE;
         r->logp[t] = -0.2 - 0.3 * s.member[t] - 0.2 * (double)d - 0.1 * fabs(test_normal());
-        r->ref_logp[t] =
-            r->logp[t] + 0.8 * test_normal() + (d % 3 ? 0.1 : -0.1) * (1 + s.member[t]);
+        r->ref_logp[t] = r->logp[t] + 0.8 * test_normal() +
+                         (d % 3 ? 0.1 : -0.1) * (1 + s.member[t]);
         r->old_logp[t] = r->logp[t] + 0.3 * test_normal();
         r->values[t] = test_normal();
     }
@@ -118,25 +119,24 @@ static inline void fill_row(row *r, int64_t number) {
 typedef int (*scope)(int64_t dp, int64_t a, int64_t group, int64_t own_dp, int64_t own_a,
                      int64_t own_group);
 static inline int in_group(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int64_t own_a,
-                    int64_t own_g) {
+                           int64_t own_g) {
     return (void)dp, (void)a, (void)own_dp, (void)own_a, g == own_g;
 }
 static inline int in_replica(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int64_t own_a,
-                      int64_t own_g) {
+                             int64_t own_g) {
     return (void)a, (void)own_a, g == own_g && dp == own_dp;
 }
 static inline int in_row(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int64_t own_a,
-                  int64_t own_g) {
+                         int64_t own_g) {
     return g == own_g && dp == own_dp && a == own_a;
 }
 static inline int in_batch(int64_t dp, int64_t a, int64_t g, int64_t own_dp, int64_t own_a,
-                    int64_t own_g) {
+                           int64_t own_g) {
     return (void)dp, (void)a, (void)g, (void)own_dp, (void)own_a, (void)own_g, 1;
 }
 
 static inline void moments(scope in, int64_t dp, int64_t a, int64_t d, double *mean,
-                           double *pop,
-                    double *unbiased) {
+                           double *pop, double *unbiased) {
     double n = 0, sum = 0, squares = 0;
     EACH_ROW(j, b)
     for (int64_t e = 0; e < s.of[j][b].docs; e++)
@@ -292,8 +292,7 @@ static inline double token_loss(const row *r, int64_t t, int way) {
 
 /* Sums over what lies on members first to last, of document d. */
 static inline double document_loss(const row *r, int64_t d, int64_t first, int64_t last,
-                                   int way,
-                            double *n) {
+                                   int way, double *n) {
     double sum = 0;
     *n = 0;
     for (int64_t t = cu_seqlens[d]; t <= last_of(d); t++)
@@ -353,7 +352,7 @@ static inline double sum_of_tokens(int way) {
 }
 
 static inline double mean_loss(int way) {
-    return by_sequence()        ? mean_of_documents(way)
+    return by_sequence()         ? mean_of_documents(way)
            : by_what("constant") ? sum_of_tokens(way) / s.constant
            : by_what("micro")    ? mean_of_groups(way, 0)
            : by_what("replica")  ? mean_of_groups(way, 1)
@@ -364,8 +363,7 @@ static inline double log_sigmoid_loss(double x) { return log(1 + exp(-x)); }
 
 /* Of a document: log-probs of members first to last. `reference`: times that. */
 static inline double h_of(const row *r, int64_t d, int64_t first, int64_t last,
-                          double reference,
-                   double *n) {
+                          double reference, double *n) {
     double h = 0;
     *n = 0;
     for (int64_t t = cu_seqlens[d]; t <= last_of(d); t++)
@@ -377,7 +375,7 @@ static inline double h_of(const row *r, int64_t d, int64_t first, int64_t last,
 }
 
 static inline double pair_mean(double factor, double reference, int by_length, int64_t first,
-                        int64_t last) {
+                               int64_t last) {
     double sum = 0, count = 0, n[2];
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < s.of[dp][a].docs; d += 2) {
@@ -395,8 +393,7 @@ static inline double score_mean(double factor) {
     double sum = 0, count = 0;
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < s.of[dp][a].docs; d += 2, count++)
-        sum += log_sigmoid_loss(factor *
-                                (s.of[dp][a].scores[d] - s.of[dp][a].scores[d + 1]));
+        sum += log_sigmoid_loss(factor * (s.of[dp][a].scores[d] - s.of[dp][a].scores[d + 1]));
     return sum / count;
 }
 
@@ -432,8 +429,7 @@ static inline double z_of(int64_t dp, int64_t a, int way) {
 }
 
 static inline double kto_mean(double factor, double reference, int way, int swapped,
-                              int64_t first,
-                       int64_t last) {
+                              int64_t first, int64_t last) {
     double sum = 0, count = 0, n;
     EACH_ROW(dp, a)
     for (int64_t d = 0; d < s.of[dp][a].docs; d++, count++) {
@@ -459,9 +455,7 @@ static inline double right_loss(void) {
 
 static const char *more_options = "";
 
-static inline int ask(char *said, size_t size) {
-    return ask_with(more_options, said, size);
-}
+static inline int ask(char *said, size_t size) { return ask_with(more_options, said, size); }
 
 static char said[32768];
 
@@ -471,7 +465,7 @@ static inline void expect(int code, const char *headline, const char *text) {
     write_scene();
     got = ask(said, sizeof said);
     line = strcspn(said, code == 4 ? ":\n" : "\n"); /* what is right follows */
-    for (char *c = said + line; *c; c++) /* lines are wrapped: one long line */
+    for (char *c = said + line; *c; c++)            /* lines are wrapped: one long line */
         if (*c == '\n') *c = ' ';
     for (char *from = said + line, *to = from; (*to = *from); from++)
         to += !(*from == ' ' && from[1] == ' ');

@@ -11,7 +11,7 @@ static inline void *copy(const void *from, size_t bytes) {
 }
 
 static inline void add(page *p, int64_t micro, const char *name, void *data,
-                seqpar_safetensors_dtype dtype, int64_t count) {
+                       seqpar_safetensors_dtype dtype, int64_t count) {
     if (s.without && !strcmp(name, s.without))
         free(data);
     else
@@ -56,7 +56,7 @@ static inline void add_numbers(page *p, int64_t micro, const char *name, const d
 /* Numbers of a rank's tokens, by index or as they come where they are not split; then what is
    never used differs from rank to rank. */
 static inline void add_tokens(page *p, int64_t rank, int64_t micro, const char *name,
-                       const double *x) {
+                              const double *x) {
     int64_t r = rank % s.sp, n = s.held[r];
     double own[TOKENS];
     int source = s.side && !strcmp(s.side, name) ? s.source : SPLIT;
@@ -81,7 +81,7 @@ static inline void add_whole(page *p, int64_t micro, const char *name, const dou
 }
 
 static inline void add_documents(page *p, int64_t rank, int64_t micro, const char *name,
-                          const double *x, int64_t n) {
+                                 const double *x, int64_t n) {
     double own[2 * DOCS];
     char differs[32], more[32];
     snprintf(differs, sizeof differs, "%s differ", name);
@@ -150,16 +150,21 @@ static inline void add_row(page *p, int64_t rank, int64_t micro) {
 static inline void write_rank(int64_t rank) {
     char text[7][32];
     const int64_t whole[] = {rank, s.world, s.sp, s.micro};
-    seqpar_safetensors_pair pairs[13 + MORE] = {{"seqpar_dump", "1"},       {"rank", text[0]},
-                                       {"world", text[1]},         {"sp", text[2]},
-                                       {"accumulation", text[3]},  {"objective", s.objective},
-                                       {"reduction", s.reduction}, {"beta", text[4]},
-                                       {"kl_coef", text[5]},       {"clip_low", "0.2"},
-                                       {"clip_high", "0.3"},       {"advantage", s.advantage},
-                                       {"reduction_constant", text[6]}};
+    seqpar_safetensors_pair pairs[13 + MORE] = {{"seqpar_dump", "1"},
+                                                {"rank", text[0]},
+                                                {"world", text[1]},
+                                                {"sp", text[2]},
+                                                {"accumulation", text[3]},
+                                                {"objective", s.objective},
+                                                {"reduction", s.reduction},
+                                                {"beta", text[4]},
+                                                {"kl_coef", text[5]},
+                                                {"clip_low", "0.2"},
+                                                {"clip_high", "0.3"},
+                                                {"advantage", s.advantage},
+                                                {"reduction_constant", text[6]}};
     page p = {.count = 0};
-    for (int i = 0; i < 4; i++)
-        snprintf(text[i], sizeof text[i], "%lld", (long long)whole[i]);
+    for (int i = 0; i < 4; i++) snprintf(text[i], sizeof text[i], "%lld", (long long)whole[i]);
     snprintf(text[4], sizeof text[4], "%.17g", s.beta);
     snprintf(text[5], sizeof text[5], "%.17g", s.kl_coef);
     snprintf(text[6], sizeof text[6], "%.17g", s.constant);

@@ -111,8 +111,10 @@ static const char *text_of(const cJSON *o, const char *key) {
 
 static const cJSON *stage_said(int stage) {
     const cJSON *one;
-    cJSON_ArrayForEach(one, cJSON_GetObjectItem(said, "stages"))
-        if (!strcmp(text_of(one, "stage"), stage_names[stage].name)) return one;
+    cJSON_ArrayForEach(
+        one,
+        cJSON_GetObjectItem(said, "stages")) if (!strcmp(text_of(one, "stage"),
+                                                         stage_names[stage].name)) return one;
     return NULL;
 }
 
@@ -129,9 +131,16 @@ static int stage_names_it(int stage, const char *name) {
 
 /* 0: it cannot be planted. */
 static int make(const char *objective, const char *name) {
-    made_desc desc = {.out = FOLDER, .layout = "zigzag", .objective = objective,
-                      .mistake = name,  .sp = 3,          .dp = 2,
-                      .accumulation = 2, .tokens = 37,    .docs = 4, .seed = 1};
+    made_desc desc = {.out = FOLDER,
+                      .layout = "zigzag",
+                      .objective = objective,
+                      .mistake = name,
+                      .sp = 3,
+                      .dp = 2,
+                      .accumulation = 2,
+                      .tokens = 37,
+                      .docs = 4,
+                      .seed = 1};
     seqpar_error error = {0};
     remove_folder(FOLDER);
     return !made_make(&desc, &error);

@@ -42,9 +42,7 @@ typedef struct undisturbed {
 static model_task task;
 static undisturbed ways[WAYS];
 static char at_work[300]; /* for the watchdog */
-static struct {
-    int64_t runs, errors;
-} tally[FAULTS];
+static struct { int64_t runs, errors; } tally[FAULTS];
 
 static void draw_way(model_way *w, int i) {
     static const int64_t shapes[WAYS][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 3},
@@ -62,8 +60,13 @@ static void draw_way(model_way *w, int i) {
 }
 
 static void make_task(void) {
-    task.config = (seqpar_llama_config){.layers = 2, .hidden = 16, .heads = 4, .kv_heads = 2,
-                                        .head_dim = 4, .intermediate = 24, .vocab = 61};
+    task.config = (seqpar_llama_config){.layers = 2,
+                                        .hidden = 16,
+                                        .heads = 4,
+                                        .kv_heads = 2,
+                                        .head_dim = 4,
+                                        .intermediate = 24,
+                                        .vocab = 61};
     random_batch(&task.batch, 9, 24, 61, 40, 0);
     task.objective.count = task.batch.counts.supervised;
     task.seed = 3;
@@ -95,8 +98,8 @@ static void expect_end(const undisturbed *u, enum fault fault, const model_resul
                        int64_t live) {
     tally[fault].runs++;
     tally[fault].errors += r->status != SEQPAR_OK;
-    test_expect(blocks_live == live, "%lld blocks are left: %s", (long long)(blocks_live - live),
-                at_work);
+    test_expect(blocks_live == live, "%lld blocks are left: %s",
+                (long long)(blocks_live - live), at_work);
     if (r->status)
         test_expect(fault != FAULT_LATE && names_cause(fault, &r->error), "%s: %s", at_work,
                     r->error.text);
@@ -119,11 +122,12 @@ static void run_disturbed(int64_t number) {
     if (fault == FAULT_LATE) inject.reorder = 1, inject.delay_us_max = 20;
     if (fault == FAULT_MEMORY) at = test_integer(1, u->blocks);
     if (fault != FAULT_MEMORY) way.inject = &inject;
-    snprintf(at_work, sizeof at_work,
-             "FAIL injected_%lld: D=%lld P=%lld zero %d offload %d %s, %s at %lld of rank %lld\n",
-             (long long)number, (long long)way.dp, (long long)way.sp, way.zero_stage, way.offload,
-             seqpar_schedule_name(way.schedule), fault_name[fault], (long long)at,
-             (long long)way.inject_rank);
+    snprintf(
+        at_work, sizeof at_work,
+        "FAIL injected_%lld: D=%lld P=%lld zero %d offload %d %s, %s at %lld of rank %lld\n",
+        (long long)number, (long long)way.dp, (long long)way.sp, way.zero_stage, way.offload,
+        seqpar_schedule_name(way.schedule), fault_name[fault], (long long)at,
+        (long long)way.inject_rank);
     test_limit(LONGEST_S);
     model_room(&task, &r);
     block_refused = fault == FAULT_MEMORY ? blocks_made + at : 0;
@@ -145,9 +149,9 @@ int main(int argc, char **argv) {
     run_undisturbed();
     for (int64_t i = first; i < first + runs; i++) run_disturbed(i);
     for (int f = 0; f < FAULTS; f++) {
-        test_expect(runs < 100 || (f == FAULT_LATE ? tally[f].errors == 0 : tally[f].errors > 0),
-                    "%lld of %lld runs failed", (long long)tally[f].errors,
-                    (long long)tally[f].runs);
+        test_expect(
+            runs < 100 || (f == FAULT_LATE ? tally[f].errors == 0 : tally[f].errors > 0),
+            "%lld of %lld runs failed", (long long)tally[f].errors, (long long)tally[f].runs);
         test_end("injected %s: %lld runs, %lld errors", fault_name[f], (long long)tally[f].runs,
                  (long long)tally[f].errors);
     }

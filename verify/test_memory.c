@@ -353,9 +353,9 @@ static void test_gradients(int tied) {
         int64_t dp, sp, micro;
         int stage;
         int64_t slice; /* of 512 rows of a table; a rank of 8 has few tokens enough for them */
-    } cases[] = {{1, 1, 1, 2, 0}, {1, 2, 1, 2, 0}, {1, 4, 1, 2, 0}, {1, 8, 1, 2, 0},
+    } cases[] = {{1, 1, 1, 2, 0},       {1, 2, 1, 2, 0}, {1, 4, 1, 2, 0}, {1, 8, 1, 2, 0},
                  {1, 8, 1, 2, 1 << 15}, {1, 1, 1, 0, 0}, {1, 4, 1, 0, 0}, {1, 1, 4, 1, 0},
-                 {1, 1, 3, 2, 0}, {4, 1, 4, 2, 0}, {2, 2, 2, 0, 0}};
+                 {1, 1, 3, 2, 0},       {4, 1, 4, 2, 0}, {2, 2, 2, 0, 0}};
     seqpar_llama_config c = config;
     int64_t all, largest, before = 0;
     c.tied = tied;
@@ -391,12 +391,12 @@ static void test_gradients(int tied) {
         /* what arrives is a node of every rank, of which this one owns its part; attention's
            messages are counted there, too */
         int64_t arrives = sp > 1 ? nodes : 1; /* of each rank */
-        test_expect((sp > 1 && !way.slice) ||
-                        moving <= (world > 1 ? (double)(arrives * largest) +
-                                                   4096.0 * (double)world
-                                             : 0),
-                    "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp,
-                    (long long)sp, (long long)micro, stage, moving);
+        test_expect(
+            (sp > 1 && !way.slice) ||
+                moving <=
+                    (world > 1 ? (double)(arrives * largest) + 4096.0 * (double)world : 0),
+            "D=%lld P=%lld A=%lld stage %d: %.0f bytes on their way", (long long)dp,
+            (long long)sp, (long long)micro, stage, moving);
         test_expect(sp == 1 || dp > 1 || (int64_t)peak <= before,
                     "P=%lld stage %d: %.0f bytes, fewer ranks %lld", (long long)sp, stage, peak,
                     (long long)before);
@@ -404,8 +404,8 @@ static void test_gradients(int tied) {
         printf("#   D=%lld P=%lld A=%lld%s: gradients %.2f of the weights' bytes, the bound "
                "%.2f; %.2f on their way; the largest group %.2f\n",
                (long long)dp, (long long)sp, (long long)micro,
-               way.slice ? ", tables in slices" : "", peak / (double)all,
-               bound / (double)all, moving / (double)all, (double)largest / (double)all);
+               way.slice ? ", tables in slices" : "", peak / (double)all, bound / (double)all,
+               moving / (double)all, (double)largest / (double)all);
         seqpar_batch_free(&task.batch);
     }
     test_end("memory_gradients %s", tied ? "tied" : "untied");
@@ -451,7 +451,8 @@ static int64_t two_groups(const seqpar_llama_config *c) {
    not own them sends gradients to owners (a tied table's two sums), from where parameters (stage
    0: gradients in whole blocks) come back; at stage 3 parameters are gathered twice instead, but
    embedding and head of an untied model once. */
-static int64_t zero_bytes(const seqpar_llama_config *c, int64_t world, int64_t micro, int stage) {
+static int64_t zero_bytes(const seqpar_llama_config *c, int64_t world, int64_t micro,
+                          int stage) {
     int64_t all = group_bytes(c, 0, INT64_MAX - 1, 0), table = group_bytes(c, 0, 0, 0);
     int64_t blocks = group_bytes(c, 0, INT64_MAX - 1, 1);
     int64_t gradients = micro * (all + (c->tied ? table : 0));
@@ -497,35 +498,38 @@ static void zero_expect(const model_task *task, const model_way *way) {
     int64_t agreeing = 1024 * world * world * (3 + way->accumulation);
     for (int64_t r = 0; r < world; r++) {
         const seqpar_memory *peak = &two.rank[r].memory;
-        test_expect(peak->peak[SEQPAR_MEM_WEIGHTS] <= weights + rope,
-                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes of weights, the bound is %lld",
-                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
-                    (long long)peak->peak[SEQPAR_MEM_WEIGHTS], (long long)(weights + rope));
-        test_expect(peak->peak[SEQPAR_MEM_OPTIMIZER] <= state,
-                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes of state, the bound is %lld",
-                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
-                    (long long)peak->peak[SEQPAR_MEM_OPTIMIZER], (long long)state);
-        test_expect(peak->peak[SEQPAR_MEM_OFFLOADED] <= offloaded &&
-                        peak->peak[SEQPAR_MEM_OFFLOADED] >= offloaded / 2 &&
-                        peak->now[SEQPAR_MEM_OFFLOADED] == 0,
-                    "D=%lld P=%lld stage %d: rank %lld has %lld bytes offloaded (%lld left), the "
-                    "bound is %lld",
-                    (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
-                    (long long)peak->peak[SEQPAR_MEM_OFFLOADED],
-                    (long long)peak->now[SEQPAR_MEM_OFFLOADED], (long long)offloaded);
+        test_expect(
+            peak->peak[SEQPAR_MEM_WEIGHTS] <= weights + rope,
+            "D=%lld P=%lld stage %d: rank %lld has %lld bytes of weights, the bound is %lld",
+            (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+            (long long)peak->peak[SEQPAR_MEM_WEIGHTS], (long long)(weights + rope));
+        test_expect(
+            peak->peak[SEQPAR_MEM_OPTIMIZER] <= state,
+            "D=%lld P=%lld stage %d: rank %lld has %lld bytes of state, the bound is %lld",
+            (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+            (long long)peak->peak[SEQPAR_MEM_OPTIMIZER], (long long)state);
+        test_expect(
+            peak->peak[SEQPAR_MEM_OFFLOADED] <= offloaded &&
+                peak->peak[SEQPAR_MEM_OFFLOADED] >= offloaded / 2 &&
+                peak->now[SEQPAR_MEM_OFFLOADED] == 0,
+            "D=%lld P=%lld stage %d: rank %lld has %lld bytes offloaded (%lld left), the "
+            "bound is %lld",
+            (long long)way->dp, (long long)way->sp, way->zero_stage, (long long)r,
+            (long long)peak->peak[SEQPAR_MEM_OFFLOADED],
+            (long long)peak->now[SEQPAR_MEM_OFFLOADED], (long long)offloaded);
     }
     if (way->sp == 1) /* else attention's messages are counted, too */
         test_expect(sent >= formula && sent <= formula + (world > 1 ? agreeing : 0),
                     "D=%lld A=%lld stage %d: %lld bytes sent in a step, the formula says %lld",
                     (long long)way->dp, (long long)way->accumulation, way->zero_stage,
                     (long long)sent, (long long)formula);
-    printf("#   D=%lld P=%lld A=%lld stage %d offload %d: weights %.2f, state %.2f of one rank's, "
-           "%.2f of the weights' bytes sent by a rank\n",
-           (long long)way->dp, (long long)way->sp, (long long)way->accumulation, way->zero_stage,
-           way->offload,
-           (double)most(&two, world, SEQPAR_MEM_WEIGHTS) / (double)all,
-           (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
-           (double)sent / (double)world / (double)all);
+    printf(
+        "#   D=%lld P=%lld A=%lld stage %d offload %d: weights %.2f, state %.2f of one rank's, "
+        "%.2f of the weights' bytes sent by a rank\n",
+        (long long)way->dp, (long long)way->sp, (long long)way->accumulation, way->zero_stage,
+        way->offload, (double)most(&two, world, SEQPAR_MEM_WEIGHTS) / (double)all,
+        (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
+        (double)sent / (double)world / (double)all);
 }
 
 static void test_zero(int tied) {
@@ -577,13 +581,13 @@ static void test_vocab_places(void) {
     seqpar_ctx ctx;
     model_task task;
     rows_task(&task, &config, ROWS);
-    test_expect(!seqpar_ctx_open(&ctx, self, device, 1) &&
-                    !seqpar_optim_open(&ctx, &optim, &tensor, 1, &sgd) &&
-                    !seqpar_step_begin(&ctx, &optim, task.batch.row, ROWS,
-                                       SEQPAR_LAYOUT_ZIGZAG, 1) &&
-                    !seqpar_split(ctx.error, &share, task.batch.row, ROWS, &split) &&
-                    !seqpar_step_fold(&ctx, &optim, &fold, &share, 0),
-                "%s", self->error->text);
+    test_expect(
+        !seqpar_ctx_open(&ctx, self, device, 1) &&
+            !seqpar_optim_open(&ctx, &optim, &tensor, 1, &sgd) &&
+            !seqpar_step_begin(&ctx, &optim, task.batch.row, ROWS, SEQPAR_LAYOUT_ZIGZAG, 1) &&
+            !seqpar_split(ctx.error, &share, task.batch.row, ROWS, &split) &&
+            !seqpar_step_fold(&ctx, &optim, &fold, &share, 0),
+        "%s", self->error->text);
     int64_t places = fold ? seqpar_vocab_places(&share, fold, &desc) : -1;
     test_expect(places >= 1 && places <= RUNS_LOG2, "%lld places", (long long)places);
     seqpar_share_free(&share);

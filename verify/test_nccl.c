@@ -347,8 +347,10 @@ typedef struct attention {
 
 static seqpar_device original; /* of the CPU; what its copies change is put before it */
 #define X(op) \
-    static seqpar_status queued_##op(seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
-        return cudaStreamSynchronize((cudaStream_t)queue) ? SEQPAR_ERR_TRANSPORT : original.op(device, args, queue); \
+    static seqpar_status queued_##op(seqpar_device *device, const seqpar_##op##_args *args, \
+                                     void *queue) { \
+        return cudaStreamSynchronize((cudaStream_t)queue) ? SEQPAR_ERR_TRANSPORT \
+                                                          : original.op(device, args, queue); \
     }
 SEQPAR_DEVICE_OPS(X)
 #undef X

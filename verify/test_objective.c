@@ -643,15 +643,15 @@ static int64_t edge_runs(void) { return 2 + edge_ways() / EDGE_TASKS; }
 static objective_way edge_way(int64_t n, int64_t optimizer) {
     static const int64_t worlds[][2] = {{1, 1}, {1, 2}, {2, 1}, {1, 4}, {2, 2},
                                         {4, 1}, {1, 8}, {2, 4}, {4, 2}, {8, 1}};
-    objective_way way = {.dp = worlds[n % 10][0],
-                         .sp = worlds[n % 10][1],
-                         .accumulation = INT64_C(1) << (n / 10 % 3),
-                         .layout = layout_of_grid(n / EDGE_WORLDS),
-                         .schedule = (int)(n / EDGE_WORLDS / layouts_on_grid() %
-                                           SEQPAR_SCHEDULE_COUNT),
-                         .optimizer = (int)optimizer,
-                         .zero_stage = (int)(n % 4),
-                         .recompute = (int)(n / 7 % 2)};
+    objective_way way = {
+        .dp = worlds[n % 10][0],
+        .sp = worlds[n % 10][1],
+        .accumulation = INT64_C(1) << (n / 10 % 3),
+        .layout = layout_of_grid(n / EDGE_WORLDS),
+        .schedule = (int)(n / EDGE_WORLDS / layouts_on_grid() % SEQPAR_SCHEDULE_COUNT),
+        .optimizer = (int)optimizer,
+        .zero_stage = (int)(n % 4),
+        .recompute = (int)(n / 7 % 2)};
     return way;
 }
 
@@ -760,8 +760,9 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
                        (k + 1 == row->tokens ||
                         objective_place(row, k + 1).document != place.document);
             if (objective_last(t->kind) ? !last : row->targets[k] == SEQPAR_IGNORE) continue;
-            seen[n] = (slow_seen){
-                .document = place.document, .position = place.position, .tokens = place.tokens[0]};
+            seen[n] = (slow_seen){.document = place.document,
+                                  .position = place.position,
+                                  .tokens = place.tokens[0]};
             seen[n].value = objective_scores(t->kind)
                                 ? logits[k * config.vocab]
                                 : slow_token_of(config.vocab, logits + k * config.vocab,

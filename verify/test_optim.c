@@ -230,9 +230,8 @@ static void check_ways(int kind, double max_norm) {
                     test_expect(!memcmp(&many[r], one, sizeof *one),
                                 "accumulation %lld, stage %d%s, slices %d: rank %lld of %lld "
                                 "has other bits",
-                                (long long)w.accumulation, w.stage,
-                                w.shared ? ", shared" : "", w.sliced, (long long)r,
-                                (long long)w.ranks);
+                                (long long)w.accumulation, w.stage, w.shared ? ", shared" : "",
+                                w.sliced, (long long)r, (long long)w.ranks);
             }
     test_end("plain_%s_max_norm_%g_on_1_to_8_ranks", kind == SEQPAR_OPTIM_SGD ? "sgd" : "adamw",
              max_norm);
@@ -319,7 +318,8 @@ static const misuse misuses[MISUSES] = {
                            "bytes to offload cannot be kept in a file in build/none: No such"},
     [PACKED_ODD] = {"state_of_7_bits", "state_bits is 7 and offload 0; use 0"},
     [PACKED_AWAY] = {"state_of_8_bits_offloaded", "state_bits is 8 and offload 1; use 0"},
-    [PACKED_PART] = {"part_of_a_group", "elements 256 .. + 255 of moments in 8 bits are wanted"},
+    [PACKED_PART] = {"part_of_a_group",
+                     "elements 256 .. + 255 of moments in 8 bits are wanted"},
     [CHANCE_FLOATS] = {"floats_by_chance", "weights in bf16; the device 'cpu' has others"},
 };
 
@@ -336,7 +336,8 @@ static seqpar_status give_part(seqpar_ctx *ctx, seqpar_optim *optim, const float
 }
 
 /* In slices of 1,024 and 480 elements */
-static seqpar_status missliced(seqpar_ctx *ctx, seqpar_optim *optim, const float *g, int which) {
+static seqpar_status missliced(seqpar_ctx *ctx, seqpar_optim *optim, const float *g,
+                               int which) {
     seqpar_step_nodes small = {.nodes = g, .elements = SMALL};
     seqpar_status status = SEQPAR_OK;
     if (which == SLICE_BEGINS_INSIDE) return give_part(ctx, optim, g, 0, 16, 1488, LARGE);
@@ -397,21 +398,19 @@ static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
 
 static seqpar_status misuse_main(seqpar_comm *world, void *user) {
     int which = *(const int *)user;
-    seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD,
-                              .zero_stage = which == SHARED_APART || which == OFFLOAD_EARLY,
-                              .params_shared = which == SHARED_EVERYWHERE ||
-                                               which == SHARED_APART,
-                              .slice = which == SLICE_NEGATIVE ? -1
-                                                               : which > SLICE_NEGATIVE,
-                              .offload = which == OFFLOAD_UNKNOWN ? 4
-                                         : which == OFFLOAD_EARLY ? 3
-                                         : which == PACKED_AWAY
-                                             ? 1
-                                             : which > OFFLOAD_EARLY && which < PACKED_ODD,
-                              .state_bits = which == PACKED_ODD                          ? 7
-                                            : which == PACKED_AWAY || which == PACKED_PART ? 8
-                                                                                           : 0,
-                              .stochastic = which == CHANCE_FLOATS};
+    seqpar_optim_desc desc = {
+        .kind = SEQPAR_OPTIM_SGD,
+        .zero_stage = which == SHARED_APART || which == OFFLOAD_EARLY,
+        .params_shared = which == SHARED_EVERYWHERE || which == SHARED_APART,
+        .slice = which == SLICE_NEGATIVE ? -1 : which > SLICE_NEGATIVE,
+        .offload = which == OFFLOAD_UNKNOWN ? 4
+                   : which == OFFLOAD_EARLY ? 3
+                   : which == PACKED_AWAY   ? 1
+                                            : which > OFFLOAD_EARLY && which < PACKED_ODD,
+        .state_bits = which == PACKED_ODD                            ? 7
+                      : which == PACKED_AWAY || which == PACKED_PART ? 8
+                                                                     : 0,
+        .stochastic = which == CHANCE_FLOATS};
     seqpar_device *device = seqpar_device_cpu(1);
     if (which >= OFFLOAD_UNKNOWN) desc.kind = SEQPAR_OPTIM_ADAMW;
     if (which == OFFLOAD_NOWHERE) device->move = NULL;
@@ -508,10 +507,9 @@ static seqpar_status head_in_parts(seqpar_ctx *ctx, const seqpar_vocab_io *of,
                 "%s", ctx->error->text);
     *ctx->error = (seqpar_error){0}; /* the first would stay */
     io.dlogits = io.tokens ? NULL : dlogits;
-    test_expect(!io.tokens ||
-                    (seqpar_vocab_nodes(ctx, &io, share, fold, vocab, 0, 1) ==
-                         SEQPAR_ERR_SIZE &&
-                     strstr(ctx->error->text, "dlogits are NULL")),
+    test_expect(!io.tokens || (seqpar_vocab_nodes(ctx, &io, share, fold, vocab, 0, 1) ==
+                                   SEQPAR_ERR_SIZE &&
+                               strstr(ctx->error->text, "dlogits are NULL")),
                 "%s", ctx->error->text);
     *ctx->error = (seqpar_error){0};
     return SEQPAR_OK;
@@ -537,8 +535,8 @@ static seqpar_status head_run(seqpar_ctx *ctx, head_result *r, int64_t tokens, i
         targets[t] = t % 5 ? t % VOCAB : SEQPAR_IGNORE;
         seed[t] = t % 5 ? -0.25f : 0;
     }
-    seqpar_vocab_io io = {hidden, table, targets, tokens, {r->logp}, {seed}, r->dhidden,
-                          r->dtable, VOCAB * HIDDEN};
+    seqpar_vocab_io io = {hidden, table,      targets,   tokens,        {r->logp},
+                          {seed}, r->dhidden, r->dtable, VOCAB * HIDDEN};
     if (whole == PLAIN) return seqpar_vocab_backward(ctx, &io, NULL, NULL, &vocab);
     if (whole == PLAIN_IN_PARTS) return head_in_parts(ctx, &io, NULL, NULL, &vocab);
     if (whole == SHARE_ALONE) return seqpar_vocab_backward(ctx, &io, &share, NULL, &vocab);

@@ -149,8 +149,8 @@ static int agree(int harm, char *text, size_t size) {
         if (!reference_logp(&f, &right) && !reference_gradient(&f, &right, seeds)) {
             if (harm == 1) f.logp[0][0] *= 1 + 1e-6;
             if (harm == 2)
-                f.gradient[f.model.tensors[1].offset] +=
-                    1e-6 * slow_norm(f.model.elements, f.gradient);
+                f.gradient[f.model.tensors[1].offset] += 1e-6 * slow_norm(f.model.elements,
+                                                                          f.gradient);
             verdict = second_agrees(&f, f.logp, seeds, f.gradient, text, size);
         }
     }

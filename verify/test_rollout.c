@@ -34,7 +34,9 @@ static void test_texts(void) {
         {{0xED, 0xA0, 0x80}, 3, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* a surrogate */
         {{0xE2, 0x82, 0xAC}, 3, "\xE2\x82\xAC"},
         {{0xF0, 0x9F, 0x98, 0x80}, 4, "\xF0\x9F\x98\x80"},
-        {{0xF4, 0x90, 0x80, 0x80}, 4, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* beyond
+        {{0xF4, 0x90, 0x80, 0x80},
+         4,
+         "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, /* beyond
                                                                                               the
                                                                                               last
                                                                                               character

@@ -667,9 +667,11 @@ static void convert_f32_to_f16_rounds_to_nearest(void) {
         float next = i == 0x7BFF ? 65536.0f : seqpar_safetensors_f16_to_f32((uint16_t)(i + 1));
         float middle = (x + next) / 2; /* exact: a float has bits to spare */
         expect(seqpar_safetensors_f32_to_f16(x) == i, "0x%04x does not come back", i);
-        expect(seqpar_safetensors_f32_to_f16(-x) == (i | 0x8000), "-0x%04x does not come back", i);
+        expect(seqpar_safetensors_f32_to_f16(-x) == (i | 0x8000), "-0x%04x does not come back",
+               i);
         expect(seqpar_safetensors_f32_to_f16(middle) == i + (i & 1), "half way from 0x%04x", i);
-        expect(seqpar_safetensors_f32_to_f16(nextafterf(middle, 0)) == i, "below it, 0x%04x", i);
+        expect(seqpar_safetensors_f32_to_f16(nextafterf(middle, 0)) == i, "below it, 0x%04x",
+               i);
         expect(seqpar_safetensors_f32_to_f16(nextafterf(middle, 1e9f)) == i + 1,
                "above it, 0x%04x", i);
     }

@@ -48,7 +48,8 @@ static void seal(void) {
 }
 
 enum { WORDS = 7, DOCUMENTS = 4, TOKENS = 13 };
-static const char text_of_words[] = "ab\xE2\x82\xAC<s></s>"; /* a, b, a euro in two, none, <s>, </s> */
+static const char text_of_words[] =
+    "ab\xE2\x82\xAC<s></s>"; /* a, b, a euro in two, none, <s>, </s> */
 static const uint64_t word_offsets[WORDS + 1] = {0, 1, 2, 3, 5, 5, 8, 12};
 static const uint8_t flags[WORDS] = {0, 0, 0, 0, 0, 1, 1};
 static const uint64_t offsets[DOCUMENTS + 1] = {0, 4, 7, 9, 13};
@@ -79,16 +80,17 @@ static void make(uint32_t kind) {
                {DEMO_PROMPT_TEXT, "pq", 2},
                {DEMO_ANSWER_OFFSETS, prompt_offsets, sizeof prompt_offsets},
                {DEMO_ANSWER_TEXT, "12", 2}};
-    demo_token_head h = {.version = DEMO_TOKENS_VERSION,
-                         .kind = kind,
-                         .bos = 5,
-                         .eos = 6,
-                         .pad = -1,
-                         .words = WORDS,
-                         .documents = DOCUMENTS,
-                         .tokens = TOKENS,
-                         .tokenizer_bytes = 9,
-                         .tokenizer_crc = demo_token_crc((const unsigned char *)"tokenizer", 9)};
+    demo_token_head h = {
+        .version = DEMO_TOKENS_VERSION,
+        .kind = kind,
+        .bos = 5,
+        .eos = 6,
+        .pad = -1,
+        .words = WORDS,
+        .documents = DOCUMENTS,
+        .tokens = TOKENS,
+        .tokenizer_bytes = 9,
+        .tokenizer_crc = demo_token_crc((const unsigned char *)"tokenizer", 9)};
     demo_token_section table[DEMO_SECTIONS];
     memcpy(h.magic, demo_token_magic, 8);
     for (int i = 0; i < DEMO_SECTIONS; i++)
@@ -126,11 +128,12 @@ static int load(uint32_t kind) {
     demo_pairs_free(&pairs);
     demo_labelled_free(&labelled);
     if (kind == DEMO_TOKENS_PAIRS)
-        return demo_pairs_load(&pairs, path, &(demo_pair_options){.data = options, .margins = true},
-                               why, sizeof why);
+        return demo_pairs_load(&pairs, path,
+                               &(demo_pair_options){.data = options, .margins = true}, why,
+                               sizeof why);
     if (kind == DEMO_TOKENS_LABELLED)
-        return demo_labelled_load(&labelled, path, &(demo_labelled_options){.data = options}, why,
-                                  sizeof why);
+        return demo_labelled_load(&labelled, path, &(demo_labelled_options){.data = options},
+                                  why, sizeof why);
     return kind == DEMO_TOKENS_PROMPTS
                ? demo_data_of_file(&set, path, kind, &options, why, sizeof why)
                : demo_data_load(&set, path, &options, why, sizeof why);
@@ -156,8 +159,8 @@ static void test_documents(void) {
                 (long long)set.tokens, (long long)set.supervised_tokens);
     for (int64_t i = 0; i < arrlen(set.documents); i++)
         test_expect(document_is(&set.documents[i], i), "document %lld", (long long)i);
-    test_expect(arrlen(set.documents) && (const unsigned char *)set.documents[0].ids >=
-                                             set.file->map,
+    test_expect(arrlen(set.documents) &&
+                    (const unsigned char *)set.documents[0].ids >= set.file->map,
                 "ids are copied");
     options.max_samples = 3;
     test_expect(!load(DEMO_TOKENS_SFT) && arrlen(set.documents) == 3 && set.tokens == 9,
@@ -222,7 +225,8 @@ static void test_goes_with(void) {
     options = (demo_data_options){.vocab_size = WORDS - 1};
     refused("words for ids up to 6 and uses them up to 6, but the model's vocab_size is 6",
             DEMO_TOKENS_SFT);
-    options = (demo_data_options){.vocab_size = WORDS, .folder = folder, .prepare = "type this"};
+    options = (demo_data_options){
+        .vocab_size = WORDS, .folder = folder, .prepare = "type this"};
     test_expect(!load(DEMO_TOKENS_SFT), "a folder without tokenizer.json: %s", why);
     snprintf(tokenizer, sizeof tokenizer, "%s/tokenizer.json", folder);
     demo_write_atomically(tokenizer, "tokenizer", 9, error, sizeof error);
@@ -244,8 +248,9 @@ static void test_wrong_kind(void) {
     for (uint32_t is = DEMO_TOKENS_SFT; is <= DEMO_TOKENS_PROMPTS; is++)
         for (uint32_t wanted = DEMO_TOKENS_SFT; wanted <= DEMO_TOKENS_PROMPTS; wanted++) {
             char sentence[128];
-            snprintf(sentence, sizeof sentence, "is of kind %s, for %s; --kind %s is needed here",
-                     demo_token_kinds[is], demo_token_readers[is], demo_token_kinds[wanted]);
+            snprintf(sentence, sizeof sentence,
+                     "is of kind %s, for %s; --kind %s is needed here", demo_token_kinds[is],
+                     demo_token_readers[is], demo_token_kinds[wanted]);
             make(is);
             if (is != wanted) refused(sentence, wanted);
         }
@@ -327,7 +332,8 @@ static void test_every_bit(void) {
 }
 
 static uint64_t draw(uint64_t below) {
-    test_state ^= test_state << 13, test_state ^= test_state >> 7, test_state ^= test_state << 17;
+    test_state ^= test_state << 13, test_state ^= test_state >> 7,
+        test_state ^= test_state << 17;
     return test_state % below;
 }
 
@@ -335,8 +341,8 @@ static uint64_t draw(uint64_t below) {
    taken has the sizes that it says. */
 static void test_anything(void) {
     enum { TRIES = 6000 };
-    static const uint64_t odd[] = {0, 1, 2, 63, 64, 255, INT32_MAX, UINT32_MAX, INT64_MAX,
-                                   UINT64_MAX, UINT64_MAX / 8};
+    static const uint64_t odd[] = {
+        0, 1, 2, 63, 64, 255, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX, UINT64_MAX / 8};
     int64_t taken = 0;
     for (int i = 0; i < TRIES; i++) {
         uint32_t kind = 1 + (uint32_t)draw(4);

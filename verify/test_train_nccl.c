@@ -332,12 +332,15 @@ static void expect_refused(const char *world_size, const char *rank, const char 
 
 static void test_refused(void) {
     static place p;
-    expect_refused("6", "0", "--ring_attn_size 4",
-                   "6 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
-    expect_refused("2", "0", "--ring_attn_size 4",
-                   "2 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
-    expect_refused("4", "0", "--data_parallel_size 3",
-                   "4 processes were started, which is not data_parallel_size 3 x ring_attn_size 1");
+    expect_refused(
+        "6", "0", "--ring_attn_size 4",
+        "6 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
+    expect_refused(
+        "2", "0", "--ring_attn_size 4",
+        "2 processes were started, which is not data_parallel_size 1 x ring_attn_size 4");
+    expect_refused(
+        "4", "0", "--data_parallel_size 3",
+        "4 processes were started, which is not data_parallel_size 3 x ring_attn_size 1");
     expect_refused("4", "0", "--world_size 2", "4 processes were started, world_size is 2");
     expect_refused("four", "0", "", "WORLD_SIZE is 'four'");
     expect_refused("-4", "0", "", "WORLD_SIZE is '-4'");

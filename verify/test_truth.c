@@ -144,9 +144,17 @@ static seqpar_llama_rope library_rope(const slow_config *c) {
 
 /* Where the library has 0 for a default, it is asked for the default. */
 static seqpar_llama_config library_config(const slow_config *c) {
-    seqpar_llama_config l = {c->layers,   c->hidden,       c->heads, c->kv_heads,
-                             c->head_dim, c->intermediate, c->vocab, c->rope_theta,
-                             c->rms_eps,  c->tied,         .rope = library_rope(c)};
+    seqpar_llama_config l = {c->layers,
+                             c->hidden,
+                             c->heads,
+                             c->kv_heads,
+                             c->head_dim,
+                             c->intermediate,
+                             c->vocab,
+                             c->rope_theta,
+                             c->rms_eps,
+                             c->tied,
+                             .rope = library_rope(c)};
     l.window = c->window;
     l.window_from = c->window_from;
     l.no_rope_every = c->no_rope_every;
@@ -447,7 +455,8 @@ static int64_t result_distances(const truth *t, const model_result *r, const out
 #define KEY_BIAS_TIMES 3
 
 static double times_of(const truth *t, int64_t q) {
-    return strstr(quantity_name(t, q), "k_proj.bias") ? KEY_BIAS_TIMES * FP32_TIMES : FP32_TIMES;
+    return strstr(quantity_name(t, q), "k_proj.bias") ? KEY_BIAS_TIMES * FP32_TIMES
+                                                      : FP32_TIMES;
 }
 
 /* Each quantity's error over its limit, of the worst; NaN and a failed run are infinitely

@@ -1011,15 +1011,14 @@ static const failure transport_failures[] = {
 static const failure transport_kill = {
     "rank_is_killed", 4, rank_is_killed, 0, -1, {"for rank 1, which has ended"}, 0, NULL};
 
-static const failure transport_deadlock = {
-    "deadlock_is_named",
-    2,
-    rank_waits_crosswise,
-    0,
-    -1,
-    {"waits in 'crosswise' step 11 for rank"},
-    0,
-    NULL};
+static const failure transport_deadlock = {"deadlock_is_named",
+                                           2,
+                                           rank_waits_crosswise,
+                                           0,
+                                           -1,
+                                           {"waits in 'crosswise' step 11 for rank"},
+                                           0,
+                                           NULL};
 
 static const failure transport_hang = {"hang_is_named",
                                        2,

@@ -170,8 +170,10 @@ static double verify_first_loss(int *bitwise) {
     /* -log(sigmoid(0)) */
     const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417;
     objective_task t;
-    objective_way way = {
-                      .dp = 1, .sp = ranks[rank_count - 1], .accumulation = 1, .layout = layout},
+    objective_way way = {.dp = 1,
+                         .sp = ranks[rank_count - 1],
+                         .accumulation = 1,
+                         .layout = layout},
                   alone = {.dp = 1, .sp = 1, .accumulation = 1};
     objective_result first, one, r;
     row *line;
@@ -260,10 +262,11 @@ static void print_table(void) {
 
 static void print_json(FILE *f, double first, int bitwise) {
     static const char *const states[] = {"bits", "differs", "none"};
-    fprintf(f,
-            "{\"layout\": \"%s\", \"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, "
-            "\"rows\": [",
-            seqpar_layout_name(layout), first, bitwise ? "true" : "false", wrong);
+    fprintf(
+        f,
+        "{\"layout\": \"%s\", \"dpo_first_loss\": %.17g, \"dpo_first_loss_is_ln2_bitwise\": %s, \"wrong\": %d, "
+        "\"rows\": [",
+        seqpar_layout_name(layout), first, bitwise ? "true" : "false", wrong);
     for (int r = 0; r < row_count; r++) {
         fprintf(f, "%s\n  {\"what\": \"%s\", \"sp1\": \"%s\"", r ? "," : "", rows[r].name,
                 rows[r].value);
@@ -367,8 +370,7 @@ int main(int argc, char **argv) {
                layout_on_grid(layout)
                    ? "2 3 4 8: on so many ranks every bit is that of 1 rank"
                    : "relative distance from 1 rank: this layout cuts chunks");
-        printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first,
-               bitwise ? "bits" : "NO");
+        printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first, bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;
 }

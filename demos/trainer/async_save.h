@@ -39,7 +39,8 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     seqpar_status status = SEQPAR_OK;
     demo_shard_path(copy.path, sizeof copy.path, folder, s->ctx->world->rank,
                     s->ctx->world->size);
-    for (int64_t i = 0; i < arrlen(copy.runs); i++) bytes += demo_copy_bytes(&copy, &copy.runs[i]);
+    for (int64_t i = 0; i < arrlen(copy.runs); i++)
+        bytes += demo_copy_bytes(&copy, &copy.runs[i]);
     copy.bytes = (char *)demo_room(bytes + 1, 1);
     char *to = copy.bytes;
     for (int64_t i = 0; !status && i < arrlen(copy.runs); i++) {

@@ -31,9 +31,9 @@ typedef struct {  /* where training stands */
     int64_t seed, train_batch_size, documents;
     int64_t extra[2]; /* whatever the trainer wants to find again */
     int64_t optimizer_t;
-    int64_t shards; /* weights and moments in so many files; 0: whole */
-    demo_sum **sums;   /* stb_ds array: of this rank's shards, as they are written */
-    demo_async *async; /* who writes them while training goes on; NULL: nobody */
+    int64_t shards;        /* weights and moments in so many files; 0: whole */
+    demo_sum **sums;       /* stb_ds array: of this rank's shards, as they are written */
+    demo_async *async;     /* who writes them while training goes on; NULL: nobody */
     char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
     uint64_t reference;    /* digest of the reference's weights; 0: there is none */
     const demo_average *average;          /* the weights' moving average; NULL: none */
@@ -113,12 +113,11 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
                                          const demo_state *state) {
     enum { NUMBERS = 8 };
     char path[1280], number[NUMBERS][32], reference[32];
-    const int64_t values[] = {state->step,      state->seed, state->train_batch_size,
-                              state->documents, optim->t,    state->extra[0],
+    const int64_t values[] = {state->step,      state->seed,  state->train_batch_size,
+                              state->documents, optim->t,     state->extra[0],
                               state->extra[1],  state->shards};
     static const char *const keys[] = {"step",        "seed",  "train_batch_size", "documents",
-                                       "optimizer_t", "extra", "extra_1",
-                                       "shards"};
+                                       "optimizer_t", "extra", "extra_1",          "shards"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
@@ -156,9 +155,9 @@ static bool demo_left_over(const char *end) {
 }
 
 static bool demo_checkpoint_file(const char *name) {
-    static const char *const names[] = {"model.safetensors", "config.json",
-                                        "optimizer.safetensors", "average.safetensors", "run",
-                                        DEMO_MANIFEST};
+    static const char *const names[] = {
+        "model.safetensors",   "config.json", "optimizer.safetensors",
+        "average.safetensors", "run",         DEMO_MANIFEST};
     const char *behind;
     if (demo_is_shard(name, &behind)) return !*behind || demo_left_over(behind);
     for (int i = 0; i < 6; i++) {
@@ -430,7 +429,8 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     demo_checkpoint_path(final, sizeof final, root, state->step);
     snprintf(latest, sizeof latest, "%s/latest", root);
     const char *name = strrchr(final, '/') + 1;
-    if (!status) status = demo_manifest_write(temporary, state->sums ? *state->sums : NULL, error);
+    if (!status)
+        status = demo_manifest_write(temporary, state->sums ? *state->sums : NULL, error);
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status)
@@ -558,7 +558,8 @@ static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int6
                            "%s: the checkpoint is damaged, and ckpt_path holds no other of its "
                            "run; remove the folder and train anew",
                            broken.text);
-    snprintf(notice, size, "%s: the checkpoint is damaged, training goes on from global_step%lld",
+    snprintf(notice, size,
+             "%s: the checkpoint is damaged, training goes on from global_step%lld",
              broken.text, (long long)before);
     *step = before;
     return SEQPAR_OK;
@@ -633,8 +634,7 @@ static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *mode
                            "the checkpoint %.300s was written with%s a moving average of the "
                            "weights; go on with%s --enable_ema",
                            folder, there ? "" : "out", there ? "" : "out");
-    return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put)
-                : SEQPAR_OK;
+    return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put) : SEQPAR_OK;
 }
 
 /* What it says of itself alone. */
@@ -663,7 +663,8 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
         /* weights may come without; a checkpoint has its own */
         if (model->config.score) status = demo_head_there(model, folder, ctx->error);
         if (!status) status = demo_load_weights(ctx, model, folder);
-        if (!status) status = demo_load_file(&store, path, count, prefix + 1, demo_optimizer_put);
+        if (!status)
+            status = demo_load_file(&store, path, count, prefix + 1, demo_optimizer_put);
     }
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
         seqpar_safetensors_find(file, "master.model.norm.weight"))

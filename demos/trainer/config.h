@@ -12,8 +12,8 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload, param_offload,
-        stochastic_rounding;
+        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload,
+        param_offload, stochastic_rounding;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -30,13 +30,12 @@ typedef struct {
 /* Options every trainer has. Defaults teach a fresh small model something in minutes on two
    cores. */
 #define DEMO_TRAINER_BINDINGS(c) \
-    { \
-        "dataset", \
-        &(c).dataset, \
-        DEMO_STRING, \
-        NULL, \
-        "training data: .jsonl or .txt, a comma list; or a token file (prepare.py)", \
-        DEMO_ANY}, \
+    {"dataset", \
+     &(c).dataset, \
+     DEMO_STRING, \
+     NULL, \
+     "training data: .jsonl or .txt, a comma list; or a token file (prepare.py)", \
+     DEMO_ANY}, \
         {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
         {"input_template",        &(c).input_template, DEMO_STRING, \
          "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
@@ -152,7 +151,11 @@ typedef struct {
          NULL, \
          "read everything, say what would happen and what memory it takes, and stop", \
          DEMO_ANY}, \
-        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object, with --dry_run what it says", \
+        {"json", \
+         &(c).json, \
+         DEMO_FLAG, \
+         NULL, \
+         "the closing figures as one JSON object, with --dry_run what it says", \
          DEMO_ANY}, \
         {"train_batch_size", \
          &(c).train_batch_size, \
@@ -202,8 +205,12 @@ typedef struct {
          DEMO_COUNT(-1)}, \
         {"min_lr_ratio",    &(c).min_lr_ratio, DEMO_FLOAT, "0.1", "floor of cosine_with_min_lr", \
          DEMO_BETWEEN(0, 1)}, \
-        {"optim", &(c).optim, DEMO_STRING, "adamw", \
-         "adamw, adamw_8bit (its moments take a quarter of the memory) or sgd", DEMO_ANY}, \
+        {"optim", \
+         &(c).optim, \
+         DEMO_STRING, \
+         "adamw", \
+         "adamw, adamw_8bit (its moments take a quarter of the memory) or sgd", \
+         DEMO_ANY}, \
         {"stochastic_rounding", \
          &(c).stochastic_rounding, \
          DEMO_FLAG, \
@@ -306,11 +313,7 @@ typedef struct {
          "0", \
          "ranks in all; 0: data_parallel_size x ring_attn_size", \
          DEMO_COUNT(0)}, \
-        {"layout", \
-         &(c).layout, \
-         DEMO_STRING, \
-         NULL, \
-         "who holds which tokens; default zigzag", \
+        {"layout", &(c).layout, DEMO_STRING, NULL, "who holds which tokens; default zigzag", \
          DEMO_ANY}, \
         {"schedule", &(c).schedule, DEMO_STRING, NULL, "how ranks meet keys; default ring", \
          DEMO_ANY}, \
@@ -338,8 +341,7 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "sums in order of arrival: a little faster, not bit for bit", \
-         DEMO_ANY}, \
-        /* others wait while rank 0 writes a checkpoint or asks a reward server */ \
+         DEMO_ANY}, /* others wait while rank 0 writes a checkpoint or asks a reward server */ \
         {"ddp_timeout", \
          &(c).ddp_timeout, \
          DEMO_INT, \

@@ -57,7 +57,7 @@ typedef struct {
     bool cut_long;
     int64_t max_samples; /* read this many records in all; 0: all */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
-    const char *folder;  /* of the model, whose tokenizer a token file is to be of; NULL: none */
+    const char *folder; /* of the model, whose tokenizer a token file is to be of; NULL: none */
     /* the command that makes a token file of the text, where the folder has a tokenizer and
        bytes would be wrong; NULL: a byte is a token */
     const char *prepare;
@@ -398,9 +398,9 @@ static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) {
 /* A token file's checksums stand for what is in it. */
 static inline uint64_t demo_digest_file(const demo_dataset *set) {
     const demo_token_head *head = set->file->head;
-    uint64_t digest = demo_digest(DEMO_DIGEST_EMPTY, head,
-                                  (int64_t)(sizeof *head + head->sections *
-                                                               sizeof(demo_token_section)));
+    uint64_t digest = demo_digest(
+        DEMO_DIGEST_EMPTY, head,
+        (int64_t)(sizeof *head + head->sections * sizeof(demo_token_section)));
     return demo_digest_number(digest, arrlen(set->documents));
 }
 
@@ -697,19 +697,19 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
                                 "was made with, or a model with a row for each",
                                 f->head->words - 1, f->largest, vocab);
     if (options->max_len && f->longest > options->max_len)
-        return demo_token_wrong(r,
-                                "a document has %lld tokens, --%s is %lld; raise it, or make the "
-                                "file anew by demos/prepare.py with --max_len %lld",
-                                (long long)f->longest,
-                                options->length_option ? options->length_option : "max_len",
-                                (long long)options->max_len, (long long)options->max_len);
+        return demo_token_wrong(
+            r,
+            "a document has %lld tokens, --%s is %lld; raise it, or make the "
+            "file anew by demos/prepare.py with --max_len %lld",
+            (long long)f->longest, options->length_option ? options->length_option : "max_len",
+            (long long)options->max_len, (long long)options->max_len);
     return 0;
 }
 
 /* Opens the file for a set; NULL with one sentence where that is not possible. */
 static inline demo_token_file *demo_token_file_for(const char *path, uint32_t kind,
-                                                   const demo_data_options *options, char *error,
-                                                   size_t error_size) {
+                                                   const demo_data_options *options,
+                                                   char *error, size_t error_size) {
     demo_token_file *file = (demo_token_file *)demo_room(1, sizeof *file);
     const demo_token_reader r = {file, path, error, error_size};
     if (!demo_token_file_open(file, path, kind, error, error_size) &&
@@ -737,11 +737,10 @@ static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_
     if (!f) return -1;
     int64_t count = demo_token_records(f->documents, options);
     set->file = f;
-    set->counts = (demo_data_counts){demo_token_count(f, "read"),
-                                     demo_token_count(f, "dropped_long"),
-                                     demo_token_count(f, "cut"),
-                                     demo_token_count(f, "zero_length"),
-                                     demo_token_count(f, "fully_masked")};
+    set->counts = (demo_data_counts){
+        demo_token_count(f, "read"), demo_token_count(f, "dropped_long"),
+        demo_token_count(f, "cut"), demo_token_count(f, "zero_length"),
+        demo_token_count(f, "fully_masked")};
     arrsetlen(set->documents, (size_t)count);
     for (int64_t i = 0; i < count; i++) {
         set->documents[i] = demo_token_document(f, i);
@@ -761,7 +760,8 @@ typedef struct {
 
 static inline demo_words demo_words_of(const demo_token_file *file) {
     static const int32_t stop = DEMO_EOS;
-    return file ? (demo_words){file, file->stops, file->stop_count} : (demo_words){NULL, &stop, 1};
+    return file ? (demo_words){file, file->stops, file->stop_count}
+                : (demo_words){NULL, &stop, 1};
 }
 
 static inline bool demo_is_stop(const demo_words *words, int32_t id) {
@@ -792,7 +792,8 @@ static inline int demo_data_load(demo_dataset *set, const char *paths,
     char summary[256];
     *set = (demo_dataset){0};
     int failed = demo_is_token_file(paths)
-                     ? demo_data_of_file(set, paths, DEMO_TOKENS_SFT, options, error, error_size)
+                     ? demo_data_of_file(set, paths, DEMO_TOKENS_SFT, options, error,
+                                         error_size)
                      : demo_data_read(set, paths, options, error, error_size);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {

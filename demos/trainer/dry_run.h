@@ -12,8 +12,8 @@
 /* Behind those of the library. */
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
 static const char *const demo_kind_name[DEMO_KINDS] = {
-    "weights",  "optimizer state", "saved activations", "scratch",
-    "exchange", "gradients",       "offloaded",         "moving average", "at one time"};
+    "weights",   "optimizer state", "saved activations", "scratch",    "exchange",
+    "gradients", "offloaded",       "moving average",    "at one time"};
 
 typedef struct {
     int64_t rank[DEMO_KINDS], all[DEMO_KINDS]; /* most bytes of a rank; sum over ranks */
@@ -197,8 +197,8 @@ static void demo_say_steps(const demo_forecast *f) {
     int64_t from = demo_forecast_from(job);
     printf("steps: %lld of %lld %s each", (long long)(job->last_step - from),
            (long long)c->train_batch_size, job->objective->unit);
-    if (from) printf(", from step %lld of %lld on", (long long)from + 1,
-                     (long long)job->last_step);
+    if (from)
+        printf(", from step %lld of %lld on", (long long)from + 1, (long long)job->last_step);
     printf("; %lld %s can be used", (long long)job->usable_count,
            job->objective->walk ? "prompts" : job->objective->unit);
     if (job->objective->walk)
@@ -345,8 +345,9 @@ static void demo_say_json(const demo_forecast *f) {
     demo_json_files(json, f);
     cJSON_AddBoolToObject(json, "gradient_checkpointing", saves);
     demo_json_memory(json, "memory", &f->walk[0].memory);
-    demo_json_memory(json, saves ? "memory_without_gradient_checkpointing"
-                                 : "memory_with_gradient_checkpointing",
+    demo_json_memory(json,
+                     saves ? "memory_without_gradient_checkpointing"
+                           : "memory_with_gradient_checkpointing",
                      &f->walk[1].memory);
     demo_forecast_add(json, "machine_bytes", demo_machine_bytes());
     char *text = cJSON_PrintUnformatted(json);

@@ -59,8 +59,7 @@ static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
     if (!e->slopes) e->slopes = (double *)demo_room(experts, sizeof *e->slopes);
     arrsetlen(e->leaf, 0);
     arrsetlen(e->value, 0);
-    seqpar_status status =
-        demo_experts_count(ctx, e, model, optim, rows, micro_batches, run);
+    seqpar_status status = demo_experts_count(ctx, e, model, optim, rows, micro_batches, run);
     if (!status) seqpar_llama_balance(&model->config, e->slopes, e->chosen, coefficient);
     return status;
 }

@@ -84,7 +84,7 @@ static const struct {
 #define DEMO_ROPE_KEYS \
     {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
         {"partial_rotary_factor", "1"}
-/* clang-format on */
+    /* clang-format on */
     {"default", {DEMO_ROPE_KEYS}},
     {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
     {"dynamic",
@@ -120,11 +120,7 @@ enum {
 };
 
 /* what has the width, the number and the order of experts */
-enum {
-    DEMO_EXPERTS_NONE,
-    DEMO_EXPERTS_MIXTRAL,
-    DEMO_EXPERTS_QWEN
-};
+enum { DEMO_EXPERTS_NONE, DEMO_EXPERTS_MIXTRAL, DEMO_EXPERTS_QWEN };
 
 enum { DEMO_FAMILY_KEYS = 12 };
 typedef struct {
@@ -146,59 +142,37 @@ typedef struct {
         {"layer_types", demo_read_key}
 /* clang-format on */
 #define DEMO_NAMED(type_name, name) \
-    .type = type_name, .causal = name "ForCausalLM", .sequence = name "ForSequenceClassification"
+    .type = type_name, .causal = name "ForCausalLM", \
+    .sequence = name "ForSequenceClassification"
 static const demo_family demo_families[] = {
-    {DEMO_NAMED("llama", "Llama"),
-     .theta = 1e4,
+    {DEMO_NAMED("llama", "Llama"), .theta = 1e4,
      .keys = {{"attention_bias", demo_read_key}, {"mlp_bias", demo_read_key}}},
-    {DEMO_NAMED("mistral", "Mistral"),
-     .theta = 1e4,
-     .kv_heads = true,
+    {DEMO_NAMED("mistral", "Mistral"), .theta = 1e4, .kv_heads = true,
      .window = DEMO_WINDOW_ALL},
-    {DEMO_NAMED("qwen2", "Qwen2"),
-     .theta = 1e4,
-     .kv_heads = true,
-     .qkv_bias = true,
-     .window = DEMO_WINDOW_LAYERS,
-     .keys = {DEMO_LAYER_KEYS}},
-    {DEMO_NAMED("qwen3", "Qwen3"),
-     .theta = 1e4,
-     .head_dim = 128,
-     .kv_heads = true,
-     .qk_norm = true,
-     .window = DEMO_WINDOW_LAYERS,
+    {DEMO_NAMED("qwen2", "Qwen2"), .theta = 1e4, .kv_heads = true, .qkv_bias = true,
+     .window = DEMO_WINDOW_LAYERS, .keys = {DEMO_LAYER_KEYS}},
+    {DEMO_NAMED("qwen3", "Qwen3"), .theta = 1e4, .head_dim = 128, .kv_heads = true,
+     .qk_norm = true, .window = DEMO_WINDOW_LAYERS,
      .keys = {DEMO_LAYER_KEYS, {"attention_bias", demo_read_key}}},
-    {DEMO_NAMED("smollm3", "SmolLM3"),
-     .theta = 2e6,
-     .tied = true,
-     .kv_heads = true,
+    {DEMO_NAMED("smollm3", "SmolLM3"), .theta = 2e6, .tied = true, .kv_heads = true,
      .no_rope = true,
      .keys = {{"attention_bias", demo_read_key},
               {"mlp_bias", demo_read_key},
               {"layer_types", demo_read_key},
               {"no_rope_layers", demo_read_key},
               {"no_rope_layer_interval", demo_read_key}}},
-    {DEMO_NAMED("phi3", "Phi3"),
-     .theta = 1e4,
-     .window = DEMO_WINDOW_ALL,
-     .plain_rope = true,
+    {DEMO_NAMED("phi3", "Phi3"), .theta = 1e4, .window = DEMO_WINDOW_ALL, .plain_rope = true,
      .keys = {{"embd_pdrop", "0"},
               {"resid_pdrop", "0"},
               {"original_max_position_embeddings", demo_any_value}}},
-    {DEMO_NAMED("mixtral", "Mixtral"),
-     .theta = 1e6,
-     .kv_heads = true,
-     .window = DEMO_WINDOW_ALL,
-     .experts = DEMO_EXPERTS_MIXTRAL,
+    {DEMO_NAMED("mixtral", "Mixtral"), .theta = 1e6, .kv_heads = true,
+     .window = DEMO_WINDOW_ALL, .experts = DEMO_EXPERTS_MIXTRAL,
      .keys = {{"num_local_experts", demo_read_key},
               {"num_experts_per_tok", demo_read_key},
               {"router_jitter_noise", "0"},
               {"output_router_logits", demo_any_value},
               {"router_aux_loss_coef", demo_any_value}}},
-    {DEMO_NAMED("qwen3_moe", "Qwen3Moe"),
-     .theta = 1e4,
-     .kv_heads = true,
-     .qk_norm = true,
+    {DEMO_NAMED("qwen3_moe", "Qwen3Moe"), .theta = 1e4, .kv_heads = true, .qk_norm = true,
      .experts = DEMO_EXPERTS_QWEN,
      .keys = {{"attention_bias", demo_read_key},
               {"num_experts", demo_read_key},

@@ -73,7 +73,7 @@ typedef struct { /* one rank at work */
     int group;
     seqpar_ctx ctx;
     seqpar_device *device;
-    seqpar_llama model; /* of the first group, and the generators */
+    seqpar_llama model;   /* of the first group, and the generators */
     seqpar_llama *critic; /* PPO's, where it has one */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
@@ -85,7 +85,7 @@ typedef struct { /* one rank at work */
     /* digest of the frozen model's weights, on rank 0; 0: there is none */
     uint64_t reference;
     demo_progress progress;
-    demo_logs logs; /* rank 0 */
+    demo_logs logs;         /* rank 0 */
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */
     double norm_last, eval_means[DEMO_COLUMNS], seconds;
     int64_t tokens;
@@ -244,11 +244,12 @@ static int demo_find_processes(demo_job *job, char *error, size_t size) {
     job->processes = job->world->size;
     job->rank = job->world->rank;
     if (job->processes == told) return 0;
-    return snprintf(error, size,
-                    "the launcher has started %lld processes (%s), but the MPI of this program "
-                    "knows %lld; start it by the mpirun of the library it was built with, or by "
-                    "srun --mpi=pmix",
-                    (long long)told, name, (long long)job->processes),
+    return snprintf(
+               error, size,
+               "the launcher has started %lld processes (%s), but the MPI of this program "
+               "knows %lld; start it by the mpirun of the library it was built with, or by "
+               "srun --mpi=pmix",
+               (long long)told, name, (long long)job->processes),
            -1;
 }
 #elif defined DEMO_NCCL
@@ -313,11 +314,12 @@ static int demo_job_processes(demo_job *job, char *error, size_t size) {
                         (long long)processes, (long long)c->world_size),
                -1;
     if (job->groups && job->ranks != processes)
-        return snprintf(error, size,
-                        "%lld processes were started, but the roles have %lld ranks "
-                        "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
-                        "one, and all ranks are its threads",
-                        (long long)processes, (long long)job->ranks),
+        return snprintf(
+                   error, size,
+                   "%lld processes were started, but the roles have %lld ranks "
+                   "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
+                   "one, and all ranks are its threads",
+                   (long long)processes, (long long)job->ranks),
                -1;
     if (!job->groups && dp * c->ring_attn_size != processes)
         return snprintf(error, size,
@@ -388,12 +390,13 @@ static int demo_job_groups(demo_job *job, char *error, size_t size) {
     }
     if (!job->groups) return 0;
     if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
-        return snprintf(error, size,
-                        "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
-                        "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
-                        "--data_parallel_size out",
-                        (long long)c->data_parallel_size, (long long)sp,
-                        (long long)job->group_ranks[0]),
+        return snprintf(
+                   error, size,
+                   "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
+                   "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
+                   "--data_parallel_size out",
+                   (long long)c->data_parallel_size, (long long)sp,
+                   (long long)job->group_ranks[0]),
                -1;
     if (c->world_size && c->world_size != ranks)
         return snprintf(error, size,
@@ -428,22 +431,24 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
                         "--stochastic_rounding is for weights in bf16; add --param_dtype bf16"),
                -1;
     if (c->adam_offload && !strcmp(c->optim, "adamw_8bit"))
-        return snprintf(error, size,
-                        "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
-                        "they are; leave one of the two out"),
+        return snprintf(
+                   error, size,
+                   "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
+                   "they are; leave one of the two out"),
                -1;
     if (c->param_offload && c->zero_stage != 3)
-        return snprintf(error, size,
-                        "--param_offload is for weights at their owners alone, and zero_stage is "
-                        "%lld; add --zero_stage 3",
-                        (long long)c->zero_stage),
+        return snprintf(
+                   error, size,
+                   "--param_offload is for weights at their owners alone, and zero_stage is "
+                   "%lld; add --zero_stage 3",
+                   (long long)c->zero_stage),
                -1;
     if (c->offload_path && (access(c->offload_path, W_OK | X_OK) || !strcmp(c->device, "cuda")))
-        return snprintf(error, size,
-                        "offload_path %.300s %s", c->offload_path,
-                        !strcmp(c->device, "cuda")
-                            ? "is not for a GPU, which offloads to the host's memory; leave it out"
-                            : "is no folder that can be written to; make it, or give another"),
+        return snprintf(
+                   error, size, "offload_path %.300s %s", c->offload_path,
+                   !strcmp(c->device, "cuda")
+                       ? "is not for a GPU, which offloads to the host's memory; leave it out"
+                       : "is no folder that can be written to; make it, or give another"),
                -1;
 #ifndef DEMO_CUDA
     if (!strcmp(c->device, "cuda"))
@@ -463,12 +468,13 @@ static int demo_job_world(demo_job *job, char *error, size_t size) {
     job->dp = dp;
     if (!job->groups) job->ranks = dp * c->ring_attn_size;
     if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
-        return snprintf(error, size,
-                        "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
-                        "process takes, which is %lld; lower one of them",
-                        (long long)dp, (long long)c->ring_attn_size,
-                        job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
-                        (long long)SEQPAR_MAX_RANKS),
+        return snprintf(
+                   error, size,
+                   "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
+                   "process takes, which is %lld; lower one of them",
+                   (long long)dp, (long long)c->ring_attn_size,
+                   job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
+                   (long long)SEQPAR_MAX_RANKS),
                -1;
     if (!c->omp_threads) {
         c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / job->ranks;
@@ -536,7 +542,7 @@ static void demo_shell_word(char *to, size_t size, const char *word) {
         used += (size_t)snprintf(to + used, size - used,
                                  *word == '\n'                                ? "\\n"
                                  : !plain && (*word == '\'' || *word == '\\') ? "\\%c"
-                                                                            : "%c",
+                                                                              : "%c",
                                  *word);
     if (!plain) snprintf(to + used, size - used, "'");
 }
@@ -557,7 +563,8 @@ static void demo_command_option(char *to, size_t size, const demo_binding *b) {
 /* How its text becomes what is written here for it. */
 static void demo_command_shape(char *to, size_t size, const demo_job *job, uint32_t kind) {
     const demo_config *c = &job->config;
-    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count, "input_template");
+    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count,
+                                            "input_template");
     bool learns_more = kind == DEMO_TOKENS_SFT &&
                        demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
     if (learns_more || c->pretrain_mode)

@@ -46,17 +46,17 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     const demo_config *c = &job->config;
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
-    demo_labelled_options options = {.data = {.input_key = k->input_key,
-                                              .output_key = k->output_key,
-                                              .input_template = c->input_template,
-                                              .max_len = c->max_len,
-                                              .cut_long = !strcmp(c->truncation, "cut"),
-                                              .max_samples = max_samples,
-                                              .vocab_size = job->model.vocab,
-                                              .folder = c->pretrain,
-                                              .prepare = demo_prepare_command(
-                                                  job, paths, DEMO_TOKENS_LABELLED)},
-                                     .label_key = k->label_key};
+    demo_labelled_options options = {
+        .data = {.input_key = k->input_key,
+                 .output_key = k->output_key,
+                 .input_template = c->input_template,
+                 .max_len = c->max_len,
+                 .cut_long = !strcmp(c->truncation, "cut"),
+                 .max_samples = max_samples,
+                 .vocab_size = job->model.vocab,
+                 .folder = c->pretrain,
+                 .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_LABELLED)},
+        .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
     set->file = labelled->file;
     if (set == &job->eval && arrlen(labelled->records) < 2)

@@ -67,8 +67,7 @@ static int demo_lines_cut(demo_logs *l, int sink, const char *key, int64_t step,
     struct stat kind;
     if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return 0;
     FILE *file = fopen(path, "rb");
-    bool cut = file &&
-               !truncate(path, (off_t)demo_lines_end(file, key, step, kept, user));
+    bool cut = file && !truncate(path, (off_t)demo_lines_end(file, key, step, kept, user));
     if (!cut)
         snprintf(l->why, sizeof l->why,
                  "%.300s cannot be cut back to step %lld: %s; give another --%s", path,
@@ -123,8 +122,9 @@ static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     demo_each_name(folder, demo_visit_events, &newest);
     if (second <= newest) second = newest + 1;
     gethostname(host, sizeof host - 1);
-    snprintf(l->path[DEMO_EVENTS], sizeof *l->path, "%s/events.out.tfevents.%010lld.%.100s.%ld.0",
-             folder, (long long)second, host, (long)getpid());
+    snprintf(l->path[DEMO_EVENTS], sizeof *l->path,
+             "%s/events.out.tfevents.%010lld.%.100s.%ld.0", folder, (long long)second, host,
+             (long)getpid());
     if (demo_sink_open(l, DEMO_EVENTS, false)) return -1;
     if (demo_events_begin(l->file[DEMO_EVENTS], demo_wall_time(), d->goes_on ? d->from + 1 : 0))
         return 0;

@@ -91,8 +91,8 @@ static seqpar_status demo_manifest_write(const char *folder, const demo_sum *kno
     char *text = cJSON_Print(json);
     snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);
     seqpar_status status =
-        !good ? seqpar_fail(error, SEQPAR_ERR_FILE_READ, "cannot read what was written to %.300s: %s",
-                            folder, strerror(why))
+        !good  ? seqpar_fail(error, SEQPAR_ERR_FILE_READ,
+                             "cannot read what was written to %.300s: %s", folder, strerror(why))
         : text ? seqpar_file_write_atomic(path, text, (int64_t)strlen(text), error)
                : seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %.300s", path);
     cJSON_free(text);
@@ -110,8 +110,8 @@ static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
     snprintf(path, sizeof path, "%s/%.250s", folder, file->string);
     if (!cJSON_IsNumber(bytes) || !cJSON_IsString(sum) || strstr(file->string, ".."))
         return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "%.300s/" DEMO_MANIFEST " says nothing of %.100s that makes sense", folder,
-                           file->string);
+                           "%.300s/" DEMO_MANIFEST " says nothing of %.100s that makes sense",
+                           folder, file->string);
     if (!demo_file_sum(path, &length, &crc))
         return seqpar_fail(error, SEQPAR_ERR_FILE_READ, "%.400s cannot be read: %s", path,
                            strerror(errno));

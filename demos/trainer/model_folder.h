@@ -27,7 +27,8 @@ static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_ro
     static const char *const bounds[][2] = {{"low_freq_factor", "high_freq_factor"},
                                             {"beta_slow", "beta_fast"}};
     const char *const *bound = bounds[r->type == SEQPAR_ROPE_YARN];
-    int used = snprintf(text, size, "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %.17g",
+    int used = snprintf(text, size,
+                        "  \"rope_scaling\": {\"rope_type\": \"%s\", \"factor\": %.17g",
                         demo_ropes[r->type].name, r->factor);
     if (r->type >= SEQPAR_ROPE_LLAMA3)
         used += snprintf(text + used, size - (size_t)used,
@@ -75,8 +76,8 @@ static int64_t demo_config_number(const demo_config_reader *r, const char *key, 
     if (x >= 1 && x <= (double)most && x == floor(x)) return (int64_t)x;
     if (!item)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"%s\" is missing; give the whole config.json of a model",
-                    r->path, key);
+                    "%s: \"%s\" is missing; give the whole config.json of a model", r->path,
+                    key);
     else
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                     "%s: \"%s\" is %s, but it must be a whole number from 1 to %lld", r->path,
@@ -99,8 +100,8 @@ static double demo_config_real(const demo_config_reader *r, const char *key, dou
 static double demo_config_given(const demo_config_reader *r, const char *key) {
     double x = demo_config_real(r, key, 0);
     if (x > 0 || r->error->status) return x;
-    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT, "%s: \"%s%s\" is missing; give a number above 0",
-                r->path, r->of, key);
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"%s%s\" is missing; give a number above 0", r->path, r->of, key);
     return 1;
 }
 
@@ -194,8 +195,8 @@ static void demo_rope_yarn(const demo_config_reader *r, seqpar_llama_rope *rope)
     rope->exact = truncated && !demo_config_truth(r, "truncate");
     rope->attention_factor = demo_config_real(r, "attention_factor", 0);
     if (rope->attention_factor > 0 || !(above > 0 && below > 0)) return;
-    rope->attention_factor =
-        demo_rope_scale(rope->factor, above) / demo_rope_scale(rope->factor, below);
+    rope->attention_factor = demo_rope_scale(rope->factor, above) /
+                             demo_rope_scale(rope->factor, below);
 }
 
 /* of: config.json itself, which has max_position_embeddings */
@@ -244,9 +245,10 @@ static void demo_config_rope(const demo_config_reader *r, const demo_family *fam
         theta = its;
     }
     if (ropes[0].type && ropes[1].type)
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"rope_scaling\" and \"rope_parameters\" both scale; remove one of them",
-                    r->path);
+        seqpar_fail(
+            r->error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: \"rope_scaling\" and \"rope_parameters\" both scale; remove one of them",
+            r->path);
     c->rope = ropes[ropes[1].type != SEQPAR_ROPE_DEFAULT];
     c->rope_theta = theta > 0 ? theta : family->theta;
     if (family->plain_rope && c->rope.type)
@@ -277,13 +279,14 @@ static const demo_family *demo_config_family(const demo_config_reader *r) {
                  demo_families[i].type);
     if (!family)
         seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"model_type\" is %s, but only these can be computed here: %s", r->path,
-                    type ? demo_config_shown(shown, type) : "missing", types);
+                    "%s: \"model_type\" is %s, but only these can be computed here: %s",
+                    r->path, type ? demo_config_shown(shown, type) : "missing", types);
     else if (list && strcmp(name, family->causal) && strcmp(name, family->sequence))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] can be computed "
-                    "here",
-                    r->path, demo_config_shown(shown, list), family->causal, family->sequence);
+        seqpar_fail(
+            r->error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: \"architectures\" is %s, but only [\"%s\"] or [\"%s\"] can be computed "
+            "here",
+            r->path, demo_config_shown(shown, list), family->causal, family->sequence);
     return family ? family : &demo_families[0];
 }
 
@@ -305,10 +308,11 @@ static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t laye
         else if (!demo_config_is(item, "sliding_attention"))
             i = layers; /* full_attention after sliding_attention, or something else */
     if (cJSON_IsArray(list) && i == layers) return from;
-    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                "%s: \"layer_types\" is no list of %lld layers, first such with full_attention, "
-                "then such with sliding_attention; only that can be computed here",
-                r->path, (long long)layers);
+    seqpar_fail(
+        r->error, SEQPAR_ERR_FILE_FORMAT,
+        "%s: \"layer_types\" is no list of %lld layers, first such with full_attention, "
+        "then such with sliding_attention; only that can be computed here",
+        r->path, (long long)layers);
     return layers;
 }
 
@@ -323,11 +327,12 @@ static int64_t demo_config_window_from(const demo_config_reader *r) {
 static void demo_config_no_window(const demo_config_reader *r, const demo_family *family,
                                   const char *why) {
     char shown[64];
-    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                "%s: \"sliding_window\" is %s, which a model of type %s %s; remove it, or take a "
-                "Mistral",
-                r->path, demo_config_shown(shown, demo_config_item(r, "sliding_window")),
-                family->type, why);
+    seqpar_fail(
+        r->error, SEQPAR_ERR_FILE_FORMAT,
+        "%s: \"sliding_window\" is %s, which a model of type %s %s; remove it, or take a "
+        "Mistral",
+        r->path, demo_config_shown(shown, demo_config_item(r, "sliding_window")), family->type,
+        why);
 }
 
 static void demo_config_window_all(const demo_config_reader *r, const demo_family *family,
@@ -336,17 +341,19 @@ static void demo_config_window_all(const demo_config_reader *r, const demo_famil
         demo_config_item(r, "sliding_window"))
         demo_config_no_window(r, family, "has whatever \"use_sliding_window\" says");
     else if (!cJSON_GetObjectItemCaseSensitive(r->json, "sliding_window"))
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"sliding_window\" is missing, which a model of type %s may have; write "
-                    "a number of tokens, or null",
-                    r->path, family->type);
+        seqpar_fail(
+            r->error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: \"sliding_window\" is missing, which a model of type %s may have; write "
+            "a number of tokens, or null",
+            r->path, family->type);
     else if (demo_config_item(r, "sliding_window"))
         c->window = demo_config_number(r, "sliding_window", SEQPAR_MAX_TOKENS, 0);
 }
 
 static void demo_config_window_layers(const demo_config_reader *r, seqpar_llama_config *c) {
     int64_t listed = demo_config_layer_types(r, c->layers);
-    bool on = demo_config_truth(r, "use_sliding_window") && demo_config_item(r, "sliding_window");
+    bool on = demo_config_truth(r, "use_sliding_window") &&
+              demo_config_item(r, "sliding_window");
     int64_t from = listed >= 0 ? listed : on ? demo_config_window_from(r) : c->layers;
     if (from >= c->layers) return;
     if (on) {
@@ -370,10 +377,11 @@ static void demo_config_window(const demo_config_reader *r, const demo_family *f
         demo_config_no_window(r, family, "does not have");
     else if (demo_config_layer_types(r, c->layers) >= 0 &&
              demo_config_layer_types(r, c->layers) < c->layers)
-        seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%s: \"layer_types\" has sliding_attention, which a model of type %s cannot "
-                    "have here; take one with full_attention alone",
-                    r->path, family->type);
+        seqpar_fail(
+            r->error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: \"layer_types\" has sliding_attention, which a model of type %s cannot "
+            "have here; take one with full_attention alone",
+            r->path, family->type);
 }
 
 /* no_rope_layers has a 1 for a layer that rotates; where it says nothing each
@@ -408,7 +416,8 @@ static void demo_config_experts(const demo_config_reader *r, const demo_family *
     c->expert_intermediate = c->intermediate;
     c->topk_norm = 1;
     if (family->experts == DEMO_EXPERTS_MIXTRAL) return;
-    c->expert_intermediate = demo_config_number(r, "moe_intermediate_size", SEQPAR_MAX_WIDTH, 0);
+    c->expert_intermediate = demo_config_number(r, "moe_intermediate_size", SEQPAR_MAX_WIDTH,
+                                                0);
     c->topk_norm = demo_config_truth(r, "norm_topk_prob");
     every = demo_config_number(r, "decoder_sparse_step", SEQPAR_MAX_LAYERS, 1);
     c->sparse_every = every > 1 ? every : 0;
@@ -443,10 +452,9 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     c->heads = demo_config_number(r, "num_attention_heads", SEQPAR_MAX_WIDTH, 0);
     c->kv_heads = demo_config_number(r, "num_key_value_heads", SEQPAR_MAX_WIDTH,
                                      said || !family->kv_heads ? c->heads : 0);
-    c->head_dim = demo_config_number(r, "head_dim", SEQPAR_MAX_WIDTH,
-                                     family->head_dim ? family->head_dim
-                                                      : c->hidden / c->heads +
-                                                            !(c->hidden / c->heads));
+    c->head_dim = demo_config_number(
+        r, "head_dim", SEQPAR_MAX_WIDTH,
+        family->head_dim ? family->head_dim : c->hidden / c->heads + !(c->hidden / c->heads));
     c->intermediate = demo_config_number(r, "intermediate_size", SEQPAR_MAX_WIDTH, 0);
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
     c->rms_eps = demo_config_given(r, "rms_norm_eps");
@@ -577,10 +585,10 @@ static inline int demo_config_text(char *text, size_t size, const demo_family *f
         "  \"rope_theta\": %.17g,\n%s"
         "  \"rms_norm_eps\": %.17g,\n  \"tie_word_embeddings\": %s,\n"
         "  \"bos_token_id\": 256,\n  \"eos_token_id\": 257,\n  \"pad_token_id\": 258\n}\n",
-        c->score ? family->sequence : family->causal, parts, family->type,
-        (long long)c->layers, (long long)c->hidden, (long long)c->heads,
-        (long long)c->kv_heads, (long long)c->head_dim, (long long)c->intermediate,
-        (long long)c->vocab, c->rope_theta, rope, c->rms_eps, c->tied ? "true" : "false");
+        c->score ? family->sequence : family->causal, parts, family->type, (long long)c->layers,
+        (long long)c->hidden, (long long)c->heads, (long long)c->kv_heads,
+        (long long)c->head_dim, (long long)c->intermediate, (long long)c->vocab, c->rope_theta,
+        rope, c->rms_eps, c->tied ? "true" : "false");
 }
 
 /* Whether a text is read as that model. */
@@ -696,17 +704,17 @@ typedef struct {
 static const demo_name_rule demo_name_rules[DEMO_NAMES][6] = {
     {{NULL, NULL}}, /* in the order of DEMO_NAMES_.. */
     {{".q_proj.weight", ".qkv_proj.weight"},
-                          {".k_proj.weight", ".qkv_proj.weight"},
-                          {".v_proj.weight", ".qkv_proj.weight"},
-                          {".mlp.gate_proj.weight", ".mlp.gate_up_proj.weight"},
-                          {".mlp.up_proj.weight", ".mlp.gate_up_proj.weight"}},
+     {".k_proj.weight", ".qkv_proj.weight"},
+     {".v_proj.weight", ".qkv_proj.weight"},
+     {".mlp.gate_proj.weight", ".mlp.gate_up_proj.weight"},
+     {".mlp.up_proj.weight", ".mlp.gate_up_proj.weight"}},
     {{".mlp.gate.weight", ".block_sparse_moe.gate.weight"},
-                            {".gate_proj.weight", ".w1.weight"},
-                            {".up_proj.weight", ".w3.weight"},
-                            {".down_proj.weight", ".w2.weight"}},
+     {".gate_proj.weight", ".w1.weight"},
+     {".up_proj.weight", ".w3.weight"},
+     {".down_proj.weight", ".w2.weight"}},
     {{".gate_proj.weight", ".gate_up_proj"},
-                            {".up_proj.weight", ".gate_up_proj"},
-                            {".down_proj.weight", ".down_proj"}}};
+     {".up_proj.weight", ".gate_up_proj"},
+     {".down_proj.weight", ".down_proj"}}};
 
 /* The number of an expert in a name goes, or what it is one of changes its name. */
 static inline void demo_expert_name(char name[128], const char *part, int names) {
@@ -816,7 +824,7 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_n
 
 /* A model that gives rewards has learnt to: a new head would give noise. */
 static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
-                                     seqpar_error *error) {
+                                            seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
     demo_weights w;
     seqpar_status status = demo_weights_open(&w, folder, error);

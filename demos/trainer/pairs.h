@@ -390,12 +390,12 @@ static inline int64_t demo_response_begin(const demo_document *document) {
     return t;
 }
 
-static inline int demo_response_there(const char *path, int64_t i, const demo_document *document,
-                                      char *error, size_t error_size) {
+static inline int demo_response_there(const char *path, int64_t i,
+                                      const demo_document *document, char *error,
+                                      size_t error_size) {
     if (demo_response_begin(document) < document->tokens) return 0;
-    return snprintf(error, error_size,
-                    "%s: document %lld has no token that is learnt; %s", path, (long long)i + 1,
-                    demo_token_again),
+    return snprintf(error, error_size, "%s: document %lld has no token that is learnt; %s",
+                    path, (long long)i + 1, demo_token_again),
            -1;
 }
 
@@ -421,7 +421,8 @@ static inline void demo_pairs_take(demo_pair_set *set, const demo_token_file *f,
 static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
                                      const demo_data_options *options, char *error,
                                      size_t error_size) {
-    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error, error_size);
+    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error,
+                                             error_size);
     if (!f) return -1;
     int64_t count = demo_token_records(f->documents / 2, options);
     set->file = f;
@@ -452,8 +453,7 @@ static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
     int failed = demo_is_token_file(paths)
                      ? demo_pairs_of_file(set, paths, &how->data, error, error_size)
                      : demo_read_dataset(&reader, paths);
-    if (!failed &&
-        !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
+    if (!failed && !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
         return 0;
     demo_pairs_free(set);
     return -1;
@@ -561,7 +561,8 @@ static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path
     set->counts.dropped_long = demo_token_count(f, "dropped_long");
     set->counts.cut = demo_token_count(f, "cut");
     for (int64_t i = 0; i < count; i++) {
-        demo_labelled kept = {.document = demo_token_document(f, i), .desirable = f->labels[i] != 0};
+        demo_labelled kept = {.document = demo_token_document(f, i),
+                              .desirable = f->labels[i] != 0};
         kept.prompt_tokens = demo_response_begin(&kept.document);
         if (demo_response_there(path, i, &kept.document, error, error_size)) return -1;
         *(kept.desirable ? &set->counts.desirable : &set->counts.undesirable) += 1;

@@ -23,11 +23,13 @@ static inline void *demo_plan_alloc(seqpar_device *device, int64_t bytes) {
     return (void *)at;
 }
 
-static inline void demo_plan_free(seqpar_device *device, void *data) { (void)device, (void)data; }
+static inline void demo_plan_free(seqpar_device *device, void *data) {
+    (void)device, (void)data;
+}
 
 /* Between the host and the host as always: ranks talk to each other. */
-static inline void demo_plan_copy(seqpar_device *device, void *to, const void *from, int64_t bytes,
-                           void *queue) {
+static inline void demo_plan_copy(seqpar_device *device, void *to, const void *from,
+                                  int64_t bytes, void *queue) {
     (void)device, (void)queue;
     if (bytes <= 0 || (uintptr_t)to >= DEMO_PLAN_FIRST) return;
     if ((uintptr_t)from >= DEMO_PLAN_FIRST)
@@ -37,15 +39,16 @@ static inline void demo_plan_copy(seqpar_device *device, void *to, const void *f
 }
 
 static inline void demo_plan_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
-                                const void *from, int64_t from_stride, int64_t bytes,
-                                int64_t rows, void *queue) {
+                                       const void *from, int64_t from_stride, int64_t bytes,
+                                       int64_t rows, void *queue) {
     if ((uintptr_t)to >= DEMO_PLAN_FIRST) return;
     for (int64_t i = 0; i < rows; i++)
         demo_plan_copy(device, (char *)to + i * to_stride, (const char *)from + i * from_stride,
                        bytes, queue);
 }
 
-static inline void demo_plan_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
+static inline void demo_plan_zero(seqpar_device *device, void *data, int64_t bytes,
+                                  void *queue) {
     (void)device, (void)data, (void)bytes, (void)queue;
 }
 
@@ -66,8 +69,8 @@ static inline void demo_plan_moved(seqpar_device *device, int64_t moves, void *q
 static inline void demo_plan_close(seqpar_device *device) { free(device); }
 
 #define SEQPAR__X(op) \
-    static inline seqpar_status demo_plan_##op( \
-        seqpar_device *device, const seqpar_##op##_args *args, void *queue) { \
+    static inline seqpar_status demo_plan_##op(seqpar_device *device, \
+                                               const seqpar_##op##_args *args, void *queue) { \
         (void)device, (void)args, (void)queue; \
         return SEQPAR_OK; \
     }
@@ -75,16 +78,16 @@ SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
 
 /* These two tell the host something. */
-static inline seqpar_status demo_plan_norms(seqpar_device *device, const seqpar_sumsq_args *args,
-                                     void *queue) {
+static inline seqpar_status demo_plan_norms(seqpar_device *device,
+                                            const seqpar_sumsq_args *args, void *queue) {
     (void)device, (void)queue;
     memset(args->out, 0, (size_t)args->blocks * sizeof *args->out);
     return SEQPAR_OK;
 }
 
 /* A text that is at its end: the room for a long one was there before. */
-static inline seqpar_status demo_plan_ends(seqpar_device *device, const seqpar_sample_args *args,
-                                    void *queue) {
+static inline seqpar_status demo_plan_ends(seqpar_device *device,
+                                           const seqpar_sample_args *args, void *queue) {
     (void)device, (void)queue;
     for (int64_t i = 0; i < args->rows; i++) args->ids[i] = DEMO_EOS;
     return SEQPAR_OK;

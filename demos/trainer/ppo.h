@@ -383,7 +383,8 @@ static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *refer
     const demo_ppo_config *c = demo_ppo_options(r);
     seqpar_status status = SEQPAR_OK;
     if (demo_has_role(r, DEMO_REF))
-        status = demo_reference_open(r, c->ref_pretrain, c->ref_offload || c->ref_reward_offload);
+        status = demo_reference_open(r, c->ref_pretrain,
+                                     c->ref_offload || c->ref_reward_offload);
     if (r->own) *reference = *(demo_reference *)r->own;
     free(r->own);
     r->own = NULL;
@@ -447,17 +448,17 @@ static void demo_ppo_close(demo_rank *r) {
 /* Text that the actor goes on learning, every token of it. */
 static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key,
-                                 .pretrain_mode = true,
-                                 .max_len = job->config.max_len,
-                                 .cut_long = !strcmp(job->config.truncation, "cut"),
-                                 .max_samples = job->config.max_samples,
-                                 .vocab_size = job->model.vocab,
-                                 .folder = job->config.pretrain,
-                                 .prepare = demo_prepare_command(job, p->pretrain_data,
-                                                                 DEMO_TOKENS_SFT),
-                                 .output_option = "input_key",
-                                 .length_option = "generate_max_len"};
+    demo_data_options options = {
+        .input_key = p->input_key,
+        .pretrain_mode = true,
+        .max_len = job->config.max_len,
+        .cut_long = !strcmp(job->config.truncation, "cut"),
+        .max_samples = job->config.max_samples,
+        .vocab_size = job->model.vocab,
+        .folder = job->config.pretrain,
+        .prepare = demo_prepare_command(job, p->pretrain_data, DEMO_TOKENS_SFT),
+        .output_option = "input_key",
+        .length_option = "generate_max_len"};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
 }
 
@@ -465,7 +466,8 @@ static int demo_pretraining_load(const demo_job *job, char *error, size_t size) 
 static int demo_answers_there(const demo_dataset *set, const char *path, char *error,
                               size_t size) {
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
-        demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT, i);
+        demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
+                                             i);
         size_t at = 0;
         while (at < answer.size && !isdigit((unsigned char)answer.bytes[at])) at++;
         if (at == answer.size)
@@ -483,10 +485,11 @@ static int demo_answers_there(const demo_dataset *set, const char *path, char *e
 static int demo_prompts_load(demo_dataset *set, const char *paths,
                              const demo_data_options *options, char *error, size_t size) {
     if (!demo_is_token_file(paths) && options->prepare)
-        return snprintf(error, size,
-                        "%s is no token file, and %s has a tokenizer, which is not built in; make "
-                        "tokens of it and give those: %s",
-                        paths, options->folder, options->prepare),
+        return snprintf(
+                   error, size,
+                   "%s is no token file, and %s has a tokenizer, which is not built in; make "
+                   "tokens of it and give those: %s",
+                   paths, options->folder, options->prepare),
                -1;
     if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error, size);
     *set = (demo_dataset){0};
@@ -538,19 +541,19 @@ static seqpar_status demo_ppo_walk(demo_rank *r) {
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, char *error, size_t size) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    demo_data_options options = {.input_key = p->input_key,
-                                 .output_key = p->label_key,
-                                 .input_template = job->config.input_template,
-                                 .max_len = p->prompt_max_len,
-                                 .max_samples = max_samples,
-                                 .vocab_size = job->model.vocab,
-                                 .folder = job->config.pretrain,
-                                 .prepare = demo_prepare_command(job, paths,
-                                                                 DEMO_TOKENS_PROMPTS),
-                                 .number = (p->label_key || demo_is_token_file(paths)) &&
-                                           (p->reward_rule || set == &job->eval),
-                                 .output_option = p->label_key ? "label_key" : "input_key",
-                                 .length_option = "prompt_max_len"};
+    demo_data_options options = {
+        .input_key = p->input_key,
+        .output_key = p->label_key,
+        .input_template = job->config.input_template,
+        .max_len = p->prompt_max_len,
+        .max_samples = max_samples,
+        .vocab_size = job->model.vocab,
+        .folder = job->config.pretrain,
+        .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),
+        .number = (p->label_key || demo_is_token_file(paths)) &&
+                  (p->reward_rule || set == &job->eval),
+        .output_option = p->label_key ? "label_key" : "input_key",
+        .length_option = "prompt_max_len"};
     if (demo_prompts_load(set, paths, &options, error, size)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;

@@ -32,9 +32,12 @@ typedef struct {
 } demo_ppo_config;
 
 #define DEMO_PPO_BINDINGS(c, p) \
-    { \
-        "prompt_data", &(c).dataset, DEMO_STRING, NULL, "prompts: .jsonl, a comma list; or a token file", \
-        DEMO_ANY}, \
+    {"prompt_data", \
+     &(c).dataset, \
+     DEMO_STRING, \
+     NULL, \
+     "prompts: .jsonl, a comma list; or a token file", \
+     DEMO_ANY}, \
         {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"label_key", \
          &(p).label_key, \
@@ -48,8 +51,8 @@ typedef struct {
          NULL, \
          "folder of the reference model; without it the model training starts from", \
          DEMO_ANY}, \
-        DEMO_ROLE_BINDINGS(p, "actor", DEMO_ACTOR), \
-        DEMO_ROLE_BINDINGS(p, "ref", DEMO_REF), DEMO_ROLE_BINDINGS(p, "critic", DEMO_CRITIC), \
+        DEMO_ROLE_BINDINGS(p, "actor", DEMO_ACTOR), DEMO_ROLE_BINDINGS(p, "ref", DEMO_REF), \
+        DEMO_ROLE_BINDINGS(p, "critic", DEMO_CRITIC), \
         DEMO_ROLE_BINDINGS(p, "reward", DEMO_REWARD), \
         {"colocate_actor_ref", \
          &(p).roles.actor_ref, \
@@ -63,12 +66,8 @@ typedef struct {
          NULL, \
          "reward models are on the critic's ranks", \
          DEMO_ANY}, \
-        {"colocate_all_models", \
-         &(p).roles.all, \
-         DEMO_FLAG, \
-         NULL, \
-         "all are on the actor's ranks", \
-         DEMO_ANY}, \
+        {"colocate_all_models",          &(p).roles.all, DEMO_FLAG, NULL, \
+         "all are on the actor's ranks", DEMO_ANY}, \
         {"vllm_num_engines", \
          &(p).roles.nodes[DEMO_GENERATOR], \
          DEMO_INT, \
@@ -478,17 +477,19 @@ static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
     demo_roles *roles = &p->roles;
     for (int i = 0; i < DEMO_ROLES; i++)
         if ((double)roles->nodes[i] * (double)roles->per_node[i] > (double)SEQPAR_MAX_RANKS)
-            return snprintf(error, size,
-                            "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
-                            "lower one of them",
-                            names[i][0], (long long)roles->nodes[i], names[i][1],
-                            (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS),
+            return snprintf(
+                       error, size,
+                       "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
+                       "lower one of them",
+                       names[i][0], (long long)roles->nodes[i], names[i][1],
+                       (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS),
                    -1;
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
     bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
     for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
     if (!roles->per_node[DEMO_ACTOR]) /* as many as without groups */
-        roles->nodes[DEMO_ACTOR] = 1, roles->per_node[DEMO_ACTOR] = asked ? sp * (dp ? dp : 1) : 0;
+        roles->nodes[DEMO_ACTOR] = 1,
+        roles->per_node[DEMO_ACTOR] = asked ? sp * (dp ? dp : 1) : 0;
     demo_roles_lay(roles, !strcmp(p->advantage_estimator, "gae"), p->reward_pretrain != NULL);
     job->groups = asked ? roles->groups : 0;
     for (int i = 0; i < job->groups; i++) job->group_ranks[i] = roles->ranks[i];
@@ -500,8 +501,8 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (!job->config.dataset)
         return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
     bool tokens = demo_is_token_file(job->config.dataset);
-    if (demo_ppo_rewards_check(p, tokens, error, size) || demo_ppo_groups_check(p, error, size) ||
-        demo_ppo_models_check(job, error, size))
+    if (demo_ppo_rewards_check(p, tokens, error, size) ||
+        demo_ppo_groups_check(p, error, size) || demo_ppo_models_check(job, error, size))
         return -1;
     if (demo_ppo_roles(job, error, size)) return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";

@@ -40,11 +40,7 @@ typedef struct {
     DEMO_PAIR_BINDINGS(p), DEMO_REFERENCE_BINDINGS(p), \
         {"beta",       &(p).beta, DEMO_FLOAT, "0.1", "temperature of the implicit reward", \
          DEMO_ABOVE(0)}, \
-        {"pref_loss", \
-         &(p).pref_loss, \
-         DEMO_STRING, \
-         "sigmoid", \
-         "the loss; sigmoid is DPO", \
+        {"pref_loss", &(p).pref_loss, DEMO_STRING, "sigmoid", "the loss; sigmoid is DPO", \
          DEMO_ANY}, \
         {"ipo", &(p).ipo, DEMO_FLAG, NULL, "the same as --pref_loss ipo", DEMO_ANY}, \
         {"label_smoothing", \
@@ -307,7 +303,8 @@ static const char *demo_preference_name(int kind) { return seqpar_preference_at(
 
 static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
     seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_PREFERENCE_IPO
-                                               : demo_pick_named(p->pref_loss, demo_preference_name,
+                                               : demo_pick_named(p->pref_loss,
+                                                                 demo_preference_name,
                                                                  SEQPAR_PREFERENCE_COUNT),
                                 .beta = p->beta,
                                 .label_smoothing = p->label_smoothing,
@@ -369,8 +366,7 @@ static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, 
                                    int64_t micro) {
     return demo_response_rows(
         r, w, first, count, micro,
-        !demo_has_reference((const demo_preference_config *)r->job->options),
-        demo_dpo_pairs);
+        !demo_has_reference((const demo_preference_config *)r->job->options), demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {

@@ -23,8 +23,7 @@
      NULL, \
      "folder of the reference model; without it the model training starts from", \
      DEMO_ANY}, \
-        DEMO_OFFLOAD_BINDING(p), \
-    { \
+        DEMO_OFFLOAD_BINDING(p), { \
         "precompute_ref", &(p).precompute_ref, DEMO_FLAG, NULL, \
             "ask the reference once, before the first step, and keep its log-probs in " \
             "ckpt_path", \
@@ -67,14 +66,9 @@ static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
     const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                                c->head_dim, c->intermediate, c->vocab, c->tied};
     const double reals[] = {c->rope_theta, c->rms_eps};
-    const double rope[] = {(double)c->rope.type,
-                           c->rope.factor,
-                           c->rope.first_positions,
-                           c->rope.low,
-                           c->rope.high,
-                           c->rope.attention_factor,
-                           (double)c->rope.exact,
-                           (double)c->window};
+    const double rope[] = {(double)c->rope.type,  c->rope.factor,   c->rope.first_positions,
+                           c->rope.low,           c->rope.high,     c->rope.attention_factor,
+                           (double)c->rope.exact, (double)c->window};
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
                                   reals, sizeof reals);
     if (c->rope.type || c->window) digest = demo_digest(digest, rope, sizeof rope);

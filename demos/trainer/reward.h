@@ -50,7 +50,8 @@ static char *demo_answer_text(const demo_rank *r, const demo_dataset *set,
 static int demo_sampled_right(const demo_rank *r, const int32_t *ids, int64_t tokens,
                               const demo_dataset *set, const demo_document *d) {
     const demo_words words = demo_rank_words(r);
-    char *text = demo_tokens_as_text(&words, ids, tokens), *answer = demo_answer_text(r, set, d);
+    char *text = demo_tokens_as_text(&words, ids, tokens),
+         *answer = demo_answer_text(r, set, d);
     int right = demo_same_number(text, answer);
     free(text);
     free(answer);

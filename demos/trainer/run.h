@@ -409,8 +409,7 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
     if (writes && demo_run_lock(run, save_path, tool, dataset, error)) return error->status;
     if (writes && demo_settle(run->root, error)) return error->status;
     if (writes && !goes_on && demo_refuse_others(run, error)) return error->status;
-    if (goes_on &&
-        demo_find_checkpoint(run->root, &run->from, notice, sizeof notice, error))
+    if (goes_on && demo_find_checkpoint(run->root, &run->from, notice, sizeof notice, error))
         return error->status;
     if (*notice && writes)
         fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, notice));

@@ -12,8 +12,8 @@
 static const seqpar_safetensors_pair demo_written[] = {{"format", "pt"},
                                                        {"written_by", "seqpar"}};
 
-typedef struct { /* how a folder is written */
-    const char *source; /* the folder that training began with; NULL: none */
+typedef struct {                    /* how a folder is written */
+    const char *source;             /* the folder that training began with; NULL: none */
     seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
     int64_t shard_bytes;            /* most of a file, unless a tensor has more; 0: no limit */
     int which;                      /* DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
@@ -55,8 +55,8 @@ static inline int64_t demo_size_named(const char *text) {
 static inline seqpar_safetensors_dtype demo_source_dtype(const demo_weights *source,
                                                          const char *name) {
     const demo_shard *shard = demo_weights_find(source, name);
-    seqpar_safetensors_dtype dtype =
-        shard ? seqpar_safetensors_find(shard->file, name)->dtype : SEQPAR_SAFETENSORS_NONE;
+    seqpar_safetensors_dtype dtype = shard ? seqpar_safetensors_find(shard->file, name)->dtype
+                                           : SEQPAR_SAFETENSORS_NONE;
     return demo_dtype_name(dtype) ? dtype : SEQPAR_SAFETENSORS_NONE;
 }
 
@@ -66,10 +66,11 @@ static inline void demo_say_rounded(const demo_entry *entries, int64_t count, in
     int64_t size = seqpar_dtype_bytes(dtype), i = 0;
     while (i < count && seqpar_safetensors_dtype_bytes(entries[i].dtype) >= size) i++;
     if (i < count)
-        fprintf(stderr,
-                "notice: weights in %.300s are rounded to %s, as those that training began with "
-                "are; --save_dtype float32 keeps all bits\n",
-                folder, demo_dtype_name(entries[i].dtype));
+        fprintf(
+            stderr,
+            "notice: weights in %.300s are rounded to %s, as those that training began with "
+            "are; --save_dtype float32 keeps all bits\n",
+            folder, demo_dtype_name(entries[i].dtype));
 }
 
 static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folder, int *names) {
@@ -82,8 +83,9 @@ static inline seqpar_status demo_source_names(seqpar_ctx *ctx, const char *folde
     return SEQPAR_OK;
 }
 
-static inline seqpar_status demo_entry_dtypes(const demo_transfer *s, const demo_save_form *form,
-                                              const char *folder, demo_entry *entries) {
+static inline seqpar_status demo_entry_dtypes(const demo_transfer *s,
+                                              const demo_save_form *form, const char *folder,
+                                              demo_entry *entries) {
     demo_weights source;
     int64_t count = s->model->tensor_count;
     int type = s->ctx->device->storage;
@@ -186,9 +188,9 @@ static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_
 }
 
 /* The new ones are there before the old ones go: whoever comes between finds a model. */
-static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo_save_form *form,
-                                              const char *folder, const demo_entry *entries,
-                                              demo_values_fn get) {
+static inline seqpar_status demo_write_shards(const demo_transfer *s,
+                                              const demo_save_form *form, const char *folder,
+                                              const demo_entry *entries, demo_values_fn get) {
     int64_t shards = demo_shards(s, form, entries), first = 0;
     seqpar_status status = SEQPAR_OK;
     for (int64_t shard = 0; !status && shard < shards; shard++) {
@@ -212,10 +214,8 @@ static inline seqpar_status demo_write_shards(const demo_transfer *s, const demo
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
                                       const char *folder, const demo_save_form *form,
                                       demo_average *average) {
-    demo_transfer store = {.ctx = ctx,
-                           .model = model,
-                           .average = average,
-                           .which = form->which};
+    demo_transfer store = {
+        .ctx = ctx, .model = model, .average = average, .which = form->which};
     demo_entry *entries;
     seqpar_status status = demo_source_names(ctx, form->source, &store.names);
     if (status) return status;

@@ -38,13 +38,14 @@ static inline bool demo_is_shard(const char *name, const char **behind) {
 /* ---- out ---- */
 
 /* The runs that this rank owns, kind by kind: an stb_ds array. */
-static demo_shard_run *demo_own_runs(const demo_transfer *s, int kinds, const char *const *prefix) {
+static demo_shard_run *demo_own_runs(const demo_transfer *s, int kinds,
+                                     const char *const *prefix) {
     demo_shard_run *runs = NULL;
     for (int kind = 0; kind < kinds; kind++)
         for (int64_t i = 0; i < s->model->tensor_count; i++) {
             demo_shard_run run = {.kind = kind, .tensor = i};
-            for (int64_t from = 0; seqpar_blocks_own(s->ctx, &s->optim->blocks, i, from,
-                                                     &run.first, &run.count);
+            for (int64_t from = 0;
+                 seqpar_blocks_own(s->ctx, &s->optim->blocks, i, from, &run.first, &run.count);
                  from = run.first + run.count) {
                 snprintf(run.name, sizeof run.name, "%s%s@%lld", prefix[kind],
                          s->model->tensors[i].name, (long long)run.first);
@@ -56,7 +57,8 @@ static demo_shard_run *demo_own_runs(const demo_transfer *s, int kinds, const ch
 
 static seqpar_status demo_own_values(const demo_transfer *s, const demo_shard_run *run,
                                      int64_t first, int64_t count, double *values) {
-    seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor, first, count};
+    seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor, first,
+                              count};
     if (run->kind) return seqpar_optim_read_own(s->ctx, s->optim, values, &part);
     if (s->model->shards)
         return seqpar_shards_read_own(s->ctx, s->model->shards, values, run->tensor, first,
@@ -86,8 +88,8 @@ static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_w
 static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_run *runs,
                                                   seqpar_safetensors_dtype weights,
                                                   seqpar_safetensors_dtype state) {
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(
-        arrlen(runs) + 1, sizeof *list);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(arrlen(runs) + 1,
+                                                                             sizeof *list);
     for (int64_t i = 0; i < arrlen(runs); i++)
         list[i] = (seqpar_safetensors_tensor){.name = runs[i].name,
                                               .dtype = runs[i].kind ? state : weights,
@@ -101,15 +103,16 @@ static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_erro
     uint32_t crc;
     snprintf(sum->path, sizeof sum->path, "%s", path);
     if (!demo_file_sum(path, &sum->bytes, &crc))
-        return seqpar_fail(error, SEQPAR_ERR_FILE_READ, "cannot read what was written to %.300s: %s",
-                           path, strerror(errno));
+        return seqpar_fail(error, SEQPAR_ERR_FILE_READ,
+                           "cannot read what was written to %.300s: %s", path, strerror(errno));
     sum->crc = crc;
     return SEQPAR_OK;
 }
 
 /* This rank's sums become those of all ranks: every rank wrote files of the same folders. */
 static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
-    int64_t count = arrlen(*sums), *numbers = (int64_t *)demo_room(2 * count * world->size + 1, 8);
+    int64_t count = arrlen(*sums),
+            *numbers = (int64_t *)demo_room(2 * count * world->size + 1, 8);
     demo_sum *all = NULL;
     for (int64_t i = 0; i < count; i++) {
         int64_t *own = numbers + 2 * (i * world->size + world->rank);
@@ -135,8 +138,8 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
                                       const char *const *prefix, demo_sum *sum) {
     char path[1400];
     demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
-    seqpar_safetensors_tensor *list = demo_shard_list(
-        runs, demo_dtype(s->ctx->device->storage), demo_dtype(s->ctx->device->accumulator));
+    seqpar_safetensors_tensor *list = demo_shard_list(runs, demo_dtype(s->ctx->device->storage),
+                                                      demo_dtype(s->ctx->device->accumulator));
     double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
     seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = arrlen(runs)};
     seqpar_safetensors_writer *writer = NULL;
@@ -169,11 +172,12 @@ static inline int demo_by_place(const void *x, const void *y) {
 }
 
 /* What a file's tensor is a run of; false: of nothing that is wanted. */
-static bool demo_place_run(const demo_transfer *s, const seqpar_safetensors_tensor *t, int kinds,
-                           const char *const *prefix, demo_shard_run *run) {
+static bool demo_place_run(const demo_transfer *s, const seqpar_safetensors_tensor *t,
+                           int kinds, const char *const *prefix, demo_shard_run *run) {
     const char *at = strrchr(t->name, '@');
     *run = (demo_shard_run){.count = t->shape[0]};
-    if (!at || t->dims != 1 || !demo_read_int(at + 1, &run->first) || run->first < 0) return false;
+    if (!at || t->dims != 1 || !demo_read_int(at + 1, &run->first) || run->first < 0)
+        return false;
     snprintf(run->name, sizeof run->name, "%s", t->name);
     for (; run->kind < kinds; run->kind++) {
         size_t length = strlen(prefix[run->kind]);
@@ -236,11 +240,12 @@ static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards
                  at++)
                 end += in->runs[at].count;
             if (end != t->rows * t->cols)
-                return seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
-                                   "the shards in %.300s have %s%.100s up to its element %lld of "
-                                   "%lld; they are of another model, or one of them is missing",
-                                   folder, prefix[kind], t->name, (long long)end,
-                                   (long long)(t->rows * t->cols));
+                return seqpar_fail(
+                    s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
+                    "the shards in %.300s have %s%.100s up to its element %lld of "
+                    "%lld; they are of another model, or one of them is missing",
+                    folder, prefix[kind], t->name, (long long)end,
+                    (long long)(t->rows * t->cols));
         }
     return SEQPAR_OK;
 }
@@ -277,8 +282,8 @@ static seqpar_status demo_read_shard_run(const demo_transfer *s, seqpar_safetens
 }
 
 /* Every rank reads what it keeps. */
-static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder, int64_t shards,
-                                      int kinds, const char *const *prefix) {
+static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder,
+                                      int64_t shards, int kinds, const char *const *prefix) {
     demo_shards_in in = {0};
     double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
     seqpar_status status = demo_shards_open(s, &in, folder, shards, kinds, prefix);

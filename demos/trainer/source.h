@@ -7,11 +7,16 @@
 
 #include "model_folder.h"
 
-static const char *const demo_source_files[] = {
-    "tokenizer.json",     "tokenizer.model",         "tokenizer_config.json",
-    "vocab.json",         "merges.txt",              "added_tokens.json",
-    "chat_template.json", "chat_template.jinja",     "special_tokens_map.json",
-    "generation_config.json"};
+static const char *const demo_source_files[] = {"tokenizer.json",
+                                                "tokenizer.model",
+                                                "tokenizer_config.json",
+                                                "vocab.json",
+                                                "merges.txt",
+                                                "added_tokens.json",
+                                                "chat_template.json",
+                                                "chat_template.jinja",
+                                                "special_tokens_map.json",
+                                                "generation_config.json"};
 
 static inline void demo_source_set(cJSON *config, const char *key, cJSON *value) {
     if (cJSON_GetObjectItemCaseSensitive(config, key))
@@ -23,9 +28,10 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
 /* What is otherwise than there: the type of numbers, and what the model gives. */
 static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
                                       const char *dtype) {
-    const demo_family *family = demo_family_of(config); /* NULL, if the file was changed meanwhile */
-    const char *key =
-        cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype" : "torch_dtype";
+    const demo_family *family = demo_family_of(
+        config); /* NULL, if the file was changed meanwhile */
+    const char *key = cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype"
+                                                                        : "torch_dtype";
     if (family) {
         const char *name = c->score ? family->sequence : family->causal;
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
@@ -51,8 +57,8 @@ static inline seqpar_status demo_source_write(cJSON *json, const char *path,
 }
 
 static inline seqpar_status demo_source_config(const char *source, const char *folder,
-                                               const seqpar_llama_config *c,
-                                               const char *dtype, seqpar_error *error) {
+                                               const seqpar_llama_config *c, const char *dtype,
+                                               seqpar_error *error) {
     char path[4352];
     cJSON *json = demo_config_open(source, path, sizeof path, error);
     if (!json) return error->status;
@@ -98,8 +104,8 @@ static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int
 /* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`
    already. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
-                                             const seqpar_llama_config *c,
-                                             const char *dtype, seqpar_error *error) {
+                                             const seqpar_llama_config *c, const char *dtype,
+                                             seqpar_error *error) {
     if (demo_source_config(source, folder, c, dtype, error)) return error->status;
     for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
         if (demo_source_copy(source, folder, demo_source_files[i], error)) break;

@@ -71,8 +71,8 @@ static seqpar_status demo_hand_over(seqpar_ctx *ctx,
     while (!status && !w.done) {
         status = seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0);
         if (!status && !w.done)
-            status = seqpar_llama_read(ctx, models[w.which], values, w.part.tensor, w.part.first,
-                                       w.part.count);
+            status = seqpar_llama_read(ctx, models[w.which], values, w.part.tensor,
+                                       w.part.first, w.part.count);
     }
     free(values);
     return status;
@@ -82,9 +82,8 @@ static seqpar_status demo_hand_over(seqpar_ctx *ctx,
 static seqpar_status demo_handed_over(seqpar_ctx *ctx, const seqpar_llama *model,
                                       seqpar_status status) {
     demo_block_wanted w = {.done = 1};
-    seqpar_status told = model->shards
-                             ? seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0)
-                             : SEQPAR_OK;
+    seqpar_status told = model->shards ? seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0)
+                                       : SEQPAR_OK;
     return status ? status : told;
 }
 
@@ -269,10 +268,8 @@ static seqpar_status demo_write_entries(const demo_transfer *s, const char *path
     seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(count,
                                                                              sizeof *list);
     double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
-    seqpar_safetensors_desc desc = {.path = path,
-                                    .tensors = list,
-                                    .metadata = metadata,
-                                    .metadata_count = metadata_count};
+    seqpar_safetensors_desc desc = {
+        .path = path, .tensors = list, .metadata = metadata, .metadata_count = metadata_count};
     seqpar_safetensors_writer *writer = NULL;
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < count; i++)
@@ -309,8 +306,8 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
 
 /* One tensor, from the file into its sink; without one it is only looked at. */
 static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
-                                      const char *prefix, int names, int state,
-                                      int64_t tensor, demo_sink_fn put, double *values) {
+                                      const char *prefix, int names, int state, int64_t tensor,
+                                      demo_sink_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_safetensors_file *file;
     demo_tensor_place place = demo_tensor_place_of(s->model, tensor, names);
@@ -340,10 +337,10 @@ static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *fro
                                        const char *const *prefix, demo_sink_fn put) {
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
     int names = demo_names_of(from);
-    seqpar_status status =
-        values ? SEQPAR_OK
-               : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY, "out of memory while %s is read",
-                             from->shards[0].path);
+    seqpar_status status = values ? SEQPAR_OK
+                                  : seqpar_fail(s->ctx->error, SEQPAR_ERR_MEMORY,
+                                                "out of memory while %s is read",
+                                                from->shards[0].path);
     for (int reads = 0; reads < (demo_is_planned(s->ctx->device) ? 1 : 2); reads++)
         for (int64_t i = 0; !status && i < parts * s->model->tensor_count; i++)
             status = demo_load_tensor(s, from, prefix[i / s->model->tensor_count], names,
@@ -370,7 +367,8 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
     demo_transfer store = {.ctx = ctx, .model = model};
     demo_weights from;
     if (demo_model_weights(&from, model, folder, ctx->error)) return ctx->error->status;
-    seqpar_status status = demo_load_tensors(&store, &from, 1, demo_no_prefix, demo_weights_put);
+    seqpar_status status = demo_load_tensors(&store, &from, 1, demo_no_prefix,
+                                             demo_weights_put);
     return status ? status : demo_model_written(ctx, model);
 }
 
@@ -381,7 +379,8 @@ static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, cons
     if (!folder && demo_is_planned(ctx->device)) return SEQPAR_OK;
     int64_t first = folder ? model->tensor_count - (model->config.score != NULL) : 0;
     for (int64_t i = first; i < model->tensor_count; i++)
-        if (demo_is_mine(ctx, model, i)) seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
+        if (demo_is_mine(ctx, model, i))
+            seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
     /* a head that the folder has is read over it */
     seqpar_status status = demo_model_written(ctx, model);
     return status || !folder ? status : demo_load_weights(ctx, model, folder);

@@ -175,8 +175,9 @@ static inline int demo_token_head_checked(const demo_token_reader *r) {
     if (f->head->bytes != f->size)
         return demo_token_wrong(r, "has %llu bytes, but says that it has %llu; %s",
                                 (unsigned long long)f->size, (unsigned long long)f->head->bytes,
-                                f->head->bytes > f->size ? "copy it once more, the end is missing"
-                                                         : demo_token_again);
+                                f->head->bytes > f->size
+                                    ? "copy it once more, the end is missing"
+                                    : demo_token_again);
     size_t table = f->head->sections * sizeof(demo_token_section);
     if (f->head->sections > DEMO_SECTIONS || sizeof *f->head + table > f->size)
         return demo_token_wrong(r, "says that it has %u sections, which cannot be; %s",
@@ -194,9 +195,8 @@ static inline int demo_token_numbers_checked(const demo_token_reader *r) {
         return demo_token_wrong(r, "is of kind %u, which is not known; %s", h->kind,
                                 demo_token_again);
     if (h->eos < 0 || h->eos >= h->words || least < -1 || most >= h->words)
-        return demo_token_wrong(
-            r, "BOS %d, EOS %d or PAD %d is none of its %d words; %s", h->bos, h->eos, h->pad,
-            h->words, demo_token_again);
+        return demo_token_wrong(r, "BOS %d, EOS %d or PAD %d is none of its %d words; %s",
+                                h->bos, h->eos, h->pad, h->words, demo_token_again);
     if (!h->documents || h->documents > r->file->size || h->tokens > r->file->size ||
         (h->kind == DEMO_TOKENS_PAIRS && h->documents % 2))
         return demo_token_wrong(r, "%llu documents with %llu tokens cannot be; %s",
@@ -245,25 +245,25 @@ static inline int demo_token_table_checked(const demo_token_reader *r) {
         f->section[s->name] = s;
         end = begin + s->bytes;
     }
-    return end == f->size ? 0
-                          : demo_token_wrong(r, "%llu bytes follow its last section; %s",
-                                             (unsigned long long)(f->size - end),
-                                             demo_token_again);
+    return end == f->size
+               ? 0
+               : demo_token_wrong(r, "%llu bytes follow its last section; %s",
+                                  (unsigned long long)(f->size - end), demo_token_again);
 }
 
 /* Bytes that a section must have; UINT64_MAX: any number. */
 static inline uint64_t demo_token_section_bytes(const demo_token_head *h, int name) {
     switch (name) {
-        case DEMO_OFFSETS:
-        case DEMO_PROMPT_OFFSETS:
-        case DEMO_ANSWER_OFFSETS: return (h->documents + 1) * 8;
-        case DEMO_IDS: return h->tokens * 4;
-        case DEMO_MASK: return h->tokens;
-        case DEMO_WORD_OFFSETS: return ((uint64_t)h->words + 1) * 8;
-        case DEMO_WORD_FLAGS: return (uint64_t)h->words;
-        case DEMO_MARGINS: return h->documents / 2 * 8;
-        case DEMO_LABELS: return h->documents;
-        default: return UINT64_MAX;
+    case DEMO_OFFSETS:
+    case DEMO_PROMPT_OFFSETS:
+    case DEMO_ANSWER_OFFSETS: return (h->documents + 1) * 8;
+    case DEMO_IDS: return h->tokens * 4;
+    case DEMO_MASK: return h->tokens;
+    case DEMO_WORD_OFFSETS: return ((uint64_t)h->words + 1) * 8;
+    case DEMO_WORD_FLAGS: return (uint64_t)h->words;
+    case DEMO_MARGINS: return h->documents / 2 * 8;
+    case DEMO_LABELS: return h->documents;
+    default: return UINT64_MAX;
     }
 }
 
@@ -309,8 +309,8 @@ static inline int demo_token_offsets_rise(const demo_token_reader *r, int name, 
     while (i < count && at[i] <= at[i + 1] && at[i + 1] - at[i] >= least) i++;
     if (i == count && !at[0] && at[count] == end) return 0;
     return demo_token_wrong(
-        r, "the offsets of section %d do not rise from 0 to %llu (number %llu is %llu); %s", name,
-        (unsigned long long)end, (unsigned long long)i, (unsigned long long)at[i],
+        r, "the offsets of section %d do not rise from 0 to %llu (number %llu is %llu); %s",
+        name, (unsigned long long)end, (unsigned long long)i, (unsigned long long)at[i],
         demo_token_again);
 }
 
@@ -347,8 +347,9 @@ static inline int demo_token_ids_checked(const demo_token_reader *r) {
     f->stop_count = (int64_t)(bytes / 4);
     if (!bytes || bytes % 4 || f->stops[0] != h->eos ||
         demo_token_largest(f->stops, bytes / 4) >= (uint32_t)h->words)
-        return demo_token_wrong(r, "its %llu bytes of stops do not begin with EOS %d, or are none "
-                                   "of its %d words; %s",
+        return demo_token_wrong(r,
+                                "its %llu bytes of stops do not begin with EOS %d, or are none "
+                                "of its %d words; %s",
                                 (unsigned long long)bytes, h->eos, h->words, demo_token_again);
     uint32_t largest = demo_token_largest(f->ids, h->tokens);
     f->largest = (int32_t)largest;
@@ -369,7 +370,8 @@ static inline int demo_token_masks_checked(const demo_token_reader *r) {
         if (tokens > f->longest) f->longest = tokens;
         if (f->mask[f->offsets[i]])
             return demo_token_wrong(
-                r, "the first token of document %lld is to be learnt, which nothing predicts; %s",
+                r,
+                "the first token of document %lld is to be learnt, which nothing predicts; %s",
                 (long long)i + 1, demo_token_again);
     }
     return 0;
@@ -418,9 +420,9 @@ static inline int demo_token_file_open(demo_token_file *file, const char *path, 
     int failed = demo_token_map(&r) || demo_token_head_checked(&r) ||
                  demo_token_numbers_checked(&r);
     if (!failed && file->head->kind != kind)
-        failed = demo_token_wrong(
-            &r, "is of kind %s, for %s; --kind %s is needed here", demo_token_kinds[file->head->kind],
-            demo_token_readers[file->head->kind], demo_token_kinds[kind]);
+        failed = demo_token_wrong(&r, "is of kind %s, for %s; --kind %s is needed here",
+                                  demo_token_kinds[file->head->kind],
+                                  demo_token_readers[file->head->kind], demo_token_kinds[kind]);
     if (!failed) failed = demo_token_table_checked(&r) || demo_token_sections_checked(&r);
     if (!failed) demo_token_place(file);
     if (!failed)

@@ -304,8 +304,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     }
     if (!status) status = o->total(r, w, means, &weight);
     if (!status) status = demo_experts_end(&r->ctx, &r->experts);
-    return status ? status
-                  : seqpar_llama_step_end(&r->ctx, &r->model, &r->optim, lr);
+    return status ? status : seqpar_llama_step_end(&r->ctx, &r->model, &r->optim, lr);
 }
 
 static seqpar_status demo_step(demo_rank *r) {
@@ -314,8 +313,7 @@ static seqpar_status demo_step(demo_rank *r) {
     double means[DEMO_COLUMNS] = {0}, lr = demo_learning_rate(job, r->step);
     double began = demo_seconds();
     seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
-    if (!status && r->world->rank == 0 && !arrlen(r->losses))
-        demo_notice_balance(r, &w.batch);
+    if (!status && r->world->rank == 0 && !arrlen(r->losses)) demo_notice_balance(r, &w.batch);
     if (!status) status = demo_step_window(r, &w, lr, means);
     if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
     if (!status) {
@@ -437,8 +435,8 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
    nobody has them whole. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
-    return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 &&
-           c->zero_stage > 0 && c->zero_stage < 3 && strcmp(c->device, "cuda");
+    return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 && c->zero_stage > 0 &&
+           c->zero_stage < 3 && strcmp(c->device, "cuda");
 }
 
 static demo_shared demo_shared_of(const demo_config *c) {
@@ -470,7 +468,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
                         .seed = c->seed,
                         .train_batch_size = c->train_batch_size,
                         .documents = r->job->usable_count,
-                        .shards = c->sharded_checkpoint || c->async_save ? r->ctx.world->size : 0,
+                        .shards = c->sharded_checkpoint || c->async_save ? r->ctx.world->size
+                                                                         : 0,
                         .sums = &r->sums,
                         .async = c->async_save ? &r->async : NULL,
                         .reference = r->reference};
@@ -487,7 +486,8 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     state.note_count = arrlen(notes);
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
     if (!r->world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
-    if (!status && r->own_world) status = seqpar_comm_barrier(r->world); /* the folder is there */
+    if (!status && r->own_world)
+        status = seqpar_comm_barrier(r->world); /* the folder is there */
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status && demo_trains_model(r))
@@ -506,10 +506,11 @@ static seqpar_status demo_resume(demo_rank *r) {
     demo_state state = {0};
     char folder[1100];
     demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
-    seqpar_status status =
-        demo_trains_model(r)
-            ? demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder, r->job->run.from, &state)
-            : demo_look_at_state(&state, folder, r->job->run.from, r->ctx.error);
+    seqpar_status status = demo_trains_model(r)
+                               ? demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder,
+                                                      r->job->run.from, &state)
+                               : demo_look_at_state(&state, folder, r->job->run.from,
+                                                    r->ctx.error);
     if (!status && demo_trains_model(r))
         status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
@@ -622,14 +623,15 @@ static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
     demo_save_form form = {.source = c->pretrain,
-                      .dtype = demo_dtype_named(c->save_dtype),
-                      .shard_bytes = demo_size_named(c->max_shard_size),
-                      .which = model == &r->model ? DEMO_SAVES_MODEL : DEMO_SAVES_CRITIC};
+                           .dtype = demo_dtype_named(c->save_dtype),
+                           .shard_bytes = demo_size_named(c->max_shard_size),
+                           .which = model == &r->model ? DEMO_SAVES_MODEL : DEMO_SAVES_CRITIC};
     const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
     seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
     return status || !f || r->ctx.world->rank
                ? status
-               : demo_source_ids(folder, f->head->bos, f->head->eos, f->head->pad, r->ctx.error);
+               : demo_source_ids(folder, f->head->bos, f->head->eos, f->head->pad,
+                                 r->ctx.error);
 }
 
 /* Collective: the average as a model folder of its own. */
@@ -841,10 +843,11 @@ static void demo_job_say(const demo_job *job) {
                 "(max_position_embeddings), --max_len is %lld\n",
                 (long long)positions, (long long)c->max_len);
     if (c->pretrain && job->train.file && !demo_folder_has(c->pretrain, "tokenizer.json"))
-        fprintf(stderr,
-                "notice: %s has no tokenizer.json, so nothing says whether its tokens are those "
-                "of the token file\n",
-                seqpar_escape(shown, sizeof shown, c->pretrain));
+        fprintf(
+            stderr,
+            "notice: %s has no tokenizer.json, so nothing says whether its tokens are those "
+            "of the token file\n",
+            seqpar_escape(shown, sizeof shown, c->pretrain));
     if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
         fprintf(stderr,
                 "notice: nothing is saved in %s yet; training starts from the beginning\n",
@@ -869,8 +872,9 @@ static void demo_job_say(const demo_job *job) {
             "steps of %lld %s\n",
             (long long)job->dp, (long long)c->ring_attn_size, seqpar_layout_name(job->layout),
             seqpar_schedule_name(job->schedule),
-            job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "", (long long)c->zero_stage,
-            (long long)job->total_steps, (long long)c->train_batch_size, job->objective->unit);
+            job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "",
+            (long long)c->zero_stage, (long long)job->total_steps,
+            (long long)c->train_batch_size, job->objective->unit);
     if (job->groups > 1) {
         fprintf(stderr, "groups:");
         for (int g = 0; g < job->groups; g++) {
@@ -1003,15 +1007,18 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
 
 /* What a token file was made with is not changed any more. */
 static void demo_say_settled(const demo_job *job, const demo_options *options) {
-    static const char *const names[] = {"input_key",    "output_key",    "input_template",
-                                        "prompt_key",   "chosen_key",    "rejected_key",
-                                        "label_key",    "margin_key",    "truncation",
+    static const char *const names[] = {"input_key",     "output_key",     "input_template",
+                                        "prompt_key",    "chosen_key",     "rejected_key",
+                                        "label_key",     "margin_key",     "truncation",
                                         "pretrain_mode", "train_on_inputs"};
     bool any = false;
     for (size_t i = 0; job->train.file && i < sizeof names / sizeof *names; i++) {
         if (!demo_options_given(options, names[i])) continue;
-        fprintf(stderr, "%s--%s", any ? ", " : "notice: no effect on a token file, which "
-                                               "demos/prepare.py has made: ", names[i]);
+        fprintf(stderr, "%s--%s",
+                any ? ", "
+                    : "notice: no effect on a token file, which "
+                      "demos/prepare.py has made: ",
+                names[i]);
         any = true;
     }
     if (any) fputc('\n', stderr);

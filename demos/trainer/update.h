@@ -83,7 +83,8 @@ static seqpar_status demo_experience(demo_rank *r) {
     demo_window w = {.set = &p->rollout.set};
     static const int roles[] = {DEMO_ACTOR, DEMO_REF, DEMO_CRITIC};
     static const int columns[] = {OLD_LOGP, REF_LOGP_OF, VALUE};
-    static const demo_rows_fn passes[] = {demo_actor_rows, demo_reference_rows, demo_critic_rows};
+    static const demo_rows_fn passes[] = {demo_actor_rows, demo_reference_rows,
+                                          demo_critic_rows};
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
     seqpar_status status = demo_window_open(r, &w, 1, 0);
     /* groups work at the same time; what they have seen is shared behind it */
@@ -319,8 +320,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
                              (long long)r->step + 1,
                              u->model->config.score ? "critic" : "actor",
                              means[LOSS_OF] + means[PRETRAINING_LOSS]);
-    if (!status)
-        status = seqpar_llama_step_end(&r->ctx, u->model, u->optim, lr);
+    if (!status) status = seqpar_llama_step_end(&r->ctx, u->model, u->optim, lr);
     arrfree(u->leaf);
     arrfree(u->sums);
     free(u->text);

@@ -10,9 +10,9 @@
 
 typedef struct {
     char folder[DEMO_PATH_LIMIT + 128];
-    cJSON *summary;  /* the last value of everything */
-    double earlier;  /* seconds this run has had before this process */
-    double began;    /* on the monotonic clock */
+    cJSON *summary; /* the last value of everything */
+    double earlier; /* seconds this run has had before this process */
+    double began;   /* on the monotonic clock */
 } demo_wandb;
 
 /* ---- config.yaml ---- */

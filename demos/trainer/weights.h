@@ -88,10 +88,11 @@ static inline seqpar_status demo_weights_entry(demo_weights *w, const cJSON *ent
     char path[DEMO_WEIGHTS_PATH];
     int64_t i = 0;
     if (!*name || strchr(name, '/') || strlen(name) > 255)
-        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "%s: tensor \"%.100s\" is said to be in '%.100s'; give the name of a "
-                           "file beside it",
-                           w->index, entry->string, name);
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: tensor \"%.100s\" is said to be in '%.100s'; give the name of a "
+            "file beside it",
+            w->index, entry->string, name);
     snprintf(path, sizeof path, "%s/%s", w->folder, name);
     while (i < w->count && strcmp(w->shards[i].path, path)) i++;
     if (i == w->count && demo_weights_add(w, path, error)) return error->status;
@@ -126,10 +127,11 @@ static inline seqpar_status demo_weights_map(demo_weights *w, const cJSON *map,
                                              seqpar_error *error) {
     int count = cJSON_GetArraySize(map);
     if (!cJSON_IsObject(map) || !count || count > DEMO_INDEX_TENSORS || demo_weights_twice(map))
-        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "%s: no object \"weight_map\" that says of each of up to %d tensors, "
-                           "once, in which file it is",
-                           w->index, DEMO_INDEX_TENSORS);
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "%s: no object \"weight_map\" that says of each of up to %d tensors, "
+            "once, in which file it is",
+            w->index, DEMO_INDEX_TENSORS);
     if (demo_weights_room(w, count, error)) return error->status;
     for (const cJSON *entry = map->child; entry; entry = entry->next)
         if (demo_weights_entry(w, entry, error)) return error->status;

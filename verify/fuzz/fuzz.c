@@ -29,7 +29,8 @@ static void expect_sentence(int failed, const char *text) {
         if ((unsigned char)*at < 0x20 || *at == 0x7F) abort();
 }
 static void expect_error(const seqpar_error *error) {
-    for (const char *at = error->text; *at; at++) if ((unsigned char)*at < 0x20 || *at == 0x7F) abort();
+    for (const char *at = error->text; *at; at++)
+        if ((unsigned char)*at < 0x20 || *at == 0x7F) abort();
     if (error->status && !error->text[0]) abort();
 }
 
@@ -44,7 +45,8 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t size) {
     put(path, bytes, size);
     if (!seqpar_safetensors_open(&file, path, &error))
         for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
-            seqpar_safetensors_part part = seqpar_safetensors_whole(seqpar_safetensors_at(file, i));
+            seqpar_safetensors_part part = seqpar_safetensors_whole(
+                seqpar_safetensors_at(file, i));
             double *values = (double *)demo_room(part.count, sizeof *values);
             seqpar_error ignored = {0};
             part.finite = 1;
@@ -62,8 +64,11 @@ static void fuzz_checkpoint(const uint8_t *bytes, size_t size) {
     seqpar_safetensors_file *file;
     demo_state state;
     put(path, bytes, size);
-    if (!seqpar_safetensors_open(&file, path, &error) && !demo_read_state(file, path, &state, &error))
-        if (state.step < 0 || state.optimizer_t < 0 || state.optimizer_t > state.step || state.documents < 1) abort();
+    if (!seqpar_safetensors_open(&file, path, &error) &&
+        !demo_read_state(file, path, &state, &error))
+        if (state.step < 0 || state.optimizer_t < 0 || state.optimizer_t > state.step ||
+            state.documents < 1)
+            abort();
     seqpar_safetensors_close(file);
     expect_error(&error);
 }
@@ -82,12 +87,18 @@ static void fuzz_config(const uint8_t *bytes, size_t size) {
 static void fuzz_data(const uint8_t *bytes, size_t size) {
     char error[8192] = "";
     for (int kind = 0; kind < 3; kind++) {
-        const demo_data_options options = {.output_key = kind ? "output" : NULL, .input_template = kind ? "a{}b" : NULL, .pretrain_mode = kind == 2, .max_len = 64, .cut_long = kind == 1};
+        const demo_data_options options = {.output_key = kind ? "output" : NULL,
+                                           .input_template = kind ? "a{}b" : NULL,
+                                           .pretrain_mode = kind == 2,
+                                           .max_len = 64,
+                                           .cut_long = kind == 1};
         demo_dataset set;
         put(path, bytes, size);
         int failed = demo_data_load(&set, path, &options, error, sizeof error);
         for (int64_t i = 0; i < arrlen(set.documents); i++)
-            if (set.documents[i].tokens < 1 || set.documents[i].tokens > 64 || set.documents[i].loss_mask[0]) abort();
+            if (set.documents[i].tokens < 1 || set.documents[i].tokens > 64 ||
+                set.documents[i].loss_mask[0])
+                abort();
         expect_sentence(failed, error);
         demo_data_free(&set);
     }
@@ -99,14 +110,18 @@ static void fuzz_pairs(const uint8_t *bytes, size_t size) {
     demo_labelled_set labelled;
     put(path, bytes, size);
     for (int kind = 0; kind < 2; kind++) {
-        const demo_pair_options how = {.data = {.input_template = kind ? "a{}b" : NULL, .max_len = 64, .cut_long = kind}, .prompt_key = kind ? "prompt" : NULL, .margins = kind};
+        const demo_pair_options how = {
+            .data = {.input_template = kind ? "a{}b" : NULL, .max_len = 64, .cut_long = kind},
+            .prompt_key = kind ? "prompt" : NULL,
+            .margins = kind};
         expect_sentence(demo_pairs_load(&pairs, path, &how, error, sizeof error), error);
         demo_pairs_free(&pairs);
     }
     const demo_labelled_options how = {.data = {.max_len = 64}};
     expect_sentence(demo_labelled_load(&labelled, path, &how, error, sizeof error), error);
     for (int64_t i = 0; i < arrlen(labelled.records); i++) {
-        demo_document d = demo_mismatched(&labelled.records[i], &labelled.records[(i + 1) % arrlen(labelled.records)], 64);
+        demo_document d = demo_mismatched(
+            &labelled.records[i], &labelled.records[(i + 1) % arrlen(labelled.records)], 64);
         demo_document_free(&d);
     }
     demo_labelled_free(&labelled);
@@ -115,9 +130,13 @@ static void fuzz_pairs(const uint8_t *bytes, size_t size) {
 static void fuzz_options(const uint8_t *bytes, size_t size) {
     static demo_job job;
     static demo_ppo_config ppo;
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PPO_BINDINGS(job.config, ppo)};
-    demo_options options = {.tool = "ppo", .bindings = bindings, .binding_count = (int)(sizeof bindings / sizeof *bindings)};
-    char error[8192] = "", *words[64] = {(char *)"train_ppo"}, *text = (char *)demo_room((int64_t)size + 1, 1), *rest = text, *word;
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                     DEMO_PPO_BINDINGS(job.config, ppo)};
+    demo_options options = {.tool = "ppo",
+                            .bindings = bindings,
+                            .binding_count = (int)(sizeof bindings / sizeof *bindings)};
+    char error[8192] = "", *words[64] = {(char *)"train_ppo"},
+         *text = (char *)demo_room((int64_t)size + 1, 1), *rest = text, *word;
     int count = 1;
     memcpy(text, bytes, size);
     while (count < 64 && (word = strsep(&rest, "\n"))) words[count++] = word;
@@ -125,7 +144,9 @@ static void fuzz_options(const uint8_t *bytes, size_t size) {
     memset(&ppo, 0, sizeof ppo);
     int failed = demo_options_parse(&options, count, words, error, sizeof error);
     job.options = &ppo;
-    if (!failed && !options.help_wanted) failed = demo_ppo_prepare(&job, error, sizeof error) || demo_pick_attention(&job, error, sizeof error);
+    if (!failed && !options.help_wanted)
+        failed = demo_ppo_prepare(&job, error, sizeof error) ||
+                 demo_pick_attention(&job, error, sizeof error);
     expect_sentence(failed, error);
     free(text);
 }
@@ -135,29 +156,49 @@ static void fuzz_reward(const uint8_t *bytes, size_t size) {
     double rewards[3] = {0};
     memcpy(copy, bytes, size);
     int failed = demo_answer_read(copy, size, "http://x", rewards, 3, error, sizeof error);
-    for (int i = 0; i < 3; i++) if (!failed && !isfinite(rewards[i])) abort();
+    for (int i = 0; i < 3; i++)
+        if (!failed && !isfinite(rewards[i])) abort();
     expect_sentence(failed, error);
     free(copy);
 }
 
-seqpar_error fuzz_files(const char *folder, const uint8_t *bytes, size_t size); /* fuzz_dump.c */
+seqpar_error fuzz_files(const char *folder, const uint8_t *bytes,
+                        size_t size); /* fuzz_dump.c */
 static void fuzz_dump(const uint8_t *bytes, size_t size) {
     seqpar_error error = fuzz_files(path, bytes, size);
     expect_error(&error);
 }
 
-static const struct { const char *name, *ending; void (*run)(const uint8_t *bytes, size_t size); } targets[] = {
-    {"safetensors", "safetensors", fuzz_safetensors}, {"data", "jsonl", fuzz_data}, {"pairs", "jsonl", fuzz_pairs}, {"config", "folder", fuzz_config},
-    {"options", "txt", fuzz_options}, {"checkpoint", "safetensors", fuzz_checkpoint}, {"reward", "json", fuzz_reward}, {"dump", "folder", fuzz_dump}};
+static const struct {
+    const char *name, *ending;
+    void (*run)(const uint8_t *bytes, size_t size);
+} targets[] = {{"safetensors", "safetensors", fuzz_safetensors},
+               {"data", "jsonl", fuzz_data},
+               {"pairs", "jsonl", fuzz_pairs},
+               {"config", "folder", fuzz_config},
+               {"options", "txt", fuzz_options},
+               {"checkpoint", "safetensors", fuzz_checkpoint},
+               {"reward", "json", fuzz_reward},
+               {"dump", "folder", fuzz_dump}};
 static int target = -1;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *wanted = getenv("FUZZ_TARGET");
     (void)argc, (void)argv;
-    for (int i = 0; i < (int)(sizeof targets / sizeof *targets); i++) if (wanted && !strcmp(wanted, targets[i].name)) target = i;
-    if (target < 0) return fprintf(stderr, "error: FUZZ_TARGET is '%s'; set it to safetensors, data, pairs, config, options, checkpoint, reward or dump\n", wanted ? wanted : ""), exit(2), 0;
-    snprintf(path, sizeof path, "%s/%s.%ld.%s", getenv("FUZZ_FOLDER") ? getenv("FUZZ_FOLDER") : ".", wanted, (long)getpid(), targets[target].ending);
-    if ((targets[target].run == fuzz_config || targets[target].run == fuzz_dump) && mkdir(path, 0700)) abort();
+    for (int i = 0; i < (int)(sizeof targets / sizeof *targets); i++)
+        if (wanted && !strcmp(wanted, targets[i].name)) target = i;
+    if (target < 0)
+        return fprintf(
+                   stderr,
+                   "error: FUZZ_TARGET is '%s'; set it to safetensors, data, pairs, config, options, checkpoint, reward or dump\n",
+                   wanted ? wanted : ""),
+               exit(2), 0;
+    snprintf(path, sizeof path, "%s/%s.%ld.%s",
+             getenv("FUZZ_FOLDER") ? getenv("FUZZ_FOLDER") : ".", wanted, (long)getpid(),
+             targets[target].ending);
+    if ((targets[target].run == fuzz_config || targets[target].run == fuzz_dump) &&
+        mkdir(path, 0700))
+        abort();
     return 0;
 }
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size) {

@@ -93,8 +93,8 @@ static const char *const whitening_texts[WHITENINGS] = {
     "over the tokens of each replica", "over the tokens of each replica's micro-batch"};
 
 typedef struct advantage_step {
-    reward_stat *stat;                      /* (SCOPES, documents) */
-    reward_stat *white[BASES][WHITENINGS];  /* by rank, replica and micro-batch */
+    reward_stat *stat;                     /* (SCOPES, documents) */
+    reward_stat *white[BASES][WHITENINGS]; /* by rank, replica and micro-batch */
     reward_way ways[ADVANTAGE_WAYS];
 } advantage_step;
 
@@ -382,9 +382,9 @@ static inline void judge_advantages(verdict *v, const reward_table *t,
     int way;
     if (!count) return;
     way = advantages_accepted(t, a);
-    v->kind = way >= 0                            ? VERDICT_RIGHT
+    v->kind = way >= 0                         ? VERDICT_RIGHT
               : rewards_off(t, 0, NULL) <= 1.5 ? VERDICT_MARGINAL
-                                                  : VERDICT_WRONG;
+                                               : VERDICT_WRONG;
     if (v->kind == VERDICT_WRONG) rewards_name(t, a->ways, ADVANTAGE_WAYS, v);
     if (v->kind == VERDICT_RIGHT &&
         !rewards_any_shows(t, a->ways, ADVANTAGE_RIGHT + 1, ADVANTAGE_WHITENED)) {

@@ -8,7 +8,7 @@
 
 enum { ANSWERS = 64, ACCEPTED = 4 };
 typedef struct answer {
-    double loss; /* NaN: the mistake cannot be made here */
+    double loss;            /* NaN: the mistake cannot be made here */
     const char *name, *how; /* how: which of its forms; NULL: it has one */
 } answer;
 
@@ -20,7 +20,7 @@ typedef struct answers {
     char what[80];       /* that `right` is made of */
     answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistake; how says why */
     int count, accepted_count;
-    int made; /* of `count`, those that are not `right` times a number */
+    int made;            /* of `count`, those that are not `right` times a number */
     const char *lacks;   /* why nothing can be said of any number; NULL: it can */
     const char *vacuous; /* why a right number would show nothing; NULL: it shows something */
     const char *unknown; /* what is said of a number that nothing explains */
@@ -143,8 +143,9 @@ static inline void answers_end(const answers *a, const law *l, verdict *v) {
     if (!v->count && (law_marginal(l, a->right) || answers_anew(a, l)))
         v->kind = VERDICT_MARGINAL;
     if (!v->count)
-        verdict_say(v, "no known %s gives that number; log-probs that were computed anew for "
-                       "the dump, and not those of the loss, need --tolerance 0.01",
+        verdict_say(v,
+                    "no known %s gives that number; log-probs that were computed anew for "
+                    "the dump, and not those of the loss, need --tolerance 0.01",
                     a->unknown ? a->unknown : "mistake");
     if (v->kind == VERDICT_WRONG && a->hint) verdict_say(v, "%s", a->hint);
 }

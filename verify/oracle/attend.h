@@ -40,15 +40,15 @@ typedef struct attend_side {
 /* One sequence, or a part of it: some heads, some queries; all keys. */
 typedef struct attend {
     const dump_row *row;
-    int64_t end;              /* of the last document */
+    int64_t end; /* of the last document */
     int64_t ranks, first_rank;
-    int64_t *held;            /* (ranks) rows */
+    int64_t *held; /* (ranks) rows */
     attend_side query, key;
-    int64_t kv_heads, group;  /* loaded; query heads of each */
-    int64_t *kv_head;         /* (kv_heads) their numbers in the dump */
-    int all_heads;            /* those are all */
-    int64_t heads;            /* kv_heads * group */
-    int64_t dim, out_dim;     /* of q and k, of v and out */
+    int64_t kv_heads, group; /* loaded; query heads of each */
+    int64_t *kv_head;        /* (kv_heads) their numbers in the dump */
+    int all_heads;           /* those are all */
+    int64_t heads;           /* kv_heads * group */
+    int64_t dim, out_dim;    /* of q and k, of v and out */
     double *in[ATTEND_INPUTS];
     double *got[ATTEND_TENSORS]; /* as dumped; NULL: not, or not looked at */
     int backward;                /* dout is there */
@@ -90,10 +90,10 @@ typedef struct attend_way {
     const int64_t *places; /* (tokens) where a token is taken to be; NULL: where it is */
     const int64_t *query_rows, *key_rows; /* (tokens) by which SEES_..LOCAL.. compares; NULL:
                                              rows of ranks */
-    int ahead;             /* 1: the next token is seen, -1: the own one is not */
-    int own_kv;            /* the query's rank's keys and values, row for row; or OF_HOP_... */
-    int in_turn;           /* query head h uses kv head h % kv_heads; or BY_RANK, FROM_0 */
-    int64_t only_head;     /* of each group; -1: all */
+    int ahead;         /* 1: the next token is seen, -1: the own one is not */
+    int own_kv;        /* the query's rank's keys and values, row for row; or OF_HOP_... */
+    int in_turn;       /* query head h uses kv head h % kv_heads; or BY_RANK, FROM_0 */
+    int64_t only_head; /* of each group; -1: all */
 } attend_way;
 
 /* Which bits of a sum stay. */
@@ -273,9 +273,9 @@ static inline int64_t attend_rows(const attend *p, int tensor) {
 }
 
 static inline int64_t attend_width(const attend *p, int tensor) {
-    return tensor == ATTEND_LSE                            ? 1
+    return tensor == ATTEND_LSE                          ? 1
            : tensor == ATTEND_OUT || tensor == ATTEND_DV ? p->out_dim
-                                                           : p->dim;
+                                                         : p->dim;
 }
 
 /* Whether this part of the sequence shows the tensor: all queries act on a key. */
@@ -355,8 +355,7 @@ static inline attend_sight attend_sight_of(const attend *p, const attend_way *w,
     s.lo = (int32_t)(w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_WINDOW) ? begin : low);
     s.hi = (int32_t)(w->sight & (SEES_BY_LOCAL_ROW | SEES_AHEAD) ? end : place + 1 + w->ahead);
     if (s.hi > end) s.hi = (int32_t)end;
-    if (w->window && w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_WINDOW) &&
-        local >= w->window)
+    if (w->window && w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_WINDOW) && local >= w->window)
         s.local_lo = (int32_t)(local - w->window + 1);
     if (w->sight & (SEES_BY_LOCAL_ROW | SEES_LOCAL_BOUND)) s.local_hi = local + 1;
     if (w->own_kv == OWN_KV && p->held[rank] < s.local_hi) s.local_hi = (int32_t)p->held[rank];
@@ -370,23 +369,23 @@ typedef struct attend_pass {
     const attend_way *w;
     attend_noise *noise; /* NULL: none */
     attend_answer *to;
-    const double *lse, *delta; /* (queries, heads) of the backward pass */
-    attend_sight *sights;      /* (queries) */
-    int32_t *places, *locals;  /* (keys) */
-    int32_t *first, *last;     /* (key blocks) the least and the greatest place */
-    double *k, *v;             /* of one kv head: (keys, dim), (keys, out_dim) */
+    const double *lse, *delta;   /* (queries, heads) of the backward pass */
+    attend_sight *sights;        /* (queries) */
+    int32_t *places, *locals;    /* (keys) */
+    int32_t *first, *last;       /* (key blocks) the least and the greatest place */
+    double *k, *v;               /* of one kv head: (keys, dim), (keys, out_dim) */
     double *k_turned, *v_turned; /* of each block: (dim, its keys) */
-    double *kk, *vv;           /* (keys) squares */
-    double *score;             /* (ATTEND_QUERIES, keys) */
-    double *dp, *slope;        /* (ATTEND_QUERIES, ATTEND_KEYS) */
-    int64_t kv;                /* which kv head that is */
-    int32_t lo, hi;            /* places that the block of queries sees */
+    double *kk, *vv;             /* (keys) squares */
+    double *score;               /* (ATTEND_QUERIES, keys) */
+    double *dp, *slope;          /* (ATTEND_QUERIES, ATTEND_KEYS) */
+    int64_t kv;                  /* which kv head that is */
+    int32_t lo, hi;              /* places that the block of queries sees */
 } attend_pass;
 
 static inline void attend_pass_end(attend_pass *s) {
-    void *const all[] = {s->sights,   s->places,   s->locals, s->first, s->last,  s->k,    s->v,
-                         s->k_turned, s->v_turned, s->kk,     s->vv,    s->score, s->dp,
-                         s->slope};
+    void *const all[] = {s->sights, s->places, s->locals,   s->first,    s->last,
+                         s->k,      s->v,      s->k_turned, s->v_turned, s->kk,
+                         s->vv,     s->score,  s->dp,       s->slope};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
 }
 
@@ -472,12 +471,11 @@ static inline void attend_pack(attend_pass *s, int64_t kv, int64_t rank) {
     s->kv = kv;
     for (int64_t j = 0; j < p->key.count; j++) {
         int64_t source = p->row->rank[p->key.token[j]] - p->first_rank;
-        int64_t own = rank < 0 ? j
-                               : attend_own_row(p, attend_source(s, rank, source),
-                                                s->locals[j]);
+        int64_t own = rank < 0
+                          ? j
+                          : attend_own_row(p, attend_source(s, rank, source), s->locals[j]);
         int64_t at = (own < 0 ? j : own) * p->kv_heads + kv;
-        memcpy(s->k + j * p->dim, p->in[ATTEND_K] + at * p->dim,
-               (size_t)p->dim * sizeof *s->k);
+        memcpy(s->k + j * p->dim, p->in[ATTEND_K] + at * p->dim, (size_t)p->dim * sizeof *s->k);
         memcpy(s->v + j * p->out_dim, p->in[ATTEND_V] + at * p->out_dim,
                (size_t)p->out_dim * sizeof *s->v);
         s->kk[j] = attend_dot(s->k + j * p->dim, s->k + j * p->dim, p->dim);
@@ -603,8 +601,8 @@ static inline void attend_softmax(attend_pass *s, const attend_block *queries, d
         if (top == -INFINITY)
             memset(row + block->begin, 0, (size_t)block->count * sizeof *row);
         else
-            squares += attend_divide(s, row + block->begin, s->vv + block->begin,
-                                     block->count, sum);
+            squares += attend_divide(s, row + block->begin, s->vv + block->begin, block->count,
+                                     sum);
     }
     s->to->top[at] = top;
     s->to->x[ATTEND_LSE][at] = top > -INFINITY ? top + log(sum) : -INFINITY;
@@ -617,8 +615,8 @@ static inline void attend_forward_block(attend_pass *s, const attend_block *quer
     double *out = s->to->x[ATTEND_OUT] + (queries->begin * p->heads + head) * p->out_dim;
     for (int64_t b = 0; b < p->key.blocks; b++)
         if (attend_meet(s, queries, b))
-            attend_scores(s, queries, head, &p->key.block[b],
-                          s->score + p->key.block[b].begin, p->key.count, s->slope);
+            attend_scores(s, queries, head, &p->key.block[b], s->score + p->key.block[b].begin,
+                          p->key.count, s->slope);
     for (int64_t i = 0; i < queries->count; i++)
         attend_softmax(s, queries, s->score + i * p->key.count,
                        (queries->begin + i) * p->heads + head);
@@ -694,8 +692,8 @@ static inline void attend_backward_pair(attend_pass *s, const attend_block *quer
     attend_sum(s->noise, x, ATTEND_KEYS, dout, v, n, keys->count, p->out_dim);
     attend_slopes(s, queries, head, keys->count, weights, x);
     if (s->to->scale[ATTEND_DQ]) attend_add_scales(s, queries, head, keys, weights);
-    attend_sum(s->noise, s->to->x[ATTEND_DQ] + at * p->dim, p->heads * p->dim, ds, k, n,
-               p->dim, keys->count);
+    attend_sum(s->noise, s->to->x[ATTEND_DQ] + at * p->dim, p->heads * p->dim, ds, k, n, p->dim,
+               keys->count);
     if (!s->to->x[ATTEND_DK]) return;
     attend_sum(s->noise, s->to->x[ATTEND_DK] + to * p->dim, p->kv_heads * p->dim, ds_turned, q,
                keys->count, p->dim, n);
@@ -810,10 +808,8 @@ static inline void attend_delta(const attend *p, const double *out, double *delt
 }
 
 static inline attend_way attend_right_way(const attend *p) {
-    return (attend_way){.scale = p->scale,
-                        .softcap = p->softcap,
-                        .window = p->window,
-                        .only_head = -1};
+    return (attend_way){
+        .scale = p->scale, .softcap = p->softcap, .window = p->window, .only_head = -1};
 }
 
 /* Backward with the own out and lse. */

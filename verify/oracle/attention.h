@@ -11,10 +11,10 @@
 
 /* Multiplications: of all that is compared with the dump, and at least of one micro-batch; of
    the part on which limits and mistakes are tried; of one mistake. Some seconds for 1e10. */
-#define ATTENTION_ALL 80e9
+#define ATTENTION_ALL  80e9
 #define ATTENTION_ROOM 1e9
 #define ATTENTION_PART 1e9
-#define ATTENTION_WAY 12e9
+#define ATTENTION_WAY  12e9
 enum { ATTENTION_ELEMENTS = 1 << 23, ATTENTION_KEYS = 1 << 25, ATTENTION_CHUNK = 1 << 16 };
 
 /* Inputs, then what is judged: (n, heads, dim); lse has no dim. */
@@ -22,9 +22,9 @@ enum { ATTENTION_NAMES = ATTEND_INPUTS + ATTEND_TENSORS };
 static const struct {
     const char *name;
     int of_keys, of_out; /* heads and dim: of k or of q, of v or of q */
-} attention_tensors[ATTENTION_NAMES] = {{"q", 0, 0},   {"k", 1, 0},  {"v", 1, 1},
+} attention_tensors[ATTENTION_NAMES] = {{"q", 0, 0},    {"k", 1, 0},   {"v", 1, 1},
                                         {"dout", 0, 1}, {"out", 0, 1}, {"lse", 0, 0},
-                                        {"dq", 0, 0},  {"dk", 1, 0}, {"dv", 1, 1}};
+                                        {"dq", 0, 0},   {"dk", 1, 0},  {"dv", 1, 1}};
 enum { ATTENTION_LSE = ATTEND_INPUTS + ATTEND_LSE };
 
 typedef struct attention_shape {
@@ -37,22 +37,22 @@ typedef struct attention {
     const dump_row *row;
     int64_t dp, micro;
     attention_shape shape[ATTENTION_NAMES];
-    attend whole, rows, keys;      /* rows, keys: parts for limits and mistakes */
+    attend whole, rows, keys;        /* rows, keys: parts for limits and mistakes */
     const attend *of_rows, *of_keys; /* those, or the whole where it is small */
-    attend_case right;             /* of the whole */
+    attend_case right;               /* of the whole */
     attend_kernel kernel[LIMIT_LEVELS];
     int levels;
     attend_limits limits[LIMIT_LEVELS];
-    int cast[ATTEND_TENSORS];      /* bits of its numbers, fewer than it may have; 0: not so */
+    int cast[ATTEND_TENSORS]; /* bits of its numbers, fewer than it may have; 0: not so */
     attend_far far[ATTEND_TENSORS];
     attend_fits fits;
-    int coarse[ATTEND_TENSORS];    /* bits of its numbers, or of parts, that show a mistake */
-    int solved[ATTEND_TENSORS];    /* its verdict stands */
+    int coarse[ATTEND_TENSORS]; /* bits of its numbers, or of parts, that show a mistake */
+    int solved[ATTEND_TENSORS]; /* its verdict stands */
     int named[ATTEND_TENSORS][MISTAKES];
-    int follows[ATTEND_TENSORS];   /* a gradient is right for the out that was dumped */
-    double room;                   /* multiplications for this micro-batch */
+    int follows[ATTEND_TENSORS]; /* a gradient is right for the out that was dumped */
+    double room;                 /* multiplications for this micro-batch */
     int sampled_rows;
-    int left_out;                  /* mistakes that take too long to be tried */
+    int left_out; /* mistakes that take too long to be tried */
     verdict *v;
 } attention;
 
@@ -88,8 +88,9 @@ static inline int attention_check(attention *a, int64_t rank, int what,
     for (int64_t i = 0; i < lead; i++) ones = ones && t->shape[i] == 1;
     attention_shape_text(shape, sizeof shape, t);
     if (!ones || t->shape[lead] != n || !t->count) {
-        snprintf(text, sizeof text, "is %s; write (%lld, heads%s), one row a token that the "
-                                    "rank holds",
+        snprintf(text, sizeof text,
+                 "is %s; write (%lld, heads%s), one row a token that the "
+                 "rank holds",
                  shape, (long long)n, wants == 3 ? ", head_dim" : "");
         return attention_refuse(a, rank, what, text);
     }
@@ -100,8 +101,9 @@ static inline int attention_check(attention *a, int64_t rank, int what,
     s->have = 1;
     if (s->heads == t->shape[lead + 1] && (wants == 2 || s->dim == t->shape[lead + 2]))
         return 0;
-    snprintf(text, sizeof text, "is %s, and another rank's has %lld heads of %lld; write all "
-                                "heads on every rank",
+    snprintf(text, sizeof text,
+             "is %s, and another rank's has %lld heads of %lld; write all "
+             "heads on every rank",
              shape, (long long)s->heads, (long long)s->dim);
     return attention_refuse(a, rank, what, text);
 }
@@ -110,8 +112,8 @@ static inline int attention_check(attention *a, int64_t rank, int what,
 static inline int attention_find(attention *a, int what) {
     int64_t first = a->dp * a->d->sp, lacks = -1;
     for (int64_t r = first; r < first + a->d->sp; r++) {
-        const seqpar_safetensors_tensor *t =
-            dump_find(a->d, r, a->micro, attention_tensors[what].name);
+        const seqpar_safetensors_tensor *t = dump_find(a->d, r, a->micro,
+                                                       attention_tensors[what].name);
         if (!attention_held(a, r)) continue;
         if (!t) lacks = r;
         if (t && attention_check(a, r, what, t)) return -1;
@@ -140,8 +142,9 @@ static inline int attention_agree(attention *a) {
                      (long long)s[i].dim, attention_tensors[i].of_out ? "v" : "q",
                      (long long)dim);
         else if (s[ATTEND_Q].heads % s[ATTEND_K].heads)
-            snprintf(text, sizeof text, "has %lld heads, and q %lld, which that does not "
-                                        "divide; write the kv heads of all ranks",
+            snprintf(text, sizeof text,
+                     "has %lld heads, and q %lld, which that does not "
+                     "divide; write the kv heads of all ranks",
                      (long long)s[ATTEND_K].heads, (long long)s[ATTEND_Q].heads);
         else
             continue;
@@ -187,8 +190,8 @@ static inline int attention_bits(double x) {
 /* Rows of a side that one rank holds, from those with `from` on; the wanted heads of each.
    Number of rows, or -1 with the error. */
 static inline int64_t attention_read_chunk(attention *a, const attend *p, int what,
-                                           const attend_side *side, int64_t from,
-                                           double *chunk, double *to) {
+                                           const attend_side *side, int64_t from, double *chunk,
+                                           double *to) {
     const dump_row *row = a->row;
     const attention_shape *s = &a->shape[what];
     int64_t rank = row->rank[side->token[from]], first = row->local[side->token[from]];
@@ -467,11 +470,10 @@ static inline void attention_kernels(attention *a) {
     attend_kernel *k = a->kernel;
     const attend *p = &a->whole;
     for (int t = 0; t < ATTEND_INPUTS; t++)
-        k->in_bits[t] = attention_bits_of(p->in[t], attend_rows(p, like[t]) *
-                                                        attend_width(p, like[t]));
+        k->in_bits[t] = attention_bits_of(p->in[t],
+                                          attend_rows(p, like[t]) * attend_width(p, like[t]));
     for (int t = 0; t < ATTEND_TENSORS; t++)
-        k->own_bits[t] =
-            attention_bits_of(p->got[t], attend_rows(p, t) * attend_width(p, t));
+        k->own_bits[t] = attention_bits_of(p->got[t], attend_rows(p, t) * attend_width(p, t));
     k->bits = attention_bits_computed(a, k);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         int own = k->own_bits[t];
@@ -614,8 +616,8 @@ static inline int64_t attention_first(const attention *a, int t) {
     const attend_side *side = t < ATTEND_DK ? &p->query : &p->key;
     int64_t n = attend_width(p, t), heads = attend_rows(p, t) / side->count, first = -1;
     for (int64_t i = 0; i < attend_rows(p, t); i++) {
-        double size, far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n,
-                                          &size);
+        double size,
+            far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
         if (sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]) continue;
         if (first < 0 || side->token[i / heads] < side->token[first / heads]) first = i;
     }
@@ -651,11 +653,12 @@ static inline void attention_say_tensor(attention *a, int t) {
         attention_place(a, t, row, first, sizeof first);
         attention_place(a, t, a->far[t].worst, worst, sizeof worst);
         snprintf(where, sizeof where,
-                 "; first at %s: element %lld is %.9g, right %.9g; most at %s",
-                 first, (long long)most, got[most], want[most], worst);
+                 "; first at %s: element %lld is %.9g, right %.9g; most at %s", first,
+                 (long long)most, got[most], want[most], worst);
     }
-    verdict_say(a->v, "%s is %.3g away (L2; limit %.3g), its worst row %.3g of its terms' size "
-                      "(limit %.3g)%s",
+    verdict_say(a->v,
+                "%s is %.3g away (L2; limit %.3g), its worst row %.3g of its terms' size "
+                "(limit %.3g)%s",
                 attention_name(t), a->far[t].all, a->limits[0].all[t], a->far[t].row,
                 a->limits[0].row[t], where);
 }
@@ -671,8 +674,9 @@ static inline void attention_say_looked(attention *a) {
                 (long long)a->shape[ATTEND_Q].heads, (long long)a->shape[ATTEND_K].heads,
                 LIMIT_TIMES, attention_type(k->bits), LIMIT_SEEDS);
     if (p->kv_heads < a->shape[ATTEND_K].heads || a->sampled_rows)
-        verdict_say(a->v, "looked at: %lld kv heads with their queries' heads, %lld of %lld "
-                          "queries%s",
+        verdict_say(a->v,
+                    "looked at: %lld kv heads with their queries' heads, %lld of %lld "
+                    "queries%s",
                     (long long)p->kv_heads, (long long)p->query.count, (long long)p->end,
                     a->sampled_rows && p->backward
                         ? "; dk and dv not, which take all queries of a kv head: dump a "
@@ -694,8 +698,8 @@ static inline int attention_is_vacuous(attention *a, int *exchanges) {
         w.sight = i == 1 ? SEES_ANY_DOCUMENT : i == 2 ? SEES_AHEAD : 0;
         if (i == 0) w.sees = sees;
         if ((status = attend_forward(a->of_rows, &w, NULL, &c.x))) break;
-        far = attend_measure(a->of_rows, ATTEND_OUT, c.x.x[ATTEND_OUT],
-                             c.right.x[ATTEND_OUT], c.right.scale[ATTEND_OUT], 0);
+        far = attend_measure(a->of_rows, ATTEND_OUT, c.x.x[ATTEND_OUT], c.right.x[ATTEND_OUT],
+                             c.right.scale[ATTEND_OUT], 0);
         differs |= (attention_times(&far, &a->limits[0], ATTEND_OUT) > 1) << i;
     }
     *exchanges = differs & 1;
@@ -713,8 +717,8 @@ static inline int attention_is_zero(const double *x, int64_t n) {
 static inline int attention_finite(const attend *p) {
     static const int like[ATTEND_INPUTS] = {ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_OUT};
     for (int t = 0; t < ATTEND_INPUTS; t++)
-        for (int64_t i = 0;
-             p->in[t] && i < attend_rows(p, like[t]) * attend_width(p, like[t]); i++)
+        for (int64_t i = 0; p->in[t] && i < attend_rows(p, like[t]) * attend_width(p, like[t]);
+             i++)
             if (!isfinite(p->in[t][i])) return 0;
     return 1;
 }
@@ -757,8 +761,8 @@ static inline int attention_is_open(const attention *a, const attend_case *c) {
 /* A whole kv head takes long: what gave out, lse or dq of the rows comes first. */
 static inline int attention_try_in_turn(attention *a, attend_case *c) {
     c->likely_alone = c->p == &a->keys;
-    c->forward_is_right =
-        c->likely_alone && a->whole.got[ATTEND_OUT] && !attention_is_wrong(a, ATTEND_OUT);
+    c->forward_is_right = c->likely_alone && a->whole.got[ATTEND_OUT] &&
+                          !attention_is_wrong(a, ATTEND_OUT);
     if (c->likely_alone && attend_try_all(c)) return -1;
     if (c->likely_alone && !attention_is_open(a, c)) return 0;
     c->likely_alone = 0;
@@ -776,8 +780,7 @@ static inline int attention_try(attention *a, const attend *p, int of) {
         a->fits.right[t] = attend_measure(p, t, p->got[t], c.right.x[t], c.right.scale[t], 0);
         c.open[t] = attention_times(&a->fits.right[t], &a->limits[0], t) > 1;
     }
-    if (!status && attend_open(&c, of))
-        status = attention_try_in_turn(a, &c);
+    if (!status && attend_open(&c, of)) status = attention_try_in_turn(a, &c);
     if (!status && attention_is_open(a, &c)) status = attention_follow(a, &c);
     a->left_out += c.left_out;
     attend_case_end(&c);
@@ -811,8 +814,7 @@ static inline int attention_try_mistakes(attention *a) {
     }
     attention_try_moved(a);
     if (attention_load_parts(a, tokens, n, kv)) return -1;
-    if (a->of_keys == a->of_rows)
-        return attention_try(a, a->of_rows, OF_FORWARD | OF_BACKWARD);
+    if (a->of_keys == a->of_rows) return attention_try(a, a->of_rows, OF_FORWARD | OF_BACKWARD);
     if (attention_try(a, a->of_rows, OF_FORWARD | OF_DQ)) return -1;
     return a->of_keys ? attention_try(a, a->of_keys, OF_DK | OF_DV) : 0;
 }
@@ -834,8 +836,7 @@ static inline int attention_is_coarse(const attention *a, int t, int level) {
     const attend_limits *limits = &a->limits[level];
     if (!(attention_times(&a->far[t], limits, t) <= 1)) return 0;
     if (a->far[t].all * LIMIT_RANGE < limits->all[t]) return 0;
-    return a->kernel[0].bits < 24 ||
-           2 * attention_count_off(a, t) > attend_rows(&a->whole, t);
+    return a->kernel[0].bits < 24 || 2 * attention_count_off(a, t) > attend_rows(&a->whole, t);
 }
 
 /* At one level of precision. */
@@ -913,8 +914,7 @@ static inline int attention_try_coarse(attention *a) {
     for (int bits = 8; bits <= 11; bits += 3) {
         kernel = a->kernel[0];
         kernel.partials = bits;
-        for (int t = 0; t < ATTEND_TENSORS; t++)
-            of[t] = a->coarse[t] == bits && !a->cast[t];
+        for (int t = 0; t < ATTEND_TENSORS; t++) of[t] = a->coarse[t] == bits && !a->cast[t];
         if (attention_try_rounding(a, "partials_in_low_precision", of, &kernel)) return -1;
     }
     return 0;
@@ -927,8 +927,7 @@ static inline int attention_try_partials(attention *a) {
     int of[ATTEND_TENSORS];
     if (kernel.bits >= 24 || a->d->sp == 1) return 0;
     kernel.partials = kernel.bits;
-    for (int t = 0; t < ATTEND_TENSORS; t++)
-        of[t] = attention_is_wrong(a, t) && !a->solved[t];
+    for (int t = 0; t < ATTEND_TENSORS; t++) of[t] = attention_is_wrong(a, t) && !a->solved[t];
     return attention_try_rounding(a, "partials_in_low_precision", of, &kernel);
 }
 
@@ -985,8 +984,8 @@ static inline void attention_say_where(attention *a, int t) {
     unsigned char *off = (unsigned char *)calloc((size_t)rows + 1, 1);
     char text[240];
     for (int64_t i = 0; off && i < rows; i++) {
-        double size, far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n,
-                                          &size);
+        double size,
+            far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
         off[i] = !(sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
     }
     if (off && attend_where(p, t, off, text, sizeof text))
@@ -1005,15 +1004,17 @@ static inline void attention_say_unnamed(attention *a) {
     if (attention_list(a, text, sizeof text, attention_follows))
         verdict_say(a->v, "right for the out that was dumped: %s", text);
     if (attention_list(a, text, sizeof text, attention_is_unknown))
-        verdict_say(a->v, "no known mistake gives this %s; dropout, sinks and biases are not "
-                          "recomputed",
+        verdict_say(a->v,
+                    "no known mistake gives this %s; dropout, sinks and biases are not "
+                    "recomputed",
                     text);
     if (a->left_out && attention_list(a, text, sizeof text, attention_is_unknown))
         verdict_say(a->v, "some mistakes take too long to be tried on so long a text; a dump "
                           "of a shorter one says more");
     if (attention_list(a, text, sizeof text, attention_is_elsewhere))
-        verdict_say(a->v, "mistakes were tried on a part of it that does not show what is "
-                          "wrong with %s",
+        verdict_say(a->v,
+                    "mistakes were tried on a part of it that does not show what is "
+                    "wrong with %s",
                     text);
 }
 

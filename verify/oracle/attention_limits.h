@@ -24,8 +24,16 @@
 #include "attend.h"
 
 /* LIMIT_RANGE: what is nearer than the limit by that was not made by that rounding. */
-enum { LIMIT_SEEDS = 4, LIMIT_TIMES = 3, LIMIT_LEVELS = 3, LIMIT_HOPS = 16, LIMIT_RANGE = 30,
-       LIMIT_ROUNDINGS = 8, LIMIT_DEVIATIONS = 6, LIMIT_FEW_ROWS = 64 };
+enum {
+    LIMIT_SEEDS = 4,
+    LIMIT_TIMES = 3,
+    LIMIT_LEVELS = 3,
+    LIMIT_HOPS = 16,
+    LIMIT_RANGE = 30,
+    LIMIT_ROUNDINGS = 8,
+    LIMIT_DEVIATIONS = 6,
+    LIMIT_FEW_ROWS = 64
+};
 
 /* How far an answer is from another. */
 typedef struct attend_far {
@@ -153,8 +161,10 @@ static inline void attend_round_all(attend_noise *noise, double *x, int64_t n, i
 /* Inputs of more bits than the kernel multiplies are rounded first. */
 static inline int attend_round_inputs(attend_trial_run *r, const attend *p) {
     for (int t = 0; t < ATTEND_INPUTS; t++) {
-        int64_t tensor = t == ATTEND_DOUT ? ATTEND_OUT : t == ATTEND_Q ? ATTEND_DQ
-                         : t == ATTEND_K ? ATTEND_DK : ATTEND_DV;
+        int64_t tensor = t == ATTEND_DOUT ? ATTEND_OUT
+                         : t == ATTEND_Q  ? ATTEND_DQ
+                         : t == ATTEND_K  ? ATTEND_DK
+                                          : ATTEND_DV;
         int64_t n = attend_rows(p, (int)tensor) * attend_width(p, (int)tensor);
         if (!p->in[t]) continue;
         if (!(r->p.in[t] = attend_zeros(n))) return -1;
@@ -197,8 +207,7 @@ static inline int attend_try_forward(attend_trial_run *r) {
     }
     attend_round_all(&r->noise, r->whole.x[ATTEND_OUT], rows * r->p.out_dim,
                      r->kernel.bits_of[ATTEND_OUT]);
-    attend_round_all(&r->noise, r->whole.x[ATTEND_LSE], rows,
-                     r->kernel.bits_of[ATTEND_LSE]);
+    attend_round_all(&r->noise, r->whole.x[ATTEND_LSE], rows, r->kernel.bits_of[ATTEND_LSE]);
     return 0;
 }
 
@@ -297,15 +306,14 @@ static inline int attend_limit(const attend *p, const attend_way *way,
         int status = attend_try(&r, p, kernel, way, seed);
         for (int t = from; !status && t < ATTEND_TENSORS; t++)
             if (right->x[t])
-                far[seed - 1][t] =
-                    attend_measure(p, t, r.whole.x[t], right->x[t], right->scale[t], 0);
+                far[seed - 1][t] = attend_measure(p, t, r.whole.x[t], right->x[t],
+                                                  right->scale[t], 0);
         attend_trial_end(&r);
         failed |= status != 0;
     }
     for (int n = 0; !failed && n < LIMIT_SEEDS; n++)
         for (int t = from; t < ATTEND_TENSORS; t++)
-            if (right->x[t])
-                attend_limit_tensor(kernel, t, roundings, &far[n][t], limits);
+            if (right->x[t]) attend_limit_tensor(kernel, t, roundings, &far[n][t], limits);
     return failed ? -1 : 0;
 }
 #endif

@@ -97,8 +97,8 @@ static inline int attend_is_likely(const attend_case *c, const char *name) {
 static inline int attend_is_found(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         const attend_far *far = &c->fits->of[t][mistake_named(name) - mistakes].far;
-        if (c->open[t] && !(far->all <= c->fits->limits.all[t] &&
-                            far->row <= 2 * c->fits->limits.row[t]))
+        if (c->open[t] &&
+            !(far->all <= c->fits->limits.all[t] && far->row <= 2 * c->fits->limits.row[t]))
             return 0;
     }
     return 1;
@@ -264,8 +264,14 @@ static inline int attend_try_options(attend_case *c) {
 
 /* ---- layouts ---- */
 
-enum { TAKEN_CONTIGUOUS, TAKEN_ZIGZAG, TAKEN_STRIPE, TAKEN_CONTIGUOUS_EACH, TAKEN_ZIGZAG_EACH,
-       TAKEN };
+enum {
+    TAKEN_CONTIGUOUS,
+    TAKEN_ZIGZAG,
+    TAKEN_STRIPE,
+    TAKEN_CONTIGUOUS_EACH,
+    TAKEN_ZIGZAG_EACH,
+    TAKEN
+};
 
 /* Place of row `local` of `n` on this rank in a text that is split so. */
 static inline int64_t attend_taken(int layout, int64_t rank, int64_t ranks, int64_t n,
@@ -312,10 +318,9 @@ static inline int attend_try_layouts(attend_case *c) {
         if (!attend_may_be_taken(p, layout)) continue;
         for (int64_t t = 0; t < p->end; t++) {
             int64_t rank = p->row->rank[t] - p->first_rank, local = p->row->local[t];
-            places[t] =
-                layout < TAKEN_CONTIGUOUS_EACH
-                    ? attend_taken(layout, rank, p->ranks, p->held[rank], local)
-                    : attend_taken_each(p, layout - TAKEN_CONTIGUOUS_EACH, rank, local);
+            places[t] = layout < TAKEN_CONTIGUOUS_EACH
+                            ? attend_taken(layout, rank, p->ranks, p->held[rank], local)
+                            : attend_taken_each(p, layout - TAKEN_CONTIGUOUS_EACH, rank, local);
             other |= places[t] != t;
         }
         if (other) status = attend_try_way(c, "layout_mistaken", forms[layout], &w);
@@ -382,7 +387,7 @@ typedef struct attend_hops {
     attend_case *c;
     attend_answer part, mean, halves, naive, best; /* best: with the hops that seem lost */
     attend_answer ways[HOP_WAYS];
-    double *met; /* (queries, heads) in how many hops a query saw a key */
+    double *met;                   /* (queries, heads) in how many hops a query saw a key */
     double *lse, *delta, *nearest; /* nearest: (ranks) how far best is */
     unsigned char *sees;
     int64_t *lost; /* (ranks) the hop that each rank seems to lack; 0: none */
@@ -494,8 +499,8 @@ static inline void attend_far_by_rank(const attend *p, const double *x, double *
     for (int64_t i = 0; i < attend_rows(p, ATTEND_OUT); i++) {
         int64_t token = p->query.token[i / p->heads];
         double size;
-        far[p->row->rank[token] - p->first_rank] +=
-            attend_squares(p->got[ATTEND_OUT] + i * n, x + i * n, n, &size);
+        far[p->row->rank[token] - p->first_rank] += attend_squares(p->got[ATTEND_OUT] + i * n,
+                                                                   x + i * n, n, &size);
     }
 }
 
@@ -514,8 +519,8 @@ static inline int attend_lose_hop(attend_hops *h, attend_way *w, int64_t hop, do
         h->lost[r] = hop;
         for (int64_t i = 0; i < attend_rows(p, ATTEND_OUT); i++) {
             if (p->row->rank[p->query.token[i / p->heads]] - p->first_rank != r) continue;
-            memcpy(h->best.x[ATTEND_OUT] + i * p->out_dim,
-                   c->x.x[ATTEND_OUT] + i * p->out_dim, (size_t)p->out_dim * sizeof(double));
+            memcpy(h->best.x[ATTEND_OUT] + i * p->out_dim, c->x.x[ATTEND_OUT] + i * p->out_dim,
+                   (size_t)p->out_dim * sizeof(double));
             h->best.x[ATTEND_LSE][i] = c->x.x[ATTEND_LSE][i];
         }
     }
@@ -587,8 +592,7 @@ static inline int attend_try_one_rank(attend_hops *h, attend_way *w) {
     int64_t ranks = c->p->ranks;
     char form[72];
     for (int64_t r = 0; r < ranks && attend_open(c, OF_DK | OF_DV); r++) {
-        for (int64_t n = 0; n < 2 * ranks * ranks; n++)
-            h->sees[n] = n / ranks / 2 == r ? 3 : 0;
+        for (int64_t n = 0; n < 2 * ranks * ranks; n++) h->sees[n] = n / ranks / 2 == r ? 3 : 0;
         attend_answer_clear(&h->part, c->p, ATTEND_DQ);
         if (attend_backward(c->p, w, NULL, c->right.x[ATTEND_LSE], c->right_delta, &h->part))
             return -1;
@@ -640,8 +644,7 @@ static inline void attend_shift_home(attend_case *c, int64_t by) {
     char form[72];
     for (int64_t j = 0; j < p->key.count; j++) {
         int64_t token = p->key.token[j], rank = p->row->rank[token] - p->first_rank;
-        int64_t from =
-            attend_own_row(p, (rank + by) % p->ranks, (int32_t)p->row->local[token]);
+        int64_t from = attend_own_row(p, (rank + by) % p->ranks, (int32_t)p->row->local[token]);
         if (from < 0) return;
         memcpy(c->x.x[ATTEND_DK] + j * wide, c->right.x[ATTEND_DK] + from * wide,
                (size_t)wide * sizeof(double));

@@ -43,8 +43,8 @@ static const struct {
 
 typedef struct stage {
     int judged;
-    verdict v;        /* if judged */
-    char lacks[200];  /* if not: what this very dump lacks; "": all that the stage takes */
+    verdict v;       /* if judged */
+    char lacks[200]; /* if not: what this very dump lacks; "": all that the stage takes */
 } stage;
 
 static inline const char *stage_needs(const stage *s, int i) {
@@ -123,9 +123,7 @@ typedef int64_t (*token_rule)(const dump_row *row, int64_t token);
 static inline int64_t position_right(const dump_row *row, int64_t t) {
     return t - row_document_begin(row, t);
 }
-static inline int64_t position_runs_on(const dump_row *row, int64_t t) {
-    return (void)row, t;
-}
+static inline int64_t position_runs_on(const dump_row *row, int64_t t) { return (void)row, t; }
 static inline int64_t position_local(const dump_row *row, int64_t t) { return row->local[t]; }
 
 static inline int token_differs(const dump_row *row, const int64_t *values, token_rule rule,
@@ -183,8 +181,8 @@ static inline void check_positions(stage *s, const dump_row *row) {
     }
     if (!row_differs(row, row->positions, position_runs_on, &other))
         verdict_name(v, mistake_named("positions_run_on"));
-    if (row_has_cuts(row) && (!row_differs(row, row->positions, position_local, &other) ||
-                              positions_count_own(row)))
+    if (row_has_cuts(row) &&
+        (!row_differs(row, row->positions, position_local, &other) || positions_count_own(row)))
         verdict_name(v, mistake_named("positions_local"));
     verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
                 place_text(place, sizeof place, row, first), (long long)row->positions[first],
@@ -372,8 +370,8 @@ static inline void check_loss(stage *s, dump *d, loss_parts *p) {
    tokens of the row. */
 typedef struct advantage_search {
     const reward_table *t;
-    int64_t document;          /* the first of the row, among all of the step */
-    int found;                 /* 1: `first` says where */
+    int64_t document; /* the first of the row, among all of the step */
+    int found;        /* 1: `first` says where */
     char first[240];
     int64_t off[SOURCES], shown[SOURCES];
 } advantage_search;

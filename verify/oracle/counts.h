@@ -26,7 +26,7 @@ typedef struct count_cell {
 } count_cell;
 
 typedef struct step_counts {
-    count_cell *cell; /* (world, accumulation); NULL: no memory, or not judged */
+    count_cell *cell;      /* (world, accumulation); NULL: no memory, or not judged */
     double *group, *sizes; /* (world * accumulation), by counts_group */
     int64_t sp, dp, accumulation, cells;
     double unit; /* of log-probs */
@@ -157,8 +157,9 @@ static inline void counts_say_first(step_counts *c, double factor, verdict *v) {
     counts_sum(c, c->group, 0, offsetof(count_cell, labels));
     for (int64_t i = 0; i < c->cells; i++) {
         if (is_about(c->cell[i].got_count, factor * c->group[0])) continue;
-        verdict_say(v, "first at rank %lld, micro-batch %lld: %.9g, and the step has %.9g "
-                       "supervised tokens",
+        verdict_say(v,
+                    "first at rank %lld, micro-batch %lld: %.9g, and the step has %.9g "
+                    "supervised tokens",
                     (long long)(i / c->accumulation), (long long)(i % c->accumulation),
                     c->cell[i].got_count, c->group[0]);
         return;
@@ -185,8 +186,9 @@ static inline void counts_show(step_counts *c, verdict *v, double factor) {
                 factor * c->group[0], is_about(factor, 1) ? "the " : "a multiple of the ",
                 c->group[0]);
     if (same)
-        verdict_say(v, "%s is the same here; give a step whose ranks and "
-                       "micro-batches have unequal counts",
+        verdict_say(v,
+                    "%s is the same here; give a step whose ranks and "
+                    "micro-batches have unequal counts",
                     same);
     if (!others) verdict_say(v, "one rank and one micro-batch have no other count");
 }
@@ -243,8 +245,9 @@ static inline void sums_judge(step_counts *c, verdict *v) {
         }
     v->kind = VERDICT_WRONG;
     v->count = 0;
-    verdict_say(v, "first at rank %lld, micro-batch %lld: the sum of losses is %.9g, log-probs "
-                   "of its tokens give %.9g",
+    verdict_say(v,
+                "first at rank %lld, micro-batch %lld: the sum of losses is %.9g, log-probs "
+                "of its tokens give %.9g",
                 (long long)(first / c->accumulation), (long long)(first % c->accumulation),
                 c->cell[first].got_sum, c->cell[first].sum);
 }

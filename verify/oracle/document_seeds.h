@@ -45,7 +45,9 @@ static const document_way dpo_ways[] = {
 
 static const document_way kto_ways[] = {
     {.name = NULL, .grouping = BY_ALL},
-    {.name = NULL, .grouping = BY_ALL, .trained = 1,
+    {.name = NULL,
+     .grouping = BY_ALL,
+     .trained = 1,
      .how = "documents without a supervised token are left out: no mistake"},
     LOG_PROB_WAYS,
     {.name = "kl_of_one_replica", .z = Z_OF_REPLICA, .grouping = BY_ALL},
@@ -74,13 +76,23 @@ static const document_way rm_ways[] = {
     {.name = "scores_added", .h = RM_ADDED, .grouping = BY_ALL},
     {.name = "sigmoid_of_parts", .h = RM_OF_PARTS, .grouping = BY_ALL},
     {.name = "scores_of_parts", .h = RM_PARTS, .grouping = BY_ALL, .how = "added over ranks"},
-    {.name = "scores_of_parts", .h = RM_PARTS, .z = 1, .grouping = BY_ALL,
+    {.name = "scores_of_parts",
+     .h = RM_PARTS,
+     .z = 1,
+     .grouping = BY_ALL,
      .how = "averaged over ranks"},
-    {.name = "scores_of_parts", .h = RM_PARTS, .z = 2, .grouping = BY_ALL,
+    {.name = "scores_of_parts",
+     .h = RM_PARTS,
+     .z = 2,
+     .grouping = BY_ALL,
      .how = "averaged over the ranks that have a token of the document"},
-    {.name = "reward_on_wrong_document", .h = RM_NEXT, .grouping = BY_ALL,
+    {.name = "reward_on_wrong_document",
+     .h = RM_NEXT,
+     .grouping = BY_ALL,
      .how = "the score is that of the document behind it"},
-    {.name = "reward_on_wrong_document", .h = RM_PREVIOUS, .grouping = BY_ALL,
+    {.name = "reward_on_wrong_document",
+     .h = RM_PREVIOUS,
+     .grouping = BY_ALL,
      .how = "the score is that of the document before it"},
     {.name = "pair_swapped", .swapped = 1, .grouping = BY_ALL},
     {.name = "mean_of_means", .grouping = BY_MICRO},
@@ -261,7 +273,7 @@ static inline double seed_score(document_seeds *b, int64_t i, int64_t member, do
     const double *values = b->s->logp[document_row(b, i)];
     double *to = b->s->of[document_row(b, i)], factor = 1, score = 0;
     int how = b->way->h;
-    int64_t at, of = how == RM_NEXT ? document_beside(&b->documents, i, 1)
+    int64_t at, of = how == RM_NEXT       ? document_beside(&b->documents, i, 1)
                      : how == RM_PREVIOUS ? document_beside(&b->documents, i, -1)
                                           : i;
     if (of < 0) return NAN;
@@ -275,8 +287,7 @@ static inline double seed_score(document_seeds *b, int64_t i, int64_t member, do
         return score;
     }
     if ((at = score_token(b, of, how)) < 0) return NAN;
-    if (how == RM_OF_PARTS &&
-        b->s->f->rows[document_row(b, i)].rank[at] % b->f->sp != member)
+    if (how == RM_OF_PARTS && b->s->f->rows[document_row(b, i)].rank[at] % b->f->sp != member)
         return 0;
     if (how == RM_AVERAGED) factor = 1 / (double)b->f->sp;
     if (how == RM_ADDED) factor = (double)b->f->sp;

@@ -27,15 +27,15 @@ enum {
 };
 
 typedef struct document {
-    int64_t dp, micro, number;      /* its place: row, and which of the row's documents */
-    int64_t tokens, labels;         /* all, supervised ones */
-    int64_t last_rank, last_local;  /* who holds its last token; -1: nobody */
+    int64_t dp, micro, number;     /* its place: row, and which of the row's documents */
+    int64_t tokens, labels;        /* all, supervised ones */
+    int64_t last_rank, last_local; /* who holds its last token; -1: nobody */
     int64_t group;
     double score, desirable, kl, reward, margin;
-    document_part gathered;                     /* cut from ranks one behind the other */
-    double reference_from[SOURCES];             /* with ref_logp from elsewhere */
+    document_part gathered;         /* cut from ranks one behind the other */
+    double reference_from[SOURCES]; /* with ref_logp from elsewhere */
     double zeros, zero_labels; /* policy - reference of targets with id 0; how many these are */
-    double rounding;  /* squares of what rounding may do to policy - reference */
+    double rounding;           /* squares of what rounding may do to policy - reference */
     double values[SCORES];
 } document;
 
@@ -47,7 +47,7 @@ typedef struct step_documents {
         double logp, values, scores, kl, rewards, advantages;
     } unit;
     int has_scores, has_values, has_groups; /* all rows have them */
-    int odd; /* a row has a document without a partner */
+    int odd;                                /* a row has a document without a partner */
 } step_documents;
 
 static inline void documents_begin(step_documents *s, int64_t sp) {

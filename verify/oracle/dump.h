@@ -108,7 +108,7 @@ typedef struct dump_rank {
 } dump_rank;
 
 typedef struct dump {
-    dump_rank *ranks; /* (world) */
+    dump_rank *ranks;                /* (world) */
     int64_t world, sp, accumulation; /* as in facts */
     dump_facts facts;
     double widened; /* the loss, too, may be this far off; 0: its limit is derived */
@@ -128,9 +128,9 @@ typedef struct dump_row {
     double *logp, *ref_logp, *old_logp, *advantages, *values;
     double *returns, *old_values, *token_rewards;
     double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
-    int64_t *groups;                           /* (docs) */
+    int64_t *groups;                                     /* (docs) */
     int unread; /* there are tensors of documents, and no cu_seqlens that says which */
-    struct { /* the relative rounding of these as they are written */
+    struct {    /* the relative rounding of these as they are written */
         double logp, ref_logp, old_logp, advantages, values;
         double returns, old_values, token_rewards;
         double scores, rewards, desirable, kl, margins;
@@ -179,11 +179,12 @@ static inline int dump_is_of_step(const char *name) {
    would pass for a tensor that is not there. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
     static const char *const known[] = {
-        "index",     "ids",      "positions",  "labels", "logits",   "loss_sum", "loss_count",
-        "logp",      "ref_logp", "old_logp",   "values", "scores",   "rewards",  "groups",
-        "desirable", "kl",       "advantages", "q",      "k",        "v",        "out",
-        "lse",       "dout",     "dq",         "dk",     "dv",       "cu_seqlens",
-        "part_out",  "part_lse", "margins",    "returns", "old_values", "token_rewards", NULL};
+        "index",      "ids",        "positions",     "labels",   "logits",     "loss_sum",
+        "loss_count", "logp",       "ref_logp",      "old_logp", "values",     "scores",
+        "rewards",    "groups",     "desirable",     "kl",       "advantages", "q",
+        "k",          "v",          "out",           "lse",      "dout",       "dq",
+        "dk",         "dv",         "cu_seqlens",    "part_out", "part_lse",   "margins",
+        "returns",    "old_values", "token_rewards", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
         char *rest;
@@ -268,9 +269,8 @@ static inline int dump_open(dump *d, const char *folder) {
     }
     for (int64_t r = 0; !status && r < d->world; r++)
         if (!d->ranks[r].file) {
-            seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
-                        "%.300s: no file of rank %lld of %lld", folder, (long long)r,
-                        (long long)d->world);
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: no file of rank %lld of %lld",
+                        folder, (long long)r, (long long)d->world);
             status = -1;
         }
     if (!status && d->world % d->sp) {
@@ -333,8 +333,7 @@ static inline int64_t *dump_integers(dump *d, int64_t rank,
     dump_check_row(d, rank, t);
     if (!known) dump_wrong_dtype(d, rank, t->name, "I64 or I32", t->dtype);
     if (!out || !raw) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
-    if (!d->error.status)
-        seqpar_safetensors_read(d->ranks[rank].file, raw, &part, &d->error);
+    if (!d->error.status) seqpar_safetensors_read(d->ranks[rank].file, raw, &part, &d->error);
     for (i = 0; !d->error.status && i < t->count; i++)
         out[i] = dump_integer(raw + i * bytes, t->dtype);
     free(raw);

@@ -253,8 +253,9 @@ static inline void judge_small_ones(gradient_check *c) {
         c->s->v = one;
     }
     if (!wrong && g.of[0].count < c->n)
-        verdict_say(&c->s->v, "%lld small tensors are farther than the tolerance by "
-                              "themselves: rounding, where gradients cancel",
+        verdict_say(&c->s->v,
+                    "%lld small tensors are farther than the tolerance by "
+                    "themselves: rounding, where gradients cancel",
                     (long long)(c->n - g.of[0].count));
 }
 #endif

@@ -29,13 +29,13 @@ typedef struct dump_facts {
     int64_t world, sp, accumulation;
     int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
     int64_t loss_type, importance;
-    int64_t step;                                       /* of the optimizer; 1: the first */
+    int64_t step; /* of the optimizer; 1: the first */
     double beta;
     double reduction_constant, label_smoothing, simpo_gamma, center;
     double gamma, gae_lambda, clip_value;               /* of GAE and values */
     double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
     double lr, beta1, beta2, eps, weight_decay, max_norm;
-    int64_t window;               /* 0: none */
+    int64_t window;                /* 0: none */
     double softmax_scale, softcap; /* 0: 1 / sqrt(head_dim), none */
 } dump_facts;
 
@@ -75,30 +75,27 @@ static const struct {
     const char *key;
     size_t at;
     double low, high, absent;
-} number_facts[] = {{"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
-                    {"reduction_constant",
-                     offsetof(dump_facts, reduction_constant),
-                     0,
-                     1e15,
-                     0},
-                    {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
-                    {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
-                    {"center", offsetof(dump_facts, center), 0, 1e6, 0},
-                    {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
-                    {"gae_lambda", offsetof(dump_facts, gae_lambda), 0, 1, 1},
-                    {"clip_value", offsetof(dump_facts, clip_value), 0, 1e30, 0},
-                    {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
-                    {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
-                    {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
-                    {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
-                    {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
-                    {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},
-                    {"beta2", offsetof(dump_facts, beta2), 0, 0.999999999, 0.999},
-                    {"eps", offsetof(dump_facts, eps), 0, 1, 1e-8},
-                    {"weight_decay", offsetof(dump_facts, weight_decay), 0, 1e6, 0},
-                    {"max_norm", offsetof(dump_facts, max_norm), 0, 1e30, 0},
-                    {"softmax_scale", offsetof(dump_facts, softmax_scale), 0, 1e6, 0},
-                    {"softcap", offsetof(dump_facts, softcap), 0, 1e30, 0}};
+} number_facts[] = {
+    {"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
+    {"reduction_constant", offsetof(dump_facts, reduction_constant), 0, 1e15, 0},
+    {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
+    {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
+    {"center", offsetof(dump_facts, center), 0, 1e6, 0},
+    {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
+    {"gae_lambda", offsetof(dump_facts, gae_lambda), 0, 1, 1},
+    {"clip_value", offsetof(dump_facts, clip_value), 0, 1e30, 0},
+    {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
+    {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
+    {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
+    {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
+    {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
+    {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},
+    {"beta2", offsetof(dump_facts, beta2), 0, 0.999999999, 0.999},
+    {"eps", offsetof(dump_facts, eps), 0, 1, 1e-8},
+    {"weight_decay", offsetof(dump_facts, weight_decay), 0, 1e6, 0},
+    {"max_norm", offsetof(dump_facts, max_norm), 0, 1e30, 0},
+    {"softmax_scale", offsetof(dump_facts, softmax_scale), 0, 1e6, 0},
+    {"softcap", offsetof(dump_facts, softcap), 0, 1e30, 0}};
 enum {
     WHOLE_FACTS = sizeof whole_facts / sizeof *whole_facts,
     WORD_FACTS = sizeof word_facts / sizeof *word_facts,
@@ -132,7 +129,10 @@ static inline int dump_unknown_word(const char *const *words, const char *path, 
     char list[120] = "";
     for (int i = 0; words[i]; i++)
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
-                 !i ? "" : words[i + 1] ? ", " : " or ", words[i]);
+                 !i             ? ""
+                 : words[i + 1] ? ", "
+                                : " or ",
+                 words[i]);
     seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: metadata %s is '%.40s'; write %s", path,
                 key, text, list);
     return -1;
@@ -178,8 +178,8 @@ static inline int dump_read_facts(const seqpar_safetensors_file *file, const cha
         if (isnan(x)) {
             seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: metadata %s is '%.40s'; write a number from %.10g to %.10g",
-                        path,
-                        number_facts[i].key, text, number_facts[i].low, number_facts[i].high);
+                        path, number_facts[i].key, text, number_facts[i].low,
+                        number_facts[i].high);
             return -1;
         }
         memcpy(to + number_facts[i].at, &x, sizeof x);

@@ -7,13 +7,13 @@
 #include <stddef.h>
 
 /* Why a fault has no candidate. */
-#define FAULT_INSIDE "of seqpar's own bookkeeping: no framework has the place where it happens"
-#define FAULT_STAGE "another stage names it from the dump's numbers, whatever the model is"
-#define FAULT_PART "a part of what the mistake loses: frameworks lose a whole hop"
+#define FAULT_INSIDE  "of seqpar's own bookkeeping: no framework has the place where it happens"
+#define FAULT_STAGE   "another stage names it from the dump's numbers, whatever the model is"
+#define FAULT_PART    "a part of what the mistake loses: frameworks lose a whole hop"
 #define FAULT_UNNAMED "is seen as wrong: unknown; in no public thread that we know"
-#define FAULT_BEYOND "a dump does not say what it takes: sinks, dropout, prefixes, smoothing"
-#define FAULT_MODEL "of one family's model: frameworks take models from transformers"
-#define FAULT_DEVICE "of one device's kernels or memory: any number may come out"
+#define FAULT_BEYOND  "a dump does not say what it takes: sinks, dropout, prefixes, smoothing"
+#define FAULT_MODEL   "of one family's model: frameworks take models from transformers"
+#define FAULT_DEVICE  "of one device's kernels or memory: any number may come out"
 
 static const struct fault_name {
     int number;

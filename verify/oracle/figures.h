@@ -111,8 +111,9 @@ static inline double put_lanes(strips *s, const tally *y, int draw) {
 
 static inline void put_svg(strips *s, const tally *y) {
     double bottom = put_lanes(s, y, 0);
-    fprintf(s->out, "<div class=\"scroll\"><svg viewBox=\"0 0 %d %.0f\" role=\"img\" "
-                    "aria-label=\"tokens of row %lld by rank\">\n",
+    fprintf(s->out,
+            "<div class=\"scroll\"><svg viewBox=\"0 0 %d %.0f\" role=\"img\" "
+            "aria-label=\"tokens of row %lld by rank\">\n",
             STRIP_LEFT + STRIP_WIDE + STRIP_RIGHT, bottom + 22, (long long)s->number);
     put_label(s, 38, "rank");
     put_back(s, 17, 32);
@@ -171,8 +172,9 @@ static inline void say_row(const strips *s) {
     if (s->row->docs)
         fprintf(s->out, " of %lld document%s", (long long)s->row->docs,
                 s->row->docs > 1 ? "s" : "");
-    fprintf(s->out, " on %lld rank%s; %lld cut%s, where a rank's next row is not the "
-                    "document's next token.",
+    fprintf(s->out,
+            " on %lld rank%s; %lld cut%s, where a rank's next row is not the "
+            "document's next token.",
             (long long)s->d->sp, s->d->sp > 1 ? "s" : "", (long long)s->cuts,
             s->cuts == 1 ? "" : "s");
     if (row_end(s->row) < s->row->tokens)
@@ -194,8 +196,7 @@ static inline void say_heat(const strips *s) {
     }
     fprintf(s->out, "<p><b>log-probs</b>: ");
     if (!y.count) fprintf(s->out, "none is farther off than rounding makes it");
-    if (y.count)
-        fprintf(s->out, "%lld off by more than %.2g: ", (long long)y.count, s->within);
+    if (y.count) fprintf(s->out, "%lld off by more than %.2g: ", (long long)y.count, s->within);
     if (y.count) tally_say(s->out, &y, s);
     if (nan) fprintf(s->out, "; %lld of them NaN", (long long)nan);
     if (worst >= 0)
@@ -258,17 +259,19 @@ static inline int put_chosen(gallery *g) {
         if (!status && row.rank && row.tokens)
             put_row(&s);
         else if (!status)
-            fprintf(g->out, "<p>Row %lld: the dump does not say who holds which token; that "
-                            "takes %s.</p>\n",
+            fprintf(g->out,
+                    "<p>Row %lld: the dump does not say who holds which token; that "
+                    "takes %s.</p>\n",
                     (long long)i, stage_names[PLACES].needs);
         strips_close(&s);
         dump_row_free(&row);
         if (status) return -1;
     }
     if (g->shown < g->rows)
-        fprintf(g->out, "<p class=\"note\" data-left=\"%lld\">%lld of %lld rows are left out; "
-                        "those shown are the first that have something wrong, then the first."
-                        "</p>\n",
+        fprintf(g->out,
+                "<p class=\"note\" data-left=\"%lld\">%lld of %lld rows are left out; "
+                "those shown are the first that have something wrong, then the first."
+                "</p>\n",
                 (long long)(g->rows - g->shown), (long long)(g->rows - g->shown),
                 (long long)g->rows);
     return 0;
@@ -406,8 +409,9 @@ static inline void put_gradients(FILE *out, const report *r) {
     fprintf(out, "<p class=\"legend\">");
     put_key(out, "fine", "within the limit");
     put_key(out, "bad", "beyond");
-    fprintf(out, "</p>\n<figcaption><p>%lld of %lld tensors are beyond the limit. The farthest "
-                 "is <code>",
+    fprintf(out,
+            "</p>\n<figcaption><p>%lld of %lld tensors are beyond the limit. The farthest "
+            "is <code>",
             (long long)beyond, (long long)n);
     put_text(out, r->more->each[worst].name);
     fprintf(out, "</code>, %.3g away.</p>", far_of(r->more, worst));

@@ -47,9 +47,12 @@ enum {
     GAE_WHITENINGS
 };
 static const char *const gae_white_texts[GAE_WHITENINGS] = {
-    NULL, "whitened over all supervised tokens of the step",
-    "over the tokens of each rank", "over the tokens of each rank's micro-batch",
-    "over the tokens of each replica", "over the tokens of each replica's micro-batch"};
+    NULL,
+    "whitened over all supervised tokens of the step",
+    "over the tokens of each rank",
+    "over the tokens of each rank's micro-batch",
+    "over the tokens of each replica",
+    "over the tokens of each replica's micro-batch"};
 
 typedef struct gae_token {
     double way[GAE_WAYS], got, value, returns; /* NaN: nothing is said of it */
@@ -63,8 +66,8 @@ typedef struct gae_step {
     int64_t count;
     double tolerance, unit;
     int has_returns, lacks;
-    const char *what; /* that is being judged */
-    int returns;      /* and whether it is returns */
+    const char *what;             /* that is being judged */
+    int returns;                  /* and whether it is returns */
     double *mean, *deviation, *n; /* (groups) room of a whitening's */
 } gae_step;
 
@@ -170,9 +173,8 @@ static inline void gae_fill(gae_token *k, const dump_row *row, int64_t t, int64_
     k->micro = micro;
     k->token = t;
     k->document = row_document(row, t);
-    k->slack = row_supervised(row, t) && k->document < row->docs
-                   ? gae_slack(row, k->document)
-                   : 0;
+    k->slack = row_supervised(row, t) && k->document < row->docs ? gae_slack(row, k->document)
+                                                                 : 0;
 }
 
 /* Keeps the supervised tokens of those of a row. */
@@ -211,12 +213,11 @@ static inline int gae_add_row(gae_step *g, const dump_row *row, int64_t dp, int6
 
 static inline int64_t gae_group(const gae_step *g, const gae_token *k, int whitening) {
     int64_t dp = k->rank / g->f->sp;
-    return whitening == GAE_OF_RANK         ? k->rank
-           : whitening == GAE_OF_RANK_MICRO ? k->micro * g->f->world + k->rank
-           : whitening == GAE_OF_REPLICA    ? dp
-           : whitening == GAE_OF_REPLICA_MICRO
-               ? k->micro * (g->f->world / g->f->sp) + dp
-               : 0;
+    return whitening == GAE_OF_RANK            ? k->rank
+           : whitening == GAE_OF_RANK_MICRO    ? k->micro * g->f->world + k->rank
+           : whitening == GAE_OF_REPLICA       ? dp
+           : whitening == GAE_OF_REPLICA_MICRO ? k->micro * (g->f->world / g->f->sp) + dp
+                                               : 0;
 }
 
 /* Means and deviations of a way's numbers; unbiased: by n - 1. */
@@ -287,9 +288,8 @@ static inline int gae_shows(const gae_step *g, int way) {
     for (int64_t i = 0; i < g->count; i++) {
         const gae_token *k = &g->of[i];
         double right = k->way[GAE_RIGHT];
-        if (fabs(k->way[way] - right) >
-            (g->tolerance + 2 * g->unit) * fabs(right) + 0.1 * g->tolerance * size +
-                2 * k->slack)
+        if (fabs(k->way[way] - right) > (g->tolerance + 2 * g->unit) * fabs(right) +
+                                            0.1 * g->tolerance * size + 2 * k->slack)
             return 1;
     }
     return 0;
@@ -340,8 +340,8 @@ static inline void gae_say_first(gae_step *g, verdict *v) {
                 "%s, first at rank %lld, local row %lld, token %lld, document %lld of "
                 "micro-batch %lld: %.9g, right %.9g before any whitening",
                 g->what, (long long)k->rank, (long long)k->local, (long long)k->token,
-                (long long)k->document, (long long)k->micro,
-                g->returns ? k->returns : k->got, want);
+                (long long)k->document, (long long)k->micro, g->returns ? k->returns : k->got,
+                want);
 }
 
 static inline void gae_judge(gae_step *g, verdict *v, int returns) {

@@ -31,10 +31,10 @@ typedef struct gradient_check {
 typedef struct details {
     gradient_pair *each; /* (n) */
     int64_t n;
-    double limit;        /* of their distance */
-    double **logp;       /* (rows) the right ones by token; NULL: none */
-    int64_t rows;        /* replica after replica, of each its micro-batches */
-    double logp_limit;   /* relative, of all log-probs together */
+    double limit;      /* of their distance */
+    double **logp;     /* (rows) the right ones by token; NULL: none */
+    int64_t rows;      /* replica after replica, of each its micro-batches */
+    double logp_limit; /* relative, of all log-probs together */
 } details;
 
 static inline void details_free(details *more) {
@@ -161,9 +161,9 @@ static inline double clip_factor(double max_norm, double norm) {
 typedef struct reduction_check {
     dump *d;
     double tolerance;
-    const double *clip; /* (world) by each local gradient's own norm */
-    likeness *like;     /* (world, ADDITIONS) of grad. with each */
-    int64_t *held;      /* (world) grad. tensors that were compared */
+    const double *clip;          /* (world) by each local gradient's own norm */
+    likeness *like;              /* (world, ADDITIONS) of grad. with each */
+    int64_t *held;               /* (world) grad. tensors that were compared */
     int64_t parameters, missing; /* missing: with local. tensors, and no grad. one */
     char first_missing[128];
 } reduction_check;
@@ -263,8 +263,7 @@ static inline int add_reduced(void *user, const char *parameter) {
     reduction_check *c = (reduction_check *)user;
     tensor_name local, grad;
     local_sums sums = {0};
-    int found =
-        local_sums_read(c->d, tensor_of(&local, "local.", parameter), c->clip, &sums);
+    int found = local_sums_read(c->d, tensor_of(&local, "local.", parameter), c->clip, &sums);
     int status = found < 0 ? -1 : 0;
     tensor_of(&grad, "grad.", parameter);
     c->parameters += found > 0;
@@ -344,8 +343,9 @@ static inline void say_missing(const reduction_check *c, stage *s) {
     if (!s->judged)
         memcpy(s->lacks, text, sizeof s->lacks);
     else
-        verdict_say(&s->v, "%lld parameters could not be judged without grad. tensors, the "
-                           "first %.100s",
+        verdict_say(&s->v,
+                    "%lld parameters could not be judged without grad. tensors, the "
+                    "first %.100s",
                     (long long)c->missing, c->first_missing);
 }
 

@@ -81,8 +81,9 @@ static inline void put_summary(FILE *out, const report *r) {
 static inline void put_facts(FILE *out, const report *r, const dump *d) {
     fprintf(out, "<p class=\"facts\">Dump <code>");
     put_text(out, r->folder);
-    fprintf(out, "</code>: world %lld, sp %lld (ranks that share a sequence), replicas %lld, "
-                 "micro-batches %lld, objective %s",
+    fprintf(out,
+            "</code>: world %lld, sp %lld (ranks that share a sequence), replicas %lld, "
+            "micro-batches %lld, objective %s",
             (long long)d->world, (long long)d->sp, (long long)(d->world / d->sp),
             (long long)d->accumulation, word_facts[FACT_OBJECTIVE].words[d->facts.objective]);
     if (r->wanted || r->model) {
@@ -136,8 +137,9 @@ static inline void put_namers(FILE *out, const stage *stages, const mistake *m) 
 }
 
 static inline void put_mistake(FILE *out, const mistake *m, const stage *stages) {
-    fprintf(out, "<section class=\"mistake\" id=\"%s\" data-mistake=\"%s\"><h3>%s</h3>\n"
-                 "<p class=\"note\">named by: ",
+    fprintf(out,
+            "<section class=\"mistake\" id=\"%s\" data-mistake=\"%s\"><h3>%s</h3>\n"
+            "<p class=\"note\">named by: ",
             m->name, m->name, m->name);
     put_namers(out, stages, m);
     fprintf(out, "</p>\n<dl>");
@@ -163,8 +165,9 @@ static inline void put_mistakes(FILE *out, const report *r) {
         fprintf(out, "<p>The first %d together give the numbers of the dump.</p>\n",
                 r->v->count);
     else if (r->v->count > 1)
-        fprintf(out, "<p>Each of the first %d gives the numbers of the dump, which do not tell "
-                     "which of them it is.</p>\n",
+        fprintf(out,
+                "<p>Each of the first %d gives the numbers of the dump, which do not tell "
+                "which of them it is.</p>\n",
                 r->v->count);
     if (r->v->kind == VERDICT_WRONG && !r->v->count)
         fprintf(out, "<p>None that is known gives these numbers. The evidence says where it "

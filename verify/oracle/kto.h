@@ -20,9 +20,14 @@ enum {
     Z_AVERAGED,
     Z_WAYS
 };
-static const char *const z_names[Z_WAYS] = {
-    NULL,         "kl_of_one_replica", "kl_clamped_before_mean", "kl_mean_of_means",
-    "kl_not_clamped", "kl_missing",    "kl_added",               "kl_averaged"};
+static const char *const z_names[Z_WAYS] = {NULL,
+                                            "kl_of_one_replica",
+                                            "kl_clamped_before_mean",
+                                            "kl_mean_of_means",
+                                            "kl_not_clamped",
+                                            "kl_missing",
+                                            "kl_added",
+                                            "kl_averaged"};
 
 /* kl of a row, or of all rows of a micro-batch */
 typedef struct kl_mean {
@@ -32,9 +37,9 @@ typedef struct kl_mean {
 typedef struct kto_step {
     const step_documents *s;
     const dump_facts *f;
-    kl_mean *rows;      /* (accumulation, replicas) */
-    double *z;          /* (accumulation, Z_WAYS); Z_OF_REPLICA is by row */
-    double *alone;      /* (sp) the loss, with h of one rank's tokens */
+    kl_mean *rows;         /* (accumulation, replicas) */
+    double *z;             /* (accumulation, Z_WAYS); Z_OF_REPLICA is by row */
+    double *alone;         /* (sp) the loss, with h of one rank's tokens */
     double count, trained; /* documents with a token, with a supervised one */
     double slack;
 } kto_step;
@@ -226,8 +231,9 @@ static inline int kto_is_of_parts(const kto_step *k, const double *losses, const
         high = fmax(high, z);
     }
     if (!(fabs(sum - whole) <= far && far <= 0.2 * whole)) return 0;
-    verdict_say(v, "ranks' losses are those of z from %.6g to %.6g, which add up to %.6g; the "
-                   "mean of kl is %.6g",
+    verdict_say(v,
+                "ranks' losses are those of z from %.6g to %.6g, which add up to %.6g; the "
+                "mean of kl is %.6g",
                 low, high, sum, whole);
     return 1;
 }

@@ -87,9 +87,10 @@ static inline void law_name_pairs(const law *l, verdict *v) {
                      pairs++ ? "; " : "", of[0]->name, of[1]->name);
         }
     if (!pairs) return;
-    verdict_say(v, pairs == 1 ? "no one mistake gives it; these two together do: %.280s"
-                              : "no one mistake gives it; one of these pairs does, and other "
-                                "sizes tell which: %.200s",
+    verdict_say(v,
+                pairs == 1 ? "no one mistake gives it; these two together do: %.280s"
+                           : "no one mistake gives it; one of these pairs does, and other "
+                             "sizes tell which: %.200s",
                 text);
     v->all = pairs == 1;
     for (int i = 0; i < 2 && pairs == 1; i++) verdict_name(v, of[i]);
@@ -115,14 +116,17 @@ static inline void law_name_copies(const law *l, verdict *v) {
         if (copies[i] == 1 || !law_equal(l, l->got, l->want * sqrt(copies[i]))) continue;
         verdict_name(v, mistake_named("norm_counts_copies"));
         verdict_say(v, "the root of %s: of gradient norms; no loss has such a factor",
-                    i == 0 ? "sp" : i == 1 ? "dp" : "sp x dp");
+                    i == 0   ? "sp"
+                    : i == 1 ? "dp"
+                             : "sp x dp");
     }
 }
 
 static inline void law_judge_ratio(const law *l, verdict *v) {
     double ratio = l->got / l->want;
-    verdict_say(v, "got %.9g, wanted %.9g: a factor of %.6g; sp %lld, dp %lld, accumulation "
-                   "%lld, tolerance %g",
+    verdict_say(v,
+                "got %.9g, wanted %.9g: a factor of %.6g; sp %lld, dp %lld, accumulation "
+                "%lld, tolerance %g",
                 l->got, l->want, ratio, (long long)l->sp, (long long)l->dp,
                 (long long)l->accumulation, l->tolerance);
     if (isnan(l->want) || isinf(l->want) || l->want == 0) {
@@ -201,8 +205,7 @@ static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
 }
 
 static inline int law_fits(const law *l, const mistake *m) {
-    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN ||
-              m->mean == MEAN_OWN_SHARE;
+    int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN || m->mean == MEAN_OWN_SHARE;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
     if (m->mean == MEAN_NONE || (l->shares && m->mean != MEAN_OVER_GROUPS)) return 0;

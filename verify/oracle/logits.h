@@ -7,10 +7,10 @@
 /* Which logits and which label a log-prob was made of, instead of the token's own. */
 typedef enum logits_pick {
     PICK_RIGHT,
-    PICK_IDS,         /* the token itself is the label */
-    PICK_NEXT_LABEL,  /* that of the rank's next row: shifted once more, kept where it begins */
-    PICK_ROW_BEFORE,  /* logits of the rank's row before: the same, kept where it ends */
-    PICK_RANK_ORDER,  /* the label in this place if ranks lay one behind the other */
+    PICK_IDS,        /* the token itself is the label */
+    PICK_NEXT_LABEL, /* that of the rank's next row: shifted once more, kept where it begins */
+    PICK_ROW_BEFORE, /* logits of the rank's row before: the same, kept where it ends */
+    PICK_RANK_ORDER, /* the label in this place if ranks lay one behind the other */
     PICKS
 } logits_pick;
 static const char *const logits_pick_names[PICKS] = {
@@ -198,8 +198,9 @@ static inline void logits_judge(const logits_check *c, stage *s) {
     char place[160];
     if (c->outside) {
         v = stage_begin(s, VERDICT_INSUFFICIENT);
-        verdict_say(v, "label %lld at %s is outside of logits of %lld entries; give the whole "
-                       "vocabulary on every rank",
+        verdict_say(v,
+                    "label %lld at %s is outside of logits of %lld entries; give the whole "
+                    "vocabulary on every rank",
                     (long long)c->row->labels[c->first],
                     place_text(place, sizeof place, c->row, c->first), (long long)c->vocab);
         return;
@@ -213,8 +214,9 @@ static inline void logits_judge(const logits_check *c, stage *s) {
     }
     v = stage_begin(s, c->flat > 0 ? VERDICT_RIGHT : VERDICT_INSUFFICIENT);
     if (c->flat > 0)
-        verdict_say(v, "%lld log-probs are those of the logits, at most %.2g of what rounding "
-                       "may do",
+        verdict_say(v,
+                    "%lld log-probs are those of the logits, at most %.2g of what rounding "
+                    "may do",
                     (long long)c->judged, c->worst);
     else
         verdict_say(v, "all logits of a token are equal: every label gives the same");

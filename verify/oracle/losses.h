@@ -13,16 +13,16 @@ typedef struct loss_parts {
     step_documents documents; /* all others, and PPO */
     pair_ways pairs;          /* DPO, RM */
     kto_step kto;
-    step_means means;     /* of pairs or documents */
+    step_means means; /* of pairs or documents */
     answers answers;
     double *reported; /* (world) by each rank; NaN: it reports none */
-    double tolerance;     /* of rewards */
-    double widened;       /* of the loss, beside its roundings */
-    int complete;         /* all rows have what the loss is made of */
+    double tolerance; /* of rewards */
+    double widened;   /* of the loss, beside its roundings */
+    int complete;     /* all rows have what the loss is made of */
     int lacks_documents, rewards_lack_documents; /* a row lacks cu_seqlens alone for them */
     int no_memory;
     int side_is_wrong;
-    verdict side;         /* the first row whose side tensors are not its own */
+    verdict side; /* the first row whose side tensors are not its own */
 } loss_parts;
 
 static inline int loss_is_of_tokens(const dump_facts *f) {
@@ -59,8 +59,7 @@ static inline int loss_has_else(const dump_facts *f, const dump_row *row) {
     if (f->objective == DUMP_DPO)
         return logp || (!preference_has_reference(f) && row->logp && row->labels);
     if (f->objective == DUMP_RM) return row->scores || row->values || row->unread;
-    if (f->objective == DUMP_KTO)
-        return logp && ((row->desirable && row->kl) || row->unread);
+    if (f->objective == DUMP_KTO) return logp && ((row->desirable && row->kl) || row->unread);
     return row_has_token_losses(f, row);
 }
 
@@ -126,8 +125,7 @@ static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts
 }
 
 /* Why a right number shows nothing, within these limits; NULL: it shows something. */
-static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f,
-                                       const law *l) {
+static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f, const law *l) {
     if (loss_is_of_tokens(f)) return tokens_vacuous(&p->tokens, &p->answers, l, f);
     if (f->objective == DUMP_KTO) return kto_vacuous(&p->kto, &p->answers, l);
     return f->objective == DUMP_RM ? rm_vacuous(&p->answers, l)

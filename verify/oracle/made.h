@@ -103,11 +103,10 @@ static inline int made_plant_find(made_plant *p, const dump *d, const char *name
             p->step = i;
     if (p->m && p->m->mean == MEAN_NAN) p->m = NULL; /* no rank is empty here */
     p->loss = p->m && (!strcmp(p->m->family, "count") || !strcmp(p->m->family, "pairs"));
-    p->shows = p->m && (law_scales(p->m) || p->labels || p->positions ||
-                        p->way != &right_way || p->seeds || p->step ||
-                        !strcmp(name, "never_synchronised") ||
-                        !strcmp(name, "norm_counts_copies") ||
-                        !strcmp(name, "norm_after_clip"));
+    p->shows = p->m &&
+               (law_scales(p->m) || p->labels || p->positions || p->way != &right_way ||
+                p->seeds || p->step || !strcmp(name, "never_synchronised") ||
+                !strcmp(name, "norm_counts_copies") || !strcmp(name, "norm_after_clip"));
     if (p->loss || p->shows) return 0;
     seqpar_fail(error, SEQPAR_ERR_OPTION,
                 mistake_named(name)
@@ -335,9 +334,9 @@ static inline void made_step(made *m) {
         double u = seqpar_random_normal((uint64_t)m->desc->seed, 3000, (uint64_t)i);
         m->m[i] = 0.2 * u * sqrt(square / (double)n);
         m->v[i] = (0.1 + u * u) * 0.02 * square / (double)n;
-        m->after[i] = m->param[i] + way_step(&m->d.facts, way, &numbers,
-                                             (element){m->param[i], m->gradient[i], m->m[i],
-                                                       m->v[i], 0});
+        m->after[i] = m->param[i] +
+                      way_step(&m->d.facts, way, &numbers,
+                               (element){m->param[i], m->gradient[i], m->m[i], m->v[i], 0});
     }
     for (int64_t r = 0; r < m->d.world; r++) {
         const char *name = m->plant.m ? m->plant.m->name : "";
@@ -382,13 +381,11 @@ static inline void made_micro(made *m, page *p, int64_t i, int64_t rank, int64_t
 static inline void made_page_step(made *m, page *p, int64_t rank, const double *gradient) {
     const double *loss = rank < 0 ? &m->want_loss : &m->loss[rank];
     if (m->desc->questions) return;
-    page_add(p,
-             &(seqpar_safetensors_tensor){.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64},
+    page_add(p, &(seqpar_safetensors_tensor){.name = "loss", .dtype = SEQPAR_SAFETENSORS_F64},
              loss);
     page_parameters(p, "grad.", &m->f.model, gradient);
     if (rank < 0) return;
-    page_add(p,
-             &(seqpar_safetensors_tensor){.name = "norm", .dtype = SEQPAR_SAFETENSORS_F64},
+    page_add(p, &(seqpar_safetensors_tensor){.name = "norm", .dtype = SEQPAR_SAFETENSORS_F64},
              &m->norm[rank]);
     page_parameters(p, "param.", &m->f.model, m->param);
     page_parameters(p, "after.", &m->f.model, m->after);
@@ -434,8 +431,7 @@ static inline int made_own_gradient(made *m, int64_t rank) {
     if (!status) status = reference_gradient(&m->f, &right_way, seeds.of);
     m->f.tapes = tapes;
     if (!status)
-        memcpy(m->gradient, m->f.gradient,
-               (size_t)m->f.model.elements * sizeof *m->gradient);
+        memcpy(m->gradient, m->f.gradient, (size_t)m->f.model.elements * sizeof *m->gradient);
     seed_set_close(&seeds);
     return status;
 }
@@ -482,10 +478,8 @@ static inline void made_close(made *m) {
 
 static inline int made_facts(made *m, int *layout) {
     const made_desc *c = m->desc;
-    m->d.facts = (dump_facts){.world = c->sp * c->dp,
-                              .sp = c->sp,
-                              .accumulation = c->accumulation,
-                              .step = 1};
+    m->d.facts = (dump_facts){
+        .world = c->sp * c->dp, .sp = c->sp, .accumulation = c->accumulation, .step = 1};
     for (int i = 0; i < NUMBER_FACTS; i++)
         memcpy((char *)&m->d.facts + number_facts[i].at, &number_facts[i].absent, 8);
     m->d.world = m->d.facts.world;
@@ -522,9 +516,8 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     if (!status)
         status = write_folder(&m.d.error, desc->out, "model") ||
                  write_folder(&m.d.error, desc->out, "got") ||
-                 write_folder(&m.d.error, desc->out, "want") ||
-                 made_model(&m, folder) || reference_model(&m.f, folder) ||
-                 made_arrays_open(&m);
+                 write_folder(&m.d.error, desc->out, "want") || made_model(&m, folder) ||
+                 reference_model(&m.f, folder) || made_arrays_open(&m);
     bar_begin("log-probs", m.f.count);
     if (!status) status = made_logp(&m);
     bar_end();

@@ -9,10 +9,10 @@
 typedef struct mutant {
     const char *name, *objective; /* name "": none, a right step */
     verdict_kind kind;
-    int named, among;   /* by the oracle; among: of how many */
-    int skipped;        /* it cannot be planted here */
-    int seen;           /* by the caller's command; -1: it was not asked */
-    char other[64];     /* the first name that was given in its place */
+    int named, among; /* by the oracle; among: of how many */
+    int skipped;      /* it cannot be planted here */
+    int seen;         /* by the caller's command; -1: it was not asked */
+    char other[64];   /* the first name that was given in its place */
 } mutant;
 
 /* What the verb is told. */

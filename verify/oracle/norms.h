@@ -216,8 +216,9 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, double
     double right = sqrt(n->all);
     law l = {.got = got, .tolerance = n->tolerance + 2 * rounding};
     verdict *v = stage_begin(s, law_equal(&l, got, right) ? VERDICT_RIGHT : VERDICT_WRONG);
-    verdict_say(v, "got %.9g as rank %lld reports it; the gradients of %lld parameters have "
-                   "%.9g (tolerance %g)",
+    verdict_say(v,
+                "got %.9g as rank %lld reports it; the gradients of %lld parameters have "
+                "%.9g (tolerance %g)",
                 got, (long long)r, (long long)n->parameters, right, l.tolerance);
     if (n->d->world == 1 || n->all == 0 || !isfinite(n->all)) {
         v->kind = VERDICT_INSUFFICIENT;
@@ -236,8 +237,8 @@ static inline void judge_norm(const step_norms *n, int64_t r, double got, double
 static inline int check_norm(stage *s, const step_norms *n) {
     if (!n->parameters) return 0;
     for (int64_t r = 0; r < n->d->world; r++) {
-        const seqpar_safetensors_tensor *t =
-            seqpar_safetensors_find(n->d->ranks[r].file, "norm");
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(n->d->ranks[r].file,
+                                                                     "norm");
         double *norm = t && t->count == 1 ? dump_doubles(n->d, r, t) : NULL;
         stage one = {.judged = 0};
         if (n->d->error.status) return -1;

@@ -63,7 +63,10 @@ static inline void option_words(const option *o, char *text, size_t size) {
     *text = 0;
     for (int i = 0; o->words[i] && used < size; i++)
         used += (size_t)snprintf(text + used, size - used, "%s%s",
-                                 !i ? "" : o->words[i + 1] ? ", " : " or ", o->words[i]);
+                                 !i                ? ""
+                                 : o->words[i + 1] ? ", "
+                                                   : " or ",
+                                 o->words[i]);
 }
 
 /* What help says of it: its words, too, where they are all that there are. */
@@ -103,8 +106,9 @@ static inline int option_set(option *o, const char *text) {
     }
     if (o->kind == OPTION_LIST && !option_list_read((option_list *)o->to, text, &at)) return 0;
     if (o->kind == OPTION_LIST)
-        fprintf(stderr, "error: --%s is '%.60s', wrong from '%.20s' on; give 1 to %lld numbers "
-                        "with commas between\n",
+        fprintf(stderr,
+                "error: --%s is '%.60s', wrong from '%.20s' on; give 1 to %lld numbers "
+                "with commas between\n",
                 o->name, text, at, (long long)((option_list *)o->to)->most);
     else
         fprintf(stderr, "error: --%s is '%.60s'; give %s\n", o->name, text,

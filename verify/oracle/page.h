@@ -103,10 +103,9 @@ static inline void page_row(page *p, int64_t micro, const char *what, const void
                             seqpar_safetensors_dtype dtype, int64_t n) {
     char name[64];
     snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
-    page_add(p,
-             &(seqpar_safetensors_tensor){
-                 .name = name, .dtype = dtype, .dims = 1, .shape = {n}},
-             data);
+    page_add(
+        p, &(seqpar_safetensors_tensor){.name = name, .dtype = dtype, .dims = 1, .shape = {n}},
+        data);
 }
 
 /* 0, or -1 with the error set. */

@@ -13,13 +13,13 @@
 /* Sums over pairs of what each mistake computes in the place of L. */
 typedef struct pair_ways {
     double right, parts, averaged, added, swapped, no_reference, by_length, gathered;
-    double local_means[MEANS_LOCAL]; /* of types that take means over tokens */
-    double no_margin;                /* RM */
-    int has_margins;                 /* of which some are not 0 */
+    double local_means[MEANS_LOCAL];   /* of types that take means over tokens */
+    double no_margin;                  /* RM */
+    int has_margins;                   /* of which some are not 0 */
     double without_zeros, zero_labels; /* targets with id 0 left out; how many there are */
-    double from[SOURCES];  /* ref_logp from elsewhere */
-    double values[SCORES]; /* RM whose scores are not told */
-    double *alone;         /* (sp) from the part of one rank */
+    double from[SOURCES];              /* ref_logp from elsewhere */
+    double values[SCORES];             /* RM whose scores are not told */
+    double *alone;                     /* (sp) from the part of one rank */
     int64_t pairs;
     double largest, rounding; /* |h|; squares of what rounding may do to right. No slope is
                                  above 1, in whatever a mistake computes. */
@@ -54,9 +54,9 @@ static inline void add_pair_parts(pair_ways *w, const step_documents *s, int64_t
         w->alone[r] += own;
     }
     for (int how = 0; how < MEANS_LOCAL; how++)
-        w->local_means[how] +=
-            preference_loss(f, response_of_means(chosen, s->sp, reference, how) -
-                                   response_of_means(rejected, s->sp, reference, how));
+        w->local_means[how] += preference_loss(
+            f, response_of_means(chosen, s->sp, reference, how) -
+                   response_of_means(rejected, s->sp, reference, how));
 }
 
 /* With ref_logp from elsewhere, and without it. */
@@ -87,9 +87,8 @@ static inline document_part without_zeros(document_part p, const document *d) {
     return p;
 }
 
-static inline void add_pair_without_zeros(pair_ways *w, const document *chosen,
-                                          document_part c, document_part r,
-                                          const dump_facts *f) {
+static inline void add_pair_without_zeros(pair_ways *w, const document *chosen, document_part c,
+                                          document_part r, const dump_facts *f) {
     c = without_zeros(c, chosen);
     r = without_zeros(r, chosen + 1);
     w->without_zeros += preference_loss(f, pair_x(f, &c, &r));
@@ -130,11 +129,11 @@ static inline const char *pairs_alone_vacuous(const answers *a, const law *l,
                  "not show; dump a later step";
 }
 
-static inline const char *pairs_vacuous(const answers *a, const law *l,
-                                        const step_means *means, const dump_facts *f) {
+static inline const char *pairs_vacuous(const answers *a, const law *l, const step_means *means,
+                                        const dump_facts *f) {
     if (f->sp == 1) return pairs_alone_vacuous(a, l, means, f);
-    return answers_show(a, l, "log_probs_averaged") &&
-                   answers_show(a, l, "sigmoid_of_parts") && answers_show(a, l, "pair_swapped")
+    return answers_show(a, l, "log_probs_averaged") && answers_show(a, l, "sigmoid_of_parts") &&
+                   answers_show(a, l, "pair_swapped")
                ? NULL
                : "policy and reference are so close that other ways to put log-probs together "
                  "give the same; dump a later step";
@@ -226,9 +225,13 @@ static inline double add_score_pair(pair_ways *w, const step_documents *s, int64
     return score_loss(f, chosen, rejected, m);
 }
 
-static const char *const score_names[SCORES] = {
-    NULL, "score_of_rank_end", "score_of_first_token", "score_of_row_end", "score_of_row_end",
-    "score_of_padding", "gathered_in_rank_order"};
+static const char *const score_names[SCORES] = {NULL,
+                                                "score_of_rank_end",
+                                                "score_of_first_token",
+                                                "score_of_row_end",
+                                                "score_of_row_end",
+                                                "score_of_padding",
+                                                "gathered_in_rank_order"};
 
 static inline const char *rm_vacuous(const answers *a, const law *l) {
     return answers_show(a, l, NULL)

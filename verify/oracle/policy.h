@@ -29,7 +29,7 @@ enum {
     TOKEN_RATIO_PART,
     TOKEN_RATIO_SHARE,
     TOKEN_RATIO_OWN,
-    TOKEN_OLD,                             /* and the following: by source */
+    TOKEN_OLD, /* and the following: by source */
     TOKEN_ADVANTAGE = TOKEN_OLD + SOURCES,
     TOKEN_REFERENCE = TOKEN_ADVANTAGE + SOURCES,
     TOKEN_RETURNS = TOKEN_REFERENCE + SOURCES,

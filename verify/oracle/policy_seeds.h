@@ -13,10 +13,14 @@ typedef struct white_way {
     int grouping, unbiased;
 } white_way;
 static const white_way white_ways[] = {
-    {NULL, "advantages are whitened over all supervised tokens of the step after what the dump "
-           "has: no mistake of sequence parallelism", BY_ALL, 0},
-    {NULL, "advantages are whitened over all supervised tokens of the step after what the dump "
-           "has, with the unbiased deviation: no mistake of sequence parallelism", BY_ALL, 1},
+    {NULL,
+     "advantages are whitened over all supervised tokens of the step after what the dump "
+     "has: no mistake of sequence parallelism",
+     BY_ALL, 0},
+    {NULL,
+     "advantages are whitened over all supervised tokens of the step after what the dump "
+     "has, with the unbiased deviation: no mistake of sequence parallelism",
+     BY_ALL, 1},
     {"whitened_by_rank", "over the tokens of each rank", BY_RANK, 0},
     {"whitened_by_rank", "over the tokens of each rank, unbiased", BY_RANK, 1},
     {"whitened_by_rank", "over the tokens of each rank's micro-batch", BY_RANK_MICRO, 0},
@@ -29,7 +33,7 @@ static const white_way white_ways[] = {
      BY_REPLICA_MICRO, 1}};
 enum {
     WHITE_WAYS = sizeof white_ways / sizeof *white_ways,
-    PPO_TOKENS = MEAN_WAYS,                       /* then TOKEN_KL_CUT and what follows */
+    PPO_TOKENS = MEAN_WAYS, /* then TOKEN_KL_CUT and what follows */
     PPO_WHITENED = PPO_TOKENS + TOKEN_WAYS - TOKEN_KL_CUT,
     PPO_SEEDS = PPO_WHITENED + WHITE_WAYS
 };
@@ -92,10 +96,8 @@ static inline int policy_side(const dump_facts *f, const dump_row *row, int64_t 
                 way >= TOKEN_REFERENCE;
     int of_other = way >= TOKEN_RETURNS || (way >= TOKEN_RATIO_PART && way < TOKEN_OLD);
     if (from < 0 || of_other || (of_kl && !(f->kl_coef > 0))) return 0;
-    s->ratio =
-        s->logp - row->old_logp[way >= TOKEN_OLD && way < TOKEN_ADVANTAGE ? from : t];
-    s->advantage =
-        row->advantages[way >= TOKEN_ADVANTAGE && way < TOKEN_REFERENCE ? from : t];
+    s->ratio = s->logp - row->old_logp[way >= TOKEN_OLD && way < TOKEN_ADVANTAGE ? from : t];
+    s->advantage = row->advantages[way >= TOKEN_ADVANTAGE && way < TOKEN_REFERENCE ? from : t];
     s->reference = f->kl_coef > 0 ? row->ref_logp[way >= TOKEN_REFERENCE ? from : t] : 0;
     return 1;
 }

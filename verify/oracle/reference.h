@@ -44,8 +44,8 @@ static inline int reference_load(reference *f, const demo_weights *from, int nam
     int status = reference_part(f, "param.", tensor, &name, &w);
     if (!status && !w.values) {
         status = whole_room(f->d, &w, all.count) ||
-                 seqpar_safetensors_read_f64(demo_weights_file(from, place.name), w.values, &all,
-                                             &f->d->error);
+                 seqpar_safetensors_read_f64(demo_weights_file(from, place.name), w.values,
+                                             &all, &f->d->error);
     }
     if (!status)
         seqpar_device_write(f->device, f->model.params.data, t->offset, w.values, all.count,
@@ -163,10 +163,11 @@ static inline int reference_window(reference *f, const seqpar_llama_config *c,
                                    const char *folder) {
     const dump_facts *facts = &f->d->facts;
     if (!c->window || c->window_from || facts->window == c->window) return 0;
-    seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: window is %lld, and the model in %.300s has %lld; leave it out, or take "
-                "the model that was trained",
-                f->d->ranks[0].path, (long long)facts->window, folder, (long long)c->window);
+    seqpar_fail(
+        &f->d->error, SEQPAR_ERR_FILE_FORMAT,
+        "%.300s: window is %lld, and the model in %.300s has %lld; leave it out, or take "
+        "the model that was trained",
+        f->d->ranks[0].path, (long long)facts->window, folder, (long long)c->window);
     return -1;
 }
 
@@ -209,8 +210,8 @@ static inline int64_t position_of_own(const dump_row *row, int64_t t) {
 }
 
 static inline int64_t way_position(const reference *f, const dump_row *row, int64_t t) {
-    return f->way->positions == POSITIONS_RUN_ON          ? position_runs_on(row, t)
-           : f->way->positions == POSITIONS_LOCAL         ? position_local(row, t)
+    return f->way->positions == POSITIONS_RUN_ON           ? position_runs_on(row, t)
+           : f->way->positions == POSITIONS_LOCAL          ? position_local(row, t)
            : f->way->positions == POSITIONS_LOCAL_DOCUMENT ? position_of_own(row, t)
                                                            : position_right(row, t);
 }
@@ -226,9 +227,9 @@ static inline int reference_row_make(const reference *f, int64_t i, reference_ro
     for (int64_t t = 0; t < n; t++) {
         int64_t id = row->ids[t], label = row->labels ? row->labels[t] : DUMP_IGNORE;
         to->ids[t] = id < 0 || id > INT32_MAX ? -1 : (int32_t)id;
-        to->targets[t] = label == DUMP_IGNORE              ? SEQPAR_IGNORE
+        to->targets[t] = label == DUMP_IGNORE             ? SEQPAR_IGNORE
                          : label < 0 || label > INT32_MAX ? -1
-                                                           : (int32_t)label;
+                                                          : (int32_t)label;
         to->positions[t] = (int32_t)way_position(f, row, t);
     }
     to->cu_seqlens[1] = n;

@@ -22,10 +22,10 @@ typedef enum reference_merge {
 
 typedef enum reference_backward {
     BACKWARD_RIGHT,
-    BACKWARD_DKV_STAYS,   /* dk, dv from the rank's own queries */
-    BACKWARD_DKV_SHIFTED, /* dk, dv are those of the next rank: a hop home is missing */
-    BACKWARD_DQ_STAYS,    /* dq from the rank's own keys */
-    BACKWARD_NO_DELTA,    /* out . dout is not subtracted */
+    BACKWARD_DKV_STAYS,    /* dk, dv from the rank's own queries */
+    BACKWARD_DKV_SHIFTED,  /* dk, dv are those of the next rank: a hop home is missing */
+    BACKWARD_DQ_STAYS,     /* dq from the rank's own keys */
+    BACKWARD_NO_DELTA,     /* out . dout is not subtracted */
     BACKWARD_DELTA_OF_HOP, /* each hop uses its own out, */
     BACKWARD_BOTH_OF_HOP,  /* its own out and lse, */
     BACKWARD_LSE_OF_HOP,   /* its own lse */
@@ -87,7 +87,7 @@ typedef struct reference {
     double **logp;    /* (count) by token; of RM, values */
     double *gradient; /* (model.elements) */
     const reference_way *way;
-    int64_t row; /* which one attention is computed of */
+    int64_t row;           /* which one attention is computed of */
     reference_tape *tapes; /* (count), or NULL: nothing is kept */
     int64_t calls;         /* of attention in this pass */
     char head[80];         /* of RM: what gives the values, without .weight */
@@ -120,10 +120,10 @@ static inline double dot_product(const double *a, const double *b, int64_t n) {
 typedef struct reference_call {
     const reference *f;
     const seqpar_attn_source *a;
-    attend p;             /* the row; its arrays are each head's own */
-    int64_t *places;      /* (tokens) of another layout; NULL: none */
-    int64_t *back;        /* (tokens) the row of out that is a token's */
-    int wrong;            /* whether the way's mistake is in this pass */
+    attend p;        /* the row; its arrays are each head's own */
+    int64_t *places; /* (tokens) of another layout; NULL: none */
+    int64_t *back;   /* (tokens) the row of out that is a token's */
+    int wrong;       /* whether the way's mistake is in this pass */
     int status;
 } reference_call;
 
@@ -250,9 +250,8 @@ static inline int one_hop(reference_head *h, attend_way *w, int64_t hop) {
 
 static inline void merge_one(reference_head *h, reference_merge merge, int64_t n, double *met) {
     int64_t d = h->p.out_dim;
-    double weight = merge == MERGE_UNSCALED
-                        ? exp(h->part.x[ATTEND_LSE][n] - h->part.top[n])
-                        : 1;
+    double weight = merge == MERGE_UNSCALED ? exp(h->part.x[ATTEND_LSE][n] - h->part.top[n])
+                                            : 1;
     double *out = h->whole.x[ATTEND_OUT] + n * d, *part = h->part.x[ATTEND_OUT] + n * d;
     if (h->part.x[ATTEND_LSE][n] == -INFINITY) return;
     for (int64_t i = 0; i < d; i++)
@@ -516,8 +515,7 @@ static inline int head_begin(reference_head *h, const reference_call *c, int64_t
 static inline int one_head(const reference_call *c, int64_t kv, void *const *to) {
     reference_head h;
     int status = head_begin(&h, c, kv);
-    if (!status)
-        status = c->p.backward ? run_backward(&h) : head_forward(&h, to[0], to[1]);
+    if (!status) status = c->p.backward ? run_backward(&h) : head_forward(&h, to[0], to[1]);
     if (!status && c->p.backward) give_gradients(&h, to[0], to[1], to[2]);
     head_free(&h);
     return status;

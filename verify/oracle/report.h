@@ -31,7 +31,6 @@ static inline void put_text(FILE *out, const char *text) {
     }
 }
 
-
 /* ---- files ---- */
 
 /* Writes what `put` says of the report. 0, or -1 with the error set. */

@@ -13,7 +13,7 @@ typedef struct reward_table reward_table;
 struct reward_table {
     const step_documents *s;
     const dump_facts *f;
-    int64_t members; /* sp, or 1 */
+    int64_t members;               /* sp, or 1 */
     double tolerance, unit, floor; /* floor: absolute, for numbers about 0 */
     double (*way)(const reward_table *t, int64_t i, int64_t r, int way); /* 0: right */
     double (*slack)(const reward_table *t, int64_t i); /* absolute, from rounding; NULL: 0 */

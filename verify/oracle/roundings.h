@@ -22,10 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define UNIT_F32 0x1p-24
-#define UNIT_F16 0x1p-11
-#define UNIT_BF16 0x1p-8
-#define NARROW 1e-6 /* units above this one are of 16 bits */
+#define UNIT_F32    0x1p-24
+#define UNIT_F16    0x1p-11
+#define UNIT_BF16   0x1p-8
+#define NARROW      1e-6 /* units above this one are of 16 bits */
 #define LOGITS_MOST 64
 
 /* Numbers with what the loss changes by each one's rounding. */

@@ -7,9 +7,9 @@
 
 /* What was wrong with index. */
 typedef struct dump_places {
-    int64_t held;                          /* tokens of all ranks */
-    int64_t outside, twice, missing;       /* how many */
-    int64_t rank, local, token, other;     /* the first of them; other: who else holds it */
+    int64_t held;                      /* tokens of all ranks */
+    int64_t outside, twice, missing;   /* how many */
+    int64_t rank, local, token, other; /* the first of them; other: who else holds it */
 } dump_places;
 
 /* What is read of numbers, and where it goes. */
@@ -257,8 +257,8 @@ static inline int dump_documents(dump *d, int64_t dp, int64_t micro, dump_row *r
         return -1;
     }
     for (int64_t i = 0; i < t->count; i++)
-        if (row->cu_seqlens[i] < 0 || (i ? row->cu_seqlens[i] < row->cu_seqlens[i - 1]
-                                         : row->cu_seqlens[0] != 0)) {
+        if (row->cu_seqlens[i] < 0 ||
+            (i ? row->cu_seqlens[i] < row->cu_seqlens[i - 1] : row->cu_seqlens[0] != 0)) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: tensor %s has %lld at %lld; it begins with 0 and never falls",
                         d->ranks[r].path, t->name, (long long)row->cu_seqlens[i], (long long)i);
@@ -388,10 +388,10 @@ static inline void row_note_unit(dump_row *row, int i, double unit) {
 static inline int dump_read_numbers(dump *d, int64_t dp, int64_t micro, dump_row *row) {
     for (int i = 0; !d->error.status && i < ROW_NUMBERS; i++) {
         const char *name = row_numbers[i].name;
-        *row_number(row, i) =
-            row_numbers[i].of_documents
-                ? (double *)dump_read_documents(d, dp, micro, name, row, dump_as_numbers_of_any)
-                : dump_gather_numbers(d, dp, micro, name, row);
+        *row_number(row, i) = row_numbers[i].of_documents
+                                  ? (double *)dump_read_documents(d, dp, micro, name, row,
+                                                                  dump_as_numbers_of_any)
+                                  : dump_gather_numbers(d, dp, micro, name, row);
         if (!d->error.status) row_note_unit(row, i, dump_unit(d, dp, micro, name));
     }
     for (int64_t i = 0; !d->error.status && row->desirable && i < row->docs; i++)
@@ -426,8 +426,7 @@ static inline int dump_read_row(dump *d, int64_t dp, int64_t micro, dump_row *ro
     row->positions = dump_gather_integers(d, dp, micro, "positions", row, 0);
     row->labels = dump_gather_integers(d, dp, micro, "labels", row, DUMP_IGNORE);
     if (d->error.status || dump_read_numbers(d, dp, micro, row)) return -1;
-    row->groups =
-        (int64_t *)dump_read_documents(d, dp, micro, "groups", row, dump_as_integers);
+    row->groups = (int64_t *)dump_read_documents(d, dp, micro, "groups", row, dump_as_integers);
     return d->error.status ? -1 : 0;
 }
 #endif

@@ -33,9 +33,9 @@ typedef struct run {
     dump_row *rows; /* (row_count) replica after replica; NULL: not asked for */
     int64_t row_count;
     int64_t world, sp, accumulation; /* of what is written */
-    int moved; /* tokens are on other ranks, so that no row is copied */
+    int moved;                       /* tokens are on other ranks, so that no row is copied */
     const char *const *copied; /* how names begin of the step's tensors that are; NULL: none */
-    run_tensor *made; /* (count), room for (most) */
+    run_tensor *made;          /* (count), room for (most) */
     int64_t count, most;
     run_note *notes; /* (note_count), room for (note_most) */
     int64_t note_count, note_most;
@@ -73,7 +73,7 @@ static inline void run_name_list(char *text, size_t size, const char *names) {
         size_t length = strcspn(names, " "), gap = strspn(names + length, " ");
         const char *more = names + length + gap;
         used += (size_t)snprintf(text + used, size - used, "%.*s%s", (int)length, names,
-                                 !*more             ? ""
+                                 !*more              ? ""
                                  : strchr(more, ' ') ? ", "
                                                      : " and ");
         names = more;
@@ -139,8 +139,9 @@ static inline const seqpar_safetensors_tensor *run_replaced(const run *r, int64_
 static inline seqpar_safetensors_dtype run_dtype(const run *r,
                                                  const seqpar_safetensors_tensor *old,
                                                  int integers) {
-    if (integers) return old && old->dtype == SEQPAR_SAFETENSORS_I32 ? old->dtype
-                                                                     : SEQPAR_SAFETENSORS_I64;
+    if (integers)
+        return old && old->dtype == SEQPAR_SAFETENSORS_I32 ? old->dtype
+                                                           : SEQPAR_SAFETENSORS_I64;
     if (r->desc->dtype) return r->real;
     return old && dump_is_real(old->dtype) ? old->dtype : r->real;
 }
@@ -232,8 +233,8 @@ typedef struct run_name {
     char text[64];
 } run_name;
 static inline seqpar_safetensors_tensor run_tensor_of(run_name *name, int64_t micro,
-                                                      const char *what, int64_t dims,
-                                                      int64_t n, int64_t heads, int64_t dim) {
+                                                      const char *what, int64_t dims, int64_t n,
+                                                      int64_t heads, int64_t dim) {
     snprintf(name->text, sizeof name->text, "%lld.%s", (long long)micro, what);
     return (seqpar_safetensors_tensor){
         .name = name->text, .dims = dims, .shape = {n, heads, dim}};
@@ -247,8 +248,8 @@ static inline int run_put_row(run *r, const dump_row *row, int64_t dp, int64_t m
     int status = 0;
     for (int64_t q = dp * r->sp; !status && q < (dp + 1) * r->sp; q++) {
         run_name name;
-        seqpar_safetensors_tensor t =
-            run_tensor_of(&name, micro, what, dims, write_held(row, q), heads, dim);
+        seqpar_safetensors_tensor t = run_tensor_of(&name, micro, what, dims,
+                                                    write_held(row, q), heads, dim);
         void *share = write_share(row, q, from, heads * dim);
         status = write_is_integer(what) ? run_put_integers(r, q, &t, (int64_t *)share)
                                         : run_put(r, q, &t, (double *)share, 0);
@@ -305,8 +306,7 @@ static inline int run_note_number(run *r, int64_t rank, const char *key, int64_t
 
 static inline const run_note *run_noted(const run *r, int64_t rank, const char *key) {
     for (int64_t i = 0; i < r->note_count; i++)
-        if ((r->notes[i].rank == rank || r->notes[i].rank < 0) &&
-            !strcmp(r->notes[i].key, key))
+        if ((r->notes[i].rank == rank || r->notes[i].rank < 0) && !strcmp(r->notes[i].key, key))
             return &r->notes[i];
     return NULL;
 }

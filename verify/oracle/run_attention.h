@@ -17,9 +17,9 @@ static inline int run_attend_heads(const run_attend *w, int tensor) {
 }
 
 static inline int64_t run_attend_dim(const run_attend *w, int tensor) {
-    return tensor == ATTEND_LSE                            ? 1
+    return tensor == ATTEND_LSE                          ? 1
            : tensor == ATTEND_OUT || tensor == ATTEND_DV ? w->a.shape[ATTEND_V].dim
-                                                           : w->a.shape[ATTEND_Q].dim;
+                                                         : w->a.shape[ATTEND_Q].dim;
 }
 
 /* What was computed of kv head `kv` and its queries, by token. */
@@ -92,10 +92,9 @@ static inline int run_attend_put(run_attend *w) {
     int status = 0;
     for (int t = 0; !status && t < ATTEND_TENSORS; t++)
         if (w->x[t])
-            status = run_put_row(w->r, w->a.row, w->a.dp, w->a.micro,
-                                 attention_tensors[ATTEND_INPUTS + t].name, w->x[t],
-                                 t == ATTEND_LSE ? 2 : 3, run_attend_heads(w, t),
-                                 run_attend_dim(w, t));
+            status = run_put_row(
+                w->r, w->a.row, w->a.dp, w->a.micro, attention_tensors[ATTEND_INPUTS + t].name,
+                w->x[t], t == ATTEND_LSE ? 2 : 3, run_attend_heads(w, t), run_attend_dim(w, t));
     return status;
 }
 
@@ -188,8 +187,7 @@ static inline int merge_nan(run *r, int64_t rank, const seqpar_safetensors_tenso
 
 static inline int merge_put(run *r, int64_t rank, int64_t micro, merging *m) {
     run_name name;
-    seqpar_safetensors_tensor t =
-        run_tensor_of(&name, micro, "out", 3, m->n, m->heads, m->dim);
+    seqpar_safetensors_tensor t = run_tensor_of(&name, micro, "out", 3, m->n, m->heads, m->dim);
     double *out = m->out, *lse = m->lse;
     m->out = m->lse = NULL; /* taken over */
     if (run_put(r, rank, &t, out, 0)) return free(lse), -1;

@@ -69,10 +69,10 @@ static inline int move_room(move *m, int64_t tokens, int64_t docs) {
 /* A tensor of all rows and ranks of the dump, as bytes. */
 typedef struct moved {
     char what[32];
-    int documents;              /* one number a document, else one row a token */
+    int documents;               /* one number a document, else one row a token */
     seqpar_safetensors_tensor t; /* dtype, and the shape behind the tokens */
-    int64_t bytes;              /* of a token or document */
-    char **raw;                 /* (rows, sp) */
+    int64_t bytes;               /* of a token or document */
+    char **raw;                  /* (rows, sp) */
 } moved;
 
 static inline int64_t moved_dims(const char *what) {
@@ -106,8 +106,7 @@ static inline int moved_fits(moved *m, const seqpar_safetensors_tensor *t, int64
 /* One rank's. 0, or -1 with the error. */
 static inline int moved_read(run *r, moved *m, int64_t n, int64_t rank, char **to) {
     const dump_row *row = &r->rows[n];
-    const seqpar_safetensors_tensor *t =
-        dump_find(&r->d, rank, n % r->d.accumulation, m->what);
+    const seqpar_safetensors_tensor *t = dump_find(&r->d, rank, n % r->d.accumulation, m->what);
     int64_t held = m->documents ? row->docs : write_held(row, rank);
     seqpar_safetensors_part all;
     if (!t || !held) return 0;
@@ -335,8 +334,7 @@ static inline int move_metadata(run *r) {
     int status = run_note_number(r, -1, "world", r->world) ||
                  run_note_number(r, -1, "sp", r->sp) ||
                  run_note_number(r, -1, "accumulation", r->accumulation);
-    for (int64_t q = 0; !status && q < r->world; q++)
-        status = run_note_number(r, q, "rank", q);
+    for (int64_t q = 0; !status && q < r->world; q++) status = run_note_number(r, q, "rank", q);
     return status ? -1 : 0;
 }
 
@@ -390,12 +388,14 @@ static inline int run_check_sp(run *r) {
         snprintf(text, sizeof text, "%.100s: its sp is %lld already; run gather first",
                  r->desc->in, (long long)r->d.sp);
     else if (r->desc->sp > most)
-        snprintf(text, sizeof text, "--sp is %lld, and the longest row of index has %lld "
-                                    "tokens; give at most as many",
+        snprintf(text, sizeof text,
+                 "--sp is %lld, and the longest row of index has %lld "
+                 "tokens; give at most as many",
                  (long long)r->desc->sp, (long long)most);
     else if (replicas * r->desc->sp > 65536)
-        snprintf(text, sizeof text, "--sp %lld with %lld replicas are more than 65536 ranks; "
-                                    "give less",
+        snprintf(text, sizeof text,
+                 "--sp %lld with %lld replicas are more than 65536 ranks; "
+                 "give less",
                  (long long)r->desc->sp, (long long)replicas);
     else
         return 0;
@@ -403,16 +403,16 @@ static inline int run_check_sp(run *r) {
 }
 
 static inline int run_split(run *r) {
-    static const char *const prefixes[] = {"loss", "norm", "grad.", "param.",
-                                           "after.", "m.", "v.", NULL};
+    static const char *const prefixes[] = {"loss",   "norm", "grad.", "param.",
+                                           "after.", "m.",   "v.",    NULL};
     int layout = 0;
     char text[120];
-    while (layout < SEQPAR_LAYOUT_COUNT &&
-           strcmp(seqpar_layout_name(layout), r->desc->layout))
+    while (layout < SEQPAR_LAYOUT_COUNT && strcmp(seqpar_layout_name(layout), r->desc->layout))
         layout++;
     if (layout == SEQPAR_LAYOUT_COUNT) {
-        snprintf(text, sizeof text, "no layout is called '%.40s'; give contiguous, zigzag, "
-                                    "zigzag-doc or stripe",
+        snprintf(text, sizeof text,
+                 "no layout is called '%.40s'; give contiguous, zigzag, "
+                 "zigzag-doc or stripe",
                  r->desc->layout);
         return run_option(r, text);
     }
@@ -570,8 +570,7 @@ static inline int pack_put(run *r, const seqpar_batch *batch, const packing *p) 
         status = move_packed(r, &moves[n], &batch->row[n], p);
     if (!status) status = move_metadata(r) || move_rows(r, moves, batch->rows);
     if (!status)
-        status =
-            move_tensors(r, moves, batch->rows, "index cu_seqlens positions labels");
+        status = move_tensors(r, moves, batch->rows, "index cu_seqlens positions labels");
     r->copied = prefixes;
     move_leave_out(r);
     moves_free(moves, batch->rows);

@@ -105,8 +105,8 @@ static inline int run_advantages_row(run *r, int64_t n, const reward_table *t,
         if (!row->labels || row->labels[k] != DUMP_IGNORE)
             x[k] = t->way(t, document + row_document(row, k), 0, 0);
     if (!status)
-        status = run_put_row(r, row, n / r->d.accumulation, n % r->d.accumulation,
-                             "advantages", x, 1, 1, 1);
+        status = run_put_row(r, row, n / r->d.accumulation, n % r->d.accumulation, "advantages",
+                             x, 1, 1, 1);
     free(x);
     return status;
 }
@@ -255,8 +255,7 @@ static inline int run_put_after(run *r, const char *parameter, const double *aft
     for (int64_t q = 0; !status && q < r->d.world; q++) {
         run_range range;
         status = run_range_of(r, q, prefixes, parameter, count, &range);
-        if (!status && range.like)
-            status = run_put_range(r, q, name.text, &range, NULL, after);
+        if (!status && range.like) status = run_put_range(r, q, name.text, &range, NULL, after);
     }
     return status;
 }

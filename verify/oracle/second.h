@@ -104,7 +104,7 @@ static inline void second_rows(second *s, double *const *seeds) {
         int64_t n = row_end(row);
         for (int64_t t = 0; t < n; t++) {
             at[t] = (int32_t)row->ids[t];
-            at[n + t] = s->f->model.config.score ? 0
+            at[n + t] = s->f->model.config.score        ? 0
                         : row->labels[t] == DUMP_IGNORE ? SLOW_IGNORED
                                                         : (int32_t)row->labels[t];
         }
@@ -218,8 +218,9 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
     int64_t count;
     if (second_open(&s, f, seeds)) {
         second_close(&s);
-        snprintf(text, size, "the reference was not checked against slow.h: too much work, no "
-                             "cu_seqlens, or softmax_scale or softcap");
+        snprintf(text, size,
+                 "the reference was not checked against slow.h: too much work, no "
+                 "cu_seqlens, or softmax_scale or softcap");
         return -1;
     }
     if (f->model.config.score) second_seeds(&s, logp, seeds);

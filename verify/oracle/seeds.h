@@ -11,10 +11,10 @@ enum { SEEDS_RIGHT };
 /* Rows of seeds for the reference's rows. */
 typedef struct seed_set {
     const reference *f;
-    double **of;              /* (rows) each (tokens) */
-    double *const *logp;      /* (rows) of the policy; of RM, values */
+    double **of;                   /* (rows) each (tokens) */
+    double *const *logp;           /* (rows) of the policy; of RM, values */
     double *sums, *counts, *other; /* room by group or document */
-    int64_t most;             /* of groups or documents */
+    int64_t most;                  /* of groups or documents */
 } seed_set;
 
 static inline void seed_set_close(seed_set *s) {
@@ -98,7 +98,7 @@ static inline int64_t groups_in(const seed_set *s, int grouping) {
     const dump *d = s->f->d;
     int64_t documents = documents_before(s, s->f->count);
     int64_t dp = d->world / d->sp;
-    int64_t all[] = {d->world * d->accumulation, d->world,         d->accumulation, dp,
+    int64_t all[] = {d->world * d->accumulation, d->world,  d->accumulation,   dp,
                      dp * d->accumulation,       documents, documents * d->sp, 1};
     return all[grouping];
 }

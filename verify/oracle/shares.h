@@ -70,8 +70,8 @@ typedef struct share_row {
 } share_row;
 
 typedef struct share_rows {
-    share_row *of;    /* (replicas, accumulation) */
-    double *by_rank;  /* (world) labels */
+    share_row *of;   /* (replicas, accumulation) */
+    double *by_rank; /* (world) labels */
     double all;
     int64_t replicas, accumulation;
     int has_labels, has_ids;
@@ -104,8 +104,10 @@ static inline void share_row_add(share_rows *s, int64_t at, const dump_row *row)
 
 /* 0, or -1 with d->error. To be freed in either case. */
 static inline int share_rows_read(dump *d, share_rows *s) {
-    *s = (share_rows){.replicas = d->world / d->sp, .accumulation = d->accumulation,
-                      .has_labels = 1, .has_ids = 1};
+    *s = (share_rows){.replicas = d->world / d->sp,
+                      .accumulation = d->accumulation,
+                      .has_labels = 1,
+                      .has_ids = 1};
     s->of = (share_row *)calloc((size_t)(s->replicas * s->accumulation), sizeof *s->of);
     s->by_rank = (double *)calloc((size_t)d->world, sizeof *s->by_rank);
     if (!s->of || !s->by_rank) {
@@ -198,8 +200,9 @@ static inline void name_means_of(const gradient_check *c, const share_form *form
         if (v->all) verdict_name(v, mistake_named("mean_of_means"));
         if (v->all) verdict_name(v, one.named[0]);
     }
-    verdict_say(v, "they are %.6g times the gradients of a mean of %s' means; a sum of means, "
-                   "or a sum of all over an own count, is %g times it",
+    verdict_say(v,
+                "they are %.6g times the gradients of a mean of %s' means; a sum of means, "
+                "or a sum of all over an own count, is %g times it",
                 factor, form->of, form->groups);
 }
 
@@ -234,8 +237,8 @@ static inline int read_locals(dump *d, const char *parameter, int64_t count, dou
     tensor_name name;
     tensor_of(&name, "local.", parameter);
     for (int64_t r = 0; r < d->world; r++) {
-        const seqpar_safetensors_tensor *t =
-            seqpar_safetensors_find(d->ranks[r].file, name.text);
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file,
+                                                                     name.text);
         if (!t || t->count != count) return 0;
         if (!(x[1 + r] = dump_doubles(d, r, t))) return -1;
     }
@@ -297,8 +300,8 @@ static inline void row_forms(share_forms *f, const share_rows *got, const int64_
     double groups[] = {(double)(got->replicas * got->accumulation), (double)got->replicas,
                        (double)got->accumulation};
     for (int last = 1; last >= 0 && got->accumulation > 1; last--) {
-        share_form *one =
-            form_begin(f, last ? "the last micro-batch" : "the first micro-batch", 0);
+        share_form *one = form_begin(f, last ? "the last micro-batch" : "the first micro-batch",
+                                     0);
         int64_t kept = last ? got->accumulation - 1 : 0;
         for (int64_t q = 0; q < f->shares; q++) one->w[q] = row[q] % got->accumulation == kept;
     }
@@ -339,8 +342,8 @@ static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
 typedef struct rank_shares {
     gradient_check *c;
     const share_forms *forms;
-    likeness like[SHARE_FORMS]; /* of the sums that can be judged */
-    likeness reduced;           /* of the gradient with the sum of all ranks' own */
+    likeness like[SHARE_FORMS];             /* of the sums that can be judged */
+    likeness reduced;                       /* of the gradient with the sum of all ranks' own */
     int64_t judged, fit[SHARE_FORMS], even; /* even: fit with equal weights */
 } rank_shares;
 
@@ -429,10 +432,10 @@ static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
     for (int i = 0; i < f.count; i++) {
         double right = own_factor(&s.like[i]), reduced = own_factor(&s.reduced);
         if (!s.judged || s.fit[i] < s.judged || s.even == s.judged) continue;
-        name_means_of(c, &f.form[i], reduced / right,
-                      distance_from(&s.like[i], right), v);
-        verdict_say(v, "that is what %lld parameters say whose local gradients come from a "
-                       "rank's own tokens alone",
+        name_means_of(c, &f.form[i], reduced / right, distance_from(&s.like[i], right), v);
+        verdict_say(v,
+                    "that is what %lld parameters say whose local gradients come from a "
+                    "rank's own tokens alone",
                     (long long)s.judged);
     }
     return v->count > 0;

@@ -89,8 +89,7 @@ typedef struct element {
     int vector;
 } element;
 
-static inline void way_moments(const dump_facts *f, const step_way *way, double g,
-                               element *e) {
+static inline void way_moments(const dump_facts *f, const step_way *way, double g, element *e) {
     double of_old = way->moments == MOMENTS_KEPT_WHOLE, of_new = way->moments == MOMENTS_ADDED;
     if (way->moments == MOMENTS_LOST) e->m = e->v = 0;
     e->m = (of_old > 0 ? 1 : f->beta1) * e->m + (of_new > 0 ? 1 : 1 - f->beta1) * g;
@@ -122,8 +121,8 @@ typedef struct step_match {
 
 typedef struct step_check {
     const step_norms *n;
-    step_match *of;       /* (world) */
-    way_numbers *numbers; /* (world, STEP_WAYS) */
+    step_match *of;        /* (world) */
+    way_numbers *numbers;  /* (world, STEP_WAYS) */
     dump_facts of_vectors; /* as they hold for biases and norms, which may not decay */
     int64_t parameters, vectors;
     char first[128]; /* parameter whose step is not the right one */
@@ -139,9 +138,9 @@ typedef struct step_inputs {
 /* What the gradient is multiplied by before the step; NaN: the dump does not say. */
 static inline double way_clip(const step_norms *n, const step_way *way, int64_t rank) {
     double norm = way->clip == CLIP_BY ? way->norm(n, rank) : sqrt(n->all);
-    return way->clip == CLIP_NOT || way->clip == CLIP_BEFORE
-               ? 1
-               : isnan(norm) ? NAN : clip_factor(n->d->facts.max_norm, norm);
+    return way->clip == CLIP_NOT || way->clip == CLIP_BEFORE ? 1
+           : isnan(norm)                                     ? NAN
+                         : clip_factor(n->d->facts.max_norm, norm);
 }
 
 static inline element element_at(const step_inputs *in, int64_t at) {
@@ -332,11 +331,10 @@ static inline void say_hidden_ways(const step_check *c, verdict *v) {
     for (int i = 1; i < STEP_WAYS; i++) {
         const char *name = step_ways[i].name, *last = step_ways[i - 1].name;
         if (!name || (last && !strcmp(name, last))) continue; /* another form of it */
-        if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text)
-            continue;
+        if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text) continue;
         if (c->n->d->facts.optimizer == DUMP_ADAMW || step_ways[i].clip || step_ways[i].decay)
-            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s",
-                     *text ? ", " : "", name);
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
+                     name);
     }
     if (*text) verdict_say(v, "would not show in this step: %.290s", text);
 }
@@ -381,8 +379,9 @@ static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
     }
     if (!count) return 0;
     verdict_name(v, mistake_named("shard_not_updated"));
-    verdict_say(v, "%lld ranks did not move at all, the first is rank %lld; all others made "
-                   "the right step",
+    verdict_say(v,
+                "%lld ranks did not move at all, the first is rank %lld; all others made "
+                "the right step",
                 (long long)count, (long long)first);
     return 1;
 }
@@ -447,8 +446,9 @@ static inline int try_step(stage *s, step_check *c, int spare) {
     if (each_parameter(d, "after.", add_step, c)) return -1;
     if (c->parameters) judge_step(c, s);
     if (c->parameters && spare)
-        verdict_say(&s->v, "no decay acts on the %lld biases and norms, as most frameworks "
-                           "have it",
+        verdict_say(&s->v,
+                    "no decay acts on the %lld biases and norms, as most frameworks "
+                    "have it",
                     (long long)c->vectors);
     return 0;
 }

@@ -44,12 +44,12 @@ static const struct mark {
     const char *label, *what;
     int stage;
     int64_t (*is)(const strips *s, int64_t t); /* how often */
-} marks[] = {{"nobody", "held by nobody", PLACES, mark_nobody},
-             {"twice", "held once more", PLACES, mark_twice},
-             {"position", "position differs", POSITIONS, mark_position},
-             {"label", "label differs", LABELS, mark_label},
-             {"cut, no label", "no label at a cut, though its neighbours have one", LABELS,
-              mark_gap}};
+} marks[] = {
+    {"nobody", "held by nobody", PLACES, mark_nobody},
+    {"twice", "held once more", PLACES, mark_twice},
+    {"position", "position differs", POSITIONS, mark_position},
+    {"label", "label differs", LABELS, mark_label},
+    {"cut, no label", "no label at a cut, though its neighbours have one", LABELS, mark_gap}};
 enum { MARKS = sizeof marks / sizeof *marks };
 
 /* What a stage passed is no mark: one masked token may lie at a cut. */
@@ -250,17 +250,15 @@ static inline void put_label(const strips *s, double y, const char *text) {
 }
 
 static inline void put_back(const strips *s, double y, double height) {
-    fprintf(s->out,
-            "<rect class=\"back\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n",
+    fprintf(s->out, "<rect class=\"back\" x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\"/>\n",
             STRIP_LEFT, y, STRIP_WIDE, height);
 }
 
 static inline void put_document(const strips *s, int64_t a, int64_t b, const char *kind,
                                 const char *name) {
     double left = x_of(s, a), wide = x_of(s, b) - left;
-    fprintf(s->out,
-            "<rect class=\"%s\" x=\"%.2f\" y=\"0\" width=\"%.2f\" height=\"14\"/>\n", kind,
-            left, wide);
+    fprintf(s->out, "<rect class=\"%s\" x=\"%.2f\" y=\"0\" width=\"%.2f\" height=\"14\"/>\n",
+            kind, left, wide);
     if (wide >= 8.0 * (double)strlen(name))
         fprintf(s->out, "<text class=\"on\" x=\"%.1f\" y=\"11\">%s</text>\n", left + wide / 2,
                 name);

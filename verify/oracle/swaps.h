@@ -87,10 +87,11 @@ static inline void name_swaps(const swap_check *s, int form, verdict *v) {
     }
     if (first < 0) return;
     verdict_name(v, mistake_named("shards_swapped"));
-    verdict_say(v, form == SWAP_OF_ALL
-                       ? "rank %lld has what the right step makes of rank %lld's range"
-                       : "rank %lld's step is that of its range with the gradient of rank "
-                         "%lld's",
+    verdict_say(v,
+                form == SWAP_OF_ALL
+                    ? "rank %lld has what the right step makes of rank %lld's range"
+                    : "rank %lld's step is that of its range with the gradient of rank "
+                      "%lld's",
                 (long long)first, (long long)swap_source(s, first, form));
 }
 

@@ -48,8 +48,8 @@ typedef struct token_groups {
 } token_groups;
 
 typedef struct token_sums {
-    step_means means; /* of tokens, each by its weight in the right mean */
-    step_means own;   /* of documents' means by each rank's own count */
+    step_means means;               /* of tokens, each by its weight in the right mean */
+    step_means own;                 /* of documents' means by each rank's own count */
     double tokens, documents, rows; /* that have a supervised token */
     double all;                     /* tokens, supervised or not */
     double by_token[TOKEN_WAYS];    /* sums of losses */
@@ -57,13 +57,13 @@ typedef struct token_sums {
     double by_row;                  /* sum of rows' means over documents */
     token_group row, replica;       /* those being added up */
     token_groups micro, replicas;
-    int64_t dp;                     /* whose the replica is */
-    double of_row;                  /* supervised tokens of the row */
-    double zeros, zero_labels;      /* losses of targets with id 0; how many these are */
-    double parts, pieces;  /* sum over documents and ranks of their own means; how many */
-    double filled;         /* the same, averaged over the ranks that have a token of it */
-    double size;           /* of losses, weighted */
-    double computed;       /* of slopes by log-probs, weighted */
+    int64_t dp;                /* whose the replica is */
+    double of_row;             /* supervised tokens of the row */
+    double zeros, zero_labels; /* losses of targets with id 0; how many these are */
+    double parts, pieces;      /* sum over documents and ranks of their own means; how many */
+    double filled;             /* the same, averaged over the ranks that have a token of it */
+    double size;               /* of losses, weighted */
+    double computed;           /* of slopes by log-probs, weighted */
     written logp, old_logp, advantages, reference;
     double unit;           /* the coarsest of the numbers in it */
     int unknown_documents; /* a row does not say where documents begin */
@@ -128,8 +128,7 @@ static inline void tokens_add_rounding(token_sums *s, const dump_facts *f, const
     written_add(&s->advantages, row->unit.advantages, row->advantages[t],
                 weight * by.advantage);
     if (f->kl_coef > 0)
-        written_add(&s->reference, row->unit.ref_logp, row->ref_logp[t],
-                    weight * by.reference);
+        written_add(&s->reference, row->unit.ref_logp, row->ref_logp[t], weight * by.reference);
 }
 
 /* How far the weighted sum may be off. */
@@ -304,15 +303,14 @@ static inline void tokens_add_means(const token_sums *s, answers *a, const dump_
         answers_add(a, "mean_over_tokens", s->by_token[TOKEN_RIGHT] / s->tokens, NULL);
     if (s->unknown_documents) return;
     if (f->reduction != DUMP_BY_SEQUENCE) {
-        answers_add(a, "mean_over_sequences", s->by_document[TOKEN_RIGHT] / s->documents,
-                    NULL);
+        answers_add(a, "mean_over_sequences", s->by_document[TOKEN_RIGHT] / s->documents, NULL);
         answers_add(a, "mean_over_sequences", s->by_row / s->rows,
                     "of each row, and then the mean of rows");
     }
     answers_add(a, "sequence_counts_local", several * s->parts / s->documents,
                 "added over ranks");
-    answers_add(a, "sequence_counts_local",
-                several * s->parts / s->documents / (double)f->sp, "averaged over ranks");
+    answers_add(a, "sequence_counts_local", several * s->parts / s->documents / (double)f->sp,
+                "averaged over ranks");
     answers_add(a, "sequence_counts_local", several * s->filled / s->documents,
                 "averaged over the ranks that have a token of the document");
     answers_add(a, "sequence_counts_local", several * s->parts / s->pieces,
@@ -326,7 +324,7 @@ static inline void tokens_add_means(const token_sums *s, answers *a, const dump_
 /* Whether a mean of means, and what mean a rank takes of documents, is the right one here. */
 static inline int tokens_means_hidden(const token_sums *s, const answers *a, const law *l,
                                       int64_t reduction) {
-    int grouping = reduction == DUMP_BY_SEQUENCE         ? BY_REPLICA_MICRO
+    int grouping = reduction == DUMP_BY_SEQUENCE       ? BY_REPLICA_MICRO
                    : s->means.by[BY_RANK_MICRO].groups ? BY_RANK_MICRO
                                                        : BY_RANK;
     const law *means = &s->means.by[grouping];
@@ -420,8 +418,7 @@ static inline void tokens_answers(token_sums *s, answers *a, const dump_facts *f
     answers_accept(a, tokens_mean(s, f, TOKEN_KL_CUT), token_ways[TOKEN_KL_CUT].how);
     for (int way = 0; way < TOKEN_WAYS; way++)
         if (token_ways[way].name)
-            answers_add(a, token_ways[way].name, tokens_mean(s, f, way),
-                        token_ways[way].how);
+            answers_add(a, token_ways[way].name, tokens_mean(s, f, way), token_ways[way].how);
     tokens_add_means(s, a, f);
     tokens_add_zero(s, a, f);
     for (int i = 0; i < GROUPINGS; i++) {
@@ -458,8 +455,9 @@ static inline void tokens_name_local_counts(const token_sums *s, const law *l, c
             double x = averaged ? mean : own;
             if (!law_equal(l, l->got, x) || !answer_shows(l, x, a->right)) continue;
             verdict_name(v, mistake_named("local_count"));
-            verdict_say(v, "local_count: of each micro-batch, the sum of %s over the rank's "
-                           "own count%s",
+            verdict_say(v,
+                        "local_count: of each micro-batch, the sum of %s over the rank's "
+                        "own count%s",
                         whole ? "all ranks" : "the sequence's ranks",
                         averaged ? ", averaged over ranks" : "");
         }

@@ -16,17 +16,17 @@
 typedef struct truth {
     reference exact, rounded; /* fp64, bf16 */
     dump *d;
-    double ratio;       /* of units, to bf16 */
-    const char *unit;   /* what it is called */
-    double budget;      /* seconds */
-    double *got;        /* (elements) of grad. tensors */
-    char *have;         /* (tensors) which are there */
+    double ratio;     /* of units, to bf16 */
+    const char *unit; /* what it is called */
+    double budget;    /* seconds */
+    double *got;      /* (elements) of grad. tensors */
+    char *have;       /* (tensors) which are there */
     double logp_limit, gradient_limit;
     int logp_is_right, is_void;
-    double logp_far; /* of one log-prob, where it was farthest, rounded */
-    char second[200]; /* what slow.h says of the reference */
-    details *more;    /* NULL: nothing is kept */
-    double **dumped;  /* (rows) log-probs of the dump, borrowed; NULL: it has none */
+    double logp_far;       /* of one log-prob, where it was farthest, rounded */
+    char second[200];      /* what slow.h says of the reference */
+    details *more;         /* NULL: nothing is kept */
+    double **dumped;       /* (rows) log-probs of the dump, borrowed; NULL: it has none */
     struct timespec begin; /* of the first mistake that is tried */
     int begun;
 } truth;
@@ -212,8 +212,8 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     t->logp_is_right = far <= t->logp_limit;
     if (l.want_want == 0) {
         v->kind = VERDICT_INSUFFICIENT;
-        verdict_say(v, t->exact.model.config.score ? "all values are 0"
-                                                   : "no token has a label");
+        verdict_say(v,
+                    t->exact.model.config.score ? "all values are 0" : "no token has a label");
     }
     if (t->logp_is_right) return 0;
     v->kind = VERDICT_WRONG;
@@ -276,8 +276,7 @@ static inline double best_factor(const likeness *l) { return l->got_want / l->wa
 /* One way of the step: its gradient against the dump's, with any factor. 1: it is that, and not
    the right one; 0: it is not; -1 with d->error. */
 static inline int try_gradient(truth *t, gradient_check *c, const double *right,
-                               const reference_way *way, double *const *seeds,
-                               double *factor) {
+                               const reference_way *way, double *const *seeds, double *factor) {
     likeness from_right;
     double none;
     if (reference_gradient(&t->exact, way, seeds) ||
@@ -379,8 +378,9 @@ static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *s
     near = ppo_near_clip(seeds, t->dumped ? 0 : 4 * t->ratio * t->logp_far);
     if (!near) return;
     v->kind = VERDICT_INSUFFICIENT;
-    verdict_say(v, "%lld tokens have a ratio so near to the clip's edge that rounding of "
-                   "log-probs may turn their gradient off%s",
+    verdict_say(v,
+                "%lld tokens have a ratio so near to the clip's edge that rounding of "
+                "log-probs may turn their gradient off%s",
                 (long long)near, t->dumped ? "" : "; dump logp");
 }
 
@@ -444,8 +444,7 @@ static inline double farthest_logp(const reference *f, double *const *other) {
     double worst = 0;
     for (int64_t i = 0; i < f->count; i++)
         for (int64_t t = 0; t < row_end(&f->rows[i]); t++)
-            if (has_output(f, i, t))
-                worst = fmax(worst, fabs(f->logp[i][t] - other[i][t]));
+            if (has_output(f, i, t)) worst = fmax(worst, fabs(f->logp[i][t] - other[i][t]));
     return worst;
 }
 
@@ -473,8 +472,7 @@ static inline int truth_limits(truth *t, double *const *logp, double *right, see
     if (!seed_set_make(seeds, SEEDS_RIGHT)) return 1;
     if (reference_gradient(&t->exact, &right_way, seeds->of)) return -1;
     memcpy(right, t->exact.gradient, (size_t)t->exact.model.elements * sizeof *right);
-    t->is_void = !second_agrees(&t->exact, logp, seeds->of, right, t->second,
-                                sizeof t->second);
+    t->is_void = !second_agrees(&t->exact, logp, seeds->of, right, t->second, sizeof t->second);
     if (seeds->logp == logp) {
         seeds->logp = t->rounded.logp;
         seed_set_make(seeds, SEEDS_RIGHT);

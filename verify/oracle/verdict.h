@@ -19,7 +19,7 @@ typedef enum verdict_kind {
     VERDICT_INSUFFICIENT = 4,
     VERDICT_VOID = 6,     /* the two references disagree */
     VERDICT_SURVIVED = 7, /* a mutant, which a test did not see */
-    VERDICT_MARGINAL = 5 /* beyond the limit, by less than half of it; 0 without --strict */
+    VERDICT_MARGINAL = 5  /* beyond the limit, by less than half of it; 0 without --strict */
 } verdict_kind;
 
 enum { VERDICT_LINES = 16 };
@@ -27,7 +27,7 @@ typedef struct verdict {
     verdict_kind kind;
     const mistake *named[MISTAKES]; /* of a wrong one; none: no known mistake gives this */
     int count, lines;
-    int all; /* all that are named were made, not one of them */
+    int all;                       /* all that are named were made, not one of them */
     char line[VERDICT_LINES][320]; /* the evidence, in sentences */
 } verdict;
 
@@ -147,10 +147,10 @@ static inline void verdict_title(FILE *out, const verdict *v) {
     if (v->kind == VERDICT_WRONG && !v->count) fprintf(out, ": unknown");
     for (int i = 0; i < v->count; i++)
         fprintf(out, "%s%s",
-                i && v->all                 ? " and "
-                : i                         ? ", "
+                i && v->all               ? " and "
+                : i                       ? ", "
                 : v->count > 1 && !v->all ? ": one of "
-                                            : ": ",
+                                          : ": ",
                 v->named[i]->name);
 }
 

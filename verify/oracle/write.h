@@ -122,14 +122,14 @@ static inline void page_put(page *p, const dump_row *row, int64_t rank, int64_t 
     void *share = from ? page_own(p, write_share(row, rank, from, columns)) : NULL;
     if (!share) return;
     snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
-    page_add(p,
-             &(seqpar_safetensors_tensor){
-                 .name = name,
-                 .dtype = write_is_integer(what) ? SEQPAR_SAFETENSORS_I64
-                                                 : SEQPAR_SAFETENSORS_F64,
-                 .dims = heads ? columns > heads ? 3 : 2 : 1,
-                 .shape = {write_held(row, rank), heads, heads ? columns / heads : 1}},
-             share);
+    page_add(
+        p,
+        &(seqpar_safetensors_tensor){
+            .name = name,
+            .dtype = write_is_integer(what) ? SEQPAR_SAFETENSORS_I64 : SEQPAR_SAFETENSORS_F64,
+            .dims = heads ? columns > heads ? 3 : 2 : 1,
+            .shape = {write_held(row, rank), heads, heads ? columns / heads : 1}},
+        share);
 }
 
 /* A page of all parameters from an array of the model's elements, names with a prefix. */
