@@ -110,6 +110,7 @@ int main(void) {
     if (deal()) return 1;
     printf("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d 500\" width=\"%d\" "
            "font-family=\"sans-serif\" font-size=\"16\" fill=\"#222\">\n"
+           "<!-- SPDX-License-Identifier: MIT OR Unlicense -->\n"
            "<title>A row over four ranks, the ring, and the tree of sums</title>\n"
            "<defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"4\" refY=\"4\" "
            "markerWidth=\"7\" markerHeight=\"7\" orient=\"auto\"><path d=\"M0 0L8 4L0 8z\" "

@@ -172,5 +172,11 @@ else
     in_tree >$out/format.log && [ "$(cat $out/tree/bad.c)" = "int two(void) { return 2; }" ] && [ -z "$(in_tree --check)" ] && ok format_formats || fail format_formats "$(head -n 3 $out/tree/bad.c | tr '\n' ' ')"
 fi
 
+if [ -n "$TEST_ALL" ]; then # 15 s of processor
+    said=$(ci/format.sh --check); code=$?
+    if [[ $said = "skip format: "* ]]; then skip format_tree "${said#skip format: }"
+    elif [ $code -eq 0 ]; then ok format_tree; else fail format_tree "run ci/format.sh: $(echo "$said" | head -n 3 | tr '\n' ' ')"; fi
+fi
+
 printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo
 [ $failed -eq 0 ]
