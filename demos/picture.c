@@ -57,7 +57,7 @@ static const char middle[] = "text-anchor=\"middle\"",
 
 static void draw_row(double y) {
     char word[16];
-    heading(y, "A row of tokens in 8 chunks, dealt to 4 ranks");
+    heading(y, "A sequence in 8 chunks, split over 4 ranks");
     for (int i = 0; i < CHUNKS; i++) {
         snprintf(word, sizeof word, "%d", i);
         box(LEFT + i * BOX, y + 14, BOX - 3, 36, colors[holder[i]]);
@@ -69,7 +69,7 @@ static void draw_row(double y) {
 static void draw_ring(double y) {
     double wide = 84, gap = 32, at = LEFT;
     char word[32];
-    heading(y, "Keys and values go round; queries stay");
+    heading(y, "Ring attention: keys and values move on");
     for (int r = 0; r < RANKS; r++, at += wide + gap) {
         box(at, y + 16, wide, 44, colors[r]);
         snprintf(word, sizeof word, "rank %d", r);
@@ -85,7 +85,7 @@ static void draw_ring(double y) {
 /* Leaves in the colour of who computes them; whoever has both operands adds. */
 static void draw_tree(double y) {
     char word[16];
-    heading(y, "Every sum is taken in one tree over the chunks");
+    heading(y, "All sums over tokens follow one tree");
     for (int count = CHUNKS, level = 0; count >= 1; count /= 2, level++) {
         double step = (double)CHUNKS / count * BOX, at = y + 200 - level * 52;
         for (int i = 0; i < count; i++) {
@@ -102,7 +102,7 @@ static void draw_tree(double y) {
             text(x, at + 5, middle, "+");
         }
     }
-    text(LEFT, y + 240, "", "1 rank and 4 ranks do the same additions:");
+    text(LEFT, y + 240, "", "On 1 rank and on 4 these are the same additions:");
     text(LEFT, y + 262, "", "the same order, the same rounding, the same bits.");
 }
 

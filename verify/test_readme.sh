@@ -68,7 +68,8 @@ want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_o
 if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' +2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 program="build/seqpar-verify law --got 2.0249 --want 8.0997 --sp 4"
 $program > $out/shown.txt
-if [ "$(shown "$program" | grep -cxFf $out/shown.txt)" = 3 ] && [ "$(shown "$program" | head -n 1)" = "$(head -n 1 $out/shown.txt)" ]; then ok readme_shows_law; else fail readme_shows_law "$(shown "$program" | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+shown "$program" > $out/law.txt
+if [ "$(head -n 1 $out/law.txt)" = "\$ ${program#build/}" ] && [ "$(tail -n +2 $out/law.txt | grep -cxFf $out/shown.txt)" = 3 ] && [ "$(sed -n 2p $out/law.txt)" = "$(head -n 1 $out/shown.txt)" ] && [ "$(wc -l < $out/law.txt)" = 4 ]; then ok readme_shows_law; else fail readme_shows_law "$(shown "$program" | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 
 build/03_own_kernel > $out/own.txt && tail -n 1 $out/own.txt | grep -q ': yes$' && ok own_kernel_demo || fail own_kernel_demo "$(tail -n 1 $out/own.txt)"
 build/07_own_attention > $out/attend.txt && tail -n 1 $out/attend.txt | grep -q ': yes$' && ok own_attention_demo || fail own_attention_demo "$(tail -n 1 $out/attend.txt)"
