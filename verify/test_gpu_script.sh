@@ -20,6 +20,10 @@ stand_in bundle/bench_gpu 'echo "{\"cases\": []}" >build/bench/gpu.json; echo "#
 stand_in bundle/make_arith 'touch "$1"'
 for trainer in sft dpo; do stand_in bundle/train_$trainer 'while [ $# -gt 1 ]; do [ "$1" = --save_path ] && echo same >"$2/model.safetensors"; shift; done'; done
 stand_in bundle/compare_runs 'echo "identical bits: yes"'
+# What the script calls is what make gpu-bundle builds; cuDNN's and NCCL's only where these are.
+make -Bn NVCC=nvcc gpu-bundle >$out/bundle.log 2>&1
+missing=$(grep -oE '"\$bundle/[a-z_]+' ci/gpu.sh | sort -u | sed 's#.*/##' | grep -vxE 'peer_torch_gpu|cudnn_attention|test_nccl_gpus|train_sft_nccl' | while read -r program; do grep -q -- "-o build/gpu/$program" $out/bundle.log || echo "$program"; done)
+[ -z "$missing" ] && ok bundle_is_complete || fail bundle_is_complete "make gpu-bundle does not build "$missing
 # no test_cuda_step, no cudnn_attention, no NCCL, no compute-sanitizer, no ncu
 
 run() { env -u GPU_PARTS PATH="$out/bin:$PATH" "$@" bash ci/gpu.sh $out/bundle $out/out >$out/log 2>&1; }
