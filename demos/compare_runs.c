@@ -15,6 +15,7 @@
 #include <signal.h>
 #include "data.h"
 #include "plot.h"
+#include "report.h"
 
 enum { LONGEST = 1000 }; /* bytes of a folder's path */
 
@@ -112,6 +113,8 @@ static double seconds_of(const char *text) {
     return *text && !*end && isfinite(seconds) && seconds > 0 ? seconds : NAN;
 }
 
+/* NaN: the metrics do not say. */
+static double tokens_per_second(const run *r) { return r->tokens / r->seconds; }
 static double per_token_us(const run *r) { return 1e6 * r->processor_seconds / r->tokens; }
 
 /* The ranks are threads of one machine. So the time of day says how they share its cores, and
@@ -119,9 +122,10 @@ static double per_token_us(const run *r) { return 1e6 * r->processor_seconds / r
 static void print_speed(const run *r) {
     const char *name[] = {"1 rank", "4 ranks"};
     bool timed = isfinite(per_token_us(&r[0]) + per_token_us(&r[1]));
+    if (!isfinite(tokens_per_second(&r[0]) + tokens_per_second(&r[1]))) return;
     printf("\n%-8s %10s%s\n", "", "tokens/s", timed ? "   processor time a token" : "");
     for (int i = 0; i < 2; i++) {
-        printf("%-8s %10.0f", name[i], r[i].tokens / r[i].seconds);
+        printf("%-8s %10.0f", name[i], tokens_per_second(&r[i]));
         if (timed) printf(" %22.1f us", per_token_us(&r[i]));
         printf("\n");
     }
@@ -137,7 +141,7 @@ int main(int argc, char **argv) {
     run r[3] = {0};
     const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
-    char path[LONGEST + 64], text[1024], shown[1024], why[512] = "";
+    char path[LONGEST + 64], text[1024], shown[1024], why[512] = "", speed[32];
     int64_t tensors = 0, values = 0;
     bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
     if (help || (argc != 5 && argc != 7))
@@ -189,10 +193,10 @@ int main(int argc, char **argv) {
         "{\n  \"steps\": %lld,\n  \"sp\": 4,\n  \"loss_first\": %.17g,\n  \"loss_last\": "
         "%.17g,\n  \"loss_bits_equal\": %s,\n  \"param_bits_equal\": %s,\n  "
         "\"dpo_first_loss\": %.17g,\n  \"dpo_first_loss_is_ln2_bitwise\": %s,\n  "
-        "\"tokens_per_second\": %.1f\n}\n",
+        "\"tokens_per_second\": %s\n}\n",
         (long long)arrlen(r[1].loss), r[1].loss[0], arrlast(r[1].loss),
         losses ? "true" : "false", params ? "true" : "false", r[2].loss[0],
-        first ? "true" : "false", r[1].tokens / r[1].seconds);
+        first ? "true" : "false", demo_json_number(speed, tokens_per_second(&r[1])));
     snprintf(path, sizeof path, "%s/summary.json", argv[4]);
     bool written = !seqpar_file_write_atomic(path, text, size, &error);
     if (!written) fprintf(stderr, "error: %s\n", error.text);

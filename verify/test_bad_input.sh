@@ -446,6 +446,9 @@ for program in compare_runs make_arith 02_layouts; do
     build/$program --help >$out/help.log 2>/dev/null; [ $? -eq 0 ] && grep -q '^usage: ' $out/help.log && ok "bad_help $program" || fail "bad_help $program" "$(head -n 1 $out/help.log)"
 done
 mkdir $out/half $out/whole; run whole sft $labels --dataset $out/arith.jsonl --metrics_path $out/whole/metrics.jsonl
+for seconds in soon 0 -1 nan ''; do
+    build/compare_runs $out/whole $out/whole $out/whole $out/curves 1 "$seconds" 2>$out/runs.log; [ $? -eq 2 ] && grep -q "^error: '$seconds' is no processor time; give seconds above 0" $out/runs.log && ok "bad_compare_seconds '$seconds'" || fail "bad_compare_seconds '$seconds'" "$(head -n 1 $out/runs.log)"
+done
 build/compare_runs $out/whole $out/half $out/whole $out/curves 2>$out/runs.log; [ $? -eq 2 ] && grep -q '^error: .*half/metrics.jsonl: No such file or directory; each DIR holds metrics.jsonl' $out/runs.log && ok bad_compare_half || fail bad_compare_half "$(head -n 1 $out/runs.log)"
 build/compare_runs $out/whole $out/whole $out/whole $out/curves >$out/runs.log 2>&1; grep -q "^curves: $out/curves/loss.svg" $out/runs.log && [ -s $out/curves/loss.svg ] && [ -s $out/curves/summary.json ] && ok bad_compare_makes || fail bad_compare_makes "$(head -n 1 $out/runs.log)"
 build/compare_runs $out/whole $out/whole $out/whole $out/arith.jsonl >$out/runs.log 2>&1; [ $? -eq 2 ] && [ "$(wc -l <$out/runs.log)" -eq 1 ] && grep -q '^error: .*arith.jsonl: is there but is no folder' $out/runs.log && ok bad_compare_file || fail bad_compare_file "$(head -n 1 $out/runs.log)"

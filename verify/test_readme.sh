@@ -123,6 +123,8 @@ number() { sed -nE "s/.*\"$1\": ([^,]*),?/\1/p" build/demo/summary.json; }
 if make --no-print-directory demo > $out/demo.log 2>&1; then
     want=$(grep -A4 'ends with' README.md | grep -E '^(identical bits|first DPO loss)')
     [ "$(tail -n 2 $out/demo.log)" = "$want" ] && ok demo_last_lines || fail demo_last_lines "$(tail -n 2 $out/demo.log)"
+    speeds=$(awk '/^ +tokens\/s   processor time a token$/ { rows = 2; next } rows-- > 0 && NF == 5 && $3 > 0 && $4 > 0 { n++ } END { print n + 0 }' $out/demo.log)
+    [ "$speeds" = 2 ] && grep -q "^4 ranks share the $(getconf _NPROCESSORS_ONLN) cores" $out/demo.log && ok demo_speed || fail demo_speed "$(grep -A 4 tokens/s $out/demo.log | tail -n 5 | tr '\n' ' ')"
     [ "$(number dpo_first_loss_is_ln2_bitwise)" = true ] && ok demo_dpo_first_loss || fail demo_dpo_first_loss "$(number dpo_first_loss)"
     if awk "BEGIN { exit !($(number loss_last) <= 0.35 * $(number loss_first) && $(number steps) >= 100 && $(number sp) == 4) }"; then ok "demo_learns ($(number loss_first) -> $(number loss_last))"; else fail demo_learns "$(tr -d '\n' < build/demo/summary.json)"; fi
     [ "$(number loss_bits_equal)$(number param_bits_equal)" = truetrue ] && ok demo_bits || fail demo_bits "$(tr -d '\n' < build/demo/summary.json)"
