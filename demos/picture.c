@@ -8,7 +8,8 @@
 #include <stdio.h>
 #include "files.h"
 
-enum { RANKS = 4, CHUNKS = 8, WIDTH = 480, BOX = 54, LEFT = 24 };
+enum { RANKS = 4, CHUNKS = 8, WIDTH = 480 };
+static const double wide = 54, left = 24; /* of a chunk; the margin */
 static const char *const colors[RANKS] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7"};
 static int holder[CHUNKS]; /* the rank of each chunk, as seqpar_split deals them */
 
@@ -38,7 +39,7 @@ static void text(double x, double y, const char *style, const char *words) {
 }
 
 static void heading(double y, const char *words) {
-    text(LEFT, y, "font-weight=\"bold\"", words);
+    text(left, y, "font-weight=\"bold\"", words);
 }
 
 static void box(double x, double y, double w, double h, const char *color) {
@@ -60,26 +61,26 @@ static void draw_row(double y) {
     heading(y, "A sequence in 8 chunks, split over 4 ranks");
     for (int i = 0; i < CHUNKS; i++) {
         snprintf(word, sizeof word, "%d", i);
-        box(LEFT + i * BOX, y + 14, BOX - 3, 36, colors[holder[i]]);
-        text(LEFT + i * BOX + (BOX - 3) / 2.0, y + 38, white, word);
+        box(left + i * wide, y + 14, wide - 3, 36, colors[holder[i]]);
+        text(left + i * wide + (wide - 3) / 2.0, y + 38, white, word);
     }
 }
 
 /* Rank r holds its two chunks and hands keys and values to the next. */
 static void draw_ring(double y) {
-    double wide = 84, gap = 32, at = LEFT;
+    double part = 84, gap = 32, at = left;
     char word[32];
     heading(y, "Ring attention: keys and values move on");
-    for (int r = 0; r < RANKS; r++, at += wide + gap) {
-        box(at, y + 16, wide, 44, colors[r]);
+    for (int r = 0; r < RANKS; r++, at += part + gap) {
+        box(at, y + 16, part, 44, colors[r]);
         snprintf(word, sizeof word, "rank %d", r);
-        text(at + wide / 2, y + 43, white, word);
-        if (r + 1 < RANKS) line(at + wide, y + 38, at + wide + gap - 7, y + 38, arrow);
+        text(at + part / 2, y + 43, white, word);
+        if (r + 1 < RANKS) line(at + part, y + 38, at + part + gap - 7, y + 38, arrow);
     }
-    at -= wide / 2 + gap;
+    at -= part / 2 + gap;
     printf(
         "<path d=\"M%g %gV%gH%gV%g\" fill=\"none\" stroke=\"#444\" stroke-width=\"1.5\"%s/>\n",
-        at, y + 60, y + 76, LEFT + wide / 2, y + 67, arrow);
+        at, y + 60, y + 76, left + part / 2, y + 67, arrow);
 }
 
 /* Leaves in the colour of who computes them; whoever has both operands adds. */
@@ -87,9 +88,9 @@ static void draw_tree(double y) {
     char word[16];
     heading(y, "All sums over tokens follow one tree");
     for (int count = CHUNKS, level = 0; count >= 1; count /= 2, level++) {
-        double step = (double)CHUNKS / count * BOX, at = y + 200 - level * 52;
+        double step = (double)CHUNKS / count * wide, at = y + 200 - level * 52;
         for (int i = 0; i < count; i++) {
-            double x = LEFT + (i + 0.5) * step - 1.5;
+            double x = left + (i + 0.5) * step - 1.5;
             if (count > 1) line(x, at - 12, x + (i % 2 ? -step : step) / 2, at - 42, "");
             if (level == 0) {
                 snprintf(word, sizeof word, "%d", i);
@@ -102,8 +103,8 @@ static void draw_tree(double y) {
             text(x, at + 5, middle, "+");
         }
     }
-    text(LEFT, y + 240, "", "On 1 rank and on 4 these are the same additions:");
-    text(LEFT, y + 262, "", "the same order, the same rounding, the same bits.");
+    text(left, y + 240, "", "On 1 rank and on 4 these are the same additions:");
+    text(left, y + 262, "", "the same order, the same rounding, the same bits.");
 }
 
 int main(void) {
