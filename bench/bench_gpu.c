@@ -1154,7 +1154,7 @@ static const struct {
     {"full", run_full},
     {"narrow", run_narrow},
     {"long", run_long},
-    {"flex", run_flex}, /* last: it took more than a minute to compile, and the peer was given up */
+    {"flex", run_flex}, /* last: its compilation may take the peer's time */
 };
 
 enum { CASES = sizeof cases / sizeof *cases };
