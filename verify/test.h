@@ -68,11 +68,12 @@ __attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) 
         if (test_wanted(#call, turn++)) call; \
     } while (0)
 
-/* What ends a suite that hangs, and what it says then. */
+/* What ends a suite that hangs, and what it says then. Every rank may set it. */
 static struct {
-    unsigned seconds;
-    double began, cpu; /* seconds of the processor when it was set, and when it was looked at */
-    long kept;         /* how often a thread was taken off its core */
+    _Atomic unsigned seconds;
+    /* seconds of the processor when it was set, and when it was looked at */
+    _Atomic double began, cpu;
+    _Atomic long kept; /* how often a thread was taken off its core */
     const char *text;
 } test_hang;
 
