@@ -724,7 +724,7 @@ typedef struct seqpar_nccl__member { /* state of a comm */
     int adopted, own_stream, freed, finalized;
     /* what NCCL has not yet finished to set up; NULL: nothing */
     const char *launching;
-    const struct seqpar_nccl__member *part; /* being split off */
+    struct seqpar_nccl__member *part; /* being split off */
     double since;
     int64_t id, *world_rank;        /* (size) */
     seqpar_nccl__request *requests; /* in order of begin */
@@ -1046,8 +1046,11 @@ static void seqpar_nccl__ask(seqpar_nccl__member *m) {
         seqpar_nccl__nccl(m, code, "ncclCommGetAsyncError");
         return;
     }
-    /* NCCL 2.28 says success before a split has begun; until it is done its part is NULL */
-    if (state == ncclInProgress || (state == ncclSuccess && m->part && !m->part->nccl)) return;
+    /* NCCL 2.28 says success before a split has begun. Its part is NULL until it is done, and is
+       set by a thread of NCCL's. */
+    if (state == ncclInProgress ||
+        (state == ncclSuccess && m->part && !__atomic_load_n(&m->part->nccl, __ATOMIC_ACQUIRE)))
+        return;
     if (!seqpar_nccl__nccl(m, state, m->launching ? m->launching : "NCCL")) return;
     m->launching = NULL;
     m->part = NULL;

@@ -391,7 +391,8 @@ static void stand_split_all(stand_clique *q) {
             for (i = 0; i < q->size; i++)
                 place += q->member[i]->color == color &&
                          (q->member[i]->key < c->key || (q->member[i]->key == c->key && i < r));
-            *c->part = stand_comm_new(part, place, c->device, c->blocking);
+            __atomic_store_n(c->part, stand_comm_new(part, place, c->device, c->blocking),
+                             __ATOMIC_RELEASE);
         }
     }
     for (r = 0; r < q->size; r++) {
