@@ -167,6 +167,7 @@ static const struct fault_name {
     {149, NULL, FAULT_INSIDE},
     {150, NULL, FAULT_INSIDE},
     {151, NULL, FAULT_INSIDE},
-    {152, NULL, FAULT_INSIDE}};
+    {152, NULL, FAULT_INSIDE},
+    {153, NULL, FAULT_DEVICE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
