@@ -102,7 +102,7 @@ def summary(cases, model):
 
 def main():
     arguments = [word for word in sys.argv[1:] if word != "--tiny"]
-    if len(arguments) != 1:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
         fail("usage: page.py FOLDER [--tiny]")
     tiny, name = "--tiny" in sys.argv, processor()
     found = {bench: load(bench, tiny) for bench in BENCHES}

@@ -7,6 +7,13 @@
 # GPU_SECONDS: for all of it (460). GPU_LIMIT: seconds a part may take at most. GPU_PARTS="verify attn": only these.
 # BENCH_RESULTS=1: the page also goes to bench/results/.
 if [ ! -d "$1" ]; then echo "usage: ci/gpu.sh FOLDER [OUT]; FOLDER is build/gpu, made by make gpu-bundle" >&2; exit 2; fi
+order="verify attn device train train_bf16 step queue cublas verify_cublas memcheck racecheck cudnn nccl train_nccl ncu bench"
+for part in $GPU_PARTS; do
+    case " $order " in *" $part "*) ;; *) echo "ci/gpu.sh: GPU_PARTS names '$part'; the parts are $order" >&2; exit 2 ;; esac
+done
+for limit in GPU_SECONDS GPU_LIMIT BENCH_SECONDS; do
+    case ${!limit} in *[!0-9]*) echo "ci/gpu.sh: $limit is '${!limit}'; give whole seconds" >&2; exit 2 ;; esac
+done
 bundle=$(cd "$1" && pwd) repository=$(pwd)
 mkdir -p "${2:-$bundle/out}" || exit 2
 out=$(cd "${2:-$bundle/out}" && pwd)
@@ -142,7 +149,6 @@ tool=ncu part ncu 70 profile
 part bench 240 bench
 
 # ---- what came of it ----
-order="verify attn device train train_bf16 step queue cublas verify_cublas memcheck racecheck cudnn nccl train_nccl ncu bench"
 rows() { for p in $order; do [ -e "rows/$p" ] && cat "rows/$p"; done; }
 verdict() { rows | awk -F'\t' '{ n[$2]++ } END { printf "%d passed, %d failed", n["ok"], n["FAIL"]; s = n["skipped"] + n["left out"]; if (s) printf ", %d skipped", s; print "" }'; }
 # Our speed over FlashAttention's in the first such line of the benchmark.

@@ -36,6 +36,7 @@ run GPU_LIMIT=3; code=$?
 rows verify ok 'log\(sigmoid\(0\)\): bits'
 rows attn FAIL 'exit code 1: FAIL test_b: 3 / 4 "differ"'
 rows device FAIL 'not done in 3 s; last: begun'
+[[ "$(row device)" =~ ^device\ +FAIL\ +[3-9]\ s ]] && ok limit_holds || fail limit_holds "$(row device)"
 rows queue ok '2 passed, 0 failed'
 rows step skipped 'test_cuda_step is not there'
 rows cublas FAIL 'exit code'
@@ -55,6 +56,14 @@ run GPU_SECONDS=0
 rows bench 'left out' 'the 0 s are over'
 run GPU_PARTS="queue verify"; code=$?
 [ $code -eq 0 ] && [ "$(tail -n 1 $out/log)" = "2 passed, 0 failed" ] && ok some_parts || fail some_parts "exit code $code: $(tail -n 1 $out/log)"
+
+refused() { # NAME TEXT SETTING: exit code 2, one line, nothing is run
+    run "$3"; code=$?
+    [ $code -eq 2 ] && [ "$(wc -l <$out/log)" = 1 ] && grep -qF -- "$2" $out/log && ok "refuses_$1" || fail "refuses_$1" "exit code $code: $(head -n 1 $out/log)"
+}
+refused part "GPU_PARTS names 'verfy'; the parts are verify" "GPU_PARTS=attn verfy"
+refused seconds "GPU_SECONDS is '4m'; give whole seconds" GPU_SECONDS=4m
+refused limit "GPU_LIMIT is '-3'; give whole seconds" GPU_LIMIT=-3
 
 stand_in bin/nvidia-smi 'echo "NVIDIA-SMI has failed" >&2; exit 9'
 run; code=$?
