@@ -62,9 +62,14 @@ speed() {
 page=${1:-README.md}
 wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows
 table() { "$@" --table | grep '^|'; }
-awk -v chapters="$(wanted chapters chapters)" -v layouts="$(wanted layouts build/02_layouts 16 4 16)" \
-    -v found="$(wanted found found)" -v speed="$(wanted speed speed)" \
-    -v modes="$(wanted modes table build/test_attn)" -v costs="$(wanted costs table build/test_plan)" '
+# A part that cannot be made ends this, before a page is written.
+chapters=$(wanted chapters chapters) || exit
+layouts=$(wanted layouts build/02_layouts 16 4 16) || exit
+found=$(wanted found found) || exit
+speed=$(wanted speed speed) || exit
+modes=$(wanted modes table build/test_attn) || exit
+costs=$(wanted costs table build/test_plan) || exit
+awk -v chapters="$chapters" -v layouts="$layouts" -v found="$found" -v speed="$speed" -v modes="$modes" -v costs="$costs" '
     skipping == "table" && /^<!-- end -->/ { skipping = "" }
     skipping == "block" { if (/^```$/ && ++fences == 2) { skipping = "" } ; next }
     skipping == "table" { next }
