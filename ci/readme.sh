@@ -54,8 +54,7 @@ speed() {
     for page in bench/results/*.md; do
         [ -e "$page" ] || continue
         if grep -q 'ci/gpu.sh' "$page"; then gpus=1; fi
-        echo "[$(head -n 1 "$page" | cut -c3-)]($page):"
-        grep -m 1 '^Summary: ' "$page" | cut -c10- | fold -s -w 118 | sed 's/ *$//'
+        echo "[$(head -n 1 "$page" | cut -c3-)]($page): $(grep -m 1 '^Summary: ' "$page" | cut -c10-)" | fold -s -w 118 | sed 's/ *$//'
     done
     [ $gpus -eq 1 ] || printf 'Nothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
 }

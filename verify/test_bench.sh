@@ -45,7 +45,7 @@ if ! command -v python3 >/dev/null 2>&1; then echo "skip bench_page: no python3"
 else
     cp $out/tiny_*.json build/bench/ # not those of the planted mistakes
     page=$(python3 bench/page.py $out/pages --tiny 2>$out/page.log)
-    if [ -s "$page" ] && [ "$(wc -l <"$page")" -le 80 ] && [ "$(grep -c '^| ' "$page")" -ge 30 ] && grep -q '^Summary: attention at 0\.[0-9]* of the peak' "$page"; then ok "bench_page ($(wc -l <"$page") lines)"; else fail bench_page "$(tail -n 1 $out/page.log) $page"; fi
+    if [ -s "$page" ] && [ "$(wc -l <"$page")" -le 80 ] && [ "$(grep -c '^| ' "$page")" -ge 30 ] && grep -q '^Summary: attention at [0-9]*\.[0-9]* of the peak' "$page"; then ok "bench_page ($(wc -l <"$page") lines)"; else fail bench_page "$(tail -n 1 $out/page.log) $page"; fi
     sed -i '0,/"correct": true/s//"correct": false/' build/bench/tiny_vocab.json
     if ! python3 bench/page.py $out/wrong --tiny >/dev/null 2>$out/page.log && grep -q '1 of 3 cases are wrong' $out/page.log && [ ! -e $out/wrong ]; then ok bench_page_refuses; else fail bench_page_refuses "$(tail -n 1 $out/page.log)"; fi
 fi
