@@ -388,7 +388,7 @@ static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *
         seqpar_status status = seqpar_comm_mismatch(&wrong, &m);
         seqpar_nccl__rule(f, status, recv->rank, "%s", wrong.text);
     } else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
-             !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
+               !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }
 
