@@ -34,12 +34,12 @@ static void seal_sections(void) {
     for (uint32_t i = 0; i < head()->sections && i < DEMO_SECTIONS; i++)
         if (table[i].begin <= (uint64_t)arrlen(file) &&
             table[i].bytes <= (uint64_t)arrlen(file) - table[i].begin)
-            table[i].crc = demo_token_crc(file + table[i].begin, table[i].bytes);
+            table[i].crc = demo_crc32(0, file + table[i].begin, table[i].bytes);
 }
 
 static void seal_head(void) {
     uint64_t end = sizeof(demo_token_head) + head()->sections * sizeof(demo_token_section);
-    if (end <= (uint64_t)arrlen(file)) head()->crc = demo_token_crc(file + 16, end - 16);
+    if (end <= (uint64_t)arrlen(file)) head()->crc = demo_crc32(0, file + 16, end - 16);
 }
 
 static void seal(void) {
@@ -90,7 +90,7 @@ static void make(uint32_t kind) {
         .documents = DOCUMENTS,
         .tokens = TOKENS,
         .tokenizer_bytes = 9,
-        .tokenizer_crc = demo_token_crc((const unsigned char *)"tokenizer", 9)};
+        .tokenizer_crc = demo_crc32(0, (const unsigned char *)"tokenizer", 9)};
     demo_token_section table[DEMO_SECTIONS];
     memcpy(h.magic, demo_token_magic, 8);
     for (int i = 0; i < DEMO_SECTIONS; i++)

@@ -25,6 +25,22 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
         cJSON_AddItemToObject(config, key, value);
 }
 
+/* What a reward model's config says of its scores, and no longer holds once the weights have
+   changed; and the name that the head has there, which need not be its name here. */
+static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c) {
+    static const char head[] = "value_head_prefix";
+    cJSON_DeleteItemFromObjectCaseSensitive(config, "mean");
+    cJSON_DeleteItemFromObjectCaseSensitive(config, "std");
+    if (!c->score) {
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
+        cJSON_DeleteItemFromObjectCaseSensitive(config, head);
+        return;
+    }
+    demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
+    if (cJSON_GetObjectItemCaseSensitive(config, head))
+        demo_source_set(config, head, cJSON_CreateString(c->score));
+}
+
 /* What is otherwise than there: the type of numbers, and what the model gives. */
 static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
                                       const char *dtype) {
@@ -37,10 +53,7 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
     }
     demo_source_set(config, key, cJSON_CreateString(dtype));
-    if (c->score)
-        demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
-    else
-        cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
+    demo_source_score(config, c);
 }
 
 /* Takes the object over. */

@@ -46,6 +46,8 @@ typedef struct {
     const int *state;
     int names; /* DEMO_NAMES_.. of what is written */
     int which; /* of a trainer's models: DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
+    const char *run; /* of a checkpoint */
+    int64_t step;
 } demo_transfer;
 
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
