@@ -317,8 +317,7 @@ static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
     free(text);
     return *run ? SEQPAR_OK
                 : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                              "%.300s does not hold the %d digits of a run's name; the "
-                              "checkpoint is damaged, take another",
+                              "%.300s does not hold the %d digits of a run's name",
                               path, DEMO_RUN_ID - 1);
 }
 

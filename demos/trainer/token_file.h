@@ -101,6 +101,8 @@ typedef struct {
     const double *margins;
     int32_t largest; /* of all ids */
     cJSON *about;
+    int opened; /* descriptor + 1 */
+    struct timespec written;
 } demo_token_file;
 
 static const char *const demo_token_kinds[] = {"none", "sft", "pairs", "labelled", "prompts"};
@@ -210,8 +212,10 @@ static inline int demo_token_map(const demo_token_reader *r) {
     if (!why && !fstat(file, &about) && about.st_size > 0)
         map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (!why && map == MAP_FAILED) why = about.st_size ? strerror(errno) : "it is empty";
-    if (file >= 0) close(file);
+    if (file >= 0 && why) close(file);
     if (why) return demo_token_wrong(r, "cannot be read: %s", why);
+    r->file->opened = file + 1;
+    r->file->written = about.st_mtim;
     r->file->map = (const unsigned char *)map;
     r->file->size = (size_t)about.st_size;
     r->file->head = (const demo_token_head *)map;
@@ -222,8 +226,18 @@ static inline int demo_token_map(const demo_token_reader *r) {
 static inline void demo_token_file_close(demo_token_file *file) {
     if (file->map) demo_token_unwatch(file);
     if (file->map) munmap((void *)file->map, file->size);
+    if (file->opened) close(file->opened - 1);
     cJSON_Delete(file->about);
     memset(file, 0, sizeof *file);
+}
+
+/* Whether somebody writes into the file that is mapped: other tokens than those that were looked
+   at would be trained on. One that takes its place changes nothing. */
+static inline bool demo_token_file_changed(const demo_token_file *f) {
+    struct stat now;
+    return f && f->opened && !fstat(f->opened - 1, &now) &&
+           ((size_t)now.st_size != f->size || now.st_mtim.tv_sec != f->written.tv_sec ||
+            now.st_mtim.tv_nsec != f->written.tv_nsec);
 }
 
 /* ---- the head and the table ---- */

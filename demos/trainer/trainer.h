@@ -354,11 +354,24 @@ static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     return demo_checkpoint_named(r, status);
 }
 
+/* Token files are used in place, as long as training lasts. */
+static seqpar_status demo_data_kept(demo_rank *r) {
+    const demo_dataset *sets[] = {&r->job->train, &r->job->eval};
+    for (int i = 0; i < 2; i++)
+        if (demo_token_file_changed(sets[i]->file))
+            return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_READ,
+                               "%.300s was written to while it is trained on; put the file as "
+                               "it was there again and go on with --load_checkpoint",
+                               i ? r->job->config.eval_dataset : r->job->config.dataset);
+    return SEQPAR_OK;
+}
+
 /* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was
    told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
-    seqpar_status status = seqpar_comm_max_i64(r->world, &flag, 1);
+    seqpar_status status = demo_data_kept(r);
+    if (!status) status = seqpar_comm_max_i64(r->world, &flag, 1);
     if (!status) status = demo_checkpoint_written(r, false);
     *stop = flag != 0;
     if (*stop) demo_interrupted = (sig_atomic_t)flag;
@@ -631,7 +644,8 @@ static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
     demo_save_form form = {.source = critic ? r->critic_source : c->pretrain,
                            .dtype = demo_dtype_named(c->save_dtype),
                            .shard_bytes = demo_size_named(c->max_shard_size),
-                           .which = critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL};
+                           .which = critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL,
+                           .trained = r->step > 0};
     const demo_token_file *f = form.source ? NULL : r->job->train.file;
     seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
     return status || !f || r->ctx.world->rank
