@@ -81,17 +81,16 @@ static void make(uint32_t kind) {
                {DEMO_PROMPT_TEXT, "pq", 2},
                {DEMO_ANSWER_OFFSETS, prompt_offsets, sizeof prompt_offsets},
                {DEMO_ANSWER_TEXT, "12", 2}};
-    demo_token_head h = {
-        .version = DEMO_TOKENS_VERSION,
-        .kind = kind,
-        .bos = 5,
-        .eos = 6,
-        .pad = -1,
-        .words = WORDS,
-        .documents = DOCUMENTS,
-        .tokens = TOKENS,
-        .tokenizer_bytes = 9,
-        .tokenizer_crc = demo_crc32(0, (const unsigned char *)"tokenizer", 9)};
+    demo_token_head h = {.version = DEMO_TOKENS_VERSION,
+                         .kind = kind,
+                         .bos = 5,
+                         .eos = 6,
+                         .pad = -1,
+                         .words = WORDS,
+                         .documents = DOCUMENTS,
+                         .tokens = TOKENS,
+                         .tokenizer_bytes = 9,
+                         .tokenizer_crc = demo_crc32(0, (const unsigned char *)"tokenizer", 9)};
     demo_token_section table[DEMO_SECTIONS];
     memcpy(h.magic, demo_token_magic, 8);
     for (int i = 0; i < DEMO_SECTIONS; i++)

@@ -317,8 +317,8 @@ static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
     free(text);
     return *run ? SEQPAR_OK
                 : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                              "%.300s does not hold the %d digits of a run's name",
-                              path, DEMO_RUN_ID - 1);
+                              "%.300s does not hold the %d digits of a run's name", path,
+                              DEMO_RUN_ID - 1);
 }
 
 /* ---- what its manifest says of it ---- */
@@ -639,11 +639,12 @@ static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t st
         snprintf(names + strlen(names), sizeof names - strlen(names), "%sglobal_step%lld",
                  i ? ", " : "", (long long)whole[i].step);
     if (*names)
-        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "global_step%lld in ckpt_path is damaged, and no one before it is "
-                           "known to be of its run; whole are %s: write one of these names into "
-                           "the file latest to go on from it (%.220s)",
-                           (long long)step, names, why);
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "global_step%lld in ckpt_path is damaged, and no one before it is "
+            "known to be of its run; whole are %s: write one of these names into "
+            "the file latest to go on from it (%.220s)",
+            (long long)step, names, why);
     return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                        "global_step%lld in ckpt_path is damaged, and no other there is whole; "
                        "remove the folder and train anew (%.360s)",

@@ -74,8 +74,8 @@ typedef struct { /* one rank at work */
     int group;
     seqpar_ctx ctx;
     seqpar_device *device;
-    seqpar_llama model;   /* of the first group, and the generators */
-    seqpar_llama *critic; /* PPO's, where it has one */
+    seqpar_llama model;        /* of the first group, and the generators */
+    seqpar_llama *critic;      /* PPO's, where it has one */
     const char *critic_source; /* the folder that it began with; NULL: none */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */

@@ -367,9 +367,8 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     if (c->critic.adam_eps >= 0) optim.eps = c->critic.adam_eps;
     if (c->critic.l2 >= 0) optim.decay = c->critic.l2;
     if (c->critic.max_norm >= 0) optim.max_norm = c->critic.max_norm;
-    seqpar_status status = p->critic.tensors
-                               ? SEQPAR_OK
-                               : demo_critic_begin(r, c->critic_pretrain);
+    seqpar_status status = p->critic.tensors ? SEQPAR_OK
+                                             : demo_critic_begin(r, c->critic_pretrain);
     return status ? status
                   : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors,
                                       p->critic.tensor_count, &optim);

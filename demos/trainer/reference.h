@@ -339,7 +339,9 @@ static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {
 /* of all its tensors' bytes */
 static const char demo_stored_sum[] = "crc32";
 
-static void demo_stored_sum_text(char text[16], uint32_t sum) { snprintf(text, 16, "%08x", sum); }
+static void demo_stored_sum_text(char text[16], uint32_t sum) {
+    snprintf(text, 16, "%08x", sum);
+}
 
 /* What the file holds is what was written: a bit that a disk has flipped would train other weights
    without a word. */

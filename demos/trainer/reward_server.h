@@ -15,7 +15,8 @@
 #include <curl/curl.h>
 #include "data.h"
 
-#define DEMO_REWARD_MOST 1e100 /* so that sums of their squares over all texts do not overflow */
+#define DEMO_REWARD_MOST \
+    1e100 /* so that sums of their squares over all texts do not overflow */
 
 typedef struct {
     const char *urls; /* a comma list; what several servers say is added */
