@@ -362,7 +362,7 @@ static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *fi
     demo_stored_sum_text(has, sum);
     if (status || (said && !strcmp(said, has))) return status;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
-                       "%s: its log-probs have the CRC-32 %s, the file says %.16s; remove the "
+                       "%s: its log-probs have the CRC-32 %s, the file says %.40s; remove the "
                        "file and it is made anew",
                        path, has, said ? said : "nothing of it, as those of 0.2.0");
 }
