@@ -82,6 +82,11 @@ if [ $can_python = 1 ]; then
     tampered logp zigzagged && judged logp 1 "wrong: unknown" "$out/logp/got" $compare && shown logp "$out/logp/got" heat=1 "$changed" "says=alone"
     tampered logp_round zigzagged && judged logp_round 0 right "$out/logp_round/got" $compare && shown logp_round "$out/logp_round/got" heat=1 "$changed"
     tampered logp_nan zigzagged && judged logp_nan 1 "wrong: unknown" "$out/logp_nan/got" $compare && shown logp_nan "$out/logp_nan/got" heat=1 "$changed" "says=1 of them NaN"
+    for type in "" float64 float32; do
+        tampered mixed$type zigzagged; $oracle ver $out/mixed$type/got $compare >$out/mixed.txt; code=$?
+        if [ "$type" = float32 ]; then want="0 right: "; else want="4 insufficient: "; fi
+        if [[ "$code $(head -n 1 $out/mixed.txt)" == "$want"* ]] && { [ $code = 0 ] || [ "$(tr -s ' \n' ' ' <$out/mixed.txt | grep -o 'declare it: metadata dtype float32' | wc -l)" -ge 2 ]; }; then ok "reports_mixed_$type"; else fail "reports_mixed_$type" "exit code $code: $(head -n 3 $out/mixed.txt)"; fi
+    done
     made long --sp 2 --tokens 1101 --layout contiguous
     compare="--model $out/long/model --budget 0"
     tampered logp_long long && judged logp_long 1 "wrong: unknown" "$out/logp_long/got" $compare && shown logp_long "$out/logp_long/got" heat=1 "$changed" "says=A column is 2 tokens"

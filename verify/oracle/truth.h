@@ -131,7 +131,9 @@ static inline double limit_of(const truth *t, double noise) {
    evidence of none. */
 static inline void doubt_float32(const truth *t, double far, double noise, verdict *v) {
     double limit = limit_at(0x1p-15, noise);
-    if (v->kind != VERDICT_WRONG || v->count || t->ratio > 0x1p-44 || !(far <= limit)) return;
+    if ((v->kind != VERDICT_WRONG && v->kind != VERDICT_MARGINAL) || v->count ||
+        t->ratio > 0x1p-44 || !(far <= limit))
+        return;
     v->kind = VERDICT_INSUFFICIENT;
     verdict_say(v,
                 "as near as float32 makes them (limit %.3g): transformers computes norms, "

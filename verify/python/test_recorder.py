@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""What seqpar_trainer leaves of a Trainer's step, judged: right, with gradients that are half of what they should be, in float64,
-and of a model that seqpar-verify does not compute.
+"""What seqpar_trainer leaves of a Trainer's step on two ranks, judged: right, with gradients that are half of what they should be, in
+float64, and of a model that seqpar-verify does not compute.
 
     test_recorder.py ORACLE FOLDER
 """
@@ -13,12 +13,15 @@ import re
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "frameworks"))
+from common import on_ranks
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import seqpar_trainer
 
-VOCAB, TOKENS, PROMPTS = 64, (24, 17), (9, 3)
+VOCAB, TOKENS, PROMPTS = 64, (24, 17, 21, 13), (9, 3, 14, 2)  # two micro-batches of each rank
 
 
 def llama(dtype=torch.float32):
@@ -42,11 +45,11 @@ def rows():
         yield dict(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids))
 
 
-def step(folder, model, half=False, **keywords):
-    """A step of two micro-batches, written to folder/dump; what was printed."""
+def step(folder, net, half=False, **keywords):
+    """A step, written to folder/dump; what was printed."""
     args = TrainingArguments(f"{folder}/out", per_device_train_batch_size=1, gradient_accumulation_steps=2, max_steps=1, use_cpu=True,
-                             report_to=[], logging_steps=1, save_strategy="no", max_grad_norm=0, disable_tqdm=True)
-    trainer = Trainer(model, args, train_dataset=list(rows()), optimizers=(torch.optim.SGD(model.parameters(), lr=0.1), None))
+                             report_to=[], logging_steps=1, save_strategy="no", train_sampling_strategy="sequential", disable_tqdm=True)
+    trainer = Trainer(net, args, train_dataset=list(rows()), optimizers=(torch.optim.SGD(net.parameters(), lr=0.1), None))
     if half:
         backward = trainer.accelerator.backward
         trainer.accelerator.backward = lambda loss, **named: backward(loss / 2, **named)
@@ -54,6 +57,13 @@ def step(folder, model, half=False, **keywords):
     with contextlib.redirect_stdout(io.StringIO()) as said:
         trainer.train()
     return said.getvalue()
+
+
+def steps(rank, out):
+    """All of them; what was printed, by name."""
+    return {"half": step(f"{out}/half", llama(), half=True), "right": step(f"{out}/right", llama()),
+            "wide": step(f"{out}/wide", llama(torch.float64)), "other": step(f"{out}/other", gpt2()),
+            "without": step(f"{out}/without", llama(), model=False)}
 
 
 def ver(oracle, folder, *options):
@@ -68,24 +78,23 @@ def check(name, got, code, *words):
 
 
 def main(oracle, out):
-    half, right, wide, said, other = (f"{out}/{name}" for name in ("half", "right", "wide", "said", "other"))
-    printed = step(half, llama(), half=True)
-    check("says_how", (0, printed), 0, f"seqpar-verify ver {half}/dump --model {half}/dump/model --strict")
-    check("half_unjudged", ver(oracle, f"{half}/dump"), 0, "right: places, positions, labels, loss (4 of 12 stages); gradients were NOT judged: "
-          f"give --model {half}/dump/model")
-    check("half_strict", ver(oracle, f"{half}/dump", "--strict"), 4, "insufficient: ", "gradients not judged: it takes --model")
-    check("half_judged", ver(oracle, f"{half}/dump", "--model", f"{half}/dump/model"), 1, "wrong: over_accumulation")
-    step(right, llama())
-    check("right_judged", ver(oracle, f"{right}/dump", "--model", f"{right}/dump/model", "--strict"), 0, "right: ", ", gradients (")
-    step(wide, llama(torch.float64))
-    check("float64", ver(oracle, f"{wide}/dump", "--model", f"{wide}/dump/model", "--strict"), 0, "right: ", ", gradients (")
-    step(said, llama(torch.float64), dtype="float64")
-    check("float64_said", ver(oracle, f"{said}/dump", "--model", f"{said}/dump/model"), 4, "insufficient: ", "declare it: metadata dtype float32")
-    printed = step(other, gpt2())
-    check("other_family", (0, printed), 0, f'seqpar_trainer.record(trainer, "{other}/dump_sp1")', f"ver {other}/dump --want {other}/dump_sp1")
-    check("other_has_no_model", (int(os.path.exists(f"{other}/dump/model")), ""), 0)
-    printed = step(f"{out}/without", llama(), model=False)
-    check("without_model", (int(os.path.exists(f"{out}/without/dump/model")), printed), 0, "dump_sp1")
+    os.makedirs(out, exist_ok=True)
+    printed, others = on_ranks(steps, out)
+    check("one_rank_speaks", (0, "".join(others.values()) or "nothing"), 0, "nothing")
+    half, wide, other = (f"{out}/{name}/dump" for name in ("half", "wide", "other"))
+    check("says_how", (0, printed["half"]), 0, f"seqpar-verify ver {half} --model {half}/model --strict")
+    check("half_unjudged", ver(oracle, half), 0, f"right: places, labels, loss, norm (4 of 12 stages); gradients were NOT judged: give --model {half}/model")
+    check("half_strict", ver(oracle, half, "--strict"), 4, "insufficient: ", "gradients not judged: it takes --model")
+    check("half_judged", ver(oracle, half, "--model", f"{half}/model"), 1, "wrong: one of over_dp, over_accumulation")
+    for name in "right", "wide":
+        dump = f"{out}/{name}/dump"
+        check(f"{name}_judged", ver(oracle, dump, "--model", f"{dump}/model", "--strict"), 0, "right: ", ", loss, gradients, norm (")
+    with open(f"{wide}/rank1.safetensors", "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    check("float64_is_declared", (0, header["__metadata__"]["dtype"] + " " + header["grad.lm_head.weight"]["dtype"]), 0, "float32 F64")
+    check("other_family", (0, printed["other"]), 0, f'seqpar_trainer.record(trainer, "{other}_sp1")', f"ver {other} --want {other}_sp1")
+    check("other_has_no_model", (int(os.path.exists(f"{other}/model")), ""), 0)
+    check("without_model", (int(os.path.exists(f"{out}/without/dump/model")), printed["without"]), 0, "dump_sp1")
     families = pathlib.Path(__file__).parents[2] / "demos/trainer/families.h"
     known = re.findall(r'DEMO_NAMED\("(\w+)"', families.read_text())
     check("families", (int(sorted(known) != sorted(seqpar_trainer.FAMILIES)), json.dumps(known)), 0)
