@@ -616,11 +616,16 @@ static void add_to_chosen(int64_t rank, double x) {
 }
 
 static void test_pairs(void) {
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    make_pairs(pairs_loss(0, 3, 1, 1, 0));
+    write_scene(&s);
+    expect(0, "right", "2 pairs give");
+    test_end("dump_pairs_right");
     make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 2);
     make_pairs(pairs_loss(0, 3, 1, 1, 0));
     write_scene(&s);
-    expect(0, "right", "4 pairs give");
-    test_end("dump_pairs_right");
+    expect(4, "insufficient", "whose micro-batches have unequal numbers of documents");
+    test_end("dump_pairs_of_equal_numbers");
     make_pairs(
         (pairs_loss(0, 1, 1, 1, 0) + pairs_loss(1, 2, 1, 1, 0) + pairs_loss(2, 3, 1, 1, 0)) /
         3);
@@ -934,6 +939,8 @@ static void test_token_zero(void) {
     set_loss(&s, right_loss(&s));
     expect_named(&s, "token_zero_ignored", "loss      wrong");
     skip_zeros = 0;
+    make(&s, SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+    put_zeros();
     make_pairs(pairs_loss(0, 3, 1, 1, 0));
     expect_said("token_zero_counts_in_pairs", 0, "right", "loss      right");
     skip_zeros = 1;

@@ -204,7 +204,9 @@ static void put_tensor(page *p, int64_t r, int what, int i) {
 
 /* Rows of four tokens a rank, of which some have a label, and what each rank divides by. */
 enum { MICRO = 5, HELD = 4 };
-static int labels_of(int64_t r, int64_t a) { return 1 + (int)((r * r + 3 * a + r * a + r / 3) % 4); }
+static int labels_of(int64_t r, int64_t a) {
+    return 1 + (int)((r * r + 3 * a + r * a + r / 3) % 4);
+}
 
 static void put_micro(page *p, int64_t a, const char *what, const void *data,
                       seqpar_safetensors_dtype dtype, int dims) {

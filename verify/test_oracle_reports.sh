@@ -95,6 +95,8 @@ if [ $can_python = 1 ]; then
     tampered last_rows_wrong all_right && judged last_rows_wrong 1 "wrong: unknown" "$out/last_rows_wrong/got" $compare && shown last_rows_wrong "$out/last_rows_wrong/got" "says=Row 9: replica 1, micro-batch 4|Row 2: "
     tampered twice_later all_right && judged twice_later 1 "wrong: token_held_twice" "$out/twice_later/got" $compare && shown twice_later "$out/twice_later/got" "says=Row 7: replica 1, micro-batch 2|held once more"
     tampered marginal all_right && judged marginal 0 marginal "$out/marginal/got" $compare && shown marginal "$out/marginal/got" "says=by less than half of it"
+    $oracle ver "$out/marginal/got" $compare --strict >$out/stdout; code=$?
+    if [ $code -eq 5 ] && grep -q '^marginal: norm marginal; places, .* right (' $out/stdout; then ok strict_marginal; else fail strict_marginal "exit code $code: $(head -n 1 $out/stdout)"; fi
     tampered unknown all_right && judged unknown 1 "wrong: unknown" "$out/unknown/got" $compare && shown unknown "$out/unknown/got" "says=None that is known"
     # ---- gradients: many tensors, one is wrong; hostile names ----
     written many "$out/many/got"; written many_want "$out/many/want"
