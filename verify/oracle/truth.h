@@ -140,6 +140,7 @@ static inline void doubt_float32(const truth *t, double far, double noise, verdi
                 "softmaxes and rotary angles in float32 whatever the type of parameters; "
                 "if that is so here, declare it: metadata dtype float32; else this is wrong",
                 limit);
+    verdict_say_earlier(v);
 }
 
 /* ---- log-probs ---- */
