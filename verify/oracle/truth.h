@@ -15,6 +15,8 @@
 
 typedef struct truth {
     reference exact, rounded; /* fp64, bf16 */
+    reference turned;         /* fp64, its rotary angles as far off as float32 makes them */
+    const char *folder;
     dump *d;
     double ratio;     /* of units, to bf16 */
     const char *unit; /* what it is called */
@@ -129,8 +131,9 @@ static inline double limit_of(const truth *t, double noise) {
 /* Numbers in float64 may be made of others: transformers computes norms, softmaxes and rotary
    angles in float32 whatever the type of parameters. What that explains is no mistake, and no
    evidence of none. */
-static inline void doubt_float32(const truth *t, double far, double noise, verdict *v) {
-    double limit = limit_at(0x1p-15, noise);
+static inline void doubt_float32(const truth *t, double far, double noise, double angles,
+                                 verdict *v) {
+    double limit = limit_at(0x1p-15, noise) + angles;
     if ((v->kind != VERDICT_WRONG && v->kind != VERDICT_MARGINAL) || v->count ||
         t->ratio > 0x1p-44 || !(far <= limit))
         return;
@@ -141,6 +144,34 @@ static inline void doubt_float32(const truth *t, double far, double noise, verdi
                 "if that is so here, declare it: metadata dtype float32; else this is wrong",
                 limit);
     verdict_say_earlier(v);
+}
+
+/* ---- rotary angles in float32 ---- */
+
+/* How far angles in float32 take numbers, which grows with the position, unlike what the limit is
+   measured by. Asked where a number is beyond the limit alone: it takes as long as the model. */
+static inline int angles_begin(truth *t) {
+    int status;
+    if (t->ratio > 0x1p-15) return 1;
+    if (t->turned.d) return 0;
+    status = reference_open(&t->turned, t->d, t->folder, seqpar_device_reference());
+    if (status) return -1;
+    /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
+       are in float32, and later ones, which turn less, by more. */
+    t->turned.model.config.rope_theta *= 1 + 0x1p-26 * (double)t->turned.model.config.head_dim;
+    return 0;
+}
+
+/* What is added to limits for it: *more. 0, or -1 with d->error. */
+static inline int angles_logp(truth *t, double *const *right, double *more) {
+    likeness l;
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status) status = reference_logp(&t->turned, &right_way);
+    if (status) return status < 0 ? -1 : 0;
+    l = compare_logp(&t->turned, right, 0);
+    *more = 4 * distance_from(&l, 1);
+    return 0;
 }
 
 /* ---- log-probs ---- */
@@ -226,9 +257,11 @@ static inline int doubt_packing(const truth *t, verdict *v) {
 
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
-    double far = distance_from(&l, 1);
+    double far = distance_from(&l, 1), angles = 0;
     int status;
     verdict *v = stage_begin(s, VERDICT_RIGHT);
+    if (!(far <= t->logp_limit) && angles_logp(t, right, &angles)) return -1;
+    if (t->ratio == 0x1p-15) t->logp_limit += angles;
     verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", far,
                 t->logp_limit, t->unit);
     t->logp_is_right = far <= t->logp_limit;
@@ -246,7 +279,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     bar_end();
     if (status) return -1;
     if (!v->count && far <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
-    doubt_float32(t, far, t->logp_noise, v);
+    doubt_float32(t, far, t->logp_noise, angles, v);
     return 0;
 }
 
@@ -439,11 +472,29 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     return 0;
 }
 
+/* As angles_logp. */
+static inline int angles_gradient(truth *t, const double *right, const seed_set *seeds,
+                                  double *more) {
+    gradient_check c = {.d = t->d};
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status && !seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+    if (!status) status = reference_gradient(&t->turned, &right_way, seeds->of);
+    if (!status) status = compare_gradients(t, t->turned.gradient, right, &c);
+    if (!status) *more = 4 * distance_from(&c.all, 1);
+    free(c.each);
+    return status < 0 ? -1 : 0;
+}
+
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
-    int status = compare_gradients(t, t->got, right, &c) || details_keep(t->more, &c) ? -1 : 0;
-    double factor = best_factor(&c.all), far = distance_from(&c.all, 1);
+    int status = compare_gradients(t, t->got, right, &c) ? -1 : 0;
+    double factor = best_factor(&c.all), far = distance_from(&c.all, 1), angles = 0;
+    if (!status && c.n && !s->judged && !(far <= c.tolerance))
+        status = angles_gradient(t, right, seeds, &angles);
+    if (t->ratio == 0x1p-15) c.tolerance = t->gradient_limit += angles;
+    if (!status) status = details_keep(t->more, &c);
     if (!status && c.n && !s->judged) {
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
@@ -452,7 +503,7 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
             judge_factor(&c);
         else
             status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
-        doubt_float32(t, far, t->gradient_noise, &s->v);
+        doubt_float32(t, far, t->gradient_noise, angles, &s->v);
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
                     t->gradient_limit, t->unit);
@@ -617,7 +668,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
    d->error. */
 static inline int check_truth(stage *stages, dump *d, const char *folder, double tolerance,
                               double budget, details *more) {
-    truth t = {.d = d, .budget = budget, .more = more};
+    truth t = {.d = d, .folder = folder, .budget = budget, .more = more};
     int status;
     truth_unit(&t);
     status = reference_open(&t.exact, d, folder, seqpar_device_reference());
@@ -627,6 +678,7 @@ static inline int check_truth(stage *stages, dump *d, const char *folder, double
     if (!status) status = truth_judge(&t, stages, tolerance);
     reference_close(&t.exact);
     if (t.rounded.d) reference_close(&t.rounded);
+    if (t.turned.d) reference_close(&t.turned);
     free(t.got);
     free(t.have);
     if (t.is_void) seqpar_fail(&d->error, SEQPAR_ERR_ARITHMETIC, "%s", t.second);
