@@ -82,9 +82,9 @@ LABELS
 printf '{"question": "%s", "answer": "b", "wrong": "c"}\n' $(printf 'x%.0s' {1..250}) > $out/long.jsonl
 printf '{"question": "%s", "answer": "b", "label": true}\n' $(printf 'x%.0s' {1..250}) > $out/long_label.jsonl
 for trainer in dpo rm; do
-    left_out ${trainer}_long $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys
-    left_out ${trainer}_long_cut $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys --truncation cut
-    refuse ${trainer}_all_long $trainer '60 too long' $keys --dataset $out/arith.jsonl --max_len 60
+    left_out ${trainer}_long $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys --truncation drop
+    [ $trainer = rm ] || left_out ${trainer}_long_cut $trainer '61 pairs read, 60 kept .*; 1 too long' $out/arith.jsonl $out/long.jsonl $keys
+    refuse ${trainer}_all_long $trainer '60 too long' $keys --dataset $out/arith.jsonl --max_len 60 --truncation drop
     refuse ${trainer}_alike $trainer 'all 50 pairs are twice the same document \(50 cut\)' $keys --dataset $out/arith.jsonl --max_len 100 --truncation cut
     refuse ${trainer}_row $trainer 'pack_len 210; raise --pack_len to 400' $keys --dataset $out/arith.jsonl --pack_len 210
     shape=${shape/--pack_len 420/} run $trainer.rows $trainer $keys --dataset $out/arith.jsonl && ok "bad_${trainer}_default_row" || fail "bad_${trainer}_default_row" "$(tail -n 1 $out/$trainer.rows.log)"
