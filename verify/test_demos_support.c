@@ -495,7 +495,7 @@ static bool options_without_effect_are_told(void) {
 static bool too_many_words_are_refused(void) {
     static char line[4096] = "--target_modules";
     for (int i = 0; i < 400; i++) strcat(line, " abcdefg");
-    EXPECT(parse(line) == -1 && holds(message, "abcdefg... is not done here: every weight"));
+    EXPECT(parse(line) == -1 && holds(message, "... is not done here: every weight"));
     static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
     memset(word, 'a', sizeof word - 1);
     char *argv[] = {program, name, word, more};
@@ -749,9 +749,17 @@ static bool samples_and_files_are_limited_and_joined(void) {
     const char *two = make_file("2.jsonl", "{\"q\": \"c\", \"a\": \"3\"}\nnot JSON\n");
     snprintf(both, sizeof both, "%s,%s", one, two);
     demo_data_options how = ask;
-    how.max_samples = 3; /* the broken line is never reached */
-    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 3);
-    EXPECT_TEXT(shown(2), "[B]Q c? |3[E]");
+    how.max_samples = 2; /* a half of each; the broken line is never reached */
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 2);
+    EXPECT_TEXT(shown(0), "[B]Q a? |1[E]");
+    EXPECT_TEXT(shown(1), "[B]Q c? |3[E]");
+    how.probs = "1,0"; /* until the first is used up */
+    how.max_samples = 9;
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 2);
+    EXPECT_TEXT(shown(1), "[B]Q b? |2[E]");
+    how.probs = "1";
+    EXPECT(load(both, how) == -1 && holds(message, "1 weights (1) are given for 2 data sets"));
+    how.probs = NULL;
     how.max_samples = 1;
     EXPECT(load(both, how) == 0 && arrlen(set.documents) == 1);
     how.max_samples = 0;
@@ -1099,11 +1107,10 @@ static bool pairs_are_counted(void) {
                    "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\", \"margin\": null}\r\n");
     const char *two = make_file(
         "2.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
-                   " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n"
-                   "not JSON\n");
+                   " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n");
     snprintf(both, sizeof both, "%s,%s", one, two);
     demo_pair_options how = prompted;
-    how.data.max_samples = 3; /* the broken line is never reached */
+    how.data.max_samples = 3;
     how.margins = true;
     EXPECT(load_pairs(both, how) == 0);
     demo_pairs_summary(&pairs, summary, sizeof summary);
@@ -1123,6 +1130,7 @@ static bool pairs_are_counted(void) {
     EXPECT_TEXT(summary, "2 pairs read, 2 kept with 16 tokens, 8 of them supervised; 0 too "
                          "long, 0 cut, 1 identical");
     how.data.max_samples = 0;
+    make_file("2.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\"}\nnot JSON\n");
     EXPECT(load_pairs(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON"));
     EXPECT(!pairs.pairs && !pairs.counts.read && !pairs.tokens); /* nothing half read */
     return true;
@@ -1377,11 +1385,11 @@ static bool prompts_meet_the_next_response(void) {
     static const char swapped[] = "{\"q\": \"a\", \"a\": \"11111\", \"l\": 1}\n"
                                   "{\"q\": \"bb\", \"a\": \"2\", \"l\": 0}\n"
                                   "{\"q\": \"cccc\", \"a\": \"3\", \"l\": 0}\n";
-    /* the first has room for one */
-    static const char *const cut[] = {"[B]cccc|1[E]", "[B]a|2[E]", "[B]bb|3[E]"};
+    /* the first has room for two */
+    static const char *const cut[] = {"[B]cccc|11[E]", "[B]a|2[E]", "[B]bb|3[E]"};
     EXPECT(mismatches_are(lines, 0, whole) && mismatches_are(longer, 8, tight) &&
            mismatches_are(ids, 0, mixed));
-    EXPECT(mismatches_are(swapped, 7, cut));
+    EXPECT(mismatches_are(swapped, 8, cut));
     demo_document alone;
     int64_t first = 0;
     EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, &judged.data, message,

@@ -218,7 +218,7 @@ says mix_whole '^data: 200 read, 200 kept with 1650 tokens' --dataset $out/short
 mkdir -p $out/folder; cp $out/short.jsonl $out/folder/train.jsonl; cp $out/long.jsonl $out/folder/test.jsonl
 says folder '^data: 50 read, 50 kept with 300 tokens' --dataset json@$out/folder $dry
 refuse mix_weights '1 weights \(1.0\) are given for 2 data sets' $few --dataset $out/short.jsonl,$out/long.jsonl --dataset_probs 1.0
-refuse mix_folder 'has no data of a train split' $few --dataset json@$out/says
+mkdir $out/bare; refuse mix_folder 'has no data of a train split' $few --dataset json@$out/bare
 # long documents: as the program cuts whose name for the length was typed
 says cut_openrlhf '^data: 150 read, 150 kept with 1200 tokens, 450 of them .*; 0 too long, 0 empty, 150 cut' --dataset $out/long.jsonl --max_len 8 $dry
 says cut_360 '^data: 150 read, 150 kept with 1200 tokens, 450 of them .*; 0 too long, 0 empty, 150 cut' --dataset $out/long.jsonl --cutoff_len 8 $dry
