@@ -581,7 +581,7 @@ static void demo_command_shape(char *to, size_t size, const demo_job *job, uint3
     else if (b && c->input_template && strcmp(c->input_template, b->fallback))
         demo_command_option(to, size, b);
     if (c->train_on_inputs) snprintf(to + strlen(to), size - strlen(to), " --train_on all");
-    if (kind != DEMO_TOKENS_PROMPTS)
+    if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
         snprintf(to + strlen(to), size - strlen(to), " --truncation %s",
                  demo_long_words[c->long_documents]);
 }
