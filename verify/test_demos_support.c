@@ -1106,8 +1106,9 @@ static bool pairs_are_counted(void) {
         "1.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"b\", \"margin\": 1}\n\n"
                    "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\", \"margin\": null}\r\n");
     const char *two = make_file(
-        "2.jsonl", "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
-                   " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n");
+        "2.jsonl",
+        "{\"chosen_input_ids\": [1, 2, 3], \"chosen_labels\": [-100, -100, 3],"
+        " \"rejected_input_ids\": [1, 4, 5], \"rejected_labels\": [-100, -100, 5]}\n");
     snprintf(both, sizeof both, "%s,%s", one, two);
     demo_pair_options how = prompted;
     how.data.max_samples = 3;

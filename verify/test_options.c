@@ -82,9 +82,9 @@ static int may_change(const demo_known *known) {
 }
 
 static void value_of(const char *kind, char *text, size_t size) {
-    static const char *const values[][2] = {{"flag", "true"},      {"int", "7"},
-                                            {"float", "0.7"},      {"string", "somewhere"},
-                                            {"floats2", "0.6,7"},  {"strings", "q_proj"},
+    static const char *const values[][2] = {{"flag", "true"},     {"int", "7"},
+                                            {"float", "0.7"},     {"string", "somewhere"},
+                                            {"floats2", "0.6,7"}, {"strings", "q_proj"},
                                             {"optional", "true"}};
     *text = 0;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++)
@@ -97,7 +97,8 @@ static void value_of(const char *kind, char *text, size_t size) {
 static void refused(int tool, const demo_known *known, const demo_known *target) {
     char value[64], line[256], begins[256], neutral[96];
     value_of(known->kind, value, sizeof value);
-    if (!strcmp(target->name, "do_train") || !strcmp(target->name, "shuffle_for_sequence_parallel"))
+    if (!strcmp(target->name, "do_train") ||
+        !strcmp(target->name, "shuffle_for_sequence_parallel"))
         snprintf(value, sizeof value, "false");
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
@@ -186,7 +187,8 @@ static void test_batch(void) {
         {SFT, "", 32},
         {SFT, "--micro_train_batch_size 8", 32},
         {SFT, "--micro_train_batch_size 8 --gradient_accumulation_steps 3", 24},
-        {SFT, "--micro_train_batch_size 8 --gradient_accumulation_steps 3 --data_parallel_size 2",
+        {SFT,
+         "--micro_train_batch_size 8 --gradient_accumulation_steps 3 --data_parallel_size 2",
          48},
         {SFT, "--per_device_train_batch_size 3 --data_parallel_size 5", 15},
         {SFT, "--cutoff_len 10", 8},
@@ -211,7 +213,8 @@ static void test_batch(void) {
         {SFT, "--micro_batch_size 2 --sample_packing", 0},
         {SFT, "--micro_batch_size 2 --sample_packing --train_batch_size 9", 9},
         {SFT, "--micro_train_batch_size 2 --packing_samples", 32},
-        {SFT, "--micro_train_batch_size 2000000000 --gradient_accumulation_steps 2000000000", 0}};
+        {SFT, "--micro_train_batch_size 2000000000 --gradient_accumulation_steps 2000000000",
+         0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(cases[i].tool, cases[i].line);
         test_expect(wrong ? !cases[i].documents
@@ -302,7 +305,8 @@ static void test_placement(void) {
          "llama3"},
         {"--sequence_parallel_degree 4 --ring_attn_func batch_zigzag", "zigzag", "ring"},
         {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
-        {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL, "is for the schedule "},
+        {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
+         "is for the schedule "},
         {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(SFT, cases[i][0]);
@@ -365,10 +369,9 @@ static void test_long_documents(void) {
 /* LLaMA-Factory's infer_seqlen: (prompt, response, cutoff) and what is kept of both. */
 static void test_shares(void) {
     static const int64_t cases[][5] = {
-        {10, 10, 30, 10, 10},  {100, 4, 30, 26, 4},   {4, 100, 30, 4, 26},
-        {60, 40, 50, 30, 20},  {40, 60, 50, 20, 30},  {15, 15, 30, 15, 15},
-        {14, 100, 30, 14, 16}, {15, 100, 30, 4, 26},  {0, 100, 30, 0, 30},
-        {100, 15, 30, 27, 3},  {100, 14, 30, 16, 14}, {7, 3, 1000, 7, 3}};
+        {10, 10, 30, 10, 10}, {100, 4, 30, 26, 4},  {4, 100, 30, 4, 26},   {60, 40, 50, 30, 20},
+        {40, 60, 50, 20, 30}, {15, 15, 30, 15, 15}, {14, 100, 30, 14, 16}, {15, 100, 30, 4, 26},
+        {0, 100, 30, 0, 30},  {100, 15, 30, 27, 3}, {100, 14, 30, 16, 14}, {7, 3, 1000, 7, 3}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int64_t *c = cases[i];
         int64_t share = demo_response_share(c[0], c[1], c[2]);

@@ -706,7 +706,7 @@ static inline int demo_sets_find(const demo_reader *reader, demo_named_set **set
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *name; !failed && (name = strsep(&rest, ","));) {
         demo_named_set set = {demo_set_files(name, reader->error, reader->error_size), NULL,
-                               NULL};
+                              NULL};
         failed = set.paths ? 0 : -1;
         if (set.paths) arrput(*sets, set);
     }

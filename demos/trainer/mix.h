@@ -46,7 +46,8 @@ static inline uint32_t demo_twister_word(demo_twister *t) {
         for (int i = 0; i < DEMO_MT_WORDS; i++) {
             uint32_t y = (t->word[i] & 0x80000000u) |
                          (t->word[(i + 1) % DEMO_MT_WORDS] & 0x7fffffffu);
-            t->word[i] = t->word[(i + 397) % DEMO_MT_WORDS] ^ y >> 1 ^ (y & 1 ? 0x9908b0dfu : 0);
+            t->word[i] = t->word[(i + 397) % DEMO_MT_WORDS] ^ y >> 1 ^
+                         (y & 1 ? 0x9908b0dfu : 0);
         }
         t->at = 0;
     }
@@ -88,8 +89,9 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
                         (long long)found, text, (long long)count),
                -1;
     if (!(all > 0))
-        return snprintf(error, size, "the weights of the data sets are all 0; give one that is "
-                                     "not"),
+        return snprintf(error, size,
+                        "the weights of the data sets are all 0; give one that is "
+                        "not"),
                -1;
     return 0;
 }
@@ -173,8 +175,8 @@ static inline bool demo_is_train_name(const char *name) {
 }
 
 static inline bool demo_is_other_split(const char *name) {
-    return !strncmp(name, "test", 4) || !strncmp(name, "valid", 5) || !strncmp(name, "dev", 3) ||
-           !strncmp(name, "eval", 4);
+    return !strncmp(name, "test", 4) || !strncmp(name, "valid", 5) ||
+           !strncmp(name, "dev", 3) || !strncmp(name, "eval", 4);
 }
 
 static inline void demo_paths_free(char **paths) {

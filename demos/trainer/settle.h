@@ -169,9 +169,9 @@ static void demo_rates_say(const demo_job *job) {
                                  ? demo_rate_of(job, names[i])
                                  : NULL;
         if (!rate) continue;
-        fprintf(stderr, "%s%s %g%s", any ? ", " : "learning rate: ",
-                i ? (i == 1 ? "actor" : "critic") : "at most", *rate,
-                demo_rate_source(job, names[i]));
+        fprintf(stderr, "%s%s %g%s",
+                any ? ", " : "learning rate: ", i ? (i == 1 ? "actor" : "critic") : "at most",
+                *rate, demo_rate_source(job, names[i]));
         any = true;
     }
     if (any)
@@ -282,8 +282,8 @@ enum { DEMO_LONG_WORDS = 3 };
 /* OpenRLHF cuts the end of prompt and response, LLaMA-Factory takes from both, axolotl leaves
    the document out. */
 static void demo_settle_truncation(demo_job *job) {
-    static const int by_program[DEMO_FROMS] = {DEMO_LONG_CUT, DEMO_LONG_CUT,
-                                               DEMO_LONG_CUT_BOTH, DEMO_LONG_DROP};
+    static const int by_program[DEMO_FROMS] = {DEMO_LONG_CUT, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH,
+                                               DEMO_LONG_DROP};
     demo_config *c = &job->config;
     c->long_documents = c->truncation
                             ? demo_pick(c->truncation, demo_long_words, DEMO_LONG_WORDS)
@@ -318,8 +318,9 @@ static int demo_evaluation_wrong(const demo_job *job, char *error, size_t size) 
                         c->eval_strategy),
                -1;
     if (!strcmp(c->eval_strategy, "steps") && !every)
-        return snprintf(error, size, "--eval_strategy steps says not how many; give "
-                                     "--eval_steps"),
+        return snprintf(error, size,
+                        "--eval_strategy steps says not how many; give "
+                        "--eval_steps"),
                -1;
     if (!strcmp(c->eval_strategy, "epoch") && every)
         return snprintf(error, size,
@@ -331,9 +332,8 @@ static int demo_evaluation_wrong(const demo_job *job, char *error, size_t size) 
 
 static int demo_settle_evaluation(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
-    if (!c->eval_strategy) c->eval_strategy = c->eval_steps > 0     ? "steps"
-                                              : c->eval_dataset     ? "epoch"
-                                                                    : "no";
+    if (!c->eval_strategy)
+        c->eval_strategy = c->eval_steps > 0 ? "steps" : c->eval_dataset ? "epoch" : "no";
     return demo_evaluation_wrong(job, error, size);
 }
 

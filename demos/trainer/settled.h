@@ -5,15 +5,24 @@
 #ifndef DEMO_SETTLED_H
 #define DEMO_SETTLED_H
 
-static const char *const demo_settled_options[] = {
-    "input_key",       "output_key",          "input_template",          "prompt_key",
-    "chosen_key",      "rejected_key",        "label_key",               "margin_key",
-    "truncation",      "pretrain_mode",       "train_on_inputs",         "dataset_probs",
-    "prompt_data_probs", "apply_chat_template", "tokenizer_chat_template", "chat_template",
-    "multiturn"};
-enum {
-    DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options)
-};
+static const char *const demo_settled_options[] = {"input_key",
+                                                   "output_key",
+                                                   "input_template",
+                                                   "prompt_key",
+                                                   "chosen_key",
+                                                   "rejected_key",
+                                                   "label_key",
+                                                   "margin_key",
+                                                   "truncation",
+                                                   "pretrain_mode",
+                                                   "train_on_inputs",
+                                                   "dataset_probs",
+                                                   "prompt_data_probs",
+                                                   "apply_chat_template",
+                                                   "tokenizer_chat_template",
+                                                   "chat_template",
+                                                   "multiturn"};
+enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
 
 /* A value of the file's making as text; NULL: it does not say. */
 static const char *demo_made_text(const cJSON *made, const char *key) {
@@ -45,8 +54,8 @@ static bool demo_same_weights(const cJSON *made, const char *text) {
 /* Is the file as the option wants it? there: what it is. */
 static bool demo_settled_alike(const cJSON *made, const char *name, const char *text,
                                const char **there) {
-    bool on = demo_truth(text) == 1, templated = demo_made_with(made, "apply_chat_template",
-                                                                "true");
+    bool on = demo_truth(text) == 1,
+         templated = demo_made_with(made, "apply_chat_template", "true");
     bool own = templated && demo_made_with(made, "tokenizer_chat_template", "none");
     if (!strcmp(name, "train_on_inputs")) {
         *there = demo_made_text(made, "train_on");
@@ -85,8 +94,9 @@ static int demo_unprepared(const demo_known *spelling, const char *text, const c
 
 static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, const char *path,
                                char *error, size_t size) {
-    const cJSON *made = set->file ? cJSON_GetObjectItemCaseSensitive(set->file->about, "options")
-                                  : NULL;
+    const cJSON *made = set->file
+                            ? cJSON_GetObjectItemCaseSensitive(set->file->about, "options")
+                            : NULL;
     for (int i = 0; job->parsed && path && i < DEMO_SETTLED; i++) {
         const char *name = demo_settled_options[i], *there = NULL, *text;
         const demo_known *spelling = demo_options_spelling(job->parsed, name);
