@@ -644,19 +644,20 @@ static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t 
         return demo_wrong(reader,
                           "the name ends in neither .jsonl nor .txt; only these are read, "
                           "and token files (prepare.py), which this is not"),
-               NULL;
+               (char *)NULL;
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file"),
-               NULL;
+               (char *)NULL;
     char *file = demo_read_whole(reader->path, SIZE_MAX, size, &why);
     if (!file)
         return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file",
                           why),
-               NULL;
+               (char *)NULL;
     *mark = *size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
     if (*size > *mark) return file;
     free(file);
-    return demo_wrong(reader, "the file is empty; give one with at least one record"), NULL;
+    return demo_wrong(reader, "the file is empty; give one with at least one record"),
+           (char *)NULL;
 }
 
 static inline int demo_read_dataset_file(demo_reader *reader) {
