@@ -627,6 +627,12 @@ def test_trainers():
     assert "is of kind pairs, for train_dpo and train_rm; --kind sft is needed here" in said, said
     assert "is of kind sft, for train_sft" in train("dpo", "--dataset", sft, *base, *save, code=2)
     assert "a document has " in train("sft", "--dataset", sft, *base, *save, "--max_len", "20", code=2)
+    # options that the file settles: said again they change nothing, said otherwise they are refused
+    train("sft", "--dataset", sft, *base, *save, "--apply_chat_template", "--input_key", "question", "--truncation", "cut", "--dry_run")
+    for option, value in (("input_key", "other"), ("tokenizer_chat_template", "{{ x }}"), ("chat_template", "llama3"),
+                          ("truncation", "drop"), ("train_on_inputs", "true"), ("dataset_probs", "0.5,0.5")):
+        said = train("sft", "--dataset", sft, *base, *save, f"--{option}", value, code=2)
+        assert f"--{option} is {value}, but {sft} was made with" in said, said
     assert "was made with another tokenizer" in train("sft", "--dataset", sft, "--pretrain", other_tokenizer(model), *save, code=2)
     said = train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save, code=2)
     assert "has another tokenizer.json than the one that" in said, said
