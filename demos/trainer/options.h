@@ -89,7 +89,9 @@ typedef struct {
     /* filled by demo_options_parse */
     const char *program;
     bool help_wanted;
-    bool typed[DEMO_KNOWN_COUNT]; /* what the user set, by the name that was typed */
+    bool typed[DEMO_KNOWN_COUNT];       /* what the user set, by the name that was typed */
+    const char *text[DEMO_KNOWN_COUNT]; /* and to what, the last time */
+    int order[DEMO_KNOWN_COUNT], typed_count; /* when */
     /* texts that are in argv in another form: "0.9 0.95", a synonym */
     char pool[8192];
     size_t pool_used;
@@ -409,6 +411,8 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     const char *text = demo_walk_collect(options, walk, typed->kind, inlined);
     if (!text) return demo_options_missing(options, walk, typed);
     options->typed[typed - demo_known_options] = true;
+    options->text[typed - demo_known_options] = text;
+    options->order[typed - demo_known_options] = ++options->typed_count;
     const demo_known *target = demo_known_target(typed);
     double scratch[2]; /* even where a good value does nothing, a senseless one is refused */
     if (!strcmp(target->role, "noeffect"))
@@ -478,6 +482,19 @@ static inline bool demo_options_given(const demo_options *options, const char *n
         if (options->typed[i] && demo_known_target(&demo_known_options[i]) == wanted)
             return true;
     return false;
+}
+
+/* What the user set it to, by whatever name, the last time; NULL: not. */
+static inline const char *demo_options_text(const demo_options *options, const char *name) {
+    const demo_known *wanted = demo_known_find(name);
+    const char *text = NULL;
+    int last = 0;
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (options->order[i] > last && demo_known_target(&demo_known_options[i]) == wanted) {
+            last = options->order[i];
+            text = options->text[i];
+        }
+    return text;
 }
 
 /* One line about accepted options that do nothing; silent if there were none. */
