@@ -248,7 +248,7 @@ drop half sft "$labels" --max_steps 1 --save_steps 1; drop half sft "$labels" --
 if cmp -s $out/drop_half/model.safetensors $out/drop_one/model.safetensors; then ok bad_dropout_goes_on; else fail bad_dropout_goes_on "$(tail -n 1 $out/drop_half.log)"; fi
 for ranks in 1 4; do drop dpo$ranks dpo "$keys" --ring_attn_size $ranks; done
 if cmp -s $out/drop_dpo1/model.safetensors $out/drop_dpo4/model.safetensors; then ok bad_dropout_dpo; else fail bad_dropout_dpo "$(tail -n 1 $out/drop_dpo4.log)"; fi
-evaluation() { run $1 sft $labels --max_steps 0 --dataset $out/arith.jsonl --eval_dataset $out/arith.jsonl --pretrain $2; grep -i 'eval' $out/$1.log; }
+evaluation() { run $1 sft $labels --max_steps 0 --dataset $out/arith.jsonl --eval_dataset $out/arith.jsonl --pretrain $2; grep '^step 0: evaluation' $out/$1.log; }
 if [ -n "$(evaluation eval_dropped $out/dropped)" ] && [ "$(evaluation eval_dropped $out/dropped)" = "$(evaluation eval_ours $out/sft)" ]; then ok bad_dropout_evaluation; else fail bad_dropout_evaluation "$(evaluation eval_dropped $out/dropped | tail -n 1)"; fi
 # what is trained keeps what its source had beside weights
 folder complete '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
@@ -262,7 +262,7 @@ for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $ke
     read -r trainer kind data options <<<"$stage"
     line=$(printf "$command" $kind $data $data)
     refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.* \(add --apply_chat_template for the model's chat template\): $line( --[a-z]*_key [a-z]*)* --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete
-    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template ( --tokenizer_chat_template T)? --truncation cut --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation cut --max_samples 7
+    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation cut --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation cut --max_samples 7
     refuse ${trainer}_keeps_its_template $trainer "$line .*--input_template .'<\{\}\\\\n>' --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --input_template $'<{}\n>'
 done
 refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --split test --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --train_split test --pretrain $out/complete
@@ -274,7 +274,7 @@ for trainer in dpo rm; do
     refuse ${trainer}_messages_for_a_tokenizer $trainer 'listed.jsonl:1: "chosen" is a list, .*: python3 demos/prepare.py --kind pairs .* --max_len 200 --apply_chat_template$' --dataset $out/listed.jsonl --pretrain $out/complete
 done
 printf '\x89SEQTOK\n' >$out/x.tokens
-for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --reward_rule last_number --prompt_data"; do
+for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --label_key answer --reward_rule last_number --prompt_data"; do
     refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which stands alone; let demos/prepare.py make one file of the sets' --max_samples 1 ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
 done
 refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete

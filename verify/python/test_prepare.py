@@ -912,7 +912,7 @@ def printed_lines(stories, preferences, labelled, base):
     plain = ["--max_samples", "7", "--input_template", "<{}>\n'a'"]
     same(made("sft", "--dataset", stories, *keys, *plain), run("chatml", stories, *keys, *plain))
     same(made("sft", "--dataset", stories, *keys), run("chatml", stories, *keys))
-    cut = ["--max_len", "20", "--truncation", "cut"]
+    cut = ["--max_len", "60", "--truncation", "cut"]
     same(made("sft", "--dataset", stories, *keys, *cut, "--train_on_inputs"), run("chatml", stories, *keys, *cut, "--train_on", "all"))
     same(made("sft", "--dataset", stories, *keys, "--apply_chat_template"), run("chatml", stories, *keys, "--apply_chat_template"))
     told = ["--apply_chat_template", "--tokenizer_chat_template", CALLS]
