@@ -275,7 +275,7 @@ for trainer in dpo rm; do
 done
 printf '\x89SEQTOK\n' >$out/x.tokens
 for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --label_key answer --reward_rule last_number --prompt_data"; do
-    refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which stands alone; let demos/prepare.py make one file of the sets' --max_samples 1 ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
+    refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which stands alone; let demos/prepare.py make one file of the sets' --max_samples 1 $([ ${stage%% *} = ppo ] && echo --prompt_max_len 77 --generate_max_len 20) ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
 done
 refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
 echo 'plain text' >$out/plain.txt

@@ -783,6 +783,8 @@ static bool broken_data_is_named(void) {
          "x.jsonl:1: input_ids[2] is 259, but it must be a whole number from 0 to 258"},
         {"{\"input_ids\": [1, -2]}\n",
          "x.jsonl:1: input_ids[1] is -2, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1, 2.0000000001]}\n",
+         "input_ids[1] is 2.0000000001, but it must be"},
         {"{\"input_ids\": [1.5]}\n",
          "x.jsonl:1: input_ids[0] is 1.5, but it must be a whole number from 0 to 258"},
         {"{\"input_ids\": [1, \"2\"]}\n",

@@ -318,8 +318,9 @@ static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, 
         return demo_wrong(reader, "%s[%lld] is %s, but a number is needed", key, (long long)t,
                           demo_json_type(item));
     if (!(number >= low && number < high) || number != floor(number))
-        return demo_wrong(reader, "%s[%lld] is %g, but it must be a whole number from %g to %g",
-                          key, (long long)t, number, low, high - 1);
+        return demo_wrong(reader,
+                          "%s[%lld] is %.15g, but it must be a whole number from %g to %g", key,
+                          (long long)t, number, low, high - 1);
     *value = (int32_t)number;
     return 0;
 }

@@ -603,6 +603,16 @@ def test_damaged_folders():
     assert code.returncode == 2 and "\\x1b[31m red" in code.stderr and "\x1b" not in code.stderr, code.stderr
 
 
+def test_memory():
+    """A template that doubles a text ends in a sentence, at half of the machine's memory or the limit that there is."""
+    doubling = ("{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}")
+    data = lines("good", [{"messages": conversation(2)}])
+    words = [sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", data, "--output",
+             f"{OUT}/refused.tokens", *CHAT, "--workers", "2", "--tokenizer_chat_template", doubling]
+    code = subprocess.run(["bash", "-c", 'ulimit -d 1500000; exec "$@"', "bash", *words], capture_output=True, text=True)
+    assert code.returncode == 2 and "does not take these 2 messages: MemoryError" in code.stderr, code.stderr[-300:]
+
+
 def test_workers_end():
     """No process outlives the first, even where that is killed."""
     data = lines("endless", [{"messages": conversation(2)}] * 2000)
