@@ -31,6 +31,7 @@
 #include <string.h>
 #include <cjson/cJSON.h>
 #include "files.h"
+#include "json.h"
 #include "memory.h"
 #include "token_file.h"
 
@@ -620,25 +621,6 @@ static inline bool demo_has_zero(const char *line, size_t length) {
         if (line[i] == '\\') i++;
     }
     return false;
-}
-
-static inline int demo_order_of_keys(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
-}
-
-/* A key that stands twice in an object, or in one inside it, says two things, of which one would
-   be passed over; NULL: none does. */
-static inline const char *demo_json_twice(const cJSON *json) {
-    const char **keys = NULL, *twice = NULL;
-    for (const cJSON *item = json->child; item && !twice; item = item->next) {
-        if (cJSON_IsObject(json)) arrput(keys, item->string);
-        if (item->child) twice = demo_json_twice(item);
-    }
-    if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
-    for (int64_t i = 1; i < arrlen(keys) && !twice; i++)
-        if (!strcmp(keys[i - 1], keys[i])) twice = keys[i];
-    arrfree(keys);
-    return twice;
 }
 
 static inline int demo_take_record(const demo_reader *reader, const cJSON *json) {
