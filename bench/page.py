@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """The page of a CPU, from what `make bench` wrote into build/bench.
 
-    page.py FOLDER [--tiny]      writes FOLDER/NAME_OF_THE_CPU.md and prints its path
+    page.py FOLDER [--tiny] [--note SENTENCE]      writes FOLDER/NAME_OF_THE_CPU.md and prints its path
+
+--note: what a reader must know of this run, such as what else the machine did meanwhile.
 
 transformers.json, of bench_transformers.py, is optional; the others must be there, and every case right."""
+import argparse
 import datetime
 import json
 import os
 import re
 import sys
 
-# A page has 80 lines; these shapes are in the JSON.
+# A page has 80 lines: of these shapes it gives the range, and build/bench/cpu.json each.
 SMALL = ("256x", "512x", "S=768")
 BENCHES = ("cpu", "chunks", "vocab", "ranks", "sample")
 
@@ -53,10 +56,25 @@ def peers(case):
     return ", ".join(f"{name} {value:.2f}" for name, value in found.items()) or "-"
 
 
+def span(values):
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def left_out(cases):
+    """What the rows that are not shown would have said, the worst of them included."""
+    if not cases:
+        return ""
+    over = [value for case in cases for key, value in case.items() if key.endswith("_over_ours") and value]
+    return f" Not shown: {len(cases)} smaller shapes, {span([case['share_of_peak'] for case in cases])} of peak" + \
+        (f", peers {span(over)}." if over else ".")
+
+
 def cpu(cases):
-    shown = [case for case in cases if not case["shape"].startswith(SMALL)] or cases
+    small = [case for case in cases if case["shape"].startswith(SMALL)]
+    shown = [case for case in cases if case not in small] or cases
     rows = [(case["case"], case["shape"], f"{case['gflops']:.1f}", f"{case['share_of_peak']:.2f}", peers(case)) for case in shown]
-    return ["One thread; GFLOP/s, the share of the machine's multiply-add peak, and the peers' time over ours.", ""] + \
+    return ["One thread, best run; GFLOP/s, the share of the machine's multiply-add peak, and the peers' time over ours."
+            + left_out(small if shown != cases else []), ""] + \
         table(("product or attention", "shape", "GFLOP/s", "of peak", "peers"), rows)
 
 
@@ -94,30 +112,40 @@ def transformers(cases):
         table(("what", "threads", "seqpar", "transformers", "ratio"), rows)
 
 
+def check_peak(cases, tiny):
+    """Nothing is faster than the peak: where it seems so, the peak was measured while something else ran. Tiny cases are not timed."""
+    above = [case["share_of_peak"] for case in cases if not case["share_of_peak"] <= 1]
+    if above and not tiny:
+        fail(f"a share of the peak is {above[0]:.2f}; something else ran meanwhile: run make bench on a quiet machine")
+
+
 def summary(cases, model):
-    attention = max(case["share_of_peak"] for case in cases if case["case"].startswith("attention"))
-    text = f"attention at {attention:.2f} of the peak of a core"
+    text = f"attention at {span([case['share_of_peak'] for case in cases if case['case'].startswith('attention')])} of the peak of a core"
     steps = [case["ratio"] for case in model or () if case["what"] == "step"]
     if steps:
-        text += f", an SFT step of SmolLM2-135M at {min(steps):.2f} to {max(steps):.2f} of transformers' speed"
+        text += f", an SFT step of SmolLM2-135M at {span(steps)} of transformers' speed"
     return f"Summary: {text}, {datetime.date.today()}."
 
 
 def main():
-    arguments = [word for word in sys.argv[1:] if word != "--tiny"]
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        fail("usage: page.py FOLDER [--tiny]")
-    tiny, name = "--tiny" in sys.argv, processor()
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder")
+    options.add_argument("--tiny", action="store_true")
+    options.add_argument("--note", default="")
+    given = options.parse_args()
+    tiny, name = given.tiny, processor()
     found = {bench: load(bench, tiny) for bench in BENCHES}
+    check_peak(found["cpu"], tiny)
     model = load("transformers", tiny, False)
     lines = [f"# {name}", "", "<!-- SPDX-License-Identifier: MIT OR Unlicense -->", "", summary(found["cpu"], model), "",
-             f"{os.cpu_count()} cores, {datetime.date.today()}, `make bench BENCH_RESULTS=1`. Every result was right.", ""]
+             f"{os.cpu_count()} cores, {datetime.date.today()}, `make bench BENCH_RESULTS=1`. Every result was right."
+             + (f" {given.note}" if given.note else ""), ""]
     for bench in BENCHES:
         lines += globals()[bench](found[bench])
     if model:
         lines += transformers(model)
-    os.makedirs(arguments[0], exist_ok=True)
-    path = f"{arguments[0]}/{re.sub('[^A-Za-z0-9]+', '_', name).strip('_')}.md"
+    os.makedirs(given.folder, exist_ok=True)
+    path = f"{given.folder}/{re.sub('[^A-Za-z0-9]+', '_', name).strip('_')}.md"
     with open(path, "w") as file:
         file.write("\n".join(lines).rstrip() + "\n")
     print(path)

@@ -45,7 +45,27 @@ if ! command -v python3 >/dev/null 2>&1; then echo "skip bench_page: no python3"
 else
     cp $out/tiny_*.json build/bench/ # not those of the planted mistakes
     page=$(python3 bench/page.py $out/pages --tiny 2>$out/page.log)
-    if [ -s "$page" ] && [ "$(wc -l <"$page")" -le 80 ] && [ "$(grep -c '^| ' "$page")" -ge 30 ] && grep -q '^Summary: attention at [0-9]*\.[0-9]* of the peak' "$page"; then ok "bench_page ($(wc -l <"$page") lines)"; else fail bench_page "$(tail -n 1 $out/page.log) $page"; fi
+    if [ -s "$page" ] && [ "$(wc -l <"$page")" -le 80 ] && [ "$(grep -c '^| ' "$page")" -ge 30 ] && grep -qE '^Summary: attention at [0-9]+\.[0-9]{2} to [0-9]+\.[0-9]{2} of the peak' "$page"; then ok "bench_page ($(wc -l <"$page") lines)"; else fail bench_page "$(tail -n 1 $out/page.log) $page"; fi
+    # A real page: a share above 1 is no share, and shapes that are left out are told by their range.
+    python3 - $out/real <<'PYTHON' >$out/page.log 2>&1 && ok bench_page_of_a_real_run || fail bench_page_of_a_real_run "$(tail -n 1 $out/page.log)"
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("page", "bench/page.py")
+page = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(page)
+case = lambda shape, share, peer: {"case": "attention forward", "shape": shape, "gflops": 50.0, "share_of_peak": share, "PyTorch_over_ours": peer}
+cases = [case("S=768 d=64", 0.25, 0.5), case("S=2304 d=64", 0.75, 1.5)]
+text = "\n".join(page.cpu(cases))
+assert "Not shown: 1 smaller shapes, 0.25 to 0.25 of peak, peers 0.50 to 0.50." in text and "S=768" not in text, text
+assert "attention at 0.25 to 0.75 of the peak" in page.summary(cases, None)
+page.check_peak(cases, False)
+for share in (1.01, float("nan")):
+    try:
+        page.check_peak(cases + [case("S=2304 d=64", share, 1)], False)
+    except SystemExit as said:
+        assert "quiet machine" in str(said)
+    else:
+        raise AssertionError(f"a share of {share} has a page")
+PYTHON
     sed -i '0,/"correct": true/s//"correct": false/' build/bench/tiny_vocab.json
     if ! python3 bench/page.py $out/wrong --tiny >/dev/null 2>$out/page.log && grep -q '1 of 3 cases are wrong' $out/page.log && [ ! -e $out/wrong ]; then ok bench_page_refuses; else fail bench_page_refuses "$(tail -n 1 $out/page.log)"; fi
 fi
