@@ -7,7 +7,7 @@
  *   busy N        503 to the first N requests of every rollout, then rule
  *   gone N        N rollouts of rule, then 500 for good
  *   silent N      N rollouts of rule, then no answer at all
- *   slow, short, long, null, text, nan, infinite, garbage, empty, keyless, endless, 500, 404: what they say */
+ *   slow, short, long, null, text, nan, infinite, huge, garbage, empty, keyless, endless, 500, 404: what they say */
 #include <arpa/inet.h>
 #include <ctype.h>
 #include <signal.h>
@@ -126,7 +126,8 @@ static void serve(int peer, const char *mode, double n, int requests) {
         {"twice", "{\"rewards\": [1], \"rewards\": [2]}"},
         {"behind", "{\"rewards\": [1]} and more"},
         {"nan", "{\"rewards\": [0, NaN]}"},
-        {"infinite", "{\"rewards\": [1, 1e999, 1, 1, 1, 1]}"}};
+        {"infinite", "{\"rewards\": [1, 1e999, 1, 1, 1, 1]}"},
+        {"huge", "{\"rewards\": [1, 1e308, 1e308, 1, 1, 1]}"}};
     char *body = NULL, *request = read_request(peer, &body);
     char *text = request ? answer(mode, body) : NULL;
     bool posted = request && !strncmp(request, "POST /reward HTTP/1.1\r\n", 23) &&

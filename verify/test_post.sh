@@ -76,6 +76,7 @@ ppo="$prompts --save_value_network --reward_pretrain $out/rm.one,$out/rm.one --e
 run ppo.half ppo $ppo --max_steps 2 --save_steps 2 --ring_attn_size 2 && run ppo.half ppo $ppo --load_checkpoint --data_parallel_size 2 &&
     cmp -s $out/ppo.half/model.safetensors $out/ppo.one/model.safetensors && cmp -s $out/ppo.half/critic/model.safetensors $out/ppo.one/critic/model.safetensors && ok post_resume_ppo || fail post_resume_ppo "$(tail -n 1 $out/ppo.half.log)"
 
+header() { echo $((8 + $(od -An -t u8 -N 8 $1))); } # bytes before a file's numbers
 # the reference asked beforehand: the bits of asking it in every step, on any number of ranks, whoever asked
 stored() { # STAGE TRAINER OPTIONS...
     local stage=$1 trainer=$2 name file; shift 2
@@ -94,9 +95,14 @@ stored() { # STAGE TRAINER OPTIONS...
     cp -r $out/$stage.kept $out/$stage.rest
     run $stage.rested $trainer "$@" --precompute_ref --ckpt_path $out/$stage.rest --max_steps 2 --save_steps 2 --ring_attn_size 2 && run $stage.rested $trainer "$@" --precompute_ref --ckpt_path $out/$stage.rest --load_checkpoint &&
         cmp -s $out/$stage.rested/model.safetensors $out/$stage.one/model.safetensors && ok "post_ref_${stage}_resume" || fail "post_ref_${stage}_resume" "$(tail -n 1 $out/$stage.rested.log)"
-    # what is stored is what is used: one number changed in the file changes the weights
+    # a bit that a disk has flipped is not trained on
+    cp -r $out/$stage.kept $out/$stage.flipped; file=$out/$stage.flipped/reference.safetensors
+    printf "\\x$(printf %02x $(($(od -An -t u1 -j $(($(header $file) + 9)) -N 1 $file) ^ 16)))" | dd of=$file bs=1 seek=$(($(header $file) + 9)) conv=notrunc 2>/dev/null
+    ! run $stage.flipped $trainer "$@" --precompute_ref --ckpt_path $out/$stage.flipped && grep -q '^error: .*reference.safetensors: its log-probs have the CRC-32 [0-9a-f]*, the file says [0-9a-f]*; remove the file and it is made anew' $out/$stage.flipped.log && [ ! -e $out/$stage.flipped/model.safetensors ] && ok "post_ref_${stage}_flipped" || fail "post_ref_${stage}_flipped" "$(tail -n 1 $out/$stage.flipped.log)"
+    # what is stored is what is used: one number changed in the file, and its sum, changes the weights
     cp -r $out/$stage.kept $out/$stage.changed; file=$out/$stage.changed/reference.safetensors
-    printf '\x00\x00\x00\x00\x00\x00\x24\xc0' | dd of=$file bs=1 seek=$((8 + $(od -An -t u8 -N 8 $file))) conv=notrunc 2>/dev/null
+    printf '\x00\x00\x00\x00\x00\x00\x24\xc0' | dd of=$file bs=1 seek=$(header $file) conv=notrunc 2>/dev/null
+    LC_ALL=C sed -i "s/\"crc32\":\"[0-9a-f]*\"/\"crc32\":\"$(tail -c +$(($(header $file) + 1)) $file | gzip -c | tail -c 8 | od -An -t x4 -N 4 | tr -d ' ')\"/" $file
     run $stage.other $trainer "$@" --precompute_ref --ckpt_path $out/$stage.changed && ! cmp -s $out/$stage.other/model.safetensors $out/$stage.one/model.safetensors && ok "post_ref_${stage}_used" || fail "post_ref_${stage}_used" "the stored numbers change nothing: $(tail -n 1 $out/$stage.other.log)"
 }
 stored dpo dpo $pairs --learning_rate 2e-3
@@ -133,6 +139,54 @@ run deep.one dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning
 run deep.4 dpo $pairs --pretrain $out/first --ref_pretrain $out/two --learning_rate 2e-3 --ring_attn_size 4 --precompute_ref
 [ -n "$(first deep.one loss)" ] && [ "$(first deep.one loss)" != 0.69314718055994529 ] && ok post_ref_deep || fail post_ref_deep "first loss $(first deep.one loss): $(tail -n 1 $out/deep.one.log)"
 cmp -s $out/deep.one/model.safetensors $out/deep.4/model.safetensors && [ "$(losses $out/deep.one.jsonl)" = "$(losses $out/deep.4.jsonl)" ] && ok post_ref_deep_ranks || fail post_ref_deep_ranks "$(tail -n 1 $out/deep.4.log)"
+
+# ---- families: what a model is like is what its own folder says, whatever the model that is trained is like ----
+python3 verify/family_folders.py $out/of || fail post_families "no folders"
+families=$(cd $out/of; ls -d *.lm | sed 's/\.lm//' | tr '\n' ' ')
+tiny="--max_len 200 --omp_threads 1 --lr_scheduler constant --warmup_steps 0 --max_steps 1"
+export OMP_WAIT_POLICY=passive # a program need not start itself again
+# played NAME ACTOR OTHER OPTIONS...: the other as reference, reward model and critic
+played() { local name=$1 actor=$2 other=$3; shift 3; ci/limit.sh 60 build/train_ppo $tiny --pretrain $out/of/$actor.flat --ref_pretrain $out/of/$other.lm --reward_pretrain $out/of/$other.score --prompt_data $out/arith.jsonl --input_key question --label_key answer --max_samples 4 --prompt_max_len 160 --generate_max_len 8 --rollout_batch_size 2 --train_batch_size 2 --save_path $out/of/$name --metrics_path $out/of/$name.jsonl "$@" >$out/of/$name.log 2>&1; }
+said() { sed -nE 's/.*("reward": .*, "kl": [^,]*),.*("critic_loss": [^,]*),.*/\1 \2/p' $out/of/$1.jsonl; }
+for other in $families; do # all actors write the same texts: what the other says of them is the same, and what it says where it is of the actor's family
+    played own.$other $other $other && [ -n "$(said own.$other)" ] || fail "post_family_$other" "$(tail -n 1 $out/of/own.$other.log)"
+    wrong=""
+    for actor in $families; do
+        [ $actor = $other ] || { played to $actor $other && [ "$(said to)" = "$(said own.$other)" ]; } || wrong="beside $actor: $(said to) for $(said own.$other) $(grep -m 1 '^error' $out/of/to.log)"
+        rm -rf $out/of/to $out/of/to.jsonl
+    done
+    [ -z "$wrong" ] && ok "post_family_$other" || fail "post_family_$other" "$wrong"
+done
+[ "$(for other in $families; do said own.$other; done | sort -u | wc -l)" = "$(wc -w <<<"$families")" ] && ok post_families_differ || fail post_families_differ "two of them say the same"
+# DPO: what the policy gains over the reference is what the reference would lose as the policy
+tuned() { ci/limit.sh 60 build/train_dpo $tiny --pretrain $out/of/$2.lm --ref_pretrain $out/of/$3.lm --dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --max_samples 4 --train_batch_size 4 --save_path $out/of/$1 --metrics_path $out/of/$1.jsonl >$out/of/$1.log 2>&1; }
+gains() { sed -nE 's/.*"chosen_reward": ([^,]*), "rejected_reward": ([^,]*),.*/\1 \2/p' $out/of/$1.jsonl; }
+losses_of() { gains $1 | sed 's/^/-/; s/ / -/; s/--//g'; }
+wrong="" before=${families%% *}
+for family in ${families#* } $before; do
+    tuned there $before $family && tuned back $family $before || wrong="$before and $family: $(grep -m 1 -h '^error' $out/of/there.log $out/of/back.log)"
+    [ -n "$(gains there)" ] && [ "$(gains there)" = "$(losses_of back)" ] || wrong="$before and $family: $(gains there) is not $(losses_of back)"
+    rm -rf $out/of/{there,back}*; before=$family
+done
+[ -z "$wrong" ] && ok post_family_references || fail post_family_references "$wrong"
+# a critic is written as the model that it began as, and is read again
+played saved smollm3 qwen2 --save_value_network && grep -q '"Qwen2ForSequenceClassification"' $out/of/saved/critic/config.json && grep -q '"SmolLM3ForCausalLM"' $out/of/saved/config.json && mv $out/of/saved/critic $out/of/again.score && cp -r $out/of/qwen2.lm $out/of/again.lm && played again smollm3 again && ok post_family_critic || fail post_family_critic "$(tail -n 1 $out/of/saved.log) $(tail -n 1 $out/of/again.log)"
+played step llama qwen2 --save_steps 1 --ckpt_path $out/of/step.ckpt; sed -i 's/"sliding_window": 7/"sliding_window": 3/' $out/of/qwen2.score/config.json
+! played step llama qwen2 --max_steps 2 --load_checkpoint --ckpt_path $out/of/step.ckpt && grep -q '^error: the model in .*global_step1/critic has sliding_window 7, this run.s has 3' $out/of/step.log && ok post_family_other_critic || fail post_family_other_critic "$(tail -n 1 $out/of/step.log)"
+# whatever a config says of a reference is in its digest: log-probs of one that is computed otherwise are not taken, a run against it does not go on
+while read -r family change; do
+    kept="$tiny --pretrain $out/of/llama.lm --ref_pretrain $out/of/$family.lm --dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --max_samples 4 --train_batch_size 2 --save_path $out/of/digest --ckpt_path $out/of/$family.ckpt"
+    build/train_dpo $kept --precompute_ref --save_steps 1 >$out/of/digest.log 2>&1 || fail "post_digest_$family" "$(tail -n 1 $out/of/digest.log)"
+    sed -i -E "$change" $out/of/$family.lm/config.json
+    build/train_dpo $kept --load_checkpoint --max_steps 2 >$out/of/digest.log 2>&1 && fail "post_digest_$family" "went on" || grep -q '^error: .*was trained against another reference model' $out/of/digest.log || fail "post_digest_$family" "$(tail -n 1 $out/of/digest.log)"
+    rm -r $out/of/$family.ckpt/global_step1 $out/of/$family.ckpt/latest
+    build/train_dpo $kept --precompute_ref >$out/of/digest.log 2>&1; [ $? -eq 1 ] && grep -q '^error: .*reference.safetensors was made with reference model [0-9a-f]*, this run has [0-9a-f]*' $out/of/digest.log && ok "post_digest_$family $change" || fail "post_digest_$family $change" "$(tail -n 1 $out/of/digest.log)"
+done <<'CHANGES'
+smollm3 s/"no_rope_layers": \[1, 0\]/"no_rope_layers": [1, 1]/
+qwen3_moe s/"norm_topk_prob": true/"norm_topk_prob": false/
+qwen2 s/"max_window_layers": 1/"max_window_layers": 0/
+mixtral s/"num_experts_per_tok": 2/"num_experts_per_tok": 1/
+CHANGES
 
 # refused: one sentence, a code, nothing written
 refuse() { # NAME TRAINER PATTERN OPTIONS...
@@ -202,6 +256,8 @@ refuse ref_mismatched kto 'other rows than this run, first in window 0 of traini
 cp -r $out/sft $out/tokens; sed -i 's/"vocab_size": [0-9]*/"vocab_size": 300/' $out/tokens/config.json
 refuse ref_vocab dpo 'vocabulary of 300' $shape --pretrain $out/sft $pairs --ref_pretrain $out/tokens
 refuse ref_simpo dpo 'precompute_ref' $kept --pref_loss simpo
+cp -r $out/dpo.kept $out/dpo.unsummed; LC_ALL=C sed -i 's/"crc32":/"crc_2":/' $out/dpo.unsummed/reference.safetensors
+refuse ref_unsummed dpo 'the file says nothing of it, as those of 0.2.0; remove the file' $kept --ckpt_path $out/dpo.unsummed
 cp -r $out/dpo.kept $out/dpo.torn; truncate -s -100 $out/dpo.torn/reference.safetensors
 refuse ref_torn dpo 'reference.safetensors' $kept --ckpt_path $out/dpo.torn
 mkdir -p $out/dpo.left; cp $out/dpo.torn/reference.safetensors $out/dpo.left/reference.safetensors.tmp.1

@@ -88,10 +88,12 @@ refuse mail 'does not speak HTTP .*; look at the host and the port' --ring_attn_
 refuse endless 'longer than'
 refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2
 refuse 404 'HTTP status 404 in 1 tries'
-serve infinite
-base="${base/rollout_batch_size 12/rollout_batch_size 3}" run refused --remote_rm_url $url --train_batch_size 6
-grep -q '^error: .*rewards\[1\] is inf' $out/refused.log && ok refuse_infinite || fail refuse_infinite "$(tail -n 1 $out/refused.log)"
-stop
+for mode in "infinite inf" "huge 1e+308"; do # the sum of two of the latter is no number
+    serve ${mode% *}
+    base="${base/rollout_batch_size 12/rollout_batch_size 3}" run refused --remote_rm_url $url --train_batch_size 6; code=$?
+    [ $code -eq 1 ] && grep -qF "rewards[1] is ${mode#* }; it cannot be trained on" $out/refused.log && [ ! -e $out/refused/model.safetensors ] && ok "refuse_${mode% *}" || fail "refuse_${mode% *}" "exit code $code: $(tail -n 1 $out/refused.log)"
+    stop
+done
 # nobody there: the port of a server that is gone
 run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
 [ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"

@@ -31,6 +31,19 @@ refused() {
 names() { ls $1 | tr '\n' ' '; }
 fresh() { rm -rf $out/$1; mkdir -p $out/$1; cp -r $(ckpt ${2:-six}) $(ckpt $1); } # a copy of a run's checkpoints
 latest() { printf global_step$2 > $(ckpt $1)/latest; }
+# manifest FOLDER PYTHON: changes m, what its manifest.json says; seal(FILES...) gives the sums that they have now
+manifest() { python3 -c '
+import json, sys, zlib
+folder, change = sys.argv[1:]
+with open(f"{folder}/manifest.json") as file: m = json.load(file)
+files = m["files"]
+def seal(*names):
+    for name in names:
+        with open(f"{folder}/{name}", "rb") as file: data = file.read()
+        files[name] = dict(bytes=len(data), crc32="%08x" % zlib.crc32(data))
+exec(change)
+with open(f"{folder}/manifest.json", "w") as file: json.dump(m, file)' "$@"; }
+body() { tail -c +$((9 + $(od -An -t u8 -N 8 $1))) $1; } # a file of tensors without its header
 
 run six --max_steps 6 --save_steps 2 || fail runs_six "$(why six)"
 
@@ -50,10 +63,10 @@ run odd --max_steps 6 --save_steps 1 --max_ckpt_num 1 && equal odd six && [ "$(c
     [ "$(names $(ckpt odd))" = "global_step01 global_step1.other global_step2.other global_step6 global_step9x latest " ] && ok runs_odd_names || fail runs_odd_names "$(names $(ckpt odd)) $(why odd)"
 fresh guest; latest guest 2; echo mine > $(ckpt guest)/global_step2/notes
 run guest --max_steps 6 --save_steps 1 --max_ckpt_num 1 --load_checkpoint && [ "$(names $(ckpt guest))" = "global_step2 global_step6 latest " ] && ok runs_own_file_kept || fail runs_own_file_kept "$(names $(ckpt guest)) $(why guest)"
-# a checkpoint from before runs had names goes on, gets a name, and is left alone
-fresh old; latest old 2; rm $(ckpt old)/*/{run,manifest.json}
-LC_ALL=C sed -i 's/"option\./"notion./g; s/"trainer"/"tra1ner"/; s/"training_data"/"tra1ning_data"/; s/"chunks"/"chanks"/; s/"row_chunks"/"row_chanks"/' $(ckpt old)/global_step2/optimizer.safetensors
-run old --max_steps 6 --save_steps 2 --max_ckpt_num 1 --load_checkpoint && equal old six && [ -s $(ckpt old)/global_step6/run ] && [ "$(names $(ckpt old))" = "global_step2 global_step4.other global_step6 global_step6.other latest " ] && ok runs_nameless || fail runs_nameless "$(names $(ckpt old)) $(why old)"
+# without a manifest nobody knows what the files should be
+fresh old; rm $(ckpt old)/*/manifest.json; before=$(find $(ckpt old) -type f -exec cksum {} + | sort | cksum)
+refused runs_without_manifest old 'global_step6 in ckpt_path is damaged, and no other there is whole; .*manifest.json is missing \(0.1.0 wrote none\)' --max_steps 7 --load_checkpoint
+[ "$before" = "$(find $(ckpt old) -type f -exec cksum {} + | sort | cksum)" ] && ok runs_without_manifest_kept || fail runs_without_manifest_kept "$(names $(ckpt old))"
 # one whose files are not what was written is passed over, by name, for the one before; the run ends with the same weights
 damaged() { # NAME WHAT SENTENCE [RUN]: the newest checkpoint of a run is damaged by WHAT, a command that is given its folder
     local name=damaged_$1; fresh $name ${4:-six}; (cd $(ckpt $name)/global_step6 && eval "$2")
@@ -66,27 +79,55 @@ damaged tail 'truncate -s -8 optimizer.safetensors' 'optimizer.safetensors has [
 damaged hole 'rm config.json' 'config.json cannot be read: No such file or directory'
 damaged other 'cp ../global_step4/model.safetensors .' 'model.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*'
 damaged list 'echo nonsense > manifest.json' 'manifest.json lists no files'
+damaged unlisted 'rm manifest.json' 'manifest.json is missing \(0.1.0 wrote none\), so nothing says whether the files are those that were written'
+damaged emptied 'manifest . "files.clear()"' 'manifest.json does not list config.json, so nothing says whether it is what was written'
+damaged thinned 'manifest . "del files[\"model.safetensors\"]"' 'manifest.json does not list model.safetensors, so nothing says whether it is what was written'
+damaged whole_other 'cp ../global_step4/* .' 'manifest.json is of step 4 of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
+damaged half_named 'manifest . "del m[\"step\"]"' 'manifest.json is of step .* of the run [0-9a-f]{16}, its folder of step 6 of the run [0-9a-f]{16}'
+# one bit of the run's name: the manifest has it; where that does not say it, of 0.2.0, any whole one before is of the run, if all are of one
+damaged run 'tr 0-9a-f 1-9a-f0 <run >run.new; mv run.new run' 'run has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
+damaged run_of_before 'for step in ../*/; do manifest $step "m.pop(\"run\"); m.pop(\"step\")"; done; tr 0-9a-f 1-9a-f0 <run >run.new; mv run.new run' 'run has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}'
 fresh damaged_all; truncate -s -8 $(ckpt damaged_all)/*/model.safetensors
-refused runs_damaged_all damaged_all 'global_step6/model.safetensors has .* bytes, its manifest says .*: the checkpoint is damaged, and ckpt_path holds no other of its run' --max_steps 7 --load_checkpoint
+refused runs_damaged_all damaged_all 'global_step6 in ckpt_path is damaged, and no other there is whole; remove the folder and train anew \(.*global_step6/model.safetensors has .* bytes, its manifest says ' --max_steps 7 --load_checkpoint
+# 0.2.0's manifests name neither run nor step
+fresh of_before; for step in $(ckpt of_before)/*/; do manifest $step 'm.pop("run"); m.pop("step")'; done
+run of_before --max_steps 7 --load_checkpoint && equal of_before seven && ok runs_of_before || fail runs_of_before "$(why of_before)"
 # the same of shards, whoever wrote them; and without a manifest what they lack is named
 shards=$(ckpt shards)
 run shards --max_steps 6 --save_steps 2 --sharded_checkpoint --ring_attn_size 3 --zero_stage 3 && equal shards six && [ "$(names $shards/global_step6)" = "config.json manifest.json optimizer.safetensors run shard-00001-of-00003.safetensors shard-00002-of-00003.safetensors shard-00003-of-00003.safetensors " ] && ok runs_sharded || fail runs_sharded "$(names $shards/global_step6) $(why shards)"
-run async --max_steps 6 --save_steps 2 --async_save --ring_attn_size 3 --zero_stage 1 && equal async six && [ "$(names $(ckpt async))" = "$(names $shards)" ] && cmp -s $(ckpt async)/global_step6/shard-00003-of-00003.safetensors $shards/global_step6/shard-00003-of-00003.safetensors && ok runs_async || fail runs_async "$(names $(ckpt async)) $(why async)"
+run async --max_steps 6 --save_steps 2 --async_save --ring_attn_size 3 --zero_stage 1 && equal async six && [ "$(names $(ckpt async))" = "$(names $shards)" ] && cmp -s <(body $(ckpt async)/global_step6/shard-00003-of-00003.safetensors) <(body $shards/global_step6/shard-00003-of-00003.safetensors) && ok runs_async || fail runs_async "$(names $(ckpt async)) $(why async)"
 fresh resharded shards
 run resharded --max_steps 7 --save_steps 7 --load_checkpoint --data_parallel_size 2 --zero_stage 1 && equal resharded seven && cmp -s $(ckpt resharded)/global_step7/optimizer.safetensors $(ckpt seven)/global_step7/optimizer.safetensors && ok runs_resharded || fail runs_resharded "$(why resharded)"
 # runs of more elements than are read and written at a time
 wide="--hidden_size 512 --train_batch_size 2"
-run wide --max_steps 2 $wide && run wide_one --max_steps 1 --save_steps 1 $wide --sharded_checkpoint && cp -r $out/wide_one $out/wide_async && rm -r $(ckpt wide_async) && run wide_async --max_steps 1 --save_steps 1 $wide --async_save && cmp -s $(ckpt wide_one)/global_step1/shard-00001-of-00001.safetensors $(ckpt wide_async)/global_step1/shard-00001-of-00001.safetensors &&
+run wide --max_steps 2 $wide && run wide_one --max_steps 1 --save_steps 1 $wide --sharded_checkpoint && cp -r $out/wide_one $out/wide_async && rm -r $(ckpt wide_async) && run wide_async --max_steps 1 --save_steps 1 $wide --async_save && cmp -s <(body $(ckpt wide_one)/global_step1/shard-00001-of-00001.safetensors) <(body $(ckpt wide_async)/global_step1/shard-00001-of-00001.safetensors) &&
     run wide_one --max_steps 2 $wide --load_checkpoint --ring_attn_size 2 && equal wide_one wide && ok runs_wide_shards || fail runs_wide_shards "$(why wide) $(why wide_one) $(why wide_async)"
 damaged shard_bit 'byte=$(od -An -t u1 -j 9000 -N 1 shard-00002-of-00003.safetensors); printf "\\$(printf %o $((byte ^ 4)))" | dd of=shard-00002-of-00003.safetensors bs=1 seek=9000 conv=notrunc 2>/dev/null' 'shard-00002-of-00003.safetensors has the CRC-32 [0-9a-f]{8}, its manifest says [0-9a-f]{8}' shards
 damaged shard_gone 'rm shard-00003-of-00003.safetensors' 'shard-00003-of-00003.safetensors cannot be read: No such file or directory' shards
 damaged shard_of_another_step 'cp ../global_step2/shard-00001-of-00003.safetensors .' 'shard-00001-of-00003.safetensors has the CRC-32 [0-9a-f]*, its manifest says [0-9a-f]*' shards
-fresh unlisted shards; rm $(ckpt unlisted)/*/manifest.json; (cd $(ckpt unlisted)/global_step6; cp shard-00001-of-00003.safetensors shard-00002-of-00003.safetensors)
+damaged shard_unlisted 'manifest . "del files[\"shard-00002-of-00003.safetensors\"]"' 'manifest.json does not list shard-00002-of-00003.safetensors, so nothing says whether it is what was written' shards
+# a shard says of which run and step it is, whatever the manifest says; those of 0.2.0 do not
+fresh unlisted shards; six=$(ckpt unlisted)/global_step6 two=shard-00002-of-00003.safetensors
+cp $(ckpt unlisted)/global_step4/$two $six; manifest $six "seal('$two')"
+refused runs_shard_of_another_step unlisted "$two is of the step 4, the checkpoint of the step 6; put its own file there, or take another checkpoint" --max_steps 7 --load_checkpoint
+cp $(ckpt async)/global_step6/$two $six; manifest $six "seal('$two')"
+refused runs_shard_of_another_run unlisted "$two is of the run [0-9a-f]{16}, the checkpoint of the run [0-9a-f]{16}" --max_steps 7 --load_checkpoint
+fresh shards_before shards; for file in $(ckpt shards_before)/*/shard-*; do LC_ALL=C sed -i 's/"run":"/"rum":"/; s/"step":"/"stop":"/' $file; manifest ${file%/*} "seal('${file##*/}'); m.pop('run', 0); m.pop('step', 0)"; done
+run shards_before --max_steps 7 --load_checkpoint --data_parallel_size 2 && equal shards_before seven && ok runs_shards_of_before || fail runs_shards_of_before "$(why shards_before)"
+cp $shards/global_step6/$two $(ckpt shards_before)/global_step6; manifest $(ckpt shards_before)/global_step6 "seal('$two')"
+refused runs_shards_mixed shards_before "$two is of the run [0-9a-f]{16}, the checkpoint of the run " --max_steps 7 --load_checkpoint
+fresh unlisted shards; (cd $six; cp shard-00001-of-00003.safetensors $two); manifest $six "seal('$two')"
 refused runs_shard_twice unlisted 'the shards in .*global_step6 have model\..* up to its element [0-9]+ of [0-9]+; they are of another model, or one of them is missing' --max_steps 7 --load_checkpoint
-rm $(ckpt unlisted)/global_step6/shard-00002-of-00003.safetensors
+rm $six/$two; manifest $six "del files['$two']"
 refused runs_shard_missing unlisted 'shard-00002-of-00003.safetensors' --max_steps 7 --load_checkpoint
 refused runs_shard_of_a_larger_model shards 'hidden_size' --max_steps 7 --load_checkpoint --hidden_size 48
 # which one to go on from
+fresh others; rm -r $(ckpt others)/global_step4; cp -r $(ckpt async)/global_step4 $(ckpt others)/
+truncate -s -8 $(ckpt others)/global_step2/model.safetensors; truncate -s -8 $(ckpt others)/global_step6/model.safetensors
+refused runs_damaged_others others 'global_step6 in ckpt_path is damaged, and no one before it is known to be of its run; whole are global_step4: write one of these names into the file latest to go on from it' --max_steps 7 --load_checkpoint
+latest others 4; run others --max_steps 7 --load_checkpoint && equal others seven && ok runs_damaged_others_mended || fail runs_damaged_others_mended "$(why others)"
+fresh unknown; rm -r $(ckpt unknown)/global_step4; cp -r $(ckpt async)/global_step4 $(ckpt unknown)/; manifest $(ckpt unknown)/global_step6 'm.pop("run"); m.pop("step")'; echo nobody >$(ckpt unknown)/global_step6/run
+refused runs_damaged_unknown unknown 'global_step6 in ckpt_path is damaged, and no one before it is known to be of its run; whole are global_step4, global_step2: write' --max_steps 7 --load_checkpoint
 fresh dangling; truncate -s -100 $(ckpt dangling)/global_step6/model.safetensors; latest dangling 5
 refused runs_latest_dangling dangling 'latest names global_step5, which is not there; the newest whole one is global_step4' --max_steps 6 --load_checkpoint
 rm $(ckpt dangling)/latest
@@ -139,7 +180,7 @@ start twice --max_steps 2000000; sleep 0.2; kill -TERM $running; kill -TERM $run
 
 # ---- what a resumed run must have in common ----
 resume="--max_steps 6 --load_checkpoint"
-number() { fresh bad; latest bad 4; rm $(ckpt bad)/*/manifest.json; LC_ALL=C sed -i "s/\"$1\":\"[^\"]*\"/\"$1\":\"$2\"/" $(ckpt bad)/global_step4/optimizer.safetensors; }
+number() { fresh bad; latest bad 4; LC_ALL=C sed -i "s/\"$1\":\"[^\"]*\"/\"$1\":\"$2\"/" $(ckpt bad)/global_step4/optimizer.safetensors; manifest $(ckpt bad)/global_step4 'seal("optimizer.safetensors")'; }
 while read -r key value pattern; do
     number $key $value
     refused "runs_metadata_$key=$value" bad "global_step4/optimizer.safetensors:? $pattern" $resume
@@ -152,9 +193,9 @@ documents 1e2 "documents" is "1e2"
 optimizer_t 9 "optimizer_t" is 9, more than its "step" 4
 chunks x "chunks" is "x"
 LIST
-fresh bad; rm $(ckpt bad)/*/manifest.json; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; refused runs_metadata_missing bad 'does not say "step"' $resume
-fresh run_name; rm $(ckpt run_name)/*/manifest.json; echo damaged > $(ckpt run_name)/global_step6/run
-refused runs_damaged_name run_name 'global_step6/run does not hold the 16 digits' --max_steps 7 --load_checkpoint
+fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; manifest $(ckpt bad)/global_step6 'seal("optimizer.safetensors")'; refused runs_metadata_missing bad 'does not say "step"' $resume
+fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run; manifest $(ckpt run_name)/global_step6 'seal("run")'
+run run_name --max_steps 7 --load_checkpoint && grep -q '^notice: .*global_step6/run does not hold the 16 digits of a run.s name: the checkpoint is damaged, training goes on from global_step4' $out/run_name.log && equal run_name seven && ok runs_damaged_name || fail runs_damaged_name "$(why run_name)"
 # other data, as many documents: another word, another order, another reading
 fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How many/How  any/' $out/arith.jsonl > $out/word.jsonl
 for other in order word; do refused runs_other_$other data "was trained on other data than $out/$other.jsonl" $resume --dataset $out/$other.jsonl; done
@@ -172,9 +213,10 @@ fresh chunks eight; latest chunks 3
 refused runs_other_chunks chunks 'written with 8 chunks a row, this run has --chunks 9' $resume --chunks 9
 run chunks $resume --ring_attn_size 2 && equal chunks eight && ok runs_chunks_kept || fail runs_chunks_kept "$(why chunks)"
 # a second moment that cannot be
-fresh moment; rm $(ckpt moment)/*/manifest.json; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
+fresh moment; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
 begin=$(head -c $((8 + header)) $file | tail -c $header | sed -E 's/.*"exp_avg_sq.model.norm.weight":\{[^}]*"data_offsets":\[([0-9]+),.*/\1/')
 printf '\x00\x00\x80\xbf' | dd of=$file bs=1 seek=$((8 + header + begin + 4 * 5)) conv=notrunc 2>/dev/null
+manifest $(ckpt moment)/global_step6 'seal("optimizer.safetensors")'
 refused runs_negative_moment moment 'element 5 of exp_avg_sq.model.norm.weight is -1, but a second moment is never negative' --max_steps 7 --load_checkpoint
 # runs of another kind, against another reference
 pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --lr_scheduler constant --warmup_steps 0 ${model/--pack_len 300/--pack_len 420}"
@@ -199,9 +241,8 @@ ppo() { local name=$1; shift; ci/limit.sh 120 $build/train_ppo $prompts --save_p
 ppo whole --max_steps 7 --save_steps 1 && grep -q '^notice: a rollout is trained on in 2 steps, so training ends after step 8, not 7' $out/whole.log && grep -q '^rollout 4/4  reward ' $out/whole.log && ! grep -q 'loss ' $out/whole.log && ok runs_ppo_progress || fail runs_ppo_progress "$(grep -m 1 /4 $out/whole.log)"
 mkdir -p $out/half; cp -r $out/whole/ckpt $out/half/; rm -r $out/half/ckpt/global_step8; printf global_step4 > $out/half/ckpt/latest
 ppo half --max_steps 7 --load_checkpoint --max_ckpt_num 1 && equal half whole && grep -q '^rollout 4/4  reward .* 0:00 left' $out/half.log && ok runs_ppo_goes_on || fail runs_ppo_goes_on "$(tail -n 1 $out/half.log)"
-mkdir -p $out/beside/ckpt/critic; cp -r $out/whole/ckpt/{global_step4,global_step6} $out/beside/ckpt/; mv $out/beside/ckpt/global_step4/critic $out/beside/ckpt/critic/global_step4; mv $out/beside/ckpt/global_step6/critic $out/beside/ckpt/critic/global_step6
-rm $out/beside/ckpt/*/manifest.json; printf global_step6 > $out/beside/ckpt/critic/latest; rm $out/beside/ckpt/*/manifest.json; printf global_step4 > $out/beside/ckpt/latest # killed between the two, when they lay beside each other
-ppo beside --max_steps 7 --load_checkpoint && equal beside whole && ok runs_ppo_beside || fail runs_ppo_beside "$(tail -n 1 $out/beside.log)"
+mkdir -p $out/listed; cp -r $out/whole/ckpt $out/listed/; printf global_step6 > $out/listed/ckpt/latest; rm -r $out/listed/ckpt/global_step8; manifest $out/listed/ckpt/global_step6 'del files["critic/model.safetensors"]'
+ppo listed --max_steps 7 --load_checkpoint && grep -q '^notice: .*global_step6/manifest.json does not list critic/model.safetensors, .*training goes on from global_step4' $out/listed.log && equal listed whole && ok runs_ppo_critic_unlisted || fail runs_ppo_critic_unlisted "$(tail -n 1 $out/listed.log)"
 ppo half --max_steps 7 --load_checkpoint --rollout_batch_size 2; [ $? -ne 0 ] && grep -q '^error: .*--rollout_batch_size 4, this run has 2' $out/half.log && ok runs_ppo_other_rollout || fail runs_ppo_other_rollout "$(tail -n 1 $out/half.log)"
 ppo none --max_steps 0 --json && json "$(grep '^{' $out/none.log)" && grep -q '^{"steps": 0, "reward_first": null' $out/none.log && ok runs_ppo_zero_steps || fail runs_ppo_zero_steps "$(tail -n 1 $out/none.log)"
 

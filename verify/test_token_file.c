@@ -4,6 +4,7 @@
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include <sys/wait.h>
 #include "pairs.h"
 #include "test.h"
 
@@ -34,12 +35,12 @@ static void seal_sections(void) {
     for (uint32_t i = 0; i < head()->sections && i < DEMO_SECTIONS; i++)
         if (table[i].begin <= (uint64_t)arrlen(file) &&
             table[i].bytes <= (uint64_t)arrlen(file) - table[i].begin)
-            table[i].crc = demo_token_crc(file + table[i].begin, table[i].bytes);
+            table[i].crc = demo_crc32(0, file + table[i].begin, table[i].bytes);
 }
 
 static void seal_head(void) {
     uint64_t end = sizeof(demo_token_head) + head()->sections * sizeof(demo_token_section);
-    if (end <= (uint64_t)arrlen(file)) head()->crc = demo_token_crc(file + 16, end - 16);
+    if (end <= (uint64_t)arrlen(file)) head()->crc = demo_crc32(0, file + 16, end - 16);
 }
 
 static void seal(void) {
@@ -80,17 +81,16 @@ static void make(uint32_t kind) {
                {DEMO_PROMPT_TEXT, "pq", 2},
                {DEMO_ANSWER_OFFSETS, prompt_offsets, sizeof prompt_offsets},
                {DEMO_ANSWER_TEXT, "12", 2}};
-    demo_token_head h = {
-        .version = DEMO_TOKENS_VERSION,
-        .kind = kind,
-        .bos = 5,
-        .eos = 6,
-        .pad = -1,
-        .words = WORDS,
-        .documents = DOCUMENTS,
-        .tokens = TOKENS,
-        .tokenizer_bytes = 9,
-        .tokenizer_crc = demo_token_crc((const unsigned char *)"tokenizer", 9)};
+    demo_token_head h = {.version = DEMO_TOKENS_VERSION,
+                         .kind = kind,
+                         .bos = 5,
+                         .eos = 6,
+                         .pad = -1,
+                         .words = WORDS,
+                         .documents = DOCUMENTS,
+                         .tokens = TOKENS,
+                         .tokenizer_bytes = 9,
+                         .tokenizer_crc = demo_crc32(0, (const unsigned char *)"tokenizer", 9)};
     demo_token_section table[DEMO_SECTIONS];
     memcpy(h.magic, demo_token_magic, 8);
     for (int i = 0; i < DEMO_SECTIONS; i++)
@@ -377,6 +377,66 @@ static void test_names(void) {
     test_end("names");
 }
 
+/* Reads behind the end of a mapped file in a process of its own: what that says, and how it
+   ends. */
+static int read_cut(const volatile unsigned char *at, const char *cut, char *said,
+                    size_t size) {
+    int ends[2], status = 0;
+    ssize_t got;
+    if (pipe(ends)) return -1;
+    pid_t child = fork();
+    if (!child) {
+        dup2(ends[1], 2);
+        _exit(truncate(cut, 0) ? 3 : *at & 0);
+    }
+    close(ends[1]);
+    got = read(ends[0], said, size - 1);
+    said[got > 0 ? got : 0] = 0;
+    close(ends[0]);
+    return waitpid(child, &status, 0) == child ? status : -1;
+}
+
+/* One sentence in the place of a crash; not for what somebody else has mapped. */
+static void test_cut(void) {
+    char said[2048], other[300];
+    make(DEMO_TOKENS_SFT);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    int status = read_cut((const unsigned char *)set.documents[0].ids, path, said, sizeof said);
+    test_expect(WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(said, path) &&
+                    !strncmp(said, "error: ", 7) && strstr(said, "was cut") &&
+                    strchr(said, '\n') == said + strlen(said) - 1,
+                "status %d: %s", status, said);
+    snprintf(other, sizeof other, "%s.other", path);
+    int descriptor = open(other, O_RDWR | O_CREAT, 0600);
+    test_expect(write(descriptor, "text", 4) == 4, "cannot write %s", other);
+    void *map = mmap(NULL, 4, PROT_READ, MAP_SHARED, descriptor, 0);
+    status = read_cut((const unsigned char *)map, other, said, sizeof said);
+    test_expect(status && !strstr(said, "was cut"), "status %d: %s", status, said);
+    munmap(map, 4);
+    close(descriptor);
+    remove(other);
+    demo_data_free(&set);
+    test_end("cut");
+}
+
+/* What is written into a mapped file is seen; a file that takes its place is not it. */
+static void test_changed(void) {
+    const struct timespec times[2] = {{.tv_sec = 1000000007}, {.tv_sec = 1000000007}};
+    make(DEMO_TOKENS_SFT);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!demo_token_file_changed(set.file), "untouched");
+    save();
+    test_expect(!demo_token_file_changed(set.file), "another took its place");
+    test_expect(!load(DEMO_TOKENS_SFT), "%s", why);
+    int descriptor = open(path, O_WRONLY);
+    test_expect(pwrite(descriptor, "x", 1, 200) == 1 && !futimens(descriptor, times),
+                "cannot write");
+    close(descriptor);
+    test_expect(demo_token_file_changed(set.file), "written to");
+    demo_data_free(&set);
+    test_end("changed");
+}
+
 int main(int argc, char **argv) {
     const char *temporary = getenv("TMPDIR");
     test_begin(argc, argv);
@@ -392,6 +452,8 @@ int main(int argc, char **argv) {
     TEST(test_every_bit());
     TEST(test_anything());
     TEST(test_names());
+    TEST(test_cut());
+    TEST(test_changed());
     remove(path);
     rmdir(folder);
     return test_summary();

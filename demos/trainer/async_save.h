@@ -14,6 +14,8 @@ typedef struct { /* a file: its runs, and their bytes one after the other */
     seqpar_safetensors_dtype weights, state;
     char *bytes;
     demo_sum sum; /* once it is written */
+    char run[DEMO_RUN_ID];
+    int64_t step;
 } demo_shard_copy;
 
 typedef struct {
@@ -37,6 +39,8 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
     int64_t bytes = 0;
     seqpar_status status = SEQPAR_OK;
+    copy.step = s->step;
+    snprintf(copy.run, sizeof copy.run, "%s", s->run);
     demo_shard_path(copy.path, sizeof copy.path, folder, s->ctx->world->rank,
                     s->ctx->world->size);
     for (int64_t i = 0; i < arrlen(copy.runs); i++)
@@ -62,9 +66,15 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
 static seqpar_status demo_write_copy(demo_shard_copy *copy, seqpar_error *error) {
     int64_t count = arrlen(copy->runs);
     seqpar_safetensors_tensor *list = demo_shard_list(copy->runs, copy->weights, copy->state);
-    seqpar_safetensors_desc desc = {.path = copy->path, .tensors = list, .count = count};
+    demo_shard_mark mark;
+    seqpar_safetensors_desc desc = {.path = copy->path,
+                                    .tensors = list,
+                                    .count = count,
+                                    .metadata = mark.pair,
+                                    .metadata_count = DEMO_MARKS};
     seqpar_safetensors_writer *writer = NULL;
     const char *from = copy->bytes;
+    demo_shard_marked(&mark, copy->run, copy->step);
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, error);
     for (int64_t i = 0; !status && i < count; from += demo_copy_bytes(copy, &copy->runs[i++]))
         status = seqpar_safetensors_append(writer, copy->runs[i].name, from,

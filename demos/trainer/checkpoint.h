@@ -24,7 +24,7 @@
 #include "save_model.h"
 
 /* Most bytes of a path that is given: the names of files below it still fit everywhere. */
-enum { DEMO_PATH_LIMIT = 1000, DEMO_RUN_ID = 17 };
+enum { DEMO_PATH_LIMIT = 1000 };
 
 typedef struct {  /* where training stands */
     int64_t step; /* optimizer steps done */
@@ -34,8 +34,8 @@ typedef struct {  /* where training stands */
     int64_t shards;        /* weights and moments in so many files; 0: whole */
     demo_sum **sums;       /* stb_ds array: of this rank's shards, as they are written */
     demo_async *async;     /* who writes them while training goes on; NULL: nobody */
-    char run[DEMO_RUN_ID]; /* drawn when the run began; "": written before there were such */
-    uint64_t reference;    /* digest of the reference's weights; 0: there is none */
+    char run[DEMO_RUN_ID]; /* drawn when the run began; "": a critic's folder does not say */
+    uint64_t reference;    /* digest of the reference; 0: there is none */
     const demo_average *average;          /* the weights' moving average; NULL: none */
     const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
     int64_t note_count;
@@ -300,7 +300,12 @@ static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const 
     return error->status;
 }
 
-/* The name of the run that wrote it; "": written before runs had names. */
+static bool demo_is_run(const char *text) {
+    return strlen(text) == DEMO_RUN_ID - 1 &&
+           strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1;
+}
+
+/* The name of the run that wrote it; "": the folder of a critic, which is a part of one. */
 static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
                                    seqpar_error *error) {
     char path[1280], *text;
@@ -308,14 +313,74 @@ static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
     *run = 0;
     if (access(path, F_OK)) return SEQPAR_OK;
     if (!(text = demo_read_text(path, error))) return error->status;
-    if (strlen(text) == DEMO_RUN_ID - 1 && strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1)
-        snprintf(run, DEMO_RUN_ID, "%s", text);
+    if (demo_is_run(text)) snprintf(run, DEMO_RUN_ID, "%s", text);
     free(text);
     return *run ? SEQPAR_OK
                 : seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                              "%.300s does not hold the %d digits of a run's name; the "
-                              "checkpoint is damaged, take another",
-                              path, DEMO_RUN_ID - 1);
+                              "%.300s does not hold the %d digits of a run's name", path,
+                              DEMO_RUN_ID - 1);
+}
+
+/* ---- what its manifest says of it ---- */
+
+typedef struct {
+    const cJSON *manifest;
+    const char *folder, *below; /* of the manifest; "critic/" inside that folder */
+    seqpar_error *error;
+} demo_listing;
+
+static void demo_listed(const demo_listing *l, const char *name) {
+    char listed[300];
+    snprintf(listed, sizeof listed, "%s%.250s", l->below, name);
+    if (!demo_manifest_entry(l->manifest, listed))
+        seqpar_fail(l->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s/" DEMO_MANIFEST " does not list %s, so nothing says whether it is "
+                    "what was written",
+                    l->folder, listed);
+}
+
+/* What somebody else has put there nobody reads. */
+static bool demo_visit_listed(const char *folder, const char *name, void *user) {
+    const demo_listing *l = (const demo_listing *)user;
+    demo_listing inside = {l->manifest, l->folder, "critic/", l->error};
+    char path[1400];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    if (!strcmp(name, "critic") && demo_is_folder(path))
+        return demo_each_name(path, demo_visit_listed, &inside);
+    if (demo_checkpoint_file(name) && !strstr(name, ".tmp.") && strcmp(name, DEMO_MANIFEST))
+        demo_listed(l, name);
+    return !l->error->status;
+}
+
+/* Are its files what was written, all that are read, and of this step? */
+static seqpar_status demo_manifest_check(const char *folder, int64_t step,
+                                         seqpar_error *error) {
+    static const char *const needed[] = {"config.json", "optimizer.safetensors", "run"};
+    cJSON *manifest = demo_manifest_read(folder, error);
+    demo_listing listing = {manifest, folder, "", error};
+    char run[DEMO_RUN_ID];
+    if (!manifest) return error->status;
+    for (int i = 0; i < 3; i++) demo_listed(&listing, needed[i]);
+    demo_each_name(folder, demo_visit_listed, &listing);
+    if (!error->status) demo_manifest_sums(manifest, folder, error);
+    if (!error->status && !demo_read_run(folder, run, error))
+        demo_manifest_names(manifest, folder, run, step, error);
+    cJSON_Delete(manifest);
+    return error->status;
+}
+
+/* The run of a checkpoint that is damaged, where it can be known; else "". */
+static void demo_believed_run(const char *folder, char run[DEMO_RUN_ID]) {
+    seqpar_error ignored[3] = {{0}};
+    cJSON *manifest = demo_manifest_read(folder, &ignored[0]);
+    const cJSON *file = demo_manifest_entry(manifest, "run"),
+                *its = cJSON_GetObjectItemCaseSensitive(manifest, "run");
+    bool damaged = (file && demo_manifest_file(folder, file, &ignored[1])) ||
+                   demo_read_run(folder, run, &ignored[2]);
+    if (damaged)
+        snprintf(run, DEMO_RUN_ID, "%s",
+                 cJSON_IsString(its) && demo_is_run(its->valuestring) ? its->valuestring : "");
+    cJSON_Delete(manifest);
 }
 
 /* Opens the optimizer.safetensors of a checkpoint of this step and reads what it says. */
@@ -430,7 +495,8 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     snprintf(latest, sizeof latest, "%s/latest", root);
     const char *name = strrchr(final, '/') + 1;
     if (!status)
-        status = demo_manifest_write(temporary, state->sums ? *state->sums : NULL, error);
+        status = demo_manifest_write(temporary, state->run, state->step,
+                                     state->sums ? *state->sums : NULL, error);
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status)
@@ -449,7 +515,12 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
                                       const demo_state *state) {
     const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
-    demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
+    demo_transfer store = {.ctx = ctx,
+                           .model = model,
+                           .optim = optim,
+                           .state = states,
+                           .run = state->run,
+                           .step = state->step};
     demo_sum sum;
     seqpar_status status = ctx->world->rank
                                ? SEQPAR_OK
@@ -503,66 +574,110 @@ static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     return step;
 }
 
-static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why,
-                                        seqpar_error *error) {
+/* a checkpoint that can be gone on from */
+typedef struct {
+    int64_t step;
+    char run[DEMO_RUN_ID];
+} demo_candidate;
+
+/* Those of these steps that are whole, newest first: an stb_ds array. */
+static demo_candidate *demo_candidates(const char *root, const int64_t *steps) {
+    demo_candidate *all = NULL;
     for (int64_t i = arrlen(steps); i-- > 0;) {
+        demo_candidate one = {.step = steps[i]};
         demo_state state = {0};
         seqpar_error broken = {0};
-        if (demo_checkpoint_whole(root, steps[i], &state, &broken))
-            return seqpar_fail(
-                error, SEQPAR_ERR_FILE_FORMAT,
-                "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole "
-                "one is global_step%lld: write that name into the file to go on from it",
-                root, why, (long long)steps[i]);
+        char folder[1100];
+        demo_checkpoint_path(folder, sizeof folder, root, steps[i]);
+        if (!demo_checkpoint_whole(root, steps[i], &state, &broken) ||
+            demo_manifest_check(folder, steps[i], &broken))
+            continue;
+        memcpy(one.run, state.run, sizeof one.run);
+        arrput(all, one);
     }
-    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                       "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is "
-                       "whole; remove the folder or give another",
-                       root, why);
+    return all;
 }
 
-/* The newest checkpoint before this step, of the same run, that is what its manifest says. */
-static int64_t demo_whole_before(const char *root, const int64_t *steps, int64_t step) {
-    char folder[1100], run[DEMO_RUN_ID];
-    seqpar_error ignored = {0};
-    demo_checkpoint_path(folder, sizeof folder, root, step);
-    if (demo_read_run(folder, run, &ignored)) *run = 0;
-    for (int64_t i = arrlen(steps); i-- > 0;) {
-        demo_state state = {0};
-        seqpar_error broken = {0};
-        demo_checkpoint_path(folder, sizeof folder, root, steps[i]);
-        if (steps[i] < step && (!*run || demo_checkpoint_of(root, steps[i], run)) &&
-            demo_checkpoint_whole(root, steps[i], &state, &broken) &&
-            !demo_manifest_check(folder, &broken))
-            return steps[i];
+static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, const char *why,
+                                        seqpar_error *error) {
+    demo_candidate *whole = demo_candidates(root, steps);
+    if (arrlen(whole))
+        seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "ckpt_path %.300s holds checkpoints, but its file latest %s; the newest whole "
+            "one is global_step%lld: write that name into the file to go on from it",
+            root, why, (long long)whole[0].step);
+    else
+        seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                    "ckpt_path %.300s: its file latest %s, and no checkpoint beside it is "
+                    "whole; remove the folder or give another",
+                    root, why);
+    arrfree(whole);
+    return error->status;
+}
+
+/* The newest before this step that is of this run. Where nobody knows its run ("") all before it
+   have to be of one. */
+static int64_t demo_candidate_before(const demo_candidate *whole, int64_t step,
+                                     const char *run) {
+    const demo_candidate *found = NULL;
+    for (int64_t i = 0; i < arrlen(whole); i++) {
+        if (whole[i].step >= step || (*run && strcmp(run, whole[i].run))) continue;
+        if (!found)
+            found = &whole[i];
+        else if (strcmp(found->run, whole[i].run))
+            return DEMO_NOTHING_SAVED;
     }
-    return DEMO_NOTHING_SAVED;
+    return found ? found->step : DEMO_NOTHING_SAVED;
+}
+
+/* None of them can be taken unasked: whoever is to choose is told which there are. */
+static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t step,
+                                         const char *why, seqpar_error *error) {
+    char names[200] = "";
+    for (int64_t i = 0; i < arrlen(whole) && i < 6; i++)
+        snprintf(names + strlen(names), sizeof names - strlen(names), "%sglobal_step%lld",
+                 i ? ", " : "", (long long)whole[i].step);
+    if (*names)
+        return seqpar_fail(
+            error, SEQPAR_ERR_FILE_FORMAT,
+            "global_step%lld in ckpt_path is damaged, and no one before it is "
+            "known to be of its run; whole are %s: write one of these names into "
+            "the file latest to go on from it (%.220s)",
+            (long long)step, names, why);
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                       "global_step%lld in ckpt_path is damaged, and no other there is whole; "
+                       "remove the folder and train anew (%.360s)",
+                       (long long)step, why);
 }
 
 /* Passes over a damaged checkpoint, *step; notice says so. Whoever holds the lock may give it its
    name meanwhile (demo_settle): then it is looked at once more. */
 static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int64_t *step,
                                     char *notice, size_t size, seqpar_error *error) {
-    char path[1100], temporary[1110];
+    char path[1100], temporary[1110], run[DEMO_RUN_ID];
     seqpar_error broken;
     demo_checkpoint_path(path, sizeof path, root, *step);
     demo_checkpoint_temporary(temporary, sizeof temporary, root, *step);
     for (int times = 0; times < 2; times++) {
         broken = (seqpar_error){0};
-        if (!demo_manifest_check(access(path, F_OK) ? temporary : path, &broken))
+        if (!demo_manifest_check(access(path, F_OK) ? temporary : path, *step, &broken))
             return SEQPAR_OK;
     }
-    int64_t before = demo_whole_before(root, steps, *step);
-    if (before == DEMO_NOTHING_SAVED)
-        return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
-                           "%s: the checkpoint is damaged, and ckpt_path holds no other of its "
-                           "run; remove the folder and train anew",
-                           broken.text);
-    snprintf(notice, size,
-             "%s: the checkpoint is damaged, training goes on from global_step%lld",
-             broken.text, (long long)before);
-    *step = before;
-    return SEQPAR_OK;
+    demo_believed_run(access(path, F_OK) ? temporary : path, run);
+    demo_candidate *whole = demo_candidates(root, steps);
+    int64_t before = demo_candidate_before(whole, *step, run);
+    seqpar_status status = SEQPAR_OK;
+    if (before == DEMO_NOTHING_SAVED) {
+        status = demo_refuse_damaged(whole, *step, broken.text, error);
+    } else {
+        snprintf(notice, size,
+                 "%s: the checkpoint is damaged, training goes on from global_step%lld",
+                 broken.text, (long long)before);
+        *step = before;
+    }
+    arrfree(whole);
+    return status;
 }
 
 /* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED; of one before where that
@@ -654,7 +769,12 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
     int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
-    demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
+    demo_transfer store = {.ctx = ctx,
+                           .model = model,
+                           .optim = optim,
+                           .state = states,
+                           .run = state->run,
+                           .step = step};
     seqpar_safetensors_file *file = NULL;
     seqpar_status status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && state->shards)

@@ -670,7 +670,7 @@ static inline bool demo_folder_fingerprint(const char *folder, demo_fingerprint 
     snprintf(path, sizeof path, "%s/tokenizer.json", folder);
     char *text = demo_read_file(path, &size);
     if (!text) return false;
-    *print = (demo_fingerprint){size, demo_token_crc((const unsigned char *)text, size)};
+    *print = (demo_fingerprint){size, demo_crc32(0, (const unsigned char *)text, size)};
     free(text);
     return true;
 }

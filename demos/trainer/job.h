@@ -23,6 +23,7 @@
 
 enum { DEMO_GROUPS = 5 };
 enum { DEMO_COLUMNS = 8 }; /* most numbers an objective reports */
+enum { DEMO_REFERENCE, DEMO_REFERENCE_OLD /* as 0.2.0 has it */, DEMO_REFERENCES };
 typedef struct demo_objective demo_objective;
 typedef struct {
     const char *dashes, *name;
@@ -73,8 +74,9 @@ typedef struct { /* one rank at work */
     int group;
     seqpar_ctx ctx;
     seqpar_device *device;
-    seqpar_llama model;   /* of the first group, and the generators */
-    seqpar_llama *critic; /* PPO's, where it has one */
+    seqpar_llama model;        /* of the first group, and the generators */
+    seqpar_llama *critic;      /* PPO's, where it has one */
+    const char *critic_source; /* the folder that it began with; NULL: none */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
     demo_async async;     /* a checkpoint that is being written, and */
@@ -82,8 +84,9 @@ typedef struct { /* one rank at work */
     demo_sum *sums;       /* stb_ds array: what its shards are */
     int64_t step, saved;  /* steps done; at the last checkpoint */
     int stopped;          /* by a signal, before the end */
-    /* digest of the frozen model's weights, on rank 0; 0: there is none */
-    uint64_t reference;
+    /* digests of the frozen model, on rank 0; 0: there is none */
+    uint64_t reference[DEMO_REFERENCES];
+    char run[DEMO_RUN_ID]; /* what the run is called, the same on all ranks */
     demo_progress progress;
     demo_logs logs;         /* rank 0 */
     double *losses, *steps; /* stb_ds arrays, rank 0: what this process did */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* manifest.h - what a checkpoint's files should be: manifest.json lists each with its bytes and
- * their CRC-32. A file that a disk or a copy has damaged is found before anything goes on from
- * it. */
+/* manifest.h - what a checkpoint's files should be: manifest.json names the run and the step, and
+ * lists each file with its bytes and their CRC-32. A file that a disk or a copy has damaged, or
+ * that is of another checkpoint, is found before anything goes on from it. */
 #ifndef DEMO_MANIFEST_H
 #define DEMO_MANIFEST_H
 
@@ -82,10 +82,13 @@ static bool demo_manifest_add(cJSON *files, const char *folder, const char *belo
 }
 
 /* Once all other files are written; the sums that are known need not be taken. */
-static seqpar_status demo_manifest_write(const char *folder, const demo_sum *known,
-                                         seqpar_error *error) {
+static seqpar_status demo_manifest_write(const char *folder, const char *run, int64_t step,
+                                         const demo_sum *known, seqpar_error *error) {
     char path[1400];
-    cJSON *json = cJSON_CreateObject(), *files = cJSON_AddObjectToObject(json, "files");
+    cJSON *json = cJSON_CreateObject(), *files;
+    cJSON_AddStringToObject(json, "run", run);
+    cJSON_AddNumberToObject(json, "step", (double)step);
+    files = cJSON_AddObjectToObject(json, "files");
     bool good = demo_manifest_add(files, folder, "", known);
     int why = errno;
     char *text = cJSON_Print(json);
@@ -127,26 +130,57 @@ static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
     return SEQPAR_OK;
 }
 
-/* Whether all files of a checkpoint are as they were written; without a manifest (of an older
-   version) they are believed. */
-static seqpar_status demo_manifest_check(const char *folder, seqpar_error *error) {
+/* The manifest of a folder, for cJSON_Delete; NULL with the error. */
+static cJSON *demo_manifest_read(const char *folder, seqpar_error *error) {
     char path[1400];
-    const char *why = "";
+    const char *why;
     size_t size;
     snprintf(path, sizeof path, "%s/" DEMO_MANIFEST, folder);
-    if (access(path, F_OK)) return SEQPAR_OK;
+    if (access(path, F_OK))
+        return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                           "%.400s is missing (0.1.0 wrote none), so nothing says whether the "
+                           "files are those that were written",
+                           path),
+               NULL;
     char *text = demo_read_whole(path, 1 << 26, &size, &why);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
-    const cJSON *files = cJSON_GetObjectItemCaseSensitive(json, "files"), *file;
+    free(text);
+    if (cJSON_IsObject(cJSON_GetObjectItemCaseSensitive(json, "files"))) return json;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.400s lists no files%s%s", path,
+                why ? ": " : "", why ? why : "");
+    cJSON_Delete(json);
+    return NULL;
+}
+
+static const cJSON *demo_manifest_entry(const cJSON *json, const char *name) {
+    return cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "files"),
+                                            name);
+}
+
+/* Whether the files that it lists are as they were written. */
+static seqpar_status demo_manifest_sums(const cJSON *json, const char *folder,
+                                        seqpar_error *error) {
+    const cJSON *file;
     seqpar_status status = SEQPAR_OK;
-    if (!cJSON_IsObject(files))
-        status = seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.400s lists no files%s%s", path,
-                             text ? "" : ": ", text ? "" : why);
-    cJSON_ArrayForEach(file, files) {
+    cJSON_ArrayForEach(file, cJSON_GetObjectItemCaseSensitive(json, "files")) {
         if (!status) status = demo_manifest_file(folder, file, error);
     }
-    cJSON_Delete(json);
-    free(text);
     return status;
+}
+
+/* Whether it is of this step; that of 0.2.0 names neither run nor step. */
+static seqpar_status demo_manifest_names(const cJSON *json, const char *folder, const char *run,
+                                         int64_t step, seqpar_error *error) {
+    const cJSON *its = cJSON_GetObjectItemCaseSensitive(json, "run"),
+                *of = cJSON_GetObjectItemCaseSensitive(json, "step");
+    if (!its && !of) return SEQPAR_OK;
+    if (cJSON_IsString(its) && cJSON_IsNumber(of) && !strcmp(its->valuestring, run) &&
+        of->valuedouble == (double)step)
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                       "%.300s/" DEMO_MANIFEST " is of step %g of the run %.16s, its folder of "
+                       "step %lld of the run %.16s",
+                       folder, cJSON_IsNumber(of) ? of->valuedouble : NAN,
+                       cJSON_IsString(its) ? its->valuestring : "?", (long long)step, run);
 }
 #endif

@@ -442,9 +442,11 @@ static bool demo_config_tied(const demo_config_reader *r, const demo_family *fam
                : family->tied;
 }
 
+/* What the config does not say is as its family has it: nothing stays of what c was before. */
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
     const demo_family *family = demo_config_family(r);
     bool said = cJSON_GetObjectItemCaseSensitive(r->json, "num_key_value_heads") != NULL;
+    *c = (seqpar_llama_config){0};
     demo_config_known(r, family->keys, demo_config_keys,
                       (int)(sizeof demo_config_keys / sizeof *demo_config_keys));
     c->layers = demo_config_number(r, "num_hidden_layers", SEQPAR_MAX_LAYERS, 0);
@@ -492,8 +494,10 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 
 /* ---- writing config.json ---- */
 
-/* What a model is computed by, in numbers, and what each is called. */
+/* What a model is computed by, in numbers, and what each is called. By them models are compared
+   and known again, so every field of a config but the head's name is one of them. */
 enum { DEMO_MODEL_NUMBERS = 29 };
+typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 224 ? 1 : -1];
 /* clang-format off */
 static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "num_hidden_layers",      "hidden_size",      "num_attention_heads",
@@ -595,14 +599,15 @@ static inline int demo_config_text(char *text, size_t size, const demo_family *f
 static inline bool demo_config_says(const char *text, const seqpar_llama_config *c) {
     cJSON *json = cJSON_Parse(text);
     seqpar_error why = {0};
-    seqpar_llama_config read = {.layers = 0};
+    seqpar_llama_config read;
     demo_config_reader r = {json, "", "", &why};
     double numbers[2][DEMO_MODEL_NUMBERS];
-    if (json) demo_config_read(&r, &read);
+    if (!json) return false;
+    demo_config_read(&r, &read);
     cJSON_Delete(json);
     demo_model_numbers(c, numbers[0]);
     demo_model_numbers(&read, numbers[1]);
-    return json && !why.status && !memcmp(numbers[0], numbers[1], sizeof numbers[0]);
+    return !why.status && !memcmp(numbers[0], numbers[1], sizeof numbers[0]);
 }
 
 /* As the first family that computes as this model does. */

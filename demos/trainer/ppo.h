@@ -204,15 +204,14 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *
                : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
 }
 
-/* It has lain beside the actor's, in CKPT/critic/global_stepN. */
 static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
     demo_ppo *p = demo_ppo_of(r);
-    const char *root = r->job->config.ckpt_path;
-    char folder[1200];
+    char folder[1200], why[1024];
     demo_state state = {0};
-    snprintf(folder, sizeof folder, "%s/global_step%lld/critic", root, (long long)step);
-    if (access(folder, F_OK))
-        snprintf(folder, sizeof folder, "%s/critic/global_step%lld", root, (long long)step);
+    snprintf(folder, sizeof folder, "%s/global_step%lld/critic", r->job->config.ckpt_path,
+             (long long)step);
+    if (demo_model_compare(&p->critic.config, folder, why, sizeof why))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
     return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
 }
 
@@ -303,7 +302,8 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
 
 /* ---- opening and closing ---- */
 
-/* A score model: from a folder, or the actor's weights with a new head. */
+/* A score model: from a folder, which says all of what it is like, or the actor's weights with a
+   new head. */
 static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
                                       bool offload) {
     const demo_config *c = &r->job->config;
@@ -315,6 +315,14 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
     seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared, offload);
     return status ? status
                   : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
+}
+
+/* The critic's weights, and the folder they are from. */
+static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
+    demo_ppo *p = demo_ppo_of(r);
+    snprintf(p->critic_source, sizeof p->critic_source, "%s", folder ? folder : "");
+    r->critic_source = folder ? p->critic_source : r->job->config.pretrain;
+    return demo_open_scorer(r, &p->critic, folder, false);
 }
 
 /* The reward models; without another wish the critic begins as the first. */
@@ -331,7 +339,7 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
                                "reward_pretrain names more than %d models; give fewer",
                                DEMO_REWARDS);
         if (p->rewards == 0 && demo_has_role(r, DEMO_CRITIC) && !c->critic_pretrain)
-            status = demo_open_scorer(r, &p->critic, folder, false);
+            status = demo_critic_begin(r, folder);
         p->moments[p->rewards] = (demo_moments){0, 1};
         if (!status && c->normalize_reward)
             status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
@@ -359,9 +367,8 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     if (c->critic.adam_eps >= 0) optim.eps = c->critic.adam_eps;
     if (c->critic.l2 >= 0) optim.decay = c->critic.l2;
     if (c->critic.max_norm >= 0) optim.max_norm = c->critic.max_norm;
-    seqpar_status status = p->critic.tensors
-                               ? SEQPAR_OK
-                               : demo_open_scorer(r, &p->critic, c->critic_pretrain, false);
+    seqpar_status status = p->critic.tensors ? SEQPAR_OK
+                                             : demo_critic_begin(r, c->critic_pretrain);
     return status ? status
                   : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors,
                                       p->critic.tensor_count, &optim);
@@ -378,7 +385,7 @@ static void demo_open_mixed(demo_rank *r) {
         arrput(mixed->documents, more->documents[i]);
 }
 
-/* All ranks get to know its digest. */
+/* All ranks get to know its digests. */
 static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *reference) {
     const demo_ppo_config *c = demo_ppo_options(r);
     seqpar_status status = SEQPAR_OK;
@@ -389,9 +396,10 @@ static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *refer
     free(r->own);
     r->own = NULL;
     if (status || r->job->groups < 2) return status;
-    int64_t digest = r->ctx.world->rank ? 0 : (int64_t)r->reference;
-    status = seqpar_comm_sum_i64(r->world, &digest, 1);
-    r->reference = (uint64_t)digest;
+    int64_t digests[DEMO_REFERENCES] = {0};
+    if (!r->ctx.world->rank) memcpy(digests, r->reference, sizeof digests);
+    status = seqpar_comm_sum_i64(r->world, digests, DEMO_REFERENCES);
+    memcpy(r->reference, digests, sizeof digests);
     return status;
 }
 

@@ -507,9 +507,9 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
     snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
     char *text = demo_read_text(path, r->ctx.error);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
-    cJSON_AddNumberToObject(json, "mean", mean);
+    demo_source_set(json, "mean", cJSON_CreateNumber(mean));
     /* OpenRLHF's floor */
-    cJSON_AddNumberToObject(json, "std", variance > 1e-16 ? sqrt(variance) : 1e-8);
+    demo_source_set(json, "std", cJSON_CreateNumber(variance > 1e-16 ? sqrt(variance) : 1e-8));
     char *with = json ? cJSON_Print(json) : NULL;
     seqpar_status status =
         with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error)

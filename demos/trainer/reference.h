@@ -45,11 +45,11 @@ typedef struct {
 
 /* ---- the model ---- */
 
-/* A reference may be of another size, but not of another vocabulary. */
+/* A reference may be of another size and family, but not of another vocabulary. */
 static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                                            seqpar_llama_config *config) {
     seqpar_error why = {0};
-    *config = r->job->model;
+    if (!folder) *config = r->job->model;
     if (folder && demo_load_config(folder, config, &why))
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     if (config->vocab == r->job->model.vocab) return SEQPAR_OK;
@@ -59,10 +59,8 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                        folder, (long long)config->vocab, (long long)r->job->model.vocab);
 }
 
-/* Collective where the weights are at their owners. */
-static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
-                                       uint64_t *result) {
-    const seqpar_llama_config *c = &model->config;
+/* Of what 0.2.0 knew of a config. */
+static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
     const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                                c->head_dim, c->intermediate, c->vocab, c->tied};
     const double reals[] = {c->rope_theta, c->rms_eps};
@@ -71,7 +69,15 @@ static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
                            (double)c->rope.exact, (double)c->window};
     uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
                                   reals, sizeof reals);
-    if (c->rope.type || c->window) digest = demo_digest(digest, rope, sizeof rope);
+    return c->rope.type || c->window ? demo_digest(digest, rope, sizeof rope) : digest;
+}
+
+/* Config and weights; old: as 0.2.0 had it in its checkpoints. Collective where the weights are at
+   their owners. */
+static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
+                                       uint64_t *result, uint64_t *old) {
+    double config[DEMO_MODEL_NUMBERS];
+    uint64_t digest = demo_digest_shape(&model->config);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < model->tensor_count; i++) {
         enum { PART = 4096 };
@@ -84,7 +90,9 @@ static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
             digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
         }
     }
-    *result = digest;
+    demo_model_numbers(&model->config, config);
+    *old = digest;
+    *result = demo_digest(digest, config, sizeof config);
     return status;
 }
 
@@ -105,7 +113,8 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     if (status || demo_is_planned(r->device) ||
         (r->ctx.world->rank && !reference->model.shards))
         return status;
-    return demo_digest_model(r, &reference->model, &r->reference);
+    return demo_digest_model(r, &reference->model, &r->reference[DEMO_REFERENCE],
+                             &r->reference[DEMO_REFERENCE_OLD]);
 }
 
 static void demo_reference_close(demo_rank *r) {
@@ -174,14 +183,16 @@ typedef struct {
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_chunks;
+    bool cublas = c->cublas && !strcmp(c->device, "cuda");
+    int used = snprintf(text, size, "%s%s%s", c->device, demo_wants_bf16(c) ? " in bf16" : "",
+                        cublas ? " with cuBLAS" : "");
     if (bits)
-        snprintf(text, size, "%s%s, any ranks", c->device,
-                 demo_wants_bf16(c) ? " in bf16" : "");
+        snprintf(text + used, size - (size_t)used, ", any ranks");
     else
-        snprintf(text, size, "%s%s, %s %s on %lld ranks, ulysses %lld%s", c->device,
-                 demo_wants_bf16(c) ? " in bf16" : "", seqpar_layout_name(r->job->layout),
-                 seqpar_schedule_name(r->job->schedule), (long long)c->ring_attn_size,
-                 (long long)c->ulysses_size, c->relaxed_attention ? ", relaxed" : "");
+        snprintf(text + used, size - (size_t)used, ", %s %s on %lld ranks, ulysses %lld%s",
+                 seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule),
+                 (long long)c->ring_attn_size, (long long)c->ulysses_size,
+                 c->relaxed_attention ? ", relaxed" : "");
 }
 
 static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
@@ -194,8 +205,9 @@ static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
              (unsigned long long)demo_digest_documents(&job->train));
     snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx",
              (unsigned long long)demo_digest_documents(&job->eval));
-    uint64_t digest = 0;
-    seqpar_status status = demo_digest_model(r, &((demo_reference *)r->own)->model, &digest);
+    uint64_t digest = 0, old;
+    seqpar_status status = demo_digest_model(r, &((demo_reference *)r->own)->model, &digest,
+                                             &old);
     snprintf(notes->text[2], size, "%016llx", (unsigned long long)digest);
     for (int i = 0; i < 5; i++)
         snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
@@ -324,12 +336,45 @@ static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {
     {"training.logp", "training.mismatched_logp", "training.rows"},
     {"evaluation.logp", "evaluation.mismatched_logp", "evaluation.rows"}};
 
+/* of all its tensors' bytes */
+static const char demo_stored_sum[] = "crc32";
+
+static void demo_stored_sum_text(char text[16], uint32_t sum) {
+    snprintf(text, 16, "%08x", sum);
+}
+
+/* What the file holds is what was written: a bit that a disk has flipped would train other weights
+   without a word. */
+static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *file,
+                                       const char *path) {
+    const char *said = seqpar_safetensors_metadata(file, demo_stored_sum);
+    uint32_t sum = 0;
+    char has[16];
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < seqpar_safetensors_count(file); i++) {
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
+        seqpar_safetensors_part whole = seqpar_safetensors_whole(t);
+        unsigned char *values = (unsigned char *)demo_room(t->bytes, 1);
+        status = seqpar_safetensors_read(file, values, &whole, r->ctx.error);
+        sum = demo_crc32(sum, values, (uint64_t)t->bytes);
+        free(values);
+    }
+    demo_stored_sum_text(has, sum);
+    if (status || (said && !strcmp(said, has))) return status;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
+                       "%s: its log-probs have the CRC-32 %s, the file says %.40s; remove the "
+                       "file and it is made anew",
+                       path, has, said ? said : "nothing of it, as those of 0.2.0");
+}
+
 /* Rank 0 writes it, whole or not at all. */
 static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo_notes *notes) {
     seqpar_safetensors_tensor tensors[sizeof demo_stored_names / sizeof **demo_stored_names];
-    seqpar_safetensors_pair metadata[DEMO_NOTES];
+    seqpar_safetensors_pair metadata[DEMO_NOTES + 1];
     const void *data[sizeof demo_stored_names / sizeof **demo_stored_names];
     int64_t count = 0;
+    uint32_t sum = 0;
+    char text[16];
     for (int kind = 0; kind < DEMO_SETS; kind++) {
         const demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
         const void *parts[DEMO_STORED_TENSORS] = {stored->sums[0], stored->sums[1],
@@ -341,16 +386,20 @@ static seqpar_status demo_stored_save(demo_rank *r, const char *path, const demo
                 .dtype = i < 2 ? SEQPAR_SAFETENSORS_F64 : SEQPAR_SAFETENSORS_U64,
                 .dims = 1,
                 .shape = {i < 2 ? stored->documents : stored->windows}};
+            sum = demo_crc32(sum, (const unsigned char *)parts[i],
+                             8 * (uint64_t)tensors[count].shape[0]);
             data[count++] = parts[i];
         }
     }
     for (int i = 0; i < DEMO_NOTES; i++)
         metadata[i] = (seqpar_safetensors_pair){demo_note_keys[i], notes->text[i]};
+    demo_stored_sum_text(text, sum);
+    metadata[DEMO_NOTES] = (seqpar_safetensors_pair){demo_stored_sum, text};
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = tensors,
                                     .count = count,
                                     .metadata = metadata,
-                                    .metadata_count = DEMO_NOTES};
+                                    .metadata_count = DEMO_NOTES + 1};
     seqpar_status status = demo_make_folder(r->job->config.ckpt_path, r->ctx.error);
     return status ? status : seqpar_safetensors_save(&desc, data, r->ctx.error);
 }
@@ -392,6 +441,7 @@ static seqpar_status demo_stored_load(demo_rank *r, const char *path, const demo
     seqpar_safetensors_file *file = NULL;
     seqpar_status status = seqpar_safetensors_open(&file, path, r->ctx.error);
     if (!status) status = demo_notes_compare(r, file, path, notes);
+    if (!status) status = demo_stored_whole(r, file, path);
     if (!status) status = demo_stored_windows(r, mismatch, 0, stop);
     for (int kind = 0; !status && !*stop && kind < DEMO_SETS; kind++)
         if (((demo_reference *)r->own)->stored[kind].windows)

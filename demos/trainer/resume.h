@@ -33,30 +33,21 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
 }
 
 /* A checkpoint goes on with the chunks it was written with: they decide the order of all
-   sums. One that does not say so has had the default of its time. */
+   sums. */
 static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file,
                               const char *path, char *error, size_t size) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
-    int64_t full = c->pack_len / 16 < 1 ? 1 : c->pack_len / 16 > 32 ? 32 : c->pack_len / 16;
-    int64_t option = demo_metadata_number(file, path, "chunks", 0, 0, &why);
-    int64_t row = demo_metadata_number(file, path, "row_chunks", 1, full, &why);
-    bool recorded = seqpar_safetensors_metadata(file, "chunks") != NULL;
+    int64_t option = demo_metadata_number(file, path, "chunks", 0, -1, &why);
+    int64_t row = demo_metadata_number(file, path, "row_chunks", 1, 0, &why);
     if (why.status) return snprintf(error, size, "%s", why.text), -1;
-    if (recorded && c->chunks && c->chunks != option)
+    if (c->chunks && c->chunks != option)
         return snprintf(error, size,
                         "the checkpoint was written with %lld chunks a row%s, this run has "
                         "--chunks %lld; leave it out to go on",
                         (long long)row, option ? "" : " or fewer", (long long)c->chunks),
                -1;
-    if (c->chunks || row == demo_row_chunks(c)) return 0;
-    c->chunks = row;
-    if (!recorded && !job->rank)
-        fprintf(
-            stderr,
-            "notice: the checkpoint is of version 0.1.0, where rows under 512 tokens had fewer "
-            "than the %lld chunks that all have now; their sums are rounded otherwise\n",
-            (long long)row);
+    if (!c->chunks && row != demo_row_chunks(c)) c->chunks = row;
     return 0;
 }
 

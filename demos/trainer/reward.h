@@ -188,6 +188,20 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
 
 /* ---- all of them ---- */
 
+/* A sum that overflows makes the advantages of all texts 0 or no numbers, and no step is
+   refused. */
+static seqpar_status demo_rewards_fit(demo_rank *r) {
+    const demo_rollout *o = &demo_ppo_of(r)->rollout;
+    for (int64_t i = 0; i < o->texts; i++)
+        if (!(fabs(o->score[i]) <= DEMO_REWARD_MOST))
+            return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                               "text %lld of the rollout has a reward of %g, and sums over "
+                               "texts hold at most %g each; look at what gives it (reward "
+                               "models, their \"std\", penalties)",
+                               (long long)i, o->score[i], DEMO_REWARD_MOST);
+    return SEQPAR_OK;
+}
+
 static seqpar_status demo_score_texts(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     demo_window w = {.set = &p->rollout.set};
@@ -201,7 +215,7 @@ static seqpar_status demo_score_texts(demo_rank *r) {
         p->rollout.score[i] += demo_rule_score(r, &p->rollout, i);
     if (!status && demo_ppo_options(r)->servers.urls) status = demo_add_server_scores(r);
     demo_window_close(&w);
-    return status;
+    return status ? status : demo_rewards_fit(r);
 }
 
 /* ---- groups that are worth training on ---- */
@@ -273,6 +287,6 @@ static seqpar_status demo_rollout_draw(demo_rank *r) {
             c, o->score[i], demo_text_tokens(o, i),
             !demo_is_stop(&words, o->set.documents[i].ids[o->set.documents[i].tokens - 1]));
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
-    return status;
+    return status ? status : demo_rewards_fit(r);
 }
 #endif

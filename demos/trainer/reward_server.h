@@ -15,6 +15,9 @@
 #include <curl/curl.h>
 #include "data.h"
 
+#define DEMO_REWARD_MOST \
+    1e100 /* so that sums of their squares over all texts do not overflow */
+
 typedef struct {
     const char *urls; /* a comma list; what several servers say is added */
     double timeout;   /* seconds one request may take */
@@ -128,11 +131,11 @@ static inline int demo_answer_add(const cJSON *json, const char *url, double *re
             return demo_server_wrong(error, size, url,
                                      "rewards[%lld] is %s, but a number is needed",
                                      (long long)i, demo_json_type(item));
-        if (!isfinite(item->valuedouble))
+        if (!(fabs(item->valuedouble) <= DEMO_REWARD_MOST))
             return demo_server_wrong(error, size, url,
                                      "rewards[%lld] is %g; it cannot be trained on, let the "
-                                     "server give a finite number",
-                                     (long long)i, item->valuedouble);
+                                     "server give a number of at most %g",
+                                     (long long)i, item->valuedouble, DEMO_REWARD_MOST);
         rewards[i] += item->valuedouble;
     }
     return 0;

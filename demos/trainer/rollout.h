@@ -35,6 +35,7 @@ typedef struct { /* an actor's rank carries these */
     demo_reference reference;
     seqpar_llama critic, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
+    char critic_source[DEMO_PATH_LIMIT + 1];
     /* scores of a reward model are brought to mean 0 and deviation 1 from these */
     demo_moments moments[DEMO_REWARDS];
     bool has_critic;

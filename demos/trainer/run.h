@@ -524,7 +524,7 @@ static int demo_model_compare(const seqpar_llama_config *c, const char *folder, 
                               size_t size) {
     double now[DEMO_MODEL_NUMBERS], then[DEMO_MODEL_NUMBERS];
     char here[32], there[32];
-    seqpar_llama_config saved = *c;
+    seqpar_llama_config saved;
     seqpar_error why = {0};
     if (demo_load_config(folder, &saved, &why))
         return snprintf(error, size, "%s", why.text), -1;

@@ -17,6 +17,7 @@ typedef struct {                    /* how a folder is written */
     seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
     int64_t shard_bytes;            /* most of a file, unless a tensor has more; 0: no limit */
     int which;                      /* DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
+    bool trained;                   /* a step was done since */
 } demo_save_form;
 
 /* "float32" and so on; NULL: NONE. */
@@ -226,7 +227,8 @@ static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model
                                    average ? demo_average_get : demo_weights_get);
     if (!status && !ctx->world->rank)
         status = form->source ? demo_keep_source(form->source, folder, &model->config,
-                                                 demo_dtype_name(entries[0].dtype), ctx->error)
+                                                 demo_dtype_name(entries[0].dtype),
+                                                 form->trained, ctx->error)
                               : demo_save_config(folder, &model->config, ctx->error);
     free(entries);
     return status;

@@ -9,7 +9,7 @@
 #include "manifest.h"
 #include "tensors.h"
 
-enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200 };
+enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200, DEMO_RUN_ID = 17 };
 /* Of what the optimizer keeps, state[kind - 1] of demo_transfer says which. */
 static const char *const demo_shard_weights = "model.";
 
@@ -33,6 +33,43 @@ static inline bool demo_is_shard(const char *name, const char **behind) {
         return false;
     *behind = name + end;
     return true;
+}
+
+/* ---- whose they are ---- */
+
+/* Of which run and step: metadata of every shard. Those of 0.2.0 do not say. */
+enum { DEMO_MARKS = 2 };
+typedef struct {
+    seqpar_safetensors_pair pair[DEMO_MARKS];
+    char step[32];
+} demo_shard_mark;
+
+static void demo_shard_marked(demo_shard_mark *mark, const char *run, int64_t step) {
+    snprintf(mark->step, sizeof mark->step, "%lld", (long long)step);
+    mark->pair[0] = (seqpar_safetensors_pair){"run", run};
+    mark->pair[1] = (seqpar_safetensors_pair){"step", mark->step};
+}
+
+/* A shard of another checkpoint has the tensors that are wanted, but other numbers. run "": not
+   known. */
+static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
+                                     const seqpar_safetensors_file *first, const char *path,
+                                     const char *run, int64_t step, seqpar_error *error) {
+    demo_shard_mark mark;
+    demo_shard_marked(&mark, run, step);
+    for (int i = 0; i < DEMO_MARKS; i++) {
+        const char *key = mark.pair[i].key, *wanted = mark.pair[i].value;
+        const char *its = seqpar_safetensors_metadata(file, key);
+        const char *one = seqpar_safetensors_metadata(first, key);
+        if (!*wanted) wanted = one;
+        if (!its != !one || (its && strcmp(its, wanted)))
+            return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                               "%.300s is of the %s %.40s, the checkpoint of the %s %.40s; put "
+                               "its own file there, or take another checkpoint",
+                               path, key, its ? its : "unknown", key,
+                               wanted ? wanted : "unknown");
+    }
+    return SEQPAR_OK;
 }
 
 /* ---- out ---- */
@@ -141,8 +178,14 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
     seqpar_safetensors_tensor *list = demo_shard_list(runs, demo_dtype(s->ctx->device->storage),
                                                       demo_dtype(s->ctx->device->accumulator));
     double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
-    seqpar_safetensors_desc desc = {.path = path, .tensors = list, .count = arrlen(runs)};
+    demo_shard_mark mark;
+    seqpar_safetensors_desc desc = {.path = path,
+                                    .tensors = list,
+                                    .count = arrlen(runs),
+                                    .metadata = mark.pair,
+                                    .metadata_count = DEMO_MARKS};
     seqpar_safetensors_writer *writer = NULL;
+    demo_shard_marked(&mark, s->run, s->step);
     demo_shard_path(path, sizeof path, folder, s->ctx->world->rank, s->ctx->world->size);
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
     for (int64_t i = 0; !status && i < arrlen(runs); i++)
@@ -204,6 +247,7 @@ static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in
         status = seqpar_safetensors_open(&file, path, s->ctx->error);
         if (status) break;
         arrput(in->files, file);
+        status = demo_shard_fits(file, in->files[0], path, s->run, s->step, s->ctx->error);
         for (int64_t k = 0; !status && k < seqpar_safetensors_count(file); k++) {
             demo_shard_run run;
             const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, k);

@@ -25,9 +25,28 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
         cJSON_AddItemToObject(config, key, value);
 }
 
+/* What a reward model's config says of its scores, which no longer holds once the weights have
+   changed; and the name that the head has there, which need not be its name here. */
+static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c,
+                                     bool trained) {
+    static const char head[] = "value_head_prefix";
+    if (trained || !c->score) {
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "mean");
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "std");
+    }
+    if (!c->score) {
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
+        cJSON_DeleteItemFromObjectCaseSensitive(config, head);
+        return;
+    }
+    demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
+    if (cJSON_GetObjectItemCaseSensitive(config, head))
+        demo_source_set(config, head, cJSON_CreateString(c->score));
+}
+
 /* What is otherwise than there: the type of numbers, and what the model gives. */
 static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
-                                      const char *dtype) {
+                                      const char *dtype, bool trained) {
     const demo_family *family = demo_family_of(
         config); /* NULL, if the file was changed meanwhile */
     const char *key = cJSON_GetObjectItemCaseSensitive(config, "dtype") ? "dtype"
@@ -37,10 +56,7 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
         demo_source_set(config, "architectures", cJSON_CreateStringArray(&name, 1));
     }
     demo_source_set(config, key, cJSON_CreateString(dtype));
-    if (c->score)
-        demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
-    else
-        cJSON_DeleteItemFromObjectCaseSensitive(config, "num_labels");
+    demo_source_score(config, c, trained);
 }
 
 /* Takes the object over. */
@@ -58,11 +74,11 @@ static inline seqpar_status demo_source_write(cJSON *json, const char *path,
 
 static inline seqpar_status demo_source_config(const char *source, const char *folder,
                                                const seqpar_llama_config *c, const char *dtype,
-                                               seqpar_error *error) {
+                                               bool trained, seqpar_error *error) {
     char path[4352];
     cJSON *json = demo_config_open(source, path, sizeof path, error);
     if (!json) return error->status;
-    demo_source_change(json, c, dtype);
+    demo_source_change(json, c, dtype, trained);
     snprintf(path, sizeof path, "%s/config.json", folder);
     return demo_source_write(json, path, error);
 }
@@ -102,11 +118,11 @@ static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int
 }
 
 /* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`
-   already. */
+   already. trained: they are no longer the source's. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
                                              const seqpar_llama_config *c, const char *dtype,
-                                             seqpar_error *error) {
-    if (demo_source_config(source, folder, c, dtype, error)) return error->status;
+                                             bool trained, seqpar_error *error) {
+    if (demo_source_config(source, folder, c, dtype, trained, error)) return error->status;
     for (size_t i = 0; i < sizeof demo_source_files / sizeof *demo_source_files; i++)
         if (demo_source_copy(source, folder, demo_source_files[i], error)) break;
     return error->status;

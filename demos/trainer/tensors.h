@@ -44,8 +44,10 @@ typedef struct {
     seqpar_optim *optim;
     demo_average *average;
     const int *state;
-    int names; /* DEMO_NAMES_.. of what is written */
-    int which; /* of a trainer's models: DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
+    int names;       /* DEMO_NAMES_.. of what is written */
+    int which;       /* of a trainer's models: DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
+    const char *run; /* of a checkpoint */
+    int64_t step;
 } demo_transfer;
 
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,

@@ -41,6 +41,7 @@
 #define DEMO_TOKEN_FILE_H
 
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -48,6 +49,7 @@
 #include <zlib.h>
 #include "files.h"
 #include "memory.h"
+#include "seqpar.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "token files are used in place, which needs a little-endian machine"
@@ -99,12 +101,23 @@ typedef struct {
     const double *margins;
     int32_t largest; /* of all ids */
     cJSON *about;
+    int opened; /* descriptor + 1 */
+    struct timespec written;
 } demo_token_file;
 
 static const char *const demo_token_kinds[] = {"none", "sft", "pairs", "labelled", "prompts"};
 /* By kind, who reads it. */
 static const char *const demo_token_readers[] = {
     "", "train_sft and --pretrain_data", "train_dpo and train_rm", "train_kto", "train_ppo"};
+
+/* There may be more than one call of zlib takes. */
+static inline uint32_t demo_crc32(uint32_t crc, const unsigned char *bytes, uint64_t count) {
+    for (uint64_t done = 0, part; done < count; done += part) {
+        part = count - done < 1 << 30 ? count - done : 1 << 30;
+        crc = (uint32_t)crc32(crc, bytes + done, (uInt)part);
+    }
+    return crc;
+}
 
 /* ---- recognizing and mapping ---- */
 
@@ -141,6 +154,56 @@ __attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
 
 static const char demo_token_again[] = "make it anew by demos/prepare.py";
 
+/* ---- a file that is cut while it is mapped: reading behind its new end is SIGBUS ---- */
+
+enum { DEMO_TOKEN_MAPS = 8 };
+static struct {
+    const unsigned char *begin; /* NULL: free */
+    size_t size;
+    char sentence[1400]; /* made beforehand: a handler may not format */
+} demo_token_maps[DEMO_TOKEN_MAPS];
+static struct sigaction demo_token_bus; /* who had the signal before */
+
+static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
+    const unsigned char *at = (const unsigned char *)about->si_addr;
+    (void)context;
+    for (int i = 0; i < DEMO_TOKEN_MAPS; i++) {
+        if (!demo_token_maps[i].begin || at < demo_token_maps[i].begin ||
+            at >= demo_token_maps[i].begin + demo_token_maps[i].size)
+            continue;
+        const char *text = demo_token_maps[i].sentence;
+        if (write(2, text, strlen(text)) < 0) _exit(1);
+        _exit(1);
+    }
+    sigaction(number, &demo_token_bus, NULL); /* not of these: it comes once more */
+}
+
+static inline void demo_token_watch(const demo_token_file *f, const char *path) {
+    struct sigaction action, before;
+    char shown[1024];
+    int i = 0;
+    while (i < DEMO_TOKEN_MAPS && demo_token_maps[i].begin) i++;
+    if (i == DEMO_TOKEN_MAPS) return;
+    snprintf(demo_token_maps[i].sentence, sizeof demo_token_maps[i].sentence,
+             "error: %s was cut or cannot be read any more while it is in use; put the whole "
+             "file there again and go on with --load_checkpoint\n",
+             seqpar_escape(shown, sizeof shown, path));
+    demo_token_maps[i].begin = f->map;
+    demo_token_maps[i].size = f->size;
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = demo_token_cut;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGBUS, &action, &before);
+    if (before.sa_sigaction != demo_token_cut) demo_token_bus = before;
+}
+
+static inline void demo_token_unwatch(const demo_token_file *f) {
+    for (int i = 0; i < DEMO_TOKEN_MAPS; i++)
+        if (demo_token_maps[i].begin == f->map) demo_token_maps[i].begin = NULL;
+}
+
+/* ---- the map ---- */
+
 static inline int demo_token_map(const demo_token_reader *r) {
     struct stat about = {0};
     int file = open(r->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -149,18 +212,32 @@ static inline int demo_token_map(const demo_token_reader *r) {
     if (!why && !fstat(file, &about) && about.st_size > 0)
         map = mmap(NULL, (size_t)about.st_size, PROT_READ, MAP_SHARED, file, 0);
     if (!why && map == MAP_FAILED) why = about.st_size ? strerror(errno) : "it is empty";
-    if (file >= 0) close(file);
+    if (file >= 0 && why) close(file);
     if (why) return demo_token_wrong(r, "cannot be read: %s", why);
+    r->file->opened = file + 1;
+    r->file->written = about.st_mtim;
     r->file->map = (const unsigned char *)map;
     r->file->size = (size_t)about.st_size;
     r->file->head = (const demo_token_head *)map;
+    demo_token_watch(r->file, r->path);
     return 0;
 }
 
 static inline void demo_token_file_close(demo_token_file *file) {
+    if (file->map) demo_token_unwatch(file);
     if (file->map) munmap((void *)file->map, file->size);
+    if (file->opened) close(file->opened - 1);
     cJSON_Delete(file->about);
     memset(file, 0, sizeof *file);
+}
+
+/* Whether somebody writes into the file that is mapped: other tokens than those that were looked
+   at would be trained on. One that takes its place changes nothing. */
+static inline bool demo_token_file_changed(const demo_token_file *f) {
+    struct stat now;
+    return f && f->opened && !fstat(f->opened - 1, &now) &&
+           ((size_t)now.st_size != f->size || now.st_mtim.tv_sec != f->written.tv_sec ||
+            now.st_mtim.tv_nsec != f->written.tv_nsec);
 }
 
 /* ---- the head and the table ---- */
@@ -209,16 +286,6 @@ static inline bool demo_all_zero(const unsigned char *bytes, uint64_t count) {
     for (uint64_t i = 0; i < count; i++)
         if (bytes[i]) return false;
     return true;
-}
-
-/* A file may be larger than one call of zlib takes. */
-static inline uint32_t demo_token_crc(const unsigned char *bytes, uint64_t count) {
-    uLong crc = crc32(0, NULL, 0);
-    for (uint64_t done = 0, part; done < count; done += part) {
-        part = count - done < 1 << 30 ? count - done : 1 << 30;
-        crc = crc32(crc, bytes + done, (uInt)part);
-    }
-    return (uint32_t)crc;
 }
 
 /* Sections lie one behind the other, so that none overlaps another or reaches out. */
@@ -286,7 +353,7 @@ static inline int demo_token_sections_checked(const demo_token_reader *r) {
             return demo_token_wrong(r, "section %d has %llu bytes instead of %llu; %s", name,
                                     (unsigned long long)s->bytes, (unsigned long long)bytes,
                                     demo_token_again);
-        if (s && demo_token_crc(f->map + s->begin, s->bytes) != s->crc)
+        if (s && demo_crc32(0, f->map + s->begin, s->bytes) != s->crc)
             return demo_token_wrong(
                 r, "the checksum of section %d is wrong; copy the file once more, or %s", name,
                 demo_token_again);

@@ -354,11 +354,24 @@ static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     return demo_checkpoint_named(r, status);
 }
 
+/* Token files are used in place, as long as training lasts. */
+static seqpar_status demo_data_kept(demo_rank *r) {
+    const demo_dataset *sets[] = {&r->job->train, &r->job->eval};
+    for (int i = 0; i < 2; i++)
+        if (demo_token_file_changed(sets[i]->file))
+            return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_READ,
+                               "%.300s was written to while it is trained on; put the file as "
+                               "it was there again and go on with --load_checkpoint",
+                               i ? r->job->config.eval_dataset : r->job->config.dataset);
+    return SEQPAR_OK;
+}
+
 /* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was
    told. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
-    seqpar_status status = seqpar_comm_max_i64(r->world, &flag, 1);
+    seqpar_status status = demo_data_kept(r);
+    if (!status) status = seqpar_comm_max_i64(r->world, &flag, 1);
     if (!status) status = demo_checkpoint_written(r, false);
     *stop = flag != 0;
     if (*stop) demo_interrupted = (sig_atomic_t)flag;
@@ -472,13 +485,13 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
                                                                          : 0,
                         .sums = &r->sums,
                         .async = c->async_save ? &r->async : NULL,
-                        .reference = r->reference};
+                        .reference = r->reference[DEMO_REFERENCE]};
     seqpar_safetensors_pair *notes = NULL;
     char folder[1110];
     if (r->saved == r->step) return SEQPAR_OK;
     seqpar_status status = demo_checkpoint_written(r, true);
     if (status) return status;
-    snprintf(state.run, sizeof state.run, "%s", r->job->run.id);
+    memcpy(state.run, r->run, sizeof state.run);
     for (int64_t i = 0; i < arrlen(r->job->notes); i++)
         arrput(notes,
                ((seqpar_safetensors_pair){r->job->notes[i].key, r->job->notes[i].value}));
@@ -514,7 +527,9 @@ static seqpar_status demo_resume(demo_rank *r) {
     if (!status && demo_trains_model(r))
         status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
     if (status) return status;
-    if (r->reference && state.reference && r->reference != state.reference)
+    if (r->reference[DEMO_REFERENCE] && state.reference &&
+        state.reference != r->reference[DEMO_REFERENCE] &&
+        state.reference != r->reference[DEMO_REFERENCE_OLD])
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
                            "the checkpoint in %.300s was trained against another reference "
                            "model; give the same --pretrain or --ref_pretrain to go on",
@@ -604,7 +619,9 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     if (status) return status;
     r->device = demo_device(r->job, world->error);
     if (r->device) r->device->pool_path = c->offload_path;
-    status = demo_group_open(r, world);
+    memcpy(r->run, r->job->run.id, sizeof r->run);
+    status = seqpar_comm_broadcast(world, r->run, sizeof r->run, 0);
+    if (!status) status = demo_group_open(r, world);
     if (!status)
         status = seqpar_ctx_open(&r->ctx, r->own_world ? r->own_world : world, r->device,
                                  c->ring_attn_size);
@@ -618,15 +635,18 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     return status;
 }
 
-/* In the form of the folder that training began with; without one, with the ids of a token file. */
+/* In the form of the folder that the model began with; without one, with the ids of a token
+   file. */
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
-    demo_save_form form = {.source = c->pretrain,
+    bool critic = model != &r->model;
+    demo_save_form form = {.source = critic ? r->critic_source : c->pretrain,
                            .dtype = demo_dtype_named(c->save_dtype),
                            .shard_bytes = demo_size_named(c->max_shard_size),
-                           .which = model == &r->model ? DEMO_SAVES_MODEL : DEMO_SAVES_CRITIC};
-    const demo_token_file *f = c->pretrain ? NULL : r->job->train.file;
+                           .which = critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL,
+                           .trained = r->step > 0};
+    const demo_token_file *f = form.source ? NULL : r->job->train.file;
     seqpar_status status = demo_save_folder(&r->ctx, model, folder, &form, average);
     return status || !f || r->ctx.world->rank
                ? status
