@@ -381,7 +381,8 @@ static inline void squeeze(char *text) {
 /* Exit code and first line of the oracle, and whether the rest has `text` in it. */
 static inline void expect(int code, const char *headline, const char *text) {
     int is = ask_with("", said, sizeof said);
-    size_t line = strcspn(said, code == 4 ? ":\n" : "\n"); /* what is right follows */
+    size_t line = strcspn(said,
+                          code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
     squeeze(said + line);
     test_expect(is == code && strlen(headline) == line && !strncmp(said, headline, line) &&
                     strstr(said, text),

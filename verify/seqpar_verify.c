@@ -11,6 +11,7 @@
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
+ *     seqpar-verify ver DUMP --require gradients,norm   no pass where these were not judged
  *     seqpar-verify --man | man -l -          all of it
  *
  *     seqpar-verify run OPERATION DUMP --out DIR   DUMP with what OPERATION computes: right
@@ -38,7 +39,7 @@ static law numbers = {
     .sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3, .may_be_norms = 1};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder, *wanted, *model, *score, *html, *junit;
+static const char *name, *folder, *wanted, *model, *score, *html, *junit, *require;
 static double budget = 60;
 static made_desc making = {.layout = "zigzag",
                            .objective = "sft",
@@ -57,6 +58,7 @@ static const char *const objectives[] = {"sft", "dpo", NULL};
 static const char *const levels[] = {"1", "2", NULL}, *const shells[] = {"bash", "zsh", NULL};
 /* Filled when the program begins. */
 static const char *mistake_names[MISTAKES + 1], *operation_names[OPERATIONS + 1];
+static const char *stage_words[STAGES + 1];
 
 static option options[] = {
     {"law", "got", "X", OPTION_NUMBER, &numbers.got,
@@ -85,7 +87,10 @@ static option options[] = {
      "that gradients may be off (0.001); given, the loss, too", 0},
     {"ver", "html", "FILE", OPTION_TEXT, &html, "a page of it, with pictures of where", 0},
     {"ver", "junit", "FILE", OPTION_TEXT, &junit, "JUnit's XML of it, a case a stage", 0},
-    {"ver", "strict", "", OPTION_FLAG, &strict, "exit code 5 for a marginal verdict", 0},
+    {"ver", "require", "STAGE,...", OPTION_TEXT, &require,
+     "stages that must be judged, as gradients,norm; else exit code 4", 0, stage_words},
+    {"ver", "strict", "", OPTION_FLAG, &strict,
+     "exit code 5 for a marginal verdict, 4 where gradients were not judged", 0},
     {"gen", "out", "DIR", OPTION_TEXT, &making.out, "a folder that is made", 0},
     {"gen", "layout", "NAME", OPTION_WORD, &making.layout, "who holds what (zigzag)", 0,
      layouts},
@@ -97,7 +102,8 @@ static option options[] = {
      "micro-batches of a step (1)", 0},
     {"gen", "tokens", "T", OPTION_SIZE, &making.tokens,
      "of the first row; the next has one more (61)", 0},
-    {"gen", "docs", "N", OPTION_SIZE, &making.docs, "documents of a row (4)", 0},
+    {"gen", "docs", "N", OPTION_SIZE, &making.docs,
+     "documents of a row; every second one of dpo has 2 more (4)", 0},
     {"gen", "seed", "N", OPTION_SIZE, &making.seed, "of all that is drawn (1)", 0},
     {"gen", "mistake", "NAME", OPTION_TEXT, &making.mistake, "to be planted", 0, mistake_names},
     {"gen", "questions", "", OPTION_FLAG, &making.questions, "without what is to be computed",
@@ -226,6 +232,7 @@ static void print_stages(const stage *stages) {
     for (int i = 0; i < STAGES; i++) {
         const stage *s = &stages[i];
         char label[32], text[400];
+        if (!stage_is_listed(s)) continue;
         snprintf(label, sizeof label, "%-10s", stage_names[i].name);
         snprintf(text, sizeof text, "not judged: it takes %s", stage_needs(s, i));
         if (!s->judged) print_wrapped(stdout, label, text);
@@ -237,11 +244,23 @@ static void print_stages(const stage *stages) {
     }
 }
 
+/* Names of the listed stages that were judged, or were not. */
+static void add_names(cJSON *o, const char *key, const stage *stages, int judged) {
+    cJSON *list = cJSON_AddArrayToObject(o, key);
+    for (int i = 0; i < STAGES; i++)
+        if (stage_is_listed(&stages[i]) && stages[i].judged == judged)
+            cJSON_AddItemToArray(list, cJSON_CreateString(stage_names[i].name));
+}
+
 static void print_stages_json(const stage *stages, const verdict *v, const summary *said) {
     cJSON *o = verdict_json(v), *list = cJSON_AddArrayToObject(o, "stages");
     if (*said->text) cJSON_AddStringToObject(o, "summary", said->text);
+    add_names(o, "judged", stages, 1);
+    add_names(o, "not_judged", stages, 0);
     for (int i = 0; i < STAGES; i++) {
-        cJSON *one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
+        cJSON *one;
+        if (!stage_is_listed(&stages[i])) continue;
+        one = stages[i].judged ? verdict_json(&stages[i].v) : cJSON_CreateObject();
         cJSON_AddStringToObject(one, "stage", stage_names[i].name);
         if (!stages[i].judged) cJSON_AddStringToObject(one, "verdict", "not judged");
         if (!stages[i].judged)
@@ -300,14 +319,24 @@ static int write_reports(const report *r) {
     return status ? VERDICT_FILE : 0;
 }
 
-static int judge_and_say(details *more) {
+/* What is to be given for gradients: seqpar_trainer leaves the model in the dump's folder. */
+static const char *gradient_hint(char *text, size_t size) {
+    snprintf(text, size, "%.800s/model/config.json", folder);
+    if (access(text, R_OK)) return "--want or --model";
+    snprintf(text, size, "--model %.800s/model", folder);
+    return text;
+}
+
+/* required: bits of the stages that must be judged. */
+static int judge_and_say(details *more, int required) {
     stage stages[STAGES] = {{0}};
     int status = judge_folders(stages, more);
     summary said;
     verdict v;
+    char hint[900];
     if (status) return status;
-    v = whole_verdict(stages, wanted || model);
-    summarize(&said, stages, &v, wanted || model);
+    v = whole_verdict(stages, required);
+    summarize(&said, stages, &v, required, gradient_hint(hint, sizeof hint));
     if (as_json) {
         print_stages_json(stages, &v, &said);
     } else {
@@ -316,21 +345,71 @@ static int judge_and_say(details *more) {
         print_stages(stages);
         verdict_print_mistakes(stdout, &v);
     }
-    status = write_reports(&(report){folder, wanted, model, stages, &v, more});
+    status = write_reports(&(report){folder, wanted, model, stages, &v, said.text, more});
     if (status) return status;
     return v.kind == VERDICT_MARGINAL && !strict ? 0 : (int)v.kind;
 }
 
+static int is_stage(int i, const char *text, size_t length) {
+    return strlen(stage_names[i].name) == length && !strncmp(stage_names[i].name, text, length);
+}
+
+/* "gradients,norm" into bits. 0, or an exit code with one sentence on stderr. */
+static int read_required(const char *text, int *required) {
+    char all[240] = "";
+    int known = 1;
+    for (size_t length; known && text; text = text[length] ? text + length + 1 : NULL) {
+        int i = 0;
+        length = strcspn(text, ",");
+        while (i < STAGES && !is_stage(i, text, length)) i++;
+        if ((known = i < STAGES)) *required |= stage_bit(i);
+    }
+    if (known) return 0;
+    for (int i = 0; i < STAGES; i++)
+        snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "",
+                 stage_names[i].name);
+    fprintf(stderr, "error: --require is '%.100s'; give stages with commas between: %s\n",
+            require, all);
+    return VERDICT_USAGE;
+}
+
+/* A report is no dump, and takes the place of nothing else. */
+static int check_report(const char *option_name, const char *path, const char *begin) {
+    if (path && is_safetensors(path)) {
+        fprintf(
+            stderr,
+            "error: --%s is %.300s, the name of a file of tensors, and a report there would "
+            "be taken for a part of a dump; give another name\n",
+            option_name, path);
+        return VERDICT_USAGE;
+    }
+    if (!path || report_may_replace(path, begin)) return 0;
+    fprintf(
+        stderr,
+        "error: --%s is %.300s, which is there and is no report; remove it, or give another "
+        "name\n",
+        option_name, path);
+    return VERDICT_USAGE;
+}
+
+static int check_reports(void) {
+    if (html && junit && reports_are_same(html, junit))
+        return usage("--html and --junit are the same file; give two");
+    return check_report("html", html, "<!DOCTYPE html>") ||
+                   check_report("junit", junit, "<?xml")
+               ? VERDICT_USAGE
+               : 0;
+}
+
 static int run_ver(void) {
     details more = {.n = 0};
-    int status;
+    int status, required = wanted || model || strict ? stage_bit(GRADIENTS) : 0;
     if (!folder) return usage("ver needs the folder of a dump");
     if (wanted && model) return usage("give --want or --model, and not both");
     if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
     if (check_tolerance()) return VERDICT_USAGE;
-    if (html && junit && !strcmp(html, junit))
-        return usage("--html and --junit are the same file; give two");
-    status = judge_and_say(&more);
+    if (read_required(require, &required) || check_reports()) return VERDICT_USAGE;
+    status = judge_and_say(&more, required);
     details_free(&more);
     return status;
 }
@@ -452,7 +531,7 @@ static int judge_mutant(const char *of, const char *its_model, verdict *v) {
     folder = of;
     model = its_model;
     status = judge_folders(stages, NULL);
-    *v = whole_verdict(stages, 1);
+    *v = whole_verdict(stages, stage_bit(GRADIENTS));
     return status;
 }
 
@@ -702,6 +781,7 @@ int main(int argc, char **argv) {
     keep_memory();
     for (int i = 0; i < MISTAKES; i++) mistake_names[i] = mistakes[i].name;
     for (int i = 0; i < OPERATIONS; i++) operation_names[i] = operations[i].name;
+    for (int i = 0; i < STAGES; i++) stage_words[i] = stage_names[i].name;
     if (argc < 2) {
         print_help(-1);
         return VERDICT_USAGE;

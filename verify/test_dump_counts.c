@@ -90,7 +90,7 @@ static void expect(int code, const char *headline, const char *counts) {
     int is;
     write_ranks(s.sp * s.dp, write_rank);
     is = ask_with("", said, sizeof said);
-    line = strcspn(said, code == 4 ? ":\n" : "\n");
+    line = strcspn(said, code == 1 || code == 3 ? "\n" : ":\n");
     at = strstr(said, "\n    counts    ");
     test_expect(code == ANY ? is >= 0 : is == code, "exit code %d, not %d: %.500s", is, code,
                 said);

@@ -120,7 +120,10 @@ static void test_right(void) {
             make_gae(layout, sp, 1 + (sp + layout) % 3, 1 + layout % 2);
             s.with_token_rewards = (int)(layout + sp) % 2;
             set_gae(WHOLE);
-            expect(0, "right", "rewards right: advantages of");
+            if (s.world * s.micro == 1) /* whose loss has no other mean */
+                expect(4, "insufficient", "rewards right: advantages of");
+            else
+                expect(0, "right", "rewards right: advantages of");
             test_end("gae_right_%s_P%lld", seqpar_layout_name(layout), (long long)sp);
         }
 }
@@ -184,7 +187,7 @@ static void test_golden(void) {
             r->returns[t] = A[i] + values[i];
         }
         set_loss(right_loss());
-        expect(off, off ? "wrong: unknown" : "right",
+        expect(off ? 1 : 4, off ? "wrong: unknown" : "insufficient", /* equal counts */
                off ? "document 2 of micro-batch 0: 0.994990725, right 0.974990725"
                    : "what values and rewards give");
         test_end("gae_golden_%d", off);

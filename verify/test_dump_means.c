@@ -257,6 +257,45 @@ static void test_designs(const char *objective) {
     expect_refused(NULL, "write token, sequence, constant, micro or replica");
 }
 
+/* ---- equal counts ---- */
+
+/* Every row has as many documents and tokens as every other. */
+static void make_equal(void) {
+    EACH_ROW(dp, a) {
+        row *r = &s.of[dp][a];
+        r->docs = 4;
+        for (int64_t t = cu_seqlens[4]; t < TOKENS; t++) r->labels[t] = NONE;
+    }
+    set_advantages(in_group, 0);
+    set_loss(right_loss());
+}
+
+/* What equal counts hide does not hang on the objective. */
+static void test_equal_counts(void) {
+    static const char *const means[][2] = {{"sft", "token"},
+                                           {"ppo", "token"},
+                                           {"sft", "sequence"},
+                                           {"ppo", "sequence"}},
+                             *const documents[] = {"dpo", "rm", "kto"};
+    for (int i = 0; i < 4; i++) {
+        begin(means[i][0], 1, 2, 2);
+        s.reduction = means[i][1];
+        deal(SEQPAR_LAYOUT_CONTIGUOUS);
+        fill();
+        expect_right("unequal_counts", "loss right: got");
+        make_equal();
+        expect_nothing("equal_counts", "means is the same here");
+    }
+    for (int i = 0; i < 6; i++) {
+        make(documents[i / 2], SEQPAR_LAYOUT_ZIGZAG, 3, 1 + i % 2, 2 - i % 2);
+        make_equal();
+        expect_nothing("equal_counts", "have unequal numbers of documents");
+        make(documents[i / 2], SEQPAR_LAYOUT_ZIGZAG, 3, 1, 1);
+        make_equal(); /* there is no other mean */
+        expect_right("one_micro_batch", "loss right: got");
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_tokens("sft");
@@ -269,5 +308,6 @@ int main(int argc, char **argv) {
     test_designs_right("ppo");
     test_designs("sft");
     test_designs("ppo");
+    test_equal_counts();
     return test_summary();
 }

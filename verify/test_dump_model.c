@@ -45,6 +45,8 @@ static struct {
     int f32, dpo, without_logp, without_documents, positions_in_dump; /* dpo: pairs alone */
     const char *objective, *without;                                  /* without: a parameter */
     const char *score; /* RM: the name of the head */
+    double loss[WORLD];
+    int with_loss;
     double scale;
 } how;
 
@@ -516,16 +518,17 @@ static void write_dump(void) {
     mkdir(FOLDER, 0777);
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
     for (int64_t r = 0; r < WORLD; r++) {
-        char text[2][24], path[64];
-        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},  {"rank", text[0]},
+        char text[24], path[64];
+        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},  {"rank", text},
                                            {"world", "4"},        {"sp", "2"},
                                            {"accumulation", "2"}, {"objective", how.objective},
                                            {"beta", "0.3"},       {"kl_coef", "0.05"}};
-        snprintf(text[0], sizeof text[0], "%lld", (long long)r);
+        snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
         for (int64_t a = 0; a < MICRO; a++) put_micro(r, a);
         put_tensors("grad.", scaled);
+        if (how.with_loss) put("loss", &how.loss[r], SEQPAR_SAFETENSORS_F64, 1, 0);
         save(path, pairs, 8);
     }
     free(scaled);
@@ -583,14 +586,14 @@ static void restart(void) {
 
 static void test_right(void) {
     restart();
-    expect(0, "right places", "gradients right: got 1, wanted 1");
+    expect(0, "right: places", "gradients right: got 1, wanted 1");
     test_end("dump_model_right_fp64");
     how.f32 = 1;
-    expect(0, "right places", "log-probs right");
+    expect(0, "right: places", "log-probs right");
     test_end("dump_model_right_fp32");
     how.without = "model.layers.0.mlp.up_proj.weight";
     how.without_logp = 1;
-    expect(0, "right places", "gradients right: got 1");
+    expect(0, "right: places", "gradients right: got 1");
     test_end("dump_model_right_in_part");
 }
 
@@ -639,7 +642,7 @@ static void test_pairs(void) {
         if (wrong)
             expect_named(names[wrong], "log-probs right");
         else
-            expect(0, "right places", "gradients right");
+            expect(0, "right: places", "gradients right");
         test_end("dump_model_pairs_%d", wrong);
         make_rows();
     }
@@ -712,7 +715,7 @@ static void test_objectives(void) {
         if (cases[i].name)
             expect_named(cases[i].name, cases[i].text);
         else
-            expect(0, "right places", cases[i].text);
+            expect(0, "right: places", cases[i].text);
         test_end("dump_model_%s_%d", how.objective, cases[i].wrong);
         memcpy(parameters, kept, (size_t)count * sizeof *kept);
         if (how.dpo) make_rows();
@@ -738,6 +741,36 @@ static void test_forward(void) {
     restart();
     for (int64_t t = 0; t < rows[1].tokens; t++) rows[1].logp[t] += 0.01;
     expect_named("unknown", "row 1 of the step");
+}
+
+/* Losses of supervised tokens that rank r holds, of all: -1. */
+static double losses_of(int64_t r, double *n) {
+    double sum = *n = 0;
+    for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t t = 0; t < rows[i].tokens; t++) {
+            if (rows[i].targets[t] == SLOW_IGNORED || (r >= 0 && rows[i].rank[t] != r))
+                continue;
+            sum -= rows[i].logp[t];
+            ++*n;
+        }
+    return sum;
+}
+
+/* Without log-probs the loss that ranks report is compared with the model's. */
+static void test_loss(void) {
+    double n, own, right;
+    restart();
+    how.without_logp = how.with_loss = 1;
+    right = losses_of(-1, &n) / n;
+    for (int64_t r = 0; r < WORLD; r++) how.loss[r] = right;
+    expect(0, "right: places", "loss right: got");
+    expect(0, "right: places", "log-probs are the model's: the dump has none");
+    test_end("dump_model_loss_right");
+    for (int64_t r = 0; r < WORLD; r++) how.loss[r] = losses_of(r, &own) / n;
+    expect_named("share_alone", "loss wrong: got");
+    for (int64_t r = 0; r < WORLD; r++) how.loss[r] = right * 1.02;
+    expect(1, "wrong: unknown", "loss wrong: got");
+    test_end("dump_model_loss_wrong");
 }
 
 /* Packed or wrong: without cu_seqlens nobody can tell. */
@@ -791,6 +824,7 @@ int main(int argc, char **argv) {
     test_objectives();
     test_forward();
     test_packing_unknown();
+    test_loss();
     test_files();
     return test_summary();
 }

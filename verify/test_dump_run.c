@@ -1137,7 +1137,7 @@ static void test_questions(void) {
         test_expect(!gen("questions", with) && !gen("gen", options[i]), "%s", said);
         run_all("questions/got", ANSWERS);
         expect_answers();
-        judged("out", "questions/model", i ? "right\n" : "insufficient"); /* of one rank */
+        judged("out", "questions/model", i ? "right: " : "insufficient"); /* of one rank */
         test_expect(!strstr(said, " wrong: "), "%s", said);
         test_end("run_questions (%s)", options[i]);
     }
@@ -1229,7 +1229,7 @@ static void test_mistakes(void) {
         judged("gen/got", "gen/model", "wrong: ");
         test_expect(strstr(said, all[i].name) != NULL, "%s is not named", all[i].name);
         run_all("gen/got", all[i].operations);
-        judged("out", "gen/model", "right\n");
+        judged("out", "gen/model", "right: ");
         test_end("run_undoes_%s", all[i].name);
     }
 }

@@ -26,6 +26,7 @@ typedef struct scene {
     int sharded, sgd, bf16; /* grad., after., m. and v. in shards; parameters in bf16 */
     int even;               /* shards of even sizes */
     int bf16_gradient;
+    double divisor;      /* loss_count over the step's count of labels; 0: it is not written */
     const char *without; /* a prefix or a tensor that is not written, or "norm" */
     const char *odd;
 } scene;
@@ -201,6 +202,35 @@ static void put_tensor(page *p, int64_t r, int what, int i) {
         (s.bf16 && (what == PARAM || what == AFTER)) || (s.bf16_gradient && what == GRAD));
 }
 
+/* Rows of four tokens a rank, of which some have a label, and what each rank divides by. */
+enum { MICRO = 5, HELD = 4 };
+static int labels_of(int64_t r, int64_t a) {
+    return 1 + (int)((r * r + 3 * a + r * a + r / 3) % 4);
+}
+
+static void put_micro(page *p, int64_t a, const char *what, const void *data,
+                      seqpar_safetensors_dtype dtype, int dims) {
+    snprintf(p->name[p->count], sizeof p->name[0], "%lld.%s", (long long)a, what);
+    p->tensors[p->count] = (seqpar_safetensors_tensor){
+        .name = p->name[p->count], .dtype = dtype, .dims = dims, .shape = {HELD}};
+    p->data[p->count++] = data;
+}
+
+static void put_counts(page *p, int64_t r) {
+    static int32_t index[HELD], labels[MICRO][HELD];
+    static double count;
+    count = 0;
+    for (int64_t q = 0; q < s.world; q++)
+        for (int64_t a = 0; a < MICRO; a++) count += s.divisor * labels_of(q, a);
+    for (int64_t a = 0; a < MICRO; a++) {
+        for (int i = 0; i < HELD; i++) index[i] = (int32_t)(r % s.sp * HELD + i);
+        for (int i = 0; i < HELD; i++) labels[a][i] = i < labels_of(r, a) ? 7 : -100;
+        put_micro(p, a, "index", index, SEQPAR_SAFETENSORS_I32, 1);
+        put_micro(p, a, "labels", labels[a], SEQPAR_SAFETENSORS_I32, 1);
+        put_micro(p, a, "loss_count", &count, SEQPAR_SAFETENSORS_F64, 0);
+    }
+}
+
 static void write_rank(int64_t r) {
     static page p; /* large */
     char path[64];
@@ -229,6 +259,7 @@ static void write_rank(int64_t r) {
                                                          .dtype = SEQPAR_SAFETENSORS_F64};
         p.data[p.count++] = &s.norm[r];
     }
+    if (s.divisor > 0) put_counts(&p, r);
     snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = p.tensors,
@@ -285,19 +316,19 @@ static void test_right(void) {
     static const int64_t shapes[][2] = {{2, 2}, {3, 3}, {4, 2}, {6, 3}, {3, 1}};
     for (int i = 0; i < 10; i++) {
         make(shapes[i / 2][0], shapes[i / 2][1], i % 2);
-        expect(0, "right places", "step right:");
+        expect(0, "right: ", "step right:");
         test_end("dump_step_right_W%lld_P%lld_%s", (long long)s.world, (long long)s.sp,
                  i % 2 ? "shards" : "whole");
     }
     make(4, 2, 0);
     s.sgd = 1;
     finish();
-    expect(0, "right places", "SGD would move them");
+    expect(0, "right: ", "SGD would move them");
     test_end("dump_step_right_sgd");
     make(4, 2, 1);
     s.max_norm = 1000; /* no clip */
     finish();
-    expect(0, "right places",
+    expect(0, "right: ",
            "would not show in this step: not_clipped, clip_by_own_norm, clip_before_reduction");
     test_end("dump_step_right_without_clip");
     make(4, 2, 0);
@@ -307,7 +338,7 @@ static void test_right(void) {
             for (int64_t r = 0; r < s.world; r++)
                 s.of[r][PARAM][i][at] = floor(s.of[r][PARAM][i][at] * 16) / 16;
     finish();
-    expect(0, "right places", "step right:");
+    expect(0, "right: ", "step right:");
     test_end("dump_step_right_bf16");
 }
 
@@ -355,7 +386,7 @@ static void test_reduction(void) {
     s.without = "norm";
     each_element(reduce_mean);
     finish();
-    expect(0, "right places", "are 0.25 times the sum");
+    expect(0, "right: ", "are 0.25 times the sum");
     test_end("dump_step_mean");
     each_element(reduce_sequence);
     s.lr = 0; /* and no step */
@@ -397,7 +428,7 @@ static void test_reduction(void) {
     s.without = "grad.up";
     s.lr = 0;
     set_norms(whole_but_up);
-    expect(0, "right places",
+    expect(0, "right: ",
            "1 parameters could not be judged without grad. tensors, the "
            "first grad.up");
     test_end("dump_step_without_one_grad");
@@ -461,7 +492,7 @@ static void test_norms_nearly_equal(int bf16) {
     s.lr = 0;
     each_element(even_norms);
     finish();
-    expect(0, "right places", "norm right");
+    expect(0, "right: ", "norm right");
     test_end("dump_step_even_shards");
     set_norms(shards_added);
     if (!bf16) expect_named("norms_added", "norm wrong: got");
@@ -497,7 +528,7 @@ static void test_norm(void) {
     expect_named("unknown", "got nan as rank 1 reports it");
     make(4, 2, 0);
     set_norms(nearly);
-    expect(0, "marginal places", "norm marginal: got");
+    expect(0, "marginal: norm marginal", "norm marginal: got");
     test_end("dump_step_norm_marginal");
     make(1, 1, 0);
     expect(4, "insufficient: step right; norm shows nothing: one rank",
@@ -639,14 +670,14 @@ static void test_decay(void) {
     expect_named("decay_missing", "step wrong");
     how.decay_not[0] = 0;
     finish();
-    expect(0, "right places", "no decay acts on the 1 biases and norms");
+    expect(0, "right: ", "no decay acts on the 1 biases and norms");
     test_end("dump_step_right_norms_do_not_decay");
     how.no_bias = 1;
     finish();
     expect_named("bias_correction_missing", "no decay acts on the 1 biases and norms");
     how.no_bias = how.decay_not[1] = 0;
     finish();
-    expect(0, "right places", "step right");
+    expect(0, "right: ", "step right");
     test_end("dump_step_right_norms_decay");
     how.decay_not[0] = 1;
     finish();
@@ -684,7 +715,7 @@ static void test_shards(void) {
         make(5, 5, 1);
         s.even = 1;
         finish();
-        expect(0, "right places", "step right");
+        expect(0, "right: ", "step right");
         test_end("dump_step_right_even_shards");
         swap_ranges(form);
         expect_named("shards_swapped", form ? "with the gradient of rank 1's"
@@ -745,11 +776,11 @@ static void test_shows_nothing(void) {
     test_end("dump_step_lost_in_bf16");
     make(4, 2, 0);
     s.without = "after";
-    expect(0, "right places", "step not judged");
+    expect(0, "right: ", "step not judged");
     test_end("dump_step_without_after");
     make(4, 2, 0);
     s.without = "local";
-    expect(0, "right places", "reduction not judged");
+    expect(0, "right: ", "reduction not judged");
     test_end("dump_step_without_local");
 }
 
@@ -768,6 +799,39 @@ static void test_files(void) {
     }
 }
 
+/* loss_count says what ranks' gradients are of, so that one factor alone is right. */
+static void test_counts(void) {
+    static const struct {
+        double divisor, reduced; /* reduced: times the sum */
+        const char *name, *text;
+    } cases[] = {{1, 1, NULL, "so 1 is right"},
+                 {1.0 / 6, 1.0 / 6, NULL, "so 0.166667 is right"},
+                 {1.0 / 3, 1.0 / 3, NULL, "so 0.333333 is right"},
+                 {1, 1.0 / 3, "over_sp", "so 1 is right"},
+                 {1, 1.0 / 2, "over_dp", "so 1 is right"},
+                 {1, 1.0 / 6, "over_sp and over_dp", "so 1 is right"},
+                 {1.0 / 6, 1, "times_sp and times_dp", "so 0.166667 is right"},
+                 {1.0 / 6, 1.0 / 2, "times_sp", "so 0.166667 is right"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        make(6, 3, 0);
+        s.accumulation = MICRO;
+        s.divisor = cases[i].divisor;
+        for (int64_t r = 0; r < s.world; r++)
+            for (int n = 0; n < TENSORS; n++)
+                for (int64_t at = 0; at < sizes[n]; at++)
+                    s.of[r][GRAD][n][at] *= cases[i].reduced;
+        finish();
+        if (cases[i].name)
+            expect_named(cases[i].name, cases[i].text);
+        else
+            expect(0, "right: ", cases[i].text);
+        test_end("dump_step_counts_%zu", i);
+    }
+    s.divisor = 0; /* and without it nobody can tell */
+    expect(0, "right: ", "--want, --model or loss_count say it");
+    test_end("dump_step_counts_unknown");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
@@ -784,5 +848,6 @@ int main(int argc, char **argv) {
     test_adamw();
     test_shows_nothing();
     test_files();
+    test_counts();
     return test_summary();
 }

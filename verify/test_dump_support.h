@@ -464,8 +464,8 @@ static inline void expect(int code, const char *headline, const char *text) {
     size_t line;
     write_scene();
     got = ask(said, sizeof said);
-    line = strcspn(said, code == 4 ? ":\n" : "\n"); /* what is right follows */
-    for (char *c = said + line; *c; c++)            /* lines are wrapped: one long line */
+    line = strcspn(said, code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
+    for (char *c = said + line; *c; c++) /* lines are wrapped: one long line */
         if (*c == '\n') *c = ' ';
     for (char *from = said + line, *to = from; (*to = *from); from++)
         to += !(*from == ' ' && from[1] == ' ');

@@ -13,7 +13,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 says() {
     local name=$1 code=$2 want=$3 got; shift 3
     got=$($oracle "$@" 2>$out/stderr); local is=$?
-    if [ $is -eq "$code" ] && [ "$(echo "$got" | head -n 1)" = "$want" ] && [ ! -s $out/stderr ]; then ok "$name"; named="$named ${want#wrong: }"
+    if [ $is -eq "$code" ] && [ "$(echo "$got" | head -n 1 | sed -E 's/^(right|insufficient): .*/\1/')" = "$want" ] && [ ! -s $out/stderr ]; then ok "$name"; named="$named ${want#wrong: }"
     else fail "$name" "exit code $is, not $code; '$(echo "$got" | head -n 1)', not '$want' $(cat $out/stderr)"; fi
 }
 # refuses NAME SENTENCE ARGUMENTS...: exit code 2, that sentence on stderr and nothing on stdout

@@ -24,11 +24,19 @@ cat >"$out/test_steps.py" <<END
 import shutil
 import pytest
 import seqpar_dump
+import seqpar_verify
 
 def test_right(seqpar):
     shutil.copytree("$out/right/got", seqpar.folder)
     seqpar.expect_right(want="$out/right/want")
     assert seqpar.ver(model="$out/right/model")["verdict"] == "right"
+
+def test_unjudged(seqpar):
+    shutil.copytree("$out/right/got", seqpar.folder)
+    with pytest.warns(seqpar_verify.GradientsNotJudged, match="gradients were NOT judged"):
+        seqpar.expect_right()
+    with pytest.raises(AssertionError, match="gradients not judged"):
+        seqpar.expect_right(strict=True)
 
 def test_wrong(seqpar):
     shutil.copytree("$out/wrong/got", seqpar.folder)

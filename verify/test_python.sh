@@ -69,6 +69,12 @@ else
     if [ "$said" = "right right " ]; then ok python_recorder; else fail python_recorder "'$said'; $(tail -n 1 $out/recorder.err)"; fi
 fi
 
+if ! python=$(ci/python_with.sh torch transformers accelerate); then
+    skip python_recorder_steps "no python3 here has torch, transformers and accelerate"
+else
+    run recorder_steps verify/python/test_recorder.py $oracle $out/recorder_steps
+fi
+
 # ---- models that transformers made ----
 if ! python=$(ci/python_with.sh torch transformers); then
     skip python_families "no python3 here has torch and transformers"

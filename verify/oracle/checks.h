@@ -45,7 +45,36 @@ typedef struct stage {
     int judged;
     verdict v;       /* if judged */
     char lacks[200]; /* if not: what this very dump lacks; "": all that the stage takes */
+    int foreign;     /* of other objectives than the dump's */
 } stage;
+
+/* Whether the objective has the stage at all. */
+static inline int stage_is_of(int i, const dump_facts *f) {
+    int values = f->objective == DUMP_RM || f->objective == DUMP_VALUE;
+    switch (i) {
+    case LABELS: return f->objective != DUMP_RM;
+    case LOGITS: return !values;
+    case LOG_PROBS: return f->objective != DUMP_VALUE;
+    case REWARDS: return f->objective == DUMP_RM || f->objective == DUMP_PPO;
+    case COUNTS: return f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN;
+    default: return 1;
+    }
+}
+
+/* What is shown: a stage of other objectives is missed by nobody. */
+static inline int stage_is_listed(const stage *s) { return s->judged || !s->foreign; }
+
+static inline int stages_listed(const stage *stages) {
+    int count = 0;
+    for (int i = 0; i < STAGES; i++) count += stage_is_listed(&stages[i]);
+    return count;
+}
+
+static inline int stages_judged(const stage *stages) {
+    int count = 0;
+    for (int i = 0; i < STAGES; i++) count += stages[i].judged;
+    return count;
+}
 
 static inline const char *stage_needs(const stage *s, int i) {
     return *s->lacks ? s->lacks : stage_names[i].needs;
@@ -535,10 +564,25 @@ static inline int judge_logits(dump *d, stage *stages, dump_row *row, int64_t dp
     return status;
 }
 
+static inline int dump_has_gradients(const dump *d) {
+    for (int64_t r = 0; r < d->world; r++)
+        for (int64_t i = 0; i < seqpar_safetensors_count(d->ranks[r].file); i++)
+            if (!strncmp(seqpar_safetensors_at(d->ranks[r].file, i)->name, "grad.", 5))
+                return 1;
+    return 0;
+}
+
+static inline void begin_stages(const dump *d, stage *stages) {
+    for (int i = 0; i < STAGES; i++) stages[i].foreign = !stage_is_of(i, &d->facts);
+    if (!dump_has_gradients(d))
+        strcpy(stages[GRADIENTS].lacks, "grad. tensors of parameters, and --want or --model");
+}
+
 /* 0, or -1 with d->error. */
 static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     static step_parts parts;
     int status = 0;
+    begin_stages(d, stages);
     memset(&parts.gaps, 0, sizeof parts.gaps);
     loss_begin(&parts.loss, &d->facts, tolerance);
     counts_begin(&parts.counts, &d->facts);
@@ -560,7 +604,7 @@ static inline int judge_dump(dump *d, stage *stages, double tolerance) {
     if (!status && (status = loss_end(&parts.loss, &d->facts)))
         seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
     if (!status) status = check_rewards(&stages[REWARDS], d, &parts.loss);
-    if (!status) check_divisors(&stages[COUNTS], &parts.counts);
+    if (!status) d->divisor = check_divisors(&stages[COUNTS], &parts.counts);
     if (!status) check_loss(&stages[LOSS], d, &parts.loss);
     counts_free(&parts.counts);
     if (parts.loss.lacks_documents) strcpy(stages[LOSS].lacks, "cu_seqlens");

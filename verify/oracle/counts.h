@@ -272,22 +272,35 @@ static inline void counts_say_lacks(const step_counts *c, int64_t at, const char
                 (long long)(at / c->accumulation), (long long)(at % c->accumulation), what);
 }
 
-/* Stage COUNTS, after all rows. */
-static inline void check_divisors(stage *s, step_counts *c) {
+/* What ranks divide sums of their own losses by, over the step's count; 0: not known, as where
+   the sums are of more than a rank's own tokens. */
+static inline double counts_divisor(const stage *s, step_counts *c, int has_counts,
+                                    int has_sums) {
+    double factor;
+    int64_t first;
+    if (!has_counts || s->v.kind == VERDICT_WRONG) return 0;
+    if (!counts_fit(c, 0, offsetof(count_cell, labels), &factor)) return 0;
+    return has_sums && !sums_fit(c, APARTS - 1, &first) ? 0 : factor;
+}
+
+/* Stage COUNTS, after all rows. Returns the divisor, as above. */
+static inline double check_divisors(stage *s, step_counts *c) {
     int64_t no_count, no_sum, counts, sums;
     int logp = 1;
-    if (!c->cell || !c->group || !c->sizes) return;
+    if (!c->cell || !c->group || !c->sizes) return 0;
     counts = counts_having(c, offsetof(count_cell, has_count), &no_count);
     sums = counts_having(c, offsetof(count_cell, has_sum), &no_sum);
     for (int64_t i = 0; i < c->cells; i++) logp = logp && !isnan(c->cell[i].sum);
-    if (!counts && !(sums && logp)) return;
+    if (!counts && !(sums && logp)) return 0;
     stage_begin(s, VERDICT_RIGHT);
     if (counts && no_count >= 0) counts_say_lacks(c, no_count, "loss_count", &s->v);
     if (counts && no_count < 0) counts_judge(c, &s->v);
-    if (!sums || !logp || s->v.kind == VERDICT_WRONG) return;
-    if (no_sum >= 0)
-        counts_say_lacks(c, no_sum, "loss_sum", &s->v);
-    else
-        sums_judge(c, &s->v);
+    if (sums && logp && s->v.kind != VERDICT_WRONG) {
+        if (no_sum >= 0)
+            counts_say_lacks(c, no_sum, "loss_sum", &s->v);
+        else
+            sums_judge(c, &s->v);
+    }
+    return counts_divisor(s, c, counts && no_count<0, sums> 0);
 }
 #endif

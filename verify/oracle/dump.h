@@ -30,7 +30,8 @@
  *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
  *                          and gae_lambda ("1")
  *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
- *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs
+ *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs.
+ *                          float32 for transformers with parameters in float64
  *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
  *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
  *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
@@ -52,7 +53,8 @@
  *     A.logits      (n, vocab) as the softmax takes them
  *     A.logp        (n)        log-prob of the label; anything where there is none
  *     A.loss_sum    ()         SFT: the rank's sum of losses
- *     A.loss_count  ()         SFT: what it divides the sum by, before its backward pass
+ *     A.loss_count  ()         SFT: what it divides the sum by, before its backward pass; without
+ *                              loss_sum, the sum is that of the rank's own tokens
  *     A.ref_logp    (n)        the same of the reference model
  *     A.old_logp    (n)        the same when the text was sampled (PPO)
  *     A.advantages  (n)        PPO, as used
@@ -112,6 +114,8 @@ typedef struct dump {
     int64_t world, sp, accumulation; /* as in facts */
     dump_facts facts;
     double widened; /* the loss, too, may be this far off; 0: its limit is derived */
+    double divisor; /* what ranks divide sums of their own losses by, over the step's count of
+                       supervised tokens; 0: not known */
     seqpar_error error;
 } dump;
 
@@ -245,6 +249,60 @@ static inline int dump_open_file(dump *d, const char *folder, const char *name) 
     return -1;
 }
 
+static inline int is_safetensors(const char *name) {
+    size_t length = strlen(name), ending = strlen(".safetensors");
+    return length > ending && !strcmp(name + length - ending, ".safetensors");
+}
+
+/* Whether a file in the folder is a rank's of a dump. */
+static inline int folder_is_dump(const char *folder) {
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    int found = 0;
+    while (dir && !found && (entry = readdir(dir))) {
+        seqpar_safetensors_file *file = NULL;
+        seqpar_error ignored = {0};
+        char path[1024];
+        if (!is_safetensors(entry->d_name) ||
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
+            seqpar_safetensors_open(&file, path, &ignored))
+            continue;
+        found = seqpar_safetensors_metadata(file, "seqpar_dump") != NULL;
+        seqpar_safetensors_close(file);
+    }
+    if (dir) closedir(dir);
+    return found;
+}
+
+/* "d/got or d/want": folders inside that are dumps; "": none. */
+static inline void dumps_inside(const char *folder, char *text, size_t size) {
+    struct dirent **list = NULL;
+    int count = scandir(folder, &list, NULL, alphasort);
+    *text = 0;
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(text);
+        char path[1024];
+        int fits = snprintf(path, sizeof path, "%s/%s", folder, list[i]->d_name) <
+                   (int)sizeof path;
+        if (fits && *list[i]->d_name != '.' && used + strlen(path) + 5 < size &&
+            folder_is_dump(path))
+            snprintf(text + used, size - used, "%s%s", used ? " or " : "", path);
+        free(list[i]);
+    }
+    free(list);
+}
+
+/* -1, with d->error. */
+static inline int dump_is_empty(dump *d, const char *folder) {
+    char inside[400];
+    dumps_inside(folder, inside, sizeof inside);
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
+                *inside ? "%.300s: no .safetensors file, but there are dumps inside; give %s"
+                        : "%.300s: no .safetensors file%s",
+                folder, inside);
+    return -1;
+}
+
 /* 0, or -1 with d->error. To be closed in either case. */
 static inline int dump_open(dump *d, const char *folder) {
     DIR *dir = opendir(folder);
@@ -257,16 +315,10 @@ static inline int dump_open(dump *d, const char *folder) {
                     folder);
         return -1;
     }
-    while (!status && (entry = readdir(dir))) {
-        size_t length = strlen(entry->d_name), ending = strlen(".safetensors");
-        if (length > ending && !strcmp(entry->d_name + length - ending, ".safetensors"))
-            status = dump_open_file(d, folder, entry->d_name);
-    }
+    while (!status && (entry = readdir(dir)))
+        if (is_safetensors(entry->d_name)) status = dump_open_file(d, folder, entry->d_name);
     closedir(dir);
-    if (!status && !d->world) {
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: no .safetensors file", folder);
-        return -1;
-    }
+    if (!status && !d->world) return dump_is_empty(d, folder);
     for (int64_t r = 0; !status && r < d->world; r++)
         if (!d->ranks[r].file) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: no file of rank %lld of %lld",

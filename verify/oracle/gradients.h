@@ -309,6 +309,28 @@ static inline int reduced_shows_nothing(const reduction_check *c, int64_t rank, 
     return 1;
 }
 
+/* Where loss_count says what ranks divide by, one factor alone is right. */
+static inline void judge_reduced_factor(const reduction_check *c, double factor, verdict *v) {
+    verdict said;
+    law l = {.got = factor,
+             .want = c->d->divisor,
+             .sp = c->d->sp,
+             .dp = c->d->world / c->d->sp,
+             .accumulation = c->d->accumulation,
+             .tolerance = c->tolerance};
+    law_judge(&l, &said);
+    v->kind = said.kind;
+    v->all = said.all;
+    for (int i = 0; i < said.count; i++) verdict_name(v, said.named[i]);
+    verdict_say(v,
+                "ranks divide sums of their own losses by %.6g times the step's count "
+                "(loss_count), so %.6g is right",
+                l.want, l.want);
+    if (v->kind == VERDICT_RIGHT) return;
+    for (int i = 1; i < said.lines; i++) verdict_say(v, "%s", said.line[i]);
+    verdict_say(v, "if a rank's sum is of more than its own tokens, write loss_sum, too");
+}
+
 static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *s) {
     const likeness *l = &c->like[rank * ADDITIONS + ADDED_ALL];
     double factor = l->got_want / l->want_want;
@@ -327,10 +349,13 @@ static inline void judge_reduced(const reduction_check *c, int64_t rank, stage *
     if (others)
         verdict_say(v, "sums of fewer ranks are the same here: give ranks and replicas "
                        "different tokens");
+    else if (c->d->divisor > 0)
+        judge_reduced_factor(c, factor, v);
     else
         verdict_say(v,
                     "1 is a sum and %.6g a mean over all ranks; which is right depends on what "
-                    "each rank's backward pass starts from, and --want says it",
+                    "each rank's backward pass starts from: --want, --model or loss_count say "
+                    "it",
                     1 / (double)c->d->world);
 }
 

@@ -24,7 +24,8 @@ static const char html_style[] =
     ".badge{display:inline-block;padding:6px 14px;border-radius:6px;color:#fff;"
     "overflow-wrap:anywhere}.mark{display:inline-block;padding:0 8px;border-radius:4px;"
     "color:#fff;font-size:13px}.right{background:var(--right)}.wrong{background:var(--wrong)}"
-    ".marginal{background:var(--marginal)}.insufficient{background:var(--insufficient)}"
+    ".marginal,.unjudged{background:var(--marginal)}"
+    ".insufficient{background:var(--insufficient)}"
     ".none{color:var(--pale);padding:0}\n"
     "table{border-collapse:collapse;width:100%}th,td{border-top:1px solid var(--line);"
     "padding:6px 10px 6px 0;text-align:left;vertical-align:top;overflow-wrap:anywhere}"
@@ -58,16 +59,16 @@ static const char html_style[] =
 
 /* ---- words ---- */
 
-static inline void put_badge(FILE *out, const verdict *v) {
-    fprintf(out, "<h1 class=\"badge %s\">", verdict_word(v));
-    verdict_title(out, v);
+/* A right step whose gradients were not judged has no green one. */
+static inline void put_badge(FILE *out, const report *r) {
+    int unjudged = r->v->kind == VERDICT_RIGHT && !r->stages[GRADIENTS].judged;
+    fprintf(out, "<h1 class=\"badge %s%s\">", verdict_word(r->v), unjudged ? " unjudged" : "");
+    put_headline(out, r);
     fprintf(out, "</h1>\n");
 }
 
 /* What the headline means. */
 static inline void put_summary(FILE *out, const report *r) {
-    int judged = 0;
-    for (int i = 0; i < STAGES; i++) judged += r->stages[i].judged;
     fprintf(out, "<p>%s. %d of %d stages were judged.</p>\n",
             r->v->kind == VERDICT_WRONG   ? "The step is wrong"
             : r->v->kind == VERDICT_RIGHT ? "All that was judged is right"
@@ -75,7 +76,7 @@ static inline void put_summary(FILE *out, const report *r) {
                 ? "Beyond the limit that rounding may reach, but by less than half of it"
                 : "Nothing is wrong in what was judged, and it is not enough for a pass: the "
                   "evidence says what to give",
-            judged, STAGES);
+            stages_judged(r->stages), stages_listed(r->stages));
 }
 
 static inline void put_facts(FILE *out, const report *r, const dump *d) {
@@ -119,7 +120,8 @@ static inline void put_stages(FILE *out, const stage *stages) {
     fprintf(out, "<h2>Stages</h2>\n<p class=\"note\">In the order of the data: the first that "
                  "is wrong is where to look first.</p>\n<table><thead><tr><th>stage</th>"
                  "<th>verdict</th><th>evidence</th></tr></thead><tbody>\n");
-    for (int i = 0; i < STAGES; i++) put_stage(out, &stages[i], i);
+    for (int i = 0; i < STAGES; i++)
+        if (stage_is_listed(&stages[i])) put_stage(out, &stages[i], i);
     fprintf(out, "</tbody></table>\n");
 }
 
@@ -177,11 +179,11 @@ static inline void put_mistakes(FILE *out, const report *r) {
 
 /* ---- all of it ---- */
 
-static inline void put_head(FILE *out, const verdict *v) {
+static inline void put_head(FILE *out, const report *r) {
     fprintf(out, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"/>\n<meta "
                  "name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<meta "
                  "name=\"color-scheme\" content=\"light dark\"/>\n<title>");
-    verdict_title(out, v);
+    put_headline(out, r);
     fprintf(out, " - seqpar-verify</title>\n<style>%s</style></head>\n<body><main>\n",
             html_style);
 }
@@ -190,8 +192,8 @@ static inline void put_head(FILE *out, const verdict *v) {
 static inline int html_put(FILE *out, const report *r, seqpar_error *error) {
     dump d;
     int status = dump_open(&d, r->folder);
-    put_head(out, r->v);
-    put_badge(out, r->v);
+    put_head(out, r);
+    put_badge(out, r);
     put_summary(out, r);
     if (!status) put_facts(out, r, &d);
     put_mistakes(out, r);

@@ -11,7 +11,7 @@ static inline int junit_fails(const stage *s) {
 }
 
 static inline int junit_is_skipped(const stage *s) {
-    return !s->judged || s->v.kind == VERDICT_INSUFFICIENT;
+    return stage_is_listed(s) && (!s->judged || s->v.kind == VERDICT_INSUFFICIENT);
 }
 
 static inline int junit_count(const stage *stages, int (*is)(const stage *s)) {
@@ -78,17 +78,18 @@ static inline int junit_put(FILE *out, const report *r, seqpar_error *error) {
     int skipped = junit_count(r->stages, junit_is_skipped);
     fprintf(out, "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n");
     fprintf(out, "<testsuites tests=\"%d\" failures=\"%d\" errors=\"0\" skipped=\"%d\">\n",
-            STAGES, failures, skipped);
+            stages_listed(r->stages), failures, skipped);
     fprintf(out,
             "  <testsuite name=\"seqpar-verify\" tests=\"%d\" failures=\"%d\" errors=\"0\" "
             "skipped=\"%d\" time=\"0\">\n    <properties>\n      <property name=\"dump\" "
             "value=\"",
-            STAGES, failures, skipped);
+            stages_listed(r->stages), failures, skipped);
     put_text(out, r->folder);
     fprintf(out, "\"/>\n      <property name=\"verdict\" value=\"");
-    verdict_title(out, r->v);
+    put_headline(out, r);
     fprintf(out, "\"/>\n    </properties>\n");
-    for (int i = 0; i < STAGES; i++) junit_case(out, &r->stages[i], i);
+    for (int i = 0; i < STAGES; i++)
+        if (stage_is_listed(&r->stages[i])) junit_case(out, &r->stages[i], i);
     fprintf(out, "  </testsuite>\n</testsuites>\n");
     return (void)error, 0;
 }

@@ -18,7 +18,8 @@ typedef struct loss_parts {
     double *reported; /* (world) by each rank; NaN: it reports none */
     double tolerance; /* of rewards */
     double widened;   /* of the loss, beside its roundings */
-    int complete;     /* all rows have what the loss is made of */
+    double apart; /* absolute, beside both: log-probs are those of a model, not the dump's */
+    int complete; /* all rows have what the loss is made of */
     int lacks_documents, rewards_lack_documents; /* a row lacks cu_seqlens alone for them */
     int no_memory;
     int side_is_wrong;
@@ -126,10 +127,14 @@ static inline void loss_name_alone(loss_parts *p, const law *l, const dump_facts
 
 /* Why a right number shows nothing, within these limits; NULL: it shows something. */
 static inline const char *loss_vacuous(const loss_parts *p, const dump_facts *f, const law *l) {
+    const char *why;
     if (loss_is_of_tokens(f)) return tokens_vacuous(&p->tokens, &p->answers, l, f);
-    if (f->objective == DUMP_KTO) return kto_vacuous(&p->kto, &p->answers, l);
-    return f->objective == DUMP_RM ? rm_vacuous(&p->answers, l)
-                                   : pairs_vacuous(&p->answers, l, &p->means, f);
+    why = f->objective == DUMP_KTO  ? kto_vacuous(&p->kto, &p->answers, l)
+          : f->objective == DUMP_RM ? rm_vacuous(&p->answers, l)
+                                    : pairs_vacuous(&p->answers, l, &p->means, f);
+    return why                                                ? why
+           : means_are_hidden(&p->means, l, p->answers.right) ? means_hidden_text
+                                                              : NULL;
 }
 
 /* How far a rank's number may be off. unit: rounding of its type */
@@ -138,8 +143,10 @@ static inline law loss_limits(loss_parts *p, const dump_facts *f, double got, do
     law l = {.got = got, .tolerance = p->widened, .right = a->right};
     l.copies = (double)f->world;
     unit = fmax(unit, narrow_unit(got));
-    l.slack = a->slack + reported_rounding(unit, fmax(fabs(a->right), a->parts),
-                                           (double)(f->world * f->accumulation));
+    l.slack = a->slack +
+              reported_rounding(unit, fmax(fabs(a->right), a->parts),
+                                (double)(f->world * f->accumulation)) +
+              p->apart;
     a->low_precision |= unit > NARROW;
     a->vacuous = loss_vacuous(p, f, &l);
     return l;

@@ -139,10 +139,18 @@ static inline void made_documents(const made *m, int64_t i, dump_row *row) {
     }
 }
 
+/* Every second row of DPO has a pair more, where it has tokens for it: equal numbers would hide
+   a mean of micro-batches' means. */
+static inline int64_t made_document_count(const made *m, int64_t i, int64_t tokens) {
+    int64_t docs = m->desc->docs;
+    int more = m->d.facts.objective == DUMP_DPO && i % 2 && docs + 2 <= tokens;
+    return more ? docs + 2 : docs;
+}
+
 static inline int made_room(made *m, int64_t i, dump_row *row) {
     size_t bytes;
     row->tokens = m->desc->tokens + i; /* rows differ */
-    row->docs = m->desc->docs;
+    row->docs = made_document_count(m, i, row->tokens);
     bytes = ((size_t)row->tokens + 1) * 8;
     row->cu_seqlens = (int64_t *)calloc((size_t)row->docs + 1, 8);
     if (write_row_room(row)) return reference_no_memory(&m->f);

@@ -106,16 +106,17 @@ static const struct {
                             "verify/oracle/dump.h says what is in it"},
      {"OUT/got, OUT/want, OUT/model",
       "what gen makes: the step on ranks, the same on one rank, the model as a Llama folder"}},
-  manual_examples[] = {{"seqpar-verify law --got 0.25 --want 1 --sp 4",
-                        "a gradient norm that is a quarter of one rank's: wrong: over_sp"},
-                       {"seqpar-verify ver dump --want dump_sp1",
-                        "a step on ranks against the same step on one rank"},
-                       {"seqpar-verify ver dump --model llama_folder --junit verdict.xml",
-                        "against the model in fp64, as test cases for CI"},
-                       {"seqpar-verify gen --out case --mistake shift_after_split",
-                        "a step with a mistake in it, to try it out"},
-                       {"seqpar-verify mutants --score \"python compare.py\"",
-                        "which mistakes a test of your own would see"}};
+  manual_examples[] = {
+      {"seqpar-verify law --got 0.25 --want 1 --sp 4",
+       "a gradient norm that is a quarter of one rank's: wrong: over_sp"},
+      {"seqpar-verify ver dump --want dump_sp1",
+       "a step on ranks against the same step on one rank"},
+      {"seqpar-verify ver dump --model llama_folder --strict --junit verdict.xml",
+       "against the model in fp64, as test cases for CI; no pass without gradients"},
+      {"seqpar-verify gen --out case --mistake shift_after_split",
+       "a step with a mistake in it, to try it out"},
+      {"seqpar-verify mutants --score \"python compare.py\"",
+       "which mistakes a test of your own would see"}};
 
 static inline void roff_pairs(const char *title, const char *name, const char *text) {
     if (title) roff_line(".SH", title);

@@ -47,6 +47,17 @@ static inline int means_show(const step_means *m, const law *l, double right) {
     return 0;
 }
 
+static const char means_hidden_text[] =
+    "a mean of replicas' or micro-batches' means is the same here; give a step of one "
+    "micro-batch, or whose micro-batches have unequal numbers of documents and losses";
+
+/* Whether the mean of micro-batches' means is the right one here, as equal counts make it. One
+   micro-batch of one replica has no other mean. */
+static inline int means_are_hidden(const step_means *m, const law *l, double right) {
+    const law *by = &m->by[BY_REPLICA_MICRO];
+    return by->groups > 1 && law_equal(l, law_mean(by, MEAN_OF_MEANS, 0), right);
+}
+
 /* A wrong number's mistakes, by every grouping that is not one of those before it. */
 static inline void means_name(step_means *m, const law *l, int64_t rank, const dump_facts *f,
                               verdict *v) {

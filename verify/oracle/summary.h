@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* summary.h - the verdict on a whole dump from those of its stages, and in a line: of one that
- * is insufficient what was right all the same, and what shows nothing. */
+/* summary.h - the verdict on a whole dump from those of its stages, and in a line what was
+ * judged and what was not. */
 #ifndef ORACLE_SUMMARY_H
 #define ORACLE_SUMMARY_H
 #include "checks.h"
@@ -27,10 +27,13 @@ static inline const stage *named_by_model(const stage *stages, const stage *wors
     return worst;
 }
 
-/* Whether a stage keeps the whole from a pass. asked: --want or --model is given. */
-static inline int stage_shows_nothing(const stage *stages, int i, int asked) {
+/* Sets of stages, as bits. */
+static inline int stage_bit(int i) { return 1 << i; }
+
+/* Whether a stage keeps the whole from a pass. required: the stages that must be judged. */
+static inline int stage_shows_nothing(const stage *stages, int i, int required) {
     return stages[i].judged ? stages[i].v.kind == VERDICT_INSUFFICIENT
-                            : i == GRADIENTS && asked;
+                            : (required & stage_bit(i)) != 0;
 }
 
 static inline int judges_more_than_places(const stage *stages) {
@@ -40,14 +43,14 @@ static inline int judges_more_than_places(const stage *stages) {
 }
 
 /* A pass needs all that was judged to be right, and more than places and positions. */
-static inline verdict whole_verdict(const stage *stages, int asked) {
+static inline verdict whole_verdict(const stage *stages, int required) {
     const stage *worst = named_by_model(stages, worst_stage(stages));
     verdict v = {.kind = VERDICT_INSUFFICIENT};
     if (worst) v = worst->v;
     if (v.kind == VERDICT_RIGHT && !judges_more_than_places(stages))
         v.kind = VERDICT_INSUFFICIENT;
     for (int i = 0; i < STAGES; i++)
-        if (v.kind != VERDICT_WRONG && stage_shows_nothing(stages, i, asked))
+        if (v.kind != VERDICT_WRONG && stage_shows_nothing(stages, i, required))
             v.kind = VERDICT_INSUFFICIENT;
     return v;
 }
@@ -55,7 +58,7 @@ static inline verdict whole_verdict(const stage *stages, int asked) {
 /* ---- in a line ---- */
 
 typedef struct summary {
-    char text[1200];
+    char text[1600];
 } summary;
 
 static inline void summary_add(summary *s, const char *format, ...) {
@@ -66,38 +69,66 @@ static inline void summary_add(summary *s, const char *format, ...) {
     va_end(list);
 }
 
-/* "places, labels right"; 0: there is none. */
+/* "places, labels"; returns how many. */
 static inline int summary_add_kind(summary *s, const stage *stages, verdict_kind kind) {
     int count = 0;
     for (int i = 0; i < STAGES; i++)
         if (stages[i].judged && stages[i].v.kind == kind)
             summary_add(s, "%s%s", count++ ? ", " : *s->text ? "; " : "", stage_names[i].name);
-    if (count) summary_add(s, kind == VERDICT_RIGHT ? " right" : " marginal");
     return count;
+}
+
+/* "s": the name is one of several things. */
+static inline int stage_is_plural(int i) {
+    const char *name = stage_names[i].name, *end = name + strlen(name) - 2;
+    return end[1] == 's' && end[0] != 's'; /* not loss */
 }
 
 /* Evidence begins with numbers; why they show nothing is in its second sentence. */
 static inline void summary_add_silent(summary *s, const stage *stage, int i) {
-    const char *name = stage_names[i].name, *end = name + strlen(name) - 2;
-    int plural = end[1] == 's' && end[0] != 's'; /* not loss */
     const char *why = stage->judged ? stage->v.line[stage->v.lines > 1] : stage_needs(stage, i);
-    summary_add(s, "%s%s ", *s->text ? "; " : "", name);
+    summary_add(s, "%s%s ", *s->text ? "; " : "", stage_names[i].name);
     if (stage->judged)
-        summary_add(s, "%s nothing: %s", plural ? "show" : "shows", why);
+        summary_add(s, "%s nothing: %s", stage_is_plural(i) ? "show" : "shows", why);
+    else if (stage->foreign)
+        summary_add(s, "not judged: the dump's objective has no such stage");
     else
         summary_add(s, "not judged: it takes %s", why);
 }
 
-/* "": the verdict says it all. */
-static inline void summarize(summary *s, const stage *stages, const verdict *v, int asked) {
+/* Gradients are what training goes by: a verdict without them says so. hint: what to give. */
+static inline void summary_add_gradients(summary *s, const stage *stages, const char *hint) {
+    const stage *g = &stages[GRADIENTS];
+    if (g->judged) return;
+    summary_add(s, "%sgradients were NOT judged: ", *s->text ? "; " : "");
+    if (*g->lacks)
+        summary_add(s, "it takes %s", g->lacks);
+    else
+        summary_add(s, "give %s", hint);
+}
+
+/* What was judged, and which of it is marginal. */
+static inline void summary_add_judged(summary *s, const stage *stages, verdict_kind kind) {
+    if (kind != VERDICT_RIGHT && summary_add_kind(s, stages, VERDICT_MARGINAL))
+        summary_add(s, " marginal");
+    if (summary_add_kind(s, stages, VERDICT_RIGHT) && kind != VERDICT_RIGHT)
+        summary_add(s, " right");
+    if (kind != VERDICT_INSUFFICIENT)
+        summary_add(s, " (%d of %d stages)", stages_judged(stages), stages_listed(stages));
+}
+
+/* "": the verdict says it all, as what is wrong does. */
+static inline void summarize(summary *s, const stage *stages, const verdict *v, int required,
+                             const char *hint) {
     *s->text = 0;
-    if (v->kind != VERDICT_INSUFFICIENT) return;
-    summary_add_kind(s, stages, VERDICT_RIGHT);
-    summary_add_kind(s, stages, VERDICT_MARGINAL);
+    if (v->kind == VERDICT_WRONG) return;
+    summary_add_judged(s, stages, v->kind);
     for (int i = 0; i < STAGES; i++)
-        if (stage_shows_nothing(stages, i, asked)) summary_add_silent(s, &stages[i], i);
+        if (stage_shows_nothing(stages, i, required)) summary_add_silent(s, &stages[i], i);
     if (!judges_more_than_places(stages))
         summary_add(s, "%s", *s->text ? "; nothing more was judged" : "nothing was judged");
+    else if (!(required & stage_bit(GRADIENTS)))
+        summary_add_gradients(s, stages, hint);
     text_mend(s->text);
 }
 #endif

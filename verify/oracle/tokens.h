@@ -321,13 +321,10 @@ static inline void tokens_add_means(const token_sums *s, answers *a, const dump_
                    "the mean over ranks' micro-batches of each one's mean over documents");
 }
 
-/* Whether a mean of means, and what mean a rank takes of documents, is the right one here. */
-static inline int tokens_means_hidden(const token_sums *s, const answers *a, const law *l,
-                                      int64_t reduction) {
-    int grouping = reduction == DUMP_BY_SEQUENCE       ? BY_REPLICA_MICRO
-                   : s->means.by[BY_RANK_MICRO].groups ? BY_RANK_MICRO
-                                                       : BY_RANK;
-    const law *means = &s->means.by[grouping];
+/* Whether the mean of ranks' own means is the right one here. */
+static inline int tokens_means_hidden(const token_sums *s, const answers *a, const law *l) {
+    const law *of_micro = &s->means.by[BY_RANK_MICRO];
+    const law *means = of_micro->groups ? of_micro : &s->means.by[BY_RANK];
     return means->groups <= 1 || law_equal(l, law_mean(means, MEAN_OF_MEANS, 0), a->right);
 }
 
@@ -346,27 +343,33 @@ static inline int tokens_groups_hidden(const token_sums *s, const answers *a, co
     return law_equal(l, tokens, a->right) || law_equal(l, means, a->right);
 }
 
+/* Of the mean over documents of their tokens' means. */
+static inline const char *tokens_documents_vacuous(const token_sums *s, const answers *a,
+                                                   const law *l, const dump_facts *f) {
+    if (means_are_hidden(&s->means, l, a->right)) return means_hidden_text;
+    if (f->sp > 1 && tokens_parts_hidden(s, a, l))
+        return "documents' means by each rank's own counts are the same here; give a step with "
+               "documents that several ranks hold, in parts of unequal means";
+    return f->world * f->accumulation == 1 && !answers_show(a, l, NULL)
+               ? "all known mistakes give the same here; give a step with several documents of "
+                 "unequal lengths and losses"
+               : NULL;
+}
+
+/* The same for all objectives: what equal counts hide does not hang on the loss of a token. */
 static inline const char *tokens_vacuous(const token_sums *s, const answers *a, const law *l,
                                          const dump_facts *f) {
-    int hidden = tokens_means_hidden(s, a, l, f->reduction);
-    if (f->objective == DUMP_SFT && f->reduction == DUMP_BY_TOKEN)
-        return hidden ? "a mean of means is the same here; give a step whose ranks or "
-                        "micro-batches have unequal counts and losses"
-                      : NULL;
+    if (f->reduction == DUMP_BY_TOKEN)
+        return tokens_means_hidden(s, a, l)
+                   ? "a mean of means is the same here; give a step whose ranks or "
+                     "micro-batches have unequal counts and losses"
+                   : NULL;
     if (f->reduction >= DUMP_BY_CONSTANT)
         return tokens_groups_hidden(s, a, l, f->reduction == DUMP_BY_CONSTANT ? 1 : f->sp)
                    ? "the mean over tokens, or of ranks, is the same here; give a step whose "
                      "ranks and micro-batches have unequal counts and losses"
                    : NULL;
-    if (f->objective == DUMP_SFT && f->sp > 1)
-        return tokens_parts_hidden(s, a, l)
-                   ? "documents' means by each rank's own counts are the same here; give a "
-                     "step with documents that several ranks hold, in parts of unequal means"
-                   : NULL;
-    return hidden && !answers_show(a, l, NULL)
-               ? "all known mistakes give the same here; give a step with several documents of "
-                 "unequal lengths and losses"
-               : NULL;
+    return tokens_documents_vacuous(s, a, l, f);
 }
 
 static inline void tokens_free(token_sums *s) {

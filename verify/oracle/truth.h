@@ -15,6 +15,8 @@
 
 typedef struct truth {
     reference exact, rounded; /* fp64, bf16 */
+    reference turned;         /* fp64, its rotary angles as far off as float32 makes them */
+    const char *folder;
     dump *d;
     double ratio;     /* of units, to bf16 */
     const char *unit; /* what it is called */
@@ -22,6 +24,7 @@ typedef struct truth {
     double *got;      /* (elements) of grad. tensors */
     char *have;       /* (tensors) which are there */
     double logp_limit, gradient_limit;
+    double logp_noise, gradient_noise; /* how far bf16 is from fp64 */
     int logp_is_right, is_void;
     double logp_far;       /* of one log-prob, where it was farthest, rounded */
     char second[200];      /* what slow.h says of the reference */
@@ -116,9 +119,59 @@ static inline likeness compare_logp(const reference *f, double *const *wanted, i
     return l;
 }
 
-static inline double limit_of(const truth *t, double noise) {
-    double limit = 4 * noise * t->ratio;
+static inline double limit_at(double ratio, double noise) {
+    double limit = 4 * noise * ratio;
     return limit > 1e-7 ? limit : 1e-7; /* inner products see half of the digits */
+}
+
+static inline double limit_of(const truth *t, double noise) {
+    return limit_at(t->ratio, noise);
+}
+
+/* Numbers in float64 may be made of others: transformers computes norms, softmaxes and rotary
+   angles in float32 whatever the type of parameters. What that explains is no mistake, and no
+   evidence of none. */
+static inline void doubt_float32(const truth *t, double far, double noise, double angles,
+                                 verdict *v) {
+    double limit = limit_at(0x1p-15, noise) + angles;
+    if ((v->kind != VERDICT_WRONG && v->kind != VERDICT_MARGINAL) || v->count ||
+        t->ratio > 0x1p-44 || !(far <= limit))
+        return;
+    v->kind = VERDICT_INSUFFICIENT;
+    verdict_say(v,
+                "as near as float32 makes them (limit %.3g): transformers computes norms, "
+                "softmaxes and rotary angles in float32 whatever the type of parameters; "
+                "if that is so here, declare it: metadata dtype float32; else this is wrong",
+                limit);
+    verdict_say_earlier(v);
+}
+
+/* ---- rotary angles in float32 ---- */
+
+/* How far angles in float32 take numbers, which grows with the position, unlike what the limit is
+   measured by. Asked where a number is beyond the limit alone: it takes as long as the model. */
+static inline int angles_begin(truth *t) {
+    int status;
+    if (t->ratio > 0x1p-15) return 1;
+    if (t->turned.d) return 0;
+    status = reference_open(&t->turned, t->d, t->folder, seqpar_device_reference());
+    if (status) return -1;
+    /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
+       are in float32, and later ones, which turn less, by more. */
+    t->turned.model.config.rope_theta *= 1 + 0x1p-26 * (double)t->turned.model.config.head_dim;
+    return 0;
+}
+
+/* What is added to limits for it: *more. 0, or -1 with d->error. */
+static inline int angles_logp(truth *t, double *const *right, double *more) {
+    likeness l;
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status) status = reference_logp(&t->turned, &right_way);
+    if (status) return status < 0 ? -1 : 0;
+    l = compare_logp(&t->turned, right, 0);
+    *more = 4 * distance_from(&l, 1);
+    return 0;
 }
 
 /* ---- log-probs ---- */
@@ -204,9 +257,11 @@ static inline int doubt_packing(const truth *t, verdict *v) {
 
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
-    double far = distance_from(&l, 1);
+    double far = distance_from(&l, 1), angles = 0;
     int status;
     verdict *v = stage_begin(s, VERDICT_RIGHT);
+    if (!(far <= t->logp_limit) && angles_logp(t, right, &angles)) return -1;
+    if (t->ratio == 0x1p-15) t->logp_limit += angles;
     verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", far,
                 t->logp_limit, t->unit);
     t->logp_is_right = far <= t->logp_limit;
@@ -224,6 +279,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     bar_end();
     if (status) return -1;
     if (!v->count && far <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
+    doubt_float32(t, far, t->logp_noise, angles, v);
     return 0;
 }
 
@@ -416,19 +472,38 @@ static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
     return 0;
 }
 
+/* As angles_logp. */
+static inline int angles_gradient(truth *t, const double *right, const seed_set *seeds,
+                                  double *more) {
+    gradient_check c = {.d = t->d};
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status && !seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+    if (!status) status = reference_gradient(&t->turned, &right_way, seeds->of);
+    if (!status) status = compare_gradients(t, t->turned.gradient, right, &c);
+    if (!status) *more = 4 * distance_from(&c.all, 1);
+    free(c.each);
+    return status < 0 ? -1 : 0;
+}
+
 static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
-    int status = compare_gradients(t, t->got, right, &c) || details_keep(t->more, &c) ? -1 : 0;
-    double factor = best_factor(&c.all);
+    int status = compare_gradients(t, t->got, right, &c) ? -1 : 0;
+    double factor = best_factor(&c.all), far = distance_from(&c.all, 1), angles = 0;
+    if (!status && c.n && !s->judged && !(far <= c.tolerance))
+        status = angles_gradient(t, right, seeds, &angles);
+    if (t->ratio == 0x1p-15) c.tolerance = t->gradient_limit += angles;
+    if (!status) status = details_keep(t->more, &c);
     if (!status && c.n && !s->judged) {
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         "all gradients are 0, or one of the reference is NaN or Inf");
-        else if (distance_from(&c.all, 1) <= c.tolerance)
+        else if (far <= c.tolerance)
             judge_factor(&c);
         else
             status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
+        doubt_float32(t, far, t->gradient_noise, angles, &s->v);
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
                     t->gradient_limit, t->unit);
@@ -437,7 +512,7 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
     return status;
 }
 
-/* ---- all of it ---- */
+/* ---- limits ---- */
 
 /* The largest difference of one log-prob. */
 static inline double farthest_logp(const reference *f, double *const *other) {
@@ -452,7 +527,8 @@ static inline int truth_logp(truth *t, stage *s, double *const *right) {
     likeness l;
     if (reference_logp(&t->rounded, &right_way)) return -1;
     l = compare_logp(&t->rounded, right, 0);
-    t->logp_limit = limit_of(t, distance_from(&l, 1));
+    t->logp_noise = distance_from(&l, 1);
+    t->logp_limit = limit_of(t, t->logp_noise);
     t->logp_far = farthest_logp(&t->rounded, right);
     if (!has_logp(&t->exact)) return 0;
     t->dumped = (double **)calloc((size_t)t->exact.count + 1, sizeof *t->dumped);
@@ -481,7 +557,8 @@ static inline int truth_limits(truth *t, double *const *logp, double *right, see
     if (reference_gradient(&t->rounded, &right_way, seeds->of)) return -1;
     memset(t->have, 1, (size_t)t->exact.model.tensor_count);
     status = compare_gradients(t, t->rounded.gradient, right, &c);
-    t->gradient_limit = limit_of(t, distance_from(&c.all, 1));
+    t->gradient_noise = distance_from(&c.all, 1);
+    t->gradient_limit = limit_of(t, t->gradient_noise);
     if (t->ratio >= 0x1p-15) t->gradient_limit += 4 * seeds_rounding(seeds); /* not in F64 */
     free(c.each);
     return status;
@@ -499,6 +576,59 @@ static inline int truth_limits_of_all(truth *t, double *const *logp, double *rig
     return status;
 }
 
+/* ---- the loss ---- */
+
+/* The model's log-probs, or values of RM, for rows that have none; what they have is kept. */
+static inline void lend_logp(const reference *f, double *const *logp, int take_back) {
+    for (int64_t i = 0; i < f->count; i++) {
+        dump_row *row = &f->rows[i];
+        double **own = f->model.config.score ? &row->values : &row->logp;
+        if (take_back && *own == logp[i]) *own = NULL;
+        if (!take_back && !*own && !row->scores) *own = logp[i];
+    }
+}
+
+/* How far log-probs within their limit may move the loss, whose slopes by them are the seeds. */
+static inline double loss_apart(const truth *t, double *const *logp, const seed_set *seeds) {
+    double slopes = 0, all = 0;
+    for (int64_t i = 0; i < t->exact.count; i++)
+        for (int64_t k = 0; k < row_end(&t->exact.rows[i]); k++) {
+            slopes += square(seeds->of[i][k]);
+            all += has_output(&t->exact, i, k) ? square(logp[i][k]) : 0;
+        }
+    return sqrt(slopes * all) * t->logp_limit;
+}
+
+/* Stage LOSS of a dump without log-probs: what its ranks report is compared with the model's.
+   0, or -1 with d->error. */
+static inline int truth_loss(truth *t, stage *s, double *const *logp, const seed_set *seeds) {
+    static loss_parts parts; /* large */
+    dump *d = t->d;
+    int status = 0;
+    if (s->judged || t->dumped || !seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+    loss_begin(&parts, &d->facts, 1e-3);
+    parts.widened = d->widened;
+    parts.apart = loss_apart(t, logp, seeds);
+    lend_logp(&t->exact, logp, 0);
+    for (int64_t i = 0; i < t->exact.count; i++)
+        loss_add_row(&parts, &d->facts, &t->exact.rows[i], i / d->accumulation,
+                     i % d->accumulation);
+    lend_logp(&t->exact, logp, 1);
+    if (loss_end(&parts, &d->facts)) status = -1;
+    if (!status) check_loss(s, d, &parts);
+    if (!status && s->judged)
+        verdict_say(&s->v, "log-probs are the model's: the dump has none");
+    loss_free(&parts);
+    return status || d->error.status ? -1 : 0;
+}
+
+/* ---- all of it ---- */
+
+/* Of gradients that a model alone does not judge. */
+static inline void truth_lacks(stage *s, const char *what) {
+    if (!s->judged && !*s->lacks) snprintf(s->lacks, sizeof s->lacks, "%s", what);
+}
+
 static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     double **logp, *right;
     seed_set seeds = {.f = &t->exact};
@@ -513,7 +643,10 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     if (!status) status = truth_gradients(t, &stages[GRADIENTS], tolerance);
     if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
     if (!status) status = truth_limits_of_all(t, logp, right, &seeds);
+    if (!status) status = truth_loss(t, &stages[LOSS], logp, &seeds);
     if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
+    if (status > 0)
+        truth_lacks(&stages[GRADIENTS], "what the objective's loss is made of, beside --model");
     if (status < 0 && !t->d->error.status)
         seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
     seed_set_close(&seeds);
@@ -529,19 +662,23 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     return status < 0 ? -1 : 0;
 }
 
-/* Stages LOG_PROBS and GRADIENTS against the model in `folder`; more: NULL, or takes what they
+/* Stages LOG_PROBS and GRADIENTS, and LOSS if the dump has no log-probs, against the model in
+   `folder`; more: NULL, or takes what they
    were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
    d->error. */
 static inline int check_truth(stage *stages, dump *d, const char *folder, double tolerance,
                               double budget, details *more) {
-    truth t = {.d = d, .budget = budget, .more = more};
+    truth t = {.d = d, .folder = folder, .budget = budget, .more = more};
     int status;
     truth_unit(&t);
     status = reference_open(&t.exact, d, folder, seqpar_device_reference());
     if (!status) status = reference_open(&t.rounded, d, folder, seqpar_device_reference_bf16());
+    if (status > 0)
+        truth_lacks(&stages[GRADIENTS], "index, ids and labels of all tokens, beside --model");
     if (!status) status = truth_judge(&t, stages, tolerance);
     reference_close(&t.exact);
     if (t.rounded.d) reference_close(&t.rounded);
+    if (t.turned.d) reference_close(&t.turned);
     free(t.got);
     free(t.have);
     if (t.is_void) seqpar_fail(&d->error, SEQPAR_ERR_ARITHMETIC, "%s", t.second);

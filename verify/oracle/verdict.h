@@ -78,6 +78,15 @@ static inline void verdict_say(verdict *v, const char *format, ...) {
     text_mend(v->line[v->lines++]);
 }
 
+/* The sentence that was said last becomes the second: the headline takes that for the reason. */
+static inline void verdict_say_earlier(verdict *v) {
+    char last[sizeof v->line[0]];
+    if (v->lines < 3) return;
+    memcpy(last, v->line[v->lines - 1], sizeof last);
+    memmove(v->line[2], v->line[1], (size_t)(v->lines - 2) * sizeof last);
+    memcpy(v->line[1], last, sizeof last);
+}
+
 static inline void verdict_name(verdict *v, const mistake *m) {
     for (int i = 0; i < v->count; i++)
         if (v->named[i] == m) return;

@@ -24,7 +24,9 @@ More that is worth writing down:
         what differs from the defaults: KEYWORDS below has them all
     Dump(..., dtype="bfloat16")
         what the model computes in (float64, float32, tf32, float16, bfloat16), where parameters
-        and gradients are kept in another type; it sets how far right gradients may be apart
+        and gradients are kept in another type; it sets how far right gradients may be apart. A
+        model of transformers in float64 computes norms, softmaxes and rotary angles in float32:
+        then dtype="float32"
     dump.attention(0, q=q, k=k, v=v, out=out, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv)
         of layer 0, after rotary: (tokens, heads, head_dim), lse (tokens, heads) and natural
     dump.step(loss, grads, local=grads_before_reduction, norm=norm_before_clip,

@@ -5,6 +5,11 @@
     seqpar_trainer.record(trainer, "dump")     # the one line more
     trainer.train()                            # dump/ is there after the first step
 
+    seqpar-verify ver dump --model dump/model --strict
+
+Gradients are judged by the model as it was before the step: dump/model, which rank 0 leaves where seqpar-verify computes such
+models (FAMILIES). Of others, or with model=False, it prints the line that records the same step on one rank, for --want.
+
 Labels and log-probs are those of the loss: what torch's cross_entropy, or TRL's chunked log-probs, were called with.
 Gradients are taken behind their reduction and before they are clipped. A batch of several rows is written as several
 micro-batches. Where a loss of another kernel is used (Liger's), its labels are not seen, and are not judged; where
@@ -13,6 +18,7 @@ gradients are sharded (FSDP, ZeRO) they are not seen either. Ranks have rows of 
     record(trainer, "dump", sp=2, row=lambda inputs, b: dict(index=places, cu_seqlens=cu_seqlens))
         what row b of this rank's inputs is in the whole: the places of its tokens, the documents of all ranks' row
 """
+import os
 from contextlib import contextmanager
 
 import torch
@@ -20,12 +26,13 @@ import torch
 import seqpar_dump
 
 IGNORED = -100
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe")  # those of demos/trainer/families.h
 
 
-def record(trainer, folder, sp=1, row=None, **keywords):
-    """Before trainer.train(). keywords: those of seqpar_dump.Dump, as reduction= and dtype=."""
+def record(trainer, folder, sp=1, row=None, model=True, **keywords):
+    """Before trainer.train(). keywords: those of seqpar_dump.Dump, as reduction= and dtype=. model=False: without its weights."""
     from transformers import TrainerCallback
-    recorder = _Recorder(trainer, folder, sp, row, keywords)
+    recorder = _Recorder(trainer, folder, sp, row, model, keywords)
 
     class Watch(TrainerCallback):
         def on_pre_optimizer_step(self, *_, **__):
@@ -59,8 +66,9 @@ def _filled(x, tokens, value):
 
 
 class _Recorder:
-    def __init__(self, trainer, folder, sp, row, keywords):
+    def __init__(self, trainer, folder, sp, row, model, keywords):
         self.trainer, self.folder, self.sp, self.row, self.keywords = trainer, folder, sp, row, keywords
+        self.leaves_model = model
         self.rows, self.losses, self.gradients, self.norm, self.watches = [], [], None, None, True
         self.whole_step, self.clip = trainer.training_step, trainer.accelerator.clip_grad_norm_
         trainer.training_step, trainer.accelerator.clip_grad_norm_ = self.training_step, self.clip_grad_norm
@@ -68,9 +76,38 @@ class _Recorder:
     def model(self):
         return self.trainer.accelerator.unwrap_model(self.trainer.model)
 
+    # ---- what gradients are judged by ----
+
+    def is_known(self):
+        """Whether seqpar-verify computes this model: all of its weights are here, and none is of an adapter."""
+        model = self.model()
+        config = getattr(model, "config", None)
+        return (getattr(config, "model_type", None) in FAMILIES and type(model).__name__.endswith("ForCausalLM")
+                and not hasattr(model, "peft_config") and not getattr(config, "quantization_config", None)
+                and not getattr(config, "attention_dropout", 0) and all(p.numel() and not hasattr(p, "placements")
+                                                                        for p in model.parameters()))
+
+    def leave_model(self):
+        """As it is before the step."""
+        self.leaves_model = self.leaves_model and self.is_known()
+        if self.leaves_model and self.trainer.args.process_index == 0:
+            self.model().save_pretrained(os.path.join(self.folder, "model"))
+
+    def say_what_follows(self):
+        if self.trainer.args.process_index:
+            return
+        if self.leaves_model:
+            print(f"seqpar_trainer: seqpar-verify ver {self.folder} --model {os.path.join(self.folder, 'model')} --strict")
+            return
+        one = f"{str(self.folder).rstrip(os.sep)}_sp1"
+        print(f"seqpar_trainer: gradients are judged by the same step on one rank: there, all of its rows in one process, "
+              f"seqpar_trainer.record(trainer, \"{one}\"), then seqpar-verify ver {self.folder} --want {one} --strict")
+
     # ---- micro-batches ----
 
     def training_step(self, model, inputs, *rest, **named):
+        if not self.rows:
+            self.leave_model()
         self.losses = []
         given = {name: x.detach().clone() for name, x in inputs.items() if torch.is_tensor(x)}
         with self._cross_entropy(), self._chunked_log_probs():
@@ -158,9 +195,12 @@ class _Recorder:
         trainer.training_step, trainer.accelerator.clip_grad_norm_, self.watches = self.whole_step, self.clip, False
         if args.bf16 or args.fp16:
             self.keywords.setdefault("dtype", "bfloat16" if args.bf16 else "float16")
+        elif all(p.dtype == torch.float64 for p in self.model().parameters()):
+            self.keywords.setdefault("dtype", "float32")  # in which transformers computes norms, softmaxes and rotary angles
         dump = seqpar_dump.Dump(self.folder, args.process_index, args.world_size, sp=self.sp,
                                 accumulation=len(self.rows), **self.keywords)
         for number, arrays in enumerate(self.rows):
             dump.micro_batch(number, **arrays)
         rounded = round(loss, 4) == loss  # older versions log no more digits: nothing is judged by them
         dump.step(None if rounded else loss, self.gradients, norm=self.norm)
+        self.say_what_follows()

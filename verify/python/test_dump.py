@@ -27,7 +27,8 @@ def step(name, shift_after_split, dtype):
                          labels=local, logp=logp[mine].astype(dtype), cu_seqlens=cu_seqlens)
         dump.step(loss, {"w": numpy.ones((2, 3), "float16"), "frozen": None})
     said = subprocess.run([oracle, "ver", f"{folder}/{name}"], stdout=subprocess.PIPE, text=True)
-    print(said.returncode, said.stdout.splitlines()[0])
+    headline = said.stdout.splitlines()[0]
+    print(said.returncode, headline.split(":")[0] if said.returncode == 0 else headline)
 
 
 step("right", False, "float64")

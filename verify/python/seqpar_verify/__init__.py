@@ -3,16 +3,25 @@
 
     import seqpar_verify
     seqpar_verify.expect_right("dump", want="dump_of_one_rank")     # raises AssertionError with the diagnosis
+    seqpar_verify.expect_right("dump", model="dump/model", require=["gradients", "norm"])
     seqpar_verify.ver("dump")["mistakes"]                           # what --json says
+
+What is right without a word of its gradients is a warning, GradientsNotJudged; with strict=True or require="gradients" it is no pass.
 """
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import warnings
 
 VERDICTS = {0: "right", 1: "wrong", 4: "insufficient", 5: "marginal"}
+
+
+class GradientsNotJudged(UserWarning):
+    """A step passed, and nothing was said of its gradients."""
 
 
 def binary():
@@ -24,16 +33,23 @@ def binary():
     return found
 
 
+def _word(value):
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return os.fspath(value) if hasattr(value, "__fspath__") else str(value)
+
+
 def _run(dump, options, as_json):
     words = [binary(), "ver", os.fspath(dump)] + ["--json"] * as_json
     for name, value in options.items():
         if value is not None and value is not False:
-            words += [f"--{name}"] + ([] if value is True else [os.fspath(value) if hasattr(value, "__fspath__") else str(value)])
+            words += [f"--{name}"] + ([] if value is True else [_word(value)])
     return subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ver(dump, **options):
-    """The verdict on a dump as a dict: verdict, mistakes, stages. Options as on the command line: want, model, tolerance."""
+    """The verdict on a dump as a dict: verdict, summary, judged, not_judged, mistakes, stages. Options as on the command line: want,
+    model, tolerance, require (a list of stages), strict."""
     said = _run(dump, options, True)
     if said.returncode not in VERDICTS:
         raise ValueError(said.stderr.strip())
@@ -41,12 +57,17 @@ def ver(dump, **options):
 
 
 def expect_right(dump, **options):
-    """Nothing, or an AssertionError whose text is the diagnosis. Evidence that shows nothing is no pass."""
+    """The headline, which says what was judged, or an AssertionError whose text is the diagnosis. Evidence that shows nothing is no
+    pass; one without gradients is a warning."""
     said = _run(dump, options, False)
     if said.returncode not in VERDICTS:
         raise ValueError(said.stderr.strip())
     if said.returncode or said.stdout.startswith("marginal") and options.get("strict"):
         raise AssertionError(f"seqpar-verify ver {dump}\n{said.stdout}")
+    headline = " ".join(re.split(r"\n {4}(?=\S)", said.stdout)[0].split())  # what is wrapped is indented by more
+    if "gradients were NOT judged" in headline:
+        warnings.warn(f"{dump}: {headline}", GradientsNotJudged, stacklevel=2)
+    return headline
 
 
 def main():
