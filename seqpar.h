@@ -1215,6 +1215,7 @@ struct seqpar_device {
     seqpar_error *error;
     int64_t contexts; /* that are open on it, all of one rank */
     int own_memory;   /* 1: alloc gives memory that only copy reads and writes; 0: the host's */
+    int plans; /* 1: computes nothing; a step takes no norm, whose sums all ranks would keep */
     /* what was freed before, or cudaMalloc */
     void *(*alloc)(seqpar_device *device, int64_t bytes);
     /* kept for alloc: in order of the queue */
@@ -9241,13 +9242,14 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_blocks *b
 /* Owners take sums of squares by block and hand them to all; every rank folds them over the
    block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
-    int64_t blocks = o->blocks.elements / SEQPAR_PARAM_BLOCK, begin, count;
+    int64_t blocks = ctx->device->plans ? 0 : o->blocks.elements / SEQPAR_PARAM_BLOCK, begin,
+            count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
     seqpar__handed handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
     seqpar_status status = sums && leaves ? SEQPAR_OK
                                           : seqpar__no_memory(ctx->error, "the gradient norm");
-    for (int64_t s = 0; !status && s < o->blocks.slices; s++) {
+    for (int64_t s = 0; !status && blocks && s < o->blocks.slices; s++) {
         seqpar_sumsq_args a;
         seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
         a.out = sums + (o->blocks.slice_begin[s] + begin) / SEQPAR_PARAM_BLOCK;
@@ -9256,9 +9258,9 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         a.block_size = SEQPAR_PARAM_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
-    if (!status) status = seqpar__share_owned(ctx, &o->blocks, &handed);
+    if (!status && blocks) status = seqpar__share_owned(ctx, &o->blocks, &handed);
     for (int64_t b = 0; !status && b < blocks; b++) leaves[b] = b;
-    if (!status) o->norm = sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62));
+    if (!status) o->norm = blocks ? sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62)) : 0;
     if (!status && !(o->norm <= 1.7976931348623157e308))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
                              "the gradient norm of step %lld is %g; lower the learning rate or "

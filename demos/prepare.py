@@ -50,6 +50,7 @@ MAGIC, VERSION, HEADER, ENTRY, ALIGNED = b"\x89SEQTOK\n", 1, 96, 32, 64
 BATCH = 256          # records that a process takes at a time
 STREAM = 1 << 22     # characters of plain text that it takes at a time
 AROUND = 256         # and those around them that it sees
+ALL_SAMPLES = 100000000
 MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
 TEMPLATE_FILES = "chat_template.jinja, chat_template.json or a chat_template in tokenizer_config.json"
 
@@ -594,15 +595,20 @@ class Maker:
 
     # -- what is kept --
 
-    def fits(self, d, room):
-        """Cuts a document that is too long, where that is wanted and leaves something to learn; False: it is left out."""
-        if not self.o.max_len or len(d.ids) <= self.o.max_len:
-            return True
-        if self.o.truncation == "drop" or self.o.kind == "prompts" or (d.prompt_tokens and d.prompt_tokens + room > self.o.max_len):
+    def fits(self, d, response):
+        """Cuts a document that is too long, as --truncation says; False: it is left out. response: tokens of the answer, of a pair
+        those of the longer one. The rules are those of the trainers (demos/trainer/data.h)."""
+        most, how = self.o.max_len, "drop" if self.o.kind == "prompts" else self.o.truncation
+        if most and how == "cut_both":
+            cut_both(d, response, most)
+        elif most and how == "cut" and d.prompt_tokens and d.prompt_tokens >= most - 2:
             return False
-        d.ids, d.mask = d.ids[:self.o.max_len], d.mask[:self.o.max_len]
-        if d.ends:
-            d.ids[-1] = self.folder.eos
+        elif most and len(d.ids) > most:
+            if how == "drop":
+                return False
+            d.ids, d.mask = d.ids[:most], d.mask[:most]
+            if d.ends or d.spans is not None:
+                d.ids[-1], d.mask[-1] = self.folder.eos, 1
         return True
 
     def keep(self, drafts):
@@ -611,8 +617,8 @@ class Maker:
         if not all(d.ids for d in drafts):
             counts["zero_length"] += 1
             return False
-        # room: as in the trainers, for text; a conversation needs a token that is learnt
-        if not all([self.fits(d, 1 if d.spans is not None else 3 if self.o.kind == "sft" else 2) for d in drafts]):
+        response = max(len(d.ids) - d.prompt_tokens for d in drafts)
+        if not all([self.fits(d, response) for d in drafts]):
             counts["dropped_long"] += 1
             return False
         for d in drafts:
@@ -684,6 +690,37 @@ class Maker:
                 after = ""
             else:
                 return little("i", encoding.ids[first:end])
+
+
+def response_share(prompt, response, most):
+    """Tokens of a response that LLaMA-Factory keeps of a prompt and a response of so many."""
+    if 2 * response < most:
+        return response
+    return min(response, most - prompt if 2 * prompt < most else int(most * (response / (prompt + response))))
+
+
+def turns_of(d):
+    """Where each prompt begins, its response begins, and that ends: of a conversation, one for every turn that is learnt."""
+    if d.spans is None:
+        return [(0, d.prompt_tokens, len(d.ids))]
+    begins = [t for t in range(1, len(d.ids)) if d.mask[t] and not d.mask[t - 1]]
+    ends = [next((t for t in range(at, len(d.ids)) if not d.mask[t]), len(d.ids)) for at in begins]
+    return list(zip([0, *ends], begins, ends))
+
+
+def cut_both(d, response, most):
+    """Every turn loses the ends of its prompt and its response, until no room is left, as LLaMA-Factory does."""
+    if d.prompt_tokens + response <= most:
+        return
+    ids, mask, turns = [], bytearray(), turns_of(d)
+    for begin, middle, end in turns:
+        room = most - len(ids)
+        if room <= 0:
+            break
+        share = response_share(middle - begin, response if len(turns) == 1 else end - middle, room)
+        for first, last in ((begin, min(middle, begin + max(room - share, 0))), (middle, min(end, middle + share))):
+            ids, mask = ids + d.ids[first:last], mask + d.mask[first:last]
+    d.ids, d.mask = ids, mask
 
 
 def span_tokens(encoding, begin, end, count):
@@ -815,6 +852,16 @@ def sampled(sets, weights, seed):
             return
 
 
+def in_shares(sets, limit):
+    """One set after the other; of each the same share, from its beginning, where the limit is below their sum."""
+    there = [sum(1 for path in files for _ in file_items(path)) for files in sets]
+    ends = [0, *itertools.accumulate(there)]
+    limit = min(limit, ends[-1])
+    for files, begin, end in zip(sets, ends, ends[1:]):
+        share = limit * end // ends[-1] - limit * begin // ends[-1]
+        yield from itertools.islice(itertools.chain.from_iterable(map(file_items, files)), share)
+
+
 def data_files(o):
     return [set_files(name, o.split) for name in o.dataset.split(",")]
 
@@ -823,6 +870,8 @@ def data_items(o):
     sets = [itertools.chain.from_iterable(map(file_items, files)) for files in data_files(o)]
     if o.dataset_probs is not None and len(o.dataset_probs) != len(sets):
         raise Refused(f"--dataset_probs has {len(o.dataset_probs)} weights for {len(sets)} data sets; give one for each")
+    if o.dataset_probs is None and len(sets) > 1 and o.max_samples < ALL_SAMPLES:
+        return in_shares(data_files(o), o.max_samples)
     items = sampled(sets, o.dataset_probs, o.seed) if o.dataset_probs else itertools.chain.from_iterable(sets)
     return itertools.islice(items, o.max_samples)
 
@@ -1064,12 +1113,15 @@ def options_of(arguments):
                    help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
     p.add_argument("--max_len", type=whole(0), default=1024, help="longest document or prompt, in tokens; 0: no limit (1024)")
-    p.add_argument("--truncation", choices=("drop", "cut"), default="drop", help="what happens to longer ones (drop)")
-    p.add_argument("--max_samples", type=whole(1), default=100000000, help="read at most this many records")
+    p.add_argument("--truncation", choices=("drop", "cut", "cut_both"),
+                   help="what happens to longer ones: they are left out, lose their end as in OpenRLHF, or the ends of prompt and "
+                        "response as in LLaMA-Factory (cut; prompts: drop)")
+    p.add_argument("--max_samples", type=whole(1), default=ALL_SAMPLES, help="use at most this many records, after mixing")
     p.add_argument("--split", choices=("train", "test"), default="train", help="which files of a folder are read (train)")
     p.add_argument("--dataset_probs", type=weights,
                    help="a weight for each data set: every record is drawn from one of them, in its order, until one that is drawn "
-                        "is exhausted; without it they are read one after the other")
+                        "is exhausted; without it they are read one after the other, of each the same share where --max_samples are "
+                        "fewer than there are")
     p.add_argument("--seed", type=whole(0), default=42, help="of --dataset_probs (42)")
     p.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes; the file does not depend on them")
     p.add_argument("--overwrite", action="store_true", help="replace an output that is there")
@@ -1087,8 +1139,9 @@ def settle(o):
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
         raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind sft, not for {o.kind}; leave it out")
-    if o.kind == "prompts" and o.truncation == "cut":
-        raise Refused("a prompt that is cut asks something else; leave out --truncation cut, longer ones are left out")
+    if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
+        raise Refused(f"a prompt that is cut asks something else; leave out --truncation {o.truncation}, longer ones are left out")
+    o.truncation = o.truncation or ("drop" if o.kind == "prompts" else "cut")
     if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or o.dataset_probs or o.max_len < 2):
         raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
                       "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")

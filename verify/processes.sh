@@ -15,7 +15,7 @@ shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hi
 texts="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 2e-3"
 pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3 --learning_rate 2e-3"
 labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 2e-3"
-prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 3"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 3 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3"
 
 # run threads|processes NAME TRAINER OPTIONS...
 run() {

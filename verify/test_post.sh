@@ -16,10 +16,10 @@ shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hi
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 12 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail post_sft "$(tail -n 1 $out/sft.log)"
 pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3"
 labelled="--dataset $out/labelled.jsonl --eval_dataset $out/eval.labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
-prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 4"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 24 --rollout_batch_size 6 --train_batch_size 6 --max_steps 4 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3"
 
 # run NAME TRAINER OPTIONS...
-run() { local name=$1 trainer=$2; shift 2; build/train_$trainer $shape --micro_train_batch_size 2 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
+run() { local name=$1 trainer=$2 micro="--micro_train_batch_size 2"; shift 2; [[ "$*" == *accumulation* ]] && micro=; build/train_$trainer $shape $micro --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
 losses() { sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$1"; }
 worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --schedule llama3" "--data_parallel_size 3 --zero_stage 3 --gradient_checkpointing" "--ring_attn_size 3 --schedule ulysses --gradient_accumulation_steps 4")
 # same STAGE TRAINER OPTIONS...: one rank, then every world; weights and metrics to the bit

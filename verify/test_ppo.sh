@@ -11,7 +11,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 build/make_arith $out/arith.jsonl 600 5 >/dev/null
 build/make_arith $out/eval.jsonl 12 6 >/dev/null
 build/make_arith $out/text.jsonl 12 7 >/dev/null
-shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail ppo_sft "$(tail -n 1 $out/sft.log)"
 build/train_rm $shape --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 3 --learning_rate 2e-3 --pretrain $out/sft --save_path $out/rm >$out/rm.log 2>&1 || fail ppo_rm "$(tail -n 1 $out/rm.log)"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --max_samples 96"
@@ -19,7 +19,7 @@ group="--generate_max_len 48 --reward_rule last_number --rollout_batch_size 8 --
 critic="--generate_max_len 24 --reward_pretrain $out/rm --rollout_batch_size 12 --train_batch_size 6 --max_steps 4 --save_value_network"
 # run NAME OPTIONS...
 run() { local name=$1; shift; rm -rf $out/$name; again $name "$@"; }
-again() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $prompts "$@" >$out/$name.log 2>&1; }
+again() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $prompts "$@" >$out/$name.log 2>&1; }
 metrics() { sed 's/, "generate_seconds.*//' $out/$1.jsonl; }
 first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
 near() { # NAME A B: equal to a millionth
@@ -148,6 +148,13 @@ refuse temperature 'temperature is 1e300, but it must be a number above 0, up to
 refuse stop_endless 'stop_properly_penalty_coef is -inf, but it must be a finite number up to 1' group --stop_properly_penalty_coef -inf
 refuse policy 'policy_loss_type' group --policy_loss_type best
 refuse ema 'ema_beta is 2' group --enable_ema --ema_beta 2
+refuse max_len 'max_len is 200, but prompt_max_len 160 . generate_max_len 48 are more tokens' group --max_len 200
+refuse cut_prompt 'truncation cut: a prompt that is cut asks something else' group --truncation cut
+refuse generator_group 'the group of the generator has 1 rank \(--vllm_num_engines x --vllm_tensor_parallel_size\), which ring_attn_size 2 does not divide' group --vllm_num_engines 1 --ring_attn_size 2 --actor_num_gpus_per_node 2
+refuse reference_group 'the group of the reference has 1 rank \(--ref_num_nodes x --ref_num_gpus_per_node\)' group --ref_num_gpus_per_node 1 --ring_attn_size 2
+build/train_rm $shape --num_attention_heads 2 --num_key_value_heads 1 --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 1 --save_path $out/one_head >/dev/null 2>&1
+refuse stride_reward 'heads_k_stride 2 .* does not divide the 1 kv heads of the model in --reward_pretrain .*/one_head' critic --reward_pretrain $out/one_head --ring_attn_size 2 --ring_head_stride 2
+build/train_ppo --help | grep -qE '^  --(dataset|learning_rate|dataset_probs) ' && fail ppo_help "lists options of others" || ok ppo_help
 refuse critic_betas 'critic.adam.betas' critic --critic.adam.betas 0.5,2
 
 # every option that is acted on is there

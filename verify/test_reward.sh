@@ -10,12 +10,12 @@ ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 build/make_arith $out/arith.jsonl 600 5 >/dev/null
-shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail reward_sft "$(tail -n 1 $out/sft.log)"
 base="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 48 --rollout_batch_size 12 --n_samples_per_prompt 2
       --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --temperature 0.5 --max_samples 60"
 # run NAME OPTIONS...
-run() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
+run() { local name=$1; shift; ci/limit.sh 240 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3 --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl $base "$@" >$out/$name.log 2>&1; }
 
 # a server of its own for every test: serve MODE [N] sets url and server
 serve() {
@@ -118,7 +118,7 @@ wait $waiting; code=$?
 # so does a signal while a server is silent, and the checkpoint is that of the rollout before
 for rollouts in 0 2; do
     serve silent $rollouts
-    ci/limit.sh 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --save_path $out/silent$rollouts $base --remote_rm_url $url --ring_attn_size 2 >$out/silent.log 2>&1 & waiting=$!
+    ci/limit.sh 120 build/train_ppo $shape --micro_train_batch_size 4 --pretrain $out/sft --lr_scheduler constant --warmup_steps 0 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3 --save_path $out/silent$rollouts $base --remote_rm_url $url --ring_attn_size 2 >$out/silent.log 2>&1 & waiting=$!
     for _ in $(seq 1 400); do grep -q '^ranks: ' $out/silent.log && { [ $rollouts = 0 ] || grep -q '^rollout' $out/silent.log; } && break; sleep 0.02; done
     sleep 1
     kill -TERM $waiting; began=$SECONDS

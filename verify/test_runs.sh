@@ -219,7 +219,7 @@ printf '\x00\x00\x80\xbf' | dd of=$file bs=1 seek=$((8 + header + begin + 4 * 5)
 manifest $(ckpt moment)/global_step6 'seal("optimizer.safetensors")'
 refused runs_negative_moment moment 'element 5 of exp_avg_sq.model.norm.weight is -1, but a second moment is never negative' --max_steps 7 --load_checkpoint
 # runs of another kind, against another reference
-pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --lr_scheduler constant --warmup_steps 0 ${model/--pack_len 300/--pack_len 420}"
+pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --learning_rate 2e-3 --lr_scheduler constant --warmup_steps 0 ${model/--pack_len 300/--pack_len 420}"
 tuned() { local name=$1 trainer=$2; shift 2; ci/limit.sh 120 $build/train_$trainer $pairs --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
 tuned dpo dpo --pretrain $out/six --max_steps 2 --save_steps 1; code=$?
 tuned dpo rm --pretrain $out/six --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was written by train_dpo, this is train_rm' $out/dpo.log && ok runs_other_trainer || fail runs_other_trainer "$(tail -n 1 $out/dpo.log)"
@@ -236,7 +236,7 @@ tuned kto kto --dataset $out/labels.jsonl --max_steps 2 --save_steps 1; code=$?
 tuned kto kto --dataset $out/relabelled.jsonl --max_steps 3 --load_checkpoint; [ $? -ne 0 ] && [ $code -eq 0 ] && grep -q '^error: .*was trained on other data' $out/kto.log && ok runs_other_labels || fail runs_other_labels "$(tail -n 1 $out/kto.log)"
 
 # ---- PPO ----
-prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 6 --rollout_batch_size 4 --train_batch_size 2 --reward_rule last_number --lr_scheduler constant --warmup_steps 0 ${model/--logging_steps 1000/--logging_steps 2}"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 6 --rollout_batch_size 4 --train_batch_size 2 --actor_learning_rate 2e-4 --critic_learning_rate 1e-3 --reward_rule last_number --lr_scheduler constant --warmup_steps 0 ${model/--logging_steps 1000/--logging_steps 2}"
 ppo() { local name=$1; shift; ci/limit.sh 120 $build/train_ppo $prompts --save_path $out/$name --ckpt_path $out/$name/ckpt "$@" >$out/$name.log 2>&1; }
 ppo whole --max_steps 7 --save_steps 1 && grep -q '^notice: a rollout is trained on in 2 steps, so training ends after step 8, not 7' $out/whole.log && grep -q '^rollout 4/4  reward ' $out/whole.log && ! grep -q 'loss ' $out/whole.log && ok runs_ppo_progress || fail runs_ppo_progress "$(grep -m 1 /4 $out/whole.log)"
 mkdir -p $out/half; cp -r $out/whole/ckpt $out/half/; rm -r $out/half/ckpt/global_step8; printf global_step4 > $out/half/ckpt/latest
@@ -276,7 +276,7 @@ back roles_five; ppo roles_five $played --load_checkpoint --ring_attn_size 2 && 
 cp -r $out/roles_none $out/roles_zero; back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --colocate_actor_ref --zero_stage 3 --param_offload --sharded_checkpoint && alike roles_zero && ok runs_roles_sharded || fail runs_roles_sharded "$(tail -n 1 $out/roles_zero.log)"
 back roles_zero; ppo roles_zero $played --load_checkpoint --save_steps 1 $roles --ring_attn_size 2 --ref_num_nodes 2 --vllm_tensor_parallel_size 2 --colocate_critic_reward --async_save && alike roles_zero && ok runs_roles_async || fail runs_roles_async "$(tail -n 1 $out/roles_zero.log)"
 back roles_zero; ppo roles_zero $played --load_checkpoint $roles --colocate_all_models && alike roles_zero && ! grep -q '^groups' $out/roles_zero.log && ok runs_roles_colocated || fail runs_roles_colocated "$(tail -n 1 $out/roles_zero.log)"
-ppo roles_bad $played $roles --ring_attn_size 2; [ $? -ne 0 ] && grep -q '^error: a group of 1 ranks (.*) is not divisible by ring_attn_size 2' $out/roles_bad.log && ok runs_roles_indivisible || fail runs_roles_indivisible "$(tail -n 1 $out/roles_bad.log)"
+ppo roles_bad $played $roles --ring_attn_size 2; [ $? -ne 0 ] && grep -q '^error: the group of the reference has 1 rank (.*), which ring_attn_size 2 does not divide' $out/roles_bad.log && ok runs_roles_indivisible || fail runs_roles_indivisible "$(tail -n 1 $out/roles_bad.log)"
 ppo roles_bad $played $roles --world_size 3; [ $? -ne 0 ] && grep -q '^error: world_size is 3, the roles have 7 ranks' $out/roles_bad.log && ok runs_roles_world || fail runs_roles_world "$(tail -n 1 $out/roles_bad.log)"
 ppo roles_bad $played $roles --data_parallel_size 3; [ $? -ne 0 ] && grep -q "^error: data_parallel_size 3 x ring_attn_size 1 are not the actor's 2 ranks" $out/roles_bad.log && ok runs_roles_actor || fail runs_roles_actor "$(tail -n 1 $out/roles_bad.log)"
 # ---- outputs that are inputs ----

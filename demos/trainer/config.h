@@ -10,6 +10,8 @@ typedef struct {
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
+    const char *from, *bf16, *eval_strategy, *dataset_probs;
+    int long_documents; /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
         overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload,
@@ -30,12 +32,26 @@ typedef struct {
 /* Options every trainer has. Defaults teach a fresh small model something in minutes on two
    cores. */
 #define DEMO_TRAINER_BINDINGS(c) \
-    {"dataset", \
-     &(c).dataset, \
+    {"from", \
+     &(c).from, \
      DEMO_STRING, \
      NULL, \
-     "training data: .jsonl or .txt, a comma list; or a token file (prepare.py)", \
+     "whose defaults and definitions hold; without it those of the spellings that are typed", \
      DEMO_ANY}, \
+        {"dataset", \
+         &(c).dataset, \
+         DEMO_STRING, \
+         NULL, \
+         "training data: a comma list of .jsonl or .txt, folders, json@FOLDER; or a token file " \
+         "(prepare.py)", \
+         DEMO_ANY}, \
+        {"dataset_probs", \
+         &(c).dataset_probs, \
+         DEMO_STRING, \
+         NULL, \
+         "a weight for each of them, by which records are drawn, until one is used up; without " \
+         "them one after the other", \
+         DEMO_ANY}, \
         {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
         {"input_template",        &(c).input_template, DEMO_STRING, \
          "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
@@ -44,14 +60,15 @@ typedef struct {
         {"truncation", \
          &(c).truncation, \
          DEMO_STRING, \
-         "drop", \
-         "what happens to longer ones: drop or cut", \
+         NULL, \
+         "what happens to longer ones: drop, cut (the end) or cut_both (prompt and response); " \
+         "without it as its program does: max_len cut, cutoff_len cut_both, sequence_len drop", \
          DEMO_ANY}, \
         {"max_samples", \
          &(c).max_samples, \
          DEMO_INT, \
          "100000000", \
-         "read at most this many records", \
+         "use at most this many records, after mixing", \
          DEMO_COUNT(1)}, \
         {"packing_samples", &(c).packing_samples, DEMO_FLAG, NULL, "several documents in a row", \
          DEMO_ANY}, \
@@ -117,8 +134,14 @@ typedef struct {
          &(c).eval_steps, \
          DEMO_INT, \
          "-1", \
-         "evaluate every so many steps; -1: at the end", \
+         "evaluate every so many steps; -1: once an epoch; 0: at the end alone", \
          DEMO_COUNT(-1)}, \
+        {"eval_strategy", \
+         &(c).eval_strategy, \
+         DEMO_STRING, \
+         NULL, \
+         "the same in words: no, by eval_steps, or once an epoch", \
+         DEMO_ANY}, \
         {"logging_steps", &(c).logging_steps, DEMO_INT, "10", "a line every so many steps", \
          DEMO_COUNT(1)}, \
         {"metrics_path", \
@@ -161,7 +184,8 @@ typedef struct {
          &(c).train_batch_size, \
          DEMO_INT, \
          "32", \
-         "documents of an optimizer step, over all ranks", \
+         "documents of an optimizer step, over all ranks; with micro_train_batch_size and " \
+         "gradient_accumulation_steps their product x data_parallel_size", \
          DEMO_COUNT(1)}, \
         {"micro_train_batch_size", \
          &(c).micro_train_batch_size, \
@@ -183,8 +207,12 @@ typedef struct {
          "-1", \
          "optimizer steps; 0: evaluate and save only; -1: from max_epochs", \
          DEMO_COUNT(-1)}, \
-        {"learning_rate", &(c).learning_rate,   DEMO_FLOAT, \
-         "2e-3",          "peak learning rate", DEMO_ABOVE(0)}, \
+        {"learning_rate", \
+         &(c).learning_rate, \
+         DEMO_FLOAT, \
+         "2e-3", \
+         "peak learning rate; of a given model 5e-6 (sft), 1e-5 (dpo, kto) or 9e-6 (rm)", \
+         DEMO_ABOVE(0)}, \
         {"lr_scheduler", \
          &(c).lr_scheduler, \
          DEMO_STRING, \
@@ -299,7 +327,7 @@ typedef struct {
          &(c).ring_head_stride, \
          DEMO_INT, \
          "1", \
-         "llama3: kv heads gathered at a time", \
+         "kv heads gathered at a time; without a schedule it means llama3", \
          DEMO_COUNT(1)}, \
         {"data_parallel_size", \
          &(c).data_parallel_size, \
@@ -363,6 +391,7 @@ typedef struct {
          "auto: what the device computes in; bf16: weights and activations in bf16, sums and " \
          "optimizer in fp32", \
          DEMO_ANY}, \
+        {"bf16", &(c).bf16, DEMO_STRING, NULL, "the same as --param_dtype bf16", DEMO_ANY}, \
         {"cublas", \
          &(c).cublas, \
          DEMO_FLAG, \

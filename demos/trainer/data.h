@@ -28,6 +28,7 @@
 #include <cjson/cJSON.h>
 #include "files.h"
 #include "memory.h"
+#include "mix.h"
 #include "token_file.h"
 
 enum {
@@ -37,6 +38,10 @@ enum {
     DEMO_VOCAB = 259,
     DEMO_IGNORED_LABEL = -100
 };
+
+/* What happens to a document longer than max_len: it is left out; its end is cut off, as
+   OpenRLHF does; prompt and response are cut both, as LLaMA-Factory does. */
+enum { DEMO_LONG_DROP, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH };
 
 typedef struct {
     /* (tokens), stb_ds arrays; those of a token file are a part of it, and only read */
@@ -53,9 +58,11 @@ typedef struct {
     bool train_on_inputs;       /* the prompt is supervised too */
     /* longest document in tokens, and the piece of a .txt; 0: no limit */
     int64_t max_len;
-    /* --truncation cut: keep the first max_len tokens; else drop the document */
-    bool cut_long;
-    int64_t max_samples; /* read this many records in all; 0: all */
+    int long_documents;  /* DEMO_LONG_ */
+    bool long_prompts;   /* cut even where only the prompt is left: reward models */
+    int64_t max_samples; /* use this many records in all; 0: all */
+    const char *probs;   /* weights of the sets, a comma list; NULL: one after the other */
+    int64_t seed;        /* of the draws among them */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
     const char *folder; /* of the model, whose tokenizer a token file is to be of; NULL: none */
     /* the command that makes a token file of the text, where the folder has a tokenizer and
@@ -429,18 +436,60 @@ static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     document->tokens = max_len;
     arrsetlen(document->ids, (size_t)max_len);
     arrsetlen(document->loss_mask, (size_t)max_len);
-    /* in place of a supervised token */
-    if (record->ends_in_eos) document->ids[max_len - 1] = DEMO_EOS;
+    if (!record->ends_in_eos) return;
+    document->ids[max_len - 1] = DEMO_EOS;
+    document->loss_mask[max_len - 1] = max_len > 1;
 }
 
-/* As in OpenRLHF, a prompt that leaves no room for two tokens is not worth cutting. */
-static inline bool demo_record_fits(demo_record *record, const demo_data_options *options) {
-    if (!options->max_len || record->document.tokens <= options->max_len) return true;
-    if (!options->cut_long ||
-        (record->prompt_tokens && record->prompt_tokens >= options->max_len - 2))
-        return false;
-    demo_record_cut(record, options->max_len);
-    return true;
+/* Tokens of a response that LLaMA-Factory keeps of a prompt and a response of so many. */
+static inline int64_t demo_response_share(int64_t prompt, int64_t response, int64_t max_len) {
+    int64_t most = 2 * response < max_len ? max_len
+                   : 2 * prompt < max_len
+                       ? max_len - prompt
+                       : (int64_t)((double)max_len *
+                                   ((double)response / (double)(prompt + response)));
+    return response < most ? response : most;
+}
+
+/* Both lose their ends. response: the length that decides, of a pair that of the longer one. */
+static inline void demo_record_cut_both(demo_record *record, int64_t response,
+                                        int64_t max_len) {
+    demo_document *d = &record->document;
+    int64_t prompt = record->prompt_tokens, own = d->tokens - prompt;
+    int64_t share = demo_response_share(prompt, response, max_len);
+    int64_t kept = prompt < max_len - share ? prompt : max_len - share;
+    if (own > share) own = share;
+    memmove(d->ids + kept, d->ids + prompt, (size_t)own * sizeof *d->ids);
+    memmove(d->loss_mask + kept, d->loss_mask + prompt, (size_t)own);
+    if (!kept && own) d->loss_mask[0] = 0;
+    record->prompt_tokens = kept;
+    d->tokens = kept + own;
+    arrsetlen(d->ids, (size_t)d->tokens);
+    arrsetlen(d->loss_mask, (size_t)d->tokens);
+}
+
+/* Is it kept, whole or cut? Of text OpenRLHF leaves out a prompt of max_len - 2 tokens or more;
+   ids need room for a token that is learnt. */
+static inline bool demo_record_kept(const demo_record *record,
+                                    const demo_data_options *options) {
+    int64_t prompt = record->prompt_tokens, most = options->max_len;
+    bool fits = !most || record->document.tokens <= most;
+    if (!most || options->long_documents == DEMO_LONG_CUT_BOTH) return true;
+    if (options->long_documents == DEMO_LONG_DROP) return fits;
+    if (!prompt || (options->long_prompts && record->ends_in_eos)) return true;
+    return record->ends_in_eos ? prompt < most - 2 : fits || prompt + 1 <= most;
+}
+
+static inline void demo_record_shorten(demo_record *record, int64_t response,
+                                       const demo_data_options *options) {
+    if (options->max_len && options->long_documents == DEMO_LONG_CUT_BOTH)
+        demo_record_cut_both(record, response, options->max_len);
+    else
+        demo_record_cut(record, options->max_len);
+}
+
+static inline int64_t demo_response_tokens(const demo_record *record) {
+    return record->document.tokens - record->prompt_tokens;
 }
 
 static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
@@ -448,11 +497,12 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     demo_document *document = &record->document;
     int64_t whole = document->tokens;
     set->counts.read++;
-    if (!whole || !demo_record_fits(record, options)) {
+    if (!whole || !demo_record_kept(record, options)) {
         *(whole ? &set->counts.dropped_long : &set->counts.zero_length) += 1;
         demo_document_free(document);
         return;
     }
+    demo_record_shorten(record, demo_response_tokens(record), options);
     int64_t supervised = demo_supervised(document);
     set->counts.cut += document->tokens < whole;
     set->counts.fully_masked += !supervised;
@@ -585,28 +635,38 @@ static inline bool demo_ends_with(const char *text, const char *ending) {
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-static inline int demo_read_dataset_file(demo_reader *reader) {
-    size_t size = 0;
-    bool stream = demo_ends_with(reader->path, ".txt");
+/* The bytes of reader->path, behind a byte order mark; NULL with a sentence. */
+static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t *mark,
+                                       size_t *size) {
+    const char *why;
     if (!stream && !demo_ends_with(reader->path, ".jsonl") &&
         !demo_ends_with(reader->path, ".json"))
         return demo_wrong(reader,
                           "the name ends in neither .jsonl nor .txt; only these are read, "
-                          "and token files (prepare.py), which this is not");
+                          "and token files (prepare.py), which this is not"),
+               (char *)NULL;
     if (stream && !reader->take_stream)
-        return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file");
-    const char *why;
-    char *file = demo_read_whole(reader->path, SIZE_MAX, &size, &why);
+        return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file"),
+               (char *)NULL;
+    char *file = demo_read_whole(reader->path, SIZE_MAX, size, &why);
     if (!file)
         return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file",
-                          why);
-    /* UTF-8 byte order mark */
-    size_t mark = size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
-    int failed = size == mark
-                     ? demo_wrong(reader,
-                                  "the file is empty; give one with at least one record")
-                 : stream ? reader->take_stream(reader, file + mark, size - mark)
-                          : demo_read_jsonl(reader, file + mark, size - mark);
+                          why),
+               (char *)NULL;
+    *mark = *size >= 3 && !memcmp(file, "\xEF\xBB\xBF", 3) ? 3 : 0;
+    if (*size > *mark) return file;
+    free(file);
+    return demo_wrong(reader, "the file is empty; give one with at least one record"),
+           (char *)NULL;
+}
+
+static inline int demo_read_dataset_file(demo_reader *reader) {
+    size_t size = 0, mark = 0;
+    bool stream = demo_ends_with(reader->path, ".txt");
+    char *file = demo_dataset_bytes(reader, stream, &mark, &size);
+    if (!file) return -1;
+    int failed = stream ? reader->take_stream(reader, file + mark, size - mark)
+                        : demo_read_jsonl(reader, file + mark, size - mark);
     free(file);
     return failed;
 }
@@ -618,19 +678,122 @@ static inline int demo_token_file_alone(const demo_reader *reader) {
                               "the sets: --dataset ONE,OTHER");
 }
 
-/* Reads a comma list of files, one after the other. */
-static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
-    const char *form = reader->options->input_template;
-    int failed = form && !strstr(form, "{}") ? -1 : 0;
-    if (failed)
-        snprintf(reader->error, reader->error_size,
-                 "input_template has no {} for the prompt: %s", form);
+/* ---- several sets (mix.h) ---- */
+
+typedef struct {
+    const char *path, *text;
+    size_t length;
+    int64_t line;
+} demo_line;
+
+typedef struct { /* one of a comma list */
+    char **paths;
+    demo_line *lines; /* of all its files; stb_ds arrays */
+    char **bytes;
+} demo_named_set;
+
+static inline void demo_sets_free(demo_named_set *sets) {
+    for (int64_t i = 0; i < arrlen(sets); i++) {
+        demo_paths_free(sets[i].paths);
+        demo_paths_free(sets[i].bytes);
+        arrfree(sets[i].lines);
+    }
+    arrfree(sets);
+}
+
+static inline int demo_sets_find(const demo_reader *reader, demo_named_set **sets,
+                                 const char *paths) {
+    int failed = 0;
     char *list = strdup(paths ? paths : ""), *rest = list;
-    for (char *path; !failed && !demo_reader_full(reader) && (path = strsep(&rest, ","));) {
-        reader->path = path;
-        failed = demo_token_file_alone(reader) || demo_read_dataset_file(reader) ? -1 : 0;
+    for (char *name; !failed && (name = strsep(&rest, ","));) {
+        demo_named_set set = {demo_set_files(name, reader->error, reader->error_size), NULL,
+                              NULL};
+        failed = set.paths ? 0 : -1;
+        if (set.paths) arrput(*sets, set);
     }
     free(list);
+    return failed;
+}
+
+static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
+    size_t size = 0, mark = 0;
+    char *file = demo_dataset_bytes(reader, false, &mark, &size);
+    int64_t number = 0, before = arrlen(set->lines);
+    if (!file) return -1;
+    arrput(set->bytes, file);
+    for (const char *at = file + mark, *end = file + size; at < end;) {
+        const char *stop = (const char *)memchr(at, '\n', (size_t)(end - at));
+        size_t length = (size_t)((stop ? stop : end) - at);
+        number++;
+        if (strspn(at, " \t\r") < length)
+            arrput(set->lines, ((demo_line){reader->path, at, length, number}));
+        at += length + 1;
+    }
+    return arrlen(set->lines) > before
+               ? 0
+               : demo_wrong(reader, "only empty lines; one JSON object per line is needed");
+}
+
+/* The sets' records in the order of the rule. */
+static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int64_t limit) {
+    int64_t count = arrlen(sets), *there = (int64_t *)demo_room(count, sizeof *there), all = 0;
+    double *ends = (double *)demo_room(count, sizeof *ends);
+    const char *probs = reader->options->probs;
+    int32_t *order = NULL;
+    int failed = probs ? demo_mix_weights(ends, count, probs, reader->error, reader->error_size)
+                       : 0;
+    for (int64_t i = 0; i < count; all += there[i++]) there[i] = arrlen(sets[i].lines);
+    if (!limit) limit = all;
+    if (!failed)
+        order = probs ? demo_mix_drawn(there, count, ends, reader->options->seed, limit)
+                      : demo_mix_shared(there, count, limit);
+    memset(there, 0, (size_t)count * sizeof *there);
+    for (int64_t i = 0; !failed && i < arrlen(order); i++) {
+        const demo_line *line = &sets[order[i]].lines[there[order[i]]++];
+        reader->path = line->path;
+        reader->line = line->line;
+        failed = demo_read_line(reader, line->text, line->length);
+    }
+    reader->line = 0;
+    arrfree(order);
+    free(ends);
+    free(there);
+    return failed;
+}
+
+static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
+    int64_t streams = 0;
+    int failed = 0;
+    for (int64_t i = 0; i < arrlen(sets); i++)
+        for (int64_t k = 0; k < arrlen(sets[i].paths); k++)
+            streams += demo_ends_with(sets[i].paths[k], ".txt");
+    bool mixes = !streams && (arrlen(sets) > 1 || reader->options->probs);
+    if (streams && reader->options->probs)
+        return snprintf(reader->error, reader->error_size,
+                        "plain text has no records that weights could draw; leave them out"),
+               -1;
+    for (int64_t i = 0; !failed && i < arrlen(sets); i++)
+        for (int64_t k = 0; !failed && k < arrlen(sets[i].paths); k++) {
+            if (!mixes && demo_reader_full(reader)) return 0;
+            reader->path = sets[i].paths[k];
+            failed = demo_token_file_alone(reader) ? -1
+                     : mixes                       ? demo_set_lines(reader, &sets[i])
+                                                   : demo_read_dataset_file(reader);
+        }
+    return failed || !mixes ? failed
+                            : demo_read_mixed(reader, sets, reader->options->max_samples);
+}
+
+/* Reads a comma list of files and folders. */
+static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
+    const char *form = reader->options->input_template;
+    demo_named_set *sets = NULL;
+    if (form && !strstr(form, "{}"))
+        return snprintf(reader->error, reader->error_size,
+                        "input_template has no {} for the prompt: %s", form),
+               -1;
+    int failed = demo_sets_find(reader, &sets, paths) || demo_read_sets(reader, sets) ? -1 : 0;
+    demo_sets_free(sets);
     return failed;
 }
 

@@ -34,13 +34,17 @@ typedef struct {
     demo_config config;
     const demo_binding *bindings; /* its options */
     int binding_count;
-    demo_told *told; /* what every rank must have been told alike; stb_ds array */
+    const demo_options *parsed; /* which of them were typed, and how; NULL: none were */
+    demo_told *told;            /* what every rank must have been told alike; stb_ds array */
     const demo_objective *objective;
     void *options;      /* of the objective */
     const char **score; /* the option that names the score head; NULL: a language model */
     demo_dataset train, eval;
     int64_t *usable; /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
+    /* units that a round takes, and its steps; rounds between evaluations, 0: one at the end;
+       train_batch_size as it was typed, 0: it was not */
+    int64_t epoch_units, round_steps, eval_every, asked_batch;
     /* at which training ends: total_steps, or the end of the last rollout */
     int64_t last_step;
     demo_run run;
@@ -179,20 +183,8 @@ static int demo_pick_named(const char *text, const char *name(int), int count) {
     return -1;
 }
 
-/* Layout and schedule by our names or by those of others, who must not contradict one
-   another. Default: zigzag ring. */
-static int demo_pick_attention(demo_job *job, char *error, size_t size) {
-    demo_config *c = &job->config;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
-        return -1;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
-        return -1;
-    job->layout = demo_pick_named(c->layout ? c->layout : "zigzag", seqpar_layout_name,
-                                  SEQPAR_LAYOUT_COUNT);
-    job->schedule = demo_pick_named(c->schedule ? c->schedule : "ring", seqpar_schedule_name,
-                                    SEQPAR_SCHEDULE_COUNT);
-    return 0;
-}
+#include "settle.h"
+#include "settled.h"
 
 static int demo_wants_bf16(const demo_config *c) {
     return c->param_dtype && !strcmp(c->param_dtype, "bf16");
@@ -378,18 +370,33 @@ static int demo_job_threads(const demo_job *job, char *error, size_t size) {
            -1;
 }
 
+/* Its ranks are said by the options of the first role that it has. */
+static int demo_group_odd(const demo_job *job, int group, char *error, size_t size) {
+    char name[64], options[96];
+    job->objective->group_name(job, group, name);
+    bool generates = !strcmp(name, "generator"), frozen = !strncmp(name, "reference", 9);
+    size_t first = frozen ? 3 : strcspn(name, " ");
+    if (generates)
+        snprintf(options, sizeof options, "--vllm_num_engines x --vllm_tensor_parallel_size");
+    else
+        snprintf(options, sizeof options, "--%.*s_num_nodes x --%.*s_num_gpus_per_node",
+                 (int)first, name, (int)first, name);
+    return snprintf(error, size,
+                    "the group of the %s has %lld rank%s (%s), which ring_attn_size %lld does "
+                    "not divide; give other numbers",
+                    name, (long long)job->group_ranks[group],
+                    demo_plural(job->group_ranks[group]), options,
+                    (long long)job->config.ring_attn_size),
+           -1;
+}
+
 /* Of a run in groups: data parallelism is the first one's. */
 static int demo_job_groups(demo_job *job, char *error, size_t size) {
     demo_config *c = &job->config;
     int64_t sp = c->ring_attn_size, ranks = 0;
     for (int g = 0; g < job->groups; g++) {
         ranks += job->group_ranks[g];
-        if (job->group_ranks[g] % sp)
-            return snprintf(error, size,
-                            "a group of %lld ranks (*_num_nodes x *_num_gpus_per_node) is not "
-                            "divisible by ring_attn_size %lld; give other numbers",
-                            (long long)job->group_ranks[g], (long long)sp),
-                   -1;
+        if (job->group_ranks[g] % sp) return demo_group_odd(job, g, error, size);
     }
     if (!job->groups) return 0;
     if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
@@ -577,8 +584,9 @@ static void demo_command_shape(char *to, size_t size, const demo_job *job, uint3
     else if (b && c->input_template && strcmp(c->input_template, b->fallback))
         demo_command_option(to, size, b);
     if (c->train_on_inputs) snprintf(to + strlen(to), size - strlen(to), " --train_on all");
-    if (!strcmp(c->truncation, "cut") && kind != DEMO_TOKENS_PROMPTS)
-        snprintf(to + strlen(to), size - strlen(to), " --truncation cut");
+    if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
+        snprintf(to + strlen(to), size - strlen(to), " --truncation %s",
+                 demo_long_words[c->long_documents]);
 }
 
 /* The command line that makes a token file of this text, until the next call; NULL: a byte is
@@ -610,6 +618,11 @@ static const char *demo_prepare_command(const demo_job *job, const char *paths, 
     return text;
 }
 
+/* Options that name further models; a comma list where the trainer takes one. */
+static const char *const demo_other_models[] = {"ref_pretrain", "reward_pretrain",
+                                                "critic_pretrain"};
+enum { DEMO_OTHER_MODELS = 3 };
+
 /* A fresh model has a row for every word of the tokenizer its data was made with. */
 static int64_t demo_fresh_vocab(const demo_config *c) {
     demo_token_head head;
@@ -617,6 +630,27 @@ static int64_t demo_fresh_vocab(const demo_config *c) {
     bool whole = file >= 0 && read(file, &head, sizeof head) == (ssize_t)sizeof head;
     if (file >= 0) close(file);
     return whole && head.words > 0 ? head.words : DEMO_VOCAB;
+}
+
+/* Also the heads of the models beside the one that is trained. */
+static int demo_strides_divide(const demo_job *job, char *error, size_t size) {
+    char one[DEMO_PATH_LIMIT + 1];
+    const demo_config *c = &job->config;
+    if (c->pretrain &&
+        demo_stride_divides(job, "pretrain", c->pretrain, &job->model, error, size))
+        return -1;
+    for (int i = 0; i < DEMO_OTHER_MODELS; i++)
+        for (const char *at =
+                 demo_option_path(job->bindings, job->binding_count, demo_other_models[i]);
+             at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+            seqpar_llama_config model = job->model;
+            seqpar_error why = {0};
+            snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+            if (!demo_load_config(one, &model, &why) &&
+                demo_stride_divides(job, demo_other_models[i], one, &model, error, size))
+                return -1;
+        }
+    return 0;
 }
 
 static int demo_job_model(demo_job *job, char *error, size_t size) {
@@ -644,7 +678,7 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
                         (long long)c->hidden_size, (long long)c->num_attention_heads),
                -1;
     if (job->score) job->model.score = *job->score;
-    return demo_job_memory(job, error, size);
+    return demo_strides_divide(job, error, size) || demo_job_memory(job, error, size) ? -1 : 0;
 }
 
 /* A unit that no row can hold would be missing from its step. */
@@ -681,12 +715,12 @@ static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const
 
 /* Models that read the same ids: one with another tokenizer would read another text. */
 static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
-    static const char *const names[] = {"ref_pretrain", "reward_pretrain", "critic_pretrain"};
     demo_fingerprint there;
     char one[DEMO_PATH_LIMIT + 1];
-    for (int i = 0; job->train.file && i < 3; i++)
-        for (const char *at = demo_option_path(job->bindings, job->binding_count, names[i]); at;
-             at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+    for (int i = 0; job->train.file && i < DEMO_OTHER_MODELS; i++)
+        for (const char *at =
+                 demo_option_path(job->bindings, job->binding_count, demo_other_models[i]);
+             at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
             if (demo_folder_fingerprint(one, &there) &&
                 !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
@@ -694,7 +728,7 @@ static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
                                 "--%s %.1000s has another tokenizer.json than the one that "
                                 "%.1000s was made with; take a model of the same tokenizer, or "
                                 "copy the file if it is only written otherwise",
-                                names[i], one, job->config.dataset),
+                                demo_other_models[i], one, job->config.dataset),
                        -1;
         }
     return 0;
@@ -747,7 +781,9 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
     }
     if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
     if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
-    if (demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
+    if (demo_settled_agrees(job, &job->train, c->dataset, error, size) ||
+        demo_settled_agrees(job, &job->eval, c->eval_dataset, error, size) ||
+        demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
         demo_folders_agree(job, error, size) ||
         demo_units_fit(job, &job->train, c->dataset, error, size) ||
         demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
@@ -764,11 +800,15 @@ static int demo_job_data(demo_job *job, char *error, size_t size) {
 static void demo_job_steps(demo_job *job) {
     static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     demo_config *c = &job->config;
+    job->asked_batch = demo_job_given(job, "train_batch_size") ? c->train_batch_size : 0;
     if (job->objective->count)
         job->objective->count(job);
     else {
         if (c->train_batch_size > job->usable_count) c->train_batch_size = job->usable_count;
         int64_t per_epoch = job->usable_count / c->train_batch_size;
+        job->epoch_units = c->train_batch_size;
+        job->round_steps = 1;
+        job->eval_every = demo_eval_every(job, per_epoch);
         job->rounds = job->last_step = job->total_steps =
             c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
     }
@@ -782,7 +822,10 @@ static void demo_job_steps(demo_job *job) {
 static int demo_job_open(demo_job *job, char *error, size_t size) {
     job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
     if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
-    if (demo_pick_attention(job, error, size) || demo_job_world(job, error, size) ||
+    demo_settle_truncation(job);
+    if (demo_settle_types(job, error, size) || demo_settle_rates(job, error, size) ||
+        demo_settle_evaluation(job, error, size) || demo_pick_attention(job, error, size) ||
+        demo_job_world(job, error, size) || demo_settle_batch(job, error, size) ||
         demo_job_model(job, error, size) || demo_job_data(job, error, size))
         return -1;
     demo_job_steps(job);

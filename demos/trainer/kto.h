@@ -51,8 +51,10 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
                  .output_key = k->output_key,
                  .input_template = c->input_template,
                  .max_len = c->max_len,
-                 .cut_long = !strcmp(c->truncation, "cut"),
+                 .long_documents = c->long_documents,
                  .max_samples = max_samples,
+                 .probs = demo_set_probs(job, set),
+                 .seed = c->seed,
                  .vocab_size = job->model.vocab,
                  .folder = c->pretrain,
                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_LABELLED)},
@@ -84,14 +86,16 @@ static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, ui
 /* The mismatched documents of a window as a window over a set of their own. */
 static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set,
                                           demo_window *mismatched) {
+    const demo_data_options how = {.max_len = r->job->config.max_len,
+                                   .long_documents = r->job->config.long_documents};
     int64_t n = arrlen(w->which);
     char why[512];
     *mismatched = (demo_window){.set = set};
     arrsetlen(set->documents, n);
     memset(set->documents, 0, (size_t)n * sizeof *set->documents);
     for (int64_t i = 0; i < n; i++) arrput(mismatched->which, i);
-    if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n,
-                             r->job->config.max_len, why, sizeof why))
+    if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n, &how,
+                             why, sizeof why))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
     return demo_window_open(r, mismatched, 1, 0);
 }

@@ -9,6 +9,7 @@
 #ifndef DEMO_LOGS_H
 #define DEMO_LOGS_H
 
+#include <sys/file.h>
 #include "progress.h"
 #include "tensorboard.h"
 #include "wandb.h"
@@ -97,10 +98,23 @@ static int demo_sink_folder(demo_logs *l, const demo_logs_desc *d, int sink, cha
 }
 
 static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
+    struct stat kind;
     snprintf(l->path[DEMO_METRICS], sizeof *l->path, "%s", d->given[DEMO_METRICS]);
-    if (d->goes_on && demo_lines_cut(l, DEMO_METRICS, "\"step\": ", d->from, NULL, NULL))
-        return -1;
-    return demo_sink_open(l, DEMO_METRICS, d->goes_on);
+    if (demo_sink_open(l, DEMO_METRICS, true)) return -1;
+    int file = fileno(l->file[DEMO_METRICS]);
+    if (fstat(file, &kind) || !S_ISREG(kind.st_mode)) return 0;
+    if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return snprintf(
+                   l->why, sizeof l->why,
+                   "--metrics_path %.300s is being written by another run; wait for it, or "
+                   "give another",
+                   l->path[DEMO_METRICS]),
+               -1;
+    if (d->goes_on) return demo_lines_cut(l, DEMO_METRICS, "\"step\": ", d->from, NULL, NULL);
+    if (!ftruncate(file, 0)) return 0;
+    snprintf(l->why, sizeof l->why, "cannot write %.300s: %s; give another --%s",
+             l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
+    return -1;
 }
 
 /* The newest of the event files; user: int64_t, its second. */

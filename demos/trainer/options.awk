@@ -2,10 +2,10 @@
 # Turns options.tsv into the C initialisers that options.h includes: awk -f options.awk options.tsv > options.inc
 # choice:@TABLE takes its words from a table of seqpar.h.
 BEGIN { FS = "\t" }
-NF != 6 { print FILENAME ":" NR ": " NF " columns instead of 6" > "/dev/stderr"; exit 1 }
+NF != 7 { print FILENAME ":" NR ": " NF " columns instead of 7" > "/dev/stderr"; exit 1 }
 NR > 1 {
     gsub(/["\\]/, "\\\\&")
     kind = "\"" $2 "\""
     if (sub(/^choice:@/, "", $2)) kind = "\"choice:\" " $2 "(DEMO_WORD)"
-    printf "{\"%s\", %s, \"%s\", \"%s\", \"%s\", \"%s\"},\n", $1, kind, $3, $4, $5, $6
+    printf "{\"%s\", %s, \"%s\", \"%s\", \"%s\", \"%s\", \"%s\"},\n", $1, kind, $3, $4, $5, $6, $7
 }

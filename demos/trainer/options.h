@@ -2,9 +2,9 @@
 /* options.h - the command line of the trainers, driven by two tables.
  *
  * options.tsv lists every name a user of OpenRLHF, 360-LLaMA-Factory or axolotl may type: names this project acts on,
- * other spellings of those, and names that cannot mean anything here (accepted, and said so). A trainer adds a table of
- * its own that binds the first kind to variables, with default and help. Parsing, --help and every message come from
- * the two tables, so that they cannot disagree.
+ * other spellings of those, names that change no weight, text or metric (accepted, and said so), and names of what is
+ * not done here (refused). A trainer adds a table of its own that binds the first kind to variables, with default and
+ * help. Parsing, --help and every message come from the two tables, so that they cannot disagree.
  *
  *     static const demo_binding bindings[] = {
  *         {"max_len", &config.max_len, DEMO_INT, "2048", "longest document, in tokens", DEMO_AT_LEAST(1)}, ...};
@@ -34,10 +34,19 @@
 
 /* One line of options.tsv. kind: flag, int, float, string, floats2 (two numbers), strings (any
  * number of words), optional (a flag to some tools, a word to others), choice:A=SYNONYM,B,C or
- * choice:@TABLE (SEQPAR_LAYOUTS and the like). role: real, alias:TARGET or noeffect. */
+ * choice:@TABLE (SEQPAR_LAYOUTS and the like). role:
+ *
+ *   real            bound to a variable
+ *   alias:TARGET    another spelling
+ *   noeffect        accepted and said: it changes no weight, text or metric
+ *   refused:A,B     not done here; A and B ask for nothing that is missing (@tool: the tool's name)
+ *   prepared        done by demos/prepare.py, and held against the token file
+ *
+ * there: what it changes where it comes from: weights, text, metrics, files, speed, shown (what
+ * is printed), vision (models with a vision tower alone) or always (what is done here anyway). */
 #define DEMO_WORD(name, text, ...) text ","
 typedef struct {
-    const char *name, *kind, *role, *tools, *source, *note;
+    const char *name, *kind, *role, *tools, *source, *there, *note;
 } demo_known;
 
 static const demo_known demo_known_options[] = {
@@ -89,7 +98,10 @@ typedef struct {
     /* filled by demo_options_parse */
     const char *program;
     bool help_wanted;
-    bool typed[DEMO_KNOWN_COUNT]; /* what the user set, by the name that was typed */
+    /* what the user set, by the name that was typed: the how manieth that was (from 1), and the
+       value */
+    int typed[DEMO_KNOWN_COUNT], typed_count;
+    const char *text[DEMO_KNOWN_COUNT];
     /* texts that are in argv in another form: "0.9 0.95", a synonym */
     char pool[8192];
     size_t pool_used;
@@ -400,6 +412,41 @@ static inline int demo_options_elsewhere(demo_options *options, const demo_known
                        options->tool, instead);
 }
 
+static inline bool demo_is_role(const demo_known *known, const char *role) {
+    size_t length = strlen(role);
+    return !strncmp(known->role, role, length) &&
+           (!known->role[length] || known->role[length] == ':');
+}
+
+/* The same value, however it is written. */
+static inline bool demo_same_value(const char *a, const char *b) {
+    double x, y;
+    if (!strcasecmp(a, b) || (demo_truth(a) >= 0 && demo_truth(a) == demo_truth(b)))
+        return true;
+    return demo_read_float(a, 0, &x) && demo_read_float(b, 0, &y) && !(x < y) && !(x > y);
+}
+
+/* Does this value of a refused option ask for nothing that is missing here? */
+static inline bool demo_asks_nothing(const demo_options *options, const demo_known *target,
+                                     const char *text) {
+    char word[DEMO_NAME_LIMIT];
+    const char *at = strchr(target->role, ':');
+    for (at = at ? at + 1 : ""; *at; at += strcspn(at, ","), at += *at == ',') {
+        snprintf(word, sizeof word, "%.*s", (int)strcspn(at, ","), at);
+        if (demo_same_value(!strcmp(word, "@tool") ? options->tool : word, text)) return true;
+    }
+    return false;
+}
+
+static inline int demo_options_undone(demo_options *options, const demo_known *typed,
+                                      const demo_known *target, const char *text) {
+    char shown[64];
+    if (demo_asks_nothing(options, target, text)) return 0;
+    snprintf(shown, sizeof shown, strlen(text) < sizeof shown ? "%s" : "%.40s...", text);
+    return demo_refuse(options, "--%s %s is not done here: %s", typed->name, shown,
+                       target->note);
+}
+
 static inline int demo_options_named(demo_options *options, demo_walk *walk, const char *name,
                                      const char *inlined) {
     const demo_known *typed = demo_known_find(name);
@@ -408,11 +455,16 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
         return demo_options_elsewhere(options, typed);
     const char *text = demo_walk_collect(options, walk, typed->kind, inlined);
     if (!text) return demo_options_missing(options, walk, typed);
-    options->typed[typed - demo_known_options] = true;
+    options->typed[typed - demo_known_options] = ++options->typed_count;
+    options->text[typed - demo_known_options] = text;
     const demo_known *target = demo_known_target(typed);
     double scratch[2]; /* even where a good value does nothing, a senseless one is refused */
-    if (!strcmp(target->role, "noeffect"))
-        return demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY);
+    if (strcmp(target->role, "real") &&
+        demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY))
+        return -1;
+    if (demo_is_role(target, "refused"))
+        return demo_options_undone(options, typed, target, text);
+    if (strcmp(target->role, "real")) return 0;
     const demo_binding *binding = demo_binding_find(options, target->name);
     if (!binding)
         return demo_refuse(options, "--%s is known, but this program does not serve it yet",
@@ -471,14 +523,70 @@ static inline int demo_options_parse(demo_options *options, int argc, char **arg
     return 0;
 }
 
+/* The name by which the user set the option last; NULL: not at all. */
+static inline const demo_known *demo_options_spelling(const demo_options *options,
+                                                      const char *name) {
+    const demo_known *wanted = demo_known_find(name), *last = NULL;
+    int latest = 0;
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (options->typed[i] > latest && demo_known_target(&demo_known_options[i]) == wanted)
+            latest = options->typed[i], last = &demo_known_options[i];
+    return last;
+}
+
 /* True if the user set the option, by whatever name. */
 static inline bool demo_options_given(const demo_options *options, const char *name) {
-    const demo_known *wanted = demo_known_find(name);
-    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        if (options->typed[i] && demo_known_target(&demo_known_options[i]) == wanted)
-            return true;
-    return false;
+    return demo_options_spelling(options, name) != NULL;
 }
+
+/* ---- whose command line it is: programs differ in defaults and in what a name means ---- */
+
+enum {
+    DEMO_FROM_NONE,
+    DEMO_FROM_OPENRLHF,
+    DEMO_FROM_LLAMAFACTORY,
+    DEMO_FROM_AXOLOTL,
+    DEMO_FROMS
+};
+static const char *const demo_from_name[DEMO_FROMS] = {"none", "openrlhf", "llamafactory",
+                                                       "axolotl"};
+
+/* The one other program that has this spelling; none or several: DEMO_FROM_NONE. */
+static inline int demo_only_program(const demo_known *known) {
+    static const char *const sources[DEMO_FROMS] = {"seqpar", "openrlhf", "360lf", "axolotl"};
+    int only = DEMO_FROM_NONE;
+    for (int from = 0; from < DEMO_FROMS; from++) {
+        if (!strstr(known->source, sources[from])) continue;
+        if (from == DEMO_FROM_NONE || only != DEMO_FROM_NONE) return DEMO_FROM_NONE;
+        only = from;
+    }
+    return only;
+}
+
+/* By the spellings that only one program has; where two have some each, none. */
+static inline int demo_options_program(const demo_options *options) {
+    int all = DEMO_FROM_NONE;
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        int one = options->typed[i] ? demo_only_program(&demo_known_options[i])
+                                    : DEMO_FROM_NONE;
+        if (one != DEMO_FROM_NONE && all != DEMO_FROM_NONE && one != all) return DEMO_FROM_NONE;
+        if (one != DEMO_FROM_NONE) all = one;
+    }
+    return all;
+}
+
+/* Whose meaning an option has: --from says it, or the spelling that was typed, or the others.
+   from: the value of --from, or NULL. */
+static inline int demo_options_from(const demo_options *options, const char *from,
+                                    const char *name) {
+    for (int i = 1; from && i < DEMO_FROMS; i++)
+        if (!strcmp(from, demo_from_name[i])) return i;
+    const demo_known *spelling = demo_options_spelling(options, name);
+    int own = spelling ? demo_only_program(spelling) : DEMO_FROM_NONE;
+    return own != DEMO_FROM_NONE ? own : demo_options_program(options);
+}
+
+/* ---- what is said ---- */
 
 /* One line about accepted options that do nothing; silent if there were none. */
 static inline void demo_options_print_ignored(const demo_options *options, FILE *out) {
@@ -492,12 +600,13 @@ static inline void demo_options_print_ignored(const demo_options *options, FILE 
     if (any) fputc('\n', out);
 }
 
-static inline void demo_help_others(const demo_options *options, FILE *out, bool acting) {
-    fprintf(out, acting ? "\nother names for these:\n" : "\naccepted, without effect here:\n");
+static inline void demo_help_others(const demo_options *options, FILE *out, const char *role,
+                                    const char *title) {
+    bool acts = !strcmp(role, "real");
+    fprintf(out, "\n%s:\n", title);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
-        bool acts = !strcmp(target->role, "real");
-        if (acts != acting || (acts && known == target) ||
+        if (!demo_is_role(target, role) || (acts && known == target) ||
             !demo_list_has(known->tools, options->tool))
             continue;
         fprintf(out, "  --%-36s %s%s\n", known->name, acts ? "= --" : "",
@@ -506,7 +615,7 @@ static inline void demo_help_others(const demo_options *options, FILE *out, bool
 }
 
 /* Everything there is to type: bound options with default and meaning, other spellings,
-   names without effect. */
+   names without effect, names of what is not done. */
 static inline void demo_options_help(const demo_options *options, FILE *out) {
     static const char *const value[] = {"", "N", "X", "TEXT", "X X"};
     char wanted[256];
@@ -517,14 +626,18 @@ static inline void demo_options_help(const demo_options *options, FILE *out) {
         const demo_binding *b = &options->bindings[i];
         const char *kind = demo_known_find(b->name)->kind;
         const char *none = b->type == DEMO_FLAG ? "false" : "none";
+        if (!demo_list_has(demo_known_find(b->name)->tools, options->tool)) continue;
         fprintf(out, "  --%-24s %-4s [%s] %s", b->name, value[b->type],
                 b->fallback ? b->fallback : none, b->help);
         if (!strncmp(kind, "choice:", 7))
             fprintf(out, "; %s", demo_wanted(wanted, sizeof wanted, kind, b->range));
         fputc('\n', out);
     }
-    demo_help_others(options, out, true);
-    demo_help_others(options, out, false);
+    demo_help_others(options, out, "real", "other names for these");
+    demo_help_others(options, out, "noeffect", "accepted, without effect here");
+    demo_help_others(options, out, "prepared", "of text that becomes tokens");
+    demo_help_others(options, out, "refused",
+                     "known, and refused where they ask for something");
 }
 
 /* Holds the bindings against options.tsv: every one real and for this tool, none left out.

@@ -26,7 +26,7 @@
 #include "data.h"
 
 typedef struct {
-    /* of which input_template, max_len, cut_long, max_samples and vocab_size count */
+    /* of which input_template, max_len, long_documents, max_samples and vocab_size count */
     demo_data_options data;
     /* NULL: chosen and rejected hold the prompt, and input_template is not used */
     const char *prompt_key;
@@ -129,14 +129,6 @@ static inline int demo_record_whole_ids(demo_record *record, const demo_reader *
     return demo_record_ids(record, reader, json, side)
                ? -1
                : demo_record_find_response(record, reader, ids);
-}
-
-/* A text that may be cut needs room for one token of the response and EOS. */
-static inline bool demo_response_fits(const demo_record *record,
-                                      const demo_data_options *options) {
-    if (!options->max_len || record->document.tokens <= options->max_len) return true;
-    return options->cut_long &&
-           record->prompt_tokens + 1 + record->ends_in_eos <= options->max_len;
 }
 
 static inline int demo_response_given(const demo_reader *reader, const char *key,
@@ -302,11 +294,14 @@ static inline bool demo_pair_two_prompts(const demo_pair_record *pair) {
 }
 
 static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record,
-                                  int64_t max_len) {
+                                  const demo_data_options *options) {
     demo_pair pair = {.margin = record->margin};
     int64_t whole = record->chosen.document.tokens + record->rejected.document.tokens;
-    demo_record_cut(&record->chosen, max_len);
-    demo_record_cut(&record->rejected, max_len);
+    int64_t chosen = demo_response_tokens(&record->chosen),
+            rejected = demo_response_tokens(&record->rejected),
+            longer = chosen > rejected ? chosen : rejected;
+    demo_record_shorten(&record->chosen, longer, options);
+    demo_record_shorten(&record->rejected, longer, options);
     pair.chosen = record->chosen.document;
     pair.rejected = record->rejected.document;
     set->counts.cut += pair.chosen.tokens + pair.rejected.tokens < whole;
@@ -323,11 +318,11 @@ static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
     demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
     int failed = demo_pair_read(&pair, reader, target->how, json);
-    bool fits = !failed && demo_response_fits(&pair.chosen, reader->options) &&
-                demo_response_fits(&pair.rejected, reader->options);
+    bool fits = !failed && demo_record_kept(&pair.chosen, reader->options) &&
+                demo_record_kept(&pair.rejected, reader->options);
     target->set->counts.read += !failed;
     target->set->counts.dropped_long += !failed && !fits;
-    if (fits) return demo_pair_keep(target->set, &pair, reader->options->max_len), 0;
+    if (fits) return demo_pair_keep(target->set, &pair, reader->options), 0;
     demo_document_free(&pair.chosen.document);
     demo_document_free(&pair.rejected.document);
     return failed;
@@ -499,9 +494,9 @@ static inline int demo_labelled_text(demo_record *record, const demo_reader *rea
 }
 
 static inline void demo_labelled_keep(demo_labelled_set *set, demo_record *record,
-                                      bool desirable, int64_t max_len) {
+                                      bool desirable, const demo_data_options *options) {
     int64_t whole = record->document.tokens;
-    demo_record_cut(record, max_len);
+    demo_record_shorten(record, demo_response_tokens(record), options);
     demo_labelled kept = {record->document, record->prompt_tokens, record->ends_in_eos,
                           desirable};
     set->counts.cut += kept.document.tokens < whole;
@@ -519,11 +514,11 @@ static inline int demo_labelled_take(const demo_reader *reader, const cJSON *jso
     int failed = demo_json_label(reader, json, key, &desirable) ||
                  (ids ? demo_record_whole_ids(&record, reader, json, "")
                       : demo_labelled_text(&record, reader, json));
-    bool fits = !failed && demo_response_fits(&record, reader->options);
+    bool fits = !failed && demo_record_kept(&record, reader->options);
     target->set->counts.read += !failed;
     target->set->counts.dropped_long += !failed && !fits;
     if (fits)
-        demo_labelled_keep(target->set, &record, desirable, reader->options->max_len);
+        demo_labelled_keep(target->set, &record, desirable, reader->options);
     else
         demo_document_free(&record.document);
     return failed ? -1 : 0;
@@ -604,22 +599,25 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
  * demo_document_free. A prompt is always shorter than max_len by a response token, or its own
  * document would not have been kept. */
 static inline demo_document demo_mismatched(const demo_labelled *prompt,
-                                            const demo_labelled *response, int64_t max_len) {
-    demo_record record = {.ends_in_eos = response->ends_in_eos};
+                                            const demo_labelled *response,
+                                            const demo_data_options *options) {
+    demo_record record = {.prompt_tokens = prompt->prompt_tokens,
+                          .ends_in_eos = response->ends_in_eos};
     const demo_document *tail = &response->document;
     for (int64_t t = 0; t < prompt->prompt_tokens; t++)
         demo_push(&record.document, prompt->document.ids[t], false);
     for (int64_t t = response->prompt_tokens; t < tail->tokens; t++)
         demo_push(&record.document, tail->ids[t], tail->loss_mask[t]);
-    demo_record_cut(&record, max_len);
+    demo_record_shorten(&record, demo_response_tokens(&record), options);
     return record.document;
 }
 
 /* For the records of a step, in step order: mismatched[i] is prompt i with response (i + 1)
    mod count. */
 static inline int demo_mismatched_step(demo_document *mismatched, const demo_labelled_set *set,
-                                       const int64_t *step, int64_t count, int64_t max_len,
-                                       char *error, size_t error_size) {
+                                       const int64_t *step, int64_t count,
+                                       const demo_data_options *options, char *error,
+                                       size_t error_size) {
     if (count < 2) {
         snprintf(
             error, error_size,
@@ -630,7 +628,7 @@ static inline int demo_mismatched_step(demo_document *mismatched, const demo_lab
     }
     for (int64_t i = 0; i < count; i++)
         mismatched[i] = demo_mismatched(&set->records[step[i]],
-                                        &set->records[step[(i + 1) % count]], max_len);
+                                        &set->records[step[(i + 1) % count]], options);
     return 0;
 }
 

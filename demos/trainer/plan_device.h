@@ -77,14 +77,6 @@ static inline void demo_plan_close(seqpar_device *device) { free(device); }
 SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
 
-/* These two tell the host something. */
-static inline seqpar_status demo_plan_norms(seqpar_device *device,
-                                            const seqpar_sumsq_args *args, void *queue) {
-    (void)device, (void)queue;
-    memset(args->out, 0, (size_t)args->blocks * sizeof *args->out);
-    return SEQPAR_OK;
-}
-
 /* A text that is at its end: the room for a long one was there before. */
 static inline seqpar_status demo_plan_ends(seqpar_device *device,
                                            const seqpar_sample_args *args, void *queue) {
@@ -102,6 +94,7 @@ static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) 
                          .storage = storage,
                          .accumulator = accumulator,
                          .threads = 1,
+                         .plans = 1,
                          .alloc = demo_plan_alloc,
                          .free = demo_plan_free,
                          .copy = demo_plan_copy,
@@ -115,7 +108,6 @@ static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) 
 #define SEQPAR__X(op) d->op = demo_plan_##op;
     SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
-    d->sumsq = demo_plan_norms;
     d->sample = demo_plan_ends;
     return d;
 }

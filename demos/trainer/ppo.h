@@ -175,6 +175,10 @@ static void demo_ppo_count(demo_job *job) {
     demo_config *c = &job->config;
     int64_t texts = p->rollout_batch_size * p->n_samples_per_prompt;
     if (c->train_batch_size > texts) c->train_batch_size = texts;
+    /* filtering draws as many as it needs */
+    job->epoch_units = p->dynamic_filtering ? job->usable_count : p->rollout_batch_size;
+    job->round_steps = demo_ppo_steps(job);
+    job->eval_every = demo_eval_every(job, job->usable_count / p->rollout_batch_size);
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
     job->last_step = job->total_steps = job->rounds * demo_ppo_steps(job);
     if (c->max_steps < 0 || c->max_steps >= job->total_steps) return;
@@ -292,7 +296,8 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
             (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0)))
             status = demo_checkpoint(r);
         if (!status && !stop &&
-            (last || i == r->job->rounds || (c->eval_steps > 0 && i % c->eval_steps == 0)))
+            (last || i == r->job->rounds ||
+             (r->job->eval_every > 0 && i % r->job->eval_every == 0)))
             status = demo_ppo_evaluate(r, i);
     }
     if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);
@@ -460,8 +465,10 @@ static int demo_pretraining_load(const demo_job *job, char *error, size_t size) 
         .input_key = p->input_key,
         .pretrain_mode = true,
         .max_len = job->config.max_len,
-        .cut_long = !strcmp(job->config.truncation, "cut"),
+        .long_documents = job->config.long_documents,
         .max_samples = job->config.max_samples,
+        .probs = p->pretrain_data_probs,
+        .seed = job->config.seed,
         .vocab_size = job->model.vocab,
         .folder = job->config.pretrain,
         .prepare = demo_prepare_command(job, p->pretrain_data, DEMO_TOKENS_SFT),
@@ -555,6 +562,8 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
         .input_template = job->config.input_template,
         .max_len = p->prompt_max_len,
         .max_samples = max_samples,
+        .probs = demo_set_probs(job, set),
+        .seed = job->config.seed,
         .vocab_size = job->model.vocab,
         .folder = job->config.pretrain,
         .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),

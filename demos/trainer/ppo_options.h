@@ -11,7 +11,7 @@ enum { DEMO_MOST_TEXTS = 1 << 24 }; /* of a rollout: all are kept until their st
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
     const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
-    const char *policy_loss_type, *pretrain_data;
+    const char *policy_loss_type, *pretrain_data, *pretrain_data_probs;
     bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
         dynamic_filtering, save_value_network, ref_offload, ref_reward_offload;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
@@ -36,8 +36,14 @@ typedef struct {
      &(c).dataset, \
      DEMO_STRING, \
      NULL, \
-     "prompts: .jsonl, a comma list; or a token file", \
+     "prompts: a comma list of .jsonl, folders, json@FOLDER; or a token file", \
      DEMO_ANY}, \
+        {"prompt_data_probs", \
+         &(c).dataset_probs, \
+         DEMO_STRING, \
+         NULL, \
+         "a weight for each of them, by which records are drawn", \
+         DEMO_ANY}, \
         {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"label_key", \
          &(p).label_key, \
@@ -229,9 +235,17 @@ typedef struct {
          "0", \
          "so many most probable tokens are sampled from; 0: all", \
          DEMO_COUNT(0)}, \
-        {"actor_learning_rate", &(p).actor_learning_rate, DEMO_FLOAT, "2e-4", "of the actor", \
+        {"actor_learning_rate", \
+         &(p).actor_learning_rate, \
+         DEMO_FLOAT, \
+         "2e-4", \
+         "of the actor; a given one 1e-6", \
          DEMO_ABOVE(0)}, \
-        {"critic_learning_rate", &(p).critic_learning_rate, DEMO_FLOAT, "1e-3", "of the critic", \
+        {"critic_learning_rate", \
+         &(p).critic_learning_rate, \
+         DEMO_FLOAT, \
+         "1e-3", \
+         "of the critic; with --pretrain 9e-6", \
          DEMO_ABOVE(0)}, \
         {"critic.optim", \
          &(p).critic.optim, \
@@ -337,6 +351,12 @@ typedef struct {
          NULL, \
          "plain text or JSON lines whose every token the actor goes on learning: .txt or " \
          ".jsonl, a comma list", \
+         DEMO_ANY}, \
+        {"pretrain_data_probs", \
+         &(p).pretrain_data_probs, \
+         DEMO_STRING, \
+         NULL, \
+         "a weight for each of them, by which records are drawn", \
          DEMO_ANY}, \
         {"ptx_coef", \
          &(p).ptx_coef, \
@@ -496,6 +516,27 @@ static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
     return 0;
 }
 
+/* Prompts are never cut: they would ask something else. */
+static int demo_ppo_lengths_check(const demo_job *job, char *error, size_t size) {
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
+    if (demo_job_given(job, "max_len") &&
+        job->config.max_len < p->prompt_max_len + p->generate_max_len)
+        return snprintf(
+                   error, size,
+                   "--%s is %lld, but prompt_max_len %lld + generate_max_len %lld are more "
+                   "tokens; lower one of them, or leave it out",
+                   demo_job_spelled(job, "max_len"), (long long)job->config.max_len,
+                   (long long)p->prompt_max_len, (long long)p->generate_max_len),
+               -1;
+    if (job->config.truncation && strcmp(job->config.truncation, "drop") && !p->pretrain_data)
+        return snprintf(error, size,
+                        "--truncation %s: a prompt that is cut asks something else, so longer "
+                        "ones are left out; leave the option out, or raise --prompt_max_len",
+                        job->config.truncation),
+               -1;
+    return 0;
+}
+
 static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     if (!job->config.dataset)
@@ -504,7 +545,7 @@ static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
     if (demo_ppo_rewards_check(p, tokens, error, size) ||
         demo_ppo_groups_check(p, error, size) || demo_ppo_models_check(job, error, size))
         return -1;
-    if (demo_ppo_roles(job, error, size)) return -1;
+    if (demo_ppo_roles(job, error, size) || demo_ppo_lengths_check(job, error, size)) return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;

@@ -90,8 +90,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     demo_pair_options options = {
         .data = {.input_template = p->prompt_key ? c->input_template : NULL,
                  .max_len = c->max_len,
-                 .cut_long = !strcmp(c->truncation, "cut"),
+                 .long_documents = c->long_documents,
+                 .long_prompts = job->score != NULL,
                  .max_samples = max_samples,
+                 .probs = demo_set_probs(job, set),
+                 .seed = c->seed,
                  .vocab_size = job->model.vocab,
                  .folder = c->pretrain,
                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PAIRS)},

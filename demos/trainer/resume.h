@@ -123,6 +123,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
 static int demo_job_paths(const demo_binding *bindings, int count, char *error, size_t size) {
     return demo_inputs_kept(bindings, count, error, size) ||
                    demo_outputs_apart(bindings, count, error, size) ||
+                   demo_metrics_ours(bindings, count, error, size) ||
                    demo_outputs_free(bindings, count, error, size)
                ? -1
                : 0;

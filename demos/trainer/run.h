@@ -236,6 +236,30 @@ static int demo_outputs_free(const demo_binding *bindings, int count, char *erro
     return 0;
 }
 
+/* A file of metrics is begun anew; what else is under this name is not. */
+static int demo_metrics_ours(const demo_binding *bindings, int count, char *error,
+                             size_t size) {
+    static const char *const begins[] = {"{\"step\": ", "{\"rollout\": "};
+    const char *path = demo_option_path(bindings, count, "metrics_path");
+    char begin[16];
+    struct stat kind;
+    int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
+    ssize_t length = file < 0 || fstat(file, &kind) || !S_ISREG(kind.st_mode)
+                         ? 0
+                         : read(file, begin, sizeof begin);
+    if (file >= 0) close(file);
+    for (int i = 0; i < 2 && length > 0; i++) {
+        size_t same = strlen(begins[i]);
+        if (!memcmp(begin, begins[i], (size_t)length < same ? (size_t)length : same)) return 0;
+    }
+    if (length <= 0) return 0;
+    return snprintf(error, size,
+                    "--metrics_path %.300s is there and holds no metrics of a run; give "
+                    "another, or move it away",
+                    path),
+           -1;
+}
+
 /* ---- one run in a folder at a time ---- */
 
 static void demo_lock_text(char *text, size_t size, const char *tool, const char *dataset) {
@@ -435,7 +459,7 @@ static const char demo_free_options[] =
     "adam_offload,param_offload,offload_path,ref_offload,ref_reward_offload,"
     "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
     "layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
-    "truncation,"
+    "truncation,from,bf16,eval_strategy,"
     "max_samples,pretrain_mode,train_on_inputs,seed,train_batch_size,chunks,hidden_size,num_"
     "hidden_layers,num_attention_heads,num_key_value_heads,head_dim,intermediate_size,"
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"

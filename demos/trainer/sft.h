@@ -42,8 +42,10 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .pretrain_mode = c->pretrain_mode,
                                  .train_on_inputs = c->train_on_inputs,
                                  .max_len = c->max_len,
-                                 .cut_long = !strcmp(c->truncation, "cut"),
+                                 .long_documents = c->long_documents,
                                  .max_samples = max_samples,
+                                 .probs = demo_set_probs(job, set),
+                                 .seed = c->seed,
                                  .vocab_size = job->model.vocab,
                                  .folder = c->pretrain,
                                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_SFT)};

@@ -718,7 +718,7 @@ static seqpar_status demo_train(demo_rank *r) {
         if (!status && (due || stop)) status = demo_checkpoint(r);
         int evaluate = evaluates && !stop &&
                        (r->step == r->job->total_steps ||
-                        (c->eval_steps > 0 && r->step % c->eval_steps == 0));
+                        (r->job->eval_every > 0 && r->step % r->job->eval_every == 0));
         if (!status && evaluate) status = demo_evaluate(r, &stop);
         if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
@@ -895,6 +895,7 @@ static void demo_job_say(const demo_job *job) {
             job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "",
             (long long)c->zero_stage, (long long)job->total_steps,
             (long long)c->train_batch_size, job->objective->unit);
+    demo_settled_say(job);
     if (job->groups > 1) {
         fprintf(stderr, "groups:");
         for (int g = 0; g < job->groups; g++) {
@@ -1025,25 +1026,6 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
     return 0;
 }
 
-/* What a token file was made with is not changed any more. */
-static void demo_say_settled(const demo_job *job, const demo_options *options) {
-    static const char *const names[] = {"input_key",     "output_key",     "input_template",
-                                        "prompt_key",    "chosen_key",     "rejected_key",
-                                        "label_key",     "margin_key",     "truncation",
-                                        "pretrain_mode", "train_on_inputs"};
-    bool any = false;
-    for (size_t i = 0; job->train.file && i < sizeof names / sizeof *names; i++) {
-        if (!demo_options_given(options, names[i])) continue;
-        fprintf(stderr, "%s--%s",
-                any ? ", "
-                    : "notice: no effect on a token file, which "
-                      "demos/prepare.py has made: ",
-                names[i]);
-        any = true;
-    }
-    if (any) fputc('\n', stderr);
-}
-
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
@@ -1057,6 +1039,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     cJSON_InitHooks(&memory);
     job->bindings = bindings;
     job->binding_count = count;
+    job->parsed = &options;
     int wrong = 0;
 #ifdef DEMO_MPI /* at once: then even a typing error is said by one for all */
     wrong = demo_find_processes(job, error, sizeof error);
@@ -1075,7 +1058,6 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 demo_shape_agrees(job, &options, error, sizeof error) ||
                 demo_job_begin(job, bindings, count, tool, error, sizeof error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
-        if (!job->rank && !wrong) demo_say_settled(job, &options);
     }
     if (wrong) return demo_never_began(job, error);
     demo_job_say(job);

@@ -91,7 +91,7 @@ static void fuzz_data(const uint8_t *bytes, size_t size) {
                                            .input_template = kind ? "a{}b" : NULL,
                                            .pretrain_mode = kind == 2,
                                            .max_len = 64,
-                                           .cut_long = kind == 1};
+                                           .long_documents = kind};
         demo_dataset set;
         put(path, bytes, size);
         int failed = demo_data_load(&set, path, &options, error, sizeof error);
@@ -110,18 +110,20 @@ static void fuzz_pairs(const uint8_t *bytes, size_t size) {
     demo_labelled_set labelled;
     put(path, bytes, size);
     for (int kind = 0; kind < 2; kind++) {
-        const demo_pair_options how = {
-            .data = {.input_template = kind ? "a{}b" : NULL, .max_len = 64, .cut_long = kind},
-            .prompt_key = kind ? "prompt" : NULL,
-            .margins = kind};
+        const demo_pair_options how = {.data = {.input_template = kind ? "a{}b" : NULL,
+                                                .max_len = 64,
+                                                .long_documents = 2 * kind},
+                                       .prompt_key = kind ? "prompt" : NULL,
+                                       .margins = kind};
         expect_sentence(demo_pairs_load(&pairs, path, &how, error, sizeof error), error);
         demo_pairs_free(&pairs);
     }
     const demo_labelled_options how = {.data = {.max_len = 64}};
     expect_sentence(demo_labelled_load(&labelled, path, &how, error, sizeof error), error);
     for (int64_t i = 0; i < arrlen(labelled.records); i++) {
-        demo_document d = demo_mismatched(
-            &labelled.records[i], &labelled.records[(i + 1) % arrlen(labelled.records)], 64);
+        demo_document d = demo_mismatched(&labelled.records[i],
+                                          &labelled.records[(i + 1) % arrlen(labelled.records)],
+                                          &how.data);
         demo_document_free(&d);
     }
     demo_labelled_free(&labelled);

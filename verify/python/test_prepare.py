@@ -384,15 +384,19 @@ def test_lengths():
     long = {"input": "a " * 50, "output": "b " * 50}
     short = {"input": "a", "output": "b"}
     data, keys = lines("long", [short, long, short]), ["--output_key", "output", "--max_len", "70", "--input_template", "{}"]
-    read = run("chatml", data, *keys)
+    read = run("chatml", data, *keys, "--truncation", "drop")
     assert len(read.ids) == 2 and read.about["counts"]["dropped_long"] == 1 and read.about["counts"]["read"] == 3
-    read = run("chatml", data, *keys, "--truncation", "cut")
+    read = run("chatml", data, *keys)
     assert [len(ids) for ids in read.ids][1] == 70 and read.ids[1][-1] == read.eos and read.about["counts"]["cut"] == 1
-    read = run("chatml", lines("chats", [{"messages": conversation(2, "a", "b " * 90)}]), *CHAT, "--max_len", "70",
-               "--truncation", "cut")
-    assert len(read.ids[0]) == 70 and read.eos not in read.ids[0][-3:]  # no end where there was none
-    refused("1 too long", "chatml", lines("chats", [{"messages": conversation(2, "a " * 90, "b")}]), *CHAT, "--max_len", "70",
-            "--truncation", "cut")
+    whole = run("chatml", data, *keys[:2], "--input_template", "{}", "--max_len", "0")
+    prompt, response = list(whole.mask[1]).index(1), sum(whole.mask[1])
+    both = run("chatml", data, *keys, "--truncation", "cut_both")
+    share = int(70 * (response / (prompt + response)))
+    assert len(both.ids[1]) == 70 and sum(both.mask[1]) == share and read.eos not in both.ids[1]
+    assert list(both.ids[1]) == list(whole.ids[1])[:70 - share] + list(whole.ids[1])[prompt:prompt + share]
+    read = run("chatml", lines("chats", [{"messages": conversation(2, "a", "b " * 90)}]), *CHAT, "--max_len", "70")
+    assert len(read.ids[0]) == 70 and read.ids[0][-1] == read.eos and read.mask[0][-1] == 1  # an end where it is cut
+    refused("1 too long", "chatml", lines("chats", [{"messages": conversation(2, "a " * 90, "b")}]), *CHAT, "--max_len", "70")
     assert len(run("chatml", data, *keys[:2], "--max_samples", "1").ids) == 1
     assert run("chatml", lines("empty", [short, {"input": "a", "output": ""}]), *keys).about["counts"]["zero_length"] == 1
 
@@ -404,6 +408,8 @@ def test_sets():
     a, b = named("a", 40), named("b", 300)
     first = [Read(f"{OUT}/out.tokens").text(ids) for ids in run("chatml", f"{a},{b}").ids]
     assert first == [f"a {i}<|im_end|>" for i in range(40)] + [f"b {i}<|im_end|>" for i in range(300)]
+    shares = [Read(f"{OUT}/out.tokens").text(ids)[0] for ids in run("chatml", f"{a},{b}", "--max_samples", "85").ids]
+    assert (shares.count("a"), shares.count("b")) == (10, 75)  # the limit counts after mixing
     mixed = run("chatml", f"{a},{b}", "--dataset_probs", "0.25,0.75")
     told = [mixed.text(ids).replace("<|im_end|>", "") for ids in mixed.ids]
     assert [t for t in told if t[0] == "a"] == [f"a {i}" for i in range(40)]  # in order, until it is exhausted
@@ -621,6 +627,12 @@ def test_trainers():
     assert "is of kind pairs, for train_dpo and train_rm; --kind sft is needed here" in said, said
     assert "is of kind sft, for train_sft" in train("dpo", "--dataset", sft, *base, *save, code=2)
     assert "a document has " in train("sft", "--dataset", sft, *base, *save, "--max_len", "20", code=2)
+    # options that the file settles: said again they change nothing, said otherwise they are refused
+    train("sft", "--dataset", sft, *base, *save, "--apply_chat_template", "--input_key", "question", "--truncation", "cut", "--dry_run")
+    for option, value in (("input_key", "other"), ("tokenizer_chat_template", "{{ x }}"), ("chat_template", "llama3"),
+                          ("truncation", "drop"), ("train_on_inputs", "true"), ("dataset_probs", "0.5,0.5")):
+        said = train("sft", "--dataset", sft, *base, *save, f"--{option}", value, code=2)
+        assert f"--{option} is {value}, but {sft} was made with" in said, said
     assert "was made with another tokenizer" in train("sft", "--dataset", sft, "--pretrain", other_tokenizer(model), *save, code=2)
     said = train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save, code=2)
     assert "has another tokenizer.json than the one that" in said, said

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* settle.h - what a command line means where programs differ: batch sizes that follow from each
+ * other, learning rates for a given model, layouts, what happens to long documents, when there
+ * are evaluations. What was typed is never changed, only followed or refused: 0, or -1 with one
+ * sentence. */
+#ifndef DEMO_SETTLE_H
+#define DEMO_SETTLE_H
+
+/* Before a command line was read, nothing was typed. */
+static bool demo_job_given(const demo_job *job, const char *name) {
+    return job->parsed && demo_options_given(job->parsed, name);
+}
+
+/* The option as the user spells it. */
+static const char *demo_job_spelled(const demo_job *job, const char *name) {
+    const demo_known *spelling = job->parsed ? demo_options_spelling(job->parsed, name) : NULL;
+    return spelling ? spelling->name : name;
+}
+
+/* Whose meaning an option has. */
+static int demo_job_from(const demo_job *job, const char *name) {
+    return job->parsed ? demo_options_from(job->parsed, job->config.from, name)
+                       : DEMO_FROM_NONE;
+}
+
+/* ---- a batch: documents = rows x replicas x micro-batches ---- */
+
+/* OpenRLHF is told the documents of a step; the others are told the rows of a micro-batch, and
+   how many micro-batches there are. */
+static int64_t demo_batch_rows(int from, int64_t otherwise) {
+    return from == DEMO_FROM_LLAMAFACTORY ? 8 : from == DEMO_FROM_AXOLOTL ? 1 : otherwise;
+}
+
+static int demo_batch_contradicts(const demo_job *job, double product, char *error,
+                                  size_t size) {
+    const demo_config *c = &job->config;
+    return snprintf(error, size,
+                    "--%s %lld is not --%s %lld x %lld data-parallel ranks x "
+                    "--gradient_accumulation_steps %lld = %.15g; leave one of them out, or "
+                    "change it",
+                    demo_job_spelled(job, "train_batch_size"), (long long)c->train_batch_size,
+                    demo_job_spelled(job, "micro_train_batch_size"),
+                    (long long)c->micro_train_batch_size, (long long)job->dp,
+                    (long long)c->gradient_accumulation_steps, product),
+           -1;
+}
+
+/* Derives the documents of a step where they are not given. */
+static int demo_settle_batch(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    int from = demo_job_from(job, "micro_train_batch_size");
+    bool counts_rows = from == DEMO_FROM_LLAMAFACTORY || from == DEMO_FROM_AXOLOTL;
+    bool train = demo_job_given(job, "train_batch_size");
+    bool micro = demo_job_given(job, "micro_train_batch_size");
+    bool steps = c->gradient_accumulation_steps > 0;
+    if (!train && !counts_rows && !(micro && steps)) return 0;
+    if (train && !(micro && steps)) return 0;
+    if (!micro && !train)
+        c->micro_train_batch_size = demo_batch_rows(from, c->micro_train_batch_size);
+    if (!steps) c->gradient_accumulation_steps = 1;
+    double product = (double)c->micro_train_batch_size * (double)job->dp *
+                     (double)c->gradient_accumulation_steps;
+    if (train)
+        return product < (double)c->train_batch_size || product > (double)c->train_batch_size
+                   ? demo_batch_contradicts(job, product, error, size)
+                   : 0;
+    if (c->packing_samples && counts_rows)
+        return snprintf(error, size,
+                        "with --%s, %s counts packed rows where a step here counts %s, "
+                        "however they are packed; give --train_batch_size, the %s of a step",
+                        demo_job_spelled(job, "packing_samples"), demo_from_name[from],
+                        job->objective->unit, job->objective->unit),
+               -1;
+    if (product > DEMO_MOST)
+        return snprintf(error, size,
+                        "--%s %lld x %lld data-parallel ranks x --gradient_accumulation_steps "
+                        "%lld are more than a step takes, which is %.0f; lower one of them",
+                        demo_job_spelled(job, "micro_train_batch_size"),
+                        (long long)c->micro_train_batch_size, (long long)job->dp,
+                        (long long)c->gradient_accumulation_steps, DEMO_MOST),
+               -1;
+    c->train_batch_size = (int64_t)product;
+    return 0;
+}
+
+static const char *demo_plural(int64_t count) { return count == 1 ? "" : "s"; }
+
+/* A unit has a row of its own, or several share one, which only packing decides. */
+static void demo_batch_say(const demo_job *job) {
+    const demo_config *c = &job->config;
+    int64_t batch = c->train_batch_size, steps = c->gradient_accumulation_steps;
+    int64_t share = (batch + job->dp - 1) / job->dp, rows = c->micro_train_batch_size;
+    if (steps) rows = (share + steps - 1) / steps;
+    if (rows > share) rows = share;
+    if (!steps) steps = (share + rows - 1) / rows;
+    fprintf(stderr, "batch: %lld %s a step", (long long)batch, job->objective->unit);
+    if (c->packing_samples && !c->gradient_accumulation_steps)
+        fprintf(stderr,
+                ", packed into rows of %lld tokens; a micro-batch has at most %lld row%s on "
+                "each of %lld replica%s\n",
+                (long long)c->pack_len, (long long)c->micro_train_batch_size,
+                demo_plural(c->micro_train_batch_size), (long long)job->dp,
+                demo_plural(job->dp));
+    else if (c->packing_samples)
+        fprintf(stderr,
+                ", packed into rows of %lld tokens on %lld replica%s, in %lld micro-batch%s\n",
+                (long long)c->pack_len, (long long)job->dp, demo_plural(job->dp),
+                (long long)steps, steps == 1 ? "" : "es");
+    else
+        fprintf(stderr, " = %s%lld row%s x %lld replica%s x %lld micro-batch%s\n",
+                rows * job->dp * steps == batch ? "" : "at most ", (long long)rows,
+                demo_plural(rows), (long long)job->dp, demo_plural(job->dp), (long long)steps,
+                steps == 1 ? "" : "es");
+    if (job->asked_batch > batch)
+        fprintf(stderr,
+                "notice: %lld %s a step are more than there are; every step takes all %lld\n",
+                (long long)job->asked_batch, job->objective->unit, (long long)batch);
+}
+
+/* ---- learning rates: those of a given model are not those of one that begins from nothing ---- */
+
+typedef struct {
+    const char *tool, *option;
+    double rate;
+} demo_rate;
+/* OpenRLHF's. LLaMA-Factory has one for all, that of transformers; axolotl has none. */
+static const demo_rate demo_given_rates[] = {
+    {"sft", "learning_rate", 5e-6},       {"dpo", "learning_rate", 1e-5},
+    {"kto", "learning_rate", 1e-5},       {"rm", "learning_rate", 9e-6},
+    {"ppo", "actor_learning_rate", 1e-6}, {"ppo", "critic_learning_rate", 9e-6}};
+enum { DEMO_GIVEN_RATES = (int)(sizeof demo_given_rates / sizeof *demo_given_rates) };
+
+static double *demo_rate_of(const demo_job *job, const char *option) {
+    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count, option);
+    return b ? (double *)b->variable : NULL;
+}
+
+static int demo_settle_rates(demo_job *job, char *error, size_t size) {
+    int from = demo_job_from(job, "pretrain");
+    for (int i = 0; job->parsed && job->config.pretrain && i < DEMO_GIVEN_RATES; i++) {
+        const demo_rate *r = &demo_given_rates[i];
+        if (strcmp(r->tool, job->parsed->tool) || demo_job_given(job, r->option)) continue;
+        if (from == DEMO_FROM_AXOLOTL)
+            return snprintf(error, size,
+                            "axolotl has no default learning rate, and this command line is "
+                            "one of its kind; give --%s",
+                            r->option),
+                   -1;
+        *demo_rate_of(job, r->option) = from == DEMO_FROM_LLAMAFACTORY ? 5e-5 : r->rate;
+    }
+    return 0;
+}
+
+/* Where a rate is from, for people. */
+static const char *demo_rate_source(const demo_job *job, const char *option) {
+    if (demo_job_given(job, option)) return "";
+    if (!job->config.pretrain) return " (of a model made from nothing)";
+    return demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY
+               ? " (llamafactory's default for a given model)"
+               : " (openrlhf's default for a given model)";
+}
+
+static void demo_rates_say(const demo_job *job) {
+    static const char *const names[] = {"learning_rate", "actor_learning_rate",
+                                        "critic_learning_rate"};
+    bool any = false;
+    for (int i = 0; job->parsed && i < 3; i++) {
+        const double *rate = demo_list_has(demo_known_find(names[i])->tools, job->parsed->tool)
+                                 ? demo_rate_of(job, names[i])
+                                 : NULL;
+        if (!rate) continue;
+        fprintf(stderr, "%s%s %g%s",
+                any ? ", " : "learning rate: ", i ? (i == 1 ? "actor" : "critic") : "at most",
+                *rate, demo_rate_source(job, names[i]));
+        any = true;
+    }
+    if (any)
+        fprintf(stderr, ", %s, %lld of %lld steps warm up\n", job->config.lr_scheduler,
+                (long long)job->warmup, (long long)job->total_steps);
+}
+
+/* The factor of a schedule that starts at 0 may leave nothing else to learn with. */
+static void demo_rates_notice(const demo_job *job) {
+    int64_t from = job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
+    if (job->total_steps - from != 1 || job->last_step > job->total_steps ||
+        seqpar_lr_factor(job->lr_kind, from, job->warmup, job->total_steps,
+                         job->config.min_lr_ratio) > 0)
+        return;
+    fprintf(stderr,
+            "notice: the only step has learning rate 0 (%lld of %lld steps warm up), so the "
+            "weights stay as they are; give --warmup_steps 0 or more steps\n",
+            (long long)job->warmup, (long long)job->total_steps);
+}
+
+/* ---- layout and schedule, by our names or by those of others ---- */
+
+static bool demo_placement_named(const demo_config *c) {
+    return c->schedule || c->ring_attn_func || c->sequence_parallel_mode;
+}
+
+/* OpenRLHF has one schedule, which gathers heads by this stride; axolotl takes the one that
+   suits its rows where it is not told. */
+static void demo_placement_default(demo_job *job) {
+    demo_config *c = &job->config;
+    bool strides = demo_job_given(job, "ring_head_stride");
+    bool axolotl = demo_job_from(job, "ring_attn_size") == DEMO_FROM_AXOLOTL;
+    if (c->ring_attn_size < 2 || demo_placement_named(c) || !(strides || axolotl)) return;
+    c->schedule = strides || c->packing_samples ? "llama3" : "ring";
+    if (!c->layout) c->layout = "contiguous";
+}
+
+static int demo_stride_suits(const demo_job *job, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    if (c->ring_head_stride < 2 || c->ring_attn_size < 2 || !strcmp(c->schedule, "llama3"))
+        return 0;
+    return snprintf(error, size,
+                    "--%s %lld is for the schedule llama3, not for %s; leave it out, or give "
+                    "--schedule llama3",
+                    demo_job_spelled(job, "ring_head_stride"), (long long)c->ring_head_stride,
+                    c->schedule),
+           -1;
+}
+
+/* Must not contradict one another. Default: zigzag ring. */
+static int demo_pick_attention(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
+        return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
+        return -1;
+    demo_placement_default(job);
+    if (!c->layout) c->layout = "zigzag";
+    if (!c->schedule) c->schedule = "ring";
+    job->layout = demo_pick_named(c->layout, seqpar_layout_name, SEQPAR_LAYOUT_COUNT);
+    job->schedule = demo_pick_named(c->schedule, seqpar_schedule_name, SEQPAR_SCHEDULE_COUNT);
+    return demo_stride_suits(job, error, size);
+}
+
+/* Models of a run share its stride; each is asked by its name. */
+static int demo_stride_divides(const demo_job *job, const char *option, const char *folder,
+                               const seqpar_llama_config *model, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    if (job->schedule != SEQPAR_SCHEDULE_LLAMA3 || c->ring_attn_size < 2 ||
+        model->kv_heads % c->ring_head_stride == 0)
+        return 0;
+    return snprintf(error, size,
+                    "heads_k_stride %lld (--%s) does not divide the %lld kv heads of the model "
+                    "in --%s %.300s; give a stride that divides those of all models",
+                    (long long)c->ring_head_stride, demo_job_spelled(job, "ring_head_stride"),
+                    (long long)model->kv_heads, option, folder),
+           -1;
+}
+
+/* ---- types of numbers ---- */
+
+/* bf16 weights, with masters in fp32. */
+static int demo_settle_types(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    bool on = c->bf16 && (demo_truth(c->bf16) == 1 || !strcasecmp(c->bf16, "auto"));
+    if (!c->bf16 || demo_truth(c->bf16) == 0) return 0;
+    if (!on)
+        return snprintf(error, size,
+                        "--bf16 is %.60s, but it must be true, false or auto: weights in bf16 "
+                        "have masters in fp32 (--stochastic_rounding keeps none)",
+                        c->bf16),
+               -1;
+    if (demo_job_given(job, "param_dtype") && strcmp(c->param_dtype, "bf16"))
+        return snprintf(error, size,
+                        "--bf16 and --param_dtype %s contradict each other; drop one of them",
+                        c->param_dtype),
+               -1;
+    c->param_dtype = "bf16";
+    return 0;
+}
+
+/* ---- long documents ---- */
+
+/* By DEMO_LONG_. */
+static const char *const demo_long_words[] = {"drop", "cut", "cut_both"};
+enum { DEMO_LONG_WORDS = 3 };
+
+/* OpenRLHF cuts the end of prompt and response, LLaMA-Factory takes from both, axolotl leaves
+   the document out. */
+static void demo_settle_truncation(demo_job *job) {
+    static const int by_program[DEMO_FROMS] = {DEMO_LONG_CUT, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH,
+                                               DEMO_LONG_DROP};
+    demo_config *c = &job->config;
+    c->long_documents = c->truncation
+                            ? demo_pick(c->truncation, demo_long_words, DEMO_LONG_WORDS)
+                            : by_program[demo_job_from(job, "max_len")];
+}
+
+/* Weights of the sets that are trained on; an evaluation reads one after the other. */
+static const char *demo_set_probs(const demo_job *job, const demo_dataset *set) {
+    return set == &job->train ? job->config.dataset_probs : NULL;
+}
+
+/* ---- evaluation ---- */
+
+static int demo_evaluation_wrong(const demo_job *job, char *error, size_t size) {
+    const demo_config *c = &job->config;
+    bool every = c->eval_steps > 0, none = !strcmp(c->eval_strategy, "no");
+    if (every && !c->eval_dataset)
+        return snprintf(error, size,
+                        "--%s is %lld, but there is nothing to evaluate on; give "
+                        "--eval_dataset, or leave it out",
+                        demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps),
+               -1;
+    if (none && (every || c->eval_dataset))
+        return snprintf(error, size,
+                        "--eval_strategy no contradicts --%s; leave one of them out",
+                        every ? demo_job_spelled(job, "eval_steps") : "eval_dataset"),
+               -1;
+    if (!none && !c->eval_dataset)
+        return snprintf(error, size,
+                        "--eval_strategy is %s, but there is nothing to evaluate on; give "
+                        "--eval_dataset",
+                        c->eval_strategy),
+               -1;
+    if (!strcmp(c->eval_strategy, "steps") && !every)
+        return snprintf(error, size,
+                        "--eval_strategy steps says not how many; give "
+                        "--eval_steps"),
+               -1;
+    if (!strcmp(c->eval_strategy, "epoch") && every)
+        return snprintf(error, size,
+                        "--eval_strategy epoch contradicts --%s %lld; leave one of them out",
+                        demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps),
+               -1;
+    return 0;
+}
+
+static int demo_settle_evaluation(demo_job *job, char *error, size_t size) {
+    demo_config *c = &job->config;
+    if (!c->eval_strategy)
+        c->eval_strategy = c->eval_steps > 0 ? "steps" : c->eval_dataset ? "epoch" : "no";
+    return demo_evaluation_wrong(job, error, size);
+}
+
+/* Rounds (steps or rollouts) from one evaluation to the next; 0: at the end alone. */
+static int64_t demo_eval_every(const demo_job *job, int64_t epoch) {
+    int64_t steps = job->config.eval_steps;
+    return steps > 0 ? steps : steps < 0 ? epoch : 0;
+}
+
+static void demo_evaluation_say(const demo_job *job) {
+    const demo_objective *o = job->objective;
+    const char *round = o->round ? o->round : "step";
+    char shown[1024];
+    if (!job->config.eval_dataset) {
+        fprintf(stderr, "evaluation: none, for there is no --eval_dataset%s\n",
+                job->score ? "; so the model will have no mean and deviation, which train_ppo "
+                             "--normalize_reward asks for"
+                           : "");
+        return;
+    }
+    fprintf(stderr, "evaluation: %s, %lld %s, ",
+            seqpar_escape(shown, sizeof shown, job->config.eval_dataset),
+            (long long)(arrlen(job->eval.documents) / o->documents_per_unit),
+            o->walk ? "prompts" : o->unit);
+    if (job->eval_every > 0)
+        fprintf(stderr, "every %lld %s%s%s and at the end\n", (long long)job->eval_every, round,
+                demo_plural(job->eval_every), job->config.eval_steps < 0 ? " (an epoch)" : "");
+    else
+        fprintf(stderr, "at the end\n");
+}
+
+/* ---- said where it happens ---- */
+
+/* Documents behind the last whole step of an epoch; which they are, its shuffle decides. */
+static void demo_left_over_notice(const demo_job *job) {
+    int64_t epoch = job->usable_count / job->epoch_units;
+    int64_t left = job->usable_count % job->epoch_units;
+    if (!left || job->last_step < epoch * job->round_steps) return;
+    fprintf(stderr,
+            "notice: %lld %s are no whole number of times %lld: in each epoch %lld of them are "
+            "not seen\n",
+            (long long)job->usable_count,
+            job->objective->walk ? "prompts" : job->objective->unit,
+            (long long)job->epoch_units, (long long)left);
+}
+
+static bool demo_job_on(const demo_job *job, const char *name) {
+    return demo_option_on(job->bindings, job->binding_count, name);
+}
+
+/* Options that are given what they are about nowhere. */
+static void demo_idle_notice(const demo_job *job) {
+    const demo_config *c = &job->config;
+    if (c->offload_path && !c->adam_offload && !c->param_offload &&
+        !demo_job_on(job, "ref_offload") && !demo_job_on(job, "ref_reward_offload"))
+        fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
+                        "--adam_offload, --param_offload or --ref_offload\n");
+    if (c->aux_loss_coef > 0 && !job->model.experts)
+        fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
+}
+
+static void demo_settled_say(const demo_job *job) {
+    demo_batch_say(job);
+    demo_rates_say(job);
+    demo_evaluation_say(job);
+    demo_rates_notice(job);
+    demo_left_over_notice(job);
+    demo_idle_notice(job);
+}
+#endif

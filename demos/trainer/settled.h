@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* settled.h - what demos/prepare.py has settled when it made a token file: options that say
+ * otherwise would not be followed, and are refused. So are those that only it can follow, where
+ * there is no token file. */
+#ifndef DEMO_SETTLED_H
+#define DEMO_SETTLED_H
+
+static const char *const demo_settled_options[] = {"input_key",
+                                                   "output_key",
+                                                   "input_template",
+                                                   "prompt_key",
+                                                   "chosen_key",
+                                                   "rejected_key",
+                                                   "label_key",
+                                                   "margin_key",
+                                                   "truncation",
+                                                   "pretrain_mode",
+                                                   "train_on_inputs",
+                                                   "dataset_probs",
+                                                   "prompt_data_probs",
+                                                   "apply_chat_template",
+                                                   "tokenizer_chat_template",
+                                                   "chat_template",
+                                                   "multiturn"};
+enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
+
+/* A value of the file's making as text; NULL: it does not say. */
+static const char *demo_made_text(const cJSON *made, const char *key) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(made, key);
+    return cJSON_IsString(item)  ? item->valuestring
+           : cJSON_IsBool(item)  ? (cJSON_IsTrue(item) ? "true" : "false")
+           : cJSON_IsArray(item) ? "several weights"
+           : item                ? "none"
+                                 : NULL;
+}
+
+static bool demo_made_with(const cJSON *made, const char *key, const char *value) {
+    const char *text = demo_made_text(made, key);
+    return text && !strcmp(text, value);
+}
+
+/* The weights of one set mix nothing. */
+static bool demo_same_weights(const cJSON *made, const char *text) {
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(made, "dataset_probs"), *item;
+    if (!cJSON_IsArray(list)) return !strchr(text, ',');
+    for (item = list->child; item && text; item = item->next) {
+        double here = strtod(text, NULL);
+        if (here < item->valuedouble || here > item->valuedouble) return false;
+        text = strchr(text, ',') ? strchr(text, ',') + 1 : NULL;
+    }
+    return !item && !text;
+}
+
+/* Is the file as the option wants it? there: what it is. */
+static bool demo_settled_alike(const cJSON *made, const char *name, const char *text,
+                               const char **there) {
+    bool on = demo_truth(text) == 1,
+         templated = demo_made_with(made, "apply_chat_template", "true");
+    bool own = templated && demo_made_with(made, "tokenizer_chat_template", "none");
+    if (!strcmp(name, "train_on_inputs")) {
+        *there = demo_made_text(made, "train_on");
+        return !*there || on == !strcmp(*there, "all");
+    }
+    if (strstr(name, "_probs")) {
+        *there = demo_made_text(made, "dataset_probs");
+        return !*there || demo_same_weights(made, text);
+    }
+    if (!strcmp(name, "chat_template")) {
+        *there = own ? "the template of the model's folder" : "another one";
+        return own && !strcmp(text, "tokenizer_default");
+    }
+    if (!strcmp(name, "multiturn")) {
+        *there = "other options than lists of messages need";
+        return !on || (templated && demo_made_with(made, "output_key", "none") &&
+                       demo_made_with(made, "train_on", "assistant"));
+    }
+    *there = demo_made_text(made, name);
+    if (!strcmp(name, "input_template") && templated) return *there = "a chat template", false;
+    return !*there || demo_same_value(*there, text);
+}
+
+/* Only demo_is_role "prepared" is about text that is no token file yet. */
+static int demo_unprepared(const demo_known *spelling, const char *text, const char *path,
+                           char *error, size_t size) {
+    const demo_known *target = demo_known_target(spelling);
+    if (!demo_is_role(target, "prepared") || demo_truth(text) == 0) return 0;
+    return snprintf(error, size,
+                    "--%s: %.300s is no token file; chat templates are applied where text "
+                    "becomes tokens, by demos/prepare.py --apply_chat_template; give the file "
+                    "that it makes, or leave the option out",
+                    spelling->name, path),
+           -1;
+}
+
+static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, const char *path,
+                               char *error, size_t size) {
+    const cJSON *made = set->file
+                            ? cJSON_GetObjectItemCaseSensitive(set->file->about, "options")
+                            : NULL;
+    for (int i = 0; job->parsed && path && i < DEMO_SETTLED; i++) {
+        const char *name = demo_settled_options[i], *there = NULL, *text;
+        const demo_known *spelling = demo_options_spelling(job->parsed, name);
+        if (!spelling) continue;
+        text = job->parsed->text[spelling - demo_known_options];
+        if (!set->file && demo_unprepared(spelling, text, path, error, size)) return -1;
+        if (!made || demo_settled_alike(made, name, text, &there)) continue;
+        return snprintf(error, size,
+                        "--%s is %.100s, but %.300s was made with %.100s; make it anew by "
+                        "demos/prepare.py, or leave the option out",
+                        spelling->name, text, path, there),
+               -1;
+    }
+    return 0;
+}
+#endif

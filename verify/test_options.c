@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* The whole table of options: what each line changes where it comes from, and that it is done,
+   said or refused here. What a command line means by its program: batches, learning rates,
+   placement, long documents, mixed sets. */
+#define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "ppo.h"
+#include "kto.h"
+#include "sft.h"
+#include "test.h"
+
+enum { SFT, DPO, RM, KTO, PPO, TOOLS, WORDS = 64 };
+static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "ppo"};
+
+static struct {
+    demo_job job;
+    demo_preference_config preference;
+    demo_kto_config kto;
+    demo_ppo_config ppo;
+    demo_options options;
+    char line[2048], *words[WORDS], error[8192];
+} x;
+
+/* A job by the options of a user, up to what is read. */
+static int parse(int tool, const char *line) {
+    static const demo_objective *const objectives[TOOLS] = {&demo_sft, &demo_dpo, &demo_rm,
+                                                            &demo_kto, &demo_ppo_objective};
+    void *const own[TOOLS] = {NULL, &x.preference, &x.preference, &x.kto, &x.ppo};
+    static const demo_binding
+        sft[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_SFT_BINDINGS(x.job.config)},
+        dpo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_DPO_BINDINGS(x.preference)},
+        rm[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_RM_BINDINGS(x.preference)},
+        kto[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_KTO_BINDINGS(x.kto)},
+        ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)};
+    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, ppo};
+    static const int counts[TOOLS] = {
+        (int)(sizeof sft / sizeof *sft), (int)(sizeof dpo / sizeof *dpo),
+        (int)(sizeof rm / sizeof *rm), (int)(sizeof kto / sizeof *kto),
+        (int)(sizeof ppo / sizeof *ppo)};
+    int argc = 0;
+    memset(&x, 0, sizeof x);
+    snprintf(x.line, sizeof x.line, "train %s", line);
+    for (char *at = strtok(x.line, " "); at && argc < WORDS; at = strtok(NULL, " "))
+        x.words[argc++] = at;
+    x.options = (demo_options){
+        .tool = tool_name[tool], .bindings = bindings[tool], .binding_count = counts[tool]};
+    x.job = (demo_job){.objective = objectives[tool],
+                       .options = own[tool],
+                       .bindings = bindings[tool],
+                       .binding_count = counts[tool],
+                       .parsed = &x.options};
+    return demo_options_parse(&x.options, argc, x.words, x.error, sizeof x.error);
+}
+
+static int settle(int tool, const char *line) {
+    char whole[1900];
+    snprintf(whole, sizeof whole, "--omp_threads 1 %s", line);
+    if (parse(tool, whole)) return -1;
+    demo_settle_truncation(&x.job);
+    return demo_settle_types(&x.job, x.error, sizeof x.error) ||
+                   demo_settle_rates(&x.job, x.error, sizeof x.error) ||
+                   demo_settle_evaluation(&x.job, x.error, sizeof x.error) ||
+                   demo_pick_attention(&x.job, x.error, sizeof x.error) ||
+                   demo_job_world(&x.job, x.error, sizeof x.error) ||
+                   demo_settle_batch(&x.job, x.error, sizeof x.error)
+               ? -1
+               : 0;
+}
+
+/* ---- the table ---- */
+
+/* What a line of each kind may change where it comes from. */
+static int may_change(const demo_known *known) {
+    if (strncmp(known->role, "alias:", 6) == 0) return !*known->there;
+    return demo_list_has(!strcmp(known->role, "noeffect")
+                             ? "files,speed,shown,vision,always"
+                             : "weights,text,metrics,files,speed,shown",
+                         known->there);
+}
+
+static void value_of(const char *kind, char *text, size_t size) {
+    static const char *const values[][2] = {{"flag", "true"},     {"int", "7"},
+                                            {"float", "0.7"},     {"string", "somewhere"},
+                                            {"floats2", "0.6,7"}, {"strings", "q_proj"},
+                                            {"optional", "true"}};
+    *text = 0;
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (!strcmp(kind, values[i][0])) snprintf(text, size, "%s", values[i][1]);
+    if (!strncmp(kind, "choice:", 7))
+        snprintf(text, size, "%.*s", (int)strcspn(kind + 7, ",="), kind + 7);
+}
+
+/* Refused by its name and value, but for the values that ask for nothing. */
+static void refused(int tool, const demo_known *known, const demo_known *target) {
+    char value[64], line[256], begins[256], neutral[96];
+    value_of(known->kind, value, sizeof value);
+    if (!strcmp(target->name, "do_train") ||
+        !strcmp(target->name, "shuffle_for_sequence_parallel"))
+        snprintf(value, sizeof value, "false");
+    if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
+    snprintf(line, sizeof line, "--%s %s", known->name, value);
+    snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
+    test_expect(parse(tool, line) && !strncmp(x.error, begins, strlen(begins)) &&
+                    !strcmp(x.error + strlen(begins), target->note),
+                "%s: %s", line, x.error);
+    test_expect(strchr(target->note, ';') && strlen(strchr(target->note, ';')) > 6,
+                "--%s says not what to do: %s", target->name, target->note);
+    const char *at = strchr(target->role, ':');
+    for (at = at ? at + 1 : ""; *at; at += strcspn(at, ","), at += *at == ',') {
+        snprintf(neutral, sizeof neutral, "%.*s", (int)strcspn(at, ","), at);
+        snprintf(line, sizeof line, "--%s %s", known->name,
+                 strcmp(neutral, "@tool") ? neutral : tool_name[tool]);
+        test_expect(!parse(tool, line), "%s: %s", line, x.error);
+    }
+}
+
+static void accepted(int tool, const demo_known *known, const demo_known *target) {
+    char value[64], line[256];
+    value_of(known->kind, value, sizeof value);
+    snprintf(line, sizeof line, "--%s %s", known->name, value);
+    test_expect(!parse(tool, line), "%s: %s", line, x.error);
+    test_expect(strlen(target->note) > 8, "--%s is not explained", target->name);
+}
+
+static void test_table(int tool) {
+    char error[512];
+    parse(tool, "");
+    test_expect(!demo_options_check(&x.options, error, sizeof error) ||
+                    strstr(error, "dataset") || strstr(error, "learning_rate") ||
+                    !strcmp(tool_name[tool], "ppo"),
+                "%s", error);
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
+        test_expect(may_change(known), "--%s changes '%s' there, and is %s", known->name,
+                    known->there, known->role);
+        if (!demo_list_has(known->tools, tool_name[tool])) continue;
+        if (demo_is_role(target, "refused")) refused(tool, known, target);
+        if (demo_is_role(target, "noeffect") || demo_is_role(target, "prepared"))
+            accepted(tool, known, target);
+        if (demo_is_role(target, "real"))
+            test_expect(demo_binding_find(&x.options, target->name) != NULL,
+                        "--%s is not bound", target->name);
+    }
+    test_end("options_table %s", tool_name[tool]);
+}
+
+/* --help lists what can be typed, and nothing that is refused as another trainer's. */
+static void test_help(int tool) {
+    char *text = NULL;
+    size_t size = 0;
+    parse(tool, "");
+    x.options.program = "train";
+    FILE *out = open_memstream(&text, &size);
+    demo_options_help(&x.options, out);
+    fclose(out);
+    for (const char *at = text; (at = strstr(at, "\n  --")); at++) {
+        char name[DEMO_NAME_LIMIT];
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(at + 5, " "), at + 5);
+        const demo_known *known = demo_known_find(name);
+        test_expect(known && demo_list_has(known->tools, tool_name[tool]),
+                    "--%s is listed, but not an option of %s", name, tool_name[tool]);
+    }
+    free(text);
+    test_end("options_help %s", tool_name[tool]);
+}
+
+/* ---- batches ---- */
+
+static void test_batch(void) {
+    static const struct {
+        int tool;
+        const char *line;
+        int64_t documents; /* 0: refused */
+    } cases[] = {
+        /* the published commands */
+        {SFT,
+         "--per_device_train_batch_size 1 --gradient_accumulation_steps 2 "
+         "--sequence_parallel_size 4",
+         2},
+        {SFT, "--micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8", 4},
+        {SFT, "--train_batch_size 256 --micro_train_batch_size 8 --ring_attn_size 2", 256},
+        {DPO, "--train_batch_size 256 --micro_train_batch_size 1 --ring_attn_size 2", 256},
+        /* derived */
+        {SFT, "", 32},
+        {SFT, "--micro_train_batch_size 8", 32},
+        {SFT, "--micro_train_batch_size 8 --gradient_accumulation_steps 3", 24},
+        {SFT,
+         "--micro_train_batch_size 8 --gradient_accumulation_steps 3 --data_parallel_size 2",
+         48},
+        {SFT, "--per_device_train_batch_size 3 --data_parallel_size 5", 15},
+        {SFT, "--cutoff_len 10", 8},
+        {SFT, "--from llamafactory", 8},
+        {SFT, "--from axolotl --gradient_accumulation_steps 4", 4},
+        {SFT, "--from openrlhf --per_device_train_batch_size 3", 32},
+        {SFT, "--per_device_train_batch_size 3 --train_batch_size 12", 12},
+        {SFT, "--train_batch_size 12 --gradient_accumulation_steps 5", 12},
+        {PPO, "--micro_train_batch_size 4 --gradient_accumulation_steps 2", 8},
+        /* contradictions */
+        {SFT,
+         "--train_batch_size 12 --micro_train_batch_size 2 --gradient_accumulation_steps 3", 0},
+        {SFT,
+         "--train_batch_size 6 --micro_train_batch_size 2 --gradient_accumulation_steps 3 "
+         "--data_parallel_size 2",
+         0},
+        {SFT,
+         "--train_batch_size 12 --micro_train_batch_size 2 --gradient_accumulation_steps 3 "
+         "--data_parallel_size 2",
+         12},
+        /* packed rows are no documents */
+        {SFT, "--micro_batch_size 2 --sample_packing", 0},
+        {SFT, "--micro_batch_size 2 --sample_packing --train_batch_size 9", 9},
+        {SFT, "--micro_train_batch_size 2 --packing_samples", 32},
+        {SFT, "--micro_train_batch_size 2000000000 --gradient_accumulation_steps 2000000000",
+         0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(cases[i].tool, cases[i].line);
+        test_expect(wrong ? !cases[i].documents
+                          : x.job.config.train_batch_size == cases[i].documents,
+                    "%s: %lld documents a step, wanted are %lld%s%s", cases[i].line,
+                    (long long)x.job.config.train_batch_size, (long long)cases[i].documents,
+                    wrong ? "; " : "", x.error);
+    }
+    test_expect(settle(SFT, "--train_batch_size 12 --per_device_train_batch_size 2 "
+                            "--gradient_accumulation_steps 3") &&
+                    !strcmp(x.error,
+                            "--train_batch_size 12 is not --per_device_train_batch_size 2 x 1 "
+                            "data-parallel ranks x --gradient_accumulation_steps 3 = 6; leave "
+                            "one of them out, or change it"),
+                "says %s", x.error);
+    test_end("options_batch");
+}
+
+/* What is said of a batch. */
+static void test_batch_said(void) {
+    static const char *const cases[][2] = {
+        {"--per_device_train_batch_size 1 --gradient_accumulation_steps 2 "
+         "--sequence_parallel_size 4",
+         "batch: 2 documents a step = 1 row x 1 replica x 2 micro-batches\n"},
+        {"--micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8",
+         "batch: 4 documents a step = 2 rows x 2 replicas x 1 micro-batch\n"},
+        {"--train_batch_size 7 --micro_train_batch_size 2",
+         "batch: 7 documents a step = at most 2 rows x 1 replica x 4 micro-batches\n"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *text = NULL;
+        size_t size = 0;
+        FILE *errors = stderr;
+        test_expect(!settle(SFT, cases[i][0]), "%s", x.error);
+        stderr = open_memstream(&text, &size);
+        demo_batch_say(&x.job);
+        fclose(stderr);
+        stderr = errors;
+        test_expect(!strcmp(text, cases[i][1]), "%s: %s", cases[i][0], text);
+        free(text);
+    }
+    test_end("options_batch_said");
+}
+
+/* ---- learning rates ---- */
+
+static void test_rates(void) {
+    static const struct {
+        int tool;
+        const char *line;
+        double rate; /* 0: refused */
+    } cases[] = {{SFT, "", 2e-3},
+                 {SFT, "--pretrain m", 5e-6},
+                 {DPO, "--pretrain m", 1e-5},
+                 {KTO, "--pretrain m", 1e-5},
+                 {RM, "--pretrain m", 9e-6},
+                 {SFT, "--pretrain m --learning_rate 3e-4", 3e-4},
+                 {SFT, "--model_name_or_path m", 5e-5},
+                 {DPO, "--pretrain m --from llamafactory", 5e-5},
+                 {SFT, "--model_name_or_path m --from openrlhf", 5e-6},
+                 {SFT, "--base_model m", 0},
+                 {SFT, "--base_model m --learning_rate 1e-4", 1e-4},
+                 {SFT, "--model.model_name_or_path m", 5e-6}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(cases[i].tool, cases[i].line);
+        test_expect(wrong ? cases[i].rate < 1e-30
+                          : fabs(x.job.config.learning_rate - cases[i].rate) < 1e-12,
+                    "%s %s: %g, wanted is %g%s%s", tool_name[cases[i].tool], cases[i].line,
+                    x.job.config.learning_rate, cases[i].rate, wrong ? "; " : "", x.error);
+    }
+    test_expect(!settle(PPO, "--pretrain m") &&
+                    fabs(x.ppo.actor_learning_rate - 1e-6) < 1e-15 &&
+                    fabs(x.ppo.critic_learning_rate - 9e-6) < 1e-15,
+                "actor %g, critic %g", x.ppo.actor_learning_rate, x.ppo.critic_learning_rate);
+    test_end("options_rates");
+}
+
+/* ---- placement, types, evaluation, long documents ---- */
+
+static void test_placement(void) {
+    static const char *const cases[][3] = {
+        {"--ring_attn_size 2", "zigzag", "ring"},
+        {"--ring_attn_size 2 --ring_head_stride 2", "contiguous", "llama3"},
+        {"--ring_attn_size 2 --ring_head_stride 1", "contiguous", "llama3"},
+        {"--ring_attn_size 1 --ring_head_stride 2", "zigzag", "ring"},
+        {"--sequence_parallel_degree 4 --heads_k_stride 1", "contiguous", "llama3"},
+        {"--sequence_parallel_degree 4", "contiguous", "ring"},
+        {"--sequence_parallel_degree 4 --sample_packing --train_batch_size 4", "contiguous",
+         "llama3"},
+        {"--sequence_parallel_degree 4 --ring_attn_func batch_zigzag", "zigzag", "ring"},
+        {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
+        {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
+         "is for the schedule "},
+        {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i][0]);
+        test_expect(wrong ? !cases[i][1] && strstr(x.error, cases[i][2]) != NULL
+                          : cases[i][1] && !strcmp(x.job.config.layout, cases[i][1]) &&
+                                !strcmp(x.job.config.schedule, cases[i][2]),
+                    "%s: %s", cases[i][0], wrong ? x.error : x.job.config.schedule);
+    }
+    test_end("options_placement");
+}
+
+static void test_meanings(void) {
+    static const struct {
+        const char *line, *refusal; /* NULL: none */
+    } cases[] = {
+        {"--bf16", NULL},
+        {"--bf16 auto", NULL},
+        {"--bf16 full", "--bf16 is full, but it must be true, false or auto"},
+        {"--bf16 --param_dtype auto", "--bf16 and --param_dtype auto contradict"},
+        {"--eval_steps 5", "--eval_steps is 5, but there is nothing to evaluate on"},
+        {"--eval_steps -1", NULL},
+        {"--eval_strategy epoch", "--eval_strategy is epoch, but there is nothing"},
+        {"--eval_strategy steps --eval_dataset e", "--eval_strategy steps says not how many"},
+        {"--eval_strategy no --eval_dataset e", "--eval_strategy no contradicts"},
+        {"--eval_strategy epoch --eval_dataset e --eval_steps 3", "epoch contradicts"},
+        {"--eval_strategy steps --eval_dataset e --eval_steps 3", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        test_expect(wrong ? cases[i].refusal && strstr(x.error, cases[i].refusal) != NULL
+                          : !cases[i].refusal,
+                    "%s: %s", cases[i].line, wrong ? x.error : "accepted");
+    }
+    settle(SFT, "--bf16");
+    test_expect(demo_wants_bf16(&x.job.config), "--bf16 does nothing");
+    settle(SFT, "--bf16 false");
+    test_expect(!demo_wants_bf16(&x.job.config), "--bf16 false does something");
+    test_end("options_meanings");
+}
+
+static void test_long_documents(void) {
+    static const struct {
+        const char *line;
+        int how;
+    } cases[] = {{"", DEMO_LONG_CUT},
+                 {"--max_len 9", DEMO_LONG_CUT},
+                 {"--data.max_len 9", DEMO_LONG_CUT},
+                 {"--cutoff_len 9", DEMO_LONG_CUT_BOTH},
+                 {"--sequence_len 9", DEMO_LONG_DROP},
+                 {"--max_len 9 --from llamafactory", DEMO_LONG_CUT_BOTH},
+                 {"--cutoff_len 9 --truncation drop", DEMO_LONG_DROP},
+                 {"--sequence_len 9 --truncation cut", DEMO_LONG_CUT}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_expect(!settle(SFT, cases[i].line), "%s", x.error);
+        test_expect(x.job.config.long_documents == cases[i].how, "%s: %s", cases[i].line,
+                    demo_long_words[x.job.config.long_documents]);
+    }
+    test_end("options_long_documents");
+}
+
+/* LLaMA-Factory's infer_seqlen: (prompt, response, cutoff) and what is kept of both. */
+static void test_shares(void) {
+    static const int64_t cases[][5] = {
+        {10, 10, 30, 10, 10}, {100, 4, 30, 26, 4},  {4, 100, 30, 4, 26},   {60, 40, 50, 30, 20},
+        {40, 60, 50, 20, 30}, {15, 15, 30, 15, 15}, {14, 100, 30, 14, 16}, {15, 100, 30, 4, 26},
+        {0, 100, 30, 0, 30},  {100, 15, 30, 27, 3}, {100, 14, 30, 16, 14}, {7, 3, 1000, 7, 3}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t *c = cases[i];
+        int64_t share = demo_response_share(c[0], c[1], c[2]);
+        int64_t prompt = c[0] < c[2] - share ? c[0] : c[2] - share;
+        test_expect(prompt == c[3] && share == c[4], "%lld and %lld in %lld: %lld and %lld",
+                    (long long)c[0], (long long)c[1], (long long)c[2], (long long)prompt,
+                    (long long)share);
+    }
+    test_end("options_cut_both");
+}
+
+/* ---- mixing ---- */
+
+static void test_mixing(void) {
+    demo_twister t;
+    double ends[2];
+    char error[256];
+    static const double drawn[] = {0.6394267984578837, 0.025010755222666936,
+                                   0.27502931836911926, 0.22321073814882275};
+    demo_twister_begin(&t, 42); /* as Python's random.Random(42) */
+    for (int i = 0; i < 4; i++)
+        test_expect(!(fabs(demo_twister_number(&t) - drawn[i]) > 0), "draw %d differs", i);
+    demo_twister_begin(&t, (UINT64_C(1) << 40) + 7);
+    test_expect(!(fabs(demo_twister_number(&t) - 0.6137037779936511) > 0), "a long seed");
+    demo_twister_begin(&t, 0);
+    test_expect(!(fabs(demo_twister_number(&t) - 0.8444218515250481) > 0), "seed 0");
+    static const int64_t there[] = {50, 150};
+    int32_t *order = demo_mix_shared(there, 2, 80), second = 0;
+    for (int64_t i = 0; i < arrlen(order); i++) second += order[i];
+    test_expect(arrlen(order) == 80 && second == 60, "%lld records, %d of the second set",
+                (long long)arrlen(order), second);
+    arrfree(order);
+    order = demo_mix_shared(there, 2, 1000);
+    test_expect(arrlen(order) == 200, "%lld of 200 records", (long long)arrlen(order));
+    arrfree(order);
+    test_expect(!demo_mix_weights(ends, 2, "0.25,0.75", error, sizeof error) &&
+                    !(fabs(ends[1] - 1) > 0),
+                "%s", error);
+    test_expect(demo_mix_weights(ends, 2, "1", error, sizeof error) &&
+                    demo_mix_weights(ends, 2, "0,0", error, sizeof error) &&
+                    demo_mix_weights(ends, 2, "1,x", error, sizeof error) &&
+                    demo_mix_weights(ends, 2, "1,-1", error, sizeof error) &&
+                    demo_mix_weights(ends, 2, "1,1,1", error, sizeof error),
+                "odd weights are taken");
+    test_end("options_mixing");
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    for (int tool = 0; tool < TOOLS; tool++) TEST(test_table(tool));
+    for (int tool = 0; tool < TOOLS; tool++) TEST(test_help(tool));
+    TEST(test_batch());
+    TEST(test_batch_said());
+    TEST(test_rates());
+    TEST(test_placement());
+    TEST(test_meanings());
+    TEST(test_long_documents());
+    TEST(test_shares());
+    TEST(test_mixing());
+    return test_summary();
+}
