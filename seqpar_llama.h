@@ -85,6 +85,8 @@ typedef struct seqpar_llama_config {
        probabilities chosen. As in Mixtral and Qwen3-MoE. */
     int64_t experts, experts_per_token, expert_intermediate, sparse_every;
     int topk_norm;
+    /* share of attention's probabilities that become 0 where seqpar_llama_run.dropout is set */
+    double attention_dropout;
 } seqpar_llama_config;
 
 typedef struct seqpar_llama {
@@ -157,6 +159,11 @@ typedef struct seqpar_llama_run {
     const seqpar_attn_kernel *kernel;
     /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
     double temperature;
+    /* 1: attention drops what the config says, as where a model learns. What is dropped hangs on
+       seed, step, layer, row (seqpar_row.index), head and positions alone. Also changes numbers */
+    int dropout;
+    uint64_t dropout_seed;
+    int64_t dropout_step;
 } seqpar_llama_run;
 
 typedef struct seqpar_llama_layer {
@@ -970,6 +977,7 @@ static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_
     desc.ulysses_size = b->run.ulysses_size;
     desc.relaxed = b->run.relaxed;
     desc.kernel = b->run.kernel;
+    desc.dropout = b->run.dropout ? c->attention_dropout : 0.0;
     if (!seqpar__llama_is_windowed(c, 0))
         SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     desc.window = c->window;
@@ -1401,6 +1409,8 @@ static seqpar_attn_io seqpar__llama_attention_io(const seqpar__llama_layer_call 
     io.v = c->v;
     io.out = c->out;
     io.lse = c->lse;
+    io.dropout_seed = c->b->run.dropout_seed;
+    io.dropout_stream = (uint64_t)(c->b->run.dropout_step * c->m->config.layers + c->layer);
     return io;
 }
 

@@ -18,6 +18,10 @@ A document is the chat template's text of a conversation or, without --apply_cha
             text. What its post-processor puts before a text (BOS, if anything) stands before the prompt; EOS ends the response,
             once, whatever the post-processor does.
 
+Messages are {"role", "content"}, where content may be a list of parts of text, or ShareGPT's {"from", "value"}. A record with
+"instruction" is Alpaca's, if no --input_key is given: its prompt is instruction and input below each other, its response output.
+Pairs without a key of the prompt begin with it: it ends at the last "Assistant:" of both, or where the first turn or word differs.
+
 --train_on says what is learnt: assistant, what the assistant says in every turn; last, in the last turn alone; all, every token.
 Pairs and labelled responses are always about the last turn, and end with its stop token.
 """
@@ -27,17 +31,21 @@ import bisect
 import collections
 import concurrent.futures
 import contextlib
+import ctypes
 import datetime
+import gzip
 import itertools
 import json
 import math
 import os
 import random
 import re
+import resource
 import signal
 import struct
 import sys
 import tempfile
+import threading
 import time
 import unicodedata
 import zlib
@@ -52,11 +60,26 @@ STREAM = 1 << 22     # characters of plain text that it takes at a time
 AROUND = 256         # and those around them that it sees
 ALL_SAMPLES = 100000000
 MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
+MOST_WORDS = 1 << 24  # ids are below it; as SEQPAR_MAX_VOCAB
+LONGEST = 60          # seconds that a template has for one text
 TEMPLATE_FILES = "chat_template.jinja, chat_template.json or a chat_template in tokenizer_config.json"
 
 
 class Refused(Exception):
     """One sentence: what is wrong, with the values, and the fix."""
+
+
+class TooLong(Refused):
+    """A template that does not end."""
+
+
+def shown(why):
+    """Without characters that would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(why))
+
+
+def reason(why):
+    return f"{type(why).__name__} {why}".strip()
 
 
 # ---- the folder -------------------------------------------------------------------------------------------------------------
@@ -69,7 +92,7 @@ def read_json(folder, name):
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-    except (OSError, ValueError) as why:
+    except (OSError, ValueError, RecursionError) as why:
         raise Refused(f"{path} cannot be read: {why}; take it anew from where the model is from")
     if not isinstance(found, dict):
         raise Refused(f"{path} is no JSON object; take it anew from where the model is from")
@@ -196,9 +219,13 @@ class Folder:
         self.config = read_json(folder, "tokenizer_config.json")
         self.generation = read_json(folder, "generation_config.json")
         self.model = read_json(folder, "config.json")
-        self.special = self.special_texts()
-        self.ids()
-        self.words()
+        try:
+            self.special = self.special_texts()
+            self.ids()
+            self.words()
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as why:
+            raise Refused(f"{folder}/tokenizer.json or a file beside it holds what is not understood: {reason(why)}; take them "
+                          "anew")
 
     def special_texts(self):
         """bos_token, eos_token and so on, as templates know them."""
@@ -208,10 +235,13 @@ class Folder:
                           if key.endswith("_token") and isinstance(token_text(value), str)})
         for key in ("bos_token", "eos_token"):
             named = [first_id(source.get(f"{key}_id")) for source in (self.model, self.generation)]
-            named = [self.fresh.id_to_token(i) for i in named if isinstance(i, int) and i >= 0]
+            named = [self.token_of(i) for i in named]
             if key not in texts and named and named[0]:
                 texts[key] = named[0]
         return texts
+
+    def token_of(self, i):
+        return self.fresh.id_to_token(i) if isinstance(i, int) and 0 <= i < MOST_WORDS else None
 
     def id_of(self, key):
         text = self.special.get(key)
@@ -224,8 +254,9 @@ class Folder:
             raise Refused(f"{self.name} names no eos_token that its tokenizer has (it says {self.special.get('eos_token')!r}); "
                           "name it in tokenizer_config.json")
         listed = self.generation.get("eos_token_id", [])
-        listed = [i for i in (listed if isinstance(listed, list) else [listed]) if isinstance(i, int) and i != self.eos]
-        self.stops = [self.eos, *dict.fromkeys(listed)]
+        listed = [i for i in (listed if isinstance(listed, list) else [listed]) if i is not None and i != self.eos]
+        self.stops = [self.eos, *dict.fromkeys(i for i in listed if self.token_of(i) is not None)]
+        self.nothing = [i for i in listed if self.token_of(i) is None]
         # what the post-processor puts before a text; what it puts behind is EOS, which stands where a response ends
         bare, whole = (self.fresh.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next((i for i in range(len(whole) + 1) if whole[i:i + len(bare)] == bare), 0)
@@ -235,16 +266,24 @@ class Folder:
         """The table id -> bytes. Added tokens stand for themselves."""
         vocabulary, word = self.fresh.get_vocab(True), decoder_of(self.json)
         self.vocab = max(vocabulary.values()) + 1
+        if self.vocab > MOST_WORDS:
+            raise Refused(f"{self.name}/tokenizer.json has a token with the id {self.vocab - 1}; {MOST_WORDS - 1} is the last that "
+                          "can be read, take the file anew")
         self.word, self.flags = [b""] * self.vocab, bytearray(self.vocab)
         for token, i in vocabulary.items():
             self.word[i] = word(token)
         for added in self.json.get("added_tokens") or []:
+            if not 0 <= added["id"] < self.vocab:
+                raise Refused(f"{self.name}/tokenizer.json gives {added['content']!r} the id {added['id']}, but its vocabulary "
+                              f"ends at {self.vocab - 1}; take the file anew")
             self.word[added["id"]] = added["content"].encode()
             self.flags[added["id"]] = bool(added.get("special"))
         named = self.json["model"].get("unk_token")
         self.unknown = self.json["model"].get("unk_id") if named is None else self.fresh.token_to_id(named)
 
     def notices(self):
+        if self.nothing:
+            yield f"generation_config.json has {self.nothing} among its eos_token_id, which no token has; left out"
         wanted = self.config.get("add_bos_token")
         if isinstance(wanted, bool) and self.bos >= 0 and wanted != (self.bos in self.prefix):
             yield (f"tokenizer_config.json says add_bos_token {str(wanted).lower()}, tokenizer.json puts {self.prefix} before a "
@@ -306,6 +345,24 @@ def template_environment(now):
     return environment
 
 
+@contextlib.contextmanager
+def limited(seconds):
+    """For a thread that signals interrupt, which is the first."""
+    def ended(number, frame):
+        raise TooLong(f"the chat template takes more than {seconds} seconds for one text; give another by "
+                      "--tokenizer_chat_template")
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ended)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Template:
     def __init__(self, text, folder, now):
         import jinja2
@@ -316,20 +373,49 @@ class Template:
         try:
             self.template = template_environment(now).from_string(text)
             self.template.globals = dict(self.template.globals)  # as it is, each rendering walks through two of them
-        except self.error as why:
-            raise Refused(f"the chat template is no Jinja: {why}; look at --tokenizer_chat_template or the folder's own")
+        except Exception as why:  # a template may hold any constant arithmetic
+            raise Refused(f"the chat template is no Jinja: {reason(why)}; look at --tokenizer_chat_template or the folder's own")
 
     def marks(self, messages, tools, prompt):
         try:
-            return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
-                                        **self.special)
-        except (self.error, TypeError, ValueError, KeyError, AttributeError, IndexError) as why:
-            raise Refused(f"the chat template does not take these {len(messages)} messages: {why}; change them, or give another "
+            with limited(LONGEST):
+                return self.template.render(messages=messages, tools=tools, documents=None, add_generation_prompt=prompt,
+                                            **self.special)
+        except TooLong:
+            raise
+        except Exception as why:  # whatever a template can do
+            said = why if isinstance(why, self.error) else reason(why)
+            raise Refused(f"the chat template does not take these {len(messages)} messages: {said}; change them, or give another "
                           "template by --tokenizer_chat_template")
 
     def render(self, messages, tools=None, prompt=False):
         text = self.marks(messages, tools, prompt)
         return text.replace(MARK_BEGIN, "").replace(MARK_END, "") if self.marked else text
+
+    def rendered(self, messages, tools):
+        try:
+            return self.render(messages, tools)
+        except TooLong:
+            raise
+        except Refused:
+            return None
+
+    def settled(self, messages, tools):
+        """The same messages, with null for the text beside a tool call if the template takes it, otherwise with an empty one.
+        What a template does not write would not be learnt: refused."""
+        names = [name for message in messages for name in called(message)]
+        if not names:
+            return messages
+        hollow = [{**message, "content": message["content"] or ""} for message in messages]
+        silent = [{key: value for key, value in message.items() if key not in ("tool_calls", "function_call")}
+                  for message in hollow]
+        bare, empty = self.rendered(silent, tools) or "", self.rendered(hollow, tools)
+        for tried, text in ((messages, self.rendered(messages, tools)), (hollow, empty)):
+            written = text is not None and all(text.count(name) - bare.count(name) >= names.count(name) for name in names)
+            if written and text.count("None") <= (text if empty is None else empty).count("None"):
+                return tried
+        raise Refused(f"the chat template does not write the tool call {names[0]!r}; give a template that does by "
+                      "--tokenizer_chat_template, or remove the record")
 
     def ended(self, text, begin):
         """Where a turn ends that begins there: with its stop token, which nothing is sampled behind."""
@@ -408,6 +494,120 @@ class Draft:
         self.supervised, self.ends, self.trims = supervised, ends, trims
 
 
+MISSING = object()
+
+
+def looked_up(record, key):
+    """What stands under a key: "a.b" is b inside a, unless a key is called that."""
+    if key in record:
+        return record[key]
+    for part in key.split("."):
+        if not isinstance(record, dict) or part not in record:
+            return MISSING
+        record = record[part]
+    return record
+
+
+SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system",
+            "function_call": "assistant", "observation": "tool", "tool": "tool"}  # in ShareGPT
+
+
+def shared_gpt(message, where):
+    """{"from", "value"} as {"role", "content"}."""
+    speaker, said = message["from"], message.get("value")
+    if speaker not in SPEAKERS:
+        raise Refused(f"{where} is from {json.dumps(speaker)[:40]}; {', '.join(SPEAKERS)} are known")
+    more = {key: value for key, value in message.items() if key not in ("from", "value")}
+    if speaker != "function_call":
+        return {**more, "role": SPEAKERS[speaker], "content": said}
+    try:
+        calls = json.loads(said)
+    except (TypeError, ValueError):
+        raise Refused(f"{where} is from function_call, but its value is no JSON: {json.dumps(said)[:60]}")
+    calls = [{"type": "function", "function": call} for call in (calls if isinstance(calls, list) else [calls])]
+    return {**more, "role": "assistant", "content": None, "tool_calls": calls}
+
+
+def called(message):
+    """The functions that a message calls."""
+    calls = message.get("tool_calls") or []
+    calls = [*(calls if isinstance(calls, list) else [calls]), *filter(None, [message.get("function_call")])]
+    calls = [call.get("function", call) if isinstance(call, dict) else call for call in calls]
+    if not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise Refused(f"a tool call is {json.dumps(calls)[:60]}, but it is an object with \"name\" and \"arguments\"")
+    return [call["name"] for call in calls]
+
+
+def content_of(message, where):
+    """Text; null beside a tool call. Parts of text are joined."""
+    said = message.get("content")
+    if said is None and called(message):
+        return None
+    if isinstance(said, list):
+        other = next((part for part in said if not isinstance(part, dict) or part.get("type") != "text" or
+                      not isinstance(part.get("text"), str)), None)
+        if other is not None:
+            raise Refused(f"{where} has a part {json.dumps(other)[:60]}, but only parts of type text can be read; remove it")
+        return "".join(part["text"] for part in said)
+    if not isinstance(said, str):
+        raise Refused(f"{where} has the content {json.dumps(said)[:40]}, but text is needed; fill it or remove the record")
+    return said
+
+
+def message_of(message, where):
+    if isinstance(message, dict) and isinstance(message.get("from"), str) and "role" not in message:
+        message = shared_gpt(message, where)
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Refused(f"{where} is {json.dumps(message)[:60]}, but a message is an object with \"role\" and \"content\"")
+    message = {key: value for key, value in message.items() if value is not None}  # .parquet has a null for each absent key
+    return {**message, "content": content_of(message, where)}
+
+
+def alpaca_before(record):
+    """What stands before its instruction: the system's text and what was said before."""
+    first, past = record.get("system"), record.get("history") or []
+    pairs = [pair for pair in past if isinstance(pair, list) and len(pair) == 2] if isinstance(past, list) else None
+    if pairs is None or len(pairs) < len(past):
+        raise Refused(f"\"history\" is {json.dumps(past)[:40]}, but a list of [prompt, response] is needed")
+    turns = [("system", first)] if first else []
+    turns += [turn for asked, said in pairs for turn in (("user", asked), ("assistant", said))]
+    return [message_of({"role": role, "content": said}, f'"{"system" if role == "system" else "history"}"') for role, said in turns]
+
+
+def tools_of(record):
+    tools = record.get("tools")
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = json.loads(tools)
+        except ValueError:
+            pass
+    if tools and not isinstance(tools, list):
+        raise Refused(f"\"tools\" is {json.dumps(tools)[:40]}, but a list of functions is needed")
+    return tools or None
+
+
+def alike(one, other):
+    return one["role"] == other["role"] and (one["content"] or "").strip() == (other["content"] or "").strip()
+
+
+def joined(shared, side, key):
+    """A prompt and what goes on from it, which may begin with the prompt, or some of it, once more."""
+    if side[0]["role"] == "assistant":
+        return shared + side
+    for n in range(min(len(shared), len(side)), 0, -1):
+        if all(map(alike, shared[-n:], side)):
+            return shared[:-n] + side
+    begin = next((i for i in range(len(side) - len(shared)) if all(map(alike, shared, side[i:]))), None)
+    if begin is not None:
+        return side
+    if shared[-1]["role"] == side[0]["role"] or side[0]["role"] == "system":
+        raise Refused(f"\"{key}\" begins with a message of the {side[0]['role']}, "
+                      f"{json.dumps(side[0]['content'], ensure_ascii=False)[:40]}, which is not the prompt's "
+                      f"{json.dumps(shared[-1]['content'], ensure_ascii=False)[:40]}; leave out the key of the prompt if "
+                      f"\"{key}\" holds the whole conversation")
+    return shared + side
+
+
 class Maker:
     """Documents of records: what a process of --workers has."""
 
@@ -422,8 +622,9 @@ class Maker:
     # -- what a record says --
 
     def value(self, record, key, option):
-        if key in record:
-            return record[key]
+        found = looked_up(record, key)
+        if found is not MISSING:
+            return found
         raise Refused(f"no key \"{key}\"; set --{option} to one of those present: {', '.join(map(repr, record)) or 'none'}")
 
     def text(self, record, key, option):
@@ -438,13 +639,32 @@ class Maker:
         found = self.value(record, key, option)
         if isinstance(found, str):
             return [{"role": role, "content": found}]
+        found = [found] if isinstance(found, dict) else found
         if not isinstance(found, list) or not found:
             raise Refused(f"\"{key}\" is {json.dumps(found)[:40]}, but text or a list of messages is needed")
-        for i, message in enumerate(found):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise Refused(f"\"{key}\"[{i}] is {json.dumps(message)[:60]}, but a message is an object with \"role\" and "
-                              "\"content\"")
-        return found
+        listed = [message_of(message, f"\"{key}\"[{i}]") for i, message in enumerate(found)]
+        first = record.get("system") if "from" in found[0] else None  # ShareGPT's, beside the conversation
+        if first and key == self.o.input_key and listed[0]["role"] != "system":
+            listed = [message_of({"role": "system", "content": first}, '"system"'), *listed]
+        return listed
+
+    def asks(self, record):
+        """Is this Alpaca's, and no key was given that means something else?"""
+        return self.o.alpaca and isinstance(record.get("instruction"), str) and ("input" in record or "output" in record)
+
+    def asked(self, record):
+        """Alpaca's record as one with a prompt, its instruction and input below each other; and the key of the response."""
+        if not self.asks(record):
+            return record, self.o.output_key
+        more, before = record.get("input"), alpaca_before(record)
+        if more is not None and not isinstance(more, str):
+            raise Refused(f"\"input\" is {json.dumps(more)[:40]}, but beside \"instruction\" text is needed; or set --input_key")
+        if before and not self.template:
+            raise Refused("\"system\" and \"history\" need a chat template; add --apply_chat_template, or set --input_key to "
+                          "leave them out")
+        prompt = "\n".join(filter(None, (record["instruction"], more)))
+        prompt = [*before, {"role": "user", "content": prompt}] if before else prompt
+        return {**record, "input": prompt}, self.o.output_key or "output"
 
     def given(self, key, response):
         if not response:
@@ -456,62 +676,78 @@ class Maker:
     # -- records as drafts: a list of documents, and what belongs to them --
 
     def conversation(self, record, messages, last, trims=False):
+        tools = tools_of(record)
+        messages = self.template.settled(messages, tools)
         if self.o.train_on == "all" and self.o.kind == "sft":
-            text = self.template.render(messages, record.get("tools"))
+            text = self.template.render(messages, tools)
             return Draft(text=text, spans=[(0, len(text))])
-        text, spans = self.template.turns(messages, record.get("tools"), last)
+        text, spans = self.template.turns(messages, tools, last)
         return Draft(text=text, spans=spans, trims=trims)
 
     def sft(self, record):
         o = self.o
+        record, answer = self.asked(record)
         if self.template:
             messages = self.messages(record, o.input_key, "input_key", "user")
-            if o.output_key:
-                messages = messages + self.messages(record, o.output_key, "output_key", "assistant")
+            if answer:
+                messages = joined(messages, self.messages(record, answer, "output_key", "assistant"), answer)
             return [self.conversation(record, messages, o.train_on == "last")], None
         prompt = self.text(record, o.input_key, "input_key")
-        if not o.output_key or o.pretrain_mode:
+        if not answer or o.pretrain_mode:
             return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode)], None
-        response = self.text(record, o.output_key, "output_key")
+        response = self.text(record, answer, "output_key")
         return [Draft(prompt=self.formed(prompt) if response else "", response=response, supervised=o.train_on == "all",
                       ends=True)], None
 
     def pairs(self, record):
         o = self.o
-        margin = record.get(o.margin_key)
+        shared = o.prompt_key or ("input" if self.asks(record) else None)
+        if not o.prompt_key:
+            record, _ = self.asked(record)
+        margin = looked_up(record, o.margin_key)
+        margin = None if margin is MISSING else margin
         if margin is not None and (isinstance(margin, bool) or not isinstance(margin, (int, float)) or not math.isfinite(margin)):
             raise Refused(f"\"{o.margin_key}\" is {json.dumps(margin)[:40]}, but a finite number is needed; or set --margin_key")
         keys = ((o.chosen_key, "chosen_key"), (o.rejected_key, "rejected_key"))
-        drafts = self.pair_of_chats(record, keys) if self.template else self.pair_of_texts(record, keys)
+        drafts = (self.pair_of_chats if self.template else self.pair_of_texts)(record, shared, keys)
         return drafts, math.nan if margin is None else float(margin)
 
-    def pair_of_chats(self, record, keys):
-        shared = self.messages(record, self.o.prompt_key, "prompt_key", "user") if self.o.prompt_key else []
+    def pair_of_chats(self, record, prompt_key, keys):
+        shared = self.messages(record, prompt_key, "prompt_key", "user") if prompt_key else []
         for key, option in keys:
             if not shared and isinstance(self.value(record, key, option), str):
                 raise Refused(f"\"{key}\" is text, which answers no prompt; give --prompt_key, or lists of messages")
-        sides = [shared + self.messages(record, key, option, "assistant") for key, option in keys]
+        sides = [self.messages(record, key, option, "assistant") for key, option in keys]
+        if shared:
+            asked = shared[-1]["content"]
+            self.counts["asked_twice"] += bool(asked) and all(side[0]["role"] == "assistant" and
+                                                              (side[0]["content"] or "").startswith(asked) for side in sides)
+            sides = [joined(shared, side, key) for (key, _), side in zip(keys, sides)]
         return [self.conversation(record, side, True, True) for side in sides]
 
-    def pair_of_texts(self, record, keys):
+    def pair_of_texts(self, record, key, keys):
         sides = [self.text(record, key, option) for key, option in keys]
-        for (key, _), side in zip(keys, sides):
-            self.given(key, side)
-        key = self.o.prompt_key
-        shared = 0 if key else common_prompt(*sides)
-        prompt = self.formed(self.text(record, key, "prompt_key")) if key else sides[0][:shared]
-        return [Draft(prompt=prompt, response=side[shared:], ends=True) for side in sides]
+        for (side_key, _), side in zip(keys, sides):
+            self.given(side_key, side)
+        if not key:
+            shared = common_prompt(*sides)
+            return [Draft(prompt=side[:shared], response=side[shared:], ends=True) for side in sides]
+        asked = self.text(record, key, "prompt_key")
+        self.counts["asked_twice"] += bool(asked) and all(side.startswith(asked) for side in sides)
+        return [Draft(prompt=self.formed(asked), response=side, ends=True) for side in sides]
 
     def labelled(self, record):
         o = self.o
+        record, _ = self.asked(record)
         label = self.value(record, o.label_key, "label_key")
         liked = {True: 1, "1": 1, False: 0, "0": 0}.get(label) if isinstance(label, (bool, int, float, str)) else None
         if liked is None:
             raise Refused(f"\"{o.label_key}\" is {json.dumps(label)[:40]}, but it must be true or false, 1 or 0")
         if self.template:
             messages = self.messages(record, o.input_key, "input_key", "user")
-            if o.output_key in record or not isinstance(record.get(o.input_key), list):
-                messages = messages + self.messages(record, o.output_key, "output_key", "assistant")
+            whole = isinstance(looked_up(record, o.input_key), list)
+            if looked_up(record, o.output_key) is not MISSING or not whole:
+                messages = joined(messages, self.messages(record, o.output_key, "output_key", "assistant"), o.output_key)
             return [self.conversation(record, messages, True, True)], liked
         response = self.text(record, o.output_key, "output_key")
         self.given(o.output_key, response)
@@ -520,12 +756,14 @@ class Maker:
 
     def prompts(self, record):
         o = self.o
+        record, _ = self.asked(record)
         answer = self.value(record, o.label_key, "label_key") if o.label_key else ""
         answer = json.dumps(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else answer
         if not isinstance(answer, str):
             raise Refused(f"\"{o.label_key}\" is {json.dumps(answer)[:40]}, but the right answer must be text or a number")
         if self.template:
-            text = self.template.render(self.messages(record, o.input_key, "input_key", "user"), record.get("tools"), True)
+            tools, messages = tools_of(record), self.messages(record, o.input_key, "input_key", "user")
+            text = self.template.render(self.template.settled(messages, tools), tools, True)
             return [Draft(text=text, spans=[])], (text, answer)
         text = self.formed(self.text(record, o.input_key, "input_key"))
         return [Draft(prompt=text, response="")], (text, answer)
@@ -641,8 +879,8 @@ class Maker:
             where = f"{path}:{number}"
             try:
                 made.append((*self.shape(record_of(payload)), where))
-            except Refused as why:
-                raise Refused(f"{where}: {why}") from None
+            except (Refused, RecursionError, MemoryError) as why:
+                raise Refused(f"{where}: {why if isinstance(why, Refused) else reason(why)}") from None
         self.tokenize_all(made)
         self.look_at_prompt(made[0][0][0])
         kept = [(drafts, more) for drafts, more, _ in made if self.keep(drafts)]
@@ -735,13 +973,29 @@ def span_tokens(encoding, begin, end, count):
     return first, last + 1
 
 
+TURN = re.compile(r"^(Human|User|Assistant):", re.M)
+
+
+def in_word(text, at):
+    """Is this a character of a word? As a byte of one is in the trainers (demos/trainer/pairs.h)."""
+    return 0 <= at < len(text) and (text[at] in "_'" or text[at] > "\x7f" or text[at].isalnum())
+
+
 def common_prompt(one, other):
-    """Characters of the prompt that two texts begin with, as the trainers have it (demos/trainer/pairs.h)."""
+    """Characters of the prompt that two texts begin with, as the trainers have it (demos/trainer/pairs.h): up to the last
+    "Assistant:" of both; otherwise up to the first turn that differs, or the first word. A space before it belongs to it."""
     n = len(os.path.commonprefix([one, other]))
-    differ = n < len(one) and n < len(other)
-    if n and not differ:
+    last = [max((m.end() for m in TURN.finditer(text) if m[1] == "Assistant"), default=-1) for text in (one, other)]
+    if last[0] == last[1] and 0 <= last[0] <= n:
+        return last[0]
+    turn = next((m for m in reversed(list(TURN.finditer(one[:n])))), None)
+    if turn:
+        return turn.end() if turn[1] == "Assistant" else turn.start()
+    if n in (len(one), len(other)) and n:
         n -= 1
-    return n - 1 if n and differ and one[n - 1] == " " else n
+    while n and in_word(one, n - 1) and (in_word(one, n) or in_word(other, n)):
+        n -= 1
+    return n - 1 if n and one[n - 1] == " " else n
 
 
 def once(pairs):
@@ -755,14 +1009,20 @@ def once(pairs):
 DECODER = json.JSONDecoder(object_pairs_hook=once)
 
 
+def json_of(raw, wanted):
+    try:
+        return DECODER.decode(raw.decode())
+    except UnicodeDecodeError as why:
+        raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
+    except ValueError as why:
+        raise Refused(f"broken JSON ({why}); {wanted} is needed")
+    except RecursionError:
+        raise Refused("broken JSON (lists or objects lie too deep in each other); remove it")
+
+
 def record_of(payload):
     if isinstance(payload, bytes):
-        try:
-            payload = DECODER.decode(payload.decode())
-        except UnicodeDecodeError as why:
-            raise Refused(f"byte {why.start} is no UTF-8; write the file anew as UTF-8")
-        except ValueError as why:
-            raise Refused(f"broken JSON ({why}); one whole object {{...}} per line is needed")
+        payload = json_of(payload, "one whole object {...} per line")
     if not isinstance(payload, dict):
         raise Refused(f"the record is {json.dumps(payload)[:40]}, but an object {{...}} is needed")
     return payload
@@ -778,20 +1038,24 @@ def little(code, values):
 # ---- data sets --------------------------------------------------------------------------------------------------------------
 
 
+DATA = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+
+
 def json_items(path):
-    with open(path, "rb") as file:
+    """Lines, or a list of records, whatever the file is called."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         mark = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
         file.seek(mark)
-        if path.endswith(".json") and file.read(4096).lstrip()[:1] == b"[":
-            file.seek(mark)
-            try:
-                records = json.load(file)
-            except ValueError as why:
-                raise Refused(f"{path}: broken JSON: {why}; give a list of objects, or one object per line")
-            yield from ((path, i + 1, record) for i, record in enumerate(records))
-            return
+        listed = re.match(rb"\s*\[\s*[{\]]", file.read(4096))
         file.seek(mark)
-        yield from ((path, i + 1, line) for i, line in enumerate(file) if line.strip())
+        if not listed:
+            yield from ((path, i + 1, line) for i, line in enumerate(file) if line.strip())
+            return
+        try:
+            records = json_of(file.read(), "a list of objects, or one object per line")
+        except Refused as why:
+            raise Refused(f"{path}: {why}") from None
+        yield from ((path, i + 1, record) for i, record in enumerate(records))
 
 
 def parquet_items(path):
@@ -808,24 +1072,25 @@ def parquet_items(path):
 
 def file_items(path):
     if not os.path.isfile(path):
-        raise Refused(f"{path} is no file; give a .jsonl, .json, .parquet or .txt, a folder, or json@FOLDER")
+        raise Refused(f"{path} is no file; give a .jsonl, .json, .jsonl.gz, .parquet or .txt, a folder, or json@FOLDER")
     items = parquet_items(path) if path.endswith(".parquet") else json_items(path)
-    if not path.endswith((".jsonl", ".json", ".parquet")):
-        raise Refused(f"{path} ends in neither .jsonl, .json, .parquet nor .txt; only these are read")
+    if not path.endswith(DATA):
+        raise Refused(f"{path} ends in neither .jsonl, .json, .jsonl.gz, .parquet nor .txt; only these are read")
     try:
         yield from items
+    except (EOFError, zlib.error, gzip.BadGzipFile) as why:
+        raise Refused(f"{path} is no whole gzip file ({why}); take it anew from where it is from")
     except OSError as why:
         raise Refused(f"{path} cannot be read: {why.strerror}; look at its permissions")
 
 
 def folder_files(folder, split):
     """train.jsonl, train-00000-of-00002.parquet, train/*.jsonl and so on; a folder that names no split is all train."""
-    data = (".jsonl", ".json", ".parquet")
-    names = sorted(name for name in os.listdir(folder) if name.endswith(data))
+    names = sorted(name for name in os.listdir(folder) if name.endswith(DATA))
     inside = os.path.join(folder, split)
     found = [name for name in names if re.match(rf"{split}[^a-zA-Z]", name)]
     if os.path.isdir(inside):
-        found += [os.path.join(split, name) for name in sorted(os.listdir(inside)) if name.endswith(data)]
+        found += [os.path.join(split, name) for name in sorted(os.listdir(inside)) if name.endswith(DATA)]
     if not found and split == "train" and not any(re.match(r"(test|valid|dev|eval)", name) for name in os.listdir(folder)):
         found = names
     if not found:
@@ -981,9 +1246,16 @@ class TokenFile:
 _maker = None
 
 
+def end_with_parent():
+    """Even if that is killed; where the system can (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def worker_begin(options, now):
     global _maker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process says what happened
+    end_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _maker = Maker(options, now)
 
@@ -1094,11 +1366,12 @@ def options_of(arguments):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--pretrain", required=True, metavar="FOLDER", help="the model's folder, with tokenizer.json")
     p.add_argument("--dataset", required=True, metavar="DATA",
-                   help="a comma list of .jsonl, .json, .parquet or (with --pretrain_mode) .txt, folders, or json@FOLDER")
+                   help="a comma list of .jsonl, .json (both also .gz), .parquet or (with --pretrain_mode) .txt, folders, or "
+                        "json@FOLDER")
     p.add_argument("--output", required=True, metavar="FILE", help="the token file that is written")
     p.add_argument("--kind", choices=KINDS, default="sft",
                    help="sft (train_sft, --pretrain_data), pairs (train_dpo, train_rm), labelled (train_kto), prompts (train_ppo)")
-    p.add_argument("--input_key", default="input", help="key of the prompt, of all text, or of a list of messages")
+    p.add_argument("--input_key", help="key of the prompt, of all text, or of a list of messages (input); a.b is b inside a")
     p.add_argument("--output_key", help="key of the response; sft without it: the input is all there is; labelled: output")
     p.add_argument("--prompt_key", help="pairs: key of the prompt; without it chosen and rejected begin with it")
     p.add_argument("--chosen_key", default="chosen", help="pairs: key of the better response")
@@ -1124,7 +1397,7 @@ def options_of(arguments):
                         "fewer than there are")
     p.add_argument("--seed", type=whole(0), default=42, help="of --dataset_probs (42)")
     p.add_argument("--workers", type=whole(1), default=os.cpu_count() or 1, help="processes; the file does not depend on them")
-    p.add_argument("--overwrite", action="store_true", help="replace an output that is there")
+    p.add_argument("--overwrite", action="store_true", help="replace a token file that is there")
     return p.parse_args(arguments)
 
 
@@ -1145,12 +1418,19 @@ def settle(o):
     if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or o.dataset_probs or o.max_len < 2):
         raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
                       "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")
+    o.alpaca = o.input_key is None and not o.pretrain_mode
+    o.input_key = o.input_key or "input"
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
     if "{}" not in o.input_template:
         raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
     if o.kind == "labelled":
         o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
     place_is_free(o)
+
+
+def replaceable(path):
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) in (MAGIC, b"")
 
 
 def place_is_free(o):
@@ -1161,6 +1441,8 @@ def place_is_free(o):
         raise Refused(f"--output {o.output} is there and no regular file; give another name")
     if os.path.exists(o.output) and not o.overwrite:
         raise Refused(f"--output {o.output} is there already; add --overwrite or give another name")
+    if os.path.exists(o.output) and not replaceable(o.output):
+        raise Refused(f"--output {o.output} is there and no token file, which alone is replaced; give another name")
     if not os.path.isdir(os.path.dirname(os.path.abspath(o.output))):
         raise Refused(f"--output {o.output} is to be in a folder that is not there; make it, or give another name")
 
@@ -1179,6 +1461,9 @@ def notices(o, maker, counts):
         yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and "
                f"{counts['apart']} of {-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts "
                "are sampled for them; a template that ends prompts in a special token, or a line, has none of this")
+    if counts["asked_twice"] * 2 > counts["read"]:
+        yield (f"in {counts['asked_twice']} of {counts['read']} pairs both responses begin with the prompt; if that is their "
+               "prompt, leave out --prompt_key")
     if counts["unknown"]:
         yield f"{counts['unknown']} documents hold characters that the tokenizer does not know"
     if o.apply_chat_template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
@@ -1186,8 +1471,11 @@ def notices(o, maker, counts):
                "stops; name its token in generation_config.json's eos_token_id, or nothing learns to stop")
 
 
+NOT_SHOWN = ("workers", "output", "overwrite", "plain", "alpaca")  # what the documents do not hang on, or what follows
+
+
 def about(o, counts, summed):
-    shown = {key: value for key, value in vars(o).items() if key not in ("workers", "output", "overwrite", "plain")}
+    shown = {key: value for key, value in vars(o).items() if key not in NOT_SHOWN}
     return {"options": shown, "counts": dict(counts), "summary": summed}
 
 
@@ -1209,22 +1497,33 @@ def prepare(arguments):
         raise Refused(f"{o.dataset}: no supervised token in the whole set ({said}); raise --max_len, or look at the data")
     file.write(o.kind, maker.folder, about(o, counts, said))
     for notice in notices(o, maker, counts):
-        print(f"notice: {notice}", file=sys.stderr)
+        print(f"notice: {shown(notice)}", file=sys.stderr)
     print(f"{o.output}: {o.kind}, {said}; {tokens / max(seconds, 1e-9):,.0f} tokens/s")
+
+
+def half_the_memory():
+    """The most that one process may take: a template that doubles a text gets a sentence, and the machine stays alive."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (half if limit == resource.RLIM_INFINITY else min(half, limit), hard))
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that temporary files go
+    half_the_memory()
     try:
         prepare(None)
     except Refused as why:
-        print(f"error: {why}", file=sys.stderr)
+        print(f"error: {shown(why)}", file=sys.stderr)
         sys.exit(2)
     except ImportError as why:
-        print(f"error: {why}; pip install tokenizers jinja2", file=sys.stderr)
+        print(f"error: {shown(why)}; pip install tokenizers jinja2", file=sys.stderr)
         sys.exit(2)
+    except MemoryError:
+        print("error: there is no memory left; give the data as one object per line, or lower --workers", file=sys.stderr)
+        sys.exit(1)
     except OSError as why:
-        print(f"error: {why.filename or 'the output'}: {why.strerror}; nothing was written", file=sys.stderr)
+        print(f"error: {shown(why.filename or 'the output')}: {why.strerror}; nothing was written", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

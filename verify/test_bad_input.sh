@@ -222,9 +222,34 @@ folder yarn5 "\"rope_parameters\": {\"rope_theta\": 10000.0, $yarn},"
 for version in yarn4 yarn5; do run from_$version sft $labels --dataset $out/arith.jsonl --pretrain $out/$version --ckpt_path $out/$version.ckpt --save_steps 1; done
 written=$(ls -d $out/yarn4.ckpt/global_step*/config.json | head -n 1)
 if cmp -s $out/from_yarn4/model.safetensors $out/from_yarn5/model.safetensors && ! cmp -s $out/from_yarn4/model.safetensors $out/from_ours/model.safetensors && grep -qF '"rope_scaling": {"rope_type": "yarn", "factor": 4, "beta_slow": 0.25, "beta_fast": 3.5, "original_max_position_embeddings": 16, "truncate": false},' "$written"; then ok bad_folder_rope_read; else fail bad_folder_rope_read "$(tail -n 1 $out/from_yarn4.log) $(grep rope "$written")"; fi
+folder yarn_default "\"rope_theta\": 10000.0, \"rope_scaling\": {$yarn, \"attn_factor\": 1.0},"
+run from_yarn_default sft $labels --dataset $out/arith.jsonl --pretrain $out/yarn_default
+if cmp -s $out/from_yarn_default/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_default; else fail bad_folder_rope_default "$(tail -n 1 $out/from_yarn_default.log)"; fi
 rm -rf $out/again; cp -r $out/yarn4 $out/again; cp "$written" $out/again/config.json
 run from_again sft $labels --dataset $out/arith.jsonl --pretrain $out/again
 if cmp -s $out/from_again/model.safetensors $out/from_yarn4/model.safetensors; then ok bad_folder_rope_written; else fail bad_folder_rope_written "$(tail -n 1 $out/from_again.log)"; fi
+# keys that no number hangs on
+folder harmless '"rope_theta": 10000.0, "use_mrope": false, "auto_map": {"AutoConfig": "a.B"}, "_attn_implementation_autoset": true, "max_length": 20, "temperature": 0.5, "top_p": 0.9,'
+sed -i 's/"pretraining_tp": 1/"pretraining_tp": 2/' $out/harmless/config.json
+run from_harmless sft $labels --dataset $out/arith.jsonl --pretrain $out/harmless
+if cmp -s $out/from_harmless/model.safetensors $out/from_ours/model.safetensors; then ok bad_folder_harmless; else fail bad_folder_harmless "$(tail -n 1 $out/from_harmless.log)"; fi
+# attention_dropout: the same bits on any number of ranks, kept in what is written, gone on with after a checkpoint; none where nothing is learnt
+folder dropped '"rope_theta": 10000.0,'
+sed -i 's/"attention_dropout": 0.0/"attention_dropout": 0.25/' $out/dropped/config.json
+drop() { run drop_$1 ${2:-sft} ${3:-$labels} --dataset $out/arith.jsonl --pretrain $out/dropped "${@:4}"; }
+drop one; drop seed sft "$labels" --seed 7; drop none sft "$labels" --max_steps 0
+for world in "--ring_attn_size 4" "--ring_attn_size 3 --layout contiguous --schedule llama3" "--data_parallel_size 2 --ring_attn_size 2 --zero_stage 3" "--ring_attn_size 2 --ulysses_size 2" "--gradient_checkpointing"; do
+    drop world sft "$labels" $world
+    if cmp -s $out/drop_world/model.safetensors $out/drop_one/model.safetensors; then ok "bad_dropout $world"; else fail "bad_dropout $world" "$(tail -n 1 $out/drop_world.log)"; fi
+done
+for other in from_ours drop_seed drop_none; do cmp -s $out/drop_one/model.safetensors $out/$other/model.safetensors && fail bad_dropout_drops "$other has the same weights"; done
+grep -q '^model: .*, attention_dropout 0.25; ' $out/drop_one.log && tr -d ' \t' <$out/drop_one/config.json | grep -q '"attention_dropout":0.25' && ok bad_dropout_said || fail bad_dropout_said "$(grep '^model' $out/drop_one.log)"
+drop half sft "$labels" --max_steps 1 --save_steps 1; drop half sft "$labels" --load_checkpoint
+if cmp -s $out/drop_half/model.safetensors $out/drop_one/model.safetensors; then ok bad_dropout_goes_on; else fail bad_dropout_goes_on "$(tail -n 1 $out/drop_half.log)"; fi
+for ranks in 1 4; do drop dpo$ranks dpo "$keys" --ring_attn_size $ranks; done
+if cmp -s $out/drop_dpo1/model.safetensors $out/drop_dpo4/model.safetensors; then ok bad_dropout_dpo; else fail bad_dropout_dpo "$(tail -n 1 $out/drop_dpo4.log)"; fi
+evaluation() { run $1 sft $labels --max_steps 0 --dataset $out/arith.jsonl --eval_dataset $out/arith.jsonl --pretrain $2; grep '^step 0: evaluation' $out/$1.log; }
+if [ -n "$(evaluation eval_dropped $out/dropped)" ] && [ "$(evaluation eval_dropped $out/dropped)" = "$(evaluation eval_ours $out/sft)" ]; then ok bad_dropout_evaluation; else fail bad_dropout_evaluation "$(evaluation eval_dropped $out/dropped | tail -n 1)"; fi
 # what is trained keeps what its source had beside weights
 folder complete '"rope_theta": 10000.0, "transformers_version": "5.24.0", "dtype": "bfloat16", "eos_token_id": 7,'
 echo '{"a tokenizer": 1}' >$out/complete/tokenizer.json; echo '{{ a template }}' >$out/complete/chat_template.jinja; echo '{"eos_token_id": [7, 8]}' >$out/complete/generation_config.json
@@ -235,9 +260,23 @@ run from_kept sft --dataset $out/whole.jsonl --max_steps 1 --pretrain $out/compl
 command='python3 demos/prepare.py --kind %s --pretrain '$out'/complete --dataset '$out'/%s.jsonl --output '$out'/%s.jsonl.tokens'
 for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $keys" "kto labelled labelled $labels"; do
     read -r trainer kind data options <<<"$stage"
-    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.*: $(printf "$command" $kind $data $data) .*--apply_chat_template --max_len 200" $options --dataset $out/$data.jsonl --pretrain $out/complete
+    line=$(printf "$command" $kind $data $data)
+    refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.* \(add --apply_chat_template for the model's chat template\): $line( --[a-z]*_key [a-z]*)* --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete
+    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation cut --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation cut --max_samples 7
+    refuse ${trainer}_keeps_its_template $trainer "$line .*--input_template .'<\{\}\\\\n>' --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --input_template $'<{}\n>'
 done
-refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --apply_chat_template --max_len 77" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --split test --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --train_split test --pretrain $out/complete
+refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
+# lists of messages are what prepare.py reads
+printf '{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]}\n' >$out/listed.jsonl
+for trainer in dpo rm; do
+    refuse ${trainer}_messages $trainer 'listed.jsonl:1: "chosen" is a list, but text is needed; demos/prepare.py makes a token file of lists of messages' --dataset $out/listed.jsonl
+    refuse ${trainer}_messages_for_a_tokenizer $trainer 'listed.jsonl:1: "chosen" is a list, .*: python3 demos/prepare.py --kind pairs .* --max_len 200 --apply_chat_template$' --dataset $out/listed.jsonl --pretrain $out/complete
+done
+printf '\x89SEQTOK\n' >$out/x.tokens
+for stage in "sft $labels --dataset" "dpo $keys --dataset" "kto $labels --dataset" "ppo --input_key question --label_key answer --reward_rule last_number --prompt_data"; do
+    refuse ${stage%% *}_token_files ${stage%% *} 'x.tokens: is a token file, which stands alone; let demos/prepare.py make one file of the sets' --max_samples 1 $([ ${stage%% *} = ppo ] && echo --prompt_max_len 77 --generate_max_len 20) ${stage#* } $out/arith.jsonl,$out/x.tokens --pretrain $out/complete
+done
 refuse ppo_ids_for_a_tokenizer ppo 'no token file, and ' --prompt_data $out/whole.jsonl --remote_rm_url http://127.0.0.1:9 --prompt_max_len 77 --pretrain $out/complete
 echo 'plain text' >$out/plain.txt
 refuse sft_stream_for_a_tokenizer sft 'plain.txt: is text, .*--output .*plain.txt.tokens --input_key question --pretrain_mode --max_len 200' --dataset $out/plain.txt --input_key question --pretrain_mode --pretrain $out/complete
@@ -318,7 +357,7 @@ sed -i 's/"max_position_embeddings": 2048/"max_position_embeddings": 3/' $out/od
 refuse folder_rope_dynamic sft 'document of [0-9]+ tokens is longer than the 3 up to which dynamic rope is plain' $labels --dataset $out/arith.jsonl --pretrain $out/odd
 folder odd '"sliding_window": 4096, "use_sliding_window": false,'
 run unused_window sft $labels --dataset $out/arith.jsonl --pretrain $out/odd && ok bad_folder_unused_window || fail bad_folder_unused_window "$(tail -n 1 $out/unused_window.log)"
-for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these can be computed here: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" is no list of 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" is no list of 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 0.1,/|"attention_dropout" is 0.1'; do
+for change in 's/"llama"/"gemma2"/|"model_type" is "gemma2", but only these can be computed here: llama, mistral, qwen2, qwen3, smollm3, phi3' 's/LlamaForCausalLM/MistralForCausalLM/|"architectures" is \["MistralForCausalLM"\]' 's/"model_type".*//|"model_type" is missing' 's/"hidden_size": 32/"hidden_size": 32.5/|"hidden_size" is 32.5' 's/"hidden_size": 32/"hidden_size": 1e999/|"hidden_size" is' 's/"vocab_size": 259/"vocab_size": NaN/|no JSON object' 's/false/"false"/|"tie_word_embeddings" is "false"' 's/^\{/[{/|no JSON object' 's/"silu"/"gelu"/|"hidden_act" is "gelu"' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/|"sliding_window" is missing' 's/"llama"/"mistral"/; s/LlamaFor/MistralFor/; s/^\{/{"sliding_window": null, "attention_bias": true,/|"attention_bias" is true, but only false' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/"num_key_value_heads.*//|"num_key_value_heads" is missing' 's/"rms_norm_eps.*//|"rms_norm_eps" is missing' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["sliding_attention"],/|"layer_types" has sliding_attention, but' 's/"llama"/"qwen2"/; s/LlamaFor/Qwen2For/; s/^\{/{"layer_types": ["chunked_attention"],/|"layer_types" is no list of 1 layers' 's/"llama"/"qwen3"/; s/LlamaFor/Qwen3For/; s/^\{/{"use_sliding_window": true, "sliding_window": 4,/|"max_window_layers" is missing' 's/"llama"/"smollm3"/; s/LlamaFor/SmolLM3For/; s/^\{/{"no_rope_layers": [],/|"no_rope_layers" is no list of 1 numbers' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "resid_pdrop": 0.1,/|"resid_pdrop" is 0.1' 's/"llama"/"phi3"/; s/LlamaFor/Phi3For/; s/^\{/{"sliding_window": null, "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 8},/|type phi3 has rope_type "yarn"' 's/^\{/{"attention_dropout": 1,/|"attention_dropout" is 1, but it must be a number from 0 on, below 1' 's/^\{/{"use_mrope": true,/|"use_mrope" is true, but only false' 's/^\{/{"rope_scaling": {"type": "linear", "factor": 2, "attn_factor": 2},/|"rope_scaling.attn_factor" is 2, but only 1'; do
     rm -rf $out/odd; cp -r $out/sft $out/odd; sed -i -E "${change%%|*}" $out/odd/config.json
     refuse "folder_${change%%|*}" sft "odd/config.json: .*${change#*|}" $labels --dataset $out/arith.jsonl --pretrain $out/odd
 done

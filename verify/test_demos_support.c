@@ -775,7 +775,18 @@ static bool broken_data_is_named(void) {
         {"{\"q\": \"a\", \"a\": \"b\"}\n\n{\"q\": \"a\", \"a\": }\n",
          "x.jsonl:3: broken JSON at column 17; one whole object"},
         {"{\"q\": \"a\", \"a\": \"b\"} {}\n", "x.jsonl:1: broken JSON at column 22"},
-        {"[{\"q\": 1}]\n", "x.jsonl:1: the line is a list, but an object {...} is needed"},
+        {"[1]\n", "x.jsonl:1: the line is a list, but an object {...} is needed"},
+        {"[{\"q\": \"a\", \"a\": \"b\"},\n 5]",
+         "x.jsonl:2: the line is a number, but an object {...} is needed"},
+        {"[{\"q\": \"a\", \"a\": \"b\"}] {}",
+         "x.jsonl: broken JSON at column 24; a list of objects"},
+        {"[{\"q\": {\"a\": 1, \"a\": 2}}]", "x.jsonl:1: key \"a\" stands there twice"},
+        {"{\"q\": \"a\", \"a\": \"b\"}\n{\"q\": \"\xC3\xA9\", \"a\": \"\xFF\"}",
+         "x.jsonl:2: byte 18 is no UTF-8; write the file anew as UTF-8"},
+        {"{\"q\": \"\xC0\xAF\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
+        {"{\"q\": \"\xED\xA0\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
+        {"{\"q\": \"\xF4\x90\x80\x80\", \"a\": \"b\"}", "x.jsonl:1: byte 7 is no UTF-8"},
+        {"{\"q\": \"\xE2\x82", "x.jsonl:1: byte 7 is no UTF-8"},
         {"\n{\"q\": \"a\", \"b\": 1, \"c\": 2}\n",
          "x.jsonl:2: no key \"a\"; set --output_key to one of those present: \"q\", \"b\", "
          "\"c\""},
@@ -783,7 +794,8 @@ static bool broken_data_is_named(void) {
         {"{\"q\": 3, \"a\": \"b\"}\n", "x.jsonl:1: \"q\" is a number, but text is needed"},
         {"{\"q\": \"a\", \"a\": null}\n", "x.jsonl:1: \"a\" is null, but text is needed"},
         {"{\"q\": [{\"role\": \"user\"}], \"a\": \"b\"}\n",
-         "x.jsonl:1: \"q\" is a list, but text is needed; lists of chat messages"},
+         "x.jsonl:1: \"q\" is a list, but text is needed; demos/prepare.py makes a token file of "
+         "lists of messages"},
         {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n",
          "x.jsonl:1: the line holds a zero character"},
         {"{\"input_ids\": \"abc\"}\n",
@@ -794,6 +806,8 @@ static bool broken_data_is_named(void) {
          "x.jsonl:1: input_ids[2] is 259, but it must be a whole number from 0 to 258"},
         {"{\"input_ids\": [1, -2]}\n",
          "x.jsonl:1: input_ids[1] is -2, but it must be a whole number from 0 to 258"},
+        {"{\"input_ids\": [1, 2.0000000001]}\n",
+         "input_ids[1] is 2.0000000001, but it must be"},
         {"{\"input_ids\": [1.5]}\n",
          "x.jsonl:1: input_ids[0] is 1.5, but it must be a whole number from 0 to 258"},
         {"{\"input_ids\": [1, \"2\"]}\n",
@@ -814,6 +828,56 @@ static bool broken_data_is_named(void) {
         if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
         EXPECT(!set.documents);
     }
+    return true;
+}
+
+/* A list of records, gzip in one part or two, and keys inside objects: the same documents. */
+static bool other_files_hold_the_same(void) {
+    static const char *const shapes[] = {
+        "{\"q\": \"a\", \"a\": \"b\"}\n{\"q\": \"c\", \"a\": \"d\"}\n",
+        "\xEF\xBB\xBF [\n {\"q\": \"a\", \"a\": \"b\"},\n {\"q\": \"c\", \"a\": \"d\"}\n]\n"};
+    char path[600];
+    for (int i = 0; i < 4; i++) {
+        const char *made = make_file(i % 2 ? "l.jsonl" : "l.json", shapes[i % 2]);
+        if (i > 1) {
+            snprintf(path, sizeof path, "%s.gz", made);
+            remove(path);
+            size_t half = strlen(shapes[i % 2]) / 2;
+            for (int part = 0; part < i - 1; part++) { /* as cat a.gz b.gz */
+                gzFile file = gzopen(path, "ab");
+                const char *from = shapes[i % 2] + (part ? half : 0);
+                gzwrite(file, from, (unsigned)(i == 2 || part ? strlen(from) : half));
+                gzclose(file);
+            }
+            made = path;
+        }
+        EXPECT(load(made, ask) == 0 && arrlen(set.documents) == 2);
+        EXPECT_TEXT(shown(0), "[B]Q a? |b[E]");
+        EXPECT_TEXT(shown(1), "[B]Q c? |d[E]");
+    }
+    EXPECT(load(make_file("b.jsonl.gz", "none"), ask) == -1 &&
+           holds(message, "b.jsonl.gz: cannot be read: it is no whole gzip file"));
+    demo_data_options deep = ask;
+    deep.input_key = "x.y.q";
+    deep.output_key = "z.a";
+    EXPECT(load(make_file("k.jsonl", "{\"x\": {\"y\": {\"q\": \"a\"}}, \"z.a\": \"b\"}"),
+                deep) == 0);
+    EXPECT_TEXT(shown(0), "[B]Q a? |b[E]");
+    EXPECT(load(make_file("k.jsonl", "{\"x\": {\"y\": 1}}"), deep) == -1 &&
+           holds(message, "no key \"x.y.q\"; set --input_key to one of those present: \"x\""));
+    return true;
+}
+
+/* Alpaca's prompt is two texts: one alone is taken only by its name. */
+static bool half_a_prompt_is_refused(void) {
+    const char *path = make_file(
+        "h.jsonl", "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\"}");
+    demo_data_options how = {.output_key = "output"};
+    EXPECT(load(path, how) == -1 &&
+           holds(message, "h.jsonl:1: \"instruction\" stands beside \"input\""));
+    how.input_key = "input";
+    EXPECT(load(path, how) == 0);
+    EXPECT_TEXT(shown(0), "[B]b|c[E]");
     return true;
 }
 
@@ -917,8 +981,8 @@ static bool pairs_share_a_prompt(void) {
     return true;
 }
 
-/* What two whole texts begin with is the prompt; characters are not torn, the shorter text
-   keeps one as response. */
+/* What two whole texts begin with is the prompt, up to the last turn of the assistant or the first
+   word that differs; the shorter text keeps a word as response. */
 static bool prompts_are_found_in_whole_texts(void) {
     static const char *const cases[][4] = {
         {"Q: 1+1? A: 2", "Q: 1+1? A: 3", "[B]Q: 1+1? A:| 2[E]", "[B]Q: 1+1? A:| 3[E]"},
@@ -926,15 +990,30 @@ static bool prompts_are_found_in_whole_texts(void) {
         {"x", "y", "[B]|x[E]", "[B]|y[E]"},
         {" x", " y", "[B]| x[E]", "[B]| y[E]"},
         {"  x", "  y", "[B] | x[E]", "[B] | y[E]"},
-        {"a\xC3\xA9", "a\xC3\xA8", "[B]a|\xC3\xA9[E]", "[B]a|\xC3\xA8[E]"},
+        {"a\xC3\xA9", "a\xC3\xA8", "[B]|a\xC3\xA9[E]", "[B]|a\xC3\xA8[E]"},
+        {"a.\xC3\xA9", "a.\xC3\xA8", "[B]a.|\xC3\xA9[E]", "[B]a.|\xC3\xA8[E]"},
         {"\xE2\x82\xAC", "\xE2\x82\xAB", "[B]|\xE2\x82\xAC[E]", "[B]|\xE2\x82\xAB[E]"},
         {"\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x81!", "[B]|\xF0\x9F\x98\x80![E]",
          "[B]|\xF0\x9F\x98\x81![E]"},
         {"a \xC3\xA9", "a \xC3\xA8", "[B]a| \xC3\xA9[E]", "[B]a| \xC3\xA8[E]"},
-        {"abc", "ab", "[B]a|bc[E]", "[B]a|b[E]"},
-        {"a b", "a bc", "[B]a |b[E]", "[B]a |bc[E]"},
-        {"a\xC3\xA9", "a\xC3\xA9z", "[B]a|\xC3\xA9[E]", "[B]a|\xC3\xA9z[E]"},
-        {"same", "same", "[B]sam|e[E]", "[B]sam|e[E]"},
+        {"abc", "ab", "[B]|abc[E]", "[B]|ab[E]"},
+        {"a b", "a bc", "[B]a| b[E]", "[B]a| bc[E]"},
+        {"a\xC3\xA9", "a\xC3\xA9z", "[B]|a\xC3\xA9[E]", "[B]|a\xC3\xA9z[E]"},
+        {"same", "same", "[B]|same[E]", "[B]|same[E]"},
+        {"the cat", "the car", "[B]the| cat[E]", "[B]the| car[E]"},
+        {"so don't", "so don", "[B]so| don't[E]", "[B]so| don[E]"},
+        {"1,24", "1,25", "[B]1,|24[E]", "[B]1,|25[E]"},
+        {"Human: q\\nAssistant: the cat", "Human: q\\nAssistant: the car",
+         "[B]Human: q\nAssistant:| the cat[E]", "[B]Human: q\nAssistant:| the car[E]"},
+        {"Human: q\\nAssistant: a", "Human: q\\nAssistant: a\\nHuman: r\\nAssistant: b",
+         "[B]Human: q\nAssistant:| a[E]",
+         "[B]Human: q\nAssistant:| a\nHuman: r\nAssistant: b[E]"},
+        {"Human: q\\nAssistant: a\\nHuman: r\\nAssistant: b",
+         "Human: q\\nAssistant: a\\nHuman: s\\nAssistant: bc",
+         "[B]Human: q\nAssistant: a\n|Human: r\nAssistant: b[E]",
+         "[B]Human: q\nAssistant: a\n|Human: s\nAssistant: bc[E]"},
+        {"an Assistant: said this", "an Assistant: said that", "[B]an Assistant: said| this[E]",
+         "[B]an Assistant: said| that[E]"},
         {"z", "z", "[B]|z[E]", "[B]|z[E]"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -1152,7 +1231,7 @@ static bool broken_pairs_are_named(void) {
         {"{\"p\": 1, \"c\": \"b\", \"r\": \"d\"}",
          "x.jsonl:1: \"p\" is a number, but text is needed"},
         {"{\"p\": \"a\", \"c\": [{}], \"r\": \"d\"}",
-         "x.jsonl:1: \"c\" is a list, but text is needed; lists of chat"},
+         "x.jsonl:1: \"c\" is a list, but text is needed; demos/prepare.py makes a token file"},
         {"{\"p\": \"a\", \"c\": \"b\", \"r\": null}",
          "x.jsonl:1: \"r\" is null, but text is needed"},
         {"{\"p\": \"a\", \"c\": \"\", \"r\": \"d\"}",
@@ -1732,7 +1811,7 @@ static bool real_questions_load(void) {
     return true;
 }
 
-/* Counts from another reader of the same files: Python's json, and TRL's search for the
+/* Counts from another reader of the same files: Python's json, and prepare.py's search for the
    prompt, on characters. */
 static bool real_pairs_load(void) {
     demo_pair_options how = {.prompt_key = "prompt",
@@ -1749,7 +1828,7 @@ static bool real_pairs_load(void) {
     EXPECT(load_pairs(path, how) == 0 && arrlen(pairs.pairs) == 3178 &&
            pairs.counts.cut == 2208);
     EXPECT(load_pairs(path, (demo_pair_options){0}) == 0 && arrlen(pairs.pairs) == 3275);
-    EXPECT(pairs.tokens == 2103379 && pairs.supervised_tokens == 2061303);
+    EXPECT(pairs.tokens == 2103379 && pairs.supervised_tokens == 2063093);
     return true;
 }
 
@@ -1815,6 +1894,8 @@ static const struct {
     TEST(streams_are_cut_into_documents),
     TEST(samples_and_files_are_limited_and_joined),
     TEST(broken_data_is_named),
+    TEST(other_files_hold_the_same),
+    TEST(half_a_prompt_is_refused),
     TEST(files_that_cannot_be_read_are_named),
     TEST(templates_are_checked),
     TEST(writing_is_all_or_nothing),

@@ -58,6 +58,10 @@ acts critic_sgd critic --critic.optim sgd
 acts critic_adam critic --critic.adam.betas 0.5,0.6 --critic.adam.eps 1e-3
 acts critic_decay critic --critic.adam.weight_decay 0.3
 acts critic_schedule critic --critic.lr_scheduler linear --critic.lr_warmup_ratio 0.5
+# attention_dropout: of the actor, and of the critic, which begins as the reward model
+for model in sft rm; do cp -r $out/$model $out/dropped_$model; sed -i 's/^{/{"attention_dropout": 0.25,/' $out/dropped_$model/config.json; done
+acts dropout group --pretrain $out/dropped_sft
+acts dropout_critic critic --reward_pretrain $out/dropped_rm
 acts critic_cosine critic --critic.lr_scheduler cosine_with_min_lr --critic.min_lr_ratio 0.5
 [ "$(metrics critic_schedule | head -n 1 | sed 's/, "critic_loss.*//')" = "$(metrics critic | head -n 1 | sed 's/, "critic_loss.*//')" ] && cmp -s $out/ema.1/ema/model.safetensors $out/ema/ema/model.safetensors && ok ppo_ema_ranks || fail ppo_ema_ranks "the mean of the weights differs, or the critic's schedule moves the actor"
 

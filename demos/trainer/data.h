@@ -10,6 +10,9 @@
  *                                                          "attention_mask" 0 is padding left or right, cut off
  *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
  *
+ * A .jsonl, which may be a .jsonl.gz, may also be one list of such objects. A key a.b is b inside
+ * a. All text is UTF-8.
+ *
  * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted.
  * loss_mask[0] is always 0: nothing stands before a document's first token to predict it.
  * Functions return 0, or -1 with one sentence in error. */
@@ -18,6 +21,7 @@
 
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -27,6 +31,7 @@
 #include <string.h>
 #include <cjson/cJSON.h>
 #include "files.h"
+#include "json.h"
 #include "memory.h"
 #include "mix.h"
 #include "token_file.h"
@@ -51,7 +56,8 @@ typedef struct {
 } demo_document;
 
 typedef struct {
-    const char *input_key;      /* text of the prompt, or all text; NULL: "input" */
+    /* text of the prompt, or all text; NULL: "input", and nobody has said so */
+    const char *input_key;
     const char *output_key;     /* text of the response; NULL: the input is trained whole */
     const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
     bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
@@ -181,17 +187,56 @@ static inline double demo_vocab(const demo_data_options *options) {
     return options->vocab_size ? (double)options->vocab_size : (double)DEMO_VOCAB;
 }
 
+static inline bool demo_folder_has(const char *folder, const char *name) {
+    char path[4352];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return !access(path, F_OK);
+}
+
+static inline bool demo_folder_has_template(const char *folder) {
+    char path[4352];
+    size_t size;
+    snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
+    char *text = demo_read_file(path, &size);
+    bool has = demo_folder_has(folder, "chat_template.jinja") ||
+               demo_folder_has(folder, "chat_template.json") ||
+               (text && strstr(text, "\"chat_template\""));
+    free(text);
+    return has;
+}
+
+/* The line to type is for text as it would be read here; a chat model may want another. */
+static inline const char *demo_template_hint(const demo_data_options *options) {
+    bool other = options->pretrain_mode || strstr(options->prepare, "--apply_chat_template");
+    return !other && demo_folder_has_template(options->folder)
+               ? " (add --apply_chat_template for the model's chat template)"
+               : "";
+}
+
 static inline int demo_text_allowed(const demo_reader *reader) {
-    double vocab = demo_vocab(reader->options);
-    if (reader->options->prepare)
+    const demo_data_options *options = reader->options;
+    double vocab = demo_vocab(options);
+    if (options->prepare)
         return demo_wrong(reader,
                           "is text, and %s has a tokenizer, which is not built in; make tokens "
-                          "of it and give those: %s",
-                          reader->options->folder, reader->options->prepare);
+                          "of it and give those%s: %s",
+                          options->folder, demo_template_hint(options), options->prepare);
     if (vocab >= (double)DEMO_VOCAB) return 0;
     return demo_wrong(reader,
                       "text needs a vocabulary of %d, but the model has %g; give input_ids",
                       DEMO_VOCAB, vocab);
+}
+
+/* What stands under a key: "a.b" is b inside a, unless a key is called that; NULL: nothing. */
+static inline const cJSON *demo_json_find(const cJSON *record, const char *key) {
+    const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
+    char part[256];
+    if (found || !strchr(key, '.')) return found;
+    for (found = record; found && *key; key += strcspn(key, "."), key += *key == '.') {
+        snprintf(part, sizeof part, "%.*s", (int)strcspn(key, "."), key);
+        found = cJSON_IsObject(found) ? cJSON_GetObjectItemCaseSensitive(found, part) : NULL;
+    }
+    return found;
 }
 
 /* Finds a key, or fails naming it, the option that chose it, and the keys there are. */
@@ -199,7 +244,7 @@ static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON 
                                          const char *key, const char *option) {
     char present[256] = "none";
     size_t used = 0;
-    const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
+    const cJSON *found = demo_json_find(record, key);
     if (found) return found;
     for (const cJSON *item = record->child; item && used < sizeof present; item = item->next)
         used += (size_t)snprintf(present + used, sizeof present - used, "%s\"%s\"",
@@ -213,10 +258,37 @@ static inline const char *demo_json_text(const demo_reader *reader, const cJSON 
                                          const char *key, const char *option) {
     const cJSON *item = demo_json_key(reader, record, key, option);
     if (!item || cJSON_IsString(item)) return item ? item->valuestring : NULL;
-    demo_wrong(reader, "\"%s\" is %s, but text is needed%s", key, demo_json_type(item),
-               cJSON_IsArray(item) ? "; lists of chat messages are not read, join them first"
-                                   : "");
+    if (!cJSON_IsArray(item) && !cJSON_IsObject(item))
+        demo_wrong(reader, "\"%s\" is %s, but text is needed", key, demo_json_type(item));
+    else if (reader->options->prepare)
+        demo_wrong(reader,
+                   "\"%s\" is %s, but text is needed; lists of messages become a token file, "
+                   "give that: %s%s",
+                   key, demo_json_type(item), reader->options->prepare,
+                   strstr(reader->options->prepare, "--apply_chat_template")
+                       ? ""
+                       : " --apply_chat_template");
+    else
+        demo_wrong(reader,
+                   "\"%s\" is %s, but text is needed; demos/prepare.py makes a token file of "
+                   "lists of messages, for a model with a tokenizer (--pretrain)",
+                   key, demo_json_type(item));
     return NULL;
+}
+
+/* The prompt of Alpaca's records is two texts; one alone would be another. */
+static inline int demo_one_prompt(const demo_reader *reader, const cJSON *json,
+                                  const char *key) {
+    const demo_data_options *options = reader->options;
+    const char *other = demo_json_find(json, "input") ? "input" : "output";
+    if (key || options->pretrain_mode || !cJSON_IsString(demo_json_find(json, "instruction")) ||
+        !demo_json_find(json, other))
+        return 0;
+    return demo_wrong(reader,
+                      "\"instruction\" stands beside \"%s\": set the key of the prompt, or let "
+                      "demos/prepare.py join such a record's instruction and input%s%s",
+                      other, options->prepare ? ": " : "",
+                      options->prepare ? options->prepare : "");
 }
 
 static inline const char *demo_output_option(const demo_data_options *options) {
@@ -228,6 +300,7 @@ static inline int demo_record_text(demo_record *record, const demo_reader *reade
     const demo_data_options *options = reader->options;
     demo_document *document = &record->document;
     bool paired = options->output_key && !options->pretrain_mode;
+    if (demo_one_prompt(reader, json, options->input_key)) return -1;
     const char *input = demo_json_text(
         reader, json, options->input_key ? options->input_key : "input", "input_key");
     const char *output = input && paired ? demo_json_text(reader, json, options->output_key,
@@ -253,8 +326,9 @@ static inline int demo_json_whole(const demo_reader *reader, const cJSON *item, 
         return demo_wrong(reader, "%s[%lld] is %s, but a number is needed", key, (long long)t,
                           demo_json_type(item));
     if (!(number >= low && number < high) || number != floor(number))
-        return demo_wrong(reader, "%s[%lld] is %g, but it must be a whole number from %g to %g",
-                          key, (long long)t, number, low, high - 1);
+        return demo_wrong(reader,
+                          "%s[%lld] is %.15g, but it must be a whole number from %g to %g", key,
+                          (long long)t, number, low, high - 1);
     *value = (int32_t)number;
     return 0;
 }
@@ -269,7 +343,7 @@ static inline int demo_json_find_list(const demo_reader *reader, const cJSON *re
                                       const char *side, const char *name,
                                       demo_json_list *found) {
     snprintf(found->name, sizeof found->name, "%s%s", side, name);
-    found->list = cJSON_GetObjectItemCaseSensitive(record, found->name);
+    found->list = demo_json_find(record, found->name);
     if (!found->list || cJSON_IsArray(found->list)) return 0;
     return demo_wrong(reader, "\"%s\" is %s, but a list is needed", found->name,
                       demo_json_type(found->list));
@@ -542,6 +616,33 @@ static inline bool demo_reader_full(const demo_reader *reader) {
     return reader->options->max_samples && *reader->read >= reader->options->max_samples;
 }
 
+/* ---- lines and files ---- */
+
+/* Bytes of the character that text begins with; 0: it is no UTF-8. */
+static inline size_t demo_utf8_bytes(const unsigned char *text, size_t left) {
+    unsigned char first = *text;
+    size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
+    /* what would be written shorter, half characters of UTF-16, and what is beyond Unicode */
+    unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+    unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    if (first < 0x80) return 1;
+    if (first < 0xC2 || first > 0xF4 || left < bytes || text[1] < low || text[1] > high)
+        return 0;
+    for (size_t i = 2; i < bytes; i++)
+        if ((text[i] & 0xC0) != 0x80) return 0;
+    return bytes;
+}
+
+/* The same sentence as prepare.py's. */
+static inline int demo_utf8_only(const demo_reader *reader, const char *bytes, size_t size) {
+    for (size_t at = 0, next; at < size; at += next) {
+        next = demo_utf8_bytes((const unsigned char *)bytes + at, size - at);
+        if (!next)
+            return demo_wrong(reader, "byte %zu is no UTF-8; write the file anew as UTF-8", at);
+    }
+    return 0;
+}
+
 static inline int demo_dataset_take_stream(const demo_reader *reader, const char *bytes,
                                            size_t size) {
     const demo_data_options *options = reader->options;
@@ -550,7 +651,7 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     if (options->max_len < 2)
         return demo_wrong(reader,
                           "plain text is cut every --max_len tokens; set it to 2 or more");
-    if (demo_text_allowed(reader)) return -1;
+    if (demo_text_allowed(reader) || demo_utf8_only(reader, bytes, size)) return -1;
     size_t piece = (size_t)options->max_len;
     for (size_t at = 0; at < size && !demo_reader_full(reader); at += piece) {
         demo_record record = {0};
@@ -560,8 +661,6 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     }
     return 0;
 }
-
-/* ---- lines and files ---- */
 
 /* cJSON hands out zero-ended text, which a zero inside would silently shorten. */
 static inline bool demo_has_zero(const char *line, size_t length) {
@@ -574,44 +673,62 @@ static inline bool demo_has_zero(const char *line, size_t length) {
     return false;
 }
 
-static inline int demo_order_of_keys(const void *a, const void *b) {
-    return strcmp(*(const char *const *)a, *(const char *const *)b);
+static inline int demo_take_record(const demo_reader *reader, const cJSON *json) {
+    const char *twice;
+    if (!cJSON_IsObject(json))
+        return demo_wrong(reader, "the line is %s, but an object {...} is needed",
+                          demo_json_type(json));
+    if ((twice = demo_json_twice(json)))
+        return demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
+    return reader->take(reader, json);
 }
 
-/* A key that stands twice in an object says two things, of which one would be passed over;
-   NULL: none does. */
-static inline const char *demo_json_twice(const cJSON *json) {
-    const char **keys = NULL, *twice = NULL;
-    for (const cJSON *item = json->child; item; item = item->next) arrput(keys, item->string);
-    if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
-    for (int64_t i = 1; i < arrlen(keys) && !twice; i++)
-        if (!strcmp(keys[i - 1], keys[i])) twice = keys[i];
-    arrfree(keys);
-    return twice;
+/* Parses UTF-8 with one value and nothing behind it; NULL with one sentence that says what is
+   wanted. */
+static inline cJSON *demo_json_parse(const demo_reader *reader, const char *text, size_t size,
+                                     const char *wanted) {
+    const char *end = text;
+    if (demo_utf8_only(reader, text, size)) return NULL;
+    cJSON *json = cJSON_ParseWithLengthOpts(text, size, &end, 0);
+    while (json && end < text + size && isspace((unsigned char)*end)) end++;
+    if (json && end == text + size && !demo_has_zero(text, size)) return json;
+    if (json && end == text + size)
+        demo_wrong(reader,
+                   "the line holds a zero character, which text cannot hold; remove it");
+    else
+        demo_wrong(reader, "broken JSON at column %lld; %s is needed",
+                   (long long)(end - text) + 1, wanted);
+    cJSON_Delete(json);
+    return NULL;
 }
 
 static inline int demo_read_line(const demo_reader *reader, const char *line, size_t length) {
-    const char *end = line;
-    cJSON *json = cJSON_ParseWithLengthOpts(line, length, &end, 0);
-    const char *twice;
-    while (json && end < line + length && isspace((unsigned char)*end)) end++;
-    int failed;
-    if (!json || end < line + length)
-        failed = demo_wrong(
-            reader, "broken JSON at column %lld; one whole object {...} per line is needed",
-            (long long)(end - line) + 1);
-    else if (!cJSON_IsObject(json))
-        failed = demo_wrong(reader, "the line is %s, but an object {...} is needed",
-                            demo_json_type(json));
-    else if (demo_has_zero(line, length))
-        failed = demo_wrong(
-            reader, "the line holds a zero character, which text cannot hold; remove it");
-    else if ((twice = demo_json_twice(json)))
-        failed = demo_wrong(reader, "key \"%s\" stands there twice; remove one of them", twice);
-    else
-        failed = reader->take(reader, json);
+    cJSON *json = demo_json_parse(reader, line, length, "one whole object {...} per line");
+    int failed = json ? demo_take_record(reader, json) : -1;
     cJSON_Delete(json);
     return failed;
+}
+
+/* One list of records; the line that is named is their number. */
+static inline int demo_read_list(demo_reader *reader, const char *bytes, size_t size) {
+    cJSON *list = demo_json_parse(reader, bytes, size, "a list of objects, or one per line");
+    int failed = list ? 0 : -1;
+    for (const cJSON *item = list ? list->child : NULL;
+         item && !failed && !demo_reader_full(reader); item = item->next) {
+        reader->line++;
+        failed = demo_take_record(reader, item);
+    }
+    reader->line = 0;
+    cJSON_Delete(list);
+    return failed;
+}
+
+/* [ and an object, or nothing: not a line that is a list, which is refused as that. */
+static inline bool demo_is_list(const char *bytes) {
+    bytes += strspn(bytes, " \t\r\n");
+    if (*bytes++ != '[') return false;
+    bytes += strspn(bytes, " \t\r\n");
+    return *bytes == '{' || *bytes == ']';
 }
 
 static inline int demo_read_jsonl(demo_reader *reader, const char *bytes, size_t size) {
@@ -635,20 +752,64 @@ static inline bool demo_ends_with(const char *text, const char *ending) {
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-/* The bytes of reader->path, behind a byte order mark; NULL with a sentence. */
+/* What a gzip file, of one part or several, holds, zero-ended; NULL with the reason in *why. */
+static inline char *demo_unzipped(const char *bytes, size_t size, size_t *whole,
+                                  const char **why) {
+    z_stream z = {.next_in = (unsigned char *)bytes};
+    size_t room = 1 << 16;
+    char *text = (char *)demo_room((int64_t)room + 1, 1);
+    int status = inflateInit2(&z, 16 + MAX_WBITS);
+    *whole = 0;
+    while (status == Z_OK) {
+        if (*whole == room) text = (char *)demo_grown(text, (room *= 2) + 1);
+        z.avail_in = size < UINT_MAX ? (unsigned)size : UINT_MAX;
+        z.avail_out = room - *whole < UINT_MAX ? (unsigned)(room - *whole) : UINT_MAX;
+        const unsigned before_in = z.avail_in, before_out = z.avail_out;
+        z.next_out = (unsigned char *)text + *whole;
+        status = inflate(&z, Z_NO_FLUSH);
+        size -= before_in - z.avail_in;
+        *whole += before_out - z.avail_out;
+        if (status == Z_STREAM_END && size) status = inflateReset(&z);
+    }
+    inflateEnd(&z);
+    text[*whole] = 0;
+    if (status == Z_STREAM_END) return text;
+    *why = "it is no whole gzip file";
+    free(text);
+    return NULL;
+}
+
+static inline char *demo_read_data(const char *path, size_t *size, const char **why) {
+    size_t packed;
+    char *bytes = demo_read_whole(path, SIZE_MAX, &packed, why);
+    *size = packed;
+    if (!bytes || !demo_ends_with(path, ".gz")) return bytes;
+    char *text = demo_unzipped(bytes, packed, size, why);
+    free(bytes);
+    return text;
+}
+
+static inline bool demo_is_jsonl(const char *path) {
+    static const char *const ends[] = {".jsonl", ".json", ".jsonl.gz", ".json.gz"};
+    bool is = false;
+    for (int i = 0; i < 4; i++) is |= demo_ends_with(path, ends[i]);
+    return is;
+}
+
+/* The bytes of reader->path, behind a byte order mark, zero-ended; NULL with a sentence. */
 static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t *mark,
                                        size_t *size) {
     const char *why;
-    if (!stream && !demo_ends_with(reader->path, ".jsonl") &&
-        !demo_ends_with(reader->path, ".json"))
+    if (!stream && !demo_is_jsonl(reader->path))
         return demo_wrong(reader,
-                          "the name ends in neither .jsonl nor .txt; only these are read, "
-                          "and token files (prepare.py), which this is not"),
+                          "the name ends in neither .jsonl nor .txt; only these (and "
+                          ".jsonl.gz) are read, and token files (prepare.py), which this is "
+                          "not"),
                (char *)NULL;
     if (stream && !reader->take_stream)
         return demo_wrong(reader, "plain text holds no records to compare; give a .jsonl file"),
                (char *)NULL;
-    char *file = demo_read_whole(reader->path, SIZE_MAX, size, &why);
+    char *file = demo_read_data(reader->path, size, &why);
     if (!file)
         return demo_wrong(reader, "cannot be read: %s; give the path of a .jsonl or .txt file",
                           why),
@@ -666,16 +827,27 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
     char *file = demo_dataset_bytes(reader, stream, &mark, &size);
     if (!file) return -1;
     int failed = stream ? reader->take_stream(reader, file + mark, size - mark)
-                        : demo_read_jsonl(reader, file + mark, size - mark);
+                 : demo_is_list(file + mark)
+                     ? demo_read_list(reader, file + mark, size - mark)
+                     : demo_read_jsonl(reader, file + mark, size - mark);
     free(file);
     return failed;
 }
 
-/* Would only be found out by its name, one of a list. */
-static inline int demo_token_file_alone(const demo_reader *reader) {
-    if (!demo_is_token_file(reader->path)) return 0;
-    return demo_wrong(reader, "is a token file, which stands alone; let demos/prepare.py join "
-                              "the sets: --dataset ONE,OTHER");
+/* A token file that is one of a list; 0: none is. */
+static inline int demo_token_file_among(const char *paths, char *error, size_t error_size) {
+    char one[4352];
+    for (const char *at = paths; at && strchr(paths, ',');
+         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+        if (demo_is_token_file(one))
+            return snprintf(error, error_size,
+                            "%s: is a token file, which stands alone; let demos/prepare.py "
+                            "make one file of the sets: --dataset ONE,OTHER",
+                            one),
+                   -1;
+    }
+    return 0;
 }
 
 /* ---- several sets (mix.h) ---- */
@@ -684,18 +856,22 @@ typedef struct {
     const char *path, *text;
     size_t length;
     int64_t line;
+    const cJSON *json; /* in the place of the text: of a file that is one list */
 } demo_line;
 
 typedef struct { /* one of a comma list */
     char **paths;
     demo_line *lines; /* of all its files; stb_ds arrays */
     char **bytes;
+    cJSON **lists;
 } demo_named_set;
 
 static inline void demo_sets_free(demo_named_set *sets) {
     for (int64_t i = 0; i < arrlen(sets); i++) {
         demo_paths_free(sets[i].paths);
         demo_paths_free(sets[i].bytes);
+        for (int64_t k = 0; k < arrlen(sets[i].lists); k++) cJSON_Delete(sets[i].lists[k]);
+        arrfree(sets[i].lists);
         arrfree(sets[i].lines);
     }
     arrfree(sets);
@@ -706,8 +882,7 @@ static inline int demo_sets_find(const demo_reader *reader, demo_named_set **set
     int failed = 0;
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *name; !failed && (name = strsep(&rest, ","));) {
-        demo_named_set set = {demo_set_files(name, reader->error, reader->error_size), NULL,
-                              NULL};
+        demo_named_set set = {.paths = demo_set_files(name, reader->error, reader->error_size)};
         failed = set.paths ? 0 : -1;
         if (set.paths) arrput(*sets, set);
     }
@@ -715,21 +890,40 @@ static inline int demo_sets_find(const demo_reader *reader, demo_named_set **set
     return failed;
 }
 
-static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
-    size_t size = 0, mark = 0;
-    char *file = demo_dataset_bytes(reader, false, &mark, &size);
-    int64_t number = 0, before = arrlen(set->lines);
-    if (!file) return -1;
-    arrput(set->bytes, file);
-    for (const char *at = file + mark, *end = file + size; at < end;) {
+static inline int demo_set_list(demo_reader *reader, demo_named_set *set, const char *bytes,
+                                size_t size) {
+    cJSON *list = demo_json_parse(reader, bytes, size, "a list of objects, or one per line");
+    int64_t number = 0;
+    if (!list) return -1;
+    arrput(set->lists, list);
+    for (const cJSON *item = list->child; item; item = item->next)
+        arrput(set->lines, ((demo_line){reader->path, NULL, 0, ++number, item}));
+    return 0;
+}
+
+static inline void demo_set_text(demo_reader *reader, demo_named_set *set, const char *bytes,
+                                 size_t size) {
+    int64_t number = 0;
+    for (const char *at = bytes, *end = bytes + size; at < end;) {
         const char *stop = (const char *)memchr(at, '\n', (size_t)(end - at));
         size_t length = (size_t)((stop ? stop : end) - at);
         number++;
         if (strspn(at, " \t\r") < length)
-            arrput(set->lines, ((demo_line){reader->path, at, length, number}));
+            arrput(set->lines, ((demo_line){reader->path, at, length, number, NULL}));
         at += length + 1;
     }
-    return arrlen(set->lines) > before
+}
+
+static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
+    size_t size = 0, mark = 0;
+    char *file = demo_dataset_bytes(reader, false, &mark, &size);
+    int64_t before = arrlen(set->lines);
+    if (!file) return -1;
+    arrput(set->bytes, file);
+    bool list = demo_is_list(file + mark);
+    if (list && demo_set_list(reader, set, file + mark, size - mark)) return -1;
+    if (!list) demo_set_text(reader, set, file + mark, size - mark);
+    return list || arrlen(set->lines) > before
                ? 0
                : demo_wrong(reader, "only empty lines; one JSON object per line is needed");
 }
@@ -752,7 +946,8 @@ static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int
         const demo_line *line = &sets[order[i]].lines[there[order[i]]++];
         reader->path = line->path;
         reader->line = line->line;
-        failed = demo_read_line(reader, line->text, line->length);
+        failed = line->json ? demo_take_record(reader, line->json)
+                            : demo_read_line(reader, line->text, line->length);
     }
     reader->line = 0;
     arrfree(order);
@@ -776,9 +971,7 @@ static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
         for (int64_t k = 0; !failed && k < arrlen(sets[i].paths); k++) {
             if (!mixes && demo_reader_full(reader)) return 0;
             reader->path = sets[i].paths[k];
-            failed = demo_token_file_alone(reader) ? -1
-                     : mixes                       ? demo_set_lines(reader, &sets[i])
-                                                   : demo_read_dataset_file(reader);
+            failed = mixes ? demo_set_lines(reader, &sets[i]) : demo_read_dataset_file(reader);
         }
     return failed || !mixes ? failed
                             : demo_read_mixed(reader, sets, reader->options->max_samples);
@@ -792,6 +985,7 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
         return snprintf(reader->error, reader->error_size,
                         "input_template has no {} for the prompt: %s", form),
                -1;
+    if (demo_token_file_among(paths, reader->error, reader->error_size)) return -1;
     int failed = demo_sets_find(reader, &sets, paths) || demo_read_sets(reader, sets) ? -1 : 0;
     demo_sets_free(sets);
     return failed;

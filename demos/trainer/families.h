@@ -35,15 +35,17 @@ static const demo_config_key demo_config_keys[] = {
     {"hidden_act", "\"silu\""},
     {"attention_bias", "false"},
     {"mlp_bias", "false"},
-    {"attention_dropout", "0"},
-    {"pretraining_tp", "1"},
+    {"attention_dropout", demo_read_key},
+    {"pretraining_tp", demo_any_value}, /* sums in parts, in other orders: no other number */
+    {"use_mrope", "false"},
     {"use_sliding_window", "false"},
     {"rope_interleaved", "false"},
     {"partial_rotary_factor", "1"},
     {"is_llama_config", "true"},
     {"num_labels", "1"},
     {"quantization_config", "null"},
-    {"auto_map", "null"},
+    {"auto_map", demo_any_value}, /* the same model as a program of its own */
+    {"_attn_implementation_autoset", demo_any_value},
     {"layer_types", "null"},
     {"is_decoder", demo_any_value},
     {"is_encoder_decoder", "false"},
@@ -67,6 +69,15 @@ static const demo_config_key demo_config_keys[] = {
     {"output_attentions", demo_any_value},
     {"torchscript", demo_any_value},
     {"transformers.js_config", demo_any_value},
+    /* how texts were sampled, which is an option here */
+    {"max_length", demo_any_value},
+    {"min_length", demo_any_value},
+    {"do_sample", demo_any_value},
+    {"temperature", demo_any_value},
+    {"top_k", demo_any_value},
+    {"top_p", demo_any_value},
+    {"repetition_penalty", demo_any_value},
+    {"num_beams", demo_any_value},
     {"unsloth_fixed", demo_any_value},
     {"unsloth_version", demo_any_value},
     {"mean", demo_any_value},
@@ -76,29 +87,30 @@ static const demo_config_key demo_config_keys[] = {
 };
 
 /* Those of each rope_type: SEQPAR_ROPE_.. is its place. */
+enum { DEMO_ROPE_KEYS = 14 };
 static const struct {
     const char *name;
-    demo_config_key keys[12]; /* NULL ends them */
+    demo_config_key keys[DEMO_ROPE_KEYS]; /* NULL ends them */
 } demo_ropes[] = {
 /* clang-format off */
-#define DEMO_ROPE_KEYS \
+#define DEMO_EVERY_ROPE \
     {"rope_theta", demo_read_key}, {"rope_type", demo_read_key}, {"type", demo_read_key}, \
-        {"partial_rotary_factor", "1"}
+        {"partial_rotary_factor", "1"}, {"attn_factor", "1"}
     /* clang-format on */
-    {"default", {DEMO_ROPE_KEYS}},
-    {"linear", {DEMO_ROPE_KEYS, {"factor", demo_read_key}}},
+    {"default", {DEMO_EVERY_ROPE}},
+    {"linear", {DEMO_EVERY_ROPE, {"factor", demo_read_key}}},
     {"dynamic",
-     {DEMO_ROPE_KEYS,
+     {DEMO_EVERY_ROPE,
       {"factor", demo_read_key},
       {"original_max_position_embeddings", demo_any_value}}},
     {"llama3",
-     {DEMO_ROPE_KEYS,
+     {DEMO_EVERY_ROPE,
       {"factor", demo_read_key},
       {"low_freq_factor", demo_read_key},
       {"high_freq_factor", demo_read_key},
       {"original_max_position_embeddings", demo_read_key}}},
     {"yarn",
-     {DEMO_ROPE_KEYS,
+     {DEMO_EVERY_ROPE,
       {"factor", demo_read_key},
       {"beta_fast", demo_read_key},
       {"beta_slow", demo_read_key},
@@ -107,7 +119,7 @@ static const struct {
       {"mscale_all_dim", demo_read_key},
       {"truncate", demo_read_key},
       {"original_max_position_embeddings", demo_read_key}}}};
-#undef DEMO_ROPE_KEYS
+#undef DEMO_EVERY_ROPE
 enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 
 /* ---- which models there are ---- */

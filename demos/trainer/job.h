@@ -519,28 +519,10 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
 
 /* ---- data: text for a model with a tokenizer becomes a token file first ---- */
 
-static bool demo_folder_has(const char *folder, const char *name) {
-    char path[4352];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return !access(path, F_OK);
-}
-
 static bool demo_folder_has_tokenizer(const char *folder) {
     return folder && (demo_folder_has(folder, "tokenizer.json") ||
                       demo_folder_has(folder, "tokenizer.model") ||
                       demo_folder_has(folder, "vocab.json"));
-}
-
-static bool demo_folder_has_template(const char *folder) {
-    char path[4352];
-    size_t size;
-    snprintf(path, sizeof path, "%s/tokenizer_config.json", folder);
-    char *text = demo_read_file(path, &size);
-    bool has = demo_folder_has(folder, "chat_template.jinja") ||
-               demo_folder_has(folder, "chat_template.json") ||
-               (text && strstr(text, "\"chat_template\""));
-    free(text);
-    return has;
 }
 
 /* A word of a command line as a shell reads it. */
@@ -557,65 +539,109 @@ static void demo_shell_word(char *to, size_t size, const char *word) {
     if (!plain) snprintf(to + used, size - used, "'");
 }
 
-/* Options of prepare.py that this trainer has by the same name, by kind. */
-static const char *const demo_shared_options[] = {
-    "", "input_key,output_key,pretrain_mode", "prompt_key,chosen_key,rejected_key,margin_key",
-    "input_key,output_key,label_key", "input_key,label_key"};
+/* ---- the command line of prepare.py ---- */
 
-static void demo_command_option(char *to, size_t size, const demo_binding *b) {
-    const char *text = b->type == DEMO_STRING ? *(const char *const *)b->variable : NULL;
-    bool on = b->type == DEMO_FLAG && *(const bool *)b->variable;
-    if (!text && !on) return;
-    snprintf(to, size, " --%s", b->name);
-    if (text) demo_shell_word(to + strlen(to), size - strlen(to), text);
+typedef struct {
+    char text[8192];
+    const demo_job *job;
+} demo_command;
+
+static void demo_command_add(demo_command *line, const char *name, const char *value) {
+    size_t used = strlen(line->text), size = sizeof line->text;
+    used += (size_t)snprintf(line->text + used, size - used, " --%s", name);
+    if (value && used < size) demo_shell_word(line->text + used, size - used, value);
 }
 
-/* How its text becomes what is written here for it. */
-static void demo_command_shape(char *to, size_t size, const demo_job *job, uint32_t kind) {
-    const demo_config *c = &job->config;
-    const demo_binding *b = demo_binding_of(job->bindings, job->binding_count,
-                                            "input_template");
-    bool learns_more = kind == DEMO_TOKENS_SFT &&
-                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
-    if (learns_more || c->pretrain_mode)
-        snprintf(to, size, learns_more ? " --pretrain_mode" : "");
-    else if (demo_folder_has_template(c->pretrain))
-        snprintf(to, size, " --apply_chat_template");
-    else if (b && c->input_template && strcmp(c->input_template, b->fallback))
-        demo_command_option(to, size, b);
-    if (c->train_on_inputs) snprintf(to + strlen(to), size - strlen(to), " --train_on all");
+static void demo_command_number(demo_command *line, const char *name, int64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    demo_command_add(line, name, text);
+}
+
+/* An option that the user gave here, by what it is called there. */
+static void demo_command_given(demo_command *line, const char *here, const char *there) {
+    const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
+    bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
+    if (text && (!flag || demo_truth(text) == 1))
+        demo_command_add(line, there, flag ? NULL : text);
+}
+
+/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped here: the
+   defaults of both are the same. */
+static const char *const demo_shared_options[] = {
+    "", "input_key output_key pretrain_mode input_template",
+    "prompt_key chosen_key rejected_key margin_key input_template",
+    "input_key output_key label_key input_template", "input_key label_key input_template"};
+
+static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
+    const demo_config *c = &line->job->config;
+    char name[32];
+    int length;
+    for (const char *at = demo_shared_options[kind]; *at; at += length, at += *at == ' ') {
+        length = (int)strcspn(at, " ");
+        snprintf(name, sizeof name, "%.*s", length, at);
+        if (!(learns_more || c->pretrain_mode) || strcmp(name, "input_template"))
+            demo_command_given(line, name, name);
+    }
+    if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
+    demo_command_given(line, "apply_chat_template", "apply_chat_template");
+    demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
+    if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
     if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
-        snprintf(to + strlen(to), size - strlen(to), " --truncation %s",
-                 demo_long_words[c->long_documents]);
+        demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
+}
+
+/* Which records: what was given for this set. */
+static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
+                                 bool learns_more) {
+    const demo_config *c = &line->job->config;
+    bool evaluates = paths == c->eval_dataset;
+    const char *set = evaluates                     ? "eval"
+                      : learns_more                 ? "pretrain"
+                      : kind == DEMO_TOKENS_PROMPTS ? "prompt"
+                                                    : "dataset";
+    char probs[32], split[32];
+    snprintf(probs, sizeof probs, "%s%s_probs", set,
+             kind == DEMO_TOKENS_PROMPTS || learns_more ? "_data" : "");
+    snprintf(split, sizeof split, "%s_split", set);
+    demo_command_given(line, split, "split");
+    if (!strcmp(set, "dataset")) demo_command_given(line, "train_split", "split");
+    if (evaluates) return;
+    demo_command_given(line, probs, "dataset_probs");
+    if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
+    demo_command_given(line, "max_samples", "max_samples");
 }
 
 /* The command line that makes a token file of this text, until the next call; NULL: a byte is
    a token. */
 static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
-    static char text[4096];
+    static demo_command line;
     const demo_config *c = &job->config;
+    const demo_binding *most = kind == DEMO_TOKENS_PROMPTS
+                                   ? demo_binding_of(job->bindings, job->binding_count,
+                                                     "prompt_max_len")
+                                   : NULL;
+    bool learns_more = kind == DEMO_TOKENS_SFT &&
+                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
     char output[1200];
-    int64_t most = c->max_len;
     if (!demo_folder_has_tokenizer(c->pretrain)) return NULL;
+    line.job = job;
+    snprintf(line.text, sizeof line.text, "python3 demos/prepare.py");
     snprintf(output, sizeof output, "%.*s.tokens", (int)strcspn(paths, ","), paths);
-    snprintf(text, sizeof text, "python3 demos/prepare.py --kind %s --pretrain",
-             demo_token_kinds[kind]);
-    demo_shell_word(text + strlen(text), sizeof text - strlen(text), c->pretrain);
-    strcat(text, " --dataset");
-    demo_shell_word(text + strlen(text), sizeof text - strlen(text), paths);
-    strcat(text, " --output");
-    demo_shell_word(text + strlen(text), sizeof text - strlen(text), output);
-    for (int i = 0; i < job->binding_count; i++) {
-        const demo_binding *b = &job->bindings[i];
-        if (demo_list_has(demo_shared_options[kind], b->name))
-            demo_command_option(text + strlen(text), sizeof text - strlen(text), b);
-        if (kind == DEMO_TOKENS_PROMPTS && !strcmp(b->name, "prompt_max_len"))
-            most = *(const int64_t *)b->variable;
-    }
-    demo_command_shape(text + strlen(text), sizeof text - strlen(text), job, kind);
-    snprintf(text + strlen(text), sizeof text - strlen(text), " --max_len %lld",
-             (long long)most);
-    return text;
+    demo_command_add(&line, "kind", demo_token_kinds[kind]);
+    demo_command_add(&line, "pretrain", c->pretrain);
+    demo_command_add(&line, "dataset", paths);
+    demo_command_add(&line, "output", output);
+    demo_command_shape(&line, kind, learns_more);
+    demo_command_records(&line, paths, kind, learns_more);
+    demo_command_number(&line, "max_len", most ? *(const int64_t *)most->variable : c->max_len);
+    return line.text;
+}
+
+/* NULL where the user has not named it, so that the reader may see what the records are. */
+__attribute__((unused)) static const char *demo_named_key(const demo_job *job,
+                                                          const char *option, const char *key) {
+    return job->parsed && !demo_options_given(job->parsed, option) ? NULL : key;
 }
 
 /* Options that name further models; a comma list where the trainer takes one. */

@@ -47,7 +47,7 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
     demo_labelled_options options = {
-        .data = {.input_key = k->input_key,
+        .data = {.input_key = demo_named_key(job, "input_key", k->input_key),
                  .output_key = k->output_key,
                  .input_template = c->input_template,
                  .max_len = c->max_len,

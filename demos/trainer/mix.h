@@ -134,8 +134,10 @@ static inline bool demo_name_ends(const char *name, const char *ending) {
 }
 
 static inline bool demo_data_name(const char *name) {
-    return demo_name_ends(name, ".jsonl") || demo_name_ends(name, ".json") ||
-           demo_name_ends(name, ".parquet");
+    static const char *const ends[] = {".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet"};
+    bool is = false;
+    for (int i = 0; i < 5; i++) is |= demo_name_ends(name, ends[i]);
+    return is;
 }
 
 static inline bool demo_is_letter(char c) {

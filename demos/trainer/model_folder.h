@@ -105,6 +105,19 @@ static double demo_config_given(const demo_config_reader *r, const char *key) {
     return 1;
 }
 
+/* A share below 1; 0 where there is none. */
+static double demo_config_share(const demo_config_reader *r, const char *key) {
+    const cJSON *item = demo_config_item(r, key);
+    char shown[64];
+    if (!item) return 0;
+    if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble < 1)
+        return item->valuedouble;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"%s\" is %s, but it must be a number from 0 on, below 1", r->path, key,
+                demo_config_shown(shown, item));
+    return 0;
+}
+
 static int demo_config_truth(const demo_config_reader *r, const char *key) {
     const cJSON *item = demo_config_item(r, key);
     char shown[64];
@@ -204,7 +217,7 @@ static void demo_rope_read(const demo_config_reader *r, const demo_config_reader
                            seqpar_llama_rope *rope) {
     int count = 0;
     rope->type = demo_rope_type(r);
-    while (count < 12 && demo_ropes[rope->type].keys[count].key) count++;
+    while (count < DEMO_ROPE_KEYS && demo_ropes[rope->type].keys[count].key) count++;
     demo_config_known(r, NULL, demo_ropes[rope->type].keys, count);
     if (r->error->status || rope->type == SEQPAR_ROPE_DEFAULT) return;
     rope->factor = demo_config_given(r, "factor");
@@ -429,6 +442,7 @@ static void demo_config_parts(const demo_config_reader *r, const demo_family *fa
     c->qkv_bias = family->qkv_bias || bias;
     c->o_bias = bias;
     c->mlp_bias = demo_config_truth(r, "mlp_bias");
+    c->attention_dropout = demo_config_share(r, "attention_dropout");
     c->qk_norm = family->qk_norm;
     if (family->no_rope) c->no_rope_every = demo_config_no_rope(r, c->layers);
     demo_config_window(r, family, c);
@@ -496,8 +510,8 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 
 /* What a model is computed by, in numbers, and what each is called. By them models are compared
    and known again, so every field of a config but the head's name is one of them. */
-enum { DEMO_MODEL_NUMBERS = 29 };
-typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 224 ? 1 : -1];
+enum { DEMO_MODEL_NUMBERS = 30 };
+typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 232 ? 1 : -1];
 /* clang-format off */
 static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "num_hidden_layers",      "hidden_size",      "num_attention_heads",
@@ -509,7 +523,7 @@ static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "max_window_layers",      "no_rope_layer_interval", "biases of q, k and v",
     "biases of o",            "mlp_bias",         "norms of q and k",
     "num_experts",            "num_experts_per_tok", "moe_intermediate_size",
-    "decoder_sparse_step",    "norm_topk_prob"};
+    "decoder_sparse_step",    "norm_topk_prob",   "attention_dropout"};
 /* clang-format on */
 
 static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) {
@@ -525,7 +539,8 @@ static inline void demo_model_numbers(const seqpar_llama_config *c, double *to) 
         (double)c->window_from, (double)c->no_rope_every, (double)c->qkv_bias,
         (double)c->o_bias,      (double)c->mlp_bias,      (double)c->qk_norm,
         (double)c->experts,     (double)c->experts_per_token,
-        (double)c->expert_intermediate, (double)c->sparse_every, (double)c->topk_norm};
+        (double)c->expert_intermediate, (double)c->sparse_every, (double)c->topk_norm,
+        c->attention_dropout};
     /* clang-format on */
     memcpy(to, numbers, sizeof numbers);
 }
@@ -567,6 +582,9 @@ static inline void demo_parts_text(char *text, size_t size, const demo_family *f
                          (long long)(c->no_rope_every ? c->no_rope_every : c->layers + 1));
     if (c->o_bias)
         used += snprintf(text + used, size - (size_t)used, "  \"attention_bias\": true,\n");
+    if (c->attention_dropout > 0)
+        used += snprintf(text + used, size - (size_t)used, "  \"attention_dropout\": %.17g,\n",
+                         c->attention_dropout);
     if (c->mlp_bias)
         used += snprintf(text + used, size - (size_t)used, "  \"mlp_bias\": true,\n");
     demo_experts_text(text + used, size - (size_t)used, family, c);

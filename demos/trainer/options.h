@@ -539,6 +539,12 @@ static inline bool demo_options_given(const demo_options *options, const char *n
     return demo_options_spelling(options, name) != NULL;
 }
 
+/* What the user set it to, by whatever name, the last time; NULL: not. */
+static inline const char *demo_options_text(const demo_options *options, const char *name) {
+    const demo_known *last = demo_options_spelling(options, name);
+    return last ? options->text[last - demo_known_options] : NULL;
+}
+
 /* ---- whose command line it is: programs differ in defaults and in what a name means ---- */
 
 enum {

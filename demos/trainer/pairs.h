@@ -6,7 +6,8 @@
   * line each:
  *
  *   text        {"prompt": "...", "chosen": "...", "rejected": "..."}    with prompt_key
- *   texts       {"chosen": "...", "rejected": "..."}                     without: the prompt is what both begin with
+ *   texts       {"chosen": "...", "rejected": "..."}                     without: the prompt is what both begin with,
+ *                                                                        demo_common_prompt says how much of it
  *   ids         {"prompt_ids": [..], "chosen_ids": [..], "rejected_ids": [..]}
  *   whole ids   {"chosen_input_ids": [..], "chosen_labels": [..], "rejected_input_ids": [..], "rejected_labels": [..]}
  *
@@ -87,7 +88,7 @@ typedef struct {
 /* ---- prompt and response ---- */
 
 static inline bool demo_json_has(const cJSON *record, const char *key) {
-    return cJSON_GetObjectItemCaseSensitive(record, key) != NULL;
+    return demo_json_find(record, key) != NULL;
 }
 
 static inline void demo_record_respond(demo_record *record, const char *response) {
@@ -153,17 +154,39 @@ typedef struct {
     const demo_pair_options *how;
 } demo_pair_target;
 
-/* Bytes of the prompt that two texts begin with. As in TRL: a space before the difference
- * belongs to the responses, and where one text begins with all of the other, or is equal to it,
- * the shorter keeps its last character as response. A byte is a token, but a character is not
- * torn. */
+/* Behind the last line of a text that begins with this name; 0: none does. */
+static inline size_t demo_last_turn(const char *text, size_t length, const char *name) {
+    size_t size = strlen(name), last = 0;
+    for (size_t at = 0; at + size <= length; at++)
+        if ((!at || text[at - 1] == '\n') && !strncmp(text + at, name, size)) last = at + size;
+    return last;
+}
+
+/* No word ends between two of these bytes. */
+static inline bool demo_in_word(char byte) {
+    return (byte & 0x80) || isalnum((unsigned char)byte) || byte == '_' || byte == '\'';
+}
+
+/* Bytes of the prompt that two texts begin with: up to the last "Assistant:" of both; otherwise
+ * up to the first turn that differs, or the first word. As in TRL a space before that word belongs
+ * to the responses; where one text begins with all of the other, or is equal to it, the shorter
+ * keeps its last word as response. */
 static inline size_t demo_common_prompt(const char *one, const char *other) {
-    size_t n = 0;
+    static const char *const turns[] = {"Assistant:", "Human:", "User:"};
+    size_t n = 0, turn = 0, asked = 0;
+    size_t answer = demo_last_turn(one, strlen(one), turns[0]);
     while (one[n] && one[n] == other[n]) n++;
-    bool differ = one[n] && other[n];
-    if (n && !differ) n--;
-    while (n && (one[n] & 0xC0) == 0x80) n--;
-    return n && differ && one[n - 1] == ' ' ? n - 1 : n;
+    if (answer && answer <= n && answer == demo_last_turn(other, strlen(other), turns[0]))
+        return answer;
+    for (int i = 0; i < 3; i++) {
+        size_t end = demo_last_turn(one, n, turns[i]);
+        if (end > turn) asked = (turn = end) - (i ? strlen(turns[i]) : 0);
+    }
+    if (turn) return asked;
+    if (n && (!one[n] || !other[n])) n--;
+    while (n && demo_in_word(one[n - 1]) && (demo_in_word(one[n]) || demo_in_word(other[n])))
+        n--;
+    return n && one[n - 1] == ' ' ? n - 1 : n;
 }
 
 static inline void demo_pair_push_prompt(demo_pair_record *pair, const char *form,
@@ -183,17 +206,18 @@ static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *read
                                  const demo_pair_options *how, const cJSON *json) {
     const char *keys[] = {how->chosen_key ? how->chosen_key : "chosen",
                           how->rejected_key ? how->rejected_key : "rejected"};
+    if (demo_one_prompt(reader, json, how->prompt_key)) return -1;
     const char *prompt = how->prompt_key
                              ? demo_json_text(reader, json, how->prompt_key, "prompt_key")
                              : "";
     const char *chosen = prompt ? demo_json_text(reader, json, keys[0], "chosen_key") : NULL;
     const char *rejected = chosen ? demo_json_text(reader, json, keys[1], "rejected_key")
                                   : NULL;
-    if (!rejected || demo_text_allowed(reader) ||
-        demo_response_given(reader, keys[0], chosen) ||
-        demo_response_given(reader, keys[1], rejected))
-        return -1;
+    if (!rejected || demo_text_allowed(reader)) return -1;
     size_t shared = how->prompt_key ? 0 : demo_common_prompt(chosen, rejected);
+    if (demo_response_given(reader, keys[0], chosen + shared) ||
+        demo_response_given(reader, keys[1], rejected + shared))
+        return -1;
     if (how->prompt_key)
         demo_pair_push_prompt(pair, how->data.input_template, prompt, strlen(prompt));
     else
@@ -249,7 +273,7 @@ static inline int demo_pair_whole_ids(demo_pair_record *pair, const demo_reader 
 static inline int demo_pair_margin(demo_pair_record *pair, const demo_reader *reader,
                                    const demo_pair_options *how, const cJSON *json) {
     const char *key = how->margin_key ? how->margin_key : "margin";
-    const cJSON *item = how->margins ? cJSON_GetObjectItemCaseSensitive(json, key) : NULL;
+    const cJSON *item = how->margins ? demo_json_find(json, key) : NULL;
     pair->has_margin = item && !cJSON_IsNull(item);
     if (!pair->has_margin) return 0;
     if (!cJSON_IsNumber(item))
@@ -483,6 +507,7 @@ static inline int demo_labelled_text(demo_record *record, const demo_reader *rea
                                      const cJSON *json) {
     const demo_data_options *options = reader->options;
     const char *key = options->output_key ? options->output_key : "output";
+    if (demo_one_prompt(reader, json, options->input_key)) return -1;
     const char *input = demo_json_text(
         reader, json, options->input_key ? options->input_key : "input", "input_key");
     const char *output = input ? demo_json_text(reader, json, key, "output_key") : NULL;

@@ -462,7 +462,7 @@ static void demo_ppo_close(demo_rank *r) {
 static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_data_options options = {
-        .input_key = p->input_key,
+        .input_key = demo_named_key(job, "input_key", p->input_key),
         .pretrain_mode = true,
         .max_len = job->config.max_len,
         .long_documents = job->config.long_documents,
@@ -499,12 +499,13 @@ static int demo_answers_there(const demo_dataset *set, const char *path, char *e
 /* Ids alone do not say how texts that are sampled end and read. */
 static int demo_prompts_load(demo_dataset *set, const char *paths,
                              const demo_data_options *options, char *error, size_t size) {
+    if (demo_token_file_among(paths, error, size)) return -1;
     if (!demo_is_token_file(paths) && options->prepare)
         return snprintf(
                    error, size,
                    "%s is no token file, and %s has a tokenizer, which is not built in; make "
-                   "tokens of it and give those: %s",
-                   paths, options->folder, options->prepare),
+                   "tokens of it and give those%s: %s",
+                   paths, options->folder, demo_template_hint(options), options->prepare),
                -1;
     if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error, size);
     *set = (demo_dataset){0};
@@ -557,7 +558,7 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
                          int64_t max_samples, char *error, size_t size) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     demo_data_options options = {
-        .input_key = p->input_key,
+        .input_key = demo_named_key(job, "input_key", p->input_key),
         .output_key = p->label_key,
         .input_template = job->config.input_template,
         .max_len = p->prompt_max_len,

@@ -351,7 +351,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
                                         demo_responses_fn objective) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
-    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *sums = (double *)demo_room(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums);
@@ -473,7 +473,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
                                   int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
-    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *scores = (double *)demo_room(2 * documents + b.tokens + 1, sizeof *scores);

@@ -36,7 +36,7 @@
 static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, char *error, size_t size) {
     const demo_config *c = &job->config;
-    demo_data_options options = {.input_key = c->input_key,
+    demo_data_options options = {.input_key = demo_named_key(job, "input_key", c->input_key),
                                  .output_key = c->output_key,
                                  .input_template = c->output_key ? c->input_template : NULL,
                                  .pretrain_mode = c->pretrain_mode,
@@ -107,7 +107,7 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     const demo_config *c = &r->job->config;
     const seqpar_row *rows = w->batch.row + first;
     seqpar_sft_desc sft = {.count = w->batch.counts.supervised};
-    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b;
     seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};

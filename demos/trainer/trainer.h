@@ -141,6 +141,16 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
     return run;
 }
 
+/* Of a step's rows, micro >= 0, which the model learns from: attention drops what its config.json
+   says, as torch does where a model is in training mode. */
+static seqpar_llama_run demo_run_of(const demo_rank *r, int64_t micro) {
+    seqpar_llama_run run = demo_run_desc(r->job);
+    run.dropout = micro >= 0;
+    run.dropout_seed = (uint64_t)r->job->config.seed;
+    run.dropout_step = r->step;
+    return run;
+}
+
 /* ---- a window of documents ---- */
 
 /* Packs the documents named by `which`, units being neighbours. */
@@ -287,7 +297,7 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
 /* The optimizer's step over a window that is open. */
 static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
-    const seqpar_llama_run run = demo_run_desc(job);
+    const seqpar_llama_run run = demo_run_of(r, 0);
     const demo_objective *o = job->objective;
     int64_t accumulation = demo_accumulation(r, w->batch.rows), first, count;
     double weight;
@@ -881,11 +891,14 @@ static void demo_job_say(const demo_job *job) {
         fprintf(stderr, "notice: without --pretrain a model with random weights is trained; "
                         "give the folder of one that was trained before\n");
     fprintf(stderr, "data: %s\n", job->train.summary);
+    snprintf(shown, sizeof shown,
+             job->model.attention_dropout > 0 ? ", attention_dropout %g" : "",
+             job->model.attention_dropout);
     fprintf(
         stderr,
-        "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld; %s%s\n",
+        "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld%s; %s%s\n",
         (long long)job->model.layers, (long long)job->model.hidden, (long long)job->model.heads,
-        (long long)job->model.kv_heads, (long long)job->model.vocab, c->device,
+        (long long)job->model.kv_heads, (long long)job->model.vocab, shown, c->device,
         demo_wants_bf16(c) ? " in bf16" : "");
     fprintf(stderr,
             "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld "

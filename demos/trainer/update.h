@@ -253,7 +253,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
 
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
-    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_run run = demo_run_of(r, index);
     seqpar_llama_batch b = {0};
     seqpar_vocab_seeds seeds = {0};
     demo_seeds buffers = {0};
@@ -304,7 +304,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
-    const seqpar_llama_run run = demo_run_desc(r->job);
+    const seqpar_llama_run run = demo_run_of(r, 0);
     if (!status) /* the critic's experts are as its values want them */
         status = demo_experts_begin(&r->ctx, &r->experts, u->model, u->optim, u->w->batch.row,
                                     accumulation, &run,

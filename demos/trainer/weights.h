@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <cjson/cJSON.h>
 #include "files.h"
+#include "json.h"
 #include "seqpar_safetensors.h"
 
 enum { DEMO_INDEX_BYTES = 1 << 26, DEMO_INDEX_TENSORS = 1 << 16, DEMO_WEIGHTS_PATH = 4608 };
@@ -117,16 +118,10 @@ static inline seqpar_status demo_weights_listed(const demo_weights *w, const cJS
                        w->index, (long long)listed, (long long)tensors);
 }
 
-static inline bool demo_weights_twice(const cJSON *map) {
-    for (const cJSON *entry = map->child; entry; entry = entry->next)
-        if (cJSON_GetObjectItemCaseSensitive(map, entry->string) != entry) return true;
-    return false;
-}
-
 static inline seqpar_status demo_weights_map(demo_weights *w, const cJSON *map,
                                              seqpar_error *error) {
     int count = cJSON_GetArraySize(map);
-    if (!cJSON_IsObject(map) || !count || count > DEMO_INDEX_TENSORS || demo_weights_twice(map))
+    if (!cJSON_IsObject(map) || !count || count > DEMO_INDEX_TENSORS || demo_json_twice(map))
         return seqpar_fail(
             error, SEQPAR_ERR_FILE_FORMAT,
             "%s: no object \"weight_map\" that says of each of up to %d tensors, "

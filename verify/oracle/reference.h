@@ -171,10 +171,22 @@ static inline int reference_window(reference *f, const seqpar_llama_config *c,
     return -1;
 }
 
+/* What another program dropped cannot be known. */
+static inline int reference_dropout(reference *f, const seqpar_llama_config *c,
+                                    const char *folder) {
+    if (c->attention_dropout <= 0) return 0;
+    seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s/config.json: \"attention_dropout\" is %g, and what a step dropped is "
+                "not in its dump; train and judge it with 0",
+                folder, c->attention_dropout);
+    return -1;
+}
+
 /* The model of a folder, for rows that are there. */
 static inline int reference_model(reference *f, const char *folder) {
     seqpar_llama_config config = {.layers = 0};
-    if (demo_load_config(folder, &config, &f->d->error) || reference_window(f, &config, folder))
+    if (demo_load_config(folder, &config, &f->d->error) ||
+        reference_window(f, &config, folder) || reference_dropout(f, &config, folder))
         return -1;
     if (f->d->facts.objective == DUMP_RM) {
         if (reference_score(f, folder)) return -1;

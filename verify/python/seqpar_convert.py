@@ -19,7 +19,6 @@ import argparse
 import os
 import pathlib
 import shutil
-import zipfile
 
 import numpy
 
@@ -33,7 +32,12 @@ PER_MICRO_BATCH = {*MICRO_BATCH, *ATTENTION, *(n for names in OF_OBJECTIVE.value
 
 
 def refuse(sentence):
-    raise SystemExit(f"error: {sentence}")
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)
+    raise SystemExit(f"error: {''.join(shown)}")
+
+
+def reason(why):
+    return f"{type(why).__name__} {why}".strip().split("\n")[0][:200]
 
 
 def files_of(folder, found, what):
@@ -49,12 +53,17 @@ def save(out, ranks):
     if os.path.exists(out):
         refuse(f"{out}: is there already; name a folder that is not")
     beside = f"{out}.tmp.{os.getpid()}"
-    os.makedirs(beside)
+    try:
+        os.makedirs(beside)
+    except OSError as e:
+        refuse(f"{out}: cannot be made: {e.strerror}")
     try:
         for rank, (metadata, tensors) in ranks.items():
             path = os.path.join(beside, f"rank{rank}.safetensors")
             _write(path, tensors, {"seqpar_dump": "1", **metadata, "rank": str(rank)})
         os.rename(beside, out)
+    except OSError as e:
+        refuse(f"{out}: {e.strerror}; nothing was written")
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -66,11 +75,15 @@ def read_npz(path):
     try:
         with numpy.load(path) as file:
             arrays = {name: file[name] for name in file.files}
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile) as e:
-        refuse(f"{path}: numpy reads no arrays from it: {e}")
+    except Exception as e:  # a damaged archive fails in zipfile, zlib, ast and numpy
+        refuse(f"{path}: numpy reads no arrays from it: {reason(e)}")
     metadata = {k[9:]: str(v) for k, v in arrays.items() if k.startswith("metadata.")}
     if "rank" not in metadata or "world" not in metadata:
         refuse(f"{path}: has no metadata.rank and metadata.world; add both as arrays of a string")
+    for name in ("rank", "world"):  # a file is called by its rank
+        if not (metadata[name].isascii() and metadata[name].isdigit()):
+            refuse(f"{path}: metadata.{name} is {metadata[name][:40]!r}; give a whole number")
+    metadata["rank"] = str(int(metadata["rank"]))
     tensors = {k: x for k, x in arrays.items() if not k.startswith("metadata.")}
     return metadata, {k: entry_of(path, k, x) for k, x in tensors.items()}
 
@@ -78,8 +91,8 @@ def read_npz(path):
 def entry_of(path, name, x):
     try:
         return _entry(x)
-    except ValueError as e:
-        refuse(f"{path}: {name}: {e}")
+    except (ValueError, TypeError, AttributeError, RuntimeError) as e:
+        refuse(f"{path}: {name}: {reason(e)}")
 
 
 def convert_npz(folder, out):
@@ -114,14 +127,17 @@ def name_of(tag):
 
 def load_pt(path):
     """The value, and what else the dumper says: its world, for one."""
-    import pickle
+    if not os.path.getsize(path):
+        refuse(f"{path}: is empty, as a rank that was killed leaves it; dump the step anew")
     import torch
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as e:
-        refuse(f"{path}: torch reads no tensors from it: {str(e).splitlines()[0]}")
+    except Exception as e:  # a file of a rank that was killed may end anywhere
+        why = "it holds more than tensors" if "weights_only" in str(e) else reason(e)
+        refuse(f"{path}: torch reads no tensors from it: {why}")
     if isinstance(loaded, dict) and "value" in loaded:
-        return loaded["value"], loaded.get("meta", {})
+        meta = loaded.get("meta")
+        return loaded["value"], meta if isinstance(meta, dict) else {}
     return loaded, {}
 
 
@@ -135,10 +151,16 @@ def shaped(entry, name):
 
 
 def tensor_of(path, name, value):
+    single = name in ("loss", "norm")
     if not hasattr(value, "detach"):
-        value = numpy.float64(value) if name in ("loss", "norm") else numpy.asarray(value)
+        try:
+            value = numpy.float64(value) if single else numpy.asarray(value)
+        except (ValueError, TypeError, OverflowError) as e:
+            refuse(f"{path}: {name}: no numbers: {reason(e)}")
     entry = entry_of(path, name, value)
-    if name in ("loss", "norm"):
+    if single and numpy.prod(entry["shape"]) != 1:
+        refuse(f"{path}: {name} has the shape {entry['shape']}, but it is one number")
+    if single:
         return dict(entry, shape=[])
     return shaped(entry, name) if name.split(".")[0].isdigit() else entry
 
@@ -151,15 +173,20 @@ def read_sglang(folder, step):
         name = name_of(tag)
         if tag.get("step", "0") != str(step) or name is None:
             continue
-        if not tag.get("rank", "").isdigit():
-            refuse(f"{path}: its name says no rank")
+        for key in ("rank", "micro_batch"):
+            text = tag.get(key, "0" if key == "micro_batch" else "")
+            if not (text.isascii() and text.isdigit() and len(text) < 10):
+                refuse(f"{path}: its name says no {key}, a whole number")
         tensors = ranks.setdefault(int(tag["rank"]), {})
         recomputed = tag.get("recompute_status") == "recompute"
         if name in tensors and not recomputed:
             refuse(f"{path}: a second {name} of rank {tag['rank']} in step {step}; tell "
                    "micro-batches apart by a tag micro_batch=A")
         value, meta = load_pt(path)
-        world = max(world, int(meta.get("world_size", 0)))
+        said = meta.get("world_size", 0)
+        if not isinstance(said, int) or not 0 <= said < 1 << 20:
+            refuse(f"{path}: its world_size is {str(said)[:40]}; a whole number is needed")
+        world = max(world, said)
         tensors.setdefault(name, tensor_of(path, name, value))
     if not ranks:
         refuse(f"{folder}: no file of step {step} has a name that is known")
@@ -184,6 +211,9 @@ def add_places(tensors, layout, sp, rank):
     micro = sorted({int(n.split(".")[0]) for n in tensors if n.split(".")[0].isdigit()})
     for a in micro:
         if layout and f"{a}.index" not in tensors and f"{a}.ids" in tensors:
+            if len(tensors[f"{a}.ids"]["shape"]) != 1:
+                refuse(f"rank {rank}: {a}.ids has the shape {list(tensors[f'{a}.ids']['shape'])}; a "
+                       "micro-batch is one row of tokens")
             tokens = tensors[f"{a}.ids"]["shape"][0]
             tensors[f"{a}.index"] = _entry(places(layout, sp, rank, tokens))
     return max(micro, default=0) + 1

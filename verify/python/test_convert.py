@@ -127,7 +127,18 @@ def test_refusals():
         (made / "two" / name).write_bytes((made / "npz" / "rank0.npz").read_bytes())
     (made / "bare").mkdir()
     numpy.savez(made / "bare" / "rank0.npz", x=numpy.ones(2))
-    for case, words in {"empty": "no .npz file", "text": "numpy reads no arrays",
+    for case, rank in (("away", "../../rank0"), ("minus", "-1"), ("words", "one")):
+        (made / case).mkdir()
+        numpy.savez(made / case / "rank0.npz", **{"metadata.rank": rank, "metadata.world": "1"})
+    (made / "array").mkdir()
+    with open(made / "array" / "rank0.npz", "wb") as file:
+        numpy.save(file, numpy.ones(2))
+    (made / "killed").mkdir()
+    (made / "killed" / "rank0.npz").write_bytes(b"")
+    for case, words in {"away": "metadata.rank is '../../rank0'; give a whole number",
+                        "minus": "metadata.rank is '-1'", "words": "metadata.rank is 'one'",
+                        "array": "numpy reads no arrays", "killed": "numpy reads no arrays",
+                        "empty": "no .npz file", "text": "numpy reads no arrays",
                         "two": "a second file of rank", "bare": "has no metadata.rank",
                         "nowhere": "no such folder"}.items():
         said = convert("npz", made / case, made / "out")
@@ -137,7 +148,31 @@ def test_refusals():
     check("convert_keeps_what_is_there", said.returncode and "already" in said.stderr, said.stderr)
 
 
+def test_damaged_pt():
+    """What a killed rank or another program leaves is a sentence. The first two need no torch."""
+    cases = {"empty": (b"", "name=input_ids", "is empty, as a rank that was killed leaves it"),
+             "micro": (b"", "micro_batch=x___name=input_ids", "its name says no micro_batch")}
+    try:
+        import torch
+        cases.update(meta=({"value": torch.ones(3), "meta": {"world_size": "two"}}, "name=input_ids",
+                           "its world_size is two"),
+                     text=({"value": "abc"}, "name=input_ids", "0.ids: ValueError"),
+                     ragged=({"value": [[1], [2, 3]]}, "name=input_ids", "0.ids: no numbers"),
+                     loss=({"value": torch.ones(3)}, "name=loss", "loss has the shape [3]"),
+                     code=(b"cos\nsystem\n(S'false'\ntR.", "name=input_ids", "more than tensors"))
+    except ImportError:
+        print("skip convert_damaged_tensors: no torch")
+    for case, (value, name, words) in cases.items():
+        (folder / f"pt_{case}").mkdir()
+        path = folder / f"pt_{case}" / f"step=0___rank=0___{name}.pt"
+        path.write_bytes(value) if isinstance(value, bytes) else torch.save(value, path)
+        said = convert("sglang", path.parent, folder / "pt_out")
+        right = said.returncode == 1 and words in said.stderr and said.stderr.count("\n") == 1
+        check(f"convert_refuses_pt_{case}", right and not (folder / "pt_out").exists(), said.stderr)
+
+
 test_npz()
 test_sglang()
+test_damaged_pt()
 test_refusals()
 sys.exit(failed > 0)

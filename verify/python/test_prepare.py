@@ -5,6 +5,7 @@ boundaries of turns, what is refused, the same bytes by any number of processes,
     test_prepare.py FOLDER [DATA]     DATA: a folder with gsm8k_train.jsonl and gsm8k_preferences.jsonl
 """
 import contextlib
+import gzip
 import http.server
 import io
 import json
@@ -15,6 +16,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 import zlib
 
@@ -370,6 +372,273 @@ def test_pairs():
     assert [read.learnt(i) for i in range(2)] == [[" yes<|im_end|>"], [" no<|im_end|>"]]
 
 
+CALLS = ("{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['content'] %}{{ m['content'] }}{% endif %}"
+         "{% for c in m['tool_calls'] or [] %}{{ '<call>' + c.function.name + ' ' + c.function.arguments | tojson + '</call>' }}"
+         "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+# as DeepSeek's: only null says that a function is called
+CALLS_OF_NULL = CALLS.replace("{% if m['content'] %}", "{% if m['content'] is not none %}").replace(
+    "{% for c in m['tool_calls'] or [] %}", "{% for c in (m['tool_calls'] if m['content'] is none else []) %}")
+# writes the calls, and null as the word None
+CALLS_AND_NONE = CALLS.replace("{% if m['content'] %}{{ m['content'] }}{% endif %}", "{{ m['content'] }}")
+
+
+def test_contents():
+    """Parts of text are joined, a tool call is what the template makes of it, and nothing else passes for text."""
+    def turn(**message):
+        return lines("contents", [{"messages": [{"role": "user", "content": "a"}, dict({"role": "assistant"}, **message)]}])
+    call = [{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}]
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    for model in ("chatml", "chatml_plain"):
+        assert run(model, turn(content=parts), *CHAT).learnt(0) == ["one two<|im_end|>"], model
+        asked = lines("asked", [{"messages": [{"role": "user", "content": parts}]}])
+        assert b"user\none two<|im_end|>" in run(model, asked, *CHAT, kind="prompts").texts(prepare.PROMPT_OFFSETS, prepare.PROMPTS)[0]
+        refused('"messages"[1] has the content null, but text is needed', model, turn(content=None), *CHAT)
+        refused('"messages"[1] has the content null, but text is needed', model, turn(), *CHAT)
+        refused('"messages"[1] has the content 5, but text is needed', model, turn(content=5), *CHAT)
+        refused("only parts of type text can be read", model, turn(content=[{"type": "image", "image": "a.png"}]), *CHAT)
+        refused("only parts of type text can be read", model, turn(content=["text"]), *CHAT)
+        refused("the chat template does not write the tool call 'add'", model, turn(content="b", tool_calls=call), *CHAT)
+        refused("the chat template does not write the tool call 'add'", model, turn(content=None, function_call=call[0]["function"]),
+                *CHAT)
+        refused("a tool call is [5], but it is an object", model, turn(content=None, tool_calls=[5]), *CHAT)
+    for text in (CALLS, CALLS_OF_NULL, CALLS_AND_NONE):
+        keys = [*CHAT, "--tokenizer_chat_template", text]
+        for kind, more in (("sft", []), ("sft", ["--train_on", "all"]), ("labelled", ["--label_key", "l"])):
+            data = turn(content=None, tool_calls=call)
+            if kind == "labelled":
+                data = lines("contents", [dict(json.loads(open(data).read()), l=1)])
+            read = run("chatml", data, *keys, *more, kind=kind)
+            assert '<call>add {"x": 1}</call><|im_end|>' in read.learnt(0)[0] and "None" not in read.learnt(0)[0], (text, read.learnt(0))
+    named = turn(content=None, tool_calls=call)
+    tools = lines("tools", [dict(json.loads(open(named).read()), tools=[{"name": "add"}])])
+    listed = "{% for t in tools %}{{ t['name'] + '\n' }}{% endfor %}" + CHATML.replace("BEGIN", "").replace("END", "")
+    refused("the chat template does not write the tool call 'add'", "chatml", tools, *CHAT, "--tokenizer_chat_template", listed)
+    refused('"tools" is "add", but a list of functions is needed', "chatml",
+            lines("tools", [{"messages": conversation(2), "tools": "add"}]), *CHAT, "--tokenizer_chat_template", listed)
+    as_text, as_list = ([{"messages": conversation(2), "tools": tools}] for tools in ('[{"name": "add"}]', [{"name": "add"}]))
+    assert run("chatml", lines("tools", as_text), *CHAT, "--tokenizer_chat_template", listed).ids == \
+        run("chatml", lines("tools", as_list), *CHAT, "--tokenizer_chat_template", listed).ids
+
+
+def test_whole_pairs():
+    """Beside a key of the prompt, chosen and rejected may be whole conversations: the prompt stands once."""
+    once = [{"chosen": conversation(2, "q", "good"), "rejected": conversation(2, "q", "bad")}]
+    keys = ["--prompt_key", "p", "--apply_chat_template"]
+    system = [{"role": "system", "content": "s"}]
+    for model in ("chatml", "chatml_plain"):
+        want = run(model, lines("pairs", once), "--apply_chat_template", kind="pairs", out="want")
+        for prompt, before in (("q", []), (" q\n", []), (conversation(1, "q"), []), ("q", system), (system + conversation(1, "q"), system)):
+            sides = {key: before + once[0][key] for key in ("chosen", "rejected")}
+            read = run(model, lines("pairs", [dict(sides, p=prompt)]), *keys, kind="pairs")
+            if before:
+                want = run(model, lines("pairs", [sides]), "--apply_chat_template", kind="pairs", out="want")
+            assert read.ids == want.ids and read.mask == want.mask, (model, prompt, before, read.text(read.ids[0]))
+        # a system's message of the prompt alone; what goes on from a longer prompt
+        read = run(model, lines("pairs", [dict(once[0], p=system + conversation(1, "q"))]), *keys, kind="pairs")
+        assert read.text(read.ids[0]).count("user") == 1 == read.text(read.ids[0]).count("system")
+        longer = conversation(4, "a", "b", "q")
+        read = run(model, lines("pairs", [{"p": longer[:3], **once[0]}]), *keys, kind="pairs")
+        assert read.text(read.ids[0]).count("user") == 2 and read.learnt(0) == ["good<|im_end|>"]
+        # one message of ShareGPT, as LLaMA-Factory has it
+        shared = {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": "gpt", "value": "good"},
+                  "rejected": {"from": "gpt", "value": "bad"}}
+        want = run(model, lines("pairs", once), "--apply_chat_template", kind="pairs", out="want")
+        assert run(model, lines("pairs", [shared]), "--prompt_key", "conversations", *keys[2:], kind="pairs").ids == want.ids
+    refused("begins with a message of the user, \"q\", which is not the prompt's \"other\"", "chatml",
+            lines("pairs", [dict(once[0], p="other")]), *keys, kind="pairs")
+    whole = [{"input": "q", "output": conversation(2, "q", "good"), "label": 1}]
+    want = run("chatml", lines("chats", [{"input": once[0]["chosen"]}]), "--apply_chat_template", out="want")
+    assert run("chatml", lines("whole", whole), "--output_key", "output", "--apply_chat_template").ids == want.ids
+    assert run("chatml", lines("whole", whole), "--apply_chat_template", kind="labelled").learnt(0) == ["good<|im_end|>"]
+    texts = [{"p": "Say it.", "chosen": "Say it. Now", "rejected": "Say it. Later"}]
+    for more in ([], ["--apply_chat_template"]):
+        assert "both responses begin with the prompt" in run("chatml", lines("pairs", texts), "--prompt_key", "p", *more,
+                                                             kind="pairs").said
+    assert not run("chatml", lines("pairs", [dict(texts[0], p="Say.")]), "--prompt_key", "p", kind="pairs").said
+
+
+# what both texts of a pair begin with, and the two responses
+PROMPTS = [("Human: q\n\nAssistant:", " We say yes", " We say no"), ("\n\nHuman: q\n\nAssistant:", " The cat", " The car"),
+           ("\n\nHuman: q\n\nAssistant: a\n\nHuman: b\n\nAssistant:", " yes", " yes, it is"),
+           ("\n\nHuman: q\n\nAssistant: a\n\n", "Human: so\n\nAssistant: b", "Human: and\n\nAssistant: c, longer"),
+           ("\n\nHuman: q\n\nAssistant:", " hello", " hello\n\nHuman: x\n\nAssistant: y"),
+           ("We say", " yes", " no"), ("the", " cat", " car"), ("a", " b", " bc"), ("", "good", "good!"), ("so:\n", "don't", "don"),
+           ("x", " \u4f60\u597d", " \u4f60\u4eec"), ("an Assistant: said", " this", " that"), ("", "cat", "car")]
+
+
+def test_common_prompts():
+    """Without a key of the prompt it ends with the last "Assistant:" of both, or before the first turn or word that differs."""
+    for prompt, chosen, rejected in PROMPTS:
+        for one, other in ((chosen, rejected), (rejected, chosen)):
+            assert prepare.common_prompt(prompt + one, prompt + other) == len(prompt), (prompt, one, other)
+        read = run("chatml", lines("pairs", [{"chosen": prompt + chosen, "rejected": prompt + rejected}]), kind="pairs")
+        whole = [f"{w}<|im_end|>" for w in (chosen, rejected)]  # nothing predicts a first token
+        assert [read.learnt(i)[0] for i in range(2)] == whole if prompt else read.learnt(0)[0] in whole[0], (prompt, chosen)
+        assert read.about["counts"]["two_prompts"] == 0
+    silent = [{"chosen": "\n\nHuman: q\n\nAssistant:", "rejected": "\n\nHuman: q\n\nAssistant: a"},
+              {"chosen": "yes", "rejected": "no"}]
+    assert run("chatml", lines("pairs", silent), kind="pairs").about["counts"]["zero_length"] == 1
+
+
+def test_shapes():
+    """Records as others write them: the same tokens as the plain ones."""
+    def same(data, keys, plain, plain_keys, model="chatml", kind="sft"):
+        read, want = run(model, data, *keys, kind=kind), run(model, lines("plain", plain), *plain_keys, kind=kind, out="want")
+        assert read.ids == want.ids and read.mask == want.mask, (read.text(read.ids[0]), want.text(want.ids[0]))
+    chat = [{"role": "system", "content": "s"}, *conversation(2, "q", "a")]
+    shared = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    shape = ["--input_key", "conversations", "--apply_chat_template"]
+    for model in ("chatml", "chatml_plain"):
+        same(lines("shared", [{"conversations": shared}]), shape, [{"messages": chat[1:]}], CHAT, model)
+        same(lines("shared", [{"conversations": shared, "system": "s"}]), shape, [{"messages": chat}], CHAT, model)
+        same(lines("shared", [{"conversations": [{"from": "system", "value": "s"}, *shared]}]), shape, [{"messages": chat}], CHAT, model)
+    call = {"from": "function_call", "value": '{"name": "add", "arguments": {"x": 1}}'}
+    seen = run("chatml", lines("shared", [{"conversations": [shared[0], call, {"from": "observation", "value": "1"}, shared[1]]}]),
+               *shape, "--tokenizer_chat_template", CALLS)
+    assert seen.learnt(0) == ['<call>add {"x": 1}</call><|im_end|>', "a<|im_end|>"], seen.learnt(0)
+    refused("is from function_call, but its value is no JSON", "chatml",
+            lines("bad", [{"conversations": [shared[0], {"from": "function_call", "value": "add"}]}]), *shape)
+    refused('"conversations"[0] is from "narrator"', "chatml", lines("bad", [{"conversations": [{"from": "narrator", "value": "a"}]}]),
+            *shape)
+    two = {"instruction": "Add.", "input": "1 and 2", "output": "3"}
+    plain, keys = [{"q": "Add.\n1 and 2", "a": "3"}], ["--input_key", "q", "--output_key", "a"]
+    same(lines("alpaca", [two]), [], plain, keys)
+    same(lines("alpaca", [two]), ["--output_key", "output"], plain, keys)
+    same(lines("alpaca", [two]), ["--apply_chat_template"], plain, [*keys, "--apply_chat_template"])
+    same(lines("alpaca", [dict(two, input="")]), [], [{"q": "Add.", "a": "3"}], keys)
+    same(lines("alpaca", [two]), ["--input_key", "input"], [{"q": "1 and 2"}], ["--input_key", "q"])
+    same(lines("alpaca", [two]), ["--label_key", "output"], plain, ["--input_key", "q", "--label_key", "a"], kind="prompts")
+    past = dict(two, system="s", history=[["b", "c"]])
+    assert run("chatml", lines("alpaca", [past]), "--apply_chat_template").learnt(0) == ["c<|im_end|>", "3<|im_end|>"]
+    refused('"system" and "history" need a chat template', "chatml", lines("bad", [past]))
+    refused('"history" is [1], but a list of [prompt, response]', "chatml", lines("bad", [dict(two, history=[1])]))
+    pair = {"instruction": "Add.", "input": "1 and 2", "chosen": "3", "rejected": "4"}
+    same(lines("alpaca", [pair]), [], [{"p": "Add.\n1 and 2", "chosen": "3", "rejected": "4"}], ["--prompt_key", "p"], kind="pairs")
+    deep = [{"data": {"turn": {"q": "a", "chosen": "b"}}, "x.y": "c"}]
+    same(lines("deep", deep), ["--input_key", "data.turn.q", "--output_key", "x.y"], [{"q": "a", "a": "c"}], keys)
+    refused('no key "data.turn.z"; set --input_key to one of those present: \'data\'', "chatml", lines("bad", deep), "--input_key",
+            "data.turn.z")
+
+
+def test_files():
+    """A list of records whatever it is called, gzip, and what is broken in them."""
+    records = [{"input": f"text {i}"} for i in range(3)]
+    want = run("chatml", lines("plain", records), out="want").ids
+    for name, content in (("list.jsonl", json.dumps(records)), ("wide.jsonl", json.dumps(records, indent=1)),
+                          ("zip.jsonl.gz", "\n".join(map(json.dumps, records))), ("zip.json.gz", json.dumps(records))):
+        with (gzip.open if name.endswith(".gz") else open)(f"{OUT}/{name}", "wt") as file:
+            file.write(content)
+        assert run("chatml", f"{OUT}/{name}").ids == want, name
+    with open(f"{OUT}/zip.jsonl.gz", "rb") as file:
+        whole = file.read()
+    for broken in (whole[:-9], b"no gzip at all", whole[:12] + b"\0\0" + whole[14:]):
+        with open(f"{OUT}/broken.jsonl.gz", "wb") as file:
+            file.write(broken)
+        refused("broken.jsonl.gz is no whole gzip file", "chatml", f"{OUT}/broken.jsonl.gz")
+    for text, said in (('[{"input": "a", "input": "b"}]', 'bad.jsonl: key "input" stands there twice'),
+                       ('[{"input": "a"}] {', "bad.jsonl: broken JSON"), ('[{"input": "a"}, 5]', ":2: the record is 5"),
+                       ('{"input": ' + "[" * 100000, "lie too deep in each other")):
+        refused(said, "chatml", lines("bad", [text]))
+    with open(f"{OUT}/bad.jsonl", "wb") as file:
+        file.write(b'{"input": "a\xff"}\n')
+    refused(":1: byte 12 is no UTF-8", "chatml", f"{OUT}/bad.jsonl")
+
+
+def test_places():
+    """Only a token file is replaced."""
+    good = lines("good", [{"input": "a"}])
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = f"{folder('chatml')}/{name}"
+        before = content(path)
+        try:
+            prepare.prepare(["--pretrain", folder("chatml"), "--dataset", good, "--output", path, "--overwrite"])
+        except prepare.Refused as why:
+            assert "is there and no token file, which alone is replaced" in str(why), why
+        assert content(path) == before, f"{name} was replaced"
+
+
+def damaged(name, change):
+    """A folder whose files are otherwise: change(tokenizer, config, generation)."""
+    files = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+    parts = [json.loads(content(f"{folder('chatml')}/{file}")) for file in files]
+    change(*parts)
+    os.makedirs(folder(name), exist_ok=True)
+    for file, part in zip(files, parts):
+        with open(f"{folder(name)}/{file}", "w") as to:
+            to.write(part if isinstance(part, str) else json.dumps(part))
+    return name
+
+
+def test_damaged_folders():
+    """What a folder or a template may hold is a sentence, not a traceback."""
+    good = lines("good", [{"messages": conversation(2)}])
+
+    def beyond(tokenizer, *_):
+        tokenizer["added_tokens"][-1]["id"] = 5000
+
+    def huge(tokenizer, *_):
+        tokenizer["model"]["vocab"]["x" * 40] = 2000000000
+
+    def stops(_, __, generation):
+        generation["eos_token_id"] = [2, 70000, -5, 1 << 70, "a"]
+    refused("tokenizer.json", damaged("odd", beyond), good, *CHAT)
+    refused("has a token with the id 2000000000", damaged("odd", huge), good, *CHAT)
+    read = run(damaged("odd", stops), good, *CHAT)
+    assert read.stops == [2] and "has [70000, -5, 1180591620717411303424, 'a'] among its eos_token_id" in read.said, read.said
+    with open(f"{folder('odd')}/tokenizer_config.json", "w") as file:
+        file.write("[" * 100000)
+    refused("tokenizer_config.json cannot be read", "odd", good, *CHAT)
+    for text, said in (("{{ 1 / 0 }}", "ZeroDivisionError"), ("{{ messages[0].content * 2 ** 70 }}", "does not take these 2 messages"),
+                       ("{{ (2.0 ** 1024) }}", "OverflowError"), ("{{ 'a' % 5 }}", "TypeError")):
+        refused(said, "chatml", good, *CHAT, "--tokenizer_chat_template", text)
+    whole, prepare.LONGEST = prepare.LONGEST, 0.2
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    try:
+        refused("takes more than 0.2 seconds for one text", "chatml", good, *CHAT, "--tokenizer_chat_template", endless)
+    finally:
+        prepare.LONGEST = whole
+    code = subprocess.run([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", good, "--output",
+                           f"{OUT}/refused.tokens", *CHAT, "--workers", "1", "--tokenizer_chat_template",
+                           "{{ raise_exception('\x1b[31m red') }}"], capture_output=True, text=True)
+    assert code.returncode == 2 and "\\x1b[31m red" in code.stderr and "\x1b" not in code.stderr, code.stderr
+
+
+def test_memory():
+    """A template that doubles a text ends in a sentence, at half of the machine's memory or the limit that there is."""
+    doubling = ("{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}")
+    data = lines("good", [{"messages": conversation(2)}])
+    words = [sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", data, "--output",
+             f"{OUT}/refused.tokens", *CHAT, "--workers", "2", "--tokenizer_chat_template", doubling]
+    code = subprocess.run(["bash", "-c", 'ulimit -d 1500000; exec "$@"', "bash", *words], capture_output=True, text=True)
+    assert code.returncode == 2 and "does not take these 2 messages: MemoryError" in code.stderr, code.stderr[-300:]
+
+
+def test_workers_end():
+    """No process outlives the first, even where that is killed."""
+    data = lines("endless", [{"messages": conversation(2)}] * 2000)
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    first = subprocess.Popen([sys.executable, f"{ROOT}/demos/prepare.py", "--pretrain", folder("chatml"), "--dataset", data, "--output",
+                              f"{OUT}/killed.tokens", *CHAT, "--workers", "2", "--tokenizer_chat_template", endless])
+    children, until = [], time.monotonic() + 20
+    while len(children) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+        with open(f"/proc/{first.pid}/task/{first.pid}/children") as file:
+            children = [int(child) for child in file.read().split()]
+    first.kill()
+    first.wait()
+    while any(map(alive, children)) and time.monotonic() < until + 10:
+        time.sleep(0.05)
+    assert len(children) >= 2 and not any(map(alive, children)), children
+
+
+def alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_labelled():
     records = [{"input": "q", "output": "a", "label": label} for label in (True, 0, "1", False)]
     for more in ([], ["--apply_chat_template"]):
@@ -429,7 +698,8 @@ def test_sets():
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        refused("pip install pyarrow", "chatml", named("none", 1).replace(".jsonl", ".parquet"))
+        os.replace(named("none", 1), f"{OUT}/none.parquet")
+        refused("pip install pyarrow", "chatml", f"{OUT}/none.parquet")
         return
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"messages": conversation(2)}]), f"{OUT}/set.parquet")
     assert run("chatml", f"{OUT}/set.parquet", *CHAT).learnt(0) == ["turn 1<|im_end|>"]
@@ -493,7 +763,8 @@ def test_refused():
     refused("neither a file nor a template", "chatml", good, *CHAT, "--tokenizer_chat_template", "nowhere.jinja")
     refused("is a list, but text is needed; lists of messages need --apply_chat_template", "chatml", good, "--input_key",
             "messages")
-    refused("is a message is an object"[5:], "chatml", lines("bad", [{"messages": [{"from": "human"}]}]), *CHAT)
+    refused("is a message is an object"[5:], "chatml", lines("bad", [{"messages": [{"who": "human"}]}]), *CHAT)
+    refused("has the content null", "chatml", lines("bad", [{"messages": [{"from": "human"}]}]), *CHAT)
     refused('bad.jsonl:2: no key "output"; set --output_key', "chatml",
             lines("bad", [{"input": "a", "output": "b"}, {"input": "a"}]), "--output_key", "output")
     refused("answers no prompt; give --prompt_key", "chatml", lines("bad", [{"chosen": "a", "rejected": "b"}]),
@@ -637,9 +908,53 @@ def test_trainers():
     said = train("dpo", "--dataset", pairs, *base, "--ref_pretrain", f"{model}_other", *save, code=2)
     assert "has another tokenizer.json than the one that" in said, said
     raw = train("sft", "--dataset", stories, "--input_key", "question", "--output_key", "answer", *base, *save, code=2)
-    command = raw[raw.index("python3 demos/prepare.py"):].strip()
-    subprocess.run([sys.executable, *command.split()[1:], "--overwrite"], cwd=ROOT, check=True, capture_output=True)
-    train("sft", "--dataset", os.path.abspath(f"{OUT}/arith.jsonl.tokens"), *base, *save)  # what it says to type
+    train("sft", "--dataset", typed(raw), *base, *save)  # what it says to type
+    printed_lines(stories, preferences, labelled, base)
+
+
+def typed(said):
+    """Runs the line that a trainer printed; the file that it made."""
+    line = said[said.index("python3 demos/prepare.py"):].strip()
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True).stdout.decode().split("\0")[1:-1]
+    done = subprocess.run([sys.executable, *words, "--overwrite"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, (line, done.stderr)
+    return words[words.index("--output") + 1]
+
+
+def printed_lines(stories, preferences, labelled, base):
+    """They keep every option that was given, and add none that would change a text."""
+    def made(trainer, *options, data="--dataset"):
+        said = train(trainer, *options, *base, "--save_path", os.path.abspath(f"{OUT}/none"), code=2)
+        assert "python3 demos/prepare.py" in said, said
+        return Read(os.path.join(ROOT, typed(said)))
+
+    def same(got, want):
+        assert got.ids == want.ids and got.mask == want.mask, (got.text(got.ids[0]), want.text(want.ids[0]))
+    keys = ["--input_key", "question", "--output_key", "answer"]
+    plain = ["--max_samples", "7", "--input_template", "<{}>\n'a'"]
+    same(made("sft", "--dataset", stories, *keys, *plain), run("chatml", stories, *keys, *plain))
+    same(made("sft", "--dataset", stories, *keys), run("chatml", stories, *keys))
+    cut = ["--max_len", "60", "--truncation", "cut"]
+    same(made("sft", "--dataset", stories, *keys, *cut, "--train_on_inputs"), run("chatml", stories, *keys, *cut, "--train_on", "all"))
+    same(made("sft", "--dataset", stories, *keys, "--apply_chat_template"), run("chatml", stories, *keys, "--apply_chat_template"))
+    told = ["--apply_chat_template", "--tokenizer_chat_template", CALLS]
+    same(made("sft", "--dataset", stories, *keys, *told), run("chatml", stories, *keys, *told))
+    chats = os.path.abspath(lines("listed", conversations(4, 12)))
+    for trainer, kind in (("sft", "sft"), ("kto", "labelled")):
+        if kind == "labelled":
+            chats = os.path.abspath(lines("listed", [dict(r, label=1) for r in conversations(4, 12)]))
+        want = run("chatml", chats, *CHAT, kind=kind)
+        same(made(trainer, "--dataset", chats, "--input_key", "messages"), want)
+    whole = os.path.abspath(lines("whole", [{"chosen": conversation(2, "q", "a"), "rejected": conversation(2, "q", "b")}]))
+    for trainer in ("dpo", "rm"):
+        same(made(trainer, "--dataset", whole), run("chatml", whole, "--apply_chat_template", kind="pairs"))
+    read = os.path.abspath(lines("hh", [{"chosen": f"\n\nHuman: {i}?\n\nAssistant: the cat", "rejected":
+                                         f"\n\nHuman: {i}?\n\nAssistant: the car"} for i in range(5)]))
+    same(made("dpo", "--dataset", read), run("chatml", read, kind="pairs"))
+    asked = ["--input_key", "question", "--label_key", "answer"]
+    reward = ["--reward_rule", "last_number"]
+    same(made("ppo", "--prompt_data", stories, *asked, *reward, "--input_template", "({})"),
+         run("chatml", stories, *asked, "--input_template", "({})", kind="prompts"))
 
 
 def other_tokenizer(model):

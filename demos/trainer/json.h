@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* json.h - what cJSON does not look for. */
+#ifndef DEMO_JSON_H
+#define DEMO_JSON_H
+
+#include <stdlib.h>
+#include <string.h>
+#include <cjson/cJSON.h>
+#include "memory.h"
+
+static inline int demo_order_of_keys(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* A key that stands twice in an object, or in one inside it, says two things, of which one would
+   be passed over; NULL: none does. */
+static inline const char *demo_json_twice(const cJSON *json) {
+    const char **keys = NULL, *twice = NULL;
+    for (const cJSON *item = json->child; item && !twice; item = item->next) {
+        if (cJSON_IsObject(json)) arrput(keys, item->string);
+        if (item->child) twice = demo_json_twice(item);
+    }
+    if (arrlen(keys) > 1) qsort(keys, (size_t)arrlen(keys), sizeof *keys, demo_order_of_keys);
+    for (int64_t i = 1; i < arrlen(keys) && !twice; i++)
+        if (!strcmp(keys[i - 1], keys[i])) twice = keys[i];
+    arrfree(keys);
+    return twice;
+}
+
+#endif
