@@ -488,6 +488,9 @@ SEQPAR_DEF double seqpar_log(double x);
    Errors. A function that fails writes a sentence to comm->error by seqpar_fail, which keeps
    the first, and returns its code. The sentence names the group, its step and both ranks.
    - begin that fails leaves request->state NULL and nothing in flight.
+   - STEP: a message is of another group than its receive: their names or steps differ. The
+     receiver finds it, names both groups, and writes nothing. On a queue a transport need not
+     look: there the library does, before it updates anything.
    - MESSAGE_SIZE: sizes differ. The receiver finds it, names both, and writes nothing beyond
      its buffer.
    - abort ends the world. It does not block. The first abort wins, from whichever comm of the
@@ -554,6 +557,10 @@ struct seqpar_comm { /* the transport sets these, and 0 where nothing is said of
     seqpar_error *error; /* of this rank, one for all its comms of a world */
     /* to other ranks; seqpar_comm_begin counts them */
     int64_t bytes_sent, messages_sent;
+    /* on queues: groups so far, and a sum over their messages, which is 0 over all ranks where
+       both ends of each message are of the same group; seqpar_comm_begin adds to them */
+    int64_t queue_groups;
+    uint64_t queue_sum;
     /* whose memory buffers may lie in; NULL: the host's alone. seqpar_ctx_open sets it, and the
        last seqpar_ctx_close takes it back: `contexts` are open on this comm */
     struct seqpar_device *device;
@@ -585,6 +592,14 @@ SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int
                                            seqpar_comm **sub);
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
 SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm);
+
+/* For a transport that has compared a message with its receive: the two groups' names and
+   steps, the ranks, the sizes. Writes what differs to *error, as STEP or MESSAGE_SIZE. */
+typedef struct seqpar_mismatch {
+    const char *name, *sent_name; /* of the receiver's group, of the sender's */
+    int64_t step, sent_step, to, from, bytes, sent_bytes;
+} seqpar_mismatch;
+SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_mismatch *m);
 
 /* A world of one rank, which sends only to itself. The caller frees it with
    seqpar_comm_free. NULL: out of memory. */
@@ -3821,6 +3836,21 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    found exactly: all ranks that have not ended wait, and nothing is being copied.
    ========================================================================================== */
 
+/* Both ends of a message on a queue stand at the same place in the order of groups. */
+static void seqpar__count_queue_group(seqpar_comm *comm, const seqpar_group *g) {
+    uint64_t about = seqpar__mix((uint64_t)comm->queue_groups++), pair;
+    for (const char *c = g->name; *c; c++) about = seqpar__mix(about + (unsigned char)*c);
+    about = seqpar__mix(about + (uint64_t)g->step);
+    for (int64_t i = 0; i < g->send_count; i++) {
+        pair = (uint64_t)(comm->rank * comm->size + g->sends[i].peer);
+        comm->queue_sum += seqpar__mix(about ^ seqpar__mix(pair));
+    }
+    for (int64_t i = 0; i < g->recv_count; i++) {
+        pair = (uint64_t)(g->recvs[i].peer * comm->size + comm->rank);
+        comm->queue_sum -= seqpar__mix(about ^ seqpar__mix(pair));
+    }
+}
+
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request) {
     request->state = NULL;
@@ -3834,6 +3864,7 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
         SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
         queue = NULL;
     }
+    if (queue) seqpar__count_queue_group(comm, group);
     return comm->table->begin(comm, group, queue, request);
 }
 
@@ -3978,6 +4009,22 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     return status;
 }
 
+/* A message and its receive are not of one group, or differ in size. All transports say it in
+   these words. */
+SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_mismatch *m) {
+    if (m->sent_step != m->step || strcmp(m->sent_name, m->name))
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "rank %lld is in '%s' step %lld, but what comes from rank %lld is of "
+                           "'%s' step %lld; all ranks must make the same calls in the same "
+                           "order",
+                           (long long)m->to, m->name, (long long)m->step, (long long)m->from,
+                           m->sent_name, (long long)m->sent_step);
+    return seqpar_fail(error, SEQPAR_ERR_MESSAGE_SIZE,
+                       "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
+                       m->name, (long long)m->step, (long long)m->from,
+                       (long long)m->sent_bytes, (long long)m->to, (long long)m->bytes);
+}
+
 /* Between ranks of one process. With a device each buffer may be its memory or the host's. */
 static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from,
                               int64_t bytes) {
@@ -4071,7 +4118,7 @@ enum seqpar__message_state {
     SEQPAR__MESSAGE_WAITS,
     SEQPAR__MESSAGE_COPYING,
     SEQPAR__MESSAGE_DONE,
-    SEQPAR__MESSAGE_WRONG_SIZE
+    SEQPAR__MESSAGE_WRONG
 };
 
 typedef struct seqpar__message {
@@ -4080,6 +4127,8 @@ typedef struct seqpar__message {
     int64_t from, to, sequence; /* world ranks; number between the two on this comm */
     void *data;
     int64_t bytes;
+    const char *name; /* of its group; of a wrong receive: the sender's, as bytes and step */
+    int64_t step;
     enum seqpar__message_state state;
 } seqpar__message;
 
@@ -4183,9 +4232,13 @@ static seqpar_status seqpar__hub_failed(seqpar__member *m) {
 }
 
 static void seqpar__post_messages(seqpar__member *m, seqpar__message *to,
-                                  const seqpar_transfer *list, int64_t count, int sending) {
+                                  const seqpar_group *group, int sending) {
+    const seqpar_transfer *list = sending ? group->sends : group->recvs;
+    int64_t count = sending ? group->send_count : group->recv_count;
     for (int64_t i = 0; i < count; i++) {
         int64_t peer = m->world_rank[list[i].peer];
+        to[i].name = group->name;
+        to[i].step = group->step;
         to[i].comm_id = m->id;
         to[i].from = sending ? seqpar__world_rank(m) : peer;
         to[i].to = sending ? peer : seqpar__world_rank(m);
@@ -4229,9 +4282,13 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
     ends[0] = send->from;
     ends[1] = recv->to;
     /* its wait says so */
-    if (send->bytes != recv->bytes) {
-        recv->state = SEQPAR__MESSAGE_WRONG_SIZE;
-        recv->sequence = send->bytes;
+    if (send->bytes != recv->bytes || send->step != recv->step ||
+        strcmp(send->name, recv->name)) {
+        recv->state = SEQPAR__MESSAGE_WRONG;
+        recv->sequence = recv->bytes;
+        recv->bytes = send->bytes;
+        recv->name = send->name;
+        recv->step = send->step;
         seqpar__hub_wake(hub, recv->to);
         return;
     }
@@ -4283,8 +4340,8 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
     p->recv_count = group->recv_count;
     p->name = group->name;
     p->step = group->step;
-    seqpar__post_messages(m, p->sends, group->sends, group->send_count, 1);
-    seqpar__post_messages(m, p->recvs, group->recvs, group->recv_count, 0);
+    seqpar__post_messages(m, p->sends, group, 1);
+    seqpar__post_messages(m, p->recvs, group, 0);
     pthread_mutex_lock(&hub->lock);
     p->next = hub->seats[seqpar__world_rank(m)].posted;
     hub->seats[seqpar__world_rank(m)].posted = p;
@@ -4295,17 +4352,16 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
 }
 
 /* of any request of this rank */
-static seqpar_status seqpar__wrong_size(seqpar__member *m) {
+static seqpar_status seqpar__wrong_message(seqpar__member *m) {
     const seqpar__posted *p;
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
-        for (int64_t i = 0; i < p->recv_count; i++)
-            if (p->recvs[i].state == SEQPAR__MESSAGE_WRONG_SIZE)
-                return seqpar_fail(
-                    m->comm.error, SEQPAR_ERR_MESSAGE_SIZE,
-                    "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
-                    p->name, (long long)p->step, (long long)p->recvs[i].from,
-                    (long long)p->recvs[i].sequence, (long long)p->recvs[i].to,
-                    (long long)p->recvs[i].bytes);
+        for (int64_t i = 0; i < p->recv_count; i++) {
+            const seqpar__message *r = &p->recvs[i];
+            const seqpar_mismatch said = {p->name, r->name,  p->step,     r->step,
+                                          r->to,   r->from, r->sequence, r->bytes};
+            if (r->state == SEQPAR__MESSAGE_WRONG)
+                return seqpar_comm_mismatch(m->comm.error, &said);
+        }
     return SEQPAR_OK;
 }
 
@@ -4335,7 +4391,7 @@ static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *req
     (void)queue;
     pthread_mutex_lock(&hub->lock);
     for (;;) {
-        status = seqpar__wrong_size(m);
+        status = seqpar__wrong_message(m);
         if (status || seqpar__missing_peer(p) < 0) break;
         if (hub->aborted) {
             status = seqpar__hub_failed(m);
@@ -8884,7 +8940,9 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    g = seqpar__group("gradients to owners", slice, list, sends, arriving, recvs);
+    /* a slice comes once a source and micro-batch, and micro-batches in order */
+    g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
+                      sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
     SEQPAR_FREE(list);
@@ -9239,6 +9297,22 @@ static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_blocks *b
     return seqpar_comm_wait(ctx->world, &request, h->queue);
 }
 
+/* Whether, on a transport that does not look at what a message on a queue is about, all ranks
+   made their calls in the same order. */
+static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
+    uint64_t sum = ctx->world->queue_sum + ctx->sp->queue_sum;
+    int64_t halves[2];
+    if (!ctx->world->table->queued) return SEQPAR_OK;
+    halves[0] = (int64_t)(sum & 0xffffffff);
+    halves[1] = (int64_t)(sum >> 32);
+    SEQPAR__TRY(seqpar_comm_sum_i64(ctx->world, halves, 2));
+    if ((uint64_t)halves[0] + ((uint64_t)halves[1] << 32) == 0) return SEQPAR_OK;
+    return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                       "a rank was in one exchange when another sent it a message of another "
+                       "one; all ranks must make the same calls in the same order, above all "
+                       "of seqpar_step_gradient");
+}
+
 /* Owners take sums of squares by block and hand them to all; every rank folds them over the
    block numbers. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
@@ -9258,6 +9332,7 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         a.block_size = SEQPAR_PARAM_BLOCK;
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
+    if (!status) status = seqpar__check_queue_groups(ctx);
     if (!status && blocks) status = seqpar__share_owned(ctx, &o->blocks, &handed);
     for (int64_t b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = blocks ? sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62)) : 0;

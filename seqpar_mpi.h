@@ -196,7 +196,8 @@ typedef struct seqpar_mpi__peer { /* another rank of the world */
 } seqpar_mpi__peer;
 
 typedef struct seqpar_mpi__head {
-    int64_t bytes, tag; /* tag: of its pieces */
+    int64_t bytes, tag, step; /* tag: of its pieces */
+    char name[40];            /* of its group, cut */
 } seqpar_mpi__head;
 
 typedef struct seqpar_mpi__member seqpar_mpi__member;
@@ -442,6 +443,8 @@ static int seqpar_mpi__start(seqpar_mpi__request *r, seqpar_mpi__part *p) {
         return MPI_Irecv(&p->head, (int)sizeof p->head, MPI_BYTE, peer, tag, w->mpi, q);
     }
     p->head.bytes = p->bytes;
+    p->head.step = r->step;
+    snprintf(p->head.name, sizeof p->head.name, "%s", r->name);
     p->head.tag = SEQPAR_MPI__COMMS + w->peer[peer].sent++ % SEQPAR_MPI__ROUND;
     code = MPI_Isend(&p->head, (int)sizeof p->head, MPI_BYTE, peer, tag, w->mpi, q);
     return code ? code : seqpar_mpi__start_pieces(r, p);
@@ -456,6 +459,13 @@ static void seqpar_mpi__hear_bye(seqpar_mpi__world *w, int64_t rank) {
         seqpar_mpi__rest(&patience, seqpar_mpi__hear(w));
 }
 
+static void seqpar_mpi__wrong(const seqpar_mpi__request *r, const seqpar_mpi__part *p) {
+    seqpar_mpi__world *w = r->member->world;
+    const seqpar_mismatch m = {r->name, p->head.name, r->step,  p->head.step,
+                               w->rank, p->peer,      p->bytes, p->head.bytes};
+    if (!w->failed) seqpar_mpi__fail(w, seqpar_comm_mismatch(w->error, &m), w->error->text);
+}
+
 /* The head of a message has come. */
 static void seqpar_mpi__check_head(seqpar_mpi__request *r, seqpar_mpi__part *p) {
     seqpar_mpi__world *w = r->member->world;
@@ -466,11 +476,9 @@ static void seqpar_mpi__check_head(seqpar_mpi__request *r, seqpar_mpi__part *p) 
         SEQPAR_MPI__FAIL(w, SEQPAR_ERR_DIED,
                          "rank %lld waits in '%s' step %lld for rank %lld, which has ended",
                          (long long)w->rank, r->name, (long long)r->step, (long long)p->peer);
-    else if (p->head.bytes != p->bytes)
-        SEQPAR_MPI__FAIL(w, SEQPAR_ERR_MESSAGE_SIZE,
-                         "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
-                         r->name, (long long)r->step, (long long)p->peer,
-                         (long long)p->head.bytes, (long long)w->rank, (long long)p->bytes);
+    else if (p->head.bytes != p->bytes || p->head.step != r->step ||
+             strncmp(p->head.name, r->name, sizeof p->head.name - 1))
+        seqpar_mpi__wrong(r, p);
     else if ((code = seqpar_mpi__start_pieces(r, p)))
         seqpar_mpi__failed_call(w, code, "a message");
 }

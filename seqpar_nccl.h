@@ -379,13 +379,15 @@ static void seqpar_nccl__rule_ended(seqpar_nccl__referee *f, const seqpar_nccl__
 
 static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *send,
                                const seqpar_nccl__end *recv) {
-    if (send->bytes != recv->bytes)
-        seqpar_nccl__rule(f, SEQPAR_ERR_MESSAGE_SIZE, recv->rank,
-                          "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
-                          recv->name, (long long)recv->step, (long long)send->rank,
-                          (long long)send->bytes, (long long)recv->rank,
-                          (long long)recv->bytes);
-    else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
+    const seqpar_mismatch m = {recv->name, send->name, recv->step,  send->step,
+                               recv->rank, send->rank, recv->bytes, send->bytes};
+    seqpar_error wrong;
+    memset(&wrong, 0, sizeof wrong);
+    if (send->bytes != recv->bytes || send->step != recv->step ||
+        strcmp(send->name, recv->name)) {
+        seqpar_status status = seqpar_comm_mismatch(&wrong, &m);
+        seqpar_nccl__rule(f, status, recv->rank, "%s", wrong.text);
+    } else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
              !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }

@@ -28,7 +28,8 @@ enum {
 
 /* from: in the world; number: counted per comm and pair of ranks */
 typedef struct heading {
-    long long comm, from, number, bytes;
+    long long comm, from, number, bytes, step;
+    char name[32]; /* of its group, cut */
 } heading;
 
 typedef struct message {
@@ -73,6 +74,13 @@ static void move_bytes(const seqpar_comm *comm, void *to, const void *from, long
         comm->device->copy(comm->device, to, from, bytes, NULL);
     else if (bytes)
         memcpy(to, from, (size_t)bytes);
+}
+
+static heading heading_of(const seqpar_group *g, long long comm, long long from,
+                          long long number, long long bytes) {
+    heading h = {comm, from, number, bytes, g->step, ""};
+    snprintf(h.name, sizeof h.name, "%s", g->name);
+    return h;
 }
 
 static message **find(const heading *h) { /* the link to that message, or the last link */
@@ -141,10 +149,10 @@ static void collect(const seqpar_comm *comm, const parcel *p, const expected *e)
     message **link, *m;
     while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes)
         if (progress(p, e->head.from, 0), here.failed) return;
-    if (m->head.bytes != e->head.bytes)
-        FAIL(SEQPAR_ERR_MESSAGE_SIZE,
-             "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld", p->name,
-             p->step, e->head.from, m->head.bytes, here.rank, e->head.bytes);
+    const seqpar_mismatch both = {e->head.name,  m->head.name, e->head.step,  m->head.step,
+                                  here.rank,     e->head.from, e->head.bytes, m->head.bytes};
+    if (memcmp(&m->head.bytes, &e->head.bytes, sizeof m->head - offsetof(heading, bytes)))
+        here.failed = seqpar_comm_mismatch(&here.error, &both);
     else
         move_bytes(comm, e->data, m->data, m->head.bytes);
     *link = m->next, free(m);
@@ -160,10 +168,11 @@ static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *q
     p->name = g->name, p->step = g->step, p->count = 0;
     for (const seqpar_transfer *t = g->recvs; t < g->recvs + g->recv_count; t++)
         p->recvs[p->count++] = (expected){
-            {m->id, m->world[t->peer], m->received[t->peer]++, t->bytes}, t->data};
+            heading_of(g, m->id, m->world[t->peer], m->received[t->peer]++, t->bytes),
+            t->data};
     for (const seqpar_transfer *t = g->sends; t < g->sends + g->send_count; t++)
         deliver(comm, p, m->world[t->peer],
-                (heading){m->id, here.rank, m->sent[t->peer]++, t->bytes},
+                heading_of(g, m->id, here.rank, m->sent[t->peer]++, t->bytes),
                 (const char *)t->data);
     return (void)queue, SEQPAR_OK; /* if a send failed, wait says so */
 }

@@ -707,6 +707,24 @@ static seqpar_status rank_wrong_size(seqpar_comm *world, void *user) {
     return seqpar_comm_barrier(world);
 }
 
+/* of the same size, but of another group, or of another step of it */
+static seqpar_status rank_other_group(seqpar_comm *world, void *user) {
+    (void)user;
+    if (world->rank == 1) TRY(exchange(world, "dk, dv", 3, 2, 37, -1, 0));
+    if (world->rank == 2) return exchange(world, "kv ring", 3, -1, 0, 1, 37);
+    return seqpar_comm_barrier(world);
+}
+
+static seqpar_status rank_other_step(seqpar_comm *world, void *user) {
+    (void)user;
+    for (int64_t i = 0; i < 2; i++) {
+        /* rank 0 goes backwards */
+        int64_t step = world->rank ? i : 1 - i;
+        TRY(exchange(world, "gradients", step, 1 - world->rank, 8, 1 - world->rank, 8));
+    }
+    return seqpar_comm_barrier(world);
+}
+
 static seqpar_status rank_says_no(seqpar_comm *world, void *user) {
     (void)user;
     TRY(seqpar_comm_barrier(world));
@@ -915,6 +933,22 @@ static const failure transport_failures[] = {
      {"kv ring", "step 3", "rank 1", "37 bytes", "rank 2", "41"},
      SEQPAR_ERR_PEER,
      "rank 1 sent 37 bytes"},
+    {"message_of_another_group",
+     4,
+     rank_other_group,
+     SEQPAR_ERR_STEP,
+     2,
+     {"rank 2 is in 'kv ring' step 3", "rank 1 is of 'dk, dv' step 3"},
+     SEQPAR_ERR_PEER,
+     "'dk, dv' step 3"},
+    {"message_of_another_step",
+     2,
+     rank_other_step,
+     SEQPAR_ERR_STEP,
+     -1,
+     {"'gradients' step 0", "'gradients' step 1"},
+     0,
+     NULL},
     {"much_too_long",
      2,
      rank_much_too_long,
