@@ -352,7 +352,10 @@ extern "C" {
 /* ---- errors ---------------------------------------------------------------------------------
    Functions return 0 or one of these negative codes. The sentence with the values and the
    fix is in the seqpar_error of the context (or the one passed in); the first error of a
-   rank wins. */
+   rank wins.
+   Pointers. None may be NULL unless it says so where it is declared; an array of no elements
+   may. A function refuses NULL by name (POINTER). One that returns no status says so on stderr
+   and aborts; one that is given no context, comm or error returns the status alone. */
 #define SEQPAR_ERRORS(X) \
     X(PEER, -1, "another rank failed; its message is repeated") \
     X(MEMORY, -2, "out of memory") \
@@ -395,6 +398,7 @@ extern "C" {
     X(STEP, -53, "two calls that must agree do not, or one is missing or comes twice") \
     X(ARITHMETIC, -54, \
       "the process computes otherwise than promised: flushed denormals, another rounding") \
+    X(POINTER, -55, "a pointer is NULL that must not be") \
     X(FILE_OPEN, -60, "a file cannot be opened") \
     X(FILE_READ, -61, "a file cannot be read") \
     X(FILE_WRITE, -62, "a file cannot be written; what was there before is untouched") \
@@ -420,6 +424,30 @@ typedef struct seqpar_error {
    may be NULL). Returns status. */
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
                                      const char *format, ...);
+/* How functions refuse NULL: SEQPAR_NEED returns POINTER and names the first of these pointers
+   that is NULL, SEQPAR_NEED_BY in the name of another function; SEQPAR_MUST aborts. names: "desc, io->q", in the order of the pointers; a
+   function stands as SEQPAR_THERE(fn), what is needed on a condition as SEQPAR_IF(c, p). */
+SEQPAR_DEF seqpar_status seqpar_need(seqpar_error *error, const char *function,
+                                     const char *names, const void *const *pointers,
+                                     int64_t count);
+SEQPAR_DEF void seqpar_must(const char *function, const char *names,
+                            const void *const *pointers, int64_t count);
+#define SEQPAR_NEED_BY(function, error, names, ...) \
+    do { \
+        const void *const need_[] = {__VA_ARGS__}; \
+        seqpar_status found_ = seqpar_need(error, function, names, need_, \
+                                           (int64_t)(sizeof need_ / sizeof *need_)); \
+        if (found_) return found_; \
+    } while (0)
+#define SEQPAR_NEED(error, names, ...) SEQPAR_NEED_BY(__func__, error, names, __VA_ARGS__)
+#define SEQPAR_MUST(names, ...) \
+    do { \
+        const void *const need_[] = {__VA_ARGS__}; \
+        seqpar_must(__func__, names, need_, (int64_t)(sizeof need_ / sizeof *need_)); \
+    } while (0)
+#define SEQPAR_ERROR_OF(owner)  ((owner) ? (owner)->error : NULL)
+#define SEQPAR_THERE(p)         ((const void *)((p) ? "" : NULL))
+#define SEQPAR_IF(condition, p) ((condition) ? (const void *)(p) : (const void *)"")
 /* Text of others (file names, keys, answers) for one line of a terminal: control characters,
    marks that turn the direction of writing, and bytes that are no UTF-8 become \n, \x1b, ...
    What is longer than out (size) loses its middle. Returns out; escaping twice changes
@@ -689,11 +717,11 @@ typedef struct seqpar_document {
 } seqpar_document;
 
 typedef struct seqpar_row {
-    int64_t index;          /* number within the optimizer step: its place in every fold */
-    int64_t tokens, padded; /* without pads; with them, which is what is cut into chunks */
-    int64_t chunks;         /* L: chunk i = [i*padded/L, (i+1)*padded/L) */
-    int64_t docs;
-    const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens */
+    int64_t index;             /* number within the optimizer step: its place in every fold */
+    int64_t tokens, padded;    /* without pads; with them, which is what is cut into chunks */
+    int64_t chunks;            /* L: chunk i = [i*padded/L, (i+1)*padded/L) */
+    int64_t docs;              /* 0: all of the row is one document */
+    const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens; NULL where docs is 0 */
     const int32_t *ids;        /* (padded) */
     /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
     const int32_t *targets;
@@ -872,9 +900,10 @@ typedef struct seqpar_fold_run { /* a fold program and where its values live */
     const seqpar_fold_op *program;
     int64_t program_count;
     int64_t depth; /* stack places it needs */
-    void *store;   /* stored value n begins at element n * store_stride */
+    /* stored value n begins at element n * store_stride; of a weight gradient: its nodes */
+    void *store;
     int64_t store_stride;
-    void *finish;
+    void *finish; /* may be NULL where the program has no FINISH, as those of a step's folds */
 } seqpar_fold_run;
 
 /* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x
@@ -1607,7 +1636,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
    a context on a CPU device of one thread, takes its share, runs forward and, where dout is
    given, backward; results that are NULL are not wanted. A program with ranks of its own makes
    the calls above instead: demos/05_attention.c. As seqpar_run_threads and seqpar_attn_open;
-   OPTION: io has strides or dsinks, or no q, k or v. */
+   OPTION: io has strides or dsinks. */
 SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
                                                  const seqpar_row *row,
                                                  const seqpar_attn_desc *desc, int64_t ranks);
@@ -1682,7 +1711,8 @@ typedef struct seqpar_sft_desc {
 } seqpar_sft_desc;
 
 typedef struct seqpar_host_seeds {
-    double *dlogp, *dsmooth, *dzloss; /* (tokens) */
+    /* (tokens); dsmooth may be NULL without label smoothing, dzloss without z loss */
+    double *dlogp, *dsmooth, *dzloss;
 } seqpar_host_seeds;
 
 SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host_seeds *seeds,
@@ -2252,6 +2282,41 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
     return status;
 }
 
+/* The name of the first pointer that is NULL, as "desc, io->q" has them; its length. */
+static int seqpar__null_name(const char **name, const char *names, const void *const *pointers,
+                             int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        int length = (int)strcspn(names, ",");
+        *name = names;
+        if (!pointers[i]) return length;
+        names += length + 2 * (names[length] != 0);
+    }
+    return 0;
+}
+
+SEQPAR_DEF seqpar_status seqpar_need(seqpar_error *error, const char *function,
+                                     const char *names, const void *const *pointers,
+                                     int64_t count) {
+    const char *name;
+    int length = seqpar__null_name(&name, names, pointers, count);
+    if (!length) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_POINTER,
+                       "%s: %.*s is NULL; seqpar.h says where NULL is allowed, and here it is "
+                       "not",
+                       function, length, name);
+}
+
+SEQPAR_DEF void seqpar_must(const char *function, const char *names,
+                            const void *const *pointers, int64_t count) {
+    const char *name;
+    int length = seqpar__null_name(&name, names, pointers, count);
+    if (!length) return;
+    fprintf(stderr,
+            "%s: %.*s is NULL; seqpar.h says where NULL is allowed, and here it is not\n",
+            function, length, name);
+    abort();
+}
+
 /* Bytes of a character that begins with this one; 0: none does. */
 static int64_t seqpar__utf8_bytes(unsigned char first) {
     if (first < 0x80) return 1;
@@ -2261,6 +2326,7 @@ static int64_t seqpar__utf8_bytes(unsigned char first) {
 }
 
 SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
+    SEQPAR_MUST("text", text);
     const unsigned char *s = (const unsigned char *)text;
     int64_t length = seqpar__utf8_bytes(s[0]);
     if (length == 0 || length > left) return 0;
@@ -2316,6 +2382,7 @@ static int64_t seqpar__escape_some(char *out, int64_t room, const char *text, in
 }
 
 SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) {
+    SEQPAR_MUST("out, text", out, text);
     char shown[24];
     int64_t left = (int64_t)strlen(text);
     int64_t rest = seqpar__escape_some(NULL, INT64_MAX, text, left);
@@ -2433,6 +2500,7 @@ SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t i
 }
 
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch) {
+    SEQPAR_MUST("order", SEQPAR_IF(count > 0, order));
     SEQPAR__WORK(count);
     for (int64_t i = 0; i < count; i++) order[i] = i;
     for (int64_t i = count - 1; i > 0; i--) { /* Fisher and Yates; draw i is keyed by i */
@@ -2451,6 +2519,7 @@ SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
 
 SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
                                       int64_t query, int64_t key) {
+    SEQPAR_MUST("from", from);
     uint32_t draw[4];
     if (from->dropout == 0) return 1.0;
     seqpar_random(draw, seqpar_attn_dropout_key(from->seed, from->stream),
@@ -2665,12 +2734,14 @@ static seqpar_node seqpar__span_node(const seqpar__span *s) {
 }
 
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count) {
+    SEQPAR_MUST("fold, leaves", fold, SEQPAR_IF(leaf_count > 0, leaves));
     memset(fold, 0, sizeof *fold);
     fold->leaves = leaves;
     fold->leaf_count = leaf_count;
 }
 
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold) {
+    SEQPAR_MUST("fold", fold);
     SEQPAR_FREE(fold->pending);
     SEQPAR_FREE(fold->pending_at);
     SEQPAR_FREE(fold->program);
@@ -2845,6 +2916,7 @@ static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t ope
 
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
                                           int32_t operand) {
+    SEQPAR_NEED(NULL, "fold", fold);
     int64_t begin;
     seqpar__span *value;
     if (fold->running) return seqpar__fold_run_on(fold, node, operand);
@@ -2858,6 +2930,7 @@ SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, i
 }
 
 SEQPAR_DEF seqpar_status seqpar_fold_flush(seqpar_fold *fold) {
+    SEQPAR_NEED(NULL, "fold", fold);
     for (; fold->stack_count > 0; fold->stack_count--)
         SEQPAR__TRY(seqpar__fold_store(fold, &fold->stack[fold->stack_count - 1]));
     if (!fold->running || !fold->pending_count || fold->pending_at[0] >= 0) return SEQPAR_OK;
@@ -3298,6 +3371,7 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc) {
+    SEQPAR_NEED(error, "batch, documents, desc", batch, SEQPAR_IF(count > 0, documents), desc);
     seqpar__unit *units;
     /* and one more: later the units of all rows, and where each row's begin */
     seqpar__keyed *order;
@@ -3316,6 +3390,7 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
 }
 
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
+    SEQPAR_MUST("batch", batch);
     seqpar__list_free(&batch->storage);
     memset(batch, 0, sizeof *batch);
 }
@@ -3701,6 +3776,7 @@ static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **share
 SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
                                       const seqpar_row *rows, int64_t row_count,
                                       const seqpar_split_desc *d) {
+    SEQPAR_NEED(error, "share, rows, desc", share, SEQPAR_IF(row_count > 0, rows), d);
     memset(share, 0, sizeof *share);
     SEQPAR__TRY(seqpar__check_split(error, rows, row_count, d->layout, d->sp_size, d->sp_rank));
     return seqpar__split_rows(error, share, NULL, rows, row_count, d->layout, d->sp_size,
@@ -3708,6 +3784,7 @@ SEQPAR_DEF seqpar_status seqpar_split(seqpar_error *error, seqpar_share *share,
 }
 
 SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
+    SEQPAR_MUST("share", share);
     SEQPAR_FREE(share->pieces);
     memset(share, 0, sizeof *share);
 }
@@ -3715,6 +3792,7 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share) {
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
                                             int64_t *local, const seqpar_row *row,
                                             int64_t token, const seqpar_split_desc *desc) {
+    SEQPAR_NEED(error, "sp_rank, local, row, desc", sp_rank, local, row, desc);
     int64_t found = 0, sp_size = desc->sp_size;
     seqpar_share *shares;
     SEQPAR__TRY(seqpar__check_split(error, row, 1, desc->layout, sp_size, 0));
@@ -3756,6 +3834,7 @@ static seqpar_status seqpar__balance_tokens(seqpar_error *error, seqpar_balance 
 }
 
 SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
+    SEQPAR_MUST("balance", b);
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
@@ -3764,6 +3843,7 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
+    SEQPAR_NEED(error, "balance, rows", b, SEQPAR_IF(row_count > 0, rows));
     int64_t longest = 0, slots;
     seqpar_balance other;
     seqpar_row row;
@@ -3808,11 +3888,17 @@ static void seqpar__move_rows(char *local, char *global, const seqpar_share *sha
 
 SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_share *share,
                                int64_t row, int64_t width) {
+    SEQPAR_MUST("share", share);
+    SEQPAR_MUST("local, global", SEQPAR_IF(share->tokens > 0, local),
+                SEQPAR_IF(share->tokens > 0, global));
     seqpar__move_rows((char *)local, (char *)global, share, row, width, 1);
 }
 
 SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share,
                               int64_t row, int64_t width) {
+    SEQPAR_MUST("share", share);
+    SEQPAR_MUST("global, local", SEQPAR_IF(share->tokens > 0, global),
+                SEQPAR_IF(share->tokens > 0, local));
     seqpar__move_rows((char *)local, (char *)global, share, row, width, 0);
 }
 
@@ -3853,6 +3939,10 @@ static void seqpar__count_queue_group(seqpar_comm *comm, const seqpar_group *g) 
 
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, group, request", comm, group, request);
+    SEQPAR_NEED(comm->error, "group->name, group->sends, group->recvs", group->name,
+                SEQPAR_IF(group->send_count > 0, group->sends),
+                SEQPAR_IF(group->recv_count > 0, group->recvs));
     request->state = NULL;
     for (int64_t i = 0; i < group->send_count; i++)
         if (group->sends[i].peer != comm->rank) {
@@ -3870,6 +3960,7 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
 
 SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, request", comm, request);
     seqpar_status status = SEQPAR_OK;
     if (!comm->table->queued) queue = NULL;
     if (request->state) status = comm->table->wait(comm, request, queue);
@@ -3879,10 +3970,12 @@ SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *req
 
 SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, sub", comm, sub);
     return comm->table->split(comm, color, key, sub);
 }
 
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text) {
+    SEQPAR_MUST("comm, text", comm, text);
     comm->table->abort(comm, text);
 }
 
@@ -3912,10 +4005,15 @@ static seqpar_group seqpar__group(const char *name, int64_t step, const seqpar_t
 
 SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, const void *send,
                                                 const int64_t *bytes, const char *name) {
-    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * comm->size);
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, bytes, name", comm, bytes, name);
     int64_t at = 0, n = 0;
+    for (int64_t r = 0; r < comm->size; r++) at += bytes[r];
+    SEQPAR_NEED(comm->error, "recv, send", SEQPAR_IF(at > 0, recv),
+                SEQPAR_IF(bytes[comm->rank] > 0, send));
+    seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * comm->size);
     seqpar_status status = SEQPAR_OK;
     seqpar_group group;
+    at = 0;
     if (!list) return seqpar__no_memory(comm->error, "an all-gather");
     for (int64_t r = 0; r < comm->size; at += bytes[r++]) {
         if (r == comm->rank && bytes[r]) memmove((char *)recv + at, send, (size_t)bytes[r]);
@@ -3968,21 +4066,25 @@ static seqpar_status seqpar__reduce_i64(seqpar_comm *comm, int64_t *values, int6
 
 SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values,
                                              int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, values", comm, SEQPAR_IF(count > 0, values));
     return seqpar__reduce_i64(comm, values, count, 0);
 }
 
 SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values,
                                              int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, values", comm, SEQPAR_IF(count > 0, values));
     return seqpar__reduce_i64(comm, values, count, 1);
 }
 
 SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm", comm);
     int64_t one = 1;
     return seqpar_comm_sum_i64(comm, &one, 1);
 }
 
 SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
                                                int64_t root) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, data", comm, SEQPAR_IF(bytes > 0, data));
     seqpar_transfer *list;
     seqpar_transfer from;
     seqpar_group group;
@@ -4012,13 +4114,16 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
 /* A message and its receive are not of one group, or differ in size. All transports say it in
    these words. */
 SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_mismatch *m) {
+    SEQPAR_NEED(error, "m", m);
+    SEQPAR_NEED(error, "m->name, m->sent_name", m->name, m->sent_name);
     if (m->sent_step != m->step || strcmp(m->sent_name, m->name))
-        return seqpar_fail(error, SEQPAR_ERR_STEP,
-                           "rank %lld is in '%s' step %lld, but what comes from rank %lld is of "
-                           "'%s' step %lld; all ranks must make the same calls in the same "
-                           "order",
-                           (long long)m->to, m->name, (long long)m->step, (long long)m->from,
-                           m->sent_name, (long long)m->sent_step);
+        return seqpar_fail(
+            error, SEQPAR_ERR_STEP,
+            "rank %lld is in '%s' step %lld, but what comes from rank %lld is of "
+            "'%s' step %lld; all ranks must make the same calls in the same "
+            "order",
+            (long long)m->to, m->name, (long long)m->step, (long long)m->from, m->sent_name,
+            (long long)m->sent_step);
     return seqpar_fail(error, SEQPAR_ERR_MESSAGE_SIZE,
                        "'%s' step %lld: rank %lld sent %lld bytes, rank %lld expects %lld",
                        m->name, (long long)m->step, (long long)m->from,
@@ -4357,7 +4462,7 @@ static seqpar_status seqpar__wrong_message(seqpar__member *m) {
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
         for (int64_t i = 0; i < p->recv_count; i++) {
             const seqpar__message *r = &p->recvs[i];
-            const seqpar_mismatch said = {p->name, r->name,  p->step,     r->step,
+            const seqpar_mismatch said = {p->name, r->name, p->step,     r->step,
                                           r->to,   r->from, r->sequence, r->bytes};
             if (r->state == SEQPAR__MESSAGE_WRONG)
                 return seqpar_comm_mismatch(m->comm.error, &said);
@@ -4581,6 +4686,7 @@ static seqpar_status seqpar__run_self(seqpar_rank_fn fn, void *user, seqpar_erro
 SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user,
                                             seqpar_error *error) {
     if (error) memset(error, 0, sizeof *error);
+    SEQPAR_NEED(error, "fn", SEQPAR_THERE(fn));
     if (ranks <= 0 || ranks > SEQPAR_MAX_RANKS)
         return seqpar_fail(error, SEQPAR_ERR_RANKS,
                            "%lld ranks cannot run as threads of one process; give 1 to %lld",
@@ -4753,6 +4859,7 @@ static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_com
 
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size) {
+    SEQPAR_NEED(NULL, "ctx, world", ctx, world);
     seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0},
                              {"the storage type", device ? device->storage : -1, 0},
                              {"the accumulator type", device ? device->accumulator : -1, 0}};
@@ -4816,6 +4923,7 @@ static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
 }
 
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
+    SEQPAR_MUST("ctx", ctx);
     if (ctx->device) seqpar__kept_free(ctx, 0);
     /* another context may still send from its memory */
     if (ctx->world && --ctx->world->contexts == 0) ctx->world->device = NULL;
@@ -4857,6 +4965,7 @@ static seqpar_status seqpar__pool_new(seqpar_ctx *ctx, seqpar_buffer *buffer, in
 
 SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
                                            int64_t bytes, int kind) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, buffer", ctx, buffer);
     memset(buffer, 0, sizeof *buffer);
     if (bytes <= 0) return SEQPAR_OK;
     if (kind == SEQPAR_MEM_OFFLOADED) return seqpar__pool_new(ctx, buffer, bytes);
@@ -4877,6 +4986,7 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
 }
 
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
+    SEQPAR_MUST("ctx, buffer", ctx, buffer);
     if (!buffer->data) return;
     if (buffer->kind == SEQPAR_MEM_OFFLOADED)
         ctx->device->pool_free(ctx->device, buffer->data, buffer->bytes);
@@ -5117,6 +5227,7 @@ static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan
 
 SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan,
                                           const seqpar_plan_desc *desc) {
+    SEQPAR_NEED(error, "plan, desc", plan, desc);
     int64_t stride = desc->heads_k_stride ? desc->heads_k_stride : 1;
     memset(plan, 0, sizeof *plan);
     SEQPAR__TRY(seqpar__check_plan(error, desc));
@@ -5143,6 +5254,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
 }
 
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
+    SEQPAR_MUST("plan", plan);
     SEQPAR_FREE(plan->ops);
     memset(plan, 0, sizeof *plan);
 }
@@ -5262,6 +5374,7 @@ struct seqpar_attn {
 };
 
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
+    SEQPAR_MUST("attn", attn);
     return &attn->parts[attn->forward.member];
 }
 
@@ -6268,6 +6381,8 @@ static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_attn_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, rows, desc", ctx, out,
+                SEQPAR_IF(row_count > 0, rows), desc);
     *out = NULL;
     SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
     SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size,
@@ -7191,11 +7306,27 @@ static seqpar_status seqpar__gaps_close(seqpar_ctx *ctx, const seqpar_attn *attn
     return status;
 }
 
+/* A rank without tokens needs none of them. */
+static seqpar_status seqpar__check_tensors_in(const char *function, seqpar_ctx *ctx,
+                                              const seqpar_attn *attn, const seqpar_attn_io *io,
+                                              int backward) {
+    if (!seqpar_attn_share(attn)->tokens) return SEQPAR_OK;
+    SEQPAR_NEED_BY(function, ctx->error, "io->q, io->k, io->v, io->out, io->lse", io->q, io->k,
+                   io->v, io->out, io->lse);
+    if (!backward) return SEQPAR_OK;
+    SEQPAR_NEED_BY(function, ctx->error, "io->dout, io->dq, io->dk, io->dv", io->dout, io->dq,
+                   io->dk, io->dv);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              const seqpar_attn_io *io) {
     seqpar__gapped gapped[SEQPAR__GAPPED];
-    seqpar_attn_io dense = *io;
+    seqpar_attn_io dense;
     seqpar_status status;
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, io", ctx, attn, io);
+    SEQPAR__TRY(seqpar__check_tensors_in(__func__, ctx, attn, io, 0));
+    dense = *io;
     memset(gapped, 0, sizeof gapped);
     status = seqpar__gaps_open(ctx, attn, 3, &dense, gapped);
     if (!status) {
@@ -7250,8 +7381,11 @@ static seqpar_status seqpar__attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                               const seqpar_attn_io *io) {
     seqpar__gapped gapped[SEQPAR__GAPPED];
-    seqpar_attn_io dense = *io;
+    seqpar_attn_io dense;
     seqpar_status status;
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, io", ctx, attn, io);
+    SEQPAR__TRY(seqpar__check_tensors_in(__func__, ctx, attn, io, 1));
+    dense = *io;
     memset(gapped, 0, sizeof gapped);
     status = seqpar__gaps_open(ctx, attn, SEQPAR__GAPPED, &dense, gapped);
     if (!status) status = seqpar__attn_backward(ctx, attn, &dense);
@@ -7317,9 +7451,6 @@ static seqpar_status seqpar__attn_whole_rank(seqpar_comm *world, void *user) {
 }
 
 static seqpar_status seqpar__check_whole(seqpar_error *error, const seqpar_attn_io *io) {
-    if (!io->q || !io->k || !io->v)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "attention in one call needs q, k and v; one of them is NULL");
     if (io->dsinks || io->q_stride || io->k_stride || io->v_stride || io->dq_stride ||
         io->dk_stride || io->dv_stride)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -7334,6 +7465,9 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
                                                  const seqpar_attn_desc *desc, int64_t ranks) {
     seqpar__attn_whole job = {io, row, desc};
     if (error) memset(error, 0, sizeof *error);
+    SEQPAR_NEED(error, "io, row, desc", io, row, desc);
+    SEQPAR_NEED(error, "io->q, io->k, io->v", SEQPAR_IF(row->tokens > 0, io->q),
+                SEQPAR_IF(row->tokens > 0, io->k), SEQPAR_IF(row->tokens > 0, io->v));
     SEQPAR__TRY(seqpar__check_whole(error, io));
     return seqpar_run_threads(ranks, seqpar__attn_whole_rank, &job, error);
 }
@@ -7406,7 +7540,13 @@ static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
     return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden);
 }
 
-static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab_desc *desc) {
+static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *error,
+                                         const seqpar_vocab_io *io,
+                                         const seqpar_vocab_desc *desc) {
+    int any = io->tokens > 0;
+    SEQPAR_NEED_BY(function, error, "io->hidden, io->table, io->targets",
+                   SEQPAR_IF(any, io->hidden), SEQPAR_IF(any, io->table),
+                   SEQPAR_IF(any, io->targets));
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "the vocabulary projection has hidden %lld and vocab %lld; both "
@@ -7429,10 +7569,12 @@ static seqpar_status seqpar__check_vocab(seqpar_error *error, const seqpar_vocab
 
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc) {
-    int64_t most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
+    int64_t most;
     seqpar_buffer logits;
-    seqpar_status status = seqpar__check_vocab(ctx->error, desc);
-    if (status) return status;
+    seqpar_status status;
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
+    SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
+    most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
     status = seqpar_buffer_new(ctx, &logits,
                                most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                SEQPAR_MEM_SCRATCH);
@@ -7640,6 +7782,7 @@ static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
 
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc) {
+    SEQPAR_MUST("desc", desc);
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     if (!share && !fold) return 1;
@@ -7675,15 +7818,19 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_share *share,
                                                const seqpar_token_fold *fold,
                                                const seqpar_vocab_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     seqpar__vocab_plain plain;
     seqpar_buffer logits;
     seqpar_status status = SEQPAR_OK;
-    SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
+    SEQPAR_NEED(ctx->error, "io->dhidden", SEQPAR_IF(io->tokens > 0, io->dhidden));
     seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold,
                              io->dlogits ? 0 : desc->vocab * desc->hidden);
     SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
+    SEQPAR_NEED(ctx->error, "io->nodes",
+                SEQPAR_IF(!io->dlogits && fold->node_count > 0, io->nodes));
     memset(&c, 0, sizeof c);
     memset(&logits, 0, sizeof logits);
     c.ctx = ctx;
@@ -7709,11 +7856,12 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
                                             const seqpar_token_fold *fold,
                                             const seqpar_vocab_desc *desc, int64_t first,
                                             int64_t rows) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     seqpar__vocab_plain plain;
     seqpar_status status;
-    SEQPAR__TRY(seqpar__check_vocab(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && io->tokens))
         return seqpar_fail(
             ctx->error, SEQPAR_ERR_SIZE,
@@ -7723,6 +7871,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
             io->dlogits ? "" : ", and dlogits are NULL");
     seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold, rows * desc->hidden);
     SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
+    SEQPAR_NEED(ctx->error, "io->nodes", SEQPAR_IF(fold->node_count > 0, io->nodes));
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.io = io;
@@ -7743,8 +7892,14 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
 SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host_seeds *seeds,
                                           const int32_t *targets, const double *weights,
                                           int64_t tokens, const seqpar_sft_desc *desc) {
-    double scale = 1.0 / (double)desc->count;
+    double scale;
     int64_t live = 0;
+    SEQPAR_NEED(error, "seeds, targets, desc", seeds, SEQPAR_IF(tokens > 0, targets), desc);
+    SEQPAR_NEED(error, "seeds->dlogp, seeds->dsmooth, seeds->dzloss",
+                SEQPAR_IF(tokens > 0, seeds->dlogp),
+                SEQPAR_IF(tokens > 0 && desc->label_smoothing != 0, seeds->dsmooth),
+                SEQPAR_IF(tokens > 0 && desc->z_loss != 0, seeds->dzloss));
+    scale = 1.0 / (double)desc->count;
     for (int64_t t = 0; t < tokens; t++) live += targets[t] != SEQPAR_IGNORE;
     if (desc->count <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SEED_COUNT,
@@ -7764,14 +7919,15 @@ SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host
         double w = 0.0;
         if (targets[t] != SEQPAR_IGNORE) w = (weights ? weights[t] : 1.0) * scale;
         seeds->dlogp[t] = -(1.0 - desc->label_smoothing) * w;
-        seeds->dsmooth[t] = desc->label_smoothing * w;
-        seeds->dzloss[t] = desc->z_loss * w;
+        if (seeds->dsmooth) seeds->dsmooth[t] = desc->label_smoothing * w;
+        if (seeds->dzloss) seeds->dzloss[t] = desc->z_loss * w;
     }
     return SEQPAR_OK;
 }
 
 SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
                                         const seqpar_sft_desc *desc) {
+    SEQPAR_MUST("desc", desc);
     return (1.0 - desc->label_smoothing) * -logp + desc->label_smoothing * smooth +
            desc->z_loss * lse * lse;
 }
@@ -7823,6 +7979,8 @@ static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
 SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *s,
                                               int64_t segment, int64_t leaf,
                                               const double *values) {
+    SEQPAR_NEED(error, "segments", s);
+    SEQPAR_NEED(error, "values", SEQPAR_IF(s->width > 0, values));
     if (!seqpar__segments_room(s, s->count + 1))
         return seqpar__no_memory(error, "sums per document");
     s->place[2 * s->count] = segment;
@@ -7850,6 +8008,8 @@ static int seqpar__segments_piece(seqpar_segments *s, const double *values,
 
 SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segments *s,
                                              const double *values, const seqpar_share *share) {
+    SEQPAR_NEED(error, "segments, share", s, share);
+    SEQPAR_NEED(error, "values", SEQPAR_IF(share->tokens > 0, values));
     for (int64_t i = 0; i < share->count; i++)
         if (!seqpar__segments_piece(s, values, &share->rows[share->pieces[i].row],
                                     &share->pieces[i]))
@@ -7858,6 +8018,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segment
 }
 
 SEQPAR_DEF void seqpar_segments_free(seqpar_segments *s) {
+    SEQPAR_MUST("segments", s);
     SEQPAR_FREE(s->place);
     SEQPAR_FREE(s->values);
     memset(s, 0, sizeof *s);
@@ -7961,6 +8122,8 @@ static seqpar_status seqpar__segments_sum(seqpar_comm *comm, double *sums, int64
 
 SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
                                              const seqpar_segments *s) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(comm), "comm, segments, sums", comm, s,
+                SEQPAR_IF(documents > 0, sums));
     memset(sums, 0, (size_t)(documents * s->width) * 8);
     return seqpar__segments_sum(comm, sums, documents, s);
 }
@@ -7968,6 +8131,8 @@ SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, in
 /* The whole step is one document. */
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
                                            const double *values, int64_t count, int64_t width) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, sum, leaf, values", ctx, SEQPAR_IF(width > 0, sum),
+                SEQPAR_IF(count > 0, leaf), SEQPAR_IF(count > 0, values));
     seqpar_segments step;
     seqpar_status status;
     memset(&step, 0, sizeof step);
@@ -7983,6 +8148,9 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
 
 SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_document,
                                        const seqpar_share *share) {
+    SEQPAR_MUST("share", share);
+    SEQPAR_MUST("values, per_document", SEQPAR_IF(share->tokens > 0, values),
+                SEQPAR_IF(share->tokens > 0, per_document));
     for (int64_t i = 0; i < share->count; i++) {
         const seqpar_piece *p = &share->pieces[i];
         const seqpar_row *row = &share->rows[p->row];
@@ -8010,6 +8178,7 @@ SEQPAR_DEF double seqpar_sigmoid(double x) {
 }
 
 SEQPAR_DEF double seqpar_mean(const double *x, int64_t count) {
+    SEQPAR_MUST("x", SEQPAR_IF(count > 0, x));
     double sum = 0;
     for (int64_t i = 1; i < count; i++) sum += x[i] - x[0];
     return count > 0 ? x[0] + sum / (double)count : 0.0;
@@ -8081,6 +8250,7 @@ static double seqpar__preference_of(const seqpar_preference_desc *d, double marg
 SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair_result *r,
                                                 const seqpar_preference *p,
                                                 const seqpar_preference_desc *d) {
+    SEQPAR_NEED(error, "result, pair, desc", r, p, d);
     double chosen, rejected, slope, nll_tokens;
     int alone, means;
     SEQPAR__TRY(seqpar__check_preference(error, p, d));
@@ -8107,6 +8277,7 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
 }
 
 SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
+    SEQPAR_MUST("h", SEQPAR_IF(count > 0, h));
     double mean = seqpar_mean(h, count);
     return mean < 0 ? 0.0 : mean; /* a NaN stays one */
 }
@@ -8114,6 +8285,7 @@ SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
 SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp,
                                          double ref_logp, int desirable,
                                          const seqpar_kto_desc *d) {
+    SEQPAR_NEED(error, "result, desc", r, d);
     double h = logp - ref_logp, z = d->beta * (h - d->kl);
     double weight = desirable ? d->desirable_weight : d->undesirable_weight;
     double sign = desirable ? 1.0 : -1.0;
@@ -8156,6 +8328,7 @@ static double seqpar__clamp(double x, double low, double high) {
 SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
                                                    double advantage,
                                                    const seqpar_policy_desc *d) {
+    SEQPAR_MUST("desc", d);
     double change = logp - old_logp;
     double cut = seqpar__clamp(change, -20.0, 20.0);
     double ratio = seqpar_exp(cut);
@@ -8204,6 +8377,7 @@ SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlog
 }
 
 SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_of_document) {
+    SEQPAR_MUST("aggregate", a);
     int64_t documents = SEQPAR__MAX(a->documents, 1);
     if (a->kind == SEQPAR_AGGREGATE_TOKEN_MEAN) return 1.0 / (double)SEQPAR__MAX(a->tokens, 1);
     if (a->kind == SEQPAR_AGGREGATE_SEQUENCE_MEAN)
@@ -8289,10 +8463,11 @@ static int64_t seqpar__block_elements(const seqpar_tensor *t) {
            SEQPAR_PARAM_BLOCK;
 }
 
-static seqpar_status seqpar__check_tensors(seqpar_error *error, const seqpar_tensor *t,
-                                           int64_t count) {
+static seqpar_status seqpar__check_tensors(const char *function, seqpar_error *error,
+                                           const seqpar_tensor *t, int64_t count) {
     int64_t end = 0, lowest, highest;
     for (int64_t i = 0; i < count; i++) {
+        SEQPAR_NEED_BY(function, error, "tensors[].name", t[i].name);
         if (t[i].rows <= 0 || t[i].cols <= 0)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
                                "tensor %s is %lld x %lld; both must be positive", t[i].name,
@@ -8519,6 +8694,7 @@ static int64_t seqpar__slice_end(const seqpar_blocks *b, int64_t slice) {
 
 SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
                                   int64_t *first, int64_t *count) {
+    SEQPAR_MUST("optim, first, count", o, first, count);
     const seqpar_blocks *b = &o->blocks;
     int64_t slice, tensor, begin;
     *first = *count = 0;
@@ -8549,6 +8725,8 @@ static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, tensors, desc", ctx, o,
+                SEQPAR_IF(tensor_count > 0, tensors), desc);
     int masters = ctx->device->storage != ctx->device->accumulator && !desc->stochastic;
     int64_t state;
     memset(o, 0, sizeof *o);
@@ -8558,7 +8736,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
             ctx->error, SEQPAR_ERR_OPTION,
             "rounding by chance is for weights in bf16; the device '%s' has others",
             ctx->device->name);
-    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__check_tensors(__func__, ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
     o->desc = *desc;
     SEQPAR__TRY(seqpar__blocks_open(ctx, &o->blocks, tensors, tensor_count, desc->slice));
@@ -8595,6 +8773,7 @@ static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
 }
 
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
+    SEQPAR_MUST("ctx, optim", ctx, o);
     seqpar__step_free(o);
     seqpar__gradient_free(ctx, o);
     SEQPAR_FREE(o->gradient);
@@ -8638,6 +8817,7 @@ static seqpar_status seqpar__check_has_rows(seqpar_error *error, const seqpar_op
 
 SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_optim *optim,
                                           int64_t index, int64_t *first, int64_t *count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, first, count", ctx, optim, first, count);
     *first = *count = 0;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, optim, index));
     SEQPAR__TRY(seqpar__check_has_rows(ctx->error, optim));
@@ -8799,6 +8979,8 @@ static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const se
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o,
                                            const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, rows", ctx, o,
+                SEQPAR_IF(row_count > 0, rows));
     seqpar_step s;
     seqpar__step_free(o);
     SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
@@ -8818,6 +9000,7 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o,
 
 SEQPAR_DEF seqpar_status seqpar_step_begin_plain(seqpar_ctx *ctx, seqpar_optim *o,
                                                  int64_t accumulation) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim", ctx, o);
     seqpar_step s;
     seqpar__step_free(o);
     SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
@@ -8885,6 +9068,7 @@ static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_ste
 SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o,
                                           const seqpar_token_fold **fold,
                                           const seqpar_share *share, int64_t index) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, fold, share", ctx, o, fold, share);
     *fold = NULL;
     SEQPAR__TRY(seqpar__check_micro(ctx->error, o, index));
     SEQPAR__TRY(seqpar__check_has_rows(ctx->error, o));
@@ -9077,6 +9261,7 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     SEQPAR__TRY(seqpar__nodes_slices(ctx->error, o, n, first, past));
     end = seqpar__slice_end(&o->blocks, *past - 1) - seqpar__nodes_offset(o, n);
     count = o->step->micro[n->micro_batch].own.node_count;
+    SEQPAR_NEED(ctx->error, "nodes->nodes", SEQPAR_IF(count > 0, n->nodes));
     if (count > 0 && (n->elements < end ||
                       (count > 1 && (n->node_stride < end ||
                                      (n->elements - end) / n->node_stride < count - 1))))
@@ -9152,6 +9337,9 @@ static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *plac
 SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_t node_stride,
                                             const seqpar_token_fold *fold,
                                             const seqpar_leaves *leaves) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, fold, leaves", ctx, fold, leaves);
+    SEQPAR_NEED(ctx->error, "leaves->leaf, nodes", SEQPAR_THERE(leaves->leaf),
+                SEQPAR_IF(fold->node_count > 0 && leaves->elements > 0, nodes));
     int acc = ctx->device->accumulator;
     int64_t bytes = leaves->elements * seqpar_dtype_bytes(acc);
     seqpar_buffer stack;
@@ -9202,6 +9390,7 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
 
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                                               const seqpar_step_nodes *nodes) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, nodes", ctx, o, nodes);
     int64_t first, past;
     SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes, &first, &past));
     for (int64_t s = first; s < past; s++)
@@ -9678,6 +9867,7 @@ static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, i
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *o) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim", ctx, o);
     SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
     SEQPAR__TRY(seqpar__end_agree(ctx, o, 0, NULL, 0));
     return seqpar__gradient_complete(ctx, o);
@@ -9685,6 +9875,12 @@ SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *o) {
 
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void *params,
                                          int64_t elements, double lr) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, params", ctx, o,
+                SEQPAR_IF(elements > 0, params));
+    if (!(fabs(lr) <= 1.7976931348623157e308))
+        return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
+                           "the learning rate of step %lld is %g; give a number",
+                           (long long)o->t + 1, lr);
     if (!o->pending) SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
     /* nobody reads shared parameters any more once all have said so */
     if (o->desc.params_shared) SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
@@ -9699,6 +9895,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
 /* ---- what is kept of every parameter, a part at a time ---- */
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
+    SEQPAR_MUST("ctx, optim", ctx, o);
     if (state == SEQPAR_STATE_MASTER)
         return ctx->device->storage != ctx->device->accumulator && !o->desc.stochastic;
     return state == SEQPAR_STATE_GRADIENT ||
@@ -9854,6 +10051,8 @@ static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_opti
 
 SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *o,
                                            double *values, const seqpar_optim_part *part) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
+    SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
     seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     return seqpar__kept_read(ctx, &kept, values, part, "state from owners");
@@ -9861,6 +10060,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
 
 SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *o,
                                                double *values, const seqpar_optim_part *part) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
+    SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
     seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     return seqpar__kept_move(ctx, &kept, values, NULL, part);
@@ -9869,6 +10070,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_opt
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const double *values,
                                             const seqpar_optim_part *part) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
+    SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
     seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     return seqpar__kept_move(ctx, &kept, NULL, values, part);
@@ -9909,10 +10112,12 @@ static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *
 SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *s,
                                             const seqpar_tensor *tensors, int64_t tensor_count,
                                             int64_t slice, int offload) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, tensors", ctx, s,
+                SEQPAR_IF(tensor_count > 0, tensors));
     memset(s, 0, sizeof *s);
     s->held[0].group = s->held[1].group = -1;
     SEQPAR__TRY(seqpar__check_slice(ctx->error, slice));
-    SEQPAR__TRY(seqpar__check_tensors(ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__check_tensors(__func__, ctx->error, tensors, tensor_count));
     SEQPAR__TRY(seqpar__shards_agree(ctx, tensors, tensor_count, slice, offload));
     SEQPAR__TRY(seqpar__blocks_open(ctx, &s->blocks, tensors, tensor_count, slice));
     SEQPAR__TRY(seqpar_buffer_new(
@@ -9937,6 +10142,7 @@ static seqpar_status seqpar__shards_drop(seqpar_ctx *ctx, seqpar_shards *s, int 
 }
 
 SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *s) {
+    SEQPAR_MUST("ctx, shards", ctx, s);
     int failed = ctx->error->status && ctx->error->status != SEQPAR_ERR_DIED;
     /* others may never send what is on its way */
     if (failed && (s->held[0].request.state || s->held[1].request.state))
@@ -10014,6 +10220,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
 
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
                                            int64_t next, void **params) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, params", ctx, s, params);
     int index = 0, ahead;
     *params = NULL;
     if (group < -1 || next < -1 || group >= s->blocks.groups || next >= s->blocks.groups)
@@ -10035,6 +10242,8 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
 
 SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shards *s,
                                               void *params, int64_t elements) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, params", ctx, s,
+                SEQPAR_IF(elements > 0, params));
     seqpar_request request;
     int64_t moves;
     SEQPAR__TRY(seqpar__check_room(ctx->error, &s->blocks, elements));
@@ -10065,6 +10274,7 @@ static seqpar_optim_part seqpar__shards_part(int64_t tensor, int64_t first, int6
 
 SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, int64_t tensor,
                                  int64_t from, int64_t *first, int64_t *count) {
+    SEQPAR_MUST("ctx, blocks, first, count", ctx, b, first, count);
     int64_t begin = b->tensor_begin[tensor], group = b->tensors[tensor].group, own, n;
     int64_t end = begin + seqpar__tensor_elements(&b->tensors[tensor]);
     for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
@@ -10079,6 +10289,7 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
 
 SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s, int64_t tensor,
                                   int64_t first, int64_t count) {
+    SEQPAR_MUST("ctx, shards", ctx, s);
     int64_t own, n;
     return seqpar_blocks_own(ctx, &s->blocks, tensor, first, &own, &n) && own < first + count;
 }
@@ -10086,6 +10297,8 @@ SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s,
 SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards *s,
                                             double *values, int64_t tensor, int64_t first,
                                             int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, values", ctx, s,
+                SEQPAR_IF(count > 0, values));
     seqpar__kept kept = seqpar__kept_shards(ctx, s);
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
@@ -10103,6 +10316,8 @@ static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s
 SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,
                                                 double *values, int64_t tensor, int64_t first,
                                                 int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, values", ctx, s,
+                SEQPAR_IF(count > 0, values));
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     return seqpar__shards_move(ctx, s, values, NULL, &part);
 }
@@ -10110,6 +10325,8 @@ SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_sh
 SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
                                              const double *values, int64_t tensor,
                                              int64_t first, int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, values", ctx, s,
+                SEQPAR_IF(count > 0, values));
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     return seqpar__shards_move(ctx, s, NULL, values, &part);
 }
@@ -10210,6 +10427,8 @@ static void seqpar__convert(void *to, int to_type, const void *from, int from_ty
 
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from,
                                    int64_t first, int64_t count, int dtype) {
+    SEQPAR_MUST("device, to, from", device, SEQPAR_IF(count > 0, to),
+                SEQPAR_IF(count > 0, from));
     int64_t size = seqpar_dtype_bytes(dtype);
     /* narrow elements go to the end of `to` and are widened in place from the first on: none is
        overwritten before it is read */
@@ -10229,6 +10448,8 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
 
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
                                     const double *from, int64_t count, int dtype) {
+    SEQPAR_MUST("device, to, from", device, SEQPAR_IF(count > 0, to),
+                SEQPAR_IF(count > 0, from));
     double few[256];
     double *many = count > 256 ? (double *)SEQPAR_MALLOC(65536 * sizeof *many) : NULL;
     double *part = many ? many : few;
@@ -15285,6 +15506,9 @@ static seqpar_status seqpar__own_backward(seqpar_device *device,
 
 SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
                                          const seqpar_block_kernel *kernel) {
+    SEQPAR_MUST("device, kernel", device, kernel);
+    SEQPAR_MUST("kernel->forward, kernel->backward", SEQPAR_THERE(kernel->forward),
+                SEQPAR_THERE(kernel->backward));
     device->block_kernel = kernel;
     device->attn_forward = seqpar__own_forward;
     device->attn_backward = seqpar__own_backward;
@@ -15319,6 +15543,7 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
 }
 
 SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
+    SEQPAR_MUST("device", device);
     device->sgemm = sgemm;
     device->matmul = seqpar__own_matmul;
 }

@@ -720,6 +720,7 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
 
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *m,
                                                  const seqpar_llama_config *config) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
     int64_t count;
     memset(m, 0, sizeof *m);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
@@ -738,6 +739,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *
 
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
                                            const seqpar_llama_config *config) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
     SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
                                         m->elements * seqpar_dtype_bytes(ctx->device->storage),
@@ -749,6 +751,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
 SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *m,
                                                    const seqpar_llama_config *config,
                                                    int64_t slice, int offload) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
     SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
     m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
@@ -756,6 +759,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
     if (m->params.data || !m->shards) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
                                         m->elements * seqpar_dtype_bytes(ctx->device->storage),
@@ -764,11 +768,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
 }
 
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *m) {
+    SEQPAR_MUST("ctx, model", ctx, m);
     if (m->shards) seqpar_buffer_free(ctx, &m->params);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_optim *optim, double lr) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, optim", ctx, m, optim);
     if (!m->shards) return seqpar_step_end(ctx, optim, m->params.data, m->elements, lr);
     return seqpar_step_end(ctx, optim, m->shards->own.data, m->shards->blocks.own_elements, lr);
 }
@@ -776,6 +782,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
 SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *m,
                                            double *values, int64_t tensor, int64_t first,
                                            int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
+                SEQPAR_IF(count > 0, values));
     if (m->shards) return seqpar_shards_read(ctx, m->shards, values, tensor, first, count);
     seqpar_device_read(ctx->device, values, m->params.data, m->tensors[tensor].offset + first,
                        count, ctx->device->storage);
@@ -785,6 +793,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *
 SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
                                             const double *values, int64_t tensor, int64_t first,
                                             int64_t count) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
+                SEQPAR_IF(count > 0, values));
     if (m->shards) return seqpar_shards_write(ctx, m->shards, values, tensor, first, count);
     seqpar_device_write(ctx->device, m->params.data, m->tensors[tensor].offset + first, values,
                         count, ctx->device->storage);
@@ -793,10 +803,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
 
 SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor,
                                  int64_t first, int64_t count) {
+    SEQPAR_MUST("ctx, model", ctx, m);
     return !m->shards || seqpar_shards_owns(ctx, m->shards, tensor, first, count);
 }
 
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
+    SEQPAR_MUST("ctx, model", ctx, m);
     if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* else it is the caller's */
     if (m->shards) seqpar_shards_close(ctx, m->shards);
     SEQPAR_FREE(m->shards);
@@ -832,6 +844,7 @@ static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, u
 
 SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
                                          uint64_t seed) {
+    SEQPAR_MUST("ctx, model", ctx, m);
     const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
     double part[256];
@@ -845,6 +858,7 @@ SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64
 }
 
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+    SEQPAR_MUST("ctx, model", ctx, m);
     for (int64_t i = 0; i < m->tensor_count; i++) seqpar_llama_init_tensor(ctx, m, i, seed);
 }
 
@@ -1076,6 +1090,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
                                                  seqpar_llama_batch *b, const seqpar_row *rows,
                                                  int64_t row_count,
                                                  const seqpar_llama_run *run) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch, rows, run", ctx, m, b,
+                SEQPAR_IF(row_count > 0, rows), run);
     const seqpar_llama_config *c = &m->config;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
@@ -1119,6 +1135,7 @@ static void seqpar__llama_free_layer(seqpar_ctx *ctx, seqpar_llama_layer *l) {
 
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                          seqpar_llama_batch *b) {
+    SEQPAR_MUST("ctx, model, batch", ctx, m, b);
     for (int64_t i = 0; b->layers && i < m->config.layers; i++)
         seqpar__llama_free_layer(ctx, &b->layers[i]);
     seqpar__llama_free_layer(ctx, &b->shared);
@@ -1863,6 +1880,7 @@ static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar
 
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
                                               seqpar_llama_batch *b, int keep) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
@@ -1914,6 +1932,7 @@ static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar_vocab_io io;
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
@@ -1926,7 +1945,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b, void *logits) {
-    seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
+    seqpar__llama_layer_call c;
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
+    SEQPAR_NEED(ctx->error, "logits", SEQPAR_IF(b->tokens > 0, logits));
+    c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
     return seqpar__llama_used(
@@ -2150,6 +2172,7 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
 
 SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *c, double *slopes,
                                      const int64_t *chosen, double coefficient) {
+    SEQPAR_MUST("config, slopes, chosen", c, slopes, chosen);
     int64_t pairs = 0;
     double routed; /* tokens, in all layers that have experts */
     for (int64_t e = 0; e < c->experts; e++) pairs += chosen[e];
@@ -2163,6 +2186,8 @@ SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *c, double *slope
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_llama_batch *b, seqpar_optim *optim,
                                                int64_t micro, const seqpar_vocab_seeds *seeds) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch, optim, seeds", ctx, m, b, optim,
+                seeds);
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     seqpar__llama_layer_gradients g;
     seqpar_buffer *all = &g.dx;
@@ -2645,6 +2670,7 @@ static void seqpar__llama_sampler_close(seqpar__llama_sampler *s) {
 }
 
 SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count) {
+    SEQPAR_MUST("texts", SEQPAR_IF(count > 0, texts));
     for (int64_t i = 0; i < count; i++) {
         SEQPAR_FREE(texts[i].ids);
         memset(&texts[i], 0, sizeof *texts);
@@ -2656,6 +2682,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
                                                const seqpar_llama_prompt *prompts,
                                                int64_t count,
                                                const seqpar_llama_sample_desc *d) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, texts, prompts, desc", ctx, m,
+                SEQPAR_IF(count > 0, texts), SEQPAR_IF(count > 0, prompts), d);
     seqpar__llama_sampler s;
     seqpar_status status;
     int64_t growing = 1;

@@ -128,7 +128,7 @@ SEQPAR_DEF void seqpar_mpi_limit(seqpar_comm *world, double limit_s);
    is the world's, as of seqpar_run_threads: what failed first, which all ranks get alike.
    Returns its status. */
 SEQPAR_DEF seqpar_status seqpar_mpi_end(seqpar_comm *world, seqpar_status status);
-/* Opens, runs fn as one rank, ends. */
+/* Opens, runs fn as one rank, ends. user and error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_mpi_run(const seqpar_mpi_desc *desc, seqpar_rank_fn fn,
                                         void *user, seqpar_error *error);
 
@@ -905,6 +905,7 @@ static seqpar_status seqpar_mpi__init(seqpar_error *error) {
 }
 
 SEQPAR_DEF seqpar_status seqpar_mpi_place(int64_t *rank, int64_t *size, seqpar_error *error) {
+    SEQPAR_NEED(error, "rank, size", rank, size);
     seqpar_status status = seqpar_mpi__init(error);
     int r = 0, n = 1;
     if (status) return status;
@@ -954,6 +955,7 @@ SEQPAR_DEF seqpar_status seqpar_mpi_open(seqpar_comm **world, const seqpar_mpi_d
     seqpar_mpi__world *w = NULL;
     seqpar_mpi__member *m = NULL;
     int code;
+    SEQPAR_NEED(error, "world, desc, error", world, desc, error);
     memset(error, 0, sizeof *error);
     *world = NULL;
     if (seqpar_mpi__init(error)) return error->status;
@@ -977,10 +979,12 @@ SEQPAR_DEF seqpar_status seqpar_mpi_open(seqpar_comm **world, const seqpar_mpi_d
 }
 
 SEQPAR_DEF void seqpar_mpi_limit(seqpar_comm *world, double limit_s) {
+    SEQPAR_MUST("world", world);
     ((seqpar_mpi__member *)world->state)->world->limit_s = seqpar_mpi__limit(limit_s);
 }
 
 SEQPAR_DEF seqpar_status seqpar_mpi_end(seqpar_comm *world, seqpar_status status) {
+    SEQPAR_NEED(NULL, "world", world);
     seqpar_mpi__world *w = ((seqpar_mpi__member *)world->state)->world;
     seqpar_error *error = w->error;
     if (status) {
@@ -995,6 +999,7 @@ SEQPAR_DEF seqpar_status seqpar_mpi_run(const seqpar_mpi_desc *desc, seqpar_rank
                                         void *user, seqpar_error *error) {
     seqpar_error own;
     seqpar_comm *world;
+    SEQPAR_NEED(error, "desc, fn", desc, SEQPAR_THERE(fn));
     seqpar_status status = seqpar_mpi_open(&world, desc, error ? error : &own);
     return status ? status : seqpar_mpi_end(world, fn(world, user));
 }

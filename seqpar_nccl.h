@@ -156,10 +156,10 @@ SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl
                                           seqpar_error *error);
 /* What ended the world: the first failure, with the rank it happened on, the same on all
    ranks. Waits, if this rank has failed, until the referee has ruled. SEQPAR_OK: nothing has
-   failed so far. */
+   failed so far. error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error);
 /* Opens, runs fn as one rank, ends the world if fn fails, closes. *error is the world's, as
-   of seqpar_run_threads. */
+   of seqpar_run_threads. user and error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn,
                                          void *user, seqpar_error *error);
 
@@ -388,7 +388,7 @@ static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *
         seqpar_status status = seqpar_comm_mismatch(&wrong, &m);
         seqpar_nccl__rule(f, status, recv->rank, "%s", wrong.text);
     } else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
-             !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
+               !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }
 
@@ -2062,6 +2062,7 @@ static seqpar_status seqpar_nccl__ruling(seqpar_nccl__world *w, seqpar_error *er
 
 SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc,
                                           seqpar_error *error) {
+    SEQPAR_NEED(error, "world, desc, error", world, desc, error);
     seqpar_nccl__world *w = seqpar_nccl__world_new(desc, error);
     seqpar_status status;
     *world = NULL;
@@ -2072,6 +2073,7 @@ SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl
 }
 
 SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error) {
+    SEQPAR_NEED(error, "comm", comm);
     return seqpar_nccl__ruling(((seqpar_nccl__member *)comm->state)->world, error);
 }
 
@@ -2079,6 +2081,7 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
                                          void *user, seqpar_error *error) {
     seqpar_error own;
     seqpar_comm *world;
+    SEQPAR_NEED(error, "desc, fn", desc, SEQPAR_THERE(fn));
     seqpar_nccl__world *w = seqpar_nccl__world_new(desc, &own);
     seqpar_status status = SEQPAR_ERR_MEMORY;
     if (error) *error = own;

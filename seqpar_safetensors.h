@@ -1072,6 +1072,7 @@ static seqpar_status seqpar__st_load(seqpar_safetensors_file *file, seqpar_error
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
                                                  const char *path, seqpar_error *error) {
+    SEQPAR_NEED(error, "file", file);
     seqpar_safetensors_file *opened;
     size_t length = path ? strlen(path) + 1 : 0;
     seqpar_status status;
@@ -1107,16 +1108,19 @@ SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file) {
 }
 
 SEQPAR_DEF int64_t seqpar_safetensors_count(const seqpar_safetensors_file *file) {
+    SEQPAR_MUST("file", file);
     return file->count;
 }
 
 SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_at(
     const seqpar_safetensors_file *file, int64_t index) {
+    SEQPAR_MUST("file", file);
     return index >= 0 && index < file->count ? &file->tensors[index] : NULL;
 }
 
 SEQPAR_DEF const seqpar_safetensors_tensor *seqpar_safetensors_find(
     const seqpar_safetensors_file *file, const char *name) {
+    SEQPAR_MUST("file, name", file, name);
     int64_t low = 0, high = file->count;
 
     while (low < high) {
@@ -1148,6 +1152,7 @@ static seqpar_status seqpar__st_absent(const seqpar_safetensors_file *file, cons
 SEQPAR_DEF seqpar_status seqpar_safetensors_expect(const seqpar_safetensors_file *file,
                                                    const seqpar_safetensors_tensor *wanted,
                                                    seqpar_error *error) {
+    SEQPAR_NEED(error, "file, wanted", file, wanted);
     const seqpar_safetensors_tensor *found = seqpar_safetensors_find(file, wanted->name);
     char found_shown[128], wanted_shown[128];
     int same = found && found->dims == wanted->dims &&
@@ -1166,16 +1171,19 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_expect(const seqpar_safetensors_file
 }
 
 SEQPAR_DEF int64_t seqpar_safetensors_metadata_count(const seqpar_safetensors_file *file) {
+    SEQPAR_MUST("file", file);
     return file->metadata_count;
 }
 
 SEQPAR_DEF const seqpar_safetensors_pair *seqpar_safetensors_metadata_at(
     const seqpar_safetensors_file *file, int64_t index) {
+    SEQPAR_MUST("file", file);
     return index >= 0 && index < file->metadata_count ? &file->metadata[index] : NULL;
 }
 
 SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file *file,
                                                    const char *key) {
+    SEQPAR_MUST("file, key", file, key);
     seqpar_safetensors_pair wanted = {key, NULL};
     const seqpar_safetensors_pair *found = NULL;
 
@@ -1284,6 +1292,8 @@ static seqpar_status seqpar__st_refuse_not_finite(const seqpar_safetensors_file 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read(seqpar_safetensors_file *file, void *out,
                                                  const seqpar_safetensors_part *part,
                                                  seqpar_error *error) {
+    SEQPAR_NEED(error, "file, part", file, part);
+    SEQPAR_NEED(error, "part->name, out", part->name, SEQPAR_IF(part->count > 0, out));
     const seqpar_safetensors_tensor *tensor = NULL;
     seqpar_status status = seqpar__st_seek(file, part, &tensor, error);
 
@@ -1374,12 +1384,16 @@ static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *w
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f32(seqpar_safetensors_file *file, float *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
+    SEQPAR_NEED(error, "file, part", file, part);
+    SEQPAR_NEED(error, "part->name, out", part->name, SEQPAR_IF(part->count > 0, out));
     return seqpar__st_read_as(file, NULL, out, part, error);
 }
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *file, double *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error) {
+    SEQPAR_NEED(error, "file, part", file, part);
+    SEQPAR_NEED(error, "part->name, out", part->name, SEQPAR_IF(part->count > 0, out));
     return seqpar__st_read_as(file, out, NULL, part, error);
 }
 
@@ -1507,6 +1521,7 @@ static seqpar_status seqpar__st_output_commit(seqpar__st_output *output, seqpar_
 
 SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data,
                                                   int64_t bytes, seqpar_error *error) {
+    SEQPAR_NEED(error, "data", SEQPAR_IF(bytes > 0, data));
     seqpar__st_output output;
     seqpar_status status = seqpar__st_output_open(&output, path, error);
 
@@ -1772,6 +1787,10 @@ static seqpar_status seqpar__st_begin(seqpar_safetensors_writer *writer,
 SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **writer,
                                                    const seqpar_safetensors_desc *desc,
                                                    seqpar_error *error) {
+    SEQPAR_NEED(error, "writer, desc", writer, desc);
+    SEQPAR_NEED(error, "desc->tensors, desc->metadata",
+                SEQPAR_IF(desc->count > 0, desc->tensors),
+                SEQPAR_IF(desc->metadata_count > 0, desc->metadata));
     seqpar_safetensors_writer *made = (seqpar_safetensors_writer *)seqpar__st_new(1,
                                                                                   sizeof *made);
     seqpar_safetensors_desc named = *desc;
@@ -1813,6 +1832,7 @@ static seqpar_status seqpar__st_misplaced(seqpar_safetensors_writer *writer, con
 SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer,
                                                    const char *name, const void *data,
                                                    int64_t bytes, seqpar_error *error) {
+    SEQPAR_NEED(error, "name, data", name, SEQPAR_IF(bytes > 0, data));
     const seqpar_safetensors_tensor *next;
     seqpar_status status;
 
@@ -1869,6 +1889,7 @@ SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer) {
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *desc,
                                                  const void *const *data, seqpar_error *error) {
+    SEQPAR_NEED(error, "desc, data", desc, SEQPAR_IF(desc && desc->count > 0, data));
     seqpar_safetensors_writer *writer;
     seqpar_status status = seqpar_safetensors_create(&writer, desc, error);
 

@@ -149,8 +149,8 @@ static void collect(const seqpar_comm *comm, const parcel *p, const expected *e)
     message **link, *m;
     while (!(m = *(link = find(&e->head))) || m->arrived < m->head.bytes)
         if (progress(p, e->head.from, 0), here.failed) return;
-    const seqpar_mismatch both = {e->head.name,  m->head.name, e->head.step,  m->head.step,
-                                  here.rank,     e->head.from, e->head.bytes, m->head.bytes};
+    const seqpar_mismatch both = {e->head.name, m->head.name, e->head.step,  m->head.step,
+                                  here.rank,    e->head.from, e->head.bytes, m->head.bytes};
     if (memcmp(&m->head.bytes, &e->head.bytes, sizeof m->head - offsetof(heading, bytes)))
         here.failed = seqpar_comm_mismatch(&here.error, &both);
     else
@@ -168,8 +168,7 @@ static seqpar_status own_begin(seqpar_comm *comm, const seqpar_group *g, void *q
     p->name = g->name, p->step = g->step, p->count = 0;
     for (const seqpar_transfer *t = g->recvs; t < g->recvs + g->recv_count; t++)
         p->recvs[p->count++] = (expected){
-            heading_of(g, m->id, m->world[t->peer], m->received[t->peer]++, t->bytes),
-            t->data};
+            heading_of(g, m->id, m->world[t->peer], m->received[t->peer]++, t->bytes), t->data};
     for (const seqpar_transfer *t = g->sends; t < g->sends + g->send_count; t++)
         deliver(comm, p, m->world[t->peer],
                 heading_of(g, m->id, here.rank, m->sent[t->peer]++, t->bytes),
