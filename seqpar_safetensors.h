@@ -1890,7 +1890,7 @@ SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer) {
 SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *desc,
                                                  const void *const *data, seqpar_error *error) {
     SEQPAR_NEED(error, "desc, data", desc, SEQPAR_IF(desc && desc->count > 0, data));
-    seqpar_safetensors_writer *writer;
+    seqpar_safetensors_writer *writer = NULL;
     seqpar_status status = seqpar_safetensors_create(&writer, desc, error);
 
     for (int64_t i = 0; !status && i < desc->count; i++)

@@ -23,6 +23,7 @@
  * survived. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#define STB_DS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "oracle/gallery.h"
 #include "oracle/html.h"
