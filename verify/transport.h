@@ -328,7 +328,7 @@ static seqpar_status rank_one_way(seqpar_comm *world, void *user) {
     unsigned char *out = malloc(LARGE), *in = malloc(LARGE);
     seqpar_transfer send = {next, out, LARGE}, recv = {last, in, LARGE};
     seqpar_group sending = {"one way", 0, &send, 1, NULL, 0};
-    seqpar_group receiving = {"one way", 1, NULL, 0, &recv, 1};
+    seqpar_group receiving = {"one way", 0, NULL, 0, &recv, 1};
     seqpar_request request[2];
     seqpar_status status = SEQPAR_OK;
     (void)user;
