@@ -262,10 +262,10 @@ for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $ke
     read -r trainer kind data options <<<"$stage"
     line=$(printf "$command" $kind $data $data)
     refuse ${trainer}_text_for_a_tokenizer $trainer "$data.jsonl:1: is text, and $out/complete has a tokenizer.* \(add --apply_chat_template for the model's chat template\): $line( --[a-z]*_key [a-z]*)* --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete
-    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation cut --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation cut --max_samples 7
+    refuse ${trainer}_keeps_what_is_given $trainer "give those: $line .*--apply_chat_template( --tokenizer_chat_template T)? --truncation drop --max_samples 7 --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --apply_chat_template $([ $trainer = kto ] || echo --tokenizer_chat_template T) --truncation drop --max_samples 7
     refuse ${trainer}_keeps_its_template $trainer "$line .*--input_template .'<\{\}\\\\n>' --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --input_template $'<{}\n>'
 done
-refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --split test --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --train_split test --pretrain $out/complete
+refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --pretrain $out/complete
 refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
 # lists of messages are what prepare.py reads
 printf '{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]}\n' >$out/listed.jsonl

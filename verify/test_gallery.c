@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#define STB_DS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "oracle/gallery.h"
 #include "oracle/made.h"

@@ -4,6 +4,7 @@
    TEST_ALL. And that their disagreement is seen. */
 #include <errno.h>
 #include <stdint.h>
+#define STB_DS_IMPLEMENTATION
 #include "oracle/fault_names.h"
 #include "oracle/model_ways.h"
 #include "oracle/objective_seeds.h"

@@ -591,22 +591,13 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
 
-/* Which records: what was given for this set. */
+/* Which records: what was given for this set; an evaluation set is read whole. */
 static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
                                  bool learns_more) {
-    const demo_config *c = &line->job->config;
-    bool evaluates = paths == c->eval_dataset;
-    const char *set = evaluates                     ? "eval"
-                      : learns_more                 ? "pretrain"
-                      : kind == DEMO_TOKENS_PROMPTS ? "prompt"
-                                                    : "dataset";
-    char probs[32], split[32];
-    snprintf(probs, sizeof probs, "%s%s_probs", set,
-             kind == DEMO_TOKENS_PROMPTS || learns_more ? "_data" : "");
-    snprintf(split, sizeof split, "%s_split", set);
-    demo_command_given(line, split, "split");
-    if (!strcmp(set, "dataset")) demo_command_given(line, "train_split", "split");
-    if (evaluates) return;
+    const char *probs = learns_more                 ? "pretrain_data_probs"
+                        : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
+                                                      : "dataset_probs";
+    if (paths == line->job->config.eval_dataset) return;
     demo_command_given(line, probs, "dataset_probs");
     if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
     demo_command_given(line, "max_samples", "max_samples");
