@@ -160,9 +160,9 @@ static int draw(const char *path, const char *title, const char *y_label, const 
                       .series = series,
                       .series_count = 2,
                       .log_y = true};
-    char error[512];
-    if (!demo_plot_write(path, &plot, error, sizeof error)) return 0;
-    return fprintf(stderr, "%s\n", error), 1;
+    demo_error error;
+    if (!demo_plot_write(path, &plot, &error)) return 0;
+    return fprintf(stderr, "%s\n", error.text), 1;
 }
 
 int main(void) {

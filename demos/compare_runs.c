@@ -141,7 +141,8 @@ int main(int argc, char **argv) {
     run r[3] = {0};
     const double ln2 = 0.693147180559945309417;
     seqpar_error error = {0};
-    char path[LONGEST + 64], text[1024], shown[1024], why[512] = "", speed[32];
+    char path[LONGEST + 64], text[1024], shown[1024], speed[32];
+    demo_error why = {""};
     int64_t tensors = 0, values = 0;
     bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
     if (help || (argc != 5 && argc != 7))
@@ -184,8 +185,8 @@ int main(int argc, char **argv) {
                       .series = series,
                       .series_count = 2};
     snprintf(path, sizeof path, "%s/loss.svg", argv[4]);
-    if (demo_plot_write(path, &plot, why, sizeof why))
-        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why));
+    if (demo_plot_write(path, &plot, &why))
+        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, why.text));
     else
         printf("curves: %s\n", seqpar_escape(shown, sizeof shown, path));
     int size = snprintf(
@@ -205,5 +206,5 @@ int main(int argc, char **argv) {
     printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", r[2].loss[0],
            first ? "bits" : "NO");
     bool said = !demo_print_failed("the comparison");
-    return losses && params && first && written && said && !why[0] ? 0 : 1;
+    return losses && params && first && written && said && !why.text[0] ? 0 : 1;
 }

@@ -20,7 +20,8 @@ static bool read_count(const char *text, uint64_t *value) {
 
 int main(int argc, char **argv) {
     uint64_t numbers[4] = {1000, 1, 0, 0}; /* count, seed, first, wrong of 100 */
-    char error[4400], shown[4400];
+    demo_error error;
+    char shown[4400];
     signal(SIGXFSZ, SIG_IGN); /* a file at its limit is an error with a sentence */
     bool help = argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"));
     if (argc < 2 || argc > 6 || argv[1][0] == '-') {
@@ -41,9 +42,8 @@ int main(int argc, char **argv) {
                 seqpar_escape(shown, sizeof shown, argv[5]));
         return 2;
     }
-    if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], numbers[3], error,
-                         sizeof error)) {
-        fprintf(stderr, "%s: %s\n", argv[0], seqpar_escape(shown, sizeof shown, error));
+    if (demo_arith_write(argv[1], numbers[1], numbers[2], numbers[0], numbers[3], &error)) {
+        fprintf(stderr, "%s: %s\n", argv[0], seqpar_escape(shown, sizeof shown, error.text));
         return 1;
     }
     return 0;

@@ -41,8 +41,8 @@ static const char *in_scratch(const char *name) {
 
 static const char *make_file_sized(const char *name, const char *bytes, size_t size) {
     const char *path = in_scratch(name);
-    char error[256];
-    if (demo_write_atomically(path, bytes, size, error, sizeof error)) printf("# %s\n", error);
+    demo_error error;
+    if (demo_write_atomically(path, bytes, size, &error)) printf("# %s\n", error.text);
     return path;
 }
 
@@ -93,7 +93,7 @@ static const demo_binding bindings[] = {
 };
 
 static demo_options options;
-static char message[1024];
+static demo_error message;
 
 /* Parses words separated by single spaces; they stay alive until the next call. */
 static int parse(const char *line) {
@@ -108,8 +108,8 @@ static int parse(const char *line) {
     options = (demo_options){.tool = "sft",
                              .bindings = bindings,
                              .binding_count = sizeof bindings / sizeof bindings[0]};
-    *message = 0;
-    return demo_options_parse(&options, argc, argv, message, sizeof message);
+    message.text[0] = 0;
+    return demo_options_parse(&options, argc, argv, &message);
 }
 
 static bool known_kind(const char *kind) {
@@ -120,7 +120,7 @@ static bool known_kind(const char *kind) {
 static bool table_is_sound(void) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
-        snprintf(message, sizeof message, "%s", known->name);
+        snprintf(message.text, sizeof message.text, "%s", known->name);
         EXPECT(i == 0 || strcmp(demo_known_options[i - 1].name, known->name) < 0);
         EXPECT(demo_known_find(known->name) == known); /* no other name equal up to - and _ */
         EXPECT(known_kind(known->kind) && *known->source && *known->tools);
@@ -150,7 +150,7 @@ static bool each_word(const char *list, bool (*visit)(const char *word, const vo
 
 static bool tool_is_served(const char *tool, const void *context) {
     const demo_known *known = context, *target = demo_known_target(known);
-    snprintf(message, sizeof message, "--%s for %s", known->name, tool);
+    snprintf(message.text, sizeof message.text, "--%s for %s", known->name, tool);
     EXPECT(demo_list_has("sft,dpo,rm,kto,kd,prm,ppo,batch_inference", tool));
     /* an alias for a tool leads to something for that tool */
     EXPECT(demo_list_has(target->tools, tool));
@@ -293,7 +293,7 @@ static const char names_people_type[] =
 
 static bool name_is_known(const char *name, const void *context) {
     (void)context;
-    snprintf(message, sizeof message, "--%s", name);
+    snprintf(message.text, sizeof message.text, "--%s", name);
     EXPECT(demo_known_find(name) != NULL);
     return true;
 }
@@ -335,9 +335,9 @@ static bool option_parses(const char *tool, const void *context) {
     for (int form = 0; form < 2; form++) {
         options = (demo_options){
             .tool = tool, .bindings = &binding, .binding_count = !strcmp(target->role, "real")};
-        snprintf(message, sizeof message, "%s for %s", inlined, tool);
-        EXPECT(demo_options_parse(&options, form ? 3 : 4, form ? joined : apart, message,
-                                  sizeof message) == 0);
+        snprintf(message.text, sizeof message.text, "%s for %s", inlined, tool);
+        EXPECT(demo_options_parse(&options, form ? 3 : 4, form ? joined : apart, &message) ==
+               0);
         /* the value was taken, so that the last word was reached */
         EXPECT(options.help_wanted);
         EXPECT(demo_options_given(&options, target->name));
@@ -401,15 +401,16 @@ static bool flags_take_an_optional_word(void) {
 static bool typos_are_named(void) {
     EXPECT(parse("--ring_atn_size 2") == -1);
     EXPECT_TEXT(
-        message,
+        message.text,
         "unknown option --ring_atn_size; did you mean --ring_attn_size? (--help lists all)");
-    EXPECT(parse("--learning-rat 1") == -1 && holds(message, "did you mean --learning_rate?"));
+    EXPECT(parse("--learning-rat 1") == -1 &&
+           holds(message.text, "did you mean --learning_rate?"));
     EXPECT(parse("--sequence-paralel-size 2") == -1 &&
-           holds(message, "did you mean --sequence_parallel_size?"));
+           holds(message.text, "did you mean --sequence_parallel_size?"));
     EXPECT(parse("--qqqqqqqqqqqqqqqq") == -1);
-    EXPECT_TEXT(message, "unknown option --qqqqqqqqqqqqqqqq (--help lists all)");
+    EXPECT_TEXT(message.text, "unknown option --qqqqqqqqqqqqqqqq (--help lists all)");
     /* an option of another tool is no help */
-    EXPECT(parse("--bta 1") == -1 && !holds(message, "--beta?"));
+    EXPECT(parse("--bta 1") == -1 && !holds(message.text, "--beta?"));
     EXPECT(demo_edit_distance("abc", "abc") == 0 && demo_edit_distance("a-c", "a_c") == 0);
     EXPECT(demo_edit_distance("kitten", "sitting") == 3 && demo_edit_distance("", "abc") == 3);
     return true;
@@ -464,7 +465,7 @@ static bool bad_values_are_refused(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         EXPECT(parse(cases[i][0]) == -1);
-        EXPECT_TEXT(message, cases[i][1]);
+        EXPECT_TEXT(message.text, cases[i][1]);
     }
     return true;
 }
@@ -495,12 +496,12 @@ static bool options_without_effect_are_told(void) {
 static bool too_many_words_are_refused(void) {
     static char line[4096] = "--target_modules";
     for (int i = 0; i < 400; i++) strcat(line, " abcdefg");
-    EXPECT(parse(line) == -1 && holds(message, "... is not done here: every weight"));
+    EXPECT(parse(line) == -1 && holds(message.text, "... is not done here: every weight"));
     static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
     memset(word, 'a', sizeof word - 1);
     char *argv[] = {program, name, word, more};
-    EXPECT(demo_options_parse(&options, 4, argv, message, sizeof message) == -1);
-    EXPECT_TEXT(message, "--target_modules needs a value (text), but x follows");
+    EXPECT(demo_options_parse(&options, 4, argv, &message) == -1);
+    EXPECT_TEXT(message.text, "--target_modules needs a value (text), but x follows");
     return true;
 }
 
@@ -545,16 +546,15 @@ static bool bindings_are_held_against_the_table(void) {
         {"beta", &whole, DEMO_FLOAT, NULL, "", DEMO_ANY}};
     demo_options one = {.tool = "sft", .bindings = strange, .binding_count = 1};
     char program[] = "trainer", *argv[] = {program};
-    EXPECT(demo_options_parse(&one, 1, argv, message, sizeof message) == -1);
-    EXPECT_TEXT(message, "--max_len is not in options.tsv with the type it is bound as");
+    EXPECT(demo_options_parse(&one, 1, argv, &message) == -1);
+    EXPECT_TEXT(message.text, "--max_len is not in options.tsv with the type it is bound as");
     one.bindings++;
-    EXPECT(demo_options_check(&one, message, sizeof message) == -1 &&
-           holds(message, "is bound, but not real"));
+    EXPECT(demo_options_check(&one, &message) == -1 &&
+           holds(message.text, "is bound, but not real"));
     one.bindings++;
-    EXPECT(demo_options_check(&one, message, sizeof message) == -1 &&
-           holds(message, "not real for sft"));
-    EXPECT(parse("") == 0 && demo_options_check(&options, message, sizeof message) == -1);
-    EXPECT(holds(message, "is not bound, but real for sft in options.tsv"));
+    EXPECT(demo_options_check(&one, &message) == -1 && holds(message.text, "not real for sft"));
+    EXPECT(parse("") == 0 && demo_options_check(&options, &message) == -1);
+    EXPECT(holds(message.text, "is not bound, but real for sft in options.tsv"));
     return true;
 }
 
@@ -566,18 +566,16 @@ static bool foreign_names_place_tokens(void) {
                                            {"varlen_llama3", "contiguous", "llama3"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const char *layout = NULL, *schedule = NULL;
-        EXPECT(demo_placement_settle(&layout, &schedule, cases[i][0], message,
-                                     sizeof message) == 0);
+        EXPECT(demo_placement_settle(&layout, &schedule, cases[i][0], &message) == 0);
         EXPECT_TEXT(layout, cases[i][1]);
         EXPECT_TEXT(schedule, cases[i][2]);
     }
     const char *layout = "contiguous", *schedule = NULL;
-    EXPECT(demo_placement_settle(&layout, &schedule, NULL, message, sizeof message) == 0 &&
-           !schedule);
-    EXPECT(demo_placement_settle(&layout, &schedule, "batch_zigzag", message, sizeof message) ==
-           -1);
-    EXPECT(holds(message, "batch_zigzag means --layout zigzag --schedule ring, but another "
-                          "option says contiguous"));
+    EXPECT(demo_placement_settle(&layout, &schedule, NULL, &message) == 0 && !schedule);
+    EXPECT(demo_placement_settle(&layout, &schedule, "batch_zigzag", &message) == -1);
+    EXPECT(holds(message.text,
+                 "batch_zigzag means --layout zigzag --schedule ring, but another "
+                 "option says contiguous"));
     return true;
 }
 
@@ -587,8 +585,8 @@ static demo_dataset set;
 
 static int load(const char *path, demo_data_options how) {
     demo_data_free(&set);
-    *message = 0;
-    return demo_data_load(&set, path, &how, message, sizeof message);
+    message.text[0] = 0;
+    return demo_data_load(&set, path, &how, &message);
 }
 
 /* A document as text: bytes as they are, special tokens as B and E in brackets, supervised
@@ -736,9 +734,9 @@ static bool streams_are_cut_into_documents(void) {
     EXPECT_TEXT(shown(1), "i|ck\r\nf");
     EXPECT_TEXT(shown(2), "o|x");
     EXPECT(load(path, (demo_data_options){.max_len = 6}) == -1 &&
-           holds(message, "s.txt: plain text needs --pretrain_mode"));
+           holds(message.text, "s.txt: plain text needs --pretrain_mode"));
     EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 &&
-           holds(message, "set it to 2 or more"));
+           holds(message.text, "set it to 2 or more"));
     return true;
 }
 
@@ -758,12 +756,14 @@ static bool samples_and_files_are_limited_and_joined(void) {
     EXPECT(load(both, how) == 0 && arrlen(set.documents) == 2);
     EXPECT_TEXT(shown(1), "[B]Q b? |2[E]");
     how.probs = "1";
-    EXPECT(load(both, how) == -1 && holds(message, "1 weights (1) are given for 2 data sets"));
+    EXPECT(load(both, how) == -1 &&
+           holds(message.text, "1 weights (1) are given for 2 data sets"));
     how.probs = NULL;
     how.max_samples = 1;
     EXPECT(load(both, how) == 0 && arrlen(set.documents) == 1);
     how.max_samples = 0;
-    EXPECT(load(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON") && !set.documents);
+    EXPECT(load(both, how) == -1 && holds(message.text, "2.jsonl:2: broken JSON") &&
+           !set.documents);
     return true;
 }
 
@@ -825,7 +825,7 @@ static bool broken_data_is_named(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         EXPECT(load(make_file("x.jsonl", cases[i][0]), ask) == -1);
-        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        if (!holds(message.text, cases[i][1])) EXPECT_TEXT(message.text, cases[i][1]);
         EXPECT(!set.documents);
     }
     return true;
@@ -856,7 +856,7 @@ static bool other_files_hold_the_same(void) {
         EXPECT_TEXT(shown(1), "[B]Q c? |d[E]");
     }
     EXPECT(load(make_file("b.jsonl.gz", "none"), ask) == -1 &&
-           holds(message, "b.jsonl.gz: cannot be read: it is no whole gzip file"));
+           holds(message.text, "b.jsonl.gz: cannot be read: it is no whole gzip file"));
     demo_data_options deep = ask;
     deep.input_key = "x.y.q";
     deep.output_key = "z.a";
@@ -864,7 +864,8 @@ static bool other_files_hold_the_same(void) {
                 deep) == 0);
     EXPECT_TEXT(shown(0), "[B]Q a? |b[E]");
     EXPECT(load(make_file("k.jsonl", "{\"x\": {\"y\": 1}}"), deep) == -1 &&
-           holds(message, "no key \"x.y.q\"; set --input_key to one of those present: \"x\""));
+           holds(message.text,
+                 "no key \"x.y.q\"; set --input_key to one of those present: \"x\""));
     return true;
 }
 
@@ -874,7 +875,7 @@ static bool half_a_prompt_is_refused(void) {
         "h.jsonl", "{\"instruction\": \"a\", \"input\": \"b\", \"output\": \"c\"}");
     demo_data_options how = {.output_key = "output"};
     EXPECT(load(path, how) == -1 &&
-           holds(message, "h.jsonl:1: \"instruction\" stands beside \"input\""));
+           holds(message.text, "h.jsonl:1: \"instruction\" stands beside \"input\""));
     how.input_key = "input";
     EXPECT(load(path, how) == 0);
     EXPECT_TEXT(shown(0), "[B]b|c[E]");
@@ -883,48 +884,50 @@ static bool half_a_prompt_is_refused(void) {
 
 static bool files_that_cannot_be_read_are_named(void) {
     EXPECT(load("no/such/file.jsonl", ask) == -1);
-    EXPECT_TEXT(message, "no/such/file.jsonl: cannot be read: No such file or directory; give "
-                         "the path of a .jsonl or .txt file");
+    EXPECT_TEXT(message.text,
+                "no/such/file.jsonl: cannot be read: No such file or directory; give "
+                "the path of a .jsonl or .txt file");
     EXPECT(load("data.parquet", ask) == -1 &&
-           holds(message, "data.parquet: the name ends in neither .jsonl nor .txt"));
+           holds(message.text, "data.parquet: the name ends in neither .jsonl nor .txt"));
     EXPECT(load("", ask) == -1 && load(NULL, ask) == -1);
     const char *zeros = make_file_sized("zeros.jsonl", "{\"q\": \"a\0b\", \"a\": \"c\"}\n", 23);
-    EXPECT(load(zeros, ask) == -1 && holds(message, "zeros.jsonl:1: "));
+    EXPECT(load(zeros, ask) == -1 && holds(message.text, "zeros.jsonl:1: "));
     demo_data_options small = ask;
     small.vocab_size = 100;
     EXPECT(load(make_file("v.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), small) == -1);
-    EXPECT(holds(message, "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    EXPECT(holds(message.text,
+                 "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
     return true;
 }
 
 static bool templates_are_checked(void) {
-    EXPECT(demo_template_checked("User: {}\n", message, sizeof message) && !*message);
-    EXPECT(!demo_template_checked("User:", message, sizeof message) &&
-           holds(message, "has no {}"));
-    EXPECT(demo_template_checked("User: {}\\n", message, sizeof message) &&
-           holds(message, "backslash"));
-    EXPECT(!demo_template_checked(NULL, message, sizeof message) && !*message);
+    EXPECT(demo_template_checked("User: {}\n", message.text, sizeof message.text) &&
+           !*message.text);
+    EXPECT(!demo_template_checked("User:", message.text, sizeof message.text) &&
+           holds(message.text, "has no {}"));
+    EXPECT(demo_template_checked("User: {}\\n", message.text, sizeof message.text) &&
+           holds(message.text, "backslash"));
+    EXPECT(!demo_template_checked(NULL, message.text, sizeof message.text) && !*message.text);
     demo_data_options holeless = ask;
     holeless.input_template = "no hole";
     EXPECT(load(make_file("h.jsonl", "{\"q\": \"a\", \"a\": \"b\"}\n"), holeless) == -1 &&
-           holds(message, "has no {}"));
+           holds(message.text, "has no {}"));
     return true;
 }
 
 static bool writing_is_all_or_nothing(void) {
     size_t size = 0;
     const char *path = make_file("whole", "old");
-    EXPECT(demo_write_atomically(path, "new text", 8, message, sizeof message) == 0);
+    EXPECT(demo_write_atomically(path, "new text", 8, &message) == 0);
     char *text = demo_read_file(path, &size);
     EXPECT(text && size == 8 && !strcmp(text, "new text"));
     free(text);
-    EXPECT(demo_write_atomically(in_scratch("no/folder"), "x", 1, message, sizeof message) ==
-           -1);
+    EXPECT(demo_write_atomically(in_scratch("no/folder"), "x", 1, &message) == -1);
     EXPECT(
-        holds(message,
+        holds(message.text,
               "no/folder: No such file or directory; choose another path or make its folder"));
     /* a folder is not replaced */
-    EXPECT(demo_write_atomically(scratch, "x", 1, message, sizeof message) == -1);
+    EXPECT(demo_write_atomically(scratch, "x", 1, &message) == -1);
     char left[320];
     snprintf(left, sizeof left, "%s.%ld.tmp", scratch, (long)getpid());
     EXPECT(access(left, F_OK) != 0);
@@ -938,14 +941,14 @@ static demo_labelled_set labelled;
 
 static int load_pairs(const char *path, demo_pair_options how) {
     demo_pairs_free(&pairs);
-    *message = 0;
-    return demo_pairs_load(&pairs, path, &how, message, sizeof message);
+    message.text[0] = 0;
+    return demo_pairs_load(&pairs, path, &how, &message);
 }
 
 static int load_labelled(const char *path, demo_labelled_options how) {
     demo_labelled_free(&labelled);
-    *message = 0;
-    return demo_labelled_load(&labelled, path, &how, message, sizeof message);
+    message.text[0] = 0;
+    return demo_labelled_load(&labelled, path, &how, &message);
 }
 
 #define EXPECT_PAIR(i, want_chosen, want_rejected) \
@@ -1141,12 +1144,13 @@ static bool long_pairs_are_dropped_or_cut_whole(void) {
     EXPECT(load_pairs(mirrored, how) == 0 && pairs.counts.cut == 1);
     EXPECT_PAIR(0, "[B]ab|x[E]", "[B]ab|cde[E]");
     how.data.long_documents = DEMO_LONG_DROP;
-    EXPECT(load_pairs(mirrored, how) == -1 && holds(message, "1 too long, 0 cut"));
+    EXPECT(load_pairs(mirrored, how) == -1 && holds(message.text, "1 too long, 0 cut"));
     how.data.max_len = 3;
     how.data.long_documents = DEMO_LONG_CUT;
     EXPECT(load_pairs(path, how) == -1 &&
-           holds(message, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
-    EXPECT(holds(message, "4 too long, 0 cut, 0 identical); raise --max_len") && !pairs.pairs);
+           holds(message.text, "l.jsonl: no pair is left (4 pairs read, 0 kept"));
+    EXPECT(holds(message.text, "4 too long, 0 cut, 0 identical); raise --max_len") &&
+           !pairs.pairs);
     return true;
 }
 
@@ -1211,7 +1215,7 @@ static bool pairs_are_counted(void) {
                          "long, 0 cut, 1 identical");
     how.data.max_samples = 0;
     make_file("2.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"c\"}\nnot JSON\n");
-    EXPECT(load_pairs(both, how) == -1 && holds(message, "2.jsonl:2: broken JSON"));
+    EXPECT(load_pairs(both, how) == -1 && holds(message.text, "2.jsonl:2: broken JSON"));
     EXPECT(!pairs.pairs && !pairs.counts.read && !pairs.tokens); /* nothing half read */
     return true;
 }
@@ -1305,20 +1309,21 @@ static bool broken_pairs_are_named(void) {
     how.margins = true;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         EXPECT(load_pairs(make_file("x.jsonl", cases[i][0]), how) == -1);
-        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        if (!holds(message.text, cases[i][1])) EXPECT_TEXT(message.text, cases[i][1]);
         EXPECT(!pairs.pairs && !pairs.counts.read);
     }
     EXPECT(load_pairs(make_file("x.txt", "text"), how) == -1 &&
-           holds(message, "x.txt: plain text holds no records"));
+           holds(message.text, "x.txt: plain text holds no records"));
     EXPECT(load_pairs("none.jsonl", how) == -1 &&
-           holds(message, "none.jsonl: cannot be read: No such file"));
+           holds(message.text, "none.jsonl: cannot be read: No such file"));
     how.data.vocab_size = 100;
     EXPECT(load_pairs(make_file("v.jsonl", "{\"p\": \"a\", \"c\": \"b\", \"r\": \"d\"}"),
                       how) == -1);
-    EXPECT(holds(message, "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
+    EXPECT(holds(message.text,
+                 "v.jsonl:1: text needs a vocabulary of 259, but the model has 100"));
     how.data.input_template = "no hole";
     EXPECT(load_pairs("v.jsonl", how) == -1 &&
-           holds(message, "input_template has no {} for the prompt: no hole"));
+           holds(message.text, "input_template has no {} for the prompt: no hole"));
     return true;
 }
 
@@ -1380,7 +1385,7 @@ static bool labelled_responses_are_counted(void) {
     EXPECT_TEXT(shown_document(&labelled.records[0].document), "[B]ab|cd[E]");
     how.data.max_len = 1;
     EXPECT(load_labelled(path, how) == -1 &&
-           holds(message, "c.jsonl: no response is left (4 read, 0 kept"));
+           holds(message.text, "c.jsonl: no response is left (4 read, 0 kept"));
     how.data.max_len = 0;
     how.data.max_samples = 3;
     EXPECT(load_labelled(path, how) == 0 && arrlen(labelled.records) == 3 &&
@@ -1422,7 +1427,7 @@ static bool broken_labels_are_named(void) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         EXPECT(load_labelled(make_file("x.jsonl", cases[i][0]), judged) == -1);
-        if (!holds(message, cases[i][1])) EXPECT_TEXT(message, cases[i][1]);
+        if (!holds(message.text, cases[i][1])) EXPECT_TEXT(message.text, cases[i][1]);
         EXPECT(!labelled.records && !labelled.counts.read);
     }
     return true;
@@ -1437,8 +1442,7 @@ static bool mismatches_are(const char *lines, int64_t max_len, const char *const
     how.data.long_documents = DEMO_LONG_CUT;
     EXPECT(load_labelled(make_file("m.jsonl", lines), how) == 0 &&
            arrlen(labelled.records) == 3);
-    EXPECT(demo_mismatched_step(documents, &labelled, step, 3, &how.data, message,
-                                sizeof message) == 0);
+    EXPECT(demo_mismatched_step(documents, &labelled, step, 3, &how.data, &message) == 0);
     for (int i = 0; i < 3; i++) {
         EXPECT_TEXT(shown_document(&documents[i]), want[i]);
         EXPECT(arrlen(documents[i].ids) == documents[i].tokens);
@@ -1472,11 +1476,11 @@ static bool prompts_meet_the_next_response(void) {
     EXPECT(mismatches_are(swapped, 8, cut));
     demo_document alone;
     int64_t first = 0;
-    EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, &judged.data, message,
-                                sizeof message) == -1);
-    EXPECT_TEXT(message, "a step of 1 document has no other response to pair its prompt with, "
-                         "as the KL term needs; set"
-                         " --train_batch_size to 2 or more");
+    EXPECT(demo_mismatched_step(&alone, &labelled, &first, 1, &judged.data, &message) == -1);
+    EXPECT_TEXT(message.text,
+                "a step of 1 document has no other response to pair its prompt with, "
+                "as the KL term needs; set"
+                " --train_batch_size to 2 or more");
     return true;
 }
 
@@ -1486,8 +1490,8 @@ static bool stories_depend_on_seed_and_index_alone(void) {
     char q[2][DEMO_ARITH_TEXT], a[2][DEMO_ARITH_TEXT];
     size_t sizes[2];
     const char *whole = in_scratch("whole.jsonl"), *part = in_scratch("part.jsonl");
-    EXPECT(demo_arith_write(whole, 7, 0, 50, 0, message, sizeof message) == 0);
-    EXPECT(demo_arith_write(part, 7, 30, 20, 0, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(whole, 7, 0, 50, 0, &message) == 0);
+    EXPECT(demo_arith_write(part, 7, 30, 20, 0, &message) == 0);
     char *all = demo_read_file(whole, &sizes[0]), *tail = demo_read_file(part, &sizes[1]);
     EXPECT(all && tail && sizes[1] < sizes[0] && !strcmp(all + sizes[0] - sizes[1], tail));
     free(all);
@@ -1527,11 +1531,11 @@ static bool answers_are_right(void) {
     for (uint64_t i = 0; i < 5000; i++) {
         int value = demo_arith_item(question, answer, 3, i);
         size_t length = strlen(question) + strlen(answer);
-        snprintf(message, sizeof message, "%s %s", question, answer);
+        snprintf(message.text, sizeof message.text, "%s %s", question, answer);
         EXPECT(answer_adds_up(answer, value));
         char one[8], other[8];
         EXPECT(sscanf(question, "%7s and %7s read", one, other) < 2 || strcmp(one, other));
-        EXPECT(length >= 80 && length <= 200 && !strpbrk(message, "\"\\$"));
+        EXPECT(length >= 80 && length <= 200 && !strpbrk(message.text, "\"\\$"));
         for (const char *c = answer; *c; c++) steps[(unsigned char)*c] = true;
     }
     EXPECT(steps['+'] && steps['-'] && steps['*']);
@@ -1561,15 +1565,14 @@ static bool answers_are_learnable(void) {
 
 static bool stories_load(void) {
     const char *path = in_scratch("arith.jsonl");
-    EXPECT(demo_arith_write(path, 1, 0, 300, 0, message, sizeof message) == 0);
+    EXPECT(demo_arith_write(path, 1, 0, 300, 0, &message) == 0);
     demo_data_options how = {.input_key = "question",
                              .output_key = "answer",
                              .input_template = "{}\n",
                              .max_len = 200};
     EXPECT(load(path, how) == 0 && arrlen(set.documents) == 300 && !set.counts.fully_masked);
-    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, 0, message,
-                            sizeof message) == -1 &&
-           *message);
+    EXPECT(demo_arith_write(in_scratch("no/such/folder"), 1, 0, 3, 0, &message) == -1 &&
+           *message.text);
     return true;
 }
 
@@ -1617,8 +1620,7 @@ static int count_of(const char *text, const char *part) {
 static char *drawn(const demo_plot *plot) {
     size_t size;
     const char *path = in_scratch("plot.svg");
-    return demo_plot_write(path, plot, message, sizeof message) ? NULL
-                                                                : demo_read_file(path, &size);
+    return demo_plot_write(path, plot, &message) ? NULL : demo_read_file(path, &size);
 }
 
 static bool plots_are_well_formed(void) {
@@ -1659,10 +1661,10 @@ static bool odd_plots_are_drawn_or_refused(void) {
     free(svg);
     plot.series = &none;
     plot.log_y = true;
-    EXPECT(!drawn(&plot) && holds(message, "no finite point above 0 to plot"));
+    EXPECT(!drawn(&plot) && holds(message.text, "no finite point above 0 to plot"));
     plot.series = &flat;
     plot.width = 100;
-    EXPECT(!drawn(&plot) && holds(message, "100 x 480 pixels are too few"));
+    EXPECT(!drawn(&plot) && holds(message.text, "100 x 480 pixels are too few"));
     return true;
 }
 
@@ -1792,7 +1794,7 @@ static bool real_questions_load(void) {
                                  .input_template = "User: {}\nAssistant: "};
         const char *path = real_path(files[i].name);
         if (!path) continue;
-        snprintf(message, sizeof message, "%s", path);
+        snprintf(message.text, sizeof message.text, "%s", path);
         EXPECT(load(path, how) == 0);
         EXPECT(set.counts.read == files[i].rows &&
                arrlen(set.documents) + set.counts.zero_length == set.counts.read);
@@ -1956,12 +1958,12 @@ int main(int argc, char **argv) {
     say_what_is_skipped();
     for (int i = 0; i < count; i++) {
         if (tests[i].file && !real_path(tests[i].file)) continue;
-        *message = 0;
+        message.text[0] = 0;
         bool ok = tests[i].run();
         if (ok)
             printf("ok %s\n", tests[i].name);
         else
-            printf("FAIL %s %s   (last message: %s)\n", tests[i].name, why, message);
+            printf("FAIL %s %s   (last message: %s)\n", tests[i].name, why, message.text);
         *(ok ? &passed : &failed) += 1;
     }
     demo_data_free(&set);

@@ -39,7 +39,8 @@ static void write_data(const char *path, int pairs, int even) {
 typedef struct run {
     demo_job job;
     demo_preference_config dpo;
-    char line[2048], *words[WORDS], error[1024];
+    char line[2048], *words[WORDS];
+    demo_error error;
     demo_memory counted;
 } run;
 
@@ -66,9 +67,9 @@ static int run_open(run *x, int dpo, const char *data, const char *options) {
              data, options);
     for (char *at = strtok(x->line, " "); at && argc < WORDS; at = strtok(NULL, " "))
         x->words[argc++] = at;
-    wrong = demo_options_parse(&parsed, argc, x->words, x->error, sizeof x->error) ||
-            demo_job_open(&x->job, x->error, sizeof x->error);
-    return test_expect(!wrong, "%s", x->error);
+    wrong = demo_options_parse(&parsed, argc, x->words, &x->error) ||
+            demo_job_open(&x->job, &x->error);
+    return test_expect(!wrong, "%s", x->error.text);
 }
 
 /* The steps of the run, on the device that computes. */

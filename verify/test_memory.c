@@ -1304,7 +1304,8 @@ static void wide_files(void) {
 static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding *bindings,
                             int count, int64_t units, int64_t ranks, const char *options) {
     static demo_options parsed;
-    char line[1024], error[512] = "", *argv[64];
+    char line[1024], *argv[64];
+    demo_error error = {""};
     int argc = 0;
     snprintf(line, sizeof line,
              "%s --pretrain " WIDE_FOLDER
@@ -1314,11 +1315,12 @@ static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding 
              tool, (long long)units, (long long)ranks, tool, options);
     for (char *word = strtok(line, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     parsed = (demo_options){.tool = tool, .bindings = bindings, .binding_count = count};
-    int opened = !demo_options_parse(&parsed, argc, argv, error, sizeof error) &&
-                 !demo_job_open(job, error, sizeof error);
+    int opened = !demo_options_parse(&parsed, argc, argv, &error) &&
+                 !demo_job_open(job, &error);
     seqpar_error made = {0};
     opened = opened && !demo_make_folder(job->config.save_path, &made);
-    if (!test_expect(opened, "%s: %s%s", tool, error, made.text)) return (wide_seen){0, 0, 0};
+    if (!test_expect(opened, "%s: %s%s", tool, error.text, made.text))
+        return (wide_seen){0, 0, 0};
     job->config.pretrain = NULL; /* its config alone was wanted */
     int64_t before = bytes_live;
     int64_t tokens = units * job->objective->documents_per_unit *

@@ -21,7 +21,8 @@ static struct {
     demo_kto_config kto;
     demo_ppo_config ppo;
     demo_options options;
-    char line[2048], *words[WORDS], error[8192];
+    char line[2048], *words[WORDS];
+    demo_error error;
 } x;
 
 /* A job by the options of a user, up to what is read. */
@@ -52,7 +53,7 @@ static int parse(int tool, const char *line) {
                        .bindings = bindings[tool],
                        .binding_count = counts[tool],
                        .parsed = &x.options};
-    return demo_options_parse(&x.options, argc, x.words, x.error, sizeof x.error);
+    return demo_options_parse(&x.options, argc, x.words, &x.error);
 }
 
 static int settle(int tool, const char *line) {
@@ -60,12 +61,10 @@ static int settle(int tool, const char *line) {
     snprintf(whole, sizeof whole, "--omp_threads 1 %s", line);
     if (parse(tool, whole)) return -1;
     demo_settle_truncation(&x.job);
-    return demo_settle_types(&x.job, x.error, sizeof x.error) ||
-                   demo_settle_rates(&x.job, x.error, sizeof x.error) ||
-                   demo_settle_evaluation(&x.job, x.error, sizeof x.error) ||
-                   demo_pick_attention(&x.job, x.error, sizeof x.error) ||
-                   demo_job_world(&x.job, x.error, sizeof x.error) ||
-                   demo_settle_batch(&x.job, x.error, sizeof x.error)
+    return demo_settle_types(&x.job, &x.error) || demo_settle_rates(&x.job, &x.error) ||
+                   demo_settle_evaluation(&x.job, &x.error) ||
+                   demo_pick_attention(&x.job, &x.error) || demo_job_world(&x.job, &x.error) ||
+                   demo_settle_batch(&x.job, &x.error)
                ? -1
                : 0;
 }
@@ -103,9 +102,9 @@ static void refused(int tool, const demo_known *known, const demo_known *target)
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
     snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
-    test_expect(parse(tool, line) && !strncmp(x.error, begins, strlen(begins)) &&
-                    !strcmp(x.error + strlen(begins), target->note),
-                "%s: %s", line, x.error);
+    test_expect(parse(tool, line) && !strncmp(x.error.text, begins, strlen(begins)) &&
+                    !strcmp(x.error.text + strlen(begins), target->note),
+                "%s: %s", line, x.error.text);
     test_expect(strchr(target->note, ';') && strlen(strchr(target->note, ';')) > 6,
                 "--%s says not what to do: %s", target->name, target->note);
     const char *at = strchr(target->role, ':');
@@ -113,7 +112,7 @@ static void refused(int tool, const demo_known *known, const demo_known *target)
         snprintf(neutral, sizeof neutral, "%.*s", (int)strcspn(at, ","), at);
         snprintf(line, sizeof line, "--%s %s", known->name,
                  strcmp(neutral, "@tool") ? neutral : tool_name[tool]);
-        test_expect(!parse(tool, line), "%s: %s", line, x.error);
+        test_expect(!parse(tool, line), "%s: %s", line, x.error.text);
     }
 }
 
@@ -121,17 +120,16 @@ static void accepted(int tool, const demo_known *known, const demo_known *target
     char value[64], line[256];
     value_of(known->kind, value, sizeof value);
     snprintf(line, sizeof line, "--%s %s", known->name, value);
-    test_expect(!parse(tool, line), "%s: %s", line, x.error);
+    test_expect(!parse(tool, line), "%s: %s", line, x.error.text);
     test_expect(strlen(target->note) > 8, "--%s is not explained", target->name);
 }
 
 static void test_table(int tool) {
-    char error[512];
+    demo_error error;
     parse(tool, "");
-    test_expect(!demo_options_check(&x.options, error, sizeof error) ||
-                    strstr(error, "dataset") || strstr(error, "learning_rate") ||
-                    !strcmp(tool_name[tool], "ppo"),
-                "%s", error);
+    test_expect(!demo_options_check(&x.options, &error) || strstr(error.text, "dataset") ||
+                    strstr(error.text, "learning_rate") || !strcmp(tool_name[tool], "ppo"),
+                "%s", error.text);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i], *target = demo_known_target(known);
         test_expect(may_change(known), "--%s changes '%s' there, and is %s", known->name,
@@ -221,15 +219,15 @@ static void test_batch(void) {
                           : x.job.config.train_batch_size == cases[i].documents,
                     "%s: %lld documents a step, wanted are %lld%s%s", cases[i].line,
                     (long long)x.job.config.train_batch_size, (long long)cases[i].documents,
-                    wrong ? "; " : "", x.error);
+                    wrong ? "; " : "", x.error.text);
     }
     test_expect(settle(SFT, "--train_batch_size 12 --per_device_train_batch_size 2 "
                             "--gradient_accumulation_steps 3") &&
-                    !strcmp(x.error,
+                    !strcmp(x.error.text,
                             "--train_batch_size 12 is not --per_device_train_batch_size 2 x 1 "
                             "data-parallel ranks x --gradient_accumulation_steps 3 = 6; leave "
                             "one of them out, or change it"),
-                "says %s", x.error);
+                "says %s", x.error.text);
     test_end("options_batch");
 }
 
@@ -247,7 +245,7 @@ static void test_batch_said(void) {
         char *text = NULL;
         size_t size = 0;
         FILE *errors = stderr;
-        test_expect(!settle(SFT, cases[i][0]), "%s", x.error);
+        test_expect(!settle(SFT, cases[i][0]), "%s", x.error.text);
         stderr = open_memstream(&text, &size);
         demo_batch_say(&x.job);
         fclose(stderr);
@@ -282,7 +280,7 @@ static void test_rates(void) {
         test_expect(wrong ? cases[i].rate < 1e-30
                           : fabs(x.job.config.learning_rate - cases[i].rate) < 1e-12,
                     "%s %s: %g, wanted is %g%s%s", tool_name[cases[i].tool], cases[i].line,
-                    x.job.config.learning_rate, cases[i].rate, wrong ? "; " : "", x.error);
+                    x.job.config.learning_rate, cases[i].rate, wrong ? "; " : "", x.error.text);
     }
     test_expect(!settle(PPO, "--pretrain m") &&
                     fabs(x.ppo.actor_learning_rate - 1e-6) < 1e-15 &&
@@ -310,10 +308,10 @@ static void test_placement(void) {
         {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(SFT, cases[i][0]);
-        test_expect(wrong ? !cases[i][1] && strstr(x.error, cases[i][2]) != NULL
+        test_expect(wrong ? !cases[i][1] && strstr(x.error.text, cases[i][2]) != NULL
                           : cases[i][1] && !strcmp(x.job.config.layout, cases[i][1]) &&
                                 !strcmp(x.job.config.schedule, cases[i][2]),
-                    "%s: %s", cases[i][0], wrong ? x.error : x.job.config.schedule);
+                    "%s: %s", cases[i][0], wrong ? x.error.text : x.job.config.schedule);
     }
     test_end("options_placement");
 }
@@ -335,9 +333,9 @@ static void test_meanings(void) {
         {"--eval_strategy steps --eval_dataset e --eval_steps 3", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(SFT, cases[i].line);
-        test_expect(wrong ? cases[i].refusal && strstr(x.error, cases[i].refusal) != NULL
+        test_expect(wrong ? cases[i].refusal && strstr(x.error.text, cases[i].refusal) != NULL
                           : !cases[i].refusal,
-                    "%s: %s", cases[i].line, wrong ? x.error : "accepted");
+                    "%s: %s", cases[i].line, wrong ? x.error.text : "accepted");
     }
     settle(SFT, "--bf16");
     test_expect(demo_wants_bf16(&x.job.config), "--bf16 does nothing");
@@ -359,7 +357,7 @@ static void test_long_documents(void) {
                  {"--cutoff_len 9 --truncation drop", DEMO_LONG_DROP},
                  {"--sequence_len 9 --truncation cut", DEMO_LONG_CUT}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        test_expect(!settle(SFT, cases[i].line), "%s", x.error);
+        test_expect(!settle(SFT, cases[i].line), "%s", x.error.text);
         test_expect(x.job.config.long_documents == cases[i].how, "%s: %s", cases[i].line,
                     demo_long_words[x.job.config.long_documents]);
     }
@@ -388,7 +386,7 @@ static void test_shares(void) {
 static void test_mixing(void) {
     demo_twister t;
     double ends[2];
-    char error[256];
+    demo_error error;
     static const double drawn[] = {0.6394267984578837, 0.025010755222666936,
                                    0.27502931836911926, 0.22321073814882275};
     demo_twister_begin(&t, 42); /* as Python's random.Random(42) */
@@ -407,14 +405,13 @@ static void test_mixing(void) {
     order = demo_mix_shared(there, 2, 1000);
     test_expect(arrlen(order) == 200, "%lld of 200 records", (long long)arrlen(order));
     arrfree(order);
-    test_expect(!demo_mix_weights(ends, 2, "0.25,0.75", error, sizeof error) &&
-                    !(fabs(ends[1] - 1) > 0),
-                "%s", error);
-    test_expect(demo_mix_weights(ends, 2, "1", error, sizeof error) &&
-                    demo_mix_weights(ends, 2, "0,0", error, sizeof error) &&
-                    demo_mix_weights(ends, 2, "1,x", error, sizeof error) &&
-                    demo_mix_weights(ends, 2, "1,-1", error, sizeof error) &&
-                    demo_mix_weights(ends, 2, "1,1,1", error, sizeof error),
+    test_expect(!demo_mix_weights(ends, 2, "0.25,0.75", &error) && !(fabs(ends[1] - 1) > 0),
+                "%s", error.text);
+    test_expect(demo_mix_weights(ends, 2, "1", &error) &&
+                    demo_mix_weights(ends, 2, "0,0", &error) &&
+                    demo_mix_weights(ends, 2, "1,x", &error) &&
+                    demo_mix_weights(ends, 2, "1,-1", &error) &&
+                    demo_mix_weights(ends, 2, "1,1,1", &error),
                 "odd weights are taken");
     test_end("options_mixing");
 }

@@ -113,13 +113,14 @@ static void test_answers(void) {
                  {"{\"rewards\": [1, 2]", "no JSON from byte"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double rewards[2] = {10, 10};
-        char error[512] = "";
+        demo_error error = {""};
         int failed = demo_answer_read(cases[i].answer, strlen(cases[i].answer), "http://x",
-                                      rewards, 2, error, sizeof error);
-        test_expect(!!failed == !!cases[i].wrong && (!failed || strstr(error, cases[i].wrong)),
-                    "%s gives '%s'", cases[i].answer, error);
-        test_expect(!failed || !strncmp(error, "reward server http://x: ", 24),
-                    "%s does not name the server: %s", cases[i].answer, error);
+                                      rewards, 2, &error);
+        test_expect(!!failed == !!cases[i].wrong &&
+                        (!failed || strstr(error.text, cases[i].wrong)),
+                    "%s gives '%s'", cases[i].answer, error.text);
+        test_expect(!failed || !strncmp(error.text, "reward server http://x: ", 24),
+                    "%s does not name the server: %s", cases[i].answer, error.text);
         if (!i)
             test_expect(rewards[0] == 11 && rewards[1] == 7.5, "rewards %g %g are not added",
                         rewards[0], rewards[1]);
@@ -137,10 +138,10 @@ static void test_addresses(void) {
                  {"file:///x", 1}, {",http://a", 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_reward_servers servers = {.urls = cases[i].urls};
-        char error[512] = "";
-        test_expect(!!demo_servers_check(&servers, error, sizeof error) == cases[i].wrong &&
-                        !!*error == cases[i].wrong,
-                    "'%s': %s", cases[i].urls, error);
+        demo_error error = {""};
+        test_expect(!!demo_servers_check(&servers, &error) == cases[i].wrong &&
+                        !!*error.text == cases[i].wrong,
+                    "'%s': %s", cases[i].urls, error.text);
     }
     test_end("server_addresses");
 }

@@ -8,7 +8,8 @@
 #include "pairs.h"
 #include "test.h"
 
-static char path[256], folder[256], why[8192];
+static char path[256], folder[256];
+static demo_error why;
 
 /* ---- writing one ---- */
 
@@ -110,10 +111,9 @@ static void make(uint32_t kind) {
 }
 
 static void save(void) {
-    char error[512];
-    if (demo_write_atomically(path, (const char *)file, (size_t)arrlen(file), error,
-                              sizeof error))
-        printf("# %s\n", error);
+    demo_error error;
+    if (demo_write_atomically(path, (const char *)file, (size_t)arrlen(file), &error))
+        printf("# %s\n", error.text);
 }
 
 static demo_dataset set;
@@ -123,20 +123,18 @@ static demo_data_options options;
 
 /* As the trainer of this kind does. 0: it was taken. */
 static int load(uint32_t kind) {
-    *why = 0;
+    why.text[0] = 0;
     demo_data_free(&set);
     demo_pairs_free(&pairs);
     demo_labelled_free(&labelled);
     if (kind == DEMO_TOKENS_PAIRS)
         return demo_pairs_load(&pairs, path,
-                               &(demo_pair_options){.data = options, .margins = true}, why,
-                               sizeof why);
+                               &(demo_pair_options){.data = options, .margins = true}, &why);
     if (kind == DEMO_TOKENS_LABELLED)
         return demo_labelled_load(&labelled, path, &(demo_labelled_options){.data = options},
-                                  why, sizeof why);
-    return kind == DEMO_TOKENS_PROMPTS
-               ? demo_data_of_file(&set, path, kind, &options, why, sizeof why)
-               : demo_data_load(&set, path, &options, why, sizeof why);
+                                  &why);
+    return kind == DEMO_TOKENS_PROMPTS ? demo_data_of_file(&set, path, kind, &options, &why)
+                                       : demo_data_load(&set, path, &options, &why);
 }
 
 static int load_saved(uint32_t kind) { return save(), load(kind); }
@@ -151,7 +149,7 @@ static int document_is(const demo_document *d, int64_t i) {
 
 static void test_documents(void) {
     make(DEMO_TOKENS_SFT);
-    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     test_expect(arrlen(set.documents) == DOCUMENTS && set.tokens == TOKENS &&
                     set.supervised_tokens == 6 && set.counts.read == 9 &&
                     set.counts.dropped_long == 5 && set.counts.cut == 2,
@@ -171,20 +169,20 @@ static void test_documents(void) {
 
 static void test_kinds(void) {
     make(DEMO_TOKENS_PAIRS);
-    test_expect(!load_saved(DEMO_TOKENS_PAIRS), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_PAIRS), "%s", why.text);
     test_expect(arrlen(pairs.pairs) == 2 && document_is(&pairs.pairs[1].chosen, 2) &&
                     document_is(&pairs.pairs[1].rejected, 3) && pairs.pairs[0].margin == 0.5 &&
                     pairs.pairs[1].margin == 0 && pairs.counts.without_margin == 1 &&
                     pairs.counts.two_prompts == 2,
                 "pairs");
     make(DEMO_TOKENS_LABELLED);
-    test_expect(!load_saved(DEMO_TOKENS_LABELLED), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_LABELLED), "%s", why.text);
     test_expect(arrlen(labelled.records) == DOCUMENTS && labelled.records[0].desirable &&
                     !labelled.records[1].desirable && labelled.records[0].prompt_tokens == 2 &&
                     labelled.counts.desirable == 2,
                 "labels");
     make(DEMO_TOKENS_PROMPTS);
-    test_expect(!load_saved(DEMO_TOKENS_PROMPTS), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_PROMPTS), "%s", why.text);
     demo_slice second = demo_token_slice(set.file, DEMO_PROMPT_OFFSETS, DEMO_PROMPT_TEXT, 1);
     demo_slice third = demo_token_slice(set.file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT, 2);
     test_expect(!second.size && third.size == 1 && *third.bytes == '2', "prompts and answers");
@@ -194,7 +192,7 @@ static void test_kinds(void) {
 static void test_words(void) {
     static const char *const want[] = {"", "a", "b", "\xE2", "\x82\xAC", "", "", "", ""};
     make(DEMO_TOKENS_SFT);
-    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     for (int32_t id = -1; id <= WORDS; id++) {
         demo_slice word = demo_token_word(set.file, id);
         test_expect(word.size == strlen(want[id + 1]) &&
@@ -212,12 +210,13 @@ static void test_words(void) {
 
 static void refused(const char *part, uint32_t kind) {
     int failed = load_saved(kind);
-    test_expect(failed && strstr(why, part) && !strncmp(why, path, strlen(path)),
-                "'%s' instead of: %s", why, part);
+    test_expect(failed && strstr(why.text, part) && !strncmp(why.text, path, strlen(path)),
+                "'%s' instead of: %s", why.text, part);
 }
 
 static void test_goes_with(void) {
-    char error[512], tokenizer[300];
+    char tokenizer[300];
+    demo_error error;
     make(DEMO_TOKENS_SFT);
     options.max_len = 3;
     options.length_option = "some_len";
@@ -227,20 +226,20 @@ static void test_goes_with(void) {
             DEMO_TOKENS_SFT);
     options = (demo_data_options){
         .vocab_size = WORDS, .folder = folder, .prepare = "type this"};
-    test_expect(!load(DEMO_TOKENS_SFT), "a folder without tokenizer.json: %s", why);
+    test_expect(!load(DEMO_TOKENS_SFT), "a folder without tokenizer.json: %s", why.text);
     snprintf(tokenizer, sizeof tokenizer, "%s/tokenizer.json", folder);
-    demo_write_atomically(tokenizer, "tokenizer", 9, error, sizeof error);
-    test_expect(!load(DEMO_TOKENS_SFT), "%s", why);
-    demo_write_atomically(tokenizer, "tokenizes", 9, error, sizeof error);
+    demo_write_atomically(tokenizer, "tokenizer", 9, &error);
+    test_expect(!load(DEMO_TOKENS_SFT), "%s", why.text);
+    demo_write_atomically(tokenizer, "tokenizes", 9, &error);
     refused("made with another tokenizer (9 bytes, crc32 ", DEMO_TOKENS_SFT);
-    test_expect(strstr(why, "; make it anew: type this") != NULL, "%s", why);
+    test_expect(strstr(why.text, "; make it anew: type this") != NULL, "%s", why.text);
     remove(tokenizer);
     options = (demo_data_options){0};
     char two[600];
     snprintf(two, sizeof two, "%s,%s", path, path);
-    test_expect(demo_data_load(&set, two, &options, why, sizeof why) &&
-                    strstr(why, "is a token file, which stands alone"),
-                "%s", why);
+    test_expect(demo_data_load(&set, two, &options, &why) &&
+                    strstr(why.text, "is a token file, which stands alone"),
+                "%s", why.text);
     test_end("goes_with");
 }
 
@@ -317,14 +316,14 @@ static void test_every_bit(void) {
         for (int64_t i = 8; i < arrlen(file); i++) {
             unsigned char bit = (unsigned char)(1 << (i + (int64_t)test_seed) % 8);
             file[i] ^= bit;
-            test_expect(load_saved(kind) && *why, "kind %u: byte %lld may change", kind,
+            test_expect(load_saved(kind) && *why.text, "kind %u: byte %lld may change", kind,
                         (long long)i);
             file[i] ^= bit;
         }
         for (int64_t whole = arrlen(file), i = 8; i < whole; i++) {
             arrsetlen(file, (size_t)i);
-            test_expect(load_saved(kind) && *why, "kind %u: %lld of %lld bytes are taken", kind,
-                        (long long)i, (long long)whole);
+            test_expect(load_saved(kind) && *why.text, "kind %u: %lld of %lld bytes are taken",
+                        kind, (long long)i, (long long)whole);
             arrsetlen(file, (size_t)whole);
         }
     }
@@ -372,8 +371,8 @@ static void test_names(void) {
     file[0] = '{';
     save();
     test_expect(!demo_is_token_file(path) && load(DEMO_TOKENS_SFT) &&
-                    strstr(why, "ends in neither .jsonl nor .txt"),
-                "%s", why);
+                    strstr(why.text, "ends in neither .jsonl nor .txt"),
+                "%s", why.text);
     test_end("names");
 }
 
@@ -400,7 +399,7 @@ static int read_cut(const volatile unsigned char *at, const char *cut, char *sai
 static void test_cut(void) {
     char said[2048], other[300];
     make(DEMO_TOKENS_SFT);
-    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     int status = read_cut((const unsigned char *)set.documents[0].ids, path, said, sizeof said);
     test_expect(WIFEXITED(status) && WEXITSTATUS(status) == 1 && strstr(said, path) &&
                     !strncmp(said, "error: ", 7) && strstr(said, "was cut") &&
@@ -423,11 +422,11 @@ static void test_cut(void) {
 static void test_changed(void) {
     const struct timespec times[2] = {{.tv_sec = 1000000007}, {.tv_sec = 1000000007}};
     make(DEMO_TOKENS_SFT);
-    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!load_saved(DEMO_TOKENS_SFT), "%s", why.text);
     test_expect(!demo_token_file_changed(set.file), "untouched");
     save();
     test_expect(!demo_token_file_changed(set.file), "another took its place");
-    test_expect(!load(DEMO_TOKENS_SFT), "%s", why);
+    test_expect(!load(DEMO_TOKENS_SFT), "%s", why.text);
     int descriptor = open(path, O_WRONLY);
     test_expect(pwrite(descriptor, "x", 1, 200) == 1 && !futimens(descriptor, times),
                 "cannot write");

@@ -32,7 +32,8 @@ typedef struct place { /* a process */
     demo_job job;
     demo_preference_config dpo;
     seqpar_status status;
-    char line[1024], *words[WORDS], error[512];
+    char line[1024], *words[WORDS];
+    demo_error error;
 } place;
 
 /* ---- files of a run ---- */
@@ -126,11 +127,11 @@ static int place_open(place *p, int dpo, const char *save, const char *options) 
         .bindings = dpo ? dpo_bindings : sft_bindings,
         .binding_count = dpo ? (int)(sizeof dpo_bindings / sizeof *dpo_bindings)
                              : (int)(sizeof sft_bindings / sizeof *sft_bindings)};
-    if (demo_options_parse(&parsed, argc, p->words, p->error, sizeof p->error) ||
-        demo_job_open(&p->job, p->error, sizeof p->error))
+    if (demo_options_parse(&parsed, argc, p->words, &p->error) ||
+        demo_job_open(&p->job, &p->error))
         return 1;
-    return demo_job_begin(&p->job, parsed.bindings, parsed.binding_count, parsed.tool, p->error,
-                          sizeof p->error)
+    return demo_job_begin(&p->job, parsed.bindings, parsed.binding_count, parsed.tool,
+                          &p->error)
                ? 1
                : 0;
 }
@@ -196,7 +197,7 @@ static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const 
         if (r && r == ranks - 1) write_data(last.documents);
         if (test_expect(
                 !place_open(&places[r], dpo, save, r && r == ranks - 1 ? more : options), "%s",
-                places[r].error))
+                places[r].error.text))
             continue;
         quiet(-1);
         return SEQPAR_ERR_OPTION;
@@ -324,9 +325,9 @@ static void expect_refused(const char *world_size, const char *rank, const char 
                            const char *text) {
     static place p;
     launched(world_size, rank, NULL);
-    test_expect(place_open(&p, 0, "refused", options) && strstr(p.error, text),
+    test_expect(place_open(&p, 0, "refused", options) && strstr(p.error.text, text),
                 "WORLD_SIZE=%s RANK=%s %s: '%s' is not '%s'", world_size, rank ? rank : "",
-                options, p.error, text);
+                options, p.error.text, text);
     launched(NULL, NULL, NULL);
 }
 
@@ -350,7 +351,7 @@ static void test_refused(void) {
     launched("4", "3", NULL);
     test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 2") && p.job.dp == 2 &&
                     p.job.processes == 4 && p.job.rank == 3,
-                "WORLD_SIZE 4 with ring_attn_size 2: %s, %lld data-parallel", p.error,
+                "WORLD_SIZE 4 with ring_attn_size 2: %s, %lld data-parallel", p.error.text,
                 (long long)p.job.dp);
     demo_job_close(&p.job);
     launched(NULL, NULL, NULL);
@@ -365,13 +366,13 @@ static void test_slurm(void) {
     setenv("SLURM_LOCALID", "1", 1);
     test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 3") && p.job.dp == 2 &&
                     p.job.processes == 6 && p.job.rank == 4 && demo_local_rank() == 1,
-                "srun: %s, rank %lld of %lld", p.error, (long long)p.job.rank,
+                "srun: %s, rank %lld of %lld", p.error.text, (long long)p.job.rank,
                 (long long)p.job.processes);
     demo_job_close(&p.job);
     launched("4", "2", "0"); /* who asks for something else gets it */
     test_expect(!place_open(&p, 0, "refused", "--ring_attn_size 2") && p.job.processes == 4 &&
                     p.job.rank == 2 && demo_local_rank() == 0,
-                "WORLD_SIZE beside srun: %s, rank %lld", p.error, (long long)p.job.rank);
+                "WORLD_SIZE beside srun: %s, rank %lld", p.error.text, (long long)p.job.rank);
     demo_job_close(&p.job);
     unsetenv("SLURM_STEP_NUM_TASKS");
     unsetenv("SLURM_PROCID");

@@ -136,8 +136,7 @@ static inline bool demo_arith_careless(uint64_t seed, uint64_t index, uint64_t o
 /* Writes items first .. first + count - 1 as JSON lines, `careless` of 100 with the wrong text
  * as the answer; whole or not at all. Returns 0, or -1 with one sentence. */
 static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first,
-                                   uint64_t count, uint64_t careless, char *error,
-                                   size_t error_size) {
+                                   uint64_t count, uint64_t careless, demo_error *error) {
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], wrong[DEMO_ARITH_TEXT];
     char *text = NULL;
     size_t size = 0;
@@ -152,10 +151,10 @@ static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t fir
     }
     bool whole = lines && !ferror(lines);
     if (lines && fclose(lines)) whole = false;
-    int failed = whole ? demo_write_atomically(path, text, size, error, error_size) : -1;
+    int failed = whole ? demo_write_atomically(path, text, size, error) : -1;
     if (!whole)
-        snprintf(error, error_size, "no memory for %llu items; make them in parts",
-                 (unsigned long long)count);
+        demo_fail(error, "no memory for %llu items; make them in parts",
+                  (unsigned long long)count);
     free(text);
     return failed;
 }

@@ -97,8 +97,7 @@ typedef struct {
 /* Where reading stands, for messages, and what becomes of what is read. */
 typedef struct demo_reader {
     const demo_data_options *options;
-    char *error;
-    size_t error_size;
+    demo_error *error;
     void *set;           /* the dataset being filled */
     const int64_t *read; /* records in it so far */
     int (*take)(const struct demo_reader *reader, const cJSON *record); /* a line of a .jsonl */
@@ -124,7 +123,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_wrong(const demo_re
     va_start(arguments, format);
     vsnprintf(sentence, sizeof sentence, format, arguments);
     va_end(arguments);
-    snprintf(reader->error, reader->error_size, "%s%s: %s", reader->path, line, sentence);
+    demo_fail(reader->error, "%s%s: %s", reader->path, line, sentence);
     return -1;
 }
 
@@ -835,17 +834,16 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
 }
 
 /* A token file that is one of a list; 0: none is. */
-static inline int demo_token_file_among(const char *paths, char *error, size_t error_size) {
+static inline int demo_token_file_among(const char *paths, demo_error *error) {
     char one[4352];
     for (const char *at = paths; at && strchr(paths, ',');
          at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
         snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
         if (demo_is_token_file(one))
-            return snprintf(error, error_size,
-                            "%s: is a token file, which stands alone; let demos/prepare.py "
-                            "make one file of the sets: --dataset ONE,OTHER",
-                            one),
-                   -1;
+            return demo_fail(error,
+                             "%s: is a token file, which stands alone; let demos/prepare.py "
+                             "make one file of the sets: --dataset ONE,OTHER",
+                             one);
     }
     return 0;
 }
@@ -882,7 +880,7 @@ static inline int demo_sets_find(const demo_reader *reader, demo_named_set **set
     int failed = 0;
     char *list = strdup(paths ? paths : ""), *rest = list;
     for (char *name; !failed && (name = strsep(&rest, ","));) {
-        demo_named_set set = {.paths = demo_set_files(name, reader->error, reader->error_size)};
+        demo_named_set set = {.paths = demo_set_files(name, reader->error)};
         failed = set.paths ? 0 : -1;
         if (set.paths) arrput(*sets, set);
     }
@@ -934,8 +932,7 @@ static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int
     double *ends = (double *)demo_room(count, sizeof *ends);
     const char *probs = reader->options->probs;
     int32_t *order = NULL;
-    int failed = probs ? demo_mix_weights(ends, count, probs, reader->error, reader->error_size)
-                       : 0;
+    int failed = probs ? demo_mix_weights(ends, count, probs, reader->error) : 0;
     for (int64_t i = 0; i < count; all += there[i++]) there[i] = arrlen(sets[i].lines);
     if (!limit) limit = all;
     if (!failed)
@@ -964,9 +961,8 @@ static inline int demo_read_sets(demo_reader *reader, demo_named_set *sets) {
             streams += demo_ends_with(sets[i].paths[k], ".txt");
     bool mixes = !streams && (arrlen(sets) > 1 || reader->options->probs);
     if (streams && reader->options->probs)
-        return snprintf(reader->error, reader->error_size,
-                        "plain text has no records that weights could draw; leave them out"),
-               -1;
+        return demo_fail(reader->error,
+                         "plain text has no records that weights could draw; leave them out");
     for (int64_t i = 0; !failed && i < arrlen(sets); i++)
         for (int64_t k = 0; !failed && k < arrlen(sets[i].paths); k++) {
             if (!mixes && demo_reader_full(reader)) return 0;
@@ -982,10 +978,8 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     const char *form = reader->options->input_template;
     demo_named_set *sets = NULL;
     if (form && !strstr(form, "{}"))
-        return snprintf(reader->error, reader->error_size,
-                        "input_template has no {} for the prompt: %s", form),
-               -1;
-    if (demo_token_file_among(paths, reader->error, reader->error_size)) return -1;
+        return demo_fail(reader->error, "input_template has no {} for the prompt: %s", form);
+    if (demo_token_file_among(paths, reader->error)) return -1;
     int failed = demo_sets_find(reader, &sets, paths) || demo_read_sets(reader, sets) ? -1 : 0;
     demo_sets_free(sets);
     return failed;
@@ -1066,11 +1060,10 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
 /* Opens the file for a set; NULL with one sentence where that is not possible. */
 static inline demo_token_file *demo_token_file_for(const char *path, uint32_t kind,
                                                    const demo_data_options *options,
-                                                   char *error, size_t error_size) {
+                                                   demo_error *error) {
     demo_token_file *file = (demo_token_file *)demo_room(1, sizeof *file);
-    const demo_token_reader r = {file, path, error, error_size};
-    if (!demo_token_file_open(file, path, kind, error, error_size) &&
-        !demo_token_file_suits(&r, options))
+    const demo_token_reader r = {file, path, error};
+    if (!demo_token_file_open(file, path, kind, error) && !demo_token_file_suits(&r, options))
         return file;
     demo_token_file_free(file);
     return NULL;
@@ -1088,9 +1081,8 @@ static inline int64_t demo_token_records(int64_t there, const demo_data_options 
 }
 
 static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_t kind,
-                                    const demo_data_options *options, char *error,
-                                    size_t error_size) {
-    demo_token_file *f = demo_token_file_for(path, kind, options, error, error_size);
+                                    const demo_data_options *options, demo_error *error) {
+    demo_token_file *f = demo_token_file_for(path, kind, options, error);
     if (!f) return -1;
     int64_t count = demo_token_records(f->documents, options);
     set->file = f;
@@ -1130,11 +1122,9 @@ static inline bool demo_is_stop(const demo_words *words, int32_t id) {
 /* ---- loading ---- */
 
 static inline int demo_data_read(demo_dataset *set, const char *paths,
-                                 const demo_data_options *options, char *error,
-                                 size_t error_size) {
+                                 const demo_data_options *options, demo_error *error) {
     demo_reader reader = {options,
                           error,
-                          error_size,
                           set,
                           &set->counts.read,
                           demo_dataset_take_json,
@@ -1144,20 +1134,17 @@ static inline int demo_data_read(demo_dataset *set, const char *paths,
 
 /* A token file, or a comma list of files, one after the other. On failure the set is empty. */
 static inline int demo_data_load(demo_dataset *set, const char *paths,
-                                 const demo_data_options *options, char *error,
-                                 size_t error_size) {
+                                 const demo_data_options *options, demo_error *error) {
     char summary[256];
     *set = (demo_dataset){0};
     int failed = demo_is_token_file(paths)
-                     ? demo_data_of_file(set, paths, DEMO_TOKENS_SFT, options, error,
-                                         error_size)
-                     : demo_data_read(set, paths, options, error, error_size);
+                     ? demo_data_of_file(set, paths, DEMO_TOKENS_SFT, options, error)
+                     : demo_data_read(set, paths, options, error);
     demo_data_summary(set, summary, sizeof summary);
     if (!failed && !set->supervised_tokens) {
-        snprintf(error, error_size,
-                 "%s: no supervised token in the whole set (%s); check --%s and --%s", paths,
-                 summary, demo_output_option(options),
-                 options->length_option ? options->length_option : "max_len");
+        demo_fail(error, "%s: no supervised token in the whole set (%s); check --%s and --%s",
+                  paths, summary, demo_output_option(options),
+                  options->length_option ? options->length_option : "max_len");
         failed = -1;
     }
     if (failed) demo_data_free(set);

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "error.h"
 
 /* A pipe would be waited for, and cannot be read twice as a resumed run does; a device may
    never end. */
@@ -91,24 +92,22 @@ __attribute__((unused)) static int demo_print_failed(const char *what) {
 /* Writes through a neighbouring temporary file, so that a half-written file never stands
    under the name. */
 static inline int demo_write_atomically(const char *path, const char *bytes, size_t size,
-                                        char *error, size_t error_size) {
+                                        demo_error *error) {
     char temporary[4096];
     struct stat about;
     int length = snprintf(temporary, sizeof temporary, "%s.%ld.tmp", path, (long)getpid());
     if (!stat(path, &about) && !S_ISREG(about.st_mode)) /* a rename would put a file in the
                                                            place of a device */
-        return snprintf(
-                   error, error_size,
-                   "cannot write %s: it is there and is no regular file; choose another path",
-                   path),
-               -1;
+        return demo_fail(
+            error, "cannot write %s: it is there and is no regular file; choose another path",
+            path);
     errno = ENAMETOOLONG;
     FILE *file = length < (int)sizeof temporary ? fopen(temporary, "wb") : NULL;
     bool written = file && fwrite(bytes, 1, size, file) == size;
     if (file && fclose(file)) written = false;
     if (written && !rename(temporary, path)) return 0;
-    snprintf(error, error_size, "cannot write %s: %s; choose another path or make its folder",
-             path, strerror(errno));
+    demo_fail(error, "cannot write %s: %s; choose another path or make its folder", path,
+              strerror(errno));
     if (file) remove(temporary);
     return -1;
 }

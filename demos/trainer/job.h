@@ -142,7 +142,7 @@ struct demo_objective {
     /* Fills a dataset from files, units being neighbours of documents_per_unit. 0, or -1
        with one sentence. */
     int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples,
-                char *error, size_t size);
+                demo_error *error);
     /* What it keeps of them beside the documents goes into the digest; NULL: nothing. */
     uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);
     /* Rows first .. first + count of this rank, values into the window; micro >= 0: and
@@ -156,7 +156,7 @@ struct demo_objective {
     seqpar_status (*saved)(demo_rank *r);
     /* Where steps are not drawn from the documents in turn: */
     /* before data is read; NULL: nothing */
-    int (*prepare)(demo_job *job, char *error, size_t size);
+    int (*prepare)(demo_job *job, demo_error *error);
     void (*count)(demo_job *job);         /* sets total_steps and rounds */
     seqpar_status (*train)(demo_rank *r); /* the whole of it */
     /* with --dry_run: all that takes memory, once, as large as it may be */
@@ -229,23 +229,22 @@ __attribute__((unused)) static int64_t demo_local_rank(void) {
 }
 
 #ifdef DEMO_MPI
-static int demo_find_processes(demo_job *job, char *error, size_t size) {
+static int demo_find_processes(demo_job *job, demo_error *error) {
     const char *name = "";
     const seqpar_mpi_desc desc = {.limit_s = 3600}; /* until --ddp_timeout is known */
     int64_t told = demo_launched(&name);
     if (told < 2 || job->world) return 0;
     if (seqpar_mpi_open(&job->world, &desc, &job->world_error))
-        return snprintf(error, size, "%s", job->world_error.text), -1;
+        return demo_fail(error, "%s", job->world_error.text);
     job->processes = job->world->size;
     job->rank = job->world->rank;
     if (job->processes == told) return 0;
-    return snprintf(
-               error, size,
-               "the launcher has started %lld processes (%s), but the MPI of this program "
-               "knows %lld; start it by the mpirun of the library it was built with, or by "
-               "srun --mpi=pmix",
-               (long long)told, name, (long long)job->processes),
-           -1;
+    return demo_fail(
+        error,
+        "the launcher has started %lld processes (%s), but the MPI of this program "
+        "knows %lld; start it by the mpirun of the library it was built with, or by "
+        "srun --mpi=pmix",
+        (long long)told, name, (long long)job->processes);
 }
 #elif defined DEMO_NCCL
 /* srun has names of its own for what torchrun says; MASTER_ADDR it does not say. */
@@ -258,72 +257,67 @@ static void demo_take_slurm(void) {
         if (getenv(names[i][1])) setenv(names[i][0], getenv(names[i][1]), 0);
 }
 
-static int demo_find_processes(demo_job *job, char *error, size_t size) {
+static int demo_find_processes(demo_job *job, demo_error *error) {
     demo_take_slurm();
     job->processes = demo_environment("WORLD_SIZE", 0);
     job->rank = job->processes ? demo_environment("RANK", -1) : 0;
     if (job->processes < 0)
-        return snprintf(error, size,
-                        "the environment's WORLD_SIZE is '%s'; set it to the number of "
-                        "processes that were started, or unset it",
-                        getenv("WORLD_SIZE")),
-               -1;
+        return demo_fail(error,
+                         "the environment's WORLD_SIZE is '%s'; set it to the number of "
+                         "processes that were started, or unset it",
+                         getenv("WORLD_SIZE"));
     if (job->processes && (job->rank < 0 || job->rank >= job->processes))
-        return snprintf(error, size,
-                        "the environment's RANK is '%s'; give each of the %lld processes its "
-                        "own, 0 to %lld",
-                        getenv("RANK") ? getenv("RANK") : "", (long long)job->processes,
-                        (long long)job->processes - 1),
-               -1;
+        return demo_fail(error,
+                         "the environment's RANK is '%s'; give each of the %lld processes its "
+                         "own, 0 to %lld",
+                         getenv("RANK") ? getenv("RANK") : "", (long long)job->processes,
+                         (long long)job->processes - 1);
     return 0;
 }
 #else
-static int demo_find_processes(demo_job *job, char *error, size_t size) {
+static int demo_find_processes(demo_job *job, demo_error *error) {
     const char *name = "WORLD_SIZE";
     int64_t told = demo_environment(name, 0);
     (void)job;
     if (!told) told = demo_launched(&name);
     if (told < 0 || told > 1)
-        return snprintf(error, size,
-                        "the environment's %s is %lld, but this program was built without NCCL "
-                        "and MPI and each of the processes would train the whole world; type "
-                        "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
-                        "where mpicc is and start build/mpi_train_*, or unset %s",
-                        name, (long long)told, name),
-               -1;
+        return demo_fail(
+            error,
+            "the environment's %s is %lld, but this program was built without NCCL "
+            "and MPI and each of the processes would train the whole world; type "
+            "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
+            "where mpicc is and start build/mpi_train_*, or unset %s",
+            name, (long long)told, name);
     return 0;
 }
 #endif
 
 /* As many processes as ranks. */
-static int demo_job_processes(demo_job *job, char *error, size_t size) {
+static int demo_job_processes(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_find_processes(job, error, size)) return -1;
+    if (demo_find_processes(job, error)) return -1;
     int64_t processes = job->processes;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
     if (!processes) return 0;
     if (c->world_size && c->world_size != processes)
-        return snprintf(error, size,
-                        "%lld processes were started, world_size is %lld; leave out "
-                        "--world_size",
-                        (long long)processes, (long long)c->world_size),
-               -1;
+        return demo_fail(error,
+                         "%lld processes were started, world_size is %lld; leave out "
+                         "--world_size",
+                         (long long)processes, (long long)c->world_size);
     if (job->groups && job->ranks != processes)
-        return snprintf(
-                   error, size,
-                   "%lld processes were started, but the roles have %lld ranks "
-                   "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
-                   "one, and all ranks are its threads",
-                   (long long)processes, (long long)job->ranks),
-               -1;
+        return demo_fail(
+            error,
+            "%lld processes were started, but the roles have %lld ranks "
+            "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
+            "one, and all ranks are its threads",
+            (long long)processes, (long long)job->ranks);
     if (!job->groups && dp * c->ring_attn_size != processes)
-        return snprintf(error, size,
-                        "%lld processes were started, which is not data_parallel_size %lld x "
-                        "ring_attn_size %lld; start as many processes as that, or one, and all "
-                        "ranks are its threads",
-                        (long long)processes, (long long)(dp ? dp : 1),
-                        (long long)c->ring_attn_size),
-               -1;
+        return demo_fail(
+            error,
+            "%lld processes were started, which is not data_parallel_size %lld x "
+            "ring_attn_size %lld; start as many processes as that, or one, and all "
+            "ranks are its threads",
+            (long long)processes, (long long)(dp ? dp : 1), (long long)c->ring_attn_size);
     c->world_size = processes;
     return 0;
 }
@@ -350,28 +344,26 @@ static int64_t demo_threads_there(int64_t wanted) {
     return count;
 }
 
-static int demo_job_threads(const demo_job *job, char *error, size_t size) {
+static int demo_job_threads(const demo_job *job, demo_error *error) {
     int64_t ranks = job->processes ? 1 : job->ranks;
     int64_t threads = job->config.omp_threads, there;
     if (ranks * threads > SEQPAR_MAX_RANKS)
-        return snprintf(error, size,
-                        "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
-                        "threads one process takes; lower one of them",
-                        (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS),
-               -1;
+        return demo_fail(error,
+                         "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
+                         "threads one process takes; lower one of them",
+                         (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS);
     there = demo_threads_there(ranks * threads);
     if (there == ranks * threads) return 0;
-    return snprintf(error, size,
-                    "only %lld of %lld threads can be started here (%lld ranks of %lld, "
-                    "--omp_threads): %s; lower one of them, or raise the limit (ulimit -v, "
-                    "ulimit -u)",
-                    (long long)there, (long long)(ranks * threads), (long long)ranks,
-                    (long long)threads, strerror(EAGAIN)),
-           -1;
+    return demo_fail(error,
+                     "only %lld of %lld threads can be started here (%lld ranks of %lld, "
+                     "--omp_threads): %s; lower one of them, or raise the limit (ulimit -v, "
+                     "ulimit -u)",
+                     (long long)there, (long long)(ranks * threads), (long long)ranks,
+                     (long long)threads, strerror(EAGAIN));
 }
 
 /* Its ranks are said by the options of the first role that it has. */
-static int demo_group_odd(const demo_job *job, int group, char *error, size_t size) {
+static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
     char name[64], options[96];
     job->objective->group_name(job, group, name);
     bool generates = !strcmp(name, "generator"), frozen = !strncmp(name, "reference", 9);
@@ -381,121 +373,109 @@ static int demo_group_odd(const demo_job *job, int group, char *error, size_t si
     else
         snprintf(options, sizeof options, "--%.*s_num_nodes x --%.*s_num_gpus_per_node",
                  (int)first, name, (int)first, name);
-    return snprintf(error, size,
-                    "the group of the %s has %lld rank%s (%s), which ring_attn_size %lld does "
-                    "not divide; give other numbers",
-                    name, (long long)job->group_ranks[group],
-                    demo_plural(job->group_ranks[group]), options,
-                    (long long)job->config.ring_attn_size),
-           -1;
+    return demo_fail(error,
+                     "the group of the %s has %lld rank%s (%s), which ring_attn_size %lld does "
+                     "not divide; give other numbers",
+                     name, (long long)job->group_ranks[group],
+                     demo_plural(job->group_ranks[group]), options,
+                     (long long)job->config.ring_attn_size);
 }
 
 /* Of a run in groups: data parallelism is the first one's. */
-static int demo_job_groups(demo_job *job, char *error, size_t size) {
+static int demo_job_groups(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int64_t sp = c->ring_attn_size, ranks = 0;
     for (int g = 0; g < job->groups; g++) {
         ranks += job->group_ranks[g];
-        if (job->group_ranks[g] % sp) return demo_group_odd(job, g, error, size);
+        if (job->group_ranks[g] % sp) return demo_group_odd(job, g, error);
     }
     if (!job->groups) return 0;
     if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
-        return snprintf(
-                   error, size,
-                   "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
-                   "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
-                   "--data_parallel_size out",
-                   (long long)c->data_parallel_size, (long long)sp,
-                   (long long)job->group_ranks[0]),
-               -1;
+        return demo_fail(
+            error,
+            "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
+            "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
+            "--data_parallel_size out",
+            (long long)c->data_parallel_size, (long long)sp, (long long)job->group_ranks[0]);
     if (c->world_size && c->world_size != ranks)
-        return snprintf(error, size,
-                        "world_size is %lld, the roles have %lld ranks (*_num_nodes x "
-                        "*_num_gpus_per_node); leave --world_size out",
-                        (long long)c->world_size, (long long)ranks),
-               -1;
+        return demo_fail(error,
+                         "world_size is %lld, the roles have %lld ranks (*_num_nodes x "
+                         "*_num_gpus_per_node); leave --world_size out",
+                         (long long)c->world_size, (long long)ranks);
     c->data_parallel_size = job->group_ranks[0] / sp;
     job->ranks = ranks;
     return 0;
 }
 
-static int demo_job_world(demo_job *job, char *error, size_t size) {
+static int demo_job_world(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_job_groups(job, error, size) || demo_job_processes(job, error, size)) return -1;
+    if (demo_job_groups(job, error) || demo_job_processes(job, error)) return -1;
     int64_t dp = c->data_parallel_size ? c->data_parallel_size
                  : c->world_size       ? c->world_size / c->ring_attn_size
                                        : 1;
     if (demo_size_named(c->max_shard_size) < 0)
-        return snprintf(error, size,
-                        "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
-                        c->max_shard_size),
-               -1;
+        return demo_fail(error,
+                         "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
+                         c->max_shard_size);
     if (c->cublas && strcmp(c->device, "cuda"))
-        return snprintf(error, size,
-                        "--cublas is for the GPU, not for --device %s; add --device cuda or "
-                        "leave it out",
-                        c->device),
-               -1;
+        return demo_fail(error,
+                         "--cublas is for the GPU, not for --device %s; add --device cuda or "
+                         "leave it out",
+                         c->device);
     if (c->stochastic_rounding && !demo_wants_bf16(c))
-        return snprintf(error, size,
-                        "--stochastic_rounding is for weights in bf16; add --param_dtype bf16"),
-               -1;
+        return demo_fail(
+            error, "--stochastic_rounding is for weights in bf16; add --param_dtype bf16");
     if (c->adam_offload && !strcmp(c->optim, "adamw_8bit"))
-        return snprintf(
-                   error, size,
-                   "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
-                   "they are; leave one of the two out"),
-               -1;
+        return demo_fail(
+            error, "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
+                   "they are; leave one of the two out");
     if (c->param_offload && c->zero_stage != 3)
-        return snprintf(
-                   error, size,
-                   "--param_offload is for weights at their owners alone, and zero_stage is "
-                   "%lld; add --zero_stage 3",
-                   (long long)c->zero_stage),
-               -1;
+        return demo_fail(
+            error,
+            "--param_offload is for weights at their owners alone, and zero_stage is "
+            "%lld; add --zero_stage 3",
+            (long long)c->zero_stage);
     if (c->offload_path && (access(c->offload_path, W_OK | X_OK) || !strcmp(c->device, "cuda")))
-        return snprintf(
-                   error, size, "offload_path %.300s %s", c->offload_path,
-                   !strcmp(c->device, "cuda")
-                       ? "is not for a GPU, which offloads to the host's memory; leave it out"
-                       : "is no folder that can be written to; make it, or give another"),
-               -1;
+        return demo_fail(
+            error, "offload_path %.300s %s", c->offload_path,
+            !strcmp(c->device, "cuda")
+                ? "is not for a GPU, which offloads to the host's memory; leave it out"
+                : "is no folder that can be written to; make it, or give another");
 #ifndef DEMO_CUDA
     if (!strcmp(c->device, "cuda"))
-        return snprintf(error, size,
-                        "--device cuda needs a program built with CUDA; type make cuda and "
-                        "start build/cuda_train_*"),
-               -1;
+        return demo_fail(error,
+                         "--device cuda needs a program built with CUDA; type make cuda and "
+                         "start build/cuda_train_*");
 #endif
     if (c->world_size && !job->groups &&
         (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
-        snprintf(error, size,
-                 "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
-                 "one of them",
-                 (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
+        demo_fail(
+            error,
+            "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
+            "one of them",
+            (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
         return -1;
     }
     job->dp = dp;
     if (!job->groups) job->ranks = dp * c->ring_attn_size;
     if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
-        return snprintf(
-                   error, size,
-                   "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
-                   "process takes, which is %lld; lower one of them",
-                   (long long)dp, (long long)c->ring_attn_size,
-                   job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
-                   (long long)SEQPAR_MAX_RANKS),
-               -1;
+        return demo_fail(
+            error,
+            "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
+            "process takes, which is %lld; lower one of them",
+            (long long)dp, (long long)c->ring_attn_size,
+            job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
+            (long long)SEQPAR_MAX_RANKS);
     if (!c->omp_threads) {
         c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / job->ranks;
         if (c->omp_threads < 1) c->omp_threads = 1;
     }
-    return demo_job_threads(job, error, size);
+    return demo_job_threads(job, error);
 }
 
 /* What is needed at least: a model beyond the machine's memory would not fail when it is
    asked for, but be killed when it is used. */
-static int demo_job_memory(const demo_job *job, char *error, size_t size) {
+static int demo_job_memory(const demo_job *job, demo_error *error) {
     const seqpar_llama_config *m = &job->model;
     double hidden = (double)m->hidden;
     double heads = (double)(2 * m->heads + 2 * m->kv_heads) * (double)m->head_dim;
@@ -506,15 +486,14 @@ static int demo_job_memory(const demo_job *job, char *error, size_t size) {
     double needed = values * (4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
-    return snprintf(error, size,
-                    "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
-                    "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
-                    "and moments take at least %.3g GB, this machine has %.3g; take a smaller "
-                    "model or fewer ranks",
-                    (long long)m->layers, (long long)m->hidden, (long long)m->intermediate,
-                    (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values,
-                    ranks, needed / 1e9, there / 1e9),
-           -1;
+    return demo_fail(error,
+                     "the model (%lld layers, hidden %lld, intermediate %lld, %lld heads of "
+                     "%lld, vocab %lld) has %.3g parameters; weights of %.0f ranks, gradients "
+                     "and moments take at least %.3g GB, this machine has %.3g; take a smaller "
+                     "model or fewer ranks",
+                     (long long)m->layers, (long long)m->hidden, (long long)m->intermediate,
+                     (long long)m->heads, (long long)m->head_dim, (long long)m->vocab, values,
+                     ranks, needed / 1e9, there / 1e9);
 }
 
 /* ---- data: text for a model with a tokenizer becomes a token file first ---- */
@@ -650,11 +629,10 @@ static int64_t demo_fresh_vocab(const demo_config *c) {
 }
 
 /* Also the heads of the models beside the one that is trained. */
-static int demo_strides_divide(const demo_job *job, char *error, size_t size) {
+static int demo_strides_divide(const demo_job *job, demo_error *error) {
     char one[DEMO_PATH_LIMIT + 1];
     const demo_config *c = &job->config;
-    if (c->pretrain &&
-        demo_stride_divides(job, "pretrain", c->pretrain, &job->model, error, size))
+    if (c->pretrain && demo_stride_divides(job, "pretrain", c->pretrain, &job->model, error))
         return -1;
     for (int i = 0; i < DEMO_OTHER_MODELS; i++)
         for (const char *at =
@@ -664,13 +642,13 @@ static int demo_strides_divide(const demo_job *job, char *error, size_t size) {
             seqpar_error why = {0};
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
             if (!demo_load_config(one, &model, &why) &&
-                demo_stride_divides(job, demo_other_models[i], one, &model, error, size))
+                demo_stride_divides(job, demo_other_models[i], one, &model, error))
                 return -1;
         }
     return 0;
 }
 
-static int demo_job_model(demo_job *job, char *error, size_t size) {
+static int demo_job_model(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
     job->model = (seqpar_llama_config){
@@ -685,32 +663,31 @@ static int demo_job_model(demo_job *job, char *error, size_t size) {
         1e-5,
         c->tie_word_embeddings};
     if (c->pretrain && demo_load_config(c->pretrain, &job->model, &why)) {
-        snprintf(error, size, "%s", why.text);
+        demo_fail(error, "%s", why.text);
         return -1;
     }
     if (!c->pretrain && job->model.head_dim < 1)
-        return snprintf(error, size,
-                        "hidden_size %lld is less than num_attention_heads %lld, so that a "
-                        "head has no dimension; lower the heads, or give --head_dim",
-                        (long long)c->hidden_size, (long long)c->num_attention_heads),
-               -1;
+        return demo_fail(error,
+                         "hidden_size %lld is less than num_attention_heads %lld, so that a "
+                         "head has no dimension; lower the heads, or give --head_dim",
+                         (long long)c->hidden_size, (long long)c->num_attention_heads);
     if (job->score) job->model.score = *job->score;
-    return demo_strides_divide(job, error, size) || demo_job_memory(job, error, size) ? -1 : 0;
+    return demo_strides_divide(job, error) || demo_job_memory(job, error) ? -1 : 0;
 }
 
 /* A unit that no row can hold would be missing from its step. */
 static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
-                          char *error, size_t size) {
+                          demo_error *error) {
     int64_t per_unit = job->objective->documents_per_unit;
     for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
         int64_t tokens = 0;
         for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
         if (tokens <= job->config.pack_len) continue;
-        snprintf(error, size,
-                 "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; "
-                 "raise --pack_len to %lld or lower --max_len",
-                 paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
-                 (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
+        demo_fail(error,
+                  "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; "
+                  "raise --pack_len to %lld or lower --max_len",
+                  paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+                  (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
         return -1;
     }
     return 0;
@@ -718,20 +695,20 @@ static int demo_units_fit(const demo_job *job, const demo_dataset *set, const ch
 
 /* Ids of two tokenizers are not for one model. */
 static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
-                           char *error, size_t size) {
+                           demo_error *error) {
     const demo_token_file *a = job->train.file, *b = other->file;
     if (!arrlen(other->documents) || (!a && !b)) return 0;
     if (a && b && demo_same_tokenizer(demo_token_fingerprint(a), demo_token_fingerprint(b)))
         return 0;
-    return snprintf(error, size,
-                    "%.1000s and %.1000s are not tokens of one tokenizer; make a token file of "
-                    "each by demos/prepare.py with the same --pretrain",
-                    job->config.dataset, path),
-           -1;
+    return demo_fail(
+        error,
+        "%.1000s and %.1000s are not tokens of one tokenizer; make a token file of "
+        "each by demos/prepare.py with the same --pretrain",
+        job->config.dataset, path);
 }
 
 /* Models that read the same ids: one with another tokenizer would read another text. */
-static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
+static int demo_folders_agree(const demo_job *job, demo_error *error) {
     demo_fingerprint there;
     char one[DEMO_PATH_LIMIT + 1];
     for (int i = 0; job->train.file && i < DEMO_OTHER_MODELS; i++)
@@ -741,12 +718,12 @@ static int demo_folders_agree(const demo_job *job, char *error, size_t size) {
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
             if (demo_folder_fingerprint(one, &there) &&
                 !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
-                return snprintf(error, size,
-                                "--%s %.1000s has another tokenizer.json than the one that "
-                                "%.1000s was made with; take a model of the same tokenizer, or "
-                                "copy the file if it is only written otherwise",
-                                demo_other_models[i], one, job->config.dataset),
-                       -1;
+                return demo_fail(
+                    error,
+                    "--%s %.1000s has another tokenizer.json than the one that "
+                    "%.1000s was made with; take a model of the same tokenizer, or "
+                    "copy the file if it is only written otherwise",
+                    demo_other_models[i], one, job->config.dataset);
         }
     return 0;
 }
@@ -761,49 +738,46 @@ static bool demo_unit_usable(const demo_job *job, int64_t unit) {
     return true;
 }
 
-static int demo_job_data(demo_job *job, char *error, size_t size) {
+static int demo_job_data(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     const demo_objective *o = job->objective;
     if (!c->dataset) {
-        snprintf(error, size, "no training data; give --dataset FILE (.jsonl or .txt)");
+        demo_fail(error, "no training data; give --dataset FILE (.jsonl or .txt)");
         return -1;
     }
     int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
     if (longest > SEQPAR_MAX_TOKENS)
-        return snprintf(error, size,
-                        "max_len %lld is too long: one of the %s may have %lld tokens, a row "
-                        "at most %lld; lower --max_len",
-                        (long long)c->max_len, o->unit, (long long)longest,
-                        (long long)SEQPAR_MAX_TOKENS),
-               -1;
+        return demo_fail(error,
+                         "max_len %lld is too long: one of the %s may have %lld tokens, a row "
+                         "at most %lld; lower --max_len",
+                         (long long)c->max_len, o->unit, (long long)longest,
+                         (long long)SEQPAR_MAX_TOKENS);
     if (c->gradient_accumulation_steps > c->train_batch_size)
-        return snprintf(error, size,
-                        "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
-                        "so micro-batches would be empty; lower it",
-                        (long long)c->gradient_accumulation_steps,
-                        (long long)c->train_batch_size),
-               -1;
+        return demo_fail(error,
+                         "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
+                         "so micro-batches would be empty; lower it",
+                         (long long)c->gradient_accumulation_steps,
+                         (long long)c->train_batch_size);
     if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
     if (c->chunks > c->pack_len)
-        return snprintf(error, size,
-                        "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 "
-                        "takes the default",
-                        (long long)c->chunks, (long long)c->pack_len),
-               -1;
+        return demo_fail(
+            error,
+            "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 "
+            "takes the default",
+            (long long)c->chunks, (long long)c->pack_len);
     if (c->pack_len < c->max_len) {
-        snprintf(error, size,
-                 "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
-                 (long long)c->pack_len, (long long)c->max_len);
+        demo_fail(error,
+                  "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
+                  (long long)c->pack_len, (long long)c->max_len);
         return -1;
     }
-    if (o->load(job, &job->train, c->dataset, c->max_samples, error, size)) return -1;
-    if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error, size)) return -1;
-    if (demo_settled_agrees(job, &job->train, c->dataset, error, size) ||
-        demo_settled_agrees(job, &job->eval, c->eval_dataset, error, size) ||
-        demo_sets_agree(job, &job->eval, c->eval_dataset, error, size) ||
-        demo_folders_agree(job, error, size) ||
-        demo_units_fit(job, &job->train, c->dataset, error, size) ||
-        demo_units_fit(job, &job->eval, c->eval_dataset, error, size))
+    if (o->load(job, &job->train, c->dataset, c->max_samples, error)) return -1;
+    if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error)) return -1;
+    if (demo_settled_agrees(job, &job->train, c->dataset, error) ||
+        demo_settled_agrees(job, &job->eval, c->eval_dataset, error) ||
+        demo_sets_agree(job, &job->eval, c->eval_dataset, error) ||
+        demo_folders_agree(job, error) || demo_units_fit(job, &job->train, c->dataset, error) ||
+        demo_units_fit(job, &job->eval, c->eval_dataset, error))
         return -1;
     int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
     job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
@@ -836,14 +810,14 @@ static void demo_job_steps(demo_job *job) {
 }
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
-static int demo_job_open(demo_job *job, char *error, size_t size) {
+static int demo_job_open(demo_job *job, demo_error *error) {
     job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
-    if (job->objective->prepare && job->objective->prepare(job, error, size)) return -1;
+    if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
     demo_settle_truncation(job);
-    if (demo_settle_types(job, error, size) || demo_settle_rates(job, error, size) ||
-        demo_settle_evaluation(job, error, size) || demo_pick_attention(job, error, size) ||
-        demo_job_world(job, error, size) || demo_settle_batch(job, error, size) ||
-        demo_job_model(job, error, size) || demo_job_data(job, error, size))
+    if (demo_settle_types(job, error) || demo_settle_rates(job, error) ||
+        demo_settle_evaluation(job, error) || demo_pick_attention(job, error) ||
+        demo_job_world(job, error) || demo_settle_batch(job, error) ||
+        demo_job_model(job, error) || demo_job_data(job, error))
         return -1;
     demo_job_steps(job);
     return 0;

@@ -42,7 +42,7 @@ static demo_labelled_set *demo_kto_set(const demo_job *job, const demo_dataset *
 }
 
 static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *paths,
-                         int64_t max_samples, char *error, size_t size) {
+                         int64_t max_samples, demo_error *error) {
     const demo_config *c = &job->config;
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     demo_labelled_set *labelled = demo_kto_set(job, set);
@@ -59,14 +59,13 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
                  .folder = c->pretrain,
                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_LABELLED)},
         .label_key = k->label_key};
-    if (demo_labelled_load(labelled, paths, &options, error, size)) return -1;
+    if (demo_labelled_load(labelled, paths, &options, error)) return -1;
     set->file = labelled->file;
     if (set == &job->eval && arrlen(labelled->records) < 2)
-        return snprintf(error, size,
-                        "%s: an evaluation of 1 document has no other response to pair its "
-                        "prompt with, as the KL term needs; give 2 or more",
-                        paths),
-               -1;
+        return demo_fail(error,
+                         "%s: an evaluation of 1 document has no other response to pair its "
+                         "prompt with, as the KL term needs; give 2 or more",
+                         paths);
     /* owned by the set from here on */
     for (int64_t i = 0; i < arrlen(labelled->records); i++)
         arrput(set->documents, labelled->records[i].document);
@@ -89,14 +88,14 @@ static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, de
     const demo_data_options how = {.max_len = r->job->config.max_len,
                                    .long_documents = r->job->config.long_documents};
     int64_t n = arrlen(w->which);
-    char why[512];
+    demo_error why;
     *mismatched = (demo_window){.set = set};
     arrsetlen(set->documents, n);
     memset(set->documents, 0, (size_t)n * sizeof *set->documents);
     for (int64_t i = 0; i < n; i++) arrput(mismatched->which, i);
     if (demo_mismatched_step(set->documents, demo_kto_set(r->job, w->set), w->which, n, &how,
-                             why, sizeof why))
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
+                             &why))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why.text);
     return demo_window_open(r, mismatched, 1, 0);
 }
 
@@ -188,12 +187,12 @@ static seqpar_status demo_kto_open(demo_rank *r) {
     return status || !k->precompute_ref ? status : demo_stored_open(r, demo_mismatched_open);
 }
 
-static int demo_kto_prepare(demo_job *job, char *error, size_t size) {
+static int demo_kto_prepare(demo_job *job, demo_error *error) {
     const demo_kto_config *k = (const demo_kto_config *)job->options;
     if (k->desirable_loss_weight > 0 || k->undesirable_loss_weight > 0) return 0;
-    snprintf(error, size,
-             "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches "
-             "nothing; raise one of them");
+    demo_fail(error,
+              "desirable_loss_weight and undesirable_loss_weight are both 0, which teaches "
+              "nothing; raise one of them");
     return -1;
 }
 

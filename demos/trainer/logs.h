@@ -31,7 +31,7 @@ typedef struct {
     FILE *file[DEMO_SINKS];
     char path[DEMO_SINKS][DEMO_PATH_LIMIT + 512];
     demo_wandb wandb;
-    char why[1600]; /* what failed, as a sentence */
+    demo_error why; /* what failed */
 } demo_logs;
 
 static double demo_wall_time(void) {
@@ -70,9 +70,8 @@ static int demo_lines_cut(demo_logs *l, int sink, const char *key, int64_t step,
     FILE *file = fopen(path, "rb");
     bool cut = file && !truncate(path, (off_t)demo_lines_end(file, key, step, kept, user));
     if (!cut)
-        snprintf(l->why, sizeof l->why,
-                 "%.300s cannot be cut back to step %lld: %s; give another --%s", path,
-                 (long long)step, strerror(errno), demo_sink_option[sink]);
+        demo_fail(&l->why, "%.300s cannot be cut back to step %lld: %s; give another --%s",
+                  path, (long long)step, strerror(errno), demo_sink_option[sink]);
     if (file) fclose(file);
     return cut ? 0 : -1;
 }
@@ -82,10 +81,9 @@ static int demo_lines_cut(demo_logs *l, int sink, const char *key, int64_t step,
 static int demo_sink_open(demo_logs *l, int sink, bool append) {
     l->file[sink] = demo_open_output(l->path[sink], append);
     if (l->file[sink]) return 0;
-    snprintf(l->why, sizeof l->why, "cannot open %s: %s; give another --%s", l->path[sink],
-             errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno),
-             demo_sink_option[sink]);
-    return -1;
+    return demo_fail(&l->why, "cannot open %s: %s; give another --%s", l->path[sink],
+                     errno == ENXIO ? "it is a pipe that nobody reads" : strerror(errno),
+                     demo_sink_option[sink]);
 }
 
 /* DIR/NAME, where this run's files are; folder has DEMO_PATH_LIMIT + 128. */
@@ -93,8 +91,7 @@ static int demo_sink_folder(demo_logs *l, const demo_logs_desc *d, int sink, cha
     seqpar_error why = {0};
     snprintf(folder, DEMO_PATH_LIMIT + 128, "%s/%s", d->given[sink], d->name);
     if (!demo_make_folder(folder, &why)) return 0;
-    snprintf(l->why, sizeof l->why, "%s (--%s)", why.text, demo_sink_option[sink]);
-    return -1;
+    return demo_fail(&l->why, "%s (--%s)", why.text, demo_sink_option[sink]);
 }
 
 static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
@@ -104,17 +101,15 @@ static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
     int file = fileno(l->file[DEMO_METRICS]);
     if (fstat(file, &kind) || !S_ISREG(kind.st_mode)) return 0;
     if (flock(file, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return snprintf(
-                   l->why, sizeof l->why,
-                   "--metrics_path %.300s is being written by another run; wait for it, or "
-                   "give another",
-                   l->path[DEMO_METRICS]),
-               -1;
+        return demo_fail(
+            &l->why,
+            "--metrics_path %.300s is being written by another run; wait for it, or "
+            "give another",
+            l->path[DEMO_METRICS]);
     if (d->goes_on) return demo_lines_cut(l, DEMO_METRICS, "\"step\": ", d->from, NULL, NULL);
     if (!ftruncate(file, 0)) return 0;
-    snprintf(l->why, sizeof l->why, "cannot write %.300s: %s; give another --%s",
-             l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
-    return -1;
+    return demo_fail(&l->why, "cannot write %.300s: %s; give another --%s",
+                     l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
 }
 
 /* The newest of the event files; user: int64_t, its second. */
@@ -142,9 +137,8 @@ static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     if (demo_sink_open(l, DEMO_EVENTS, false)) return -1;
     if (demo_events_begin(l->file[DEMO_EVENTS], demo_wall_time(), d->goes_on ? d->from + 1 : 0))
         return 0;
-    snprintf(l->why, sizeof l->why, "cannot write %.300s: %s; make room or give another --%s",
-             l->path[DEMO_EVENTS], strerror(errno), demo_sink_option[DEMO_EVENTS]);
-    return -1;
+    return demo_fail(&l->why, "cannot write %.300s: %s; make room or give another --%s",
+                     l->path[DEMO_EVENTS], strerror(errno), demo_sink_option[DEMO_EVENTS]);
 }
 
 /* What a killed process was writing. */
@@ -169,7 +163,7 @@ static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
     if (d->goes_on &&
         demo_lines_cut(l, DEMO_HISTORY, "\"_step\":", d->from, demo_wandb_kept, w))
         return -1;
-    if (demo_wandb_config(w, d->bindings, d->binding_count, l->why, sizeof l->why)) return -1;
+    if (demo_wandb_config(w, d->bindings, d->binding_count, &l->why)) return -1;
     return demo_sink_open(l, DEMO_HISTORY, d->goes_on);
 }
 
@@ -230,8 +224,7 @@ static bool demo_history_write(demo_logs *l, const demo_report *r) {
     fprintf(out, "%s\n", line);
     cJSON_free(line);
     demo_wandb_merge(&l->wandb, row);
-    return !fflush(out) && !ferror(out) &&
-           !demo_wandb_summary(&l->wandb, l->why, sizeof l->why);
+    return !fflush(out) && !ferror(out) && !demo_wandb_summary(&l->wandb, &l->why);
 }
 
 /* To all logs. Whole reports only: 0, or -1 with a sentence in why, and a log that could not
@@ -243,10 +236,9 @@ static int demo_logs_write(demo_logs *l, const demo_report *r) {
     for (int i = 0; i < DEMO_SINKS; i++) {
         if (!l->file[i] || write[i](l, r)) continue;
         wrong = -1;
-        if (!*l->why)
-            snprintf(l->why, sizeof l->why,
-                     "cannot write %.300s: %s; make room or give another --%s", l->path[i],
-                     strerror(errno), demo_sink_option[i]);
+        if (!*l->why.text)
+            demo_fail(&l->why, "cannot write %.300s: %s; make room or give another --%s",
+                      l->path[i], strerror(errno), demo_sink_option[i]);
         fclose(l->file[i]);
         l->file[i] = NULL;
     }
@@ -260,9 +252,8 @@ static int demo_logs_close(demo_logs *l) {
         l->file[i] = NULL;
         if (!file || !fclose(file)) continue;
         wrong = -1;
-        snprintf(l->why, sizeof l->why,
-                 "cannot write %.300s: %s; make room or give another --%s", l->path[i],
-                 strerror(errno), demo_sink_option[i]);
+        demo_fail(&l->why, "cannot write %.300s: %s; make room or give another --%s",
+                  l->path[i], strerror(errno), demo_sink_option[i]);
     }
     cJSON_Delete(l->wandb.summary);
     l->wandb.summary = NULL;

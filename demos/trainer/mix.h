@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include "error.h"
 #include "memory.h"
 
 /* ---- numbers in [0, 1) as Python's random.Random(seed).random() draws them: MT19937 ---- */
@@ -66,33 +67,30 @@ static inline double demo_twister_number(demo_twister *t) {
 /* ---- the rule ---- */
 
 /* Reads "0.1,0.9" into `count` running sums. 0, or -1 with one sentence. */
-static inline int demo_mix_weights(double *ends, int64_t count, const char *text, char *error,
-                                   size_t size) {
+static inline int demo_mix_weights(double *ends, int64_t count, const char *text,
+                                   demo_error *error) {
     int64_t found = 0;
     double all = 0;
     char *end = (char *)text;
     for (const char *at = text; end && *at; at = *end == ',' ? end + 1 : end) {
         double weight = strtod(at, &end);
         if (end == at || (*end && *end != ',') || !(weight >= 0 && weight < HUGE_VAL))
-            return snprintf(error, size,
-                            "the weights of the data sets are %.100s, but must be a comma list "
-                            "of numbers of at least 0",
-                            text),
-                   -1;
+            return demo_fail(
+                error,
+                "the weights of the data sets are %.100s, but must be a comma list "
+                "of numbers of at least 0",
+                text);
         all += weight;
         if (found < count) ends[found] = all;
         found++;
     }
     if (found != count)
-        return snprintf(error, size,
-                        "%lld weights (%.100s) are given for %lld data sets; give one for each",
-                        (long long)found, text, (long long)count),
-               -1;
+        return demo_fail(
+            error, "%lld weights (%.100s) are given for %lld data sets; give one for each",
+            (long long)found, text, (long long)count);
     if (!(all > 0))
-        return snprintf(error, size,
-                        "the weights of the data sets are all 0; give one that is "
-                        "not"),
-               -1;
+        return demo_fail(error, "the weights of the data sets are all 0; give one that is "
+                                "not");
     return 0;
 }
 
@@ -199,23 +197,23 @@ static inline char **demo_folder_files(const char *folder) {
 }
 
 /* Those of FILE, FOLDER or json@FOLDER: an stb_ds array of at least one. NULL with one sentence. */
-static inline char **demo_set_files(const char *name, char *error, size_t size) {
+static inline char **demo_set_files(const char *name, demo_error *error) {
     const char *at = strchr(name, '@');
     char **paths = NULL;
     if (at && strncmp(name, "json@", 5)) {
-        snprintf(error, size,
-                 "%.300s: only json@FOLDER is read here; demos/prepare.py also reads "
-                 "parquet@FOLDER",
-                 name);
+        demo_fail(error,
+                  "%.300s: only json@FOLDER is read here; demos/prepare.py also reads "
+                  "parquet@FOLDER",
+                  name);
         return NULL;
     }
     const char *path = at ? at + 1 : name;
     if (demo_is_data_folder(path)) {
         if (!(paths = demo_folder_files(path)))
-            snprintf(error, size,
-                     "%.300s has no data of a train split (train.jsonl, train-*.jsonl, "
-                     "train/*.jsonl); name the file",
-                     path);
+            demo_fail(error,
+                      "%.300s has no data of a train split (train.jsonl, train-*.jsonl, "
+                      "train/*.jsonl); name the file",
+                      path);
         return paths;
     }
     char *own = (char *)demo_room((int64_t)strlen(path) + 1, 1);

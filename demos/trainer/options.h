@@ -9,7 +9,7 @@
  *     static const demo_binding bindings[] = {
  *         {"max_len", &config.max_len, DEMO_INT, "2048", "longest document, in tokens", DEMO_AT_LEAST(1)}, ...};
  *     demo_options options = {.tool = "sft", .bindings = bindings, .binding_count = ...};
- *     if (demo_options_parse(&options, argc, argv, error, sizeof error)) ... one sentence in error
+ *     if (demo_options_parse(&options, argc, argv, &error)) ... one sentence in error.text
  *     else if (options.help_wanted) demo_options_help(&options, stdout);
  *     else demo_options_print_ignored(&options, stderr);
  *
@@ -30,6 +30,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "error.h"
 #include "seqpar.h"
 
 /* One line of options.tsv. kind: flag, int, float, string, floats2 (two numbers), strings (any
@@ -105,15 +106,15 @@ typedef struct {
     /* texts that are in argv in another form: "0.9 0.95", a synonym */
     char pool[8192];
     size_t pool_used;
-    char *error;
-    size_t error_size;
+    demo_error *error;
 } demo_options;
 
 __attribute__((format(printf, 2, 3))) static inline int demo_refuse(demo_options *options,
                                                                     const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(options->error, options->error_size, format, arguments);
+    options->error->text[0] = 0;
+    demo_fail_more(options->error, format, arguments);
     va_end(arguments);
     return -1;
 }
@@ -510,13 +511,12 @@ static inline int demo_options_defaults(demo_options *options) {
 
 /* Sets every bound variable to its default, then to what argv says; the last mention wins. Stops at --help or -h with
  * help_wanted set. Returns 0, or -1 with one sentence in error. */
-static inline int demo_options_parse(demo_options *options, int argc, char **argv, char *error,
-                                     size_t error_size) {
+static inline int demo_options_parse(demo_options *options, int argc, char **argv,
+                                     demo_error *error) {
     demo_walk walk = {argv, argc, 1};
     const char *slash = strrchr(argv[0], '/');
     options->program = slash ? slash + 1 : argv[0];
     options->error = error;
-    options->error_size = error_size;
     if (demo_options_defaults(options)) return -1;
     while (walk.at < argc && !options->help_wanted)
         if (demo_options_next(options, &walk)) return -1;
@@ -648,9 +648,8 @@ static inline void demo_options_help(const demo_options *options, FILE *out) {
 
 /* Holds the bindings against options.tsv: every one real and for this tool, none left out.
    For a trainer's tests. */
-static inline int demo_options_check(demo_options *options, char *error, size_t error_size) {
+static inline int demo_options_check(demo_options *options, demo_error *error) {
     options->error = error;
-    options->error_size = error_size;
     for (int i = 0; i < options->binding_count; i++) {
         const char *name = options->bindings[i].name;
         const demo_known *known = demo_known_find(name);
@@ -675,7 +674,7 @@ static inline int demo_options_check(demo_options *options, char *error, size_t 
 /* What --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func (axolotl) means here. varlen_zigzag deals each
  * document by itself, batch_zigzag the whole row. layout and schedule hold what was said before, or NULL; a contradiction is refused. name may be NULL. */
 static inline int demo_placement_settle(const char **layout, const char **schedule,
-                                        const char *name, char *error, size_t size) {
+                                        const char *name, demo_error *error) {
     if (!name) return 0;
     const char *its_layout = strstr(name, "varlen_zigzag") ? "zigzag-doc"
                              : strstr(name, "zigzag")      ? "zigzag"
@@ -685,11 +684,11 @@ static inline int demo_placement_settle(const char **layout, const char **schedu
     bool clash = (*layout && strcmp(*layout, its_layout)) ||
                  (*schedule && strcmp(*schedule, its_schedule));
     if (clash)
-        snprintf(error, size,
-                 "%s means --layout %s --schedule %s, but another option says %s %s; drop one "
-                 "of them",
-                 name, its_layout, its_schedule, *layout ? *layout : "",
-                 *schedule ? *schedule : "");
+        demo_fail(error,
+                  "%s means --layout %s --schedule %s, but another option says %s %s; drop one "
+                  "of them",
+                  name, its_layout, its_schedule, *layout ? *layout : "",
+                  *schedule ? *schedule : "");
     else
         *layout = its_layout, *schedule = its_schedule;
     return clash ? -1 : 0;

@@ -386,17 +386,16 @@ static inline void demo_pairs_summary(const demo_pair_set *set, char *text, size
 }
 
 static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths,
-                                     const char *margin_key, char *error, size_t error_size) {
+                                     const char *margin_key, demo_error *error) {
     char summary[320];
     int64_t kept = arrlen(set->pairs);
     demo_pairs_summary(set, summary, sizeof summary);
     if (!kept)
-        snprintf(error, error_size, "%s: no pair is left (%s); raise --max_len", paths,
-                 summary);
+        demo_fail(error, "%s: no pair is left (%s); raise --max_len", paths, summary);
     else if (set->margins && set->counts.without_margin == kept)
-        snprintf(error, error_size,
-                 "%s: margins are asked for, but no pair has a \"%s\"; set --margin_key", paths,
-                 margin_key ? margin_key : "margin");
+        demo_fail(error,
+                  "%s: margins are asked for, but no pair has a \"%s\"; set --margin_key",
+                  paths, margin_key ? margin_key : "margin");
     else
         return 0;
     return -1;
@@ -410,12 +409,10 @@ static inline int64_t demo_response_begin(const demo_document *document) {
 }
 
 static inline int demo_response_there(const char *path, int64_t i,
-                                      const demo_document *document, char *error,
-                                      size_t error_size) {
+                                      const demo_document *document, demo_error *error) {
     if (demo_response_begin(document) < document->tokens) return 0;
-    return snprintf(error, error_size, "%s: document %lld has no token that is learnt; %s",
-                    path, (long long)i + 1, demo_token_again),
-           -1;
+    return demo_fail(error, "%s: document %lld has no token that is learnt; %s", path,
+                     (long long)i + 1, demo_token_again);
 }
 
 static inline bool demo_same_begin(const demo_pair *pair) {
@@ -438,10 +435,8 @@ static inline void demo_pairs_take(demo_pair_set *set, const demo_token_file *f,
 }
 
 static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
-                                     const demo_data_options *options, char *error,
-                                     size_t error_size) {
-    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error,
-                                             error_size);
+                                     const demo_data_options *options, demo_error *error) {
+    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_PAIRS, options, error);
     if (!f) return -1;
     int64_t count = demo_token_records(f->documents / 2, options);
     set->file = f;
@@ -450,8 +445,8 @@ static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
     set->counts.cut = demo_token_count(f, "cut");
     for (int64_t i = 0; i < count; i++) {
         demo_pairs_take(set, f, i);
-        if (demo_response_there(path, 2 * i, &set->pairs[i].chosen, error, error_size) ||
-            demo_response_there(path, 2 * i + 1, &set->pairs[i].rejected, error, error_size))
+        if (demo_response_there(path, 2 * i, &set->pairs[i].chosen, error) ||
+            demo_response_there(path, 2 * i + 1, &set->pairs[i].rejected, error))
             return -1;
     }
     return 0;
@@ -459,21 +454,17 @@ static inline int demo_pairs_of_file(demo_pair_set *set, const char *path,
 
 /* A token file, or a comma list of files, one after the other. On failure the set is empty. */
 static inline int demo_pairs_load(demo_pair_set *set, const char *paths,
-                                  const demo_pair_options *how, char *error,
-                                  size_t error_size) {
+                                  const demo_pair_options *how, demo_error *error) {
     demo_pair_target target = {set, how};
     demo_reader reader = {.options = &how->data,
                           .error = error,
-                          .error_size = error_size,
                           .set = &target,
                           .read = &set->counts.read,
                           .take = demo_pair_take};
     *set = (demo_pair_set){.margins = how->margins};
-    int failed = demo_is_token_file(paths)
-                     ? demo_pairs_of_file(set, paths, &how->data, error, error_size)
-                     : demo_read_dataset(&reader, paths);
-    if (!failed && !demo_pairs_checked(set, paths, how->margin_key, error, error_size))
-        return 0;
+    int failed = demo_is_token_file(paths) ? demo_pairs_of_file(set, paths, &how->data, error)
+                                           : demo_read_dataset(&reader, paths);
+    if (!failed && !demo_pairs_checked(set, paths, how->margin_key, error)) return 0;
     demo_pairs_free(set);
     return -1;
 }
@@ -570,10 +561,8 @@ static inline void demo_labelled_summary(const demo_labelled_set *set, char *tex
 }
 
 static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path,
-                                        const demo_data_options *options, char *error,
-                                        size_t error_size) {
-    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_LABELLED, options, error,
-                                             error_size);
+                                        const demo_data_options *options, demo_error *error) {
+    demo_token_file *f = demo_token_file_for(path, DEMO_TOKENS_LABELLED, options, error);
     if (!f) return -1;
     int64_t count = demo_token_records(f->documents, options);
     set->file = f;
@@ -584,7 +573,7 @@ static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path
         demo_labelled kept = {.document = demo_token_document(f, i),
                               .desirable = f->labels[i] != 0};
         kept.prompt_tokens = demo_response_begin(&kept.document);
-        if (demo_response_there(path, i, &kept.document, error, error_size)) return -1;
+        if (demo_response_there(path, i, &kept.document, error)) return -1;
         *(kept.desirable ? &set->counts.desirable : &set->counts.undesirable) += 1;
         set->tokens += kept.document.tokens;
         set->supervised_tokens += demo_supervised(&kept.document);
@@ -595,25 +584,22 @@ static inline int demo_labelled_of_file(demo_labelled_set *set, const char *path
 
 /* A token file, or a comma list of files, one after the other. On failure the set is empty. */
 static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
-                                     const demo_labelled_options *how, char *error,
-                                     size_t error_size) {
+                                     const demo_labelled_options *how, demo_error *error) {
     demo_labelled_target target = {set, how};
     demo_reader reader = {.options = &how->data,
                           .error = error,
-                          .error_size = error_size,
                           .set = &target,
                           .read = &set->counts.read,
                           .take = demo_labelled_take};
     char summary[320];
     *set = (demo_labelled_set){0};
     int failed = demo_is_token_file(paths)
-                     ? demo_labelled_of_file(set, paths, &how->data, error, error_size)
+                     ? demo_labelled_of_file(set, paths, &how->data, error)
                      : demo_read_dataset(&reader, paths);
     demo_labelled_summary(set, summary, sizeof summary);
     if (!failed && arrlen(set->records)) return 0;
     if (!failed)
-        snprintf(error, error_size, "%s: no response is left (%s); raise --max_len", paths,
-                 summary);
+        demo_fail(error, "%s: no response is left (%s); raise --max_len", paths, summary);
     demo_labelled_free(set);
     return -1;
 }
@@ -641,11 +627,10 @@ static inline demo_document demo_mismatched(const demo_labelled *prompt,
    mod count. */
 static inline int demo_mismatched_step(demo_document *mismatched, const demo_labelled_set *set,
                                        const int64_t *step, int64_t count,
-                                       const demo_data_options *options, char *error,
-                                       size_t error_size) {
+                                       const demo_data_options *options, demo_error *error) {
     if (count < 2) {
-        snprintf(
-            error, error_size,
+        demo_fail(
+            error,
             "a step of %lld document has no other response to pair its prompt with, as the KL"
             " term needs; set --train_batch_size to 2 or more",
             (long long)count);

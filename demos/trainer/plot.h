@@ -4,7 +4,7 @@
  *     double loss[] = {5.5, 2.1, 1.3};
  *     demo_series series[] = {{.name = "P = 4", .y = loss, .points = 3}};
  *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats", .series = series, .series_count = 1};
- *     demo_plot_write("loss.svg", &plot, error, sizeof error);
+ *     demo_plot_write("loss.svg", &plot, &error);
  *
  * Curves that lie on one another are what this project likes to show, so each later series is
  * drawn thinner than the one before: all stay visible. Points that are not finite, or not
@@ -283,20 +283,17 @@ static inline void demo_svg_draw(FILE *svg, const demo_plot *plot, demo_axes *ax
 
 /* Draws the plot into the file, whole or not at all. Returns 0, or -1 with one sentence in
    error. */
-static inline int demo_plot_write(const char *path, const demo_plot *plot, char *error,
-                                  size_t error_size) {
+static inline int demo_plot_write(const char *path, const demo_plot *plot, demo_error *error) {
     int width = plot->width ? plot->width : 860, height = plot->height ? plot->height : 480;
     demo_axes axes = {
         78, 46, width - demo_legend_width(plot), (double)height - 62, 0, 0, 0, 0, plot->log_y};
     bool small = axes.right - axes.left < 80 || axes.bottom - axes.top < 60;
     if (small)
-        snprintf(error, error_size, "%s: %d x %d pixels are too few for the curves", path,
-                 width, height);
+        demo_fail(error, "%s: %d x %d pixels are too few for the curves", path, width, height);
     if (small) return -1;
     bool any = demo_axes_fit(&axes, plot);
     if (!any)
-        snprintf(error, error_size, "%s: no finite point%s to plot", path,
-                 plot->log_y ? " above 0" : "");
+        demo_fail(error, "%s: no finite point%s to plot", path, plot->log_y ? " above 0" : "");
     if (!any) return -1;
     char *text = NULL;
     size_t size = 0;
@@ -304,8 +301,8 @@ static inline int demo_plot_write(const char *path, const demo_plot *plot, char 
     if (svg) demo_svg_draw(svg, plot, &axes, width, height);
     bool whole = svg && !ferror(svg);
     if (svg && fclose(svg)) whole = false;
-    int failed = whole ? demo_write_atomically(path, text, size, error, error_size) : -1;
-    if (!whole) snprintf(error, error_size, "%s: no memory for the picture", path);
+    int failed = whole ? demo_write_atomically(path, text, size, error) : -1;
+    if (!whole) demo_fail(error, "%s: no memory for the picture", path);
     free(text);
     return failed;
 }

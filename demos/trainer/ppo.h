@@ -210,12 +210,13 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *
 
 static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
     demo_ppo *p = demo_ppo_of(r);
-    char folder[1200], why[1024];
+    char folder[1200];
+    demo_error why;
     demo_state state = {0};
     snprintf(folder, sizeof folder, "%s/global_step%lld/critic", r->job->config.ckpt_path,
              (long long)step);
-    if (demo_model_compare(&p->critic.config, folder, why, sizeof why))
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why);
+    if (demo_model_compare(&p->critic.config, folder, &why))
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why.text);
     return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
 }
 
@@ -459,7 +460,7 @@ static void demo_ppo_close(demo_rank *r) {
 }
 
 /* Text that the actor goes on learning, every token of it. */
-static int demo_pretraining_load(const demo_job *job, char *error, size_t size) {
+static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_data_options options = {
         .input_key = demo_named_key(job, "input_key", p->input_key),
@@ -474,43 +475,41 @@ static int demo_pretraining_load(const demo_job *job, char *error, size_t size) 
         .prepare = demo_prepare_command(job, p->pretrain_data, DEMO_TOKENS_SFT),
         .output_option = "input_key",
         .length_option = "generate_max_len"};
-    return demo_data_load(&p->pretraining, p->pretrain_data, &options, error, size);
+    return demo_data_load(&p->pretraining, p->pretrain_data, &options, error);
 }
 
 /* The right answers of a token file must hold what texts are compared with. */
-static int demo_answers_there(const demo_dataset *set, const char *path, char *error,
-                              size_t size) {
+static int demo_answers_there(const demo_dataset *set, const char *path, demo_error *error) {
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
         demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
                                              i);
         size_t at = 0;
         while (at < answer.size && !isdigit((unsigned char)answer.bytes[at])) at++;
         if (at == answer.size)
-            return snprintf(error, size,
-                            "%s: the right answer %lld, '%.*s', holds no number, but texts are "
-                            "compared with its last one; make the file anew with a --label_key "
-                            "whose text holds one",
-                            path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes),
-                   -1;
+            return demo_fail(
+                error,
+                "%s: the right answer %lld, '%.*s', holds no number, but texts are "
+                "compared with its last one; make the file anew with a --label_key "
+                "whose text holds one",
+                path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes);
     }
     return 0;
 }
 
 /* Ids alone do not say how texts that are sampled end and read. */
 static int demo_prompts_load(demo_dataset *set, const char *paths,
-                             const demo_data_options *options, char *error, size_t size) {
-    if (demo_token_file_among(paths, error, size)) return -1;
+                             const demo_data_options *options, demo_error *error) {
+    if (demo_token_file_among(paths, error)) return -1;
     if (!demo_is_token_file(paths) && options->prepare)
-        return snprintf(
-                   error, size,
-                   "%s is no token file, and %s has a tokenizer, which is not built in; make "
-                   "tokens of it and give those%s: %s",
-                   paths, options->folder, demo_template_hint(options), options->prepare),
-               -1;
-    if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error, size);
+        return demo_fail(
+            error,
+            "%s is no token file, and %s has a tokenizer, which is not built in; make "
+            "tokens of it and give those%s: %s",
+            paths, options->folder, demo_template_hint(options), options->prepare);
+    if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error);
     *set = (demo_dataset){0};
-    if (!demo_data_of_file(set, paths, DEMO_TOKENS_PROMPTS, options, error, size) &&
-        (!options->number || !demo_answers_there(set, paths, error, size)))
+    if (!demo_data_of_file(set, paths, DEMO_TOKENS_PROMPTS, options, error) &&
+        (!options->number || !demo_answers_there(set, paths, error)))
         return 0;
     demo_data_free(set);
     return -1;
@@ -555,7 +554,7 @@ static seqpar_status demo_ppo_walk(demo_rank *r) {
 
 /* Prompts; a label makes the document go on as the right answer. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
-                         int64_t max_samples, char *error, size_t size) {
+                         int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     demo_data_options options = {
         .input_key = demo_named_key(job, "input_key", p->input_key),
@@ -572,26 +571,23 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
                   (p->reward_rule || set == &job->eval),
         .output_option = p->label_key ? "label_key" : "input_key",
         .length_option = "prompt_max_len"};
-    if (demo_prompts_load(set, paths, &options, error, size)) return -1;
+    if (demo_prompts_load(set, paths, &options, error)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     if (set == &job->eval) return 0;
     if (arrlen(set->documents) < p->rollout_batch_size)
-        return snprintf(error, size,
-                        "%lld prompts are fewer than rollout_batch_size %lld; lower it",
-                        (long long)arrlen(set->documents), (long long)p->rollout_batch_size),
-               -1;
+        return demo_fail(error, "%lld prompts are fewer than rollout_batch_size %lld; lower it",
+                         (long long)arrlen(set->documents), (long long)p->rollout_batch_size);
     double steps = (double)p->num_episodes *
                    (double)(arrlen(set->documents) / p->rollout_batch_size) *
                    job->config.max_epochs *
                    (double)(p->rollout_batch_size * p->n_samples_per_prompt);
     if (!(steps < 9e15))
-        return snprintf(error, size,
-                        "num_episodes %lld and max_epochs %g come to as many as %g optimizer "
-                        "steps; lower them",
-                        (long long)p->num_episodes, job->config.max_epochs, steps),
-               -1;
-    if (p->pretrain_data && demo_pretraining_load(job, error, size)) return -1;
-    return demo_sets_agree(job, &p->pretraining, p->pretrain_data, error, size);
+        return demo_fail(error,
+                         "num_episodes %lld and max_epochs %g come to as many as %g optimizer "
+                         "steps; lower them",
+                         (long long)p->num_episodes, job->config.max_epochs, steps);
+    if (p->pretrain_data && demo_pretraining_load(job, error)) return -1;
+    return demo_sets_agree(job, &p->pretraining, p->pretrain_data, error);
 }
 
 /* Text that is learnt besides. */

@@ -374,119 +374,100 @@ typedef struct {
 /* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */
 
 /* tokens: a token file holds the right answers. */
-static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, char *error,
-                                  size_t size) {
+static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, demo_error *error) {
     if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
-        return snprintf(error, size,
-                        "nothing gives a reward; give --reward_pretrain FOLDER, "
-                        "--remote_rm_url URL or --reward_rule last_number"),
-               -1;
+        return demo_fail(error, "nothing gives a reward; give --reward_pretrain FOLDER, "
+                                "--remote_rm_url URL or --reward_rule last_number");
     if (p->reward_rule && !p->label_key && !tokens)
-        return snprintf(error, size,
-                        "reward_rule %s compares with a right answer; name it by --label_key",
-                        p->reward_rule),
-               -1;
-    if (p->servers.urls && demo_servers_check(&p->servers, error, size)) return -1;
+        return demo_fail(error,
+                         "reward_rule %s compares with a right answer; name it by --label_key",
+                         p->reward_rule);
+    if (p->servers.urls && demo_servers_check(&p->servers, error)) return -1;
     if (p->normalize_reward && !p->reward_pretrain)
-        return snprintf(error, size,
-                        "normalize_reward is about the scores of reward models; give "
-                        "--reward_pretrain FOLDER or leave it out"),
-               -1;
+        return demo_fail(error, "normalize_reward is about the scores of reward models; give "
+                                "--reward_pretrain FOLDER or leave it out");
     if (!(p->reward_clip_range[0] < p->reward_clip_range[1]))
-        return snprintf(error, size,
-                        "reward_clip_range runs from %g to %g; give the lower bound first",
-                        p->reward_clip_range[0], p->reward_clip_range[1]),
-               -1;
+        return demo_fail(error,
+                         "reward_clip_range runs from %g to %g; give the lower bound first",
+                         p->reward_clip_range[0], p->reward_clip_range[1]);
     if (p->overlong_buffer_len > (double)p->generate_max_len)
-        return snprintf(error, size,
-                        "overlong_buffer_len %g is longer than generate_max_len %lld; it is "
-                        "the last part of it",
-                        p->overlong_buffer_len, (long long)p->generate_max_len),
-               -1;
+        return demo_fail(error,
+                         "overlong_buffer_len %g is longer than generate_max_len %lld; it is "
+                         "the last part of it",
+                         p->overlong_buffer_len, (long long)p->generate_max_len);
     if (!(p->overlong_buffer_len > 0) &&
         (p->overlong_penalty_factor < 1 || p->overlong_penalty_factor > 1))
-        return snprintf(error, size,
-                        "overlong_penalty_factor %g needs a stretch to grow over; give "
-                        "--overlong_buffer_len TOKENS",
-                        p->overlong_penalty_factor),
-               -1;
+        return demo_fail(error,
+                         "overlong_penalty_factor %g needs a stretch to grow over; give "
+                         "--overlong_buffer_len TOKENS",
+                         p->overlong_penalty_factor);
     return 0;
 }
 
-static int demo_ppo_groups_check(const demo_ppo_config *p, char *error, size_t size) {
+static int demo_ppo_groups_check(const demo_ppo_config *p, demo_error *error) {
     const double *range = p->dynamic_filtering_reward_range;
     int alone = p->n_samples_per_prompt < 2;
     int compared = strcmp(p->advantage_estimator, "gae") &&
                    strcmp(p->advantage_estimator, "reinforce");
     if (p->rollout_batch_size * p->n_samples_per_prompt > DEMO_MOST_TEXTS)
-        return snprintf(error, size,
-                        "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the "
-                        "%d texts a rollout takes; lower one of them",
-                        (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt,
-                        DEMO_MOST_TEXTS),
-               -1;
+        return demo_fail(
+            error,
+            "rollout_batch_size %lld x n_samples_per_prompt %lld are more than the "
+            "%d texts a rollout takes; lower one of them",
+            (long long)p->rollout_batch_size, (long long)p->n_samples_per_prompt,
+            DEMO_MOST_TEXTS);
     if (compared && alone)
-        return snprintf(error, size,
-                        "advantage_estimator %s compares texts of one prompt, "
-                        "n_samples_per_prompt is %lld; give 2 or more",
-                        p->advantage_estimator, (long long)p->n_samples_per_prompt),
-               -1;
+        return demo_fail(error,
+                         "advantage_estimator %s compares texts of one prompt, "
+                         "n_samples_per_prompt is %lld; give 2 or more",
+                         p->advantage_estimator, (long long)p->n_samples_per_prompt);
     if (p->dynamic_filtering && alone)
-        return snprintf(error, size,
-                        "dynamic_filtering looks at the mean reward of a prompt's texts, "
-                        "n_samples_per_prompt is %lld; give 2 or more",
-                        (long long)p->n_samples_per_prompt),
-               -1;
+        return demo_fail(error,
+                         "dynamic_filtering looks at the mean reward of a prompt's texts, "
+                         "n_samples_per_prompt is %lld; give 2 or more",
+                         (long long)p->n_samples_per_prompt);
     if (!(range[0] < range[1]))
-        return snprintf(error, size,
-                        "dynamic_filtering_reward_range runs from %g to %g; give the lower "
-                        "bound first",
-                        range[0], range[1]),
-               -1;
+        return demo_fail(error,
+                         "dynamic_filtering_reward_range runs from %g to %g; give the lower "
+                         "bound first",
+                         range[0], range[1]);
     if (p->eval_n_samples_per_prompt > 1 && !(p->eval_temperature > 0))
-        return snprintf(error, size,
-                        "eval_n_samples_per_prompt is %lld, but the most probable tokens "
-                        "always make the same text; give an --eval_temperature above 0",
-                        (long long)p->eval_n_samples_per_prompt),
-               -1;
+        return demo_fail(error,
+                         "eval_n_samples_per_prompt is %lld, but the most probable tokens "
+                         "always make the same text; give an --eval_temperature above 0",
+                         (long long)p->eval_n_samples_per_prompt);
     return 0;
 }
 
-static int demo_ppo_models_check(const demo_job *job, char *error, size_t size) {
+static int demo_ppo_models_check(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     if (p->use_kl_estimator_k3 && p->kl_estimator && strcmp(p->kl_estimator, "k3"))
-        return snprintf(error, size,
-                        "use_kl_estimator_k3 contradicts kl_estimator %s; drop one of them",
-                        p->kl_estimator),
-               -1;
+        return demo_fail(error,
+                         "use_kl_estimator_k3 contradicts kl_estimator %s; drop one of them",
+                         p->kl_estimator);
     if (p->save_value_network && strcmp(p->advantage_estimator, "gae"))
-        return snprintf(error, size,
-                        "save_value_network: advantage_estimator %s has no critic to save; "
-                        "leave it out or use gae",
-                        p->advantage_estimator),
-               -1;
+        return demo_fail(error,
+                         "save_value_network: advantage_estimator %s has no critic to save; "
+                         "leave it out or use gae",
+                         p->advantage_estimator);
     if (p->pretrain_data && (p->temperature < 1 || p->temperature > 1))
-        return snprintf(error, size,
-                        "pretrain_data with temperature %g: one step takes all its log-probs "
-                        "at one temperature, and text is learnt at 1; leave out one of them",
-                        p->temperature),
-               -1;
+        return demo_fail(error,
+                         "pretrain_data with temperature %g: one step takes all its log-probs "
+                         "at one temperature, and text is learnt at 1; leave out one of them",
+                         p->temperature);
     if (job->config.max_epochs < 1 || job->config.max_epochs != floor(job->config.max_epochs))
-        return snprintf(error, size,
-                        "max_epochs is %g; a rollout is gone through a whole number of times, "
-                        "at least once",
-                        job->config.max_epochs),
-               -1;
+        return demo_fail(error,
+                         "max_epochs is %g; a rollout is gone through a whole number of times, "
+                         "at least once",
+                         job->config.max_epochs);
     if (job->config.eval_dataset && !p->label_key &&
         !demo_is_token_file(job->config.eval_dataset))
-        return snprintf(error, size,
-                        "an evaluation counts right answers; name them by --label_key"),
-               -1;
+        return demo_fail(error, "an evaluation counts right answers; name them by --label_key");
     return 0;
 }
 
 /* The groups of ranks that the options ask for. */
-static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
+static int demo_ppo_roles(demo_job *job, demo_error *error) {
     static const char *const names[DEMO_ROLES][2] = {
         {"actor_num_nodes", "actor_num_gpus_per_node"},
         {"ref_num_nodes", "ref_num_gpus_per_node"},
@@ -497,13 +478,12 @@ static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
     demo_roles *roles = &p->roles;
     for (int i = 0; i < DEMO_ROLES; i++)
         if ((double)roles->nodes[i] * (double)roles->per_node[i] > (double)SEQPAR_MAX_RANKS)
-            return snprintf(
-                       error, size,
-                       "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
-                       "lower one of them",
-                       names[i][0], (long long)roles->nodes[i], names[i][1],
-                       (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS),
-                   -1;
+            return demo_fail(
+                error,
+                "%s %lld x %s %lld are more ranks than a group takes, which is %lld; "
+                "lower one of them",
+                names[i][0], (long long)roles->nodes[i], names[i][1],
+                (long long)roles->per_node[i], (long long)SEQPAR_MAX_RANKS);
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
     bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
     for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
@@ -517,35 +497,32 @@ static int demo_ppo_roles(demo_job *job, char *error, size_t size) {
 }
 
 /* Prompts are never cut: they would ask something else. */
-static int demo_ppo_lengths_check(const demo_job *job, char *error, size_t size) {
+static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     if (demo_job_given(job, "max_len") &&
         job->config.max_len < p->prompt_max_len + p->generate_max_len)
-        return snprintf(
-                   error, size,
-                   "--%s is %lld, but prompt_max_len %lld + generate_max_len %lld are more "
-                   "tokens; lower one of them, or leave it out",
-                   demo_job_spelled(job, "max_len"), (long long)job->config.max_len,
-                   (long long)p->prompt_max_len, (long long)p->generate_max_len),
-               -1;
+        return demo_fail(
+            error,
+            "--%s is %lld, but prompt_max_len %lld + generate_max_len %lld are more "
+            "tokens; lower one of them, or leave it out",
+            demo_job_spelled(job, "max_len"), (long long)job->config.max_len,
+            (long long)p->prompt_max_len, (long long)p->generate_max_len);
     if (job->config.truncation && strcmp(job->config.truncation, "drop") && !p->pretrain_data)
-        return snprintf(error, size,
-                        "--truncation %s: a prompt that is cut asks something else, so longer "
-                        "ones are left out; leave the option out, or raise --prompt_max_len",
-                        job->config.truncation),
-               -1;
+        return demo_fail(error,
+                         "--truncation %s: a prompt that is cut asks something else, so longer "
+                         "ones are left out; leave the option out, or raise --prompt_max_len",
+                         job->config.truncation);
     return 0;
 }
 
-static int demo_ppo_prepare(demo_job *job, char *error, size_t size) {
+static int demo_ppo_prepare(demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
-    if (!job->config.dataset)
-        return snprintf(error, size, "no prompts; give --prompt_data FILE"), -1;
+    if (!job->config.dataset) return demo_fail(error, "no prompts; give --prompt_data FILE");
     bool tokens = demo_is_token_file(job->config.dataset);
-    if (demo_ppo_rewards_check(p, tokens, error, size) ||
-        demo_ppo_groups_check(p, error, size) || demo_ppo_models_check(job, error, size))
+    if (demo_ppo_rewards_check(p, tokens, error) || demo_ppo_groups_check(p, error) ||
+        demo_ppo_models_check(job, error))
         return -1;
-    if (demo_ppo_roles(job, error, size) || demo_ppo_lengths_check(job, error, size)) return -1;
+    if (demo_ppo_roles(job, error) || demo_ppo_lengths_check(job, error)) return -1;
     if (!p->kl_estimator) p->kl_estimator = p->use_kl_estimator_k3 ? "k3" : "k1";
     job->config.max_len = p->prompt_max_len + p->generate_max_len;
     job->temperature = p->temperature;

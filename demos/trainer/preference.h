@@ -84,7 +84,7 @@ typedef struct {
 /* ---- data: two documents a pair ---- */
 
 static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const char *paths,
-                                   int64_t max_samples, char *error, size_t size) {
+                                   int64_t max_samples, demo_error *error) {
     const demo_config *c = &job->config;
     demo_preference_config *p = (demo_preference_config *)job->options;
     demo_pair_options options = {
@@ -106,14 +106,14 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     demo_pair_set pairs = {0};
     double **margins = &p->margins[set == &job->eval];
     char shown[1024];
-    if (demo_pairs_load(&pairs, paths, &options, error, size)) return -1;
+    if (demo_pairs_load(&pairs, paths, &options, error)) return -1;
     set->file = pairs.file;
     bool evaluates = set == &job->eval;
     if (pairs.counts.identical == arrlen(pairs.pairs)) {
-        snprintf(error, size,
-                 "%s: all %lld pairs are twice the same document (%lld cut), which prefers "
-                 "nothing; raise --max_len or look at the keys",
-                 paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
+        demo_fail(error,
+                  "%s: all %lld pairs are twice the same document (%lld cut), which prefers "
+                  "nothing; raise --max_len or look at the keys",
+                  paths, (long long)pairs.counts.identical, (long long)pairs.counts.cut);
         set->file = NULL;
         demo_pairs_free(&pairs);
         return -1;
@@ -384,17 +384,15 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
 }
 
 /* Options that do not go together are refused before anything is read. */
-static int demo_dpo_prepare(demo_job *job, char *error, size_t size) {
+static int demo_dpo_prepare(demo_job *job, demo_error *error) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     if (p->ipo && strcmp(p->pref_loss, "sigmoid") && strcmp(p->pref_loss, "ipo"))
-        return snprintf(error, size,
-                        "--ipo and --pref_loss %s are two losses; leave out one of them",
-                        p->pref_loss),
-               -1;
+        return demo_fail(error,
+                         "--ipo and --pref_loss %s are two losses; leave out one of them",
+                         p->pref_loss);
     if (!demo_has_reference(p) && (p->ref_pretrain || p->precompute_ref))
-        return snprintf(error, size, "pref_loss %s has no reference model; leave out --%s",
-                        p->pref_loss, p->ref_pretrain ? "ref_pretrain" : "precompute_ref"),
-               -1;
+        return demo_fail(error, "pref_loss %s has no reference model; leave out --%s",
+                         p->pref_loss, p->ref_pretrain ? "ref_pretrain" : "precompute_ref");
     return 0;
 }
 
@@ -488,13 +486,12 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     return status;
 }
 
-static int demo_rm_prepare(demo_job *job, char *error, size_t size) {
+static int demo_rm_prepare(demo_job *job, demo_error *error) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     if (p->margin_loss && !strcmp(p->loss, "logexp"))
-        return snprintf(error, size,
-                        "--loss logexp knows no margins; leave out --margin_loss or take "
-                        "--loss sigmoid"),
-               -1;
+        return demo_fail(error,
+                         "--loss logexp knows no margins; leave out --margin_loss or take "
+                         "--loss sigmoid");
     return 0;
 }
 

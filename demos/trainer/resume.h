@@ -35,65 +35,60 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
 /* A checkpoint goes on with the chunks it was written with: they decide the order of all
    sums. */
 static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file,
-                              const char *path, char *error, size_t size) {
+                              const char *path, demo_error *error) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
     int64_t option = demo_metadata_number(file, path, "chunks", 0, -1, &why);
     int64_t row = demo_metadata_number(file, path, "row_chunks", 1, 0, &why);
-    if (why.status) return snprintf(error, size, "%s", why.text), -1;
+    if (why.status) return demo_fail(error, "%s", why.text);
     if (c->chunks && c->chunks != option)
-        return snprintf(error, size,
-                        "the checkpoint was written with %lld chunks a row%s, this run has "
-                        "--chunks %lld; leave it out to go on",
-                        (long long)row, option ? "" : " or fewer", (long long)c->chunks),
-               -1;
+        return demo_fail(error,
+                         "the checkpoint was written with %lld chunks a row%s, this run has "
+                         "--chunks %lld; leave it out to go on",
+                         (long long)row, option ? "" : " or fewer", (long long)c->chunks);
     if (!c->chunks && row != demo_row_chunks(c)) c->chunks = row;
     return 0;
 }
 
 static int demo_resume_compare(demo_job *job, const char *tool,
                                const seqpar_safetensors_file *file, const demo_state *state,
-                               char *error, size_t size) {
+                               demo_error *error) {
     const demo_config *c = &job->config;
     const char *trainer = seqpar_safetensors_metadata(file, "trainer");
     const char *data = seqpar_safetensors_metadata(file, "training_data");
     char own[32];
     snprintf(own, sizeof own, "%016llx", (unsigned long long)job->data);
     if (trainer && strcmp(trainer, tool))
-        return snprintf(error, size,
-                        "the checkpoint in %.300s was written by train_%.20s, this is "
-                        "train_%s; give another --ckpt_path",
-                        c->ckpt_path, trainer, tool),
-               -1;
+        return demo_fail(error,
+                         "the checkpoint in %.300s was written by train_%.20s, this is "
+                         "train_%s; give another --ckpt_path",
+                         c->ckpt_path, trainer, tool);
     if (state->seed != c->seed || state->train_batch_size != c->train_batch_size ||
         state->documents != job->usable_count)
-        return snprintf(
-                   error, size,
-                   "the checkpoint was written with seed %lld, train_batch_size %lld and %lld "
-                   "documents, this run has %lld, %lld and %lld; use the same to go on",
-                   (long long)state->seed, (long long)state->train_batch_size,
-                   (long long)state->documents, (long long)c->seed,
-                   (long long)c->train_batch_size, (long long)job->usable_count),
-               -1;
+        return demo_fail(
+            error,
+            "the checkpoint was written with seed %lld, train_batch_size %lld and %lld "
+            "documents, this run has %lld, %lld and %lld; use the same to go on",
+            (long long)state->seed, (long long)state->train_batch_size,
+            (long long)state->documents, (long long)c->seed, (long long)c->train_batch_size,
+            (long long)job->usable_count);
     if (data && strcmp(data, own))
-        return snprintf(error, size,
-                        "the checkpoint in %.200s was trained on other data than %.200s: as "
-                        "many documents, but others, in another order or read otherwise; use "
-                        "the same to go on",
-                        c->ckpt_path, c->dataset),
-               -1;
+        return demo_fail(error,
+                         "the checkpoint in %.200s was trained on other data than %.200s: as "
+                         "many documents, but others, in another order or read otherwise; use "
+                         "the same to go on",
+                         c->ckpt_path, c->dataset);
     if (state->step > job->last_step)
-        return snprintf(error, size,
-                        "the checkpoint in %.300s is of step %lld, this run ends after step "
-                        "%lld; raise --max_steps, or give another --ckpt_path",
-                        c->ckpt_path, (long long)state->step, (long long)job->last_step),
-               -1;
+        return demo_fail(error,
+                         "the checkpoint in %.300s is of step %lld, this run ends after step "
+                         "%lld; raise --max_steps, or give another --ckpt_path",
+                         c->ckpt_path, (long long)state->step, (long long)job->last_step);
     return 0;
 }
 
 /* Is the checkpoint one that this job can go on from? */
 static int demo_job_resume(demo_job *job, const demo_binding *bindings, int count,
-                           const char *tool, char *error, size_t size) {
+                           const char *tool, demo_error *error) {
     char folder[1110], path[1280];
     seqpar_safetensors_file *file = NULL;
     demo_state state;
@@ -104,27 +99,26 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
         demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     int wrong = demo_open_state(&file, &state, folder, job->run.from, &why)
-                    ? (snprintf(error, size, "%s", why.text), -1)
+                    ? (demo_fail(error, "%s", why.text))
                     : 0;
     if (!wrong)
-        wrong = demo_resume_compare(job, tool, file, &state, error, size) ||
-                demo_model_compare(&job->model, folder, error, size) ||
-                demo_resume_chunks(job, file, path, error, size);
+        wrong = demo_resume_compare(job, tool, file, &state, error) ||
+                demo_model_compare(&job->model, folder, error) ||
+                demo_resume_chunks(job, file, path, error);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
     if (!wrong)
-        wrong = demo_options_compare(notes, file,
-                                     job->objective->fixed ? job->objective->fixed : "",
-                                     !job->rank, error, size);
+        wrong = demo_options_compare(
+            notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
     seqpar_safetensors_close(file);
     arrfree(notes);
     return wrong;
 }
 
-static int demo_job_paths(const demo_binding *bindings, int count, char *error, size_t size) {
-    return demo_inputs_kept(bindings, count, error, size) ||
-                   demo_outputs_apart(bindings, count, error, size) ||
-                   demo_metrics_ours(bindings, count, error, size) ||
-                   demo_outputs_free(bindings, count, error, size)
+static int demo_job_paths(const demo_binding *bindings, int count, demo_error *error) {
+    return demo_inputs_kept(bindings, count, error) ||
+                   demo_outputs_apart(bindings, count, error) ||
+                   demo_metrics_ours(bindings, count, error) ||
+                   demo_outputs_free(bindings, count, error)
                ? -1
                : 0;
 }
@@ -145,22 +139,22 @@ static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count
 /* The last before training: from here on the folder of the checkpoints belongs to this job.
    0, or -1 with one sentence. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
-                          const char *tool, char *error, size_t size) {
+                          const char *tool, demo_error *error) {
     const demo_config *c = &job->config;
     seqpar_error why = {0};
     job->run.root = c->ckpt_path;
     job->data = demo_job_digest(job, &job->train);
-    if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (demo_job_paths(bindings, count, error)) return -1;
     if (!job->rank && !c->overwrite && demo_check_foreign(c->save_path, &why))
-        return snprintf(error, size, "%s", why.text), -1;
+        return demo_fail(error, "%s", why.text);
     if (demo_run_open(&job->run, !job->rank && !c->dry_run, c->load_checkpoint, c->save_path,
                       tool, c->dataset, &why) ||
         (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
-        return snprintf(error, size, "%s", why.text), -1;
+        return demo_fail(error, "%s", why.text);
     /* folders that were made just now may give a path with .. another end */
-    if (demo_job_paths(bindings, count, error, size)) return -1;
+    if (demo_job_paths(bindings, count, error)) return -1;
     if (job->run.from != DEMO_NOTHING_SAVED &&
-        demo_job_resume(job, bindings, count, tool, error, size))
+        demo_job_resume(job, bindings, count, tool, error))
         return -1;
     demo_job_notes(job, bindings, count, tool);
     demo_job_tell(job, bindings, count);

@@ -165,14 +165,13 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
     double *score = (double *)demo_room(o->texts, sizeof *score);
     seqpar_status status = SEQPAR_OK;
     int64_t asked = 0;
-    char why[512];
+    demo_error why;
     if (r->world->rank == 0) {
         demo_reward_question question = demo_question_of(r, o);
-        asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, why,
-                                 sizeof why);
+        asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, &why);
         demo_question_free(&question);
         if (asked < 0) {
-            (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_FORMAT, "%s", why);
+            (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_FORMAT, "%s", why.text);
             demo_interrupted = DEMO_TROUBLE;
             asked = 1;
         }

@@ -98,41 +98,39 @@ static inline const char *demo_url_shown(char *text, size_t size, const char *ur
     return text;
 }
 
-__attribute__((format(printf, 4, 5))) static inline int demo_server_wrong(
-    char *error, size_t size, const char *url, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static inline int demo_server_wrong(demo_error *error,
+                                                                          const char *url,
+                                                                          const char *format,
+                                                                          ...) {
     va_list arguments;
     char shown[400];
-    int used = snprintf(error, size,
-                        "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
+    demo_fail(error, "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
     va_start(arguments, format);
-    if (used >= 0 && (size_t)used < size)
-        vsnprintf(error + used, size - (size_t)used, format, arguments);
+    demo_fail_more(error, format, arguments);
     va_end(arguments);
     return -1;
 }
 
 /* Adds the list of an answer to rewards (count). */
 static inline int demo_answer_add(const cJSON *json, const char *url, double *rewards,
-                                  int64_t count, char *error, size_t size) {
+                                  int64_t count, demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "rewards");
     int64_t i = 0;
     if (!cJSON_IsArray(list))
         return demo_server_wrong(
-            error, size, url,
-            "the answer's \"rewards\" is %s, but a list of %lld numbers is needed",
+            error, url, "the answer's \"rewards\" is %s, but a list of %lld numbers is needed",
             list ? demo_json_type(list) : "missing", (long long)count);
     if (cJSON_GetArraySize(list) != count)
-        return demo_server_wrong(error, size, url,
+        return demo_server_wrong(error, url,
                                  "%d rewards for %lld texts; the server must give one for each "
                                  "query, in their order",
                                  cJSON_GetArraySize(list), (long long)count);
     for (const cJSON *item = list->child; item; item = item->next, i++) {
         if (!cJSON_IsNumber(item))
-            return demo_server_wrong(error, size, url,
-                                     "rewards[%lld] is %s, but a number is needed",
+            return demo_server_wrong(error, url, "rewards[%lld] is %s, but a number is needed",
                                      (long long)i, demo_json_type(item));
         if (!(fabs(item->valuedouble) <= DEMO_REWARD_MOST))
-            return demo_server_wrong(error, size, url,
+            return demo_server_wrong(error, url,
                                      "rewards[%lld] is %g; it cannot be trained on, let the "
                                      "server give a number of at most %g",
                                      (long long)i, item->valuedouble, DEMO_REWARD_MOST);
@@ -142,24 +140,24 @@ static inline int demo_answer_add(const cJSON *json, const char *url, double *re
 }
 
 static inline int demo_answer_read(const char *bytes, size_t length, const char *url,
-                                   double *rewards, int64_t count, char *error, size_t size) {
+                                   double *rewards, int64_t count, demo_error *error) {
     const char *end = bytes;
     cJSON *json = cJSON_ParseWithLengthOpts(bytes, length, &end, 0);
     const char *twice = cJSON_IsObject(json) ? demo_json_twice(json) : NULL;
     int failed;
     while (json && end < bytes + length && isspace((unsigned char)*end)) end++;
     if (!json || end < bytes + length)
-        failed = demo_server_wrong(error, size, url,
+        failed = demo_server_wrong(error, url,
                                    "the answer is no JSON from byte %lld of %lld on: %.60s; "
                                    "{\"rewards\": [finite numbers]} alone is needed",
                                    (long long)(end - bytes), (long long)length,
                                    length ? end : "(empty)");
     else if (twice)
         failed = demo_server_wrong(
-            error, size, url,
+            error, url,
             "the answer's key \"%s\" stands there twice; the server must give it once", twice);
     else
-        failed = demo_answer_add(json, url, rewards, count, error, size);
+        failed = demo_answer_add(json, url, rewards, count, error);
     cJSON_Delete(json);
     return failed;
 }
@@ -284,8 +282,8 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
 }
 
 static inline int demo_ask_one(const demo_reward_servers *servers, const char *url,
-                               const char *body, double *rewards, int64_t count, char *error,
-                               size_t size) {
+                               const char *body, double *rewards, int64_t count,
+                               demo_error *error) {
     demo_answer answer;
     int64_t tries = demo_post_patiently(servers, url, body, &answer);
     int failed;
@@ -293,29 +291,29 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
         failed = 1;
     else if (answer.code == CURLE_WRITE_ERROR)
         failed = demo_server_wrong(
-            error, size, url,
+            error, url,
             "the answer is longer than %d bytes; {\"rewards\": [%lld numbers]} is needed",
             DEMO_ANSWER_LIMIT, (long long)count);
     else if (demo_answer_foreign(&answer))
-        failed = demo_server_wrong(error, size, url,
+        failed = demo_server_wrong(error, url,
                                    "what answers there does not speak HTTP (%s); look at the "
                                    "host and the port of remote_rm_url",
                                    curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK)
-        failed = demo_server_wrong(error, size, url,
+        failed = demo_server_wrong(error, url,
                                    "no answer in %lld tries (%s); start it, or raise "
                                    "remote_rm_timeout %g or remote_rm_retries %lld",
                                    (long long)tries, curl_easy_strerror(answer.code),
                                    servers->timeout, (long long)servers->retries);
     else if (answer.status != 200)
-        failed = demo_server_wrong(error, size, url,
+        failed = demo_server_wrong(error, url,
                                    "HTTP status %ld in %lld tries, with: %.80s; 200 is needed, "
                                    "look into the server's log",
                                    answer.status, (long long)tries,
                                    answer.size ? answer.bytes : "(nothing)");
     else
         failed = demo_answer_read(answer.size ? answer.bytes : "", answer.size, url, rewards,
-                                  count, error, size);
+                                  count, error);
     free(answer.bytes);
     return failed;
 }
@@ -324,14 +322,14 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
    a signal ended the waiting. */
 static inline int demo_ask_servers(const demo_reward_servers *servers,
                                    const demo_reward_question *question, double *rewards,
-                                   char *error, size_t size) {
+                                   demo_error *error) {
     char *body = demo_question_json(question), *list = strdup(servers->urls), *rest = list;
     int failed = body ? 0 : -1;
     if (failed)
-        snprintf(error, size, "no memory to ask about %lld texts; lower rollout_batch_size",
-                 (long long)question->count);
+        demo_fail(error, "no memory to ask about %lld texts; lower rollout_batch_size",
+                  (long long)question->count);
     for (char *url; !failed && (url = strsep(&rest, ","));)
-        failed = demo_ask_one(servers, url, body, rewards, question->count, error, size);
+        failed = demo_ask_one(servers, url, body, rewards, question->count, error);
     cJSON_free(body);
     free(list);
     return failed;
@@ -357,24 +355,21 @@ static inline const char *demo_url_wrong(const char *list) {
 }
 
 /* Are these addresses that can be asked? */
-static inline int demo_servers_check(const demo_reward_servers *servers, char *error,
-                                     size_t size) {
+static inline int demo_servers_check(const demo_reward_servers *servers, demo_error *error) {
     for (const char *url = servers->urls; url;
          url = strchr(url, ',') ? strchr(url, ',') + 1 : NULL) {
         bool http = !strncmp(url, "http://", 7) || !strncmp(url, "https://", 8);
         char shown[400];
         const char *why = http ? demo_url_wrong(url) : NULL;
         if (why)
-            return snprintf(error, size, "remote_rm_url holds '%s', %s",
-                            demo_url_shown(shown, sizeof shown, url), why),
-                   -1;
+            return demo_fail(error, "remote_rm_url holds '%s', %s",
+                             demo_url_shown(shown, sizeof shown, url), why);
         if (!http)
-            return snprintf(error, size,
-                            "remote_rm_url holds '%s', which does not begin with http:// or "
-                            "https://; Python files are not run here, serve it as in "
-                            "{\"query\": [..]} -> {\"rewards\": [..]}",
-                            demo_url_shown(shown, sizeof shown, url)),
-                   -1;
+            return demo_fail(error,
+                             "remote_rm_url holds '%s', which does not begin with http:// or "
+                             "https://; Python files are not run here, serve it as in "
+                             "{\"query\": [..]} -> {\"rewards\": [..]}",
+                             demo_url_shown(shown, sizeof shown, url));
     }
     return 0;
 }

@@ -128,7 +128,7 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
     return true;
 }
 
-static int demo_paths_fit(const demo_binding *bindings, int count, char *error, size_t size) {
+static int demo_paths_fit(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const names[] = {"metrics_path", "save_path", "ckpt_path",
                                         "use_tensorboard", "wandb_offline"};
     const int outputs = (int)(sizeof names / sizeof *names);
@@ -138,11 +138,10 @@ static int demo_paths_fit(const demo_binding *bindings, int count, char *error, 
         for (; at; at = strchr(at, ',') && i >= outputs ? strchr(at, ',') + 1 : NULL) {
             size_t length = i < outputs ? strlen(at) : strcspn(at, ",");
             if (length > DEMO_PATH_LIMIT)
-                return snprintf(error, size,
-                                "--%s: %.40s... has %lld characters, at most %d are possible; "
-                                "give a shorter path",
-                                name, at, (long long)length, DEMO_PATH_LIMIT),
-                       -1;
+                return demo_fail(error,
+                                 "--%s: %.40s... has %lld characters, at most %d are possible; "
+                                 "give a shorter path",
+                                 name, at, (long long)length, DEMO_PATH_LIMIT);
         }
     }
     return 0;
@@ -150,35 +149,33 @@ static int demo_paths_fit(const demo_binding *bindings, int count, char *error, 
 
 /* Is this a file that one of the outputs would replace? */
 static int demo_input_kept(const demo_binding *bindings, int count, const char *option,
-                           const char *input, char *error, size_t size) {
+                           const char *input, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_OUTPUTS; i++)
         if (demo_output_path(path, sizeof path, bindings, count, i) &&
             demo_same_file(path, input))
-            return snprintf(error, size,
-                            "--%s would overwrite %.300s, which --%s reads; give another --%s",
-                            demo_outputs[i].option, input, option, demo_outputs[i].option),
-                   -1;
+            return demo_fail(error,
+                             "--%s would overwrite %.300s, which --%s reads; give another --%s",
+                             demo_outputs[i].option, input, option, demo_outputs[i].option);
     return 0;
 }
 
 /* A folder among the checkpoints would be removed with the oldest of them. */
 static int demo_input_stays(const demo_binding *bindings, int count, const char *option,
-                            const char *folder, char *error, size_t size) {
+                            const char *folder, demo_error *error) {
     char resolved[PATH_MAX];
     char *slash = realpath(folder, resolved) ? strrchr(resolved, '/') : NULL;
     const char *root = demo_option_path(bindings, count, "ckpt_path");
     if (!slash || demo_checkpoint_step(slash + 1) < 0) return 0;
     *slash = 0;
     if (!demo_same_file(*resolved ? resolved : "/", root)) return 0;
-    return snprintf(error, size,
-                    "--%s %.300s is a checkpoint in ckpt_path, where old ones are removed; "
-                    "give another --ckpt_path",
-                    option, folder),
-           -1;
+    return demo_fail(error,
+                     "--%s %.300s is a checkpoint in ckpt_path, where old ones are removed; "
+                     "give another --ckpt_path",
+                     option, folder);
 }
 
-static int demo_inputs_kept(const demo_binding *bindings, int count, char *error, size_t size) {
+static int demo_inputs_kept(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const files[] = {"/model.safetensors", "/config.json"};
     char one[DEMO_PATH_LIMIT + 1], path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_INPUTS; i++)
@@ -186,59 +183,51 @@ static int demo_inputs_kept(const demo_binding *bindings, int count, char *error
              at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
             if (i < DEMO_INPUT_FILES &&
-                demo_input_kept(bindings, count, demo_inputs[i], one, error, size))
+                demo_input_kept(bindings, count, demo_inputs[i], one, error))
                 return -1;
             for (int k = 0; i >= DEMO_INPUT_FILES && k < 2; k++) {
                 snprintf(path, sizeof path, "%s%s", one, files[k]);
-                if (demo_input_kept(bindings, count, demo_inputs[i], path, error, size))
-                    return -1;
+                if (demo_input_kept(bindings, count, demo_inputs[i], path, error)) return -1;
             }
             if (i >= DEMO_INPUT_FILES &&
-                demo_input_stays(bindings, count, demo_inputs[i], one, error, size))
+                demo_input_stays(bindings, count, demo_inputs[i], one, error))
                 return -1;
         }
     return 0;
 }
 
 /* The metrics and another output in one file: neither would be whole. */
-static int demo_outputs_apart(const demo_binding *bindings, int count, char *error,
-                              size_t size) {
+static int demo_outputs_apart(const demo_binding *bindings, int count, demo_error *error) {
     char metrics[DEMO_PATH_LIMIT + 64], path[DEMO_PATH_LIMIT + 64];
     if (!demo_output_path(metrics, sizeof metrics, bindings, count, 0)) return 0;
     for (int i = 1; i < DEMO_OUTPUTS; i++)
         if (demo_output_path(path, sizeof path, bindings, count, i) &&
             demo_same_file(metrics, path))
-            return snprintf(error, size,
-                            "--metrics_path %.300s is also where --%s writes; give another",
-                            metrics, demo_outputs[i].option),
-                   -1;
+            return demo_fail(error,
+                             "--metrics_path %.300s is also where --%s writes; give another",
+                             metrics, demo_outputs[i].option);
     return 0;
 }
 
 /* What is in the way of a final model is said before training, not after it. */
-static int demo_outputs_free(const demo_binding *bindings, int count, char *error,
-                             size_t size) {
+static int demo_outputs_free(const demo_binding *bindings, int count, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
     struct stat kind;
     for (int i = 1; i < DEMO_OUTPUTS; i++) {
         if (!demo_output_path(path, sizeof path, bindings, count, i)) continue;
         bool there = !stat(path, &kind);
         if (there ? !S_ISREG(kind.st_mode) : errno == ENOTDIR)
-            return snprintf(
-                       error, size,
-                       "--%s would write %.300s, but %s; move it away or give another --%s",
-                       demo_outputs[i].option, path,
-                       there ? "that is there and no regular file"
-                             : "a part of this path is a file",
-                       demo_outputs[i].option),
-                   -1;
+            return demo_fail(
+                error, "--%s would write %.300s, but %s; move it away or give another --%s",
+                demo_outputs[i].option, path,
+                there ? "that is there and no regular file" : "a part of this path is a file",
+                demo_outputs[i].option);
     }
     return 0;
 }
 
 /* A file of metrics is begun anew; what else is under this name is not. */
-static int demo_metrics_ours(const demo_binding *bindings, int count, char *error,
-                             size_t size) {
+static int demo_metrics_ours(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const begins[] = {"{\"step\": ", "{\"rollout\": "};
     const char *path = demo_option_path(bindings, count, "metrics_path");
     char begin[16];
@@ -253,11 +242,10 @@ static int demo_metrics_ours(const demo_binding *bindings, int count, char *erro
         if (!memcmp(begin, begins[i], (size_t)length < same ? (size_t)length : same)) return 0;
     }
     if (length <= 0) return 0;
-    return snprintf(error, size,
-                    "--metrics_path %.300s is there and holds no metrics of a run; give "
-                    "another, or move it away",
-                    path),
-           -1;
+    return demo_fail(error,
+                     "--metrics_path %.300s is there and holds no metrics of a run; give "
+                     "another, or move it away",
+                     path);
 }
 
 /* ---- one run in a folder at a time ---- */
@@ -520,7 +508,7 @@ static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
 /* Those that must be alike are refused, the others are said: the user may want them so.
    fixed: more of the first kind. */
 static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file,
-                                const char *fixed, bool speaks, char *error, size_t size) {
+                                const char *fixed, bool speaks, demo_error *error) {
     char others[600] = "", shown[1024];
     for (int64_t i = 0; i < arrlen(notes); i++) {
         const char *there = seqpar_safetensors_metadata(file, notes[i].key);
@@ -529,11 +517,10 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
             continue;
         if (demo_list_has(demo_fixed_options, name) || demo_list_has(fixed, name))
-            return snprintf(error, size,
-                            "the checkpoint was written with --%s %.60s, this run has %s; use "
-                            "the same to go on",
-                            name, there, notes[i].value),
-                   -1;
+            return demo_fail(error,
+                             "the checkpoint was written with --%s %.60s, this run has %s; use "
+                             "the same to go on",
+                             name, there, notes[i].value);
         snprintf(others + used, sizeof others - used, "%s--%s %s (%.60s)", used ? ", " : "",
                  name, notes[i].value, there);
     }
@@ -544,25 +531,23 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
 }
 
 /* The model the checkpoint holds must be the one that is trained. */
-static int demo_model_compare(const seqpar_llama_config *c, const char *folder, char *error,
-                              size_t size) {
+static int demo_model_compare(const seqpar_llama_config *c, const char *folder,
+                              demo_error *error) {
     double now[DEMO_MODEL_NUMBERS], then[DEMO_MODEL_NUMBERS];
     char here[32], there[32];
     seqpar_llama_config saved;
     seqpar_error why = {0};
-    if (demo_load_config(folder, &saved, &why))
-        return snprintf(error, size, "%s", why.text), -1;
+    if (demo_load_config(folder, &saved, &why)) return demo_fail(error, "%s", why.text);
     demo_model_numbers(c, now);
     demo_model_numbers(&saved, then);
     for (int i = 0; i < DEMO_MODEL_NUMBERS; i++) {
         demo_number_text(here, sizeof here, now[i]);
         demo_number_text(there, sizeof there, then[i]);
         if (strcmp(here, there))
-            return snprintf(error, size,
-                            "the model in %.300s has %s %s, this run's has %s; give the same "
-                            "--pretrain or options of the model to go on",
-                            folder, demo_model_names[i], there, here),
-                   -1;
+            return demo_fail(error,
+                             "the model in %.300s has %s %s, this run's has %s; give the same "
+                             "--pretrain or options of the model to go on",
+                             folder, demo_model_names[i], there, here);
     }
     return 0;
 }

@@ -31,22 +31,20 @@ static int64_t demo_batch_rows(int from, int64_t otherwise) {
     return from == DEMO_FROM_LLAMAFACTORY ? 8 : from == DEMO_FROM_AXOLOTL ? 1 : otherwise;
 }
 
-static int demo_batch_contradicts(const demo_job *job, double product, char *error,
-                                  size_t size) {
+static int demo_batch_contradicts(const demo_job *job, double product, demo_error *error) {
     const demo_config *c = &job->config;
-    return snprintf(error, size,
-                    "--%s %lld is not --%s %lld x %lld data-parallel ranks x "
-                    "--gradient_accumulation_steps %lld = %.15g; leave one of them out, or "
-                    "change it",
-                    demo_job_spelled(job, "train_batch_size"), (long long)c->train_batch_size,
-                    demo_job_spelled(job, "micro_train_batch_size"),
-                    (long long)c->micro_train_batch_size, (long long)job->dp,
-                    (long long)c->gradient_accumulation_steps, product),
-           -1;
+    return demo_fail(error,
+                     "--%s %lld is not --%s %lld x %lld data-parallel ranks x "
+                     "--gradient_accumulation_steps %lld = %.15g; leave one of them out, or "
+                     "change it",
+                     demo_job_spelled(job, "train_batch_size"), (long long)c->train_batch_size,
+                     demo_job_spelled(job, "micro_train_batch_size"),
+                     (long long)c->micro_train_batch_size, (long long)job->dp,
+                     (long long)c->gradient_accumulation_steps, product);
 }
 
 /* Derives the documents of a step where they are not given. */
-static int demo_settle_batch(demo_job *job, char *error, size_t size) {
+static int demo_settle_batch(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_job_from(job, "micro_train_batch_size");
     bool counts_rows = from == DEMO_FROM_LLAMAFACTORY || from == DEMO_FROM_AXOLOTL;
@@ -62,23 +60,21 @@ static int demo_settle_batch(demo_job *job, char *error, size_t size) {
                      (double)c->gradient_accumulation_steps;
     if (train)
         return product < (double)c->train_batch_size || product > (double)c->train_batch_size
-                   ? demo_batch_contradicts(job, product, error, size)
+                   ? demo_batch_contradicts(job, product, error)
                    : 0;
     if (c->packing_samples && counts_rows)
-        return snprintf(error, size,
-                        "with --%s, %s counts packed rows where a step here counts %s, "
-                        "however they are packed; give --train_batch_size, the %s of a step",
-                        demo_job_spelled(job, "packing_samples"), demo_from_name[from],
-                        job->objective->unit, job->objective->unit),
-               -1;
+        return demo_fail(error,
+                         "with --%s, %s counts packed rows where a step here counts %s, "
+                         "however they are packed; give --train_batch_size, the %s of a step",
+                         demo_job_spelled(job, "packing_samples"), demo_from_name[from],
+                         job->objective->unit, job->objective->unit);
     if (product > DEMO_MOST)
-        return snprintf(error, size,
-                        "--%s %lld x %lld data-parallel ranks x --gradient_accumulation_steps "
-                        "%lld are more than a step takes, which is %.0f; lower one of them",
-                        demo_job_spelled(job, "micro_train_batch_size"),
-                        (long long)c->micro_train_batch_size, (long long)job->dp,
-                        (long long)c->gradient_accumulation_steps, DEMO_MOST),
-               -1;
+        return demo_fail(error,
+                         "--%s %lld x %lld data-parallel ranks x --gradient_accumulation_steps "
+                         "%lld are more than a step takes, which is %.0f; lower one of them",
+                         demo_job_spelled(job, "micro_train_batch_size"),
+                         (long long)c->micro_train_batch_size, (long long)job->dp,
+                         (long long)c->gradient_accumulation_steps, DEMO_MOST);
     c->train_batch_size = (int64_t)product;
     return 0;
 }
@@ -135,17 +131,16 @@ static double *demo_rate_of(const demo_job *job, const char *option) {
     return b ? (double *)b->variable : NULL;
 }
 
-static int demo_settle_rates(demo_job *job, char *error, size_t size) {
+static int demo_settle_rates(demo_job *job, demo_error *error) {
     int from = demo_job_from(job, "pretrain");
     for (int i = 0; job->parsed && job->config.pretrain && i < DEMO_GIVEN_RATES; i++) {
         const demo_rate *r = &demo_given_rates[i];
         if (strcmp(r->tool, job->parsed->tool) || demo_job_given(job, r->option)) continue;
         if (from == DEMO_FROM_AXOLOTL)
-            return snprintf(error, size,
-                            "axolotl has no default learning rate, and this command line is "
-                            "one of its kind; give --%s",
-                            r->option),
-                   -1;
+            return demo_fail(error,
+                             "axolotl has no default learning rate, and this command line is "
+                             "one of its kind; give --%s",
+                             r->option);
         *demo_rate_of(job, r->option) = from == DEMO_FROM_LLAMAFACTORY ? 5e-5 : r->rate;
     }
     return 0;
@@ -209,66 +204,62 @@ static void demo_placement_default(demo_job *job) {
     if (!c->layout) c->layout = "contiguous";
 }
 
-static int demo_stride_suits(const demo_job *job, char *error, size_t size) {
+static int demo_stride_suits(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     if (c->ring_head_stride < 2 || c->ring_attn_size < 2 || !strcmp(c->schedule, "llama3"))
         return 0;
-    return snprintf(error, size,
-                    "--%s %lld is for the schedule llama3, not for %s; leave it out, or give "
-                    "--schedule llama3",
-                    demo_job_spelled(job, "ring_head_stride"), (long long)c->ring_head_stride,
-                    c->schedule),
-           -1;
+    return demo_fail(error,
+                     "--%s %lld is for the schedule llama3, not for %s; leave it out, or give "
+                     "--schedule llama3",
+                     demo_job_spelled(job, "ring_head_stride"), (long long)c->ring_head_stride,
+                     c->schedule);
 }
 
 /* Must not contradict one another. Default: zigzag ring. */
-static int demo_pick_attention(demo_job *job, char *error, size_t size) {
+static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error, size))
-        return -1;
-    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error, size))
+    if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error)) return -1;
+    if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error))
         return -1;
     demo_placement_default(job);
     if (!c->layout) c->layout = "zigzag";
     if (!c->schedule) c->schedule = "ring";
     job->layout = demo_pick_named(c->layout, seqpar_layout_name, SEQPAR_LAYOUT_COUNT);
     job->schedule = demo_pick_named(c->schedule, seqpar_schedule_name, SEQPAR_SCHEDULE_COUNT);
-    return demo_stride_suits(job, error, size);
+    return demo_stride_suits(job, error);
 }
 
 /* Models of a run share its stride; each is asked by its name. */
 static int demo_stride_divides(const demo_job *job, const char *option, const char *folder,
-                               const seqpar_llama_config *model, char *error, size_t size) {
+                               const seqpar_llama_config *model, demo_error *error) {
     const demo_config *c = &job->config;
     if (job->schedule != SEQPAR_SCHEDULE_LLAMA3 || c->ring_attn_size < 2 ||
         model->kv_heads % c->ring_head_stride == 0)
         return 0;
-    return snprintf(error, size,
-                    "heads_k_stride %lld (--%s) does not divide the %lld kv heads of the model "
-                    "in --%s %.300s; give a stride that divides those of all models",
-                    (long long)c->ring_head_stride, demo_job_spelled(job, "ring_head_stride"),
-                    (long long)model->kv_heads, option, folder),
-           -1;
+    return demo_fail(
+        error,
+        "heads_k_stride %lld (--%s) does not divide the %lld kv heads of the model "
+        "in --%s %.300s; give a stride that divides those of all models",
+        (long long)c->ring_head_stride, demo_job_spelled(job, "ring_head_stride"),
+        (long long)model->kv_heads, option, folder);
 }
 
 /* ---- types of numbers ---- */
 
 /* bf16 weights, with masters in fp32. */
-static int demo_settle_types(demo_job *job, char *error, size_t size) {
+static int demo_settle_types(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool on = c->bf16 && (demo_truth(c->bf16) == 1 || !strcasecmp(c->bf16, "auto"));
     if (!c->bf16 || demo_truth(c->bf16) == 0) return 0;
     if (!on)
-        return snprintf(error, size,
-                        "--bf16 is %.60s, but it must be true, false or auto: weights in bf16 "
-                        "have masters in fp32 (--stochastic_rounding keeps none)",
-                        c->bf16),
-               -1;
+        return demo_fail(error,
+                         "--bf16 is %.60s, but it must be true, false or auto: weights in bf16 "
+                         "have masters in fp32 (--stochastic_rounding keeps none)",
+                         c->bf16);
     if (demo_job_given(job, "param_dtype") && strcmp(c->param_dtype, "bf16"))
-        return snprintf(error, size,
-                        "--bf16 and --param_dtype %s contradict each other; drop one of them",
-                        c->param_dtype),
-               -1;
+        return demo_fail(error,
+                         "--bf16 and --param_dtype %s contradict each other; drop one of them",
+                         c->param_dtype);
     c->param_dtype = "bf16";
     return 0;
 }
@@ -297,44 +288,37 @@ static const char *demo_set_probs(const demo_job *job, const demo_dataset *set) 
 
 /* ---- evaluation ---- */
 
-static int demo_evaluation_wrong(const demo_job *job, char *error, size_t size) {
+static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     bool every = c->eval_steps > 0, none = !strcmp(c->eval_strategy, "no");
     if (every && !c->eval_dataset)
-        return snprintf(error, size,
-                        "--%s is %lld, but there is nothing to evaluate on; give "
-                        "--eval_dataset, or leave it out",
-                        demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps),
-               -1;
+        return demo_fail(error,
+                         "--%s is %lld, but there is nothing to evaluate on; give "
+                         "--eval_dataset, or leave it out",
+                         demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps);
     if (none && (every || c->eval_dataset))
-        return snprintf(error, size,
-                        "--eval_strategy no contradicts --%s; leave one of them out",
-                        every ? demo_job_spelled(job, "eval_steps") : "eval_dataset"),
-               -1;
+        return demo_fail(error, "--eval_strategy no contradicts --%s; leave one of them out",
+                         every ? demo_job_spelled(job, "eval_steps") : "eval_dataset");
     if (!none && !c->eval_dataset)
-        return snprintf(error, size,
-                        "--eval_strategy is %s, but there is nothing to evaluate on; give "
-                        "--eval_dataset",
-                        c->eval_strategy),
-               -1;
+        return demo_fail(error,
+                         "--eval_strategy is %s, but there is nothing to evaluate on; give "
+                         "--eval_dataset",
+                         c->eval_strategy);
     if (!strcmp(c->eval_strategy, "steps") && !every)
-        return snprintf(error, size,
-                        "--eval_strategy steps says not how many; give "
-                        "--eval_steps"),
-               -1;
+        return demo_fail(error, "--eval_strategy steps says not how many; give "
+                                "--eval_steps");
     if (!strcmp(c->eval_strategy, "epoch") && every)
-        return snprintf(error, size,
-                        "--eval_strategy epoch contradicts --%s %lld; leave one of them out",
-                        demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps),
-               -1;
+        return demo_fail(error,
+                         "--eval_strategy epoch contradicts --%s %lld; leave one of them out",
+                         demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps);
     return 0;
 }
 
-static int demo_settle_evaluation(demo_job *job, char *error, size_t size) {
+static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     if (!c->eval_strategy)
         c->eval_strategy = c->eval_steps > 0 ? "steps" : c->eval_dataset ? "epoch" : "no";
-    return demo_evaluation_wrong(job, error, size);
+    return demo_evaluation_wrong(job, error);
 }
 
 /* Rounds (steps or rollouts) from one evaluation to the next; 0: at the end alone. */

@@ -81,19 +81,18 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
 
 /* Only demo_is_role "prepared" is about text that is no token file yet. */
 static int demo_unprepared(const demo_known *spelling, const char *text, const char *path,
-                           char *error, size_t size) {
+                           demo_error *error) {
     const demo_known *target = demo_known_target(spelling);
     if (!demo_is_role(target, "prepared") || demo_truth(text) == 0) return 0;
-    return snprintf(error, size,
-                    "--%s: %.300s is no token file; chat templates are applied where text "
-                    "becomes tokens, by demos/prepare.py --apply_chat_template; give the file "
-                    "that it makes, or leave the option out",
-                    spelling->name, path),
-           -1;
+    return demo_fail(error,
+                     "--%s: %.300s is no token file; chat templates are applied where text "
+                     "becomes tokens, by demos/prepare.py --apply_chat_template; give the file "
+                     "that it makes, or leave the option out",
+                     spelling->name, path);
 }
 
 static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, const char *path,
-                               char *error, size_t size) {
+                               demo_error *error) {
     const cJSON *made = set->file
                             ? cJSON_GetObjectItemCaseSensitive(set->file->about, "options")
                             : NULL;
@@ -102,13 +101,12 @@ static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, con
         const demo_known *spelling = demo_options_spelling(job->parsed, name);
         if (!spelling) continue;
         text = job->parsed->text[spelling - demo_known_options];
-        if (!set->file && demo_unprepared(spelling, text, path, error, size)) return -1;
+        if (!set->file && demo_unprepared(spelling, text, path, error)) return -1;
         if (!made || demo_settled_alike(made, name, text, &there)) continue;
-        return snprintf(error, size,
-                        "--%s is %.100s, but %.300s was made with %.100s; make it anew by "
-                        "demos/prepare.py, or leave the option out",
-                        spelling->name, text, path, there),
-               -1;
+        return demo_fail(error,
+                         "--%s is %.100s, but %.300s was made with %.100s; make it anew by "
+                         "demos/prepare.py, or leave the option out",
+                         spelling->name, text, path, there);
     }
     return 0;
 }

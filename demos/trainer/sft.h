@@ -34,7 +34,7 @@
     }
 
 static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths,
-                         int64_t max_samples, char *error, size_t size) {
+                         int64_t max_samples, demo_error *error) {
     const demo_config *c = &job->config;
     demo_data_options options = {.input_key = demo_named_key(job, "input_key", c->input_key),
                                  .output_key = c->output_key,
@@ -49,7 +49,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .vocab_size = job->model.vocab,
                                  .folder = c->pretrain,
                                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_SFT)};
-    if (demo_data_load(set, paths, &options, error, size)) return -1;
+    if (demo_data_load(set, paths, &options, error)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);
     return 0;
 }

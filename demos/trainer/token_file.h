@@ -47,6 +47,7 @@
 #include <sys/mman.h>
 #include <cjson/cJSON.h>
 #include <zlib.h>
+#include "error.h"
 #include "files.h"
 #include "memory.h"
 #include "seqpar.h"
@@ -136,18 +137,16 @@ static inline bool demo_is_token_file(const char *path) {
 typedef struct {
     demo_token_file *file;
     const char *path;
-    char *error;
-    size_t error_size;
+    demo_error *error;
 } demo_token_reader;
 
 /* Writes "path: sentence". Returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int demo_token_wrong(
     const demo_token_reader *r, const char *format, ...) {
     va_list arguments;
-    int used = snprintf(r->error, r->error_size, "%.1000s: ", r->path);
+    demo_fail(r->error, "%.1000s: ", r->path);
     va_start(arguments, format);
-    if (used >= 0 && (size_t)used < r->error_size)
-        vsnprintf(r->error + used, r->error_size - (size_t)used, format, arguments);
+    demo_fail_more(r->error, format, arguments);
     va_end(arguments);
     return -1;
 }
@@ -481,8 +480,8 @@ static inline void demo_token_place(demo_token_file *f) {
 
 /* Maps a token file of this kind, and looks at all of it once. On failure it is closed. */
 static inline int demo_token_file_open(demo_token_file *file, const char *path, uint32_t kind,
-                                       char *error, size_t error_size) {
-    const demo_token_reader r = {file, path, error, error_size};
+                                       demo_error *error) {
+    const demo_token_reader r = {file, path, error};
     memset(file, 0, sizeof *file);
     int failed = demo_token_map(&r) || demo_token_head_checked(&r) ||
                  demo_token_numbers_checked(&r);

@@ -248,7 +248,7 @@ static void demo_log(demo_rank *r, const demo_report *report) {
         demo_progress_step(&r->progress, report->round, value, report->tokens);
     }
     if (!demo_logs_write(&r->logs, report)) return;
-    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why);
+    (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why.text);
     demo_interrupted = DEMO_TROUBLE;
 }
 
@@ -641,7 +641,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     r->saved = DEMO_NOTHING_SAVED;
     if (!status && r->job->run.from != DEMO_NOTHING_SAVED) status = demo_resume(r);
     if (!status && world->rank == 0 && demo_logs_open(&r->logs, &r->job->logs))
-        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "%s", r->logs.why);
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_OPEN, "%s", r->logs.why.text);
     return status;
 }
 
@@ -675,7 +675,8 @@ static seqpar_status demo_average_save(demo_rank *r) {
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
-    char path[1280], why[512];
+    char path[1280];
+    demo_error why;
     demo_series series = {
         .name = "training loss", .x = r->steps, .y = r->losses, .points = arrlen(r->losses)};
     demo_plot plot = {.title = "Training loss",
@@ -684,8 +685,8 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
                       .series = &series,
                       .series_count = 1};
     snprintf(path, sizeof path, "%s/training_loss.svg", r->job->config.save_path);
-    return demo_plot_write(path, &plot, why, sizeof why)
-               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why)
+    return demo_plot_write(path, &plot, &why)
+               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why.text)
                : SEQPAR_OK;
 }
 
@@ -786,7 +787,7 @@ static seqpar_status demo_say_totals(demo_rank *r) {
 
 static seqpar_status demo_rank_logs_close(demo_rank *r) {
     return demo_logs_close(&r->logs)
-               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why)
+               ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", r->logs.why.text)
                : SEQPAR_OK;
 }
 
@@ -971,7 +972,7 @@ static void demo_leave(demo_job *job) {
 /* A job that never began. Processes that hold together say it once, and all end. Returns the
    exit code. */
 static int demo_never_began(demo_job *job, const char *text) {
-    char shown[1024];
+    static char shown[4 * sizeof(demo_error)];
     bool mine = true;
 #ifdef DEMO_MPI
     if (job->world) {
@@ -1013,8 +1014,8 @@ static void demo_standard_streams(void) {
 }
 
 /* A folder says what its model is like: an option that says otherwise would not be followed. */
-static int demo_shape_agrees(const demo_job *job, const demo_options *options, char *error,
-                             size_t size) {
+static int demo_shape_agrees(const demo_job *job, const demo_options *options,
+                             demo_error *error) {
     const demo_config *c = &job->config;
     const seqpar_llama_config *m = &job->model;
     const struct {
@@ -1031,11 +1032,9 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options, c
     for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
         if (demo_options_given(options, shape[i].name) &&
             (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
-            return snprintf(
-                       error, size,
-                       "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out",
-                       shape[i].name, shape[i].told, c->pretrain, shape[i].there),
-                   -1;
+            return demo_fail(
+                error, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out",
+                shape[i].name, shape[i].told, c->pretrain, shape[i].there);
     return 0;
 }
 
@@ -1044,7 +1043,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
                                              char **argv) {
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
-    char error[8192], ckpt_path[DEMO_PATH_LIMIT + 64];
+    demo_error error;
+    char ckpt_path[DEMO_PATH_LIMIT + 64];
     cJSON_Hooks memory = {demo_json_room, free};
     demo_standard_streams();
     demo_writes_may_fail();
@@ -1055,9 +1055,9 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     job->parsed = &options;
     int wrong = 0;
 #ifdef DEMO_MPI /* at once: then even a typing error is said by one for all */
-    wrong = demo_find_processes(job, error, sizeof error);
+    wrong = demo_find_processes(job, &error);
 #endif
-    if (!wrong) wrong = demo_options_parse(&options, argc, argv, error, sizeof error);
+    if (!wrong) wrong = demo_options_parse(&options, argc, argv, &error);
     if (!wrong && options.help_wanted) {
         if (!job->rank) demo_options_help(&options, stdout);
         demo_leave(job);
@@ -1066,13 +1066,12 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
-        wrong = demo_paths_fit(bindings, count, error, sizeof error) ||
-                demo_job_open(job, error, sizeof error) ||
-                demo_shape_agrees(job, &options, error, sizeof error) ||
-                demo_job_begin(job, bindings, count, tool, error, sizeof error);
+        wrong = demo_paths_fit(bindings, count, &error) || demo_job_open(job, &error) ||
+                demo_shape_agrees(job, &options, &error) ||
+                demo_job_begin(job, bindings, count, tool, &error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     }
-    if (wrong) return demo_never_began(job, error);
+    if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
     int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
     demo_leave(job);

@@ -51,7 +51,7 @@ static inline void demo_yaml_value(FILE *out, const demo_binding *b) {
 }
 
 static inline int demo_wandb_config(const demo_wandb *w, const demo_binding *bindings,
-                                    int count, char *error, size_t size) {
+                                    int count, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 160], *text = NULL;
     size_t length = 0;
     FILE *out = open_memstream(&text, &length);
@@ -64,7 +64,7 @@ static inline int demo_wandb_config(const demo_wandb *w, const demo_binding *bin
     }
     if (fclose(out)) demo_out_of_memory((double)length);
     snprintf(path, sizeof path, "%s/config.yaml", w->folder);
-    int wrong = demo_write_atomically(path, text, length, error, size);
+    int wrong = demo_write_atomically(path, text, length, error);
     free(text);
     return wrong;
 }
@@ -120,11 +120,11 @@ static inline cJSON *demo_wandb_row(const demo_wandb *w, const demo_report *r, d
     return row;
 }
 
-static inline int demo_wandb_summary(const demo_wandb *w, char *error, size_t size) {
+static inline int demo_wandb_summary(const demo_wandb *w, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 160];
     char *text = cJSON_PrintUnformatted(w->summary);
     snprintf(path, sizeof path, "%s/wandb-summary.json", w->folder);
-    int wrong = demo_write_atomically(path, text, strlen(text), error, size);
+    int wrong = demo_write_atomically(path, text, strlen(text), error);
     cJSON_free(text);
     return wrong;
 }

@@ -85,7 +85,7 @@ static void fuzz_config(const uint8_t *bytes, size_t size) {
 }
 
 static void fuzz_data(const uint8_t *bytes, size_t size) {
-    char error[8192] = "";
+    demo_error error = {""};
     for (int kind = 0; kind < 3; kind++) {
         const demo_data_options options = {.output_key = kind ? "output" : NULL,
                                            .input_template = kind ? "a{}b" : NULL,
@@ -94,18 +94,18 @@ static void fuzz_data(const uint8_t *bytes, size_t size) {
                                            .long_documents = kind};
         demo_dataset set;
         put(path, bytes, size);
-        int failed = demo_data_load(&set, path, &options, error, sizeof error);
+        int failed = demo_data_load(&set, path, &options, &error);
         for (int64_t i = 0; i < arrlen(set.documents); i++)
             if (set.documents[i].tokens < 1 || set.documents[i].tokens > 64 ||
                 set.documents[i].loss_mask[0])
                 abort();
-        expect_sentence(failed, error);
+        expect_sentence(failed, error.text);
         demo_data_free(&set);
     }
 }
 
 static void fuzz_pairs(const uint8_t *bytes, size_t size) {
-    char error[8192] = "";
+    demo_error error = {""};
     demo_pair_set pairs;
     demo_labelled_set labelled;
     put(path, bytes, size);
@@ -115,11 +115,11 @@ static void fuzz_pairs(const uint8_t *bytes, size_t size) {
                                                 .long_documents = 2 * kind},
                                        .prompt_key = kind ? "prompt" : NULL,
                                        .margins = kind};
-        expect_sentence(demo_pairs_load(&pairs, path, &how, error, sizeof error), error);
+        expect_sentence(demo_pairs_load(&pairs, path, &how, &error), error.text);
         demo_pairs_free(&pairs);
     }
     const demo_labelled_options how = {.data = {.max_len = 64}};
-    expect_sentence(demo_labelled_load(&labelled, path, &how, error, sizeof error), error);
+    expect_sentence(demo_labelled_load(&labelled, path, &how, &error), error.text);
     for (int64_t i = 0; i < arrlen(labelled.records); i++) {
         demo_document d = demo_mismatched(&labelled.records[i],
                                           &labelled.records[(i + 1) % arrlen(labelled.records)],
@@ -137,30 +137,31 @@ static void fuzz_options(const uint8_t *bytes, size_t size) {
     demo_options options = {.tool = "ppo",
                             .bindings = bindings,
                             .binding_count = (int)(sizeof bindings / sizeof *bindings)};
-    char error[8192] = "", *words[64] = {(char *)"train_ppo"},
-         *text = (char *)demo_room((int64_t)size + 1, 1), *rest = text, *word;
+    demo_error error = {""};
+    char *words[64] = {(char *)"train_ppo"}, *text = (char *)demo_room((int64_t)size + 1, 1),
+         *rest = text, *word;
     int count = 1;
     memcpy(text, bytes, size);
     while (count < 64 && (word = strsep(&rest, "\n"))) words[count++] = word;
     memset(&job, 0, sizeof job);
     memset(&ppo, 0, sizeof ppo);
-    int failed = demo_options_parse(&options, count, words, error, sizeof error);
+    int failed = demo_options_parse(&options, count, words, &error);
     job.options = &ppo;
     if (!failed && !options.help_wanted)
-        failed = demo_ppo_prepare(&job, error, sizeof error) ||
-                 demo_pick_attention(&job, error, sizeof error);
-    expect_sentence(failed, error);
+        failed = demo_ppo_prepare(&job, &error) || demo_pick_attention(&job, &error);
+    expect_sentence(failed, error.text);
     free(text);
 }
 
 static void fuzz_reward(const uint8_t *bytes, size_t size) {
-    char error[512] = "", *copy = (char *)demo_room((int64_t)size + 1, 1);
+    demo_error error = {""};
+    char *copy = (char *)demo_room((int64_t)size + 1, 1);
     double rewards[3] = {0};
     memcpy(copy, bytes, size);
-    int failed = demo_answer_read(copy, size, "http://x", rewards, 3, error, sizeof error);
+    int failed = demo_answer_read(copy, size, "http://x", rewards, 3, &error);
     for (int i = 0; i < 3; i++)
         if (!failed && !isfinite(rewards[i])) abort();
-    expect_sentence(failed, error);
+    expect_sentence(failed, error.text);
     free(copy);
 }
 

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* error.h - the one sentence that a trainer ends with before its ranks run. What ranks do fails
+ * by seqpar_fail instead, since one of them must speak for all.
+ *     return demo_fail(error, "--%s is %s; give a number", name, text); */
+#ifndef DEMO_ERROR_H
+#define DEMO_ERROR_H
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    char text[8192]; /* a command line to type may stand in it */
+} demo_error;
+
+/* The sentence goes behind what *error begins with. -1 */
+__attribute__((format(printf, 2, 0))) static inline int demo_fail_more(demo_error *error,
+                                                                       const char *format,
+                                                                       va_list arguments) {
+    size_t used = strlen(error->text);
+    vsnprintf(error->text + used, sizeof error->text - used, format, arguments);
+    return -1;
+}
+
+/* -1 */
+__attribute__((format(printf, 2, 3))) static inline int demo_fail(demo_error *error,
+                                                                  const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    error->text[0] = 0;
+    demo_fail_more(error, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+#endif
