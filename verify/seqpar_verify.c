@@ -369,8 +369,8 @@ static int read_required(const char *text, int *required) {
     for (int i = 0; i < STAGES; i++)
         snprintf(all + strlen(all), sizeof all - strlen(all), "%s%s", i ? ", " : "",
                  stage_names[i].name);
-    fprintf(stderr, "error: --require is '%.100s'; give stages with commas between: %s\n",
-            require, all);
+    fprintf(stderr, "error: --require is '%s'; give stages with commas between: %s\n",
+            option_shown(require), all);
     return VERDICT_USAGE;
 }
 
@@ -462,7 +462,7 @@ static const operation *find_operation(void) {
     const operation *o = running.operation ? operation_named(running.operation) : NULL;
     if (o) return o;
     if (running.operation)
-        fprintf(stderr, "error: run has no operation '%.60s'; ", running.operation);
+        fprintf(stderr, "error: run has no operation '%s'; ", option_shown(running.operation));
     else
         fprintf(stderr, "error: run needs an operation; ");
     fprintf(stderr, "run OPERATION DUMP --out DIR, and seqpar-verify run --help has all\n");
@@ -652,7 +652,7 @@ static int run_explain(void) {
     const mistake *m = name ? find_mistake(name) : NULL;
     if (!name) return usage("explain needs the name of a mistake; seqpar-verify list has all");
     if (!m) {
-        fprintf(stderr, "error: no mistake is called '%.60s'", name);
+        fprintf(stderr, "error: no mistake is called '%s'", option_shown(name));
         print_alike(name);
         fprintf(stderr, "; seqpar-verify list has all\n");
         return VERDICT_USAGE;
@@ -790,8 +790,8 @@ int main(int argc, char **argv) {
     if ((status = run_word(argc, argv)) >= 0) return say_it_is_written(status);
     while (at < VERBS && strcmp(verbs[at].name, argv[1])) at++;
     if (at == VERBS) {
-        fprintf(stderr, "error: no verb is called '%.60s'; seqpar-verify --help lists them\n",
-                argv[1]);
+        fprintf(stderr, "error: no verb is called '%s'; seqpar-verify --help lists them\n",
+                option_shown(argv[1]));
         return VERDICT_USAGE;
     }
     status = options_read(options, OPTIONS, verbs[at].name, argc - 2, argv + 2);

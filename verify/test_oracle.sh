@@ -103,6 +103,7 @@ refuses oracle_tolerance "--tolerance is a relative distance" law --got 1 --want
 refuses oracle_unknown_option "what is '--spp'?" law --spp 2
 refuses oracle_ver_nothing "ver needs the folder of a dump" ver
 refuses oracle_explain_nothing "explain needs the name" explain
+refuses oracle_explain_escaped "no mistake is called '\\x1b[31mred'" explain $'\e[31mred'
 refuses oracle_explain_unknown "no mistake is called 'over_spp'" explain over_spp
 refuses oracle_explain_alike "no mistake is called 'sp_squared'; is it times_sp_squared, over_sp_squared?" explain sp_squared
 refuses oracle_explain_two "what is 'times_sp'?" explain over_sp times_sp

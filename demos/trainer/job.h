@@ -573,7 +573,7 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
 /* Which records: what was given for this set; an evaluation set is read whole. */
 static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
                                  bool learns_more) {
-    const char *probs = learns_more                 ? "pretrain_data_probs"
+    const char *probs = learns_more                   ? "pretrain_data_probs"
                         : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
                                                       : "dataset_probs";
     if (paths == line->job->config.eval_dataset) return;

@@ -35,6 +35,14 @@ typedef struct option {
     const char *const *words;
 } option;
 
+/* What was typed, for one line of a terminal; until the second call from here. */
+static inline const char *option_shown(const char *text) {
+    static char shown[2][64];
+    static int turn;
+    turn = !turn;
+    return seqpar_escape(shown[turn], sizeof shown[turn], text);
+}
+
 /* 0, or -1 where the text is no number, or goes on after one (end NULL: it may not). */
 static inline int option_number(const char *text, double *x, const char **end) {
     char *rest;
@@ -84,7 +92,7 @@ static inline int option_set_word(option *o, const char *text) {
             return 0;
         }
     option_words(o, words, sizeof words);
-    fprintf(stderr, "error: --%s is '%.60s'; give %s\n", o->name, text, words);
+    fprintf(stderr, "error: --%s is '%s'; give %s\n", o->name, option_shown(text), words);
     return -1;
 }
 
@@ -107,11 +115,12 @@ static inline int option_set(option *o, const char *text) {
     if (o->kind == OPTION_LIST && !option_list_read((option_list *)o->to, text, &at)) return 0;
     if (o->kind == OPTION_LIST)
         fprintf(stderr,
-                "error: --%s is '%.60s', wrong from '%.20s' on; give 1 to %lld numbers "
+                "error: --%s is '%s', wrong from '%s' on; give 1 to %lld numbers "
                 "with commas between\n",
-                o->name, text, at, (long long)((option_list *)o->to)->most);
+                o->name, option_shown(text), option_shown(at),
+                (long long)((option_list *)o->to)->most);
     else
-        fprintf(stderr, "error: --%s is '%.60s'; give %s\n", o->name, text,
+        fprintf(stderr, "error: --%s is '%s'; give %s\n", o->name, option_shown(text),
                 o->kind == OPTION_SIZE ? "a whole number from 1 to 1000000000" : "a number");
     return -1;
 }
@@ -143,7 +152,7 @@ static inline const option *option_meant(const option *options, int count, const
 static inline void options_refuse(const option *options, int count, const char *verb,
                                   const char *text) {
     const option *meant = option_meant(options, count, verb, text);
-    fprintf(stderr, "error: what is '%.60s'? ", text);
+    fprintf(stderr, "error: what is '%s'? ", option_shown(text));
     if (meant) fprintf(stderr, "Behind --%s it is %s; ", meant->name, meant->help);
     fprintf(stderr, "seqpar-verify %s --help lists options\n", verb);
 }
