@@ -444,7 +444,7 @@ escaped() {
     if grep -qaP '[\x00-\x09\x0b-\x1f\x7f]' $out/escaped.log || [ "$(grep -c '^error: ' $out/escaped.log)" -ne 1 ] || ! grep -qF -- "$text" $out/escaped.log; then fail "bad_escaped_$name" "$(tail -n 2 $out/escaped.log | cat -v | head -c 300)"
     else ok "bad_escaped_$name"; fi
 }
-escaped name '\x1b[31mred\n\xe9\xe2\x80\xae.jsonl' --dataset $'\e[31mred\n\xe9\u202e.jsonl'
+escaped name '\x1b[31mred\n\xe9\xe2\x80\xae.jsonl' --dataset $'\e[31mred\n\xe9\xe2\x80\xae.jsonl'
 escaped option '--\x1b[31mx' --dataset $out/arith.jsonl $'--\e[31mx'
 escaped value '1\n2' --dataset $out/arith.jsonl $'--max_steps=1\n2'
 printf '{"\\u001b]0;title\\u0007\\n": 1, "answer": "b"}\n' > $out/keys.jsonl
