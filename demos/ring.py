@@ -36,7 +36,7 @@ def struct(name, *fields):
 
 Error = struct("error", (c_int, "status"), (c_int64, "rank"), (c_char * 512, "text"))
 Comm = struct("comm", (c_void_p, "table"), (c_int64, "rank size"), (c_void_p, "error"),
-              (c_int64, "bytes_sent messages_sent"), (c_void_p, "device"), (c_int64, "contexts"), (c_void_p, "state"))
+              (c_int64, "bytes_sent messages_sent queue_groups queue_sum"), (c_void_p, "device"), (c_int64, "contexts"), (c_void_p, "state"))
 # of a context the comms are read here, and only the library looks at the rest
 Ctx = struct("ctx", (c_void_p, "error device queue"), (POINTER(Comm), "world sp"),
              (c_char * (lib.seqpar_sizeof_ctx() - 5 * sizeof(c_void_p)), "rest"))
