@@ -2172,7 +2172,7 @@ SEQPAR_DEF const char *seqpar_version(void);
    seqpar_..._args and what they hold. */
 /* clang-format off */
 #define SEQPAR_STRUCTS(X) \
-    X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(node) \
+    X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(mismatch) X(node) \
     X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(pack_counts) X(batch) \
     X(layout) X(piece) X(share) X(split_desc) X(balance) X(device) X(cuda_desc) \
     X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \

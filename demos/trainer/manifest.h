@@ -141,7 +141,7 @@ static cJSON *demo_manifest_read(const char *folder, seqpar_error *error) {
                            "%.400s is missing (0.1.0 wrote none), so nothing says whether the "
                            "files are those that were written",
                            path),
-               NULL;
+               (cJSON *)NULL;
     char *text = demo_read_whole(path, 1 << 26, &size, &why);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
     free(text);
