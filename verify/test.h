@@ -4,6 +4,7 @@
 #ifndef TEST_H
 #define TEST_H
 
+#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -85,6 +86,7 @@ static double test_cpu_seconds(const struct rusage *u) {
 static void test_look_for_hang(int number) {
     ssize_t written;
     struct rusage u;
+    const int before = errno; /* of what it interrupts */
     double cpu, most = (double)test_hang.seconds * (double)sysconf(_SC_NPROCESSORS_ONLN);
     const char *text = test_hang.text ? test_hang.text : "FAIL: it hangs, or has no end\n";
     getrusage(RUSAGE_SELF, &u);
@@ -100,6 +102,7 @@ static void test_look_for_hang(int number) {
     test_hang.cpu = cpu;
     test_hang.kept = u.ru_nivcsw;
     alarm(test_hang.seconds);
+    errno = before;
 }
 
 /* Ends the process by SIGALRM when, for so many seconds, it did not compute and was not kept

@@ -37,7 +37,7 @@ second() { # KIND
     local code=2
     for _ in $(seq 1 500); do
         build/${!1} $theirs --save_path $out/run --load_checkpoint >$out/second.log 2>&1; code=$?
-        [ $code -eq 2 ] && grep -q '^error: ckpt_path .* is in use by ' $out/second.log || break
+        [ $code -eq 2 ] && grep -qE '^error: (ckpt|save)_path .* is in use by ' $out/second.log || break
         refused=$((refused + 1))
         sleep 0.02
     done

@@ -821,7 +821,7 @@ static void test_open(void) {
     test_end("nccl_open_by_id");
     places_new(places, 4);
     snprintf(port, sizeof port, "%lld", (long long)free_port());
-    setenv("MASTER_ADDR", "localhost", 1);
+    setenv("MASTER_ADDR", "127.0.0.1", 1); /* a bare machine knows no localhost */
     setenv("MASTER_PORT", port, 1);
     for (r = 0; r < 4; r++) places[r].desc.file = NULL;
     expect_places(places, 4, SEQPAR_OK, NULL);
