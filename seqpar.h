@@ -3090,6 +3090,12 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
                                "document %lld has %lld tokens%s", (long long)i,
                                (long long)docs[i].tokens,
                                docs[i].ids ? "; lengths start at 0" : " but no ids");
+        if (docs[i].prefix < 0 || docs[i].prefix > docs[i].tokens)
+            return seqpar_fail(
+                error, SEQPAR_ERR_MASK,
+                "document %lld has %lld tokens and a prefix of %lld; give 0 to its "
+                "tokens",
+                (long long)i, (long long)docs[i].tokens, (long long)docs[i].prefix);
         for (int64_t t = 0; desc->vocab > 0 && t < docs[i].tokens; t++)
             if (docs[i].ids[t] < 0 || docs[i].ids[t] >= desc->vocab)
                 return seqpar_fail(
@@ -9881,6 +9887,9 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
         return seqpar_fail(ctx->error, SEQPAR_ERR_NOT_FINITE,
                            "the learning rate of step %lld is %g; give a number",
                            (long long)o->t + 1, lr);
+    if (o->t < 0)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "optim.t is %lld, but steps are counted from 0", (long long)o->t);
     if (!o->pending) SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
     /* nobody reads shared parameters any more once all have said so */
     if (o->desc.params_shared) SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));

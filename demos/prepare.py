@@ -560,6 +560,10 @@ def message_of(message, where):
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise Refused(f"{where} is {json.dumps(message)[:60]}, but a message is an object with \"role\" and \"content\"")
     message = {key: value for key, value in message.items() if value is not None}  # .parquet has a null for each absent key
+    for key in ("weight", "train", "training"):
+        if key in message and message[key] != 1:
+            raise Refused(f"{where} has \"{key}\": {json.dumps(message[key])}, which says that it is not learnt; that is not done here: end the "
+                          "conversation before it, or leave the key out")
     return {**message, "content": content_of(message, where)}
 
 
@@ -1410,6 +1414,10 @@ def settle(o):
         raise Refused(f"--apply_chat_template and {other} are two ways to shape a text; leave out one of them")
     if o.tokenizer_chat_template is not None and not o.apply_chat_template:
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
+    if o.pretrain_mode and o.output_key is not None:
+        raise Refused(f"--pretrain_mode learns the text of --input_key alone; leave out --output_key {o.output_key}")
+    if o.kind == "prompts" and o.output_key is not None:
+        raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
         raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind sft, not for {o.kind}; leave it out")
     if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
@@ -1423,6 +1431,8 @@ def settle(o):
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
     if "{}" not in o.input_template:
         raise Refused(f"--input_template has no {{}} for the prompt: {o.input_template!r}")
+    if o.input_template.count("{}") > 1:
+        raise Refused(f"--input_template has {{}} twice, but there is one prompt: {o.input_template!r}")
     if o.kind == "labelled":
         o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
     place_is_free(o)

@@ -68,11 +68,11 @@ wait $pid
 STOP
 for world in "--ring_attn_size 1|--ring_attn_size 4 --zero_stage 0" "--ring_attn_size 4 --zero_stage 1|--data_parallel_size 3 --zero_stage 3" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3|--ring_attn_size 3 --gradient_checkpointing"; do
     name=resume_$((++n)); rm -rf $out/$name; mkdir -p $out/$name
-    CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant --save_steps 1 --sharded_checkpoint --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
+    CKPT=$out/$name/ckpt bash $out/interrupt.sh build/train_sft $base --max_steps 60 --lr_scheduler constant_with_warmup --save_steps 1 --sharded_checkpoint --save_path $out/$name --ckpt_path $out/$name/ckpt ${world%%|*} >$out/$name.log 2>&1
     code=$?
     at=$(sed 's/global_step//' $out/$name/ckpt/latest)
-    build/train_sft $base --max_steps 60 --lr_scheduler constant --save_path $out/$name --ckpt_path $out/$name/ckpt --load_checkpoint ${world##*|} >>$out/$name.log 2>&1 || fail $name "$(tail -n 1 $out/$name.log)"
-    [ -f $out/whole/model.safetensors ] || build/train_sft $base --max_steps 60 --lr_scheduler constant --save_path $out/whole >$out/whole.log 2>&1
+    build/train_sft $base --max_steps 60 --lr_scheduler constant_with_warmup --save_path $out/$name --ckpt_path $out/$name/ckpt --load_checkpoint ${world##*|} >>$out/$name.log 2>&1 || fail $name "$(tail -n 1 $out/$name.log)"
+    [ -f $out/whole/model.safetensors ] || build/train_sft $base --max_steps 60 --lr_scheduler constant_with_warmup --save_path $out/whole >$out/whole.log 2>&1
     if [ $code -ne 130 ] && [ "$at" != 60 ]; then fail "train_$name" "exit code $code after an interrupt at step $at"
     elif cmp -s $out/$name/model.safetensors $out/whole/model.safetensors; then ok "train_$name interrupted at step $at, ${world##*|}"
     else fail "train_$name" "weights differ from the uninterrupted run (stopped at $at)"; fi
@@ -82,7 +82,7 @@ done
 
 # bf16: weights and activations rounded, masters in fp32. On any ranks, and with a stop at step 3 and another world after it,
 # the weights, the moments and the masters of one rank
-bf16="--param_dtype bf16 --lr_scheduler constant --save_steps 3"
+bf16="--param_dtype bf16 --lr_scheduler constant_with_warmup --save_steps 3"
 train bf16_1 $bf16 || fail train_bf16 "$(tail -n 1 $out/bf16_1.log)"
 for ranks in 2 3 5; do
     train bf16_$ranks $bf16 --ring_attn_size $ranks || fail train_bf16 "$(tail -n 1 $out/bf16_$ranks.log)"

@@ -217,7 +217,7 @@ typedef struct {
          &(c).lr_scheduler, \
          DEMO_STRING, \
          "cosine_with_min_lr", \
-         "constant, linear, cosine, cosine_with_min_lr", \
+         "constant, constant_with_warmup, linear, cosine, cosine_with_min_lr", \
          DEMO_ANY}, \
         {"lr_warmup_ratio", \
          &(c).lr_warmup_ratio, \

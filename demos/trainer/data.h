@@ -386,6 +386,25 @@ static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens 
     return 0;
 }
 
+/* Positions that begin anew are those of a row of several documents, which a record is not. */
+static inline int demo_json_positions(const demo_reader *reader, const cJSON *record,
+                                      const char *side, const demo_json_tokens *tokens) {
+    demo_json_list positions;
+    int64_t t = 0;
+    if (demo_json_find_list(reader, record, side, "position_ids", &positions)) return -1;
+    if (demo_json_same_length(reader, &positions, &tokens->ids)) return -1;
+    for (const cJSON *item = positions.list ? positions.list->child : NULL; item;
+         item = item->next, t++)
+        if (t >= tokens->begin && t < tokens->end &&
+            !(item->valuedouble == (double)(t - tokens->begin)))
+            return demo_wrong(
+                reader,
+                "%s[%lld] is %.17g, but the tokens of a document count from 0; give "
+                "each document a record of its own",
+                positions.name, (long long)t, item->valuedouble);
+    return 0;
+}
+
 static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *record,
                                         const char *side, demo_json_tokens *tokens) {
     if (demo_json_find_list(reader, record, side, "input_ids", &tokens->ids) ||
@@ -393,14 +412,18 @@ static inline int demo_json_find_tokens(const demo_reader *reader, const cJSON *
         demo_json_find_list(reader, record, side, "loss_mask", &tokens->loss_mask) ||
         demo_json_find_list(reader, record, side, "attention_mask", &tokens->attention))
         return -1;
-    if (tokens->labels.list) tokens->loss_mask.list = NULL;
+    if (tokens->labels.list && tokens->loss_mask.list)
+        return demo_wrong(reader,
+                          "%s and %s both say which tokens are learnt; leave one of them out",
+                          tokens->labels.name, tokens->loss_mask.name);
     if (demo_json_same_length(reader, &tokens->labels, &tokens->ids) ||
         demo_json_same_length(reader, &tokens->loss_mask, &tokens->ids) ||
         demo_json_same_length(reader, &tokens->attention, &tokens->ids))
         return -1;
     tokens->begin = 0;
     tokens->end = cJSON_GetArraySize(tokens->ids.list);
-    return tokens->attention.list ? demo_json_padding(reader, tokens) : 0;
+    if (tokens->attention.list && demo_json_padding(reader, tokens)) return -1;
+    return demo_json_positions(reader, record, side, tokens);
 }
 
 /* Supervision of one token: from its label, its loss_mask, or by default. */
@@ -979,6 +1002,14 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     demo_named_set *sets = NULL;
     if (form && !strstr(form, "{}"))
         return demo_fail(reader->error, "input_template has no {} for the prompt: %s", form);
+    if (reader->options->pretrain_mode && reader->options->output_key)
+        return demo_fail(
+            reader->error,
+            "pretrain_mode learns the text of --input_key alone; leave out --%s %s",
+            demo_output_option(reader->options), reader->options->output_key);
+    if (form && strstr(strstr(form, "{}") + 2, "{}"))
+        return demo_fail(reader->error,
+                         "input_template has {} twice, but there is one prompt: %s", form);
     if (demo_token_file_among(paths, reader->error)) return -1;
     int failed = demo_sets_find(reader, &sets, paths) || demo_read_sets(reader, sets) ? -1 : 0;
     demo_sets_free(sets);

@@ -789,7 +789,6 @@ static int demo_job_data(demo_job *job, demo_error *error) {
 /* Steps: floor(documents / train_batch_size) an epoch, at least one; the rest of an epoch is
    left out. */
 static void demo_job_steps(demo_job *job) {
-    static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     demo_config *c = &job->config;
     job->asked_batch = demo_job_given(job, "train_batch_size") ? c->train_batch_size : 0;
     if (job->objective->count)
@@ -806,7 +805,7 @@ static void demo_job_steps(demo_job *job) {
     job->warmup = c->warmup_steps >= 0
                       ? c->warmup_steps
                       : (int64_t)ceil(c->lr_warmup_ratio * (double)job->total_steps);
-    job->lr_kind = demo_pick(c->lr_scheduler, kinds, 4);
+    job->lr_kind = demo_lr_kind(c->lr_scheduler);
 }
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
@@ -815,9 +814,10 @@ static int demo_job_open(demo_job *job, demo_error *error) {
     if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
     demo_settle_truncation(job);
     if (demo_settle_types(job, error) || demo_settle_rates(job, error) ||
-        demo_settle_evaluation(job, error) || demo_pick_attention(job, error) ||
-        demo_job_world(job, error) || demo_settle_batch(job, error) ||
-        demo_job_model(job, error) || demo_job_data(job, error))
+        demo_settle_schedule(job, error) || demo_settle_evaluation(job, error) ||
+        demo_pick_attention(job, error) || demo_job_world(job, error) ||
+        demo_settle_batch(job, error) || demo_job_model(job, error) ||
+        demo_job_data(job, error))
         return -1;
     demo_job_steps(job);
     return 0;

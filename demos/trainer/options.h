@@ -507,6 +507,23 @@ static inline int demo_options_defaults(demo_options *options) {
     return 0;
 }
 
+/* Two spellings of one option that say different things. */
+static inline int demo_options_clash(demo_options *options) {
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        for (int k = options->typed[i] ? i + 1 : DEMO_KNOWN_COUNT; k < DEMO_KNOWN_COUNT; k++) {
+            const demo_known *a = &demo_known_options[i], *b = &demo_known_options[k];
+            if (!options->typed[k] || demo_known_target(a) != demo_known_target(b) ||
+                !strcmp(options->text[i], options->text[k]))
+                continue;
+            return demo_refuse(
+                options,
+                "--%s %.60s and --%s %.60s are one option here and say different "
+                "things; leave one of them out",
+                a->name, options->text[i], b->name, options->text[k]);
+        }
+    return 0;
+}
+
 /* ---- what a program calls ---- */
 
 /* Sets every bound variable to its default, then to what argv says; the last mention wins. Stops at --help or -h with
@@ -520,6 +537,7 @@ static inline int demo_options_parse(demo_options *options, int argc, char **arg
     if (demo_options_defaults(options)) return -1;
     while (walk.at < argc && !options->help_wanted)
         if (demo_options_next(options, &walk)) return -1;
+    if (!options->help_wanted && demo_options_clash(options)) return -1;
     return 0;
 }
 

@@ -146,6 +146,36 @@ static int demo_settle_rates(demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* One of SEQPAR_LR_...; -1: no name of a schedule. */
+static int demo_lr_kind(const char *name) {
+    static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
+    return demo_pick(strcmp(name, "constant_with_warmup") ? name : "constant", kinds, 4);
+}
+
+/* transformers' defaults are LLaMA-Factory's. */
+static void demo_settle_llamafactory(demo_job *job) {
+    demo_config *c = &job->config;
+    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = "linear";
+    if (!demo_job_given(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
+    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
+    /* PPO's epochs are over a rollout */
+    if (!demo_job_given(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
+        c->max_epochs = 3;
+}
+
+/* A constant rate does not warm up, as in transformers; constant_with_warmup does. */
+static int demo_settle_schedule(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    if (demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
+    if (strcmp(c->lr_scheduler, "constant")) return 0;
+    if (c->warmup_steps > 0 || (c->warmup_steps < 0 && demo_job_given(job, "lr_warmup_ratio") &&
+                                c->lr_warmup_ratio > 0))
+        return demo_fail(error, "lr_scheduler constant does not warm up; give --lr_scheduler "
+                                "constant_with_warmup, or leave the warm-up out");
+    c->lr_warmup_ratio = 0;
+    return 0;
+}
+
 /* Where a rate is from, for people. */
 static const char *demo_rate_source(const demo_job *job, const char *option) {
     if (demo_job_given(job, option)) return "";
@@ -250,6 +280,12 @@ static int demo_stride_divides(const demo_job *job, const char *option, const ch
 static int demo_settle_types(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool on = c->bf16 && (demo_truth(c->bf16) == 1 || !strcasecmp(c->bf16, "auto"));
+    if (c->bf16 && !demo_truth(c->bf16) && demo_job_given(job, "param_dtype") &&
+        !strcmp(c->param_dtype, "bf16"))
+        return demo_fail(error,
+                         "--bf16 %.60s and --param_dtype bf16 contradict each other; drop "
+                         "one of them",
+                         c->bf16);
     if (!c->bf16 || demo_truth(c->bf16) == 0) return 0;
     if (!on)
         return demo_fail(error,

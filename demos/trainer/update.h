@@ -364,12 +364,12 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
 }
 
 static double demo_critic_rate(const demo_rank *r) {
-    static const char *const kinds[] = {"constant", "linear", "cosine", "cosine_with_min_lr"};
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
-    int kind = c->critic.lr_scheduler ? demo_pick(c->critic.lr_scheduler, kinds, 4)
-                                      : job->lr_kind;
-    int64_t warmup = c->critic.lr_warmup_ratio >= 0
+    const char *own = c->critic.lr_scheduler;
+    int kind = own ? demo_lr_kind(own) : job->lr_kind;
+    int64_t warmup = own && !strcmp(own, "constant") ? 0
+                     : c->critic.lr_warmup_ratio >= 0
                          ? (int64_t)ceil(c->critic.lr_warmup_ratio * (double)job->total_steps)
                          : job->warmup;
     double floor_ratio = c->critic.min_lr_ratio >= 0 ? c->critic.min_lr_ratio

@@ -149,6 +149,18 @@ static inline seqpar_status demo_weights_index(demo_weights *w, seqpar_error *er
     return error->status;
 }
 
+/* An adapter is added by transformers even where whole weights lie beside it. */
+static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_error *error) {
+    char path[DEMO_WEIGHTS_PATH];
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    if (access(path, F_OK)) return SEQPAR_OK;
+    return seqpar_fail(
+        error, SEQPAR_ERR_FILE_OPEN,
+        "%s is an adapter, which is not added here; merge it into its model with "
+        "peft's merge_and_unload and save the result",
+        path);
+}
+
 /* Weights in a form that is not read. */
 static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *error) {
     static const char *const forms[][2] = {
@@ -158,8 +170,6 @@ static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *
         {"pytorch_model.bin.index.json",
          "is a model in PyTorch's pickle format, which is not read here; load it with "
          "transformers and save it with save_pretrained(...)"},
-        {"adapter_config.json", "is an adapter without the model it belongs to; merge the two "
-                                "with peft's merge_and_unload and save the result"},
     };
     char other[DEMO_WEIGHTS_PATH];
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
@@ -178,6 +188,7 @@ static inline seqpar_status demo_weights_open(demo_weights *w, const char *folde
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     memset(w, 0, sizeof *w);
     w->folder = folder;
+    if (demo_weights_adapter(folder, error)) return error->status;
     snprintf(w->index, sizeof w->index, "%s.index.json", path);
     if (!access(path, F_OK)) return demo_weights_open_file(w, path, error);
     if (access(w->index, F_OK))
