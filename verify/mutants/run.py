@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: MIT OR Unlicense
+"""run.py - do the suites see a tired programmer's mistakes?   make mutants SEED=7 COUNT=50
+
+Draws COUNT mutants by SEED over all parts of parts.tsv (PARTS="llama mpi": of these), builds the tree
+once with all of them in it (draw.py says how) and runs, for each, the suites of its part until one is
+red. Each suite is run once without a mutant first: what it then fails is not held against mutants, and
+mutants whose function it does not reach are not tried on it. Writes build/mutants/SEED.COUNT/:
+
+    mutants.tsv     what was drawn: number, part, kind, file, function, line, old and new text, verdict, by
+    survivors.diff  each mutant that no suite saw, and whether any suite reaches its function
+    score.tsv       by part: drawn, seen, set aside (equivalent.tsv), survived, score
+
+A run that was ended goes on where it was. MUTANTS="3 14": these alone, again."""
+import difflib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+import draw
+
+WORKERS = 2
+LIMIT = 900  # seconds of processor time of a suite without a mutant
+RUN_DEMOS = ["demos", "build/verify_sp", "build/reward_server_for_tests", "build/seqpar-verify"]
+VERDICTS = ("seen", "set aside", "survived")
+
+
+class Suite:
+    """A suite, or what TEST_ONLY leaves of it, and what it does without a mutant."""
+
+    def __init__(self, text):
+        self.text, (self.name, _, self.only) = text, text.partition(":")
+        self.shell = os.path.exists(os.path.join(draw.ROOT, f"verify/test_{self.name}.sh"))
+        self.reached, self.fails, self.seconds, self.usable = set(), set(), 0.0, False
+
+    def targets(self):
+        return RUN_DEMOS if self.shell else [f"build/test_{self.name}"]
+
+    def command(self):
+        command = ["bash", f"verify/test_{self.name}.sh"] if self.shell else [f"build/test_{self.name}"]
+        data = os.environ.get("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
+        return command + [data] if self.name == "demos_support" else command
+
+
+def environment(suite, number, more):
+    env = dict(os.environ, SEQPAR_FAULT=str(number), OMP_WAIT_POLICY="passive", **more)
+    env.setdefault("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
+    env.pop("MAKEFLAGS", None), env.pop("MAKELEVEL", None)
+    if suite.only:
+        env["TEST_ONLY"] = suite.only
+    return env
+
+
+def end(process):
+    """Ends what was started here: its process group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def run(suite, number, tree, limit, watch, **more):
+    """Runs until `watch` says of a line that it is enough. The exit code, and that line."""
+    command = ["ci/limit.sh", f"{limit}:300", *suite.command()]
+    process = subprocess.Popen(command, cwd=tree, env=environment(suite, number, more), text=True,
+                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                               stdin=subprocess.DEVNULL, start_new_session=True)
+    found, last = None, ""
+    for line in process.stdout:
+        last = line.strip() or last
+        if watch(line):
+            found = line.strip()
+            break
+    end(process)
+    return process.wait(), found, last
+
+
+def failure(line):
+    m = re.match(r"FAIL ([^\s:]+)", line)
+    return m.group(1) if m else None
+
+
+def control(suite, tree, out):
+    """The suite without a mutant, to its end."""
+    path = os.path.join(out, "reached." + re.sub(r"\W", "_", suite.text))
+    if os.path.exists(path):
+        os.remove(path)
+    clock, summaries = time.time(), []
+
+    def watch(line):
+        if failure(line):
+            suite.fails.add(failure(line))
+        if re.match(r"\d+ passed, \d+ failed", line):
+            summaries.append(line.strip())
+        return False
+
+    code, _, last = run(suite, -1, tree, LIMIT, watch, SEQPAR_REACHED=path)
+    suite.seconds = time.time() - clock
+    suite.usable = bool(summaries) and code in (0, 1)
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            suite.reached = {int(n) for n in file.read().split()}
+    says = summaries[-1] if summaries else f"not usable, exit code {code}: {last[:100]}"
+    print(f"# {suite.text}: {says}, {suite.seconds:.0f} s, reaches {len(suite.reached)}"
+          + (f", without a mutant it fails {' '.join(sorted(suite.fails))[:150]}" if suite.fails else ""),
+          flush=True)
+
+
+def controlled(suite, tree, out, changed):
+    """The same, or what is written of it."""
+    path = os.path.join(out, "control." + re.sub(r"\W", "_", suite.text) + ".json")
+    if os.path.exists(path) and not changed:
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+        suite.reached, suite.fails = set(kept["reached"]), set(kept["fails"])
+        suite.seconds, suite.usable = kept["seconds"], kept["usable"]
+        return
+    control(suite, tree, out)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"reached": sorted(suite.reached), "fails": sorted(suite.fails),
+                   "seconds": suite.seconds, "usable": suite.usable}, file)
+
+
+def sees(suite, mutant, tree):
+    """What the suite says of the mutant; None where it is green."""
+    code, line, last = run(suite, mutant.number, tree, max(60, int(4 * suite.seconds)),
+                           lambda line: failure(line) and failure(line) not in suite.fails, TEST_FIRST="1")
+    if line:
+        return line
+    if not re.match(r"\d+ passed, \d+ failed", last) or code not in (0, 1):
+        return f"exit code {code}: {last[:120]}"
+    return None
+
+
+# ---- the build ----
+def make(tree, targets):
+    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    with open(os.path.join(tree, "../build.log"), "w", encoding="utf-8") as log:
+        subprocess.run(["make", "-k", "-j2", "OPT=-O1", "WARN=-w", *targets], cwd=tree, env=env,
+                       stdout=log, stderr=subprocess.STDOUT, check=False)
+
+
+def prepare(world, mutants_drawn, draws, out):
+    """In a tree of its own, which is not built: so what make built for the same mutants still holds."""
+    tree = os.path.join(out, "checked")
+    planter = draw.Planter(world, tree)
+    draw.copy_tree(draw.ROOT, tree)
+    make(tree, ["build/options.inc"])
+    return draw.settle(draws, planter, mutants_drawn)
+
+
+def build(out, trees, suites):
+    """Whether anything is not as it was."""
+    changed = draw.copy_tree(os.path.join(out, "checked"), trees[0])
+    make(trees[0], sorted({t for s in suites for t in s.targets()}))
+    for tree in trees[1:]:
+        subprocess.run(["cp", "-a", "-u", trees[0] + "/.", tree], check=True)
+    return changed > 0
+
+
+# ---- the tables ----
+def diff(m):
+    old, new = m.function.text.splitlines(), m.text().splitlines()
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=2))[3:]
+    line = m.function.line + m.function.text.count("\n", 0, m.start)
+    return f"# {m.number} {m.kind}: {m.function.file}:{line} {m.function.name}\n" + "\n".join(lines)
+
+
+def write_mutants(path, mutants, verdicts):
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("# number\tpart\tkind\tfile\tfunction\tline\told text\tnew text\tverdict\tby\n")
+        for m in mutants:
+            old, new = m.lines()
+            file.write("\t".join([str(m.number), m.part, m.kind, m.function.file, m.function.name,
+                                  str(m.function.line), old, new,
+                                  *verdicts.get(m.number, ("", ""))]).replace("\n", " ") + "\n")
+
+
+def read_verdicts(path, mutants):
+    """Those of a run that was ended, where the same were drawn."""
+    found = {}
+    if os.path.exists(path):
+        keys = {m.number: m.key() for m in mutants}
+        for row in (line.rstrip("\n").split("\t") for line in open(path, encoding="utf-8")):
+            if row[0].isdigit() and row[8] and keys.get(int(row[0])) == (row[3], row[4], row[6], row[7]):
+                found[int(row[0])] = (row[8], row[9])
+    return found
+
+
+def score_rows(mutants, verdicts):
+    rows = []
+    for part in list(dict.fromkeys(m.part for m in mutants)) + ["all"]:
+        mine = [verdicts[m.number][0] for m in mutants if part in (m.part, "all") and m.number in verdicts]
+        seen, aside, survived = (mine.count(v) for v in VERDICTS)
+        score = f"{100 * seen / (seen + survived):.0f} %" if seen + survived else "-"
+        rows.append([part, len(mine), seen, aside, survived, score])
+    return rows
+
+
+def write_score(out, seed, mutants, verdicts):
+    rows = [["part", "drawn", "seen", "set aside", "survived", "score"]] + score_rows(mutants, verdicts)
+    with open(os.path.join(out, "score.tsv"), "w", encoding="utf-8") as file:
+        file.write(f"# make mutants SEED={seed} COUNT={len(mutants)}\n")
+        file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+    for row in rows:
+        print("{:<16} {:>6} {:>6} {:>10} {:>9} {:>7}".format(*row))
+
+
+def write_survivors(out, mutants, verdicts):
+    texts = [diff(m) + f"\n# {verdicts[m.number][1]}\n" for m in mutants
+             if verdicts.get(m.number, ("",))[0] == "survived"]
+    with open(os.path.join(out, "survivors.diff"), "w", encoding="utf-8") as file:
+        file.write("\n".join(texts))
+    print("\n".join(texts))
+
+
+class Run:
+    def __init__(self, out, mutants, parts, equivalent):
+        self.out, self.mutants, self.lock = out, mutants, threading.Lock()
+        self.parts = {p.name: p for p in parts}
+        self.suites = {}
+        self.table = os.path.join(out, "mutants.tsv")
+        self.equivalent = equivalent
+        self.verdicts = read_verdicts(self.table, mutants)
+        self.trees = [os.path.join(out, str(i + 1)) for i in range(WORKERS)]
+
+    def wanted(self, mutants):
+        names = dict.fromkeys(s for m in mutants for s in self.parts[m.part].suites)
+        self.suites = {name: Suite(name) for name in names}
+        return list(self.suites.values())
+
+    def in_turn(self, work, items):
+        """Each on a tree that nobody else uses."""
+        def one(item):
+            with self.lock:
+                tree = self.trees.pop()
+            try:
+                work(item, tree)
+            finally:
+                with self.lock:
+                    self.trees.append(tree)
+        with ThreadPoolExecutor(WORKERS) as pool:
+            list(pool.map(one, items))
+
+    def judge(self, mutant, tree):
+        reached = []
+        for name in self.parts[mutant.part].suites:
+            suite = self.suites[name]
+            if not suite.usable or mutant.number not in suite.reached:
+                continue
+            reached.append(name)
+            said = sees(suite, mutant, tree)
+            if said:
+                return self.say(mutant, "seen", f"{name}: {said}")
+        if mutant.key() in self.equivalent:
+            return self.say(mutant, "set aside", "equivalent.tsv")
+        return self.say(mutant, "survived", "reached by " + " ".join(reached) if reached
+                        else "no suite of its part reaches the function")
+
+    def say(self, mutant, verdict, by):
+        with self.lock:
+            self.verdicts[mutant.number] = (verdict, by.replace("\t", " "))
+            write_mutants(self.table, self.mutants, self.verdicts)
+            print(f"{mutant.number} {verdict}: {mutant.part}, {mutant.kind}, {mutant.function.name}: {by[:160]}",
+                  flush=True)
+
+
+def main():
+    seed, count = int(os.environ.get("SEED", 7)), int(os.environ.get("COUNT", 50))
+    out = os.path.join(draw.ROOT, f"build/mutants/{seed}.{count}")
+    os.makedirs(out, exist_ok=True)
+    parts = draw.read_parts()
+    world = draw.World(parts)
+    draws = draw.Draw(world, seed)
+    drawn = draws.all(count, [p.name for p in parts])
+    mutants = prepare(world, drawn, draws, out)
+    todo = Run(out, mutants, parts, draws.equivalent)
+    write_mutants(todo.table, mutants, todo.verdicts)
+    names, again = os.environ.get("PARTS", ""), os.environ.get("MUTANTS", "").split()
+    left = [m for m in mutants if (not names or m.part in names)
+            and (str(m.number) in again if again else m.number not in todo.verdicts)]
+    suites = todo.wanted(left)
+    print(f"# {len(left)} mutants of {count} to try, on {len(suites)} suites; builds", flush=True)
+    changed = build(out, todo.trees, suites)
+    todo.in_turn(lambda suite, tree: controlled(suite, tree, out, changed), suites)
+    todo.in_turn(todo.judge, left)
+    write_survivors(out, mutants, todo.verdicts)
+    write_score(out, seed, mutants, todo.verdicts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
