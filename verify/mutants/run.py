@@ -3,7 +3,7 @@
 
 Draws COUNT mutants by SEED over all parts of parts.tsv (PARTS="llama mpi": of these), builds the tree
 once with all of them in it (draw.py says how) and runs, for each, the suites of its part until one is
-red. Each suite is run once without a mutant first: what it then fails is not held against mutants, and
+red. A suite is run once without a mutant first: what it then fails is not held against mutants, and
 mutants whose function it does not reach are not tried on it. Writes build/mutants/SEED.COUNT/:
 
     mutants.tsv     what was drawn: number, part, kind, file, function, line, old and new text, verdict, by
@@ -25,7 +25,9 @@ import draw
 
 WORKERS = 2
 LIMIT = 900  # seconds of processor time of a suite without a mutant
-RUN_DEMOS = ["demos", "build/verify_sp", "build/reward_server_for_tests", "build/seqpar-verify"]
+ORACLE = ["build/seqpar-verify", "build/verify_sp"]
+DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_ppo", "train_rm", "make_arith",
+                                "compare_runs", "02_layouts", "reward_server_for_tests")]
 VERDICTS = ("seen", "set aside", "survived")
 
 
@@ -35,10 +37,13 @@ class Suite:
     def __init__(self, text):
         self.text, (self.name, _, self.only) = text, text.partition(":")
         self.shell = os.path.exists(os.path.join(draw.ROOT, f"verify/test_{self.name}.sh"))
-        self.reached, self.fails, self.seconds, self.usable = set(), set(), 0.0, False
+        self.reached, self.fails, self.seconds = set(), set(), 0.0
+        self.known = self.usable = False
 
     def targets(self):
-        return RUN_DEMOS if self.shell else [f"build/test_{self.name}"]
+        if not self.shell:
+            return [f"build/test_{self.name}"]
+        return ORACLE if self.name.startswith("oracle") else ORACLE + DEMOS
 
     def command(self):
         command = ["bash", f"verify/test_{self.name}.sh"] if self.shell else [f"build/test_{self.name}"]
@@ -112,6 +117,7 @@ def control(suite, tree, out):
 
 def controlled(suite, tree, out, changed):
     """The same, or what is written of it."""
+    suite.known = True
     path = os.path.join(out, "control." + re.sub(r"\W", "_", suite.text) + ".json")
     if os.path.exists(path) and not changed:
         with open(path, encoding="utf-8") as file:
@@ -153,13 +159,11 @@ def prepare(world, mutants_drawn, draws, out):
     return draw.settle(draws, planter, mutants_drawn)
 
 
-def build(out, trees, suites):
-    """Whether anything is not as it was."""
-    changed = draw.copy_tree(os.path.join(out, "checked"), trees[0])
-    make(trees[0], sorted({t for s in suites for t in s.targets()}))
+def build(trees, suites):
+    targets = sorted({t for s in suites for t in s.targets()})
+    make(trees[0], targets)
     for tree in trees[1:]:
         subprocess.run(["cp", "-a", "-u", trees[0] + "/.", tree], check=True)
-    return changed > 0
 
 
 # ---- the tables ----
@@ -194,7 +198,8 @@ def read_verdicts(path, mutants):
 def score_rows(mutants, verdicts):
     rows = []
     for part in list(dict.fromkeys(m.part for m in mutants)) + ["all"]:
-        mine = [verdicts[m.number][0] for m in mutants if part in (m.part, "all") and m.number in verdicts]
+        mine = [verdicts[m.number][0] for m in mutants if part in (m.part, "all")
+                and verdicts.get(m.number, ("open",))[0] != "open"]
         seen, aside, survived = (mine.count(v) for v in VERDICTS)
         score = f"{100 * seen / (seen + survived):.0f} %" if seen + survived else "-"
         rows.append([part, len(mine), seen, aside, survived, score])
@@ -225,7 +230,7 @@ class Run:
         self.suites = {}
         self.table = os.path.join(out, "mutants.tsv")
         self.equivalent = equivalent
-        self.verdicts = read_verdicts(self.table, mutants)
+        self.verdicts, self.changed = read_verdicts(self.table, mutants), True
         self.trees = [os.path.join(out, str(i + 1)) for i in range(WORKERS)]
 
     def wanted(self, mutants):
@@ -246,19 +251,43 @@ class Run:
         with ThreadPoolExecutor(WORKERS) as pool:
             list(pool.map(one, items))
 
-    def judge(self, mutant, tree):
-        reached = []
-        for name in self.parts[mutant.part].suites:
-            suite = self.suites[name]
-            if not suite.usable or mutant.number not in suite.reached:
-                continue
-            reached.append(name)
-            said = sees(suite, mutant, tree)
-            if said:
-                return self.say(mutant, "seen", f"{name}: {said}")
+    def rounds(self, mutants):
+        """Each mutant on the first suite of its part, then what is left on the second, and so on: so
+        a suite that takes minutes is run for those alone that no other sees."""
+        for turn in range(max((len(self.parts[m.part].suites) for m in mutants), default=0)):
+            left = [(m, self.suites[self.parts[m.part].suites[turn]]) for m in mutants
+                    if turn < len(self.parts[m.part].suites) and self.verdict(m) == "open"]
+            left = [(m, s) for m, s in left if s.text not in self.tried(m)]
+            suites = list(dict.fromkeys(s for _, s in left if not s.known))
+            print(f"# suite {turn + 1} of each part: {len(left)} mutants, {len(suites)} new suites", flush=True)
+            build(sorted(self.trees), suites)
+            self.in_turn(lambda s, tree: controlled(s, tree, self.out, self.changed), suites)
+            self.in_turn(lambda pair, tree: self.judge(*pair, tree), left)
+        for m in mutants:
+            if self.verdict(m) == "open":
+                self.end(m)
+
+    def verdict(self, m):
+        return self.verdicts.get(m.number, ("open", ""))[0]
+
+    def tried(self, m):
+        return self.verdicts.get(m.number, ("", ""))[1].split()
+
+    def judge(self, mutant, suite, tree):
+        before = self.verdicts.get(mutant.number, ("", ""))[1]
+        if not suite.usable or mutant.number not in suite.reached:
+            return
+        said = sees(suite, mutant, tree)
+        if said:
+            self.say(mutant, "seen", f"{suite.text}: {said}")
+        else:
+            self.say(mutant, "open", f"{before} {suite.text}".strip())
+
+    def end(self, mutant):
+        reached = self.verdicts.get(mutant.number, ("", ""))[1]
         if mutant.key() in self.equivalent:
             return self.say(mutant, "set aside", "equivalent.tsv")
-        return self.say(mutant, "survived", "reached by " + " ".join(reached) if reached
+        return self.say(mutant, "survived", "green: " + reached if reached
                         else "no suite of its part reaches the function")
 
     def say(self, mutant, verdict, by):
@@ -282,12 +311,13 @@ def main():
     write_mutants(todo.table, mutants, todo.verdicts)
     names, again = os.environ.get("PARTS", ""), os.environ.get("MUTANTS", "").split()
     left = [m for m in mutants if (not names or m.part in names)
-            and (str(m.number) in again if again else m.number not in todo.verdicts)]
+            and (str(m.number) in again if again else todo.verdict(m) == "open")]
+    for m in left if again else ():
+        todo.verdicts.pop(m.number, None)
     suites = todo.wanted(left)
-    print(f"# {len(left)} mutants of {count} to try, on {len(suites)} suites; builds", flush=True)
-    changed = build(out, todo.trees, suites)
-    todo.in_turn(lambda suite, tree: controlled(suite, tree, out, changed), suites)
-    todo.in_turn(todo.judge, left)
+    print(f"# {len(left)} mutants of {count} to try, on {len(suites)} suites", flush=True)
+    todo.changed = draw.copy_tree(os.path.join(out, "checked"), todo.trees[0]) > 0
+    todo.rounds(left)
     write_survivors(out, mutants, todo.verdicts)
     write_score(out, seed, mutants, todo.verdicts)
     return 0
