@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""draw.py - draws mutants by a seed and plants them all in a copy of the tree, each behind a switch:
-SEQPAR_FAULT=7 turns mutant 7 on. A mutant is a copy of its whole function, which the function calls
-when the switch is on; so several fit into one function and the tree is built once.
+"""draw.py - draws mutants by a seed and plants them all in a copy of the tree, each behind a
+switch: SEQPAR_FAULT=7 turns mutant 7 on. A mutant is a copy of its whole function, which the
+function calls when the switch is on. So several fit into one function, and one build is enough.
 
-SEQPAR_FAULT=-1 turns none on, and writes the numbers of functions that are reached to SEQPAR_REACHED."""
+SEQPAR_FAULT=-1 turns none on and appends to the file SEQPAR_REACHED the number of each mutant
+whose function is called."""
 import ast
 import filecmp
 import fnmatch
@@ -93,7 +94,8 @@ class Part:
 
 def rows(name):
     with open(os.path.join(HERE, name), encoding="utf-8") as file:
-        return [line.rstrip("\n").split("\t") for line in file if line.strip() and line[0] != "#"]
+        lines = [line.rstrip("\n") for line in file if line.strip() and line[0] != "#"]
+    return [line.split("\t") for line in lines]
 
 
 def read_parts():
@@ -101,7 +103,8 @@ def read_parts():
                    if fnmatch.fnmatch(f, "test_dump*.c"))
     found = []
     for name, files, chapters, suites in rows("parts.tsv"):
-        listed = [s for word in suites.split(" ") for s in (dumps if word == "test_dumps" else [word])]
+        listed = [suite for word in suites.split(" ")
+                  for suite in (dumps if word == "test_dumps" else [word])]
         found.append(Part(name, files.split(" "), chapters.split(","), listed))
     return found
 
@@ -151,7 +154,8 @@ class World:
 class Draw:
     def __init__(self, world, seed):
         self.world, self.random, self.seen = world, random.Random(seed), set()
-        self.equivalent = {tuple(" ".join(x.split()) for x in row[:4]) for row in rows("equivalent.tsv")}
+        self.equivalent = {tuple(" ".join(text.split()) for text in row[:4])
+                           for row in rows("equivalent.tsv")}
 
     def one(self, number, part):
         while True:
@@ -173,8 +177,9 @@ class Draw:
             return []
 
     def all(self, count, parts):
-        """As many of each part as the root of its number of functions allows, by largest remainders."""
-        weight = {p: len(self.world.functions[p]) ** 0.5 for p in parts if self.world.functions[p]}
+        """Parts get mutants by the root of how many functions they have."""
+        functions = self.world.functions
+        weight = {p: len(functions[p]) ** 0.5 for p in parts if functions[p]}
         exact = {p: count * w / sum(weight.values()) for p, w in weight.items()}
         share = {p: int(x) for p, x in exact.items()}
         for p in sorted(exact, key=lambda p: share[p] - exact[p])[:count - sum(share.values())]:
@@ -193,8 +198,8 @@ def c_call(f, m):
     signature = f.text[:f.body]
     names = ", ".join(name for name, _ in source.parameters(f))
     call = f"{f.name}__m{m.number}({names});"
-    plain = re.sub(r"\b(static|inline|SEQPAR_DEF|SEQPAR__\w+|__attribute__\s*\(\(.*?\)\))", "", signature,
-                   flags=re.DOTALL)
+    plain = re.sub(r"\b(static|inline|SEQPAR_DEF|SEQPAR__\w+|__attribute__\s*\(\(.*?\)\))", "",
+                   signature, flags=re.DOTALL)
     if re.match(rf"\s*void\s+{f.name}\b", plain):
         return f" if (SEQPAR__MUTANT({m.number})) {{ {call} return; }}"
     return f" if (SEQPAR__MUTANT({m.number})) return {call}"
@@ -243,6 +248,8 @@ def copy_tree(origin, tree):
     """Copies what differs, so that make builds what has to be built. How many files did."""
     changed = 0
     for file in sources():
+        if file.startswith("verify/mutants/"):
+            continue
         here, to = os.path.join(origin, file), os.path.join(tree, file)
         if os.path.exists(to) and filecmp.cmp(here, to, shallow=False):
             continue
@@ -273,16 +280,19 @@ class Planter:
     def at(self, file, line):
         """The mutant whose copy a compiler complains about."""
         file = os.path.normpath(file)
-        return next((n for first, last, n in self.where.get(file, ()) if first <= line <= last), None)
+        copies = self.where.get(file, ())
+        return next((n for first, last, n in copies if first <= line <= last), None)
 
 
 # ---- which of them a compiler takes ----
-MPI = "mpi"
 UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/test_nccl.c"] + \
     [f"demos/train_{x}.c" for x in ("sft", "dpo", "kto", "rm", "ppo")]
-FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -w -I. -Ibuild -Idemos -Idemos/trainer -Iverify " \
-    "-ftrack-macro-expansion=0 -fmax-errors=0 -Werror=incompatible-pointer-types " \
-    "-Werror=int-conversion -Werror=implicit-function-declaration".split()
+FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -w -I. -Ibuild -Idemos " \
+    "-Idemos/trainer -Iverify -ftrack-macro-expansion=0 -fmax-errors=0 " \
+    "-Werror=incompatible-pointer-types -Werror=int-conversion -Werror=implicit-function-declaration".split()
+
+
+ERROR = re.compile(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
 
 
 def compilations():
@@ -292,13 +302,17 @@ def compilations():
     return found
 
 
+def said(command, planter):
+    return subprocess.run(command, cwd=planter.tree, capture_output=True, text=True,
+                          check=False)
+
+
 def refused(planter):
     """Mutants that do not compile; and errors that belong to none."""
     numbers, others = set(), []
     for command in compilations():
-        done = subprocess.run(command + ["-fsyntax-only"], cwd=planter.tree, capture_output=True, text=True)
-        for file, line, what in re.findall(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$",
-                                           done.stderr, re.MULTILINE):
+        errors = said(command + ["-fsyntax-only"], planter).stderr
+        for file, line, what in ERROR.findall(errors):
             number = planter.at(file, int(line))
             numbers.add(number) if number else others.append(f"{file}:{line}: {what}")
     return numbers, others
@@ -308,38 +322,37 @@ def compiled(planter):
     """Mutants that stand in what is compiled: not below an #if that is off."""
     numbers = set()
     for command in compilations():
-        done = subprocess.run(command + ["-E", "-P"], cwd=planter.tree, capture_output=True, text=True)
-        numbers |= {int(n) for n in re.findall(r"\bSEQPAR__MUTANT\((\d+)\)", done.stdout)}
-        numbers |= {int(n) for n in re.findall(r"__m(\d+)\b", done.stdout)}
+        text = said(command + ["-E", "-P"], planter).stdout
+        numbers |= {int(n) for n in re.findall(r"__m(\d+)\b", text)}
     return numbers
 
 
+def is_python(m):
+    return m.function.file.endswith(".py")
+
+
 def python_compiles(m):
+    text = "if 1:\n" + "".join(" " + line for line in m.text().splitlines(keepends=True))
     try:
-        compile(source_of_python(m), m.function.file, "exec")
+        compile(text, m.function.file, "exec")
         return True
     except SyntaxError:
         return False
 
 
-def source_of_python(m):
-    return "if 1:\n" + "".join(" " + line for line in m.text().splitlines(keepends=True))
-
-
 def settle(draw, planter, mutants):
     """Draws anew what does not compile, until all does."""
     for _ in range(20):
-        bad = {m.number for m in mutants if m.function.file.endswith(".py") and not python_compiles(m)}
+        bad = {m.number for m in mutants if is_python(m) and not python_compiles(m)}
         planter.plant([m for m in mutants if m.number not in bad])
         wrong, others = refused(planter)
         if others and not wrong:
             raise SystemExit("mutants: the planted tree does not compile: " + others[0])
         if not wrong:
-            absent = {m.number for m in mutants if not m.function.file.endswith(".py")} - compiled(planter)
-            bad |= absent
+            wrong = {m.number for m in mutants if not is_python(m)} - compiled(planter)
         bad |= wrong
         if not bad:
             return mutants
-        print(f"# {len(bad)} of {len(mutants)} do not compile, or are not compiled: drawn anew", flush=True)
+        print(f"# drawn anew: {len(bad)} that do not compile, or are not compiled", flush=True)
         mutants = [draw.one(m.number, m.part) if m.number in bad else m for m in mutants]
     raise SystemExit("mutants: after 20 draws some still do not compile")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""kinds.py - what a tired programmer gets wrong, by text. Each kind yields (start, end, new text)
-of the places of a function where it can happen; what does not compile is drawn anew."""
+"""kinds.py - what a tired programmer gets wrong, by text. Each kind yields (start, end, new
+text) for each place of a function where it can happen."""
 import ast
 import re
 from source import KEYWORDS, closing, split_arguments, variables
@@ -134,7 +134,9 @@ def swapped(f, _):
     toks = f.tokens
     for i, t in in_body(f):
         name = toks[i - 1]
-        if t.text != "(" or name.kind != "name" or name.text in KEYWORDS or SAME.search(name.text):
+        if t.text != "(" or name.kind != "name" or name.text in KEYWORDS:
+            continue
+        if SAME.search(name.text):
             continue
         parts = split_arguments(toks[i + 1:closing(toks, i)])
         for a, b in zip(parts, parts[1:]):
@@ -204,7 +206,8 @@ def python_relation(f, _):
     tree = Tree(f)
     for n in tree.nodes:
         if isinstance(n, ast.Compare) and type(n.ops[0]) in PYTHON_RELATIONS:
-            yield from between(f, tree, n.left, n.comparators[0], *PYTHON_RELATIONS[type(n.ops[0])])
+            words = PYTHON_RELATIONS[type(n.ops[0])]
+            yield from between(f, tree, n.left, n.comparators[0], *words)
 
 
 def python_logic(f, _):
@@ -236,7 +239,8 @@ def python_constant(f, _):
 def python_variable(f, _):
     tree = Tree(f)
     names = {a.arg for a in tree.function.args.args} - {"self"}
-    names |= {n.id for n in tree.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    stored = [n for n in tree.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    names |= {n.id for n in stored}
     for n in tree.nodes:
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in names:
             for other in sorted(names - {n.id}):

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """run.py - do the suites see a tired programmer's mistakes?   make mutants SEED=7 COUNT=50
 
-Draws COUNT mutants by SEED over all parts of parts.tsv (PARTS="llama mpi": of these), builds the tree
-once with all of them in it (draw.py says how) and runs, for each, the suites of its part until one is
-red. A suite is run once without a mutant first: what it then fails is not held against mutants, and
-mutants whose function it does not reach are not tried on it. Writes build/mutants/SEED.COUNT/:
+Draws COUNT mutants by SEED over all parts of parts.tsv, builds the tree once with all of them
+in it (draw.py says how), and runs for each the suites of its part until one is red. A suite is run
+once without a mutant first: what it then fails is not held against mutants, and mutants whose
+function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT:
 
-    mutants.tsv     what was drawn: number, part, kind, file, function, line, old and new text, verdict, by
-    survivors.diff  each mutant that no suite saw, and whether any suite reaches its function
+    mutants.tsv     number, part, kind, file, function, line, old and new text, verdict, by
+    survivors.diff  each mutant that no suite saw, and which suites call its function
     score.tsv       by part: drawn, seen, set aside (equivalent.tsv), survived, score
 
-A run that was ended goes on where it was. MUTANTS="3 14": these alone, again."""
+A run that was interrupted goes on where it was. PARTS="llama mpi": only these parts.
+MUTANTS="3 14": only these, again. SEQPAR_DATA: data sets for suites that read real ones."""
 import difflib
 import json
 import os
@@ -26,9 +27,12 @@ import draw
 WORKERS = 2
 LIMIT = 900  # seconds of processor time of a suite without a mutant
 ORACLE = ["build/seqpar-verify", "build/verify_sp"]
-DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_ppo", "train_rm", "make_arith",
-                                "compare_runs", "02_layouts", "reward_server_for_tests")]
-VERDICTS = ("seen", "set aside", "survived")
+DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_ppo", "train_rm",
+                                "make_arith", "compare_runs", "02_layouts",
+                                "reward_server_for_tests")]
+VERDICTS = ["seen", "set aside", "survived"]
+SPDX = "SPDX-License-Identifier: MIT OR Unlicense"
+COLUMNS = "number part kind file function line old new verdict by".split()
 
 
 class Suite:
@@ -46,7 +50,9 @@ class Suite:
         return ORACLE if self.name.startswith("oracle") else ORACLE + DEMOS
 
     def command(self):
-        command = ["bash", f"verify/test_{self.name}.sh"] if self.shell else [f"build/test_{self.name}"]
+        command = [f"build/test_{self.name}"]
+        if self.shell:
+            command = ["bash", f"verify/test_{self.name}.sh"]
         data = os.environ.get("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
         return command + [data] if self.name == "demos_support" else command
 
@@ -71,9 +77,10 @@ def end(process):
 def run(suite, number, tree, limit, watch, **more):
     """Runs until `watch` says of a line that it is enough. The exit code, and that line."""
     command = ["ci/limit.sh", f"{limit}:300", *suite.command()]
-    process = subprocess.Popen(command, cwd=tree, env=environment(suite, number, more), text=True,
-                               errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               stdin=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command, cwd=tree, env=environment(suite, number, more),
+                               text=True, errors="replace", stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                               start_new_session=True)
     found, last = None, ""
     for line in process.stdout:
         last = line.strip() or last
@@ -110,9 +117,9 @@ def control(suite, tree, out):
         with open(path, encoding="utf-8") as file:
             suite.reached = {int(n) for n in file.read().split()}
     says = summaries[-1] if summaries else f"not usable, exit code {code}: {last[:100]}"
-    print(f"# {suite.text}: {says}, {suite.seconds:.0f} s, reaches {len(suite.reached)}"
-          + (f", without a mutant it fails {' '.join(sorted(suite.fails))[:150]}" if suite.fails else ""),
-          flush=True)
+    fails = f", fails {' '.join(sorted(suite.fails))[:150]}" if suite.fails else ""
+    print(f"# {suite.text}: {says}, {suite.seconds:.0f} s, calls {len(suite.reached)} of them"
+          + fails, flush=True)
 
 
 def controlled(suite, tree, out, changed):
@@ -133,8 +140,11 @@ def controlled(suite, tree, out, changed):
 
 def sees(suite, mutant, tree):
     """What the suite says of the mutant; None where it is green."""
-    code, line, last = run(suite, mutant.number, tree, max(60, int(4 * suite.seconds)),
-                           lambda line: failure(line) and failure(line) not in suite.fails, TEST_FIRST="1")
+    def watch(line):
+        return failure(line) and failure(line) not in suite.fails
+
+    limit = max(60, int(4 * suite.seconds))
+    code, line, last = run(suite, mutant.number, tree, limit, watch, TEST_FIRST="1")
     if line:
         return line
     if not re.match(r"\d+ passed, \d+ failed", last) or code not in (0, 1):
@@ -151,7 +161,7 @@ def make(tree, targets):
 
 
 def prepare(world, mutants_drawn, draws, out):
-    """In a tree of its own, which is not built: so what make built for the same mutants still holds."""
+    """Checks mutants in a tree that is not built: built trees change only where they differ."""
     tree = os.path.join(out, "checked")
     planter = draw.Planter(world, tree)
     draw.copy_tree(draw.ROOT, tree)
@@ -171,17 +181,17 @@ def diff(m):
     old, new = m.function.text.splitlines(), m.text().splitlines()
     lines = list(difflib.unified_diff(old, new, lineterm="", n=2))[3:]
     line = m.function.line + m.function.text.count("\n", 0, m.start)
-    return f"# {m.number} {m.kind}: {m.function.file}:{line} {m.function.name}\n" + "\n".join(lines)
+    head = f"# {m.number} {m.kind}: {m.function.file}:{line} {m.function.name}\n"
+    return head + "\n".join(lines)
 
 
 def write_mutants(path, mutants, verdicts):
     with open(path, "w", encoding="utf-8") as file:
-        file.write("# number\tpart\tkind\tfile\tfunction\tline\told text\tnew text\tverdict\tby\n")
+        file.write(f"# {SPDX}\n# " + "\t".join(COLUMNS) + "\n")
         for m in mutants:
-            old, new = m.lines()
-            file.write("\t".join([str(m.number), m.part, m.kind, m.function.file, m.function.name,
-                                  str(m.function.line), old, new,
-                                  *verdicts.get(m.number, ("", ""))]).replace("\n", " ") + "\n")
+            row = [str(m.number), m.part, m.kind, m.function.file, m.function.name,
+                   str(m.function.line), *m.lines(), *verdicts.get(m.number, ("", ""))]
+            file.write("\t".join(row).replace("\n", " ") + "\n")
 
 
 def read_verdicts(path, mutants):
@@ -189,8 +199,10 @@ def read_verdicts(path, mutants):
     found = {}
     if os.path.exists(path):
         keys = {m.number: m.key() for m in mutants}
-        for row in (line.rstrip("\n").split("\t") for line in open(path, encoding="utf-8")):
-            if row[0].isdigit() and row[8] and keys.get(int(row[0])) == (row[3], row[4], row[6], row[7]):
+        with open(path, encoding="utf-8") as file:
+            rows = [line.rstrip("\n").split("\t") for line in file if line[0] != "#"]
+        for row in rows:
+            if row[8] and keys.get(int(row[0])) == (row[3], row[4], row[6], row[7]):
                 found[int(row[0])] = (row[8], row[9])
     return found
 
@@ -207,9 +219,9 @@ def score_rows(mutants, verdicts):
 
 
 def write_score(out, seed, mutants, verdicts):
-    rows = [["part", "drawn", "seen", "set aside", "survived", "score"]] + score_rows(mutants, verdicts)
+    rows = [["part", "drawn", *VERDICTS, "score"]] + score_rows(mutants, verdicts)
     with open(os.path.join(out, "score.tsv"), "w", encoding="utf-8") as file:
-        file.write(f"# make mutants SEED={seed} COUNT={len(mutants)}\n")
+        file.write(f"# {SPDX}\n# make mutants SEED={seed} COUNT={len(mutants)}\n")
         file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
     for row in rows:
         print("{:<16} {:>6} {:>6} {:>10} {:>9} {:>7}".format(*row))
@@ -238,31 +250,39 @@ class Run:
         self.suites = {name: Suite(name) for name in names}
         return list(self.suites.values())
 
-    def in_turn(self, work, items):
-        """Each on a tree that nobody else uses."""
-        def one(item):
+    def on_a_tree(self, work, *arguments):
+        """On a tree that nobody else uses."""
+        with self.lock:
+            tree = self.trees.pop()
+        try:
+            work(*arguments, tree)
+        finally:
             with self.lock:
-                tree = self.trees.pop()
-            try:
-                work(item, tree)
-            finally:
-                with self.lock:
-                    self.trees.append(tree)
+                self.trees.append(tree)
+
+    def turn(self, suites, left):
+        """What each suite does without a mutant, and then with each of `left`."""
+        def begin(suite, tree):
+            if not suite.known:
+                controlled(suite, tree, self.out, self.changed)
+            waiting.extend(pool.submit(self.on_a_tree, self.judge, m, s) for m, s in left
+                           if s is suite)
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(one, items))
+            waiting = [pool.submit(self.on_a_tree, begin, s) for s in suites]
+            for task in waiting: # grows
+                task.result()
 
     def rounds(self, mutants):
-        """Each mutant on the first suite of its part, then what is left on the second, and so on: so
-        a suite that takes minutes is run for those alone that no other sees."""
+        """Each mutant on the first suite of its part, then those that are left on the second,
+        and so on: a suite that takes minutes runs for those alone that no other sees."""
         for turn in range(max((len(self.parts[m.part].suites) for m in mutants), default=0)):
-            left = [(m, self.suites[self.parts[m.part].suites[turn]]) for m in mutants
-                    if turn < len(self.parts[m.part].suites) and self.verdict(m) == "open"]
-            left = [(m, s) for m, s in left if s.text not in self.tried(m)]
-            suites = list(dict.fromkeys(s for _, s in left if not s.known))
-            print(f"# suite {turn + 1} of each part: {len(left)} mutants, {len(suites)} new suites", flush=True)
+            left = [(m, self.suites[name]) for m in mutants if self.verdict(m) == "open"
+                    for name in self.parts[m.part].suites[turn:turn + 1]
+                    if name not in self.tried(m)]
+            suites = list(dict.fromkeys(s for _, s in left))
+            print(f"# suite {turn + 1} of each part: {len(left)} mutants", flush=True)
             build(sorted(self.trees), suites)
-            self.in_turn(lambda s, tree: controlled(s, tree, self.out, self.changed), suites)
-            self.in_turn(lambda pair, tree: self.judge(*pair, tree), left)
+            self.turn(suites, left)
         for m in mutants:
             if self.verdict(m) == "open":
                 self.end(m)
@@ -294,8 +314,8 @@ class Run:
         with self.lock:
             self.verdicts[mutant.number] = (verdict, by.replace("\t", " "))
             write_mutants(self.table, self.mutants, self.verdicts)
-            print(f"{mutant.number} {verdict}: {mutant.part}, {mutant.kind}, {mutant.function.name}: {by[:160]}",
-                  flush=True)
+            print(f"{mutant.number} {verdict}: {mutant.part}, {mutant.kind}, "
+                  f"{mutant.function.name}: {by[:160]}", flush=True)
 
 
 def main():

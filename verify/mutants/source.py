@@ -6,8 +6,8 @@ import ast
 import re
 from dataclasses import dataclass, field
 
-KEYWORDS = set("if else for while do switch case default return sizeof break continue goto const "
-               "static struct enum union inline typedef extern volatile void".split())
+KEYWORDS = set("if else for while do switch case default return sizeof break continue goto "
+               "const static struct enum union inline typedef extern volatile void".split())
 TOKEN = re.compile(r"""(?P<skip>/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'
     |(?m:^[ \t]*\#(?:\\\n|[^\n])*))
     |(?P<number>(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)[a-zA-Z]*)
@@ -106,7 +106,7 @@ def parameters(function):
 
 
 def declarations(toks, i):
-    """Names that the statement at toks[i] declares, as (name, type, start); [] where it is none."""
+    """What the statement at toks[i] declares: (name, type, start); [] where it is none."""
     while i < len(toks) and toks[i].text in ("const", "static", "struct", "volatile"):
         i += 1
     if i + 1 >= len(toks) or toks[i].kind != "name" or toks[i].text in KEYWORDS:
@@ -146,10 +146,13 @@ def variables(function):
     return found
 
 
+STRUCT = re.compile(r"^(?:typedef )?struct \w* ?\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+
+
 def members(text):
     """Structs of a file: lists of (member, type)."""
     found = []
-    for m in re.finditer(r"^(?:typedef )?struct \w* ?\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL):
+    for m in STRUCT.finditer(text):
         toks = tokens(m.group(1))
         starts = [0] + [i + 1 for i, t in enumerate(toks) if t.text == ";"]
         found.append([(name, kind) for i in starts for name, kind, _ in declarations(toks, i)])
