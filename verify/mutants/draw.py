@@ -8,6 +8,8 @@ whose function is called."""
 import ast
 import filecmp
 import fnmatch
+import hashlib
+import json
 import os
 import random
 import re
@@ -151,6 +153,15 @@ class World:
             and (part.chapters[0] in "-*" or f.chapter in part.chapters)
 
 
+def digest(world):
+    """Of all that mutants are drawn from."""
+    found = hashlib.sha256(json.dumps(sorted(world.texts.items())).encode())
+    for name in ("draw.py", "kinds.py", "source.py", "parts.tsv"):
+        with open(os.path.join(HERE, name), "rb") as file:
+            found.update(file.read())
+    return found.hexdigest()
+
+
 class Draw:
     def __init__(self, world, seed):
         self.world, self.random, self.seen = world, random.Random(seed), set()
@@ -289,7 +300,8 @@ UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/test_nccl.c"] + \
     [f"demos/train_{x}.c" for x in ("sft", "dpo", "kto", "rm", "ppo")]
 FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -w -I. -Ibuild -Idemos " \
     "-Idemos/trainer -Iverify -ftrack-macro-expansion=0 -fmax-errors=0 " \
-    "-Werror=incompatible-pointer-types -Werror=int-conversion -Werror=implicit-function-declaration".split()
+    "-Werror=incompatible-pointer-types -Werror=int-conversion " \
+    "-Werror=implicit-function-declaration".split()
 
 
 ERROR = re.compile(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
@@ -340,19 +352,25 @@ def python_compiles(m):
         return False
 
 
-def settle(draw, planter, mutants):
-    """Draws anew what does not compile, until all does."""
-    for _ in range(20):
-        bad = {m.number for m in mutants if is_python(m) and not python_compiles(m)}
-        planter.plant([m for m in mutants if m.number not in bad])
-        wrong, others = refused(planter)
-        if others and not wrong:
-            raise SystemExit("mutants: the planted tree does not compile: " + others[0])
-        if not wrong:
-            wrong = {m.number for m in mutants if not is_python(m)} - compiled(planter)
-        bad |= wrong
-        if not bad:
+def wrong_ones(planter, mutants):
+    """The numbers of those that do not compile, or that no program holds."""
+    bad = {m.number for m in mutants if is_python(m) and not python_compiles(m)}
+    planter.plant([m for m in mutants if m.number not in bad])
+    wrong, others = refused(planter)
+    if others and not wrong:
+        raise SystemExit("mutants: the planted tree does not compile: " + others[0])
+    return bad | (wrong or {m.number for m in mutants if not is_python(m)} - compiled(planter))
+
+
+def settle(draw, planter, mutants, known):
+    """Draws anew until all compile. `known`: what rounds found earlier, for the same sources."""
+    for turn in range(20):
+        if turn == len(known):
+            known.append(sorted(wrong_ones(planter, mutants)))
+        if not known[turn]:
+            planter.plant(mutants)
             return mutants
+        bad = known[turn]
         print(f"# drawn anew: {len(bad)} that do not compile, or are not compiled", flush=True)
         mutants = [draw.one(m.number, m.part) if m.number in bad else m for m in mutants]
     raise SystemExit("mutants: after 20 draws some still do not compile")

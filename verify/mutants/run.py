@@ -2,8 +2,8 @@
 """run.py - do the suites see a tired programmer's mistakes?   make mutants SEED=7 COUNT=50
 
 Draws COUNT mutants by SEED over all parts of parts.tsv, builds the tree once with all of them
-in it (draw.py says how), and runs for each the suites of its part until one is red. A suite is run
-once without a mutant first: what it then fails is not held against mutants, and mutants whose
+in it (draw.py says how), and runs for each the suites of its part until one is red. A suite is
+run once without a mutant first: what it then fails is not held against mutants, and mutants whose
 function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT:
 
     mutants.tsv     number, part, kind, file, function, line, old and new text, verdict, by
@@ -166,7 +166,16 @@ def prepare(world, mutants_drawn, draws, out):
     planter = draw.Planter(world, tree)
     draw.copy_tree(draw.ROOT, tree)
     make(tree, ["build/options.inc"])
-    return draw.settle(draws, planter, mutants_drawn)
+    path, sources = os.path.join(out, "drawn.json"), draw.digest(world)
+    kept = {}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            kept = json.load(file)
+    known = kept["rounds"] if kept.get("sources") == sources else []
+    settled = draw.settle(draws, planter, mutants_drawn, known)
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"sources": sources, "rounds": known}, file)
+    return settled
 
 
 def build(trees, suites):
