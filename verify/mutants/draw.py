@@ -363,7 +363,7 @@ def wrong_ones(planter, mutants):
 
 
 def settle(draw, planter, mutants, known):
-    """Draws anew until all compile. `known`: what rounds found earlier, for the same sources."""
+    """Draws anew until all compile. `known`: what rounds found before, of the same sources."""
     for turn in range(20):
         if turn == len(known):
             known.append(sorted(wrong_ones(planter, mutants)))

@@ -144,7 +144,7 @@ def sees(suite, mutant, tree):
         return failure(line) and failure(line) not in suite.fails
 
     limit = max(60, int(4 * suite.seconds))
-    code, line, last = run(suite, mutant.number, tree, limit, watch, TEST_FIRST="1")
+    code, line, last = run(suite, mutant.number, tree, limit, watch)
     if line:
         return line
     if not re.match(r"\d+ passed, \d+ failed", last) or code not in (0, 1):
@@ -276,8 +276,9 @@ class Run:
                 controlled(suite, tree, self.out, self.changed)
             waiting.extend(pool.submit(self.on_a_tree, self.judge, m, s) for m, s in left
                            if s is suite)
+        waiting = []
         with ThreadPoolExecutor(WORKERS) as pool:
-            waiting = [pool.submit(self.on_a_tree, begin, s) for s in suites]
+            waiting.extend(pool.submit(self.on_a_tree, begin, s) for s in suites)
             for task in waiting: # grows
                 task.result()
 
