@@ -31,6 +31,7 @@ DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_pp
                                 "make_arith", "compare_runs", "02_layouts",
                                 "reward_server_for_tests")]
 VERDICTS = ["seen", "set aside", "survived"]
+RUNNING = set()
 SPDX = "SPDX-License-Identifier: MIT OR Unlicense"
 COLUMNS = "number part kind file function line old new verdict by".split()
 
@@ -74,6 +75,13 @@ def end(process):
         pass
 
 
+def stop(*_):
+    """Whoever ends this program ends what it started."""
+    for process in list(RUNNING):
+        end(process)
+    os._exit(130)
+
+
 def run(suite, number, tree, limit, watch, **more):
     """Runs until `watch` says of a line that it is enough. The exit code, and that line."""
     command = ["ci/limit.sh", f"{limit}:300", *suite.command()]
@@ -81,6 +89,7 @@ def run(suite, number, tree, limit, watch, **more):
                                text=True, errors="replace", stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                start_new_session=True)
+    RUNNING.add(process)
     found, last = None, ""
     for line in process.stdout:
         last = line.strip() or last
@@ -88,6 +97,7 @@ def run(suite, number, tree, limit, watch, **more):
             found = line.strip()
             break
     end(process)
+    RUNNING.discard(process)
     return process.wait(), found, last
 
 
@@ -147,6 +157,8 @@ def sees(suite, mutant, tree):
     code, line, last = run(suite, mutant.number, tree, limit, watch)
     if line:
         return line
+    if code == -signal.SIGTERM and not last.startswith("limit: "):
+        raise SystemExit(f"mutants: somebody ended {suite.text}")
     if not re.match(r"\d+ passed, \d+ failed", last) or code not in (0, 1):
         return f"exit code {code}: {last[:120]}"
     return None
@@ -329,6 +341,8 @@ class Run:
 
 
 def main():
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     seed, count = int(os.environ.get("SEED", 7)), int(os.environ.get("COUNT", 50))
     out = os.path.join(draw.ROOT, f"build/mutants/{seed}.{count}")
     os.makedirs(out, exist_ok=True)
