@@ -46,7 +46,8 @@ __attribute__((constructor)) static void seqpar__mutant_begin(void) {
     const char *number = seqpar__mutant_getenv("SEQPAR_FAULT");
     if (number) seqpar__fault = seqpar__mutant_atoi(number);
 }
-#define SEQPAR__MUTANT(n) (seqpar__fault == (n) || (seqpar__fault < 0 && seqpar__mutant_reached(n)))
+#define SEQPAR__MUTANT(n) \\
+    (seqpar__fault == (n) || (seqpar__fault < 0 && seqpar__mutant_reached(n)))
 #endif
 """
 PYTHON_SWITCH = """
