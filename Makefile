@@ -17,13 +17,14 @@ SUITES = cuda gpu_script headers install faults sanitize attn memory injected tr
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: mutants uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
 	@echo "make check   all tests (SUITES=\"fold pack\": some); the last line is 'N passed, N failed'"
 	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
+	@echo "make mutants  draws mistakes and says which of them no suite sees (SEED=7 COUNT=50: an hour or more)"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
 	@echo "make mpi     builds the trainers for mpirun and srun into build/mpi_train_* (mpicc)"
@@ -67,6 +68,10 @@ IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
 check: setup
 	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar python pip fuzz,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
 	@bash ci/run.sh $(SUITES)
+
+# Mistakes drawn by a seed, and whether the suites see them: verify/mutants/run.py. Hours; not a part of check.
+mutants:
+	@SEED=$(or $(SEED),7) COUNT=$(or $(COUNT),50) PARTS="$(PARTS)" MUTANTS="$(MUTANTS)" $(PYTHON) verify/mutants/run.py
 
 # While editing: half a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
 QUICK = pack split comm agree schedule bits
