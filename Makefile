@@ -173,7 +173,7 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 	@mkdir -p build
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/train_ppo build/test_rollout build/test_options build/test_memory: LDLIBS += -lcurl
+build/train_ppo build/test_rollout build/test_options build/test_memory build/test_absolute: LDLIBS += -lcurl
 
 build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
