@@ -292,6 +292,7 @@ static int run_parse(run *x, int tool, const char *options) {
         (demo_options){.tool = tools[tool], .bindings = bindings, .binding_count = count};
     x->job.objective = objectives[tool];
     x->job.options = own[tool];
+    if (tool == RM) x->job.score = &x->preference.value_head_prefix;
     x->job.bindings = bindings;
     x->job.binding_count = count;
     x->job.parsed = &x->options;

@@ -2,6 +2,7 @@
 /* Every option that changes weights, by absolute numbers: the trainers take steps in fp64, and slow.h and slow_loss.h say
    what these must be. What is equal on all ranks, and wrong, is seen here. absolute.tsv names the test of each option. */
 #pragma GCC diagnostic ignored "-Wunused-function" /* of whole trainers a few functions are called */
+#pragma GCC diagnostic ignored "-Woverride-init" /* a test names what differs from the defaults */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
@@ -10,6 +11,7 @@
 
 #define SGD "--optim sgd --max_norm 0 --learning_rate 1 --lr_scheduler constant "
 static const double exact = 1e-10; /* measured: TODO */
+static const double along = 1e-8;  /* of several steps; measured: TODO */
 
 static const slow_config small = {.layers = 1, .hidden = 6, .heads = 2, .kv_heads = 1, .head_dim = 4,
                                   .intermediate = 5, .vocab = 13, .rope_theta = 10000, .rms_eps = 1e-5};
@@ -273,6 +275,119 @@ static void test_kto(const char *options, slow_kto how, uint64_t second) {
     test_end("absolute_kto %s, KL %.3g", options, loss.kl);
 }
 
+/* ---- optimizer, schedule, average: a whole trajectory apart ---- */
+
+typedef struct way { /* how the weights go, apart */
+    slow_adamw adamw;
+    slow_schedule schedule;
+    double rate, max_norm, ema_beta; /* ema_beta 0: no average */
+    bool sgd;
+    int64_t steps;
+} way;
+
+/* Gains and biases have no weight decay; all else has, a score head too. */
+static bool has_decay(const char *name) {
+    return !strstr(name, "norm.weight") && !strstr(name, ".bias");
+}
+
+typedef struct path {
+    double *p, *g, *m, *v, *average;
+} path;
+
+static void path_open(path *t, const model *m) {
+    t->p = (double *)demo_room(5 * m->count, sizeof *t->p);
+    t->g = t->p + m->count;
+    t->m = t->g + m->count;
+    t->v = t->m + m->count;
+    t->average = t->v + m->count;
+    memcpy(t->p, m->p, (size_t)m->count * sizeof *t->p);
+    memcpy(t->average, m->p, (size_t)m->count * sizeof *t->p);
+}
+
+/* Step s = 0, 1, ...; returns the gradient's norm. */
+static double path_step(path *t, const model *m, const way *w, slow_scalar *f,
+                        const void *context, int64_t s) {
+    double rate = w->rate * slow_schedule_factor(&w->schedule, s);
+    slow_gradient_of(f, context, m->count, t->p, t->g);
+    double norm = w->max_norm > 0 ? slow_clip(m->count, w->max_norm, t->g)
+                                  : slow_norm(m->count, t->g);
+    for (int64_t i = 0; i < m->tensors; i++) {
+        slow_adamw a = w->adamw;
+        int64_t at = m->table[i].offset, n = m->table[i].rows * m->table[i].cols;
+        if (!has_decay(m->table[i].name)) a.weight_decay = 0;
+        if (w->sgd)
+            slow_sgd_step(rate, 0, a.weight_decay, n, t->g + at, t->m + at, t->p + at);
+        else
+            slow_adamw_step(&a, rate, s + 1, n, t->g + at, t->m + at, t->v + at, t->p + at);
+    }
+    slow_ema(w->ema_beta, m->count, t->p, t->average);
+    return norm;
+}
+
+static void expect_path(const run *x, const model *m, const way *w, slow_scalar *f,
+                        const void *context) {
+    path t;
+    path_open(&t, m);
+    test_expect(x->steps == w->steps, "%d steps, not %d", (int)x->steps, (int)w->steps);
+    for (int64_t s = 0; s < w->steps && s < x->steps && !test_why[0]; s++) {
+        const step_seen *seen = &x->step[s];
+        double loss = slow_value_of(f, context, m->count, t.p);
+        double norm = path_step(&t, m, w, f, context, s);
+        test_expect(near(seen->loss, loss, along), "the loss is %.12g, not %.12g", seen->loss, loss);
+        test_expect(near(seen->norm, norm, along), "the norm is %.12g, not %.12g", seen->norm, norm);
+        test_expect(near(seen->rate, w->rate * slow_schedule_factor(&w->schedule, s), exact),
+                    "step %d has the learning rate %.12g", (int)s, seen->rate);
+        expect_params(m, seen->params, t.p, along, "after a step");
+        test_expect((w->ema_beta > 0) == (seen->average != NULL), "an average is there or not");
+        if (seen->average) expect_params(m, seen->average, t.average, along, "the average");
+    }
+    free(t.p);
+}
+
+static const slow_config with_bias = {.layers = 1, .hidden = 6, .heads = 2, .kv_heads = 1,
+                                      .head_dim = 3, .intermediate = 5, .vocab = 13,
+                                      .rope_theta = 10000, .rms_eps = 1e-5, .qkv_bias = true};
+
+static void test_way(const char *options, way w) {
+    model m = model_new(small, NULL, 1);
+    sft_loss loss = {&m, {0}};
+    char line[1024];
+    run x;
+    model_write(&m, FOLDER "/model", "");
+    snprintf(line, sizeof line, "--dataset " FOLDER "/sft.jsonl --pretrain " FOLDER
+             "/model --train_batch_size %d --max_epochs %d --learning_rate %.17g %s", DOCUMENTS,
+             (int)w.schedule.total, w.rate, options);
+    if (run_with(&x, SFT, &m, NULL, line)) expect_path(&x, &m, &w, sft_value, &loss);
+    run_free(&x);
+    free(m.p);
+    test_end("absolute_way %s", options);
+}
+
+static void test_ways(void) {
+#define WAY(kind_, total_, ...) \
+    ((way){.adamw = {.9, .95, 1e-8, 0}, .schedule = {.kind = kind_, .total = total_, .min_lr_rate = .1}, \
+           .rate = 0.01, .max_norm = 1, .steps = total_, __VA_ARGS__})
+    TEST(test_way("--lr_scheduler constant", WAY(SLOW_CONSTANT, 3)));
+    TEST(test_way("--lr_scheduler constant --adam_betas 0.7,0.8 --adam_eps 0.05",
+                  WAY(SLOW_CONSTANT, 3, .adamw = {.7, .8, .05, 0})));
+    TEST(test_way("--lr_scheduler constant --l2 3", WAY(SLOW_CONSTANT, 3, .adamw = {.9, .95, 1e-8, 3})));
+    TEST(test_way("--lr_scheduler constant --max_norm 0.3 --adam_eps 0.05",
+                  WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, .05, 0}, .max_norm = .3)));
+    TEST(test_way("--lr_scheduler constant --max_norm 0 --adam_eps 0.05",
+                  WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, .05, 0}, .max_norm = 0)));
+    TEST(test_way("--lr_scheduler constant --optim sgd --max_norm 0.3 --l2 0.5",
+                  WAY(SLOW_CONSTANT, 3, .adamw = {0, 0, 0, .5}, .sgd = true, .max_norm = .3)));
+    TEST(test_way("--lr_scheduler constant --enable_ema --ema_beta 0.7",
+                  WAY(SLOW_CONSTANT, 3, .ema_beta = .7)));
+    TEST(test_way("--lr_scheduler constant --enable_ema", WAY(SLOW_CONSTANT, 2, .ema_beta = .992)));
+    TEST(test_way("--lr_scheduler linear --warmup_steps 1",
+                  WAY(SLOW_LINEAR, 5, .schedule = {SLOW_LINEAR, 1, 5, 0})));
+    TEST(test_way("--lr_scheduler cosine", WAY(SLOW_COSINE, 5)));
+    TEST(test_way("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.3 --lr_warmup_ratio 0.3",
+                  WAY(SLOW_COSINE, 5, .schedule = {SLOW_COSINE_WITH_MIN_LR, 2, 5, .3})));
+    TEST(test_way("--max_steps 2", WAY(SLOW_COSINE, 4, .schedule = {SLOW_COSINE_WITH_MIN_LR, 0, 2, .1}, .steps = 2)));
+}
+
 int main(int argc, char **argv) {
     seqpar_error error = {0};
     test_begin(argc, argv);
@@ -285,6 +400,7 @@ int main(int argc, char **argv) {
     TEST(test_sft("--z_loss 0.1", 0, 0.1));
     TEST(test_sft("--label_smoothing 0.1 --z_loss 0.3", 0.1, 0.3));
     test_dpo_all();
+    test_ways();
     TEST(test_rm("", "score", false));
     TEST(test_rm("--value_head_prefix value_head", "value_head", false));
     TEST(test_rm("--loss logexp", "score", false));
