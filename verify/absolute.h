@@ -20,7 +20,7 @@ enum { MOST_TENSORS = 64, MOST_TOKENS = 24, DOCUMENTS = 6, MOST_STEPS = 8, WORDS
 typedef struct model {
     slow_config config;
     const char *head; /* of scores; NULL: logits */
-    slow_tensor table[MOST_TENSORS];
+    slow_tensor table[MOST_TENSORS], file[MOST_TENSORS]; /* file: by the names of its family */
     int64_t tensors, count;
     double *p;
 } model;
@@ -46,6 +46,8 @@ static model model_new(slow_config config, const char *head, uint64_t seed) {
     model m = {.config = config, .head = head, .tensors = slow_tensors(&config)};
     if (m.tensors > MOST_TENSORS) exit(2);
     m.count = slow_parameters(&config, m.table);
+    config.mixtral_names = config.experts > 0;
+    slow_parameters(&config, m.file);
     m.p = (double *)demo_room(m.count, sizeof *m.p);
     model_fill(&m, seed);
     return m;
@@ -81,7 +83,7 @@ static void config_write(const model *m, const char *folder, const char *more) {
             (int)c->hidden, (int)c->heads, (int)c->kv_heads, c->qkv_bias ? "" : "\"head_dim\": 4, ",
             (int)c->intermediate, (int)c->vocab, c->rope_theta, c->rms_eps);
     if (c->experts)
-        fprintf(file, "\"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", (int)c->experts,
+        fprintf(file, "\"sliding_window\": null, \"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", (int)c->experts,
                 (int)c->experts_per_token);
     fprintf(file,
             "%s\"tie_word_embeddings\": %s, \"bos_token_id\": 256, \"eos_token_id\": 257, "
@@ -92,11 +94,11 @@ static void config_write(const model *m, const char *folder, const char *more) {
 
 static int64_t rows_written(const model *m, int64_t i) { return is_head(m, i) ? 1 : m->table[i].rows; }
 
-static void name_written(const model *m, int64_t i, char name[128]) {
+static void name_of(const model *m, const slow_tensor *table, int64_t i, char name[128]) {
     if (is_head(m, i))
         snprintf(name, 128, "%s.weight", m->head);
     else
-        snprintf(name, 128, "%s", m->table[i].name);
+        snprintf(name, 128, "%s", table[i].name);
 }
 
 /* model.safetensors by hand: a length, a header, the numbers. */
@@ -109,7 +111,7 @@ static void tensors_write(const model *m, const char *folder) {
         int64_t rows = rows_written(m, i), bytes = 4 * rows * t->cols;
         char name[128], shape[64];
         bool flat = t->rows == 1;
-        name_written(m, i, name);
+        name_of(m, m->file, i, name);
         snprintf(shape, sizeof shape, flat ? "%lld" : "%lld, %lld",
                  (long long)(flat ? t->cols : rows), (long long)t->cols);
         used += snprintf(header + used, sizeof header - (size_t)used,
@@ -139,7 +141,7 @@ static void model_write(const model *m, const char *folder, const char *more) {
 /* Where the library has each number of slow.h's; -1: it has none. */
 static int64_t library_place(const model *m, const seqpar_llama *l, int64_t i, int64_t k) {
     char name[128];
-    name_written(m, i, name);
+    name_of(m, m->table, i, name);
     if (k >= rows_written(m, i) * m->table[i].cols) return -1;
     for (int64_t j = 0; j < l->tensor_count; j++)
         if (!strcmp(l->tensors[j].name, name)) return l->tensors[j].offset + k;
@@ -283,9 +285,10 @@ static int run_parse(run *x, int tool, const char *options) {
     memcpy(bindings, all[tool], sizes[tool]);
     int count = (int)(sizes[tool] / sizeof *bindings);
     snprintf(x->line, sizeof x->line,
-             "train --device reference --omp_threads 1 --save_path " FOLDER
-             "/none --ckpt_path " FOLDER "/none --lr_warmup_ratio 0 --logging_steps 1000000 %s",
-             options);
+             "train --omp_threads 1 --save_path " FOLDER "/none --ckpt_path " FOLDER
+             "/none --logging_steps 1000000 %s%s%s",
+             strstr(options, "--device") ? "" : "--device reference ",
+             strstr(options, "--lr_warmup_ratio") ? "" : "--lr_warmup_ratio 0 ", options);
     for (char *at = strtok(x->line, " "); at && argc < WORDS; at = strtok(NULL, " "))
         x->words[argc++] = at;
     x->options =

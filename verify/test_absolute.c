@@ -31,9 +31,12 @@ static void sft_write(void) {
     fclose(file);
 }
 
+/* order: which documents, NULL: all. */
 typedef struct sft_loss {
     const model *model;
     slow_objective objective;
+    int64_t count;
+    const int64_t *order;
 } sft_loss;
 
 /* One row a document. */
@@ -43,10 +46,11 @@ static slow_complex sft_value(const slow_complex *p, const void *context) {
     int64_t ends[DOCUMENTS][2];
     text texts[DOCUMENTS];
     int32_t targets[DOCUMENTS][MOST_TOKENS];
-    slow_problem problem = {&s->model->config, DOCUMENTS, row, s->objective};
+    int64_t count = s->order ? s->count : DOCUMENTS;
+    slow_problem problem = {&s->model->config, count, row, s->objective};
     problem.objective.count = 0;
-    for (int64_t i = 0; i < DOCUMENTS; i++) {
-        texts[i] = sft_text(i);
+    for (int64_t i = 0; i < count; i++) {
+        texts[i] = sft_text(s->order ? s->order[i] : i);
         text_targets(&texts[i], targets[i]);
         ends[i][0] = 0;
         ends[i][1] = texts[i].tokens;
@@ -57,23 +61,85 @@ static slow_complex sft_value(const slow_complex *p, const void *context) {
     return slow_loss_complex(p, &problem);
 }
 
-static void test_sft(const char *options, double smoothing, double zloss) {
-    model m = model_new(small, NULL, 1);
-    sft_loss loss = {&m, {.smoothing = smoothing, .zloss = zloss}};
+/* far: how far fp64 is from what computes. */
+typedef struct sft_case {
+    const char *options;
+    slow_config config;
+    slow_objective objective;
+    int64_t count; /* documents of the step */
+    double far;
+} sft_case;
+
+static void sft_compare(const sft_case *c, run *x, const model *m, const double *before) {
+    sft_loss loss = {m, c->objective, c->count, x->order};
+    double far = c->far > 0 ? c->far : exact;
+    loss.objective.balance = 0; /* is shown apart */
+    double want = slow_value_of(sft_value, &loss, m->count, before);
+    test_expect(near(x->step[0].loss, want, far), "the loss is %.12g, not %.12g",
+                x->step[0].loss, want);
+    loss.objective.balance = c->objective.balance;
+    expect_gradient(m, sft_value, &loss, before, x->step[0].params, 1, far);
+}
+
+static void test_sft(sft_case c) {
+    model m = model_new(c.config, NULL, 1);
     char line[1024];
     run x;
+    if (!c.count) c.count = DOCUMENTS;
     model_write(&m, FOLDER "/model", "");
     snprintf(line, sizeof line, SGD "--dataset " FOLDER "/sft.jsonl --pretrain " FOLDER
-             "/model --train_batch_size %d --max_steps 1 %s", DOCUMENTS, options);
+             "/model --train_batch_size %d --max_steps 1 %s", (int)c.count, c.options);
     if (run_with(&x, SFT, &m, NULL, line)) {
-        double want = slow_value_of(sft_value, &loss, m.count, m.p);
         expect_params(&m, x.start, m.p, 0, "as they are read");
-        test_expect(near(x.step[0].loss, want, exact), "the loss is %.12g, not %.12g", x.step[0].loss, want);
-        expect_gradient(&m, sft_value, &loss, m.p, x.step[0].params, 1, exact);
+        sft_compare(&c, &x, &m, m.p);
     }
     run_free(&x);
     free(m.p);
-    test_end("absolute_sft %s", options);
+    test_end("absolute_sft %s", c.options);
+}
+
+/* A model without a folder, as options say what it is like. */
+static void test_fresh(sft_case c) {
+    model m = model_new(c.config, NULL, 1);
+    char line[1024];
+    run x;
+    c.count = DOCUMENTS;
+    snprintf(line, sizeof line, SGD "--dataset " FOLDER "/sft.jsonl --train_batch_size %d "
+             "--max_steps 1 %s", DOCUMENTS, c.options);
+    if (run_with(&x, SFT, &m, NULL, line)) sft_compare(&c, &x, &m, x.start);
+    run_free(&x);
+    free(m.p);
+    test_end("absolute_fresh %s", c.options);
+}
+
+static void test_sft_all(void) {
+    const slow_config mixtral = {.layers = 2, .hidden = 6, .heads = 2, .kv_heads = 1, .head_dim = 4,
+                                 .intermediate = 5, .vocab = 13, .rope_theta = 10000, .rms_eps = 1e-5,
+                                 .experts = 3, .experts_per_token = 2, .expert_intermediate = 5,
+                                 .topk_norm = true};
+    const slow_config fresh = {.layers = 2, .hidden = 12, .heads = 4, .kv_heads = 2, .head_dim = 6,
+                               .intermediate = 7, .vocab = DEMO_VOCAB, .rope_theta = 500, .rms_eps = 1e-5};
+    const slow_config tied = {.layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1, .head_dim = 4,
+                              .intermediate = 24, .vocab = DEMO_VOCAB, .rope_theta = 10000,
+                              .rms_eps = 1e-5, .tied = true};
+    TEST(test_sft((sft_case){"", small}));
+    TEST(test_sft((sft_case){"--label_smoothing 0.1", small, {.smoothing = 0.1}}));
+    TEST(test_sft((sft_case){"--z_loss 0.1", small, {.zloss = 0.1}}));
+    TEST(test_sft((sft_case){"--label_smoothing 0.1 --z_loss 0.3", small, {.smoothing = 0.1, .zloss = 0.3}}));
+    TEST(test_sft((sft_case){"--micro_train_batch_size 1", small}));
+    TEST(test_sft((sft_case){"--gradient_accumulation_steps 2 --micro_train_batch_size 3", small}));
+    TEST(test_sft((sft_case){"--packing_samples --max_len 20 --pack_len 24 --micro_train_batch_size 1", small}));
+    TEST(test_sft((sft_case){"--data_parallel_size 2", small}));
+    TEST(test_sft((sft_case){"--world_size 2 --micro_train_batch_size 1", small}));
+    TEST(test_sft((sft_case){"--seed 7", small, {0}, 4}));
+    TEST(test_sft((sft_case){"--seed 8", small, {0}, 1}));
+    TEST(test_sft((sft_case){"--aux_loss_coef 0", mixtral}));
+    TEST(test_sft((sft_case){"--aux_loss_coef 0.3 --micro_train_batch_size 1", mixtral, {.balance = 0.3}}));
+    TEST(test_sft((sft_case){"--device cpu", small, .far = 1e-4}));
+    TEST(test_fresh((sft_case){"--num_hidden_layers 2 --hidden_size 12 --num_attention_heads 4 "
+                               "--num_key_value_heads 2 --head_dim 6 --intermediate_size 7 --rope_theta 500", fresh}));
+    TEST(test_fresh((sft_case){"--num_hidden_layers 1 --hidden_size 8 --num_attention_heads 2 "
+                               "--num_key_value_heads 1 --tie_word_embeddings", tied}));
 }
 
 /* ---- preferences: DPO and its relatives ---- */
@@ -344,23 +410,39 @@ static void expect_path(const run *x, const model *m, const way *w, slow_scalar 
     free(t.p);
 }
 
-static const slow_config with_bias = {.layers = 1, .hidden = 6, .heads = 2, .kv_heads = 1,
-                                      .head_dim = 3, .intermediate = 5, .vocab = 13,
-                                      .rope_theta = 10000, .rms_eps = 1e-5, .qkv_bias = true};
-
 static void test_way(const char *options, way w) {
-    model m = model_new(small, NULL, 1);
-    sft_loss loss = {&m, {0}};
+    /* biases, too */
+    static const slow_config with_bias = {.layers = 1, .hidden = 8, .heads = 2, .kv_heads = 1,
+                                          .head_dim = 4, .intermediate = 5, .vocab = 13,
+                                          .rope_theta = 10000, .rms_eps = 1e-5, .qkv_bias = true};
+    model m = model_new(with_bias, NULL, 1);
+    sft_loss loss = {.model = &m};
     char line[1024];
     run x;
-    model_write(&m, FOLDER "/model", "");
+    model_write(&m, FOLDER "/bias", "");
     snprintf(line, sizeof line, "--dataset " FOLDER "/sft.jsonl --pretrain " FOLDER
-             "/model --train_batch_size %d --max_epochs %d --learning_rate %.17g %s", DOCUMENTS,
+             "/bias --train_batch_size %d --max_epochs %d --learning_rate %.17g %s", DOCUMENTS,
              (int)w.schedule.total, w.rate, options);
     if (run_with(&x, SFT, &m, NULL, line)) expect_path(&x, &m, &w, sft_value, &loss);
     run_free(&x);
     free(m.p);
     test_end("absolute_way %s", options);
+}
+
+/* A score head is a matrix of one row: it has weight decay, a gain has none. */
+static void test_score_way(const char *options, way w) {
+    model m = model_new(small, "score", 3);
+    pair_loss loss = {.model = &m};
+    char line[1024];
+    run x;
+    model_write(&m, FOLDER "/score", "");
+    snprintf(line, sizeof line, "--dataset " FOLDER "/pairs.jsonl --pretrain " FOLDER
+             "/score --train_batch_size %d --max_epochs %d --learning_rate %.17g %s", DOCUMENTS,
+             (int)w.schedule.total, w.rate, options);
+    if (run_with(&x, RM, &m, NULL, line)) expect_path(&x, &m, &w, rm_value, &loss);
+    run_free(&x);
+    free(m.p);
+    test_end("absolute_score_way %s", options);
 }
 
 static void test_ways(void) {
@@ -385,7 +467,310 @@ static void test_ways(void) {
     TEST(test_way("--lr_scheduler cosine", WAY(SLOW_COSINE, 5)));
     TEST(test_way("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.3 --lr_warmup_ratio 0.3",
                   WAY(SLOW_COSINE, 5, .schedule = {SLOW_COSINE_WITH_MIN_LR, 2, 5, .3})));
+    TEST(test_score_way("--lr_scheduler constant --l2 3",
+                        WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3})));
     TEST(test_way("--max_steps 2", WAY(SLOW_COSINE, 4, .schedule = {SLOW_COSINE_WITH_MIN_LR, 0, 2, .1}, .steps = 2)));
+}
+
+/* ---- PPO and its relatives: one or two updates on one rollout ---- */
+
+enum { PROMPTS = 4, SAMPLES = 2, TEXTS = PROMPTS * SAMPLES, LONGEST = 5, PTX = 3, TOKENS_MOST = TEXTS * LONGEST };
+
+/* Words are bytes here, with room for the id that ends a text, which is a frequent one. */
+static const slow_config tall = {.layers = 1, .hidden = 6, .heads = 2, .kv_heads = 1, .head_dim = 4,
+                                 .intermediate = 5, .vocab = DEMO_VOCAB, .rope_theta = 10000, .rms_eps = 1e-5};
+
+static text prompt_text(int64_t i) { return text_new(11 * i + 2, small.vocab, 1, 3 + i % 3); }
+static text ptx_text(int64_t i) { return text_new(17 * i + 4, small.vocab, 1, 7 + 2 * i); }
+
+static void prompts_write(void) {
+    FILE *file = file_of(FOLDER, "prompts.jsonl");
+    for (int64_t i = 0; i < PROMPTS; i++) {
+        text t = prompt_text(i);
+        fprintf(file, "{");
+        text_print(file, "", &t, false);
+        fprintf(file, "}\n");
+    }
+    fclose(file);
+    file = file_of(FOLDER, "ptx.jsonl");
+    for (int64_t i = 0; i < PTX; i++) {
+        text t = ptx_text(i);
+        fprintf(file, "{");
+        text_print(file, "", &t, false);
+        fprintf(file, "}\n");
+    }
+    fclose(file);
+}
+
+typedef struct ppo_case {
+    const char *options, *estimator; /* NULL: gae */
+    int updates;                     /* 0: 1 */
+    slow_ppo clip;
+    double rate, gamma, lambda, coef, entropy, ptx, value_clip, temperature, low, high, mean, std;
+    slow_complex (*kl)(slow_complex);
+    bool kl_loss, mean_only, gspo;
+} ppo_case;
+
+static const ppo_case ppo_usual = {.estimator = "gae", .updates = 1, .rate = 2, .clip = {.2, .2, 0, HUGE_VAL},
+                                   .gamma = 1, .lambda = .95, .coef = .01, .value_clip = .2,
+                                   .temperature = 1, .low = -10, .high = 10, .std = 1, .kl = slow_k1};
+
+/* All that is known of a rollout, token by token of what was sampled. */
+typedef struct experience {
+    const ppo_case *how;
+    const rollout_seen *rollout;
+    int64_t ends[TEXTS + 1];
+    slow_sequences sequences;
+    double old[TOKENS_MOST], ref[TOKENS_MOST], value[TOKENS_MOST], kl[TOKENS_MOST];
+    double reward[TOKENS_MOST], advantage[TOKENS_MOST], back[TOKENS_MOST], score[TEXTS];
+    double loss[4]; /* of the last evaluation: all but the pretraining, entropy, KL, pretraining */
+} experience;
+
+/* Of the tokens that were sampled, what a model says at the place that predicts each. */
+static void sampled_values(const model *m, const double *p, const experience *e, double *logp,
+                           double *score) {
+    slow_complex *z = slow_promote(m->count, p), of[2][MOST_TOKENS];
+    for (int64_t i = 0; i < TEXTS; i++) {
+        const text *t = &e->rollout->texts[i];
+        text_values(&m->config, z, t, e->how->temperature, of[0], NULL, of[1]);
+        for (int64_t k = e->ends[i]; k < e->ends[i + 1]; k++) {
+            int64_t at = t->prompt - 1 + k - e->ends[i];
+            if (logp) logp[k] = creal(of[0][at]);
+            if (score) score[k] = creal(of[1][at]);
+        }
+    }
+    free(z);
+}
+
+static bool is_one_of(const char *name, const char *list) { return demo_list_has(list, name); }
+
+static void experience_advantages(experience *e) {
+    const ppo_case *how = e->how;
+    const char *name = how->estimator;
+    double shaped[TEXTS], gamma = is_one_of(name, "gae,reinforce") ? how->gamma : 1;
+    memcpy(shaped, e->score, sizeof shaped);
+    if (is_one_of(name, "reinforce_baseline,dr_grpo"))
+        slow_group_baseline(PROMPTS, SAMPLES, e->score, shaped);
+    if (is_one_of(name, "rloo")) slow_rloo(PROMPTS, SAMPLES, e->score, shaped);
+    if (is_one_of(name, "group_norm")) slow_group_norm(PROMPTS, SAMPLES, 1e-9, e->score, shaped);
+    slow_shaped_rewards(&e->sequences, how->kl_loss ? 0 : how->coef, e->kl, shaped, how->low,
+                        how->high, e->reward);
+    if (is_one_of(name, "gae"))
+        slow_gae(&e->sequences, gamma, how->lambda, e->reward, e->value, e->advantage, e->back);
+    else
+        slow_reward_to_go(&e->sequences, gamma, e->reward, e->advantage);
+    if (!is_one_of(name, "gae,reinforce,reinforce_baseline")) return;
+    int64_t n = e->ends[TEXTS];
+    double mean = slow_masked_mean(n, NULL, e->advantage);
+    for (int64_t k = 0; how->mean_only && k < n; k++) e->advantage[k] -= mean;
+    if (!how->mean_only) slow_whiten(n, NULL, e->advantage, e->advantage);
+}
+
+static void experience_make(experience *e, const ppo_case *how, const rollout_seen *rollout,
+                            const model *actor, const model *reference, const model *critic,
+                            const model *reward) {
+    *e = (experience){.how = how, .rollout = rollout};
+    for (int64_t i = 0; i < TEXTS; i++) {
+        const text *t = &rollout->texts[i];
+        e->ends[i + 1] = e->ends[i] + t->tokens - t->prompt;
+        e->score[i] = slow_normalize_reward(text_score_of(reward, reward->p, t), how->mean,
+                                            how->std, HUGE_VAL);
+    }
+    e->sequences = (slow_sequences){TEXTS, e->ends, NULL};
+    sampled_values(actor, actor->p, e, e->old, NULL);
+    sampled_values(reference, reference->p, e, e->ref, NULL);
+    sampled_values(critic, critic->p, e, NULL, e->value);
+    for (int64_t k = 0; k < e->ends[TEXTS]; k++)
+        e->kl[k] = creal(slow_kl(how->kl, HUGE_VAL, e->old[k], e->ref[k]));
+    experience_advantages(e);
+}
+
+static slow_complex ptx_value(const slow_complex *p) {
+    slow_complex sum = 0;
+    double tokens = 0;
+    for (int64_t i = 0; i < PTX; i++) {
+        text t = ptx_text(i);
+        sum -= text_logp(&tall, p, &t);
+        tokens += (double)text_supervised(&t);
+    }
+    return sum / tokens;
+}
+
+static slow_complex actor_value(const slow_complex *p, const void *context) {
+    experience *e = (experience *)context;
+    const ppo_case *how = e->how;
+    slow_complex logp[TOKENS_MOST], policy = 0, entropy = 0, kl = 0, ptx = 0;
+    double first[TEXTS];
+    for (int64_t i = 0; i < TEXTS; i++) {
+        const text *t = &e->rollout->texts[i];
+        /* GSPO's means are over texts, with all that is added */
+        double n = (double)(how->gspo ? TEXTS * (e->ends[i + 1] - e->ends[i]) : e->ends[TEXTS]);
+        slow_complex of[2][MOST_TOKENS];
+        text_values(&tall, p, t, how->temperature, of[0], of[1], NULL);
+        first[i] = e->advantage[e->ends[i]];
+        for (int64_t k = e->ends[i]; k < e->ends[i + 1]; k++) {
+            int64_t at = t->prompt - 1 + k - e->ends[i];
+            logp[k] = of[0][at];
+            policy += slow_ppo_policy(&how->clip, logp[k], e->old[k], e->advantage[k]) / n;
+            entropy += of[1][at] / n;
+            kl += slow_kl(how->kl, HUGE_VAL, logp[k], e->ref[k]) / n;
+        }
+    }
+    if (how->gspo) policy = slow_gspo(&how->clip, &e->sequences, logp, e->old, first);
+    if (how->ptx > 0) ptx = ptx_value(p);
+    const slow_actor all = {how->kl_loss ? how->coef : 0, how->entropy, how->ptx};
+    slow_complex loss = slow_actor_loss(&all, policy, kl, entropy, ptx);
+    const slow_complex parts[] = {loss - how->ptx * ptx, entropy, kl, ptx};
+    for (int i = 0; i < 4; i++) e->loss[i] = creal(parts[i]);
+    return loss;
+}
+
+static slow_complex critic_value(const slow_complex *p, const void *context) {
+    const experience *e = (const experience *)context;
+    slow_complex loss = 0;
+    for (int64_t i = 0; i < TEXTS; i++) {
+        const text *t = &e->rollout->texts[i];
+        slow_complex value[MOST_TOKENS];
+        text_values(&tall, p, t, 1, NULL, NULL, value);
+        for (int64_t k = e->ends[i]; k < e->ends[i + 1]; k++)
+            loss += slow_value_loss(e->how->value_clip, value[t->prompt - 1 + k - e->ends[i]],
+                                    e->value[k], e->back[k]) /
+                    (double)e->ends[TEXTS];
+    }
+    return loss;
+}
+
+static void ppo_line(char line[2048], const char *options, int updates) {
+    snprintf(line, 2048,
+             "--optim sgd --max_norm 0 --lr_scheduler constant --prompt_data " FOLDER
+             "/prompts.jsonl --pretrain " FOLDER "/actor --ref_pretrain " FOLDER
+             "/other --reward_pretrain " FOLDER "/reward --critic_pretrain " FOLDER
+             "/critic --rollout_batch_size %d --n_samples_per_prompt %d --train_batch_size %d "
+             "--micro_train_batch_size 3 --generate_max_len %d --prompt_max_len 9 --max_epochs %d "
+             "--actor_learning_rate %d --critic_learning_rate %d %s",
+             PROMPTS, SAMPLES, TEXTS, LONGEST, updates, 2, 1, options);
+}
+
+typedef struct ppo_models {
+    model actor, reference, critic, reward;
+} ppo_models;
+
+static void ppo_models_write(ppo_models *m, const char *moments) {
+    m->actor = model_new(tall, NULL, 1);
+    m->reference = model_new(tall, NULL, 2);
+    m->critic = model_new(tall, "score", 3);
+    m->reward = model_new(tall, "score", 4);
+    double *end = m->actor.p + m->actor.count + (DEMO_EOS - DEMO_VOCAB) * tall.hidden;
+    for (int64_t k = 0; k < tall.hidden; k++) end[k] *= 2;
+    model_write(&m->actor, FOLDER "/actor", "");
+    model_write(&m->reference, FOLDER "/other", "");
+    model_write(&m->critic, FOLDER "/critic", "");
+    model_write(&m->reward, FOLDER "/reward", moments);
+}
+
+static void ppo_models_free(ppo_models *m) {
+    free(m->actor.p);
+    free(m->reference.p);
+    free(m->critic.p);
+    free(m->reward.p);
+}
+
+/* The trainer's own column of the rollout against what is worked out apart. */
+static void expect_column(const experience *e, int column, const double *want, const char *what) {
+    for (int64_t k = 0; k < e->ends[TEXTS]; k++)
+        test_expect(near(e->rollout->entry[k * ENTRY + column], want[k], exact),
+                    "%s of token %d is %.12g, not %.12g", what, (int)k,
+                    e->rollout->entry[k * ENTRY + column], want[k]);
+}
+
+static void expect_rollout(const experience *e) {
+    for (int64_t i = 0; i < TEXTS; i++)
+        test_expect(near(e->rollout->score[i], e->score[i], exact), "reward %d is %.12g, not %.12g",
+                    (int)i, e->rollout->score[i], e->score[i]);
+    expect_column(e, OLD_LOGP, e->old, "log-prob");
+    expect_column(e, REF_LOGP_OF, e->ref, "the reference's log-prob");
+    expect_column(e, KL, e->kl, "KL");
+    expect_column(e, REWARD, e->reward, "reward");
+    expect_column(e, ADVANTAGE, e->advantage, "advantage");
+    if (!is_one_of(e->how->estimator, "gae")) return;
+    expect_column(e, VALUE, e->value, "value");
+    expect_column(e, RETURN, e->back, "return");
+}
+
+/* The last update of x, from where `before` stood. */
+static void expect_update(experience *e, const ppo_models *m, const run *x, const double *actor,
+                          const double *critic) {
+    const rollout_seen *seen = &x->rollout;
+    static const int columns[] = {LOSS_OF, ENTROPY_OF, KL_OF, PRETRAINING_LOSS};
+    slow_value_of(actor_value, e, m->actor.count, actor);
+    for (int i = 0; i < 4; i++)
+        test_expect(near(seen->policy[columns[i]], e->loss[i], exact),
+                    "figure %d of the actor is %.12g, not %.12g", i, seen->policy[columns[i]],
+                    e->loss[i]);
+    expect_gradient(&m->actor, actor_value, e, actor, x->step[0].params, e->how->rate, exact);
+    if (!is_one_of(e->how->estimator, "gae")) return;
+    double value = slow_value_of(critic_value, e, m->critic.count, critic);
+    test_expect(near(seen->value[LOSS_OF], value, exact), "the critic's loss is %.12g, not %.12g",
+                seen->value[LOSS_OF], value);
+    expect_gradient(&m->critic, critic_value, e, critic, x->step[0].critic, 1, exact);
+}
+
+/* The second update is where ratios are not 1: a run of one says where it begins. */
+static void test_ppo(ppo_case c) {
+    char line[2048], moments[128];
+    bool gae = is_one_of(c.estimator, "gae");
+    ppo_models m;
+    experience e;
+    run first, second;
+    snprintf(moments, sizeof moments, "\"mean\": %.17g, \"std\": %.17g, ", c.mean, c.std);
+    ppo_models_write(&m, c.std < 1 || c.std > 1 ? moments : "");
+    ppo_line(line, c.options, 1);
+    if (run_with(&first, PPO, &m.actor, gae ? &m.critic : NULL, line)) {
+        experience_make(&e, &c, &first.rollout, &m.actor, &m.reference, &m.critic, &m.reward);
+        expect_rollout(&e);
+        expect_update(&e, &m, &first, m.actor.p, m.critic.p);
+    }
+    ppo_line(line, c.options, 2);
+    if (!test_why[0] && c.updates > 1 &&
+        run_with(&second, PPO, &m.actor, gae ? &m.critic : NULL, line)) {
+        e.rollout = &second.rollout;
+        expect_rollout(&e);
+        expect_update(&e, &m, &second, first.step[0].params, first.step[0].critic);
+        run_free(&second);
+    }
+    run_free(&first);
+    ppo_models_free(&m);
+    test_end("absolute_ppo %s", c.options);
+}
+
+static void test_ppo_all(void) {
+    ppo_case u = ppo_usual;
+#define CASE(options_, change) (u = ppo_usual, u.options = options_, change, test_ppo(u))
+    TEST(CASE("", u.updates = 2));
+    TEST(CASE("--gamma 0.8 --lambd 0.6", (u.gamma = .8, u.lambda = .6)));
+    TEST(CASE("--init_kl_coef 0.3", u.coef = .3));
+    TEST(CASE("--init_kl_coef 0.3 --kl_estimator k2", (u.coef = .3, u.kl = slow_k2)));
+    TEST(CASE("--init_kl_coef 0.3 --kl_estimator k3", (u.coef = .3, u.kl = slow_k3)));
+    TEST(CASE("--init_kl_coef 0.3 --use_kl_estimator_k3", (u.coef = .3, u.kl = slow_k3)));
+    TEST(CASE("--init_kl_coef 0.3 --use_kl_loss", (u.coef = .3, u.kl_loss = true, u.updates = 2)));
+    TEST(CASE("--init_kl_coef 0.3 --use_kl_loss --kl_estimator k2", (u.coef = .3, u.kl_loss = true, u.kl = slow_k2, u.updates = 2)));
+    TEST(CASE("--entropy_loss_coef 0.2", (u.entropy = .2, u.updates = 2)));
+    TEST(CASE("--eps_clip 0.05", (u.clip.clip_low = u.clip.clip_high = .05, u.updates = 2)));
+    TEST(CASE("--eps_clip_low_high 0.03,0.09", (u.clip.clip_low = .03, u.clip.clip_high = .09, u.updates = 2)));
+    TEST(CASE("--dual_clip 1.1 --actor_learning_rate 4", (u.clip.dual_clip = 1.1, u.rate = 4, u.updates = 2)));
+    TEST(CASE("--value_clip 0.05", (u.value_clip = .05, u.updates = 2)));
+    TEST(CASE("--temperature 0.7", (u.temperature = .7, u.updates = 2)));
+    TEST(CASE("--reward_clip_range -0.1,0.2", (u.low = -.1, u.high = .2)));
+    TEST(CASE("--no_advantage_std_norm", u.mean_only = true));
+    TEST(CASE("--normalize_reward", (u.mean = .3, u.std = 2.5)));
+    TEST(CASE("--advantage_estimator reinforce --gamma 0.8", (u.estimator = "reinforce", u.gamma = .8)));
+    TEST(CASE("--advantage_estimator rloo", u.estimator = "rloo"));
+    TEST(CASE("--advantage_estimator reinforce_baseline", u.estimator = "reinforce_baseline"));
+    TEST(CASE("--advantage_estimator group_norm", u.estimator = "group_norm"));
+    TEST(CASE("--advantage_estimator dr_grpo", u.estimator = "dr_grpo"));
+    TEST(CASE("--advantage_estimator group_norm --policy_loss_type gspo --init_kl_coef 0", (u.estimator = "group_norm", u.coef = 0, u.gspo = true, u.updates = 2)));
+    TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --ptx_coef 0.4", (u.ptx = .4, u.updates = 2)));
+    TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --packing_samples --pack_len 48", (u.ptx = .05, u.updates = 2)));
 }
 
 int main(int argc, char **argv) {
@@ -395,10 +780,8 @@ int main(int argc, char **argv) {
     sft_write();
     pairs_write();
     kto_write();
-    TEST(test_sft("", 0, 0));
-    TEST(test_sft("--label_smoothing 0.1", 0.1, 0));
-    TEST(test_sft("--z_loss 0.1", 0, 0.1));
-    TEST(test_sft("--label_smoothing 0.1 --z_loss 0.3", 0.1, 0.3));
+    prompts_write();
+    test_sft_all();
     test_dpo_all();
     test_ways();
     TEST(test_rm("", "score", false));
@@ -409,5 +792,6 @@ int main(int argc, char **argv) {
     TEST(test_kto("--beta 0.2", (slow_kto){0.2, 1, 1}, 5));
     TEST(test_kto("--beta 0.2 --desirable_loss_weight 1.7", (slow_kto){0.2, 1.7, 1}, 2));
     TEST(test_kto("--beta 0.2 --undesirable_loss_weight 0.6", (slow_kto){0.2, 1, 0.6}, 5));
+    test_ppo_all();
     return test_summary();
 }
