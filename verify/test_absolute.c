@@ -773,6 +773,60 @@ static void test_ppo_all(void) {
     TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --packing_samples --pack_len 48", (u.ptx = .05, u.updates = 2)));
 }
 
+/* ---- how many ranks are started ---- */
+
+/* Each of two numbers alone may be wrong. */
+static void test_world(void) {
+    static const struct {
+        int world, ring, dp; /* 0: is not said */
+        int ranks;           /* 0: is refused */
+    } cases[] = {{8, 2, 4, 8}, {8, 2, 2, 0}, {8, 2, 0, 8}, {7, 2, 0, 0}, {9, 2, 4, 0}, {2, 2, 0, 2},
+                 {1, 2, 0, 0}, {6, 3, 1, 0}, {3, 3, 1, 3}, {4, 1, 5, 0}, {0, 3, 2, 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[256], said[256];
+        int world = cases[i].world, ring = cases[i].ring, dp = cases[i].dp;
+        run x;
+        memset(&x, 0, sizeof x);
+        snprintf(line, sizeof line, "--ring_attn_size %d --world_size %d --data_parallel_size %d", ring, world, dp);
+        snprintf(said, sizeof said,
+                 "world_size %d is not data_parallel_size %d x ring_attn_size %d; change one of them",
+                 world, dp ? dp : world / ring, ring);
+        test_expect(!run_parse(&x, SFT, line), "%s", x.error.text);
+        int wrong = demo_job_world(&x.job, &x.error);
+        test_expect(!!wrong == !cases[i].ranks, "%s is %s", line, wrong ? x.error.text : "taken");
+        test_expect(wrong || x.job.ranks == cases[i].ranks, "%s: %d ranks", line, (int)x.job.ranks);
+        test_expect(!wrong || !strcmp(x.error.text, said), "%s, not: %s", x.error.text, said);
+    }
+    test_end("absolute_world");
+}
+
+/* ---- what is read ---- */
+
+/* The first number of a file, and the last, is NaN or infinite. */
+static void test_not_finite(void) {
+    static const double poison[] = {NAN, HUGE_VAL, -HUGE_VAL};
+    for (int i = 0; i < 6; i++) {
+        model m = model_new(small, NULL, 1);
+        seqpar_safetensors_file *file = NULL;
+        seqpar_error error = {0};
+        float back[512];
+        const slow_tensor *t = &m.table[m.tensors - 1]; /* lm_head.weight */
+        int64_t count = t->rows * t->cols, at = i % 2 ? count - 1 : 0;
+        seqpar_safetensors_part part = {"lm_head.weight", 0, count, 1};
+        m.p[t->offset + at] = poison[i / 2];
+        model_write(&m, FOLDER "/poison", "");
+        seqpar_status status = seqpar_safetensors_open(&file, FOLDER "/poison/model.safetensors", &error);
+        if (!status) status = seqpar_safetensors_read(file, back, &part, &error);
+        char said[64];
+        snprintf(said, sizeof said, "element %d of %d is NaN or Inf", (int)at, (int)count);
+        test_expect(status == SEQPAR_ERR_NOT_FINITE && strstr(error.text, said),
+                    "a number %d is %g: %s", (int)at, poison[i / 2], error.text);
+        seqpar_safetensors_close(file);
+        free(m.p);
+    }
+    test_end("absolute_not_finite");
+}
+
 int main(int argc, char **argv) {
     seqpar_error error = {0};
     test_begin(argc, argv);
@@ -781,6 +835,8 @@ int main(int argc, char **argv) {
     pairs_write();
     kto_write();
     prompts_write();
+    TEST(test_world());
+    TEST(test_not_finite());
     test_sft_all();
     test_dpo_all();
     test_ways();
