@@ -356,8 +356,10 @@ static bool has_decay(const char *name) {
     return !strstr(name, "norm.weight") && !strstr(name, ".bias");
 }
 
+/* live: elements that the loss hangs on at all; NULL: all. */
 typedef struct path {
     double *p, *g, *m, *v, *average;
+    const bool *live;
 } path;
 
 static void path_open(path *t, const model *m) {
@@ -370,11 +372,24 @@ static void path_open(path *t, const model *m) {
     memcpy(t->average, m->p, (size_t)m->count * sizeof *t->p);
 }
 
+/* Of the elements that are live, each by its own direction. */
+static void path_gradient(const path *t, const model *m, slow_scalar *f, const void *context) {
+    slow_complex *z = slow_promote(m->count, t->p);
+    for (int64_t k = 0; k < m->count; k++) {
+        t->g[k] = 0;
+        if (t->live && !t->live[k]) continue;
+        z[k] = t->p[k] + SLOW_STEP * I;
+        t->g[k] = cimag(f(z, context)) / SLOW_STEP;
+        z[k] = t->p[k];
+    }
+    free(z);
+}
+
 /* Step s = 0, 1, ...; returns the gradient's norm. */
 static double path_step(path *t, const model *m, const way *w, slow_scalar *f,
                         const void *context, int64_t s) {
     double rate = w->rate * slow_schedule_factor(&w->schedule, s);
-    slow_gradient_of(f, context, m->count, t->p, t->g);
+    path_gradient(t, m, f, context);
     double norm = w->max_norm > 0 ? slow_clip(m->count, w->max_norm, t->g)
                                   : slow_norm(m->count, t->g);
     for (int64_t i = 0; i < m->tensors; i++) {
@@ -392,7 +407,7 @@ static double path_step(path *t, const model *m, const way *w, slow_scalar *f,
 
 static void expect_path(const run *x, const model *m, const way *w, slow_scalar *f,
                         const void *context) {
-    path t;
+    path t = {0};
     path_open(&t, m);
     test_expect(x->steps == w->steps, "%d steps, not %d", (int)x->steps, (int)w->steps);
     for (int64_t s = 0; s < w->steps && s < x->steps && !test_why[0]; s++) {
@@ -429,20 +444,25 @@ static void test_way(const char *options, way w) {
     test_end("absolute_way %s", options);
 }
 
-/* A score head is a matrix of one row: it has weight decay, a gain has none. */
-static void test_score_way(const char *options, way w) {
+/* A score head is a matrix of one row: it has weight decay, a gain has none. fresh: it comes from the seed. */
+static void test_score_way(const char *options, way w, bool fresh) {
     model m = model_new(small, "score", 3);
     pair_loss loss = {.model = &m};
     char line[1024];
     run x;
+    m.head = fresh ? NULL : m.head;
     model_write(&m, FOLDER "/score", "");
+    m.head = "score";
     snprintf(line, sizeof line, "--dataset " FOLDER "/pairs.jsonl --pretrain " FOLDER
              "/score --train_batch_size %d --max_epochs %d --learning_rate %.17g %s", DOCUMENTS,
              (int)w.schedule.total, w.rate, options);
-    if (run_with(&x, RM, &m, NULL, line)) expect_path(&x, &m, &w, rm_value, &loss);
+    if (run_with(&x, RM, &m, NULL, line)) {
+        if (fresh) memcpy(m.p, x.start, (size_t)m.count * sizeof *m.p);
+        expect_path(&x, &m, &w, rm_value, &loss);
+    }
     run_free(&x);
     free(m.p);
-    test_end("absolute_score_way %s", options);
+    test_end("absolute_score_way %s%s", options, fresh ? ", a fresh head" : "");
 }
 
 static void test_ways(void) {
@@ -468,7 +488,9 @@ static void test_ways(void) {
     TEST(test_way("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.3 --lr_warmup_ratio 0.3",
                   WAY(SLOW_COSINE, 5, .schedule = {SLOW_COSINE_WITH_MIN_LR, 2, 5, .3})));
     TEST(test_score_way("--lr_scheduler constant --l2 3",
-                        WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3})));
+                        WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3}), false));
+    TEST(test_score_way("--lr_scheduler constant --l2 3",
+                        WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3}), true));
     TEST(test_way("--max_steps 2", WAY(SLOW_COSINE, 4, .schedule = {SLOW_COSINE_WITH_MIN_LR, 0, 2, .1}, .steps = 2)));
 }
 
@@ -507,13 +529,16 @@ typedef struct ppo_case {
     int updates;                     /* 0: 1 */
     slow_ppo clip;
     double rate, gamma, lambda, coef, entropy, ptx, value_clip, temperature, low, high, mean, std;
+    double later; /* learning rates of the second update by those of the first */
+    double target, horizon, buffer, penalty, stop;
     slow_complex (*kl)(slow_complex);
     bool kl_loss, mean_only, gspo;
 } ppo_case;
 
 static const ppo_case ppo_usual = {.estimator = "gae", .updates = 1, .rate = 2, .clip = {.2, .2, 0, HUGE_VAL},
                                    .gamma = 1, .lambda = .95, .coef = .01, .value_clip = .2,
-                                   .temperature = 1, .low = -10, .high = 10, .std = 1, .kl = slow_k1};
+                                   .temperature = 1, .low = -10, .high = 10, .std = 1, .later = 1,
+                                   .horizon = 10000, .stop = 1, .kl = slow_k1};
 
 /* All that is known of a rollout, token by token of what was sampled. */
 typedef struct experience {
@@ -566,6 +591,16 @@ static void experience_advantages(experience *e) {
     if (!how->mean_only) slow_whiten(n, NULL, e->advantage, e->advantage);
 }
 
+/* A long text costs, and one that was cut off keeps a share, or has the number itself. */
+static double length_cost(const ppo_case *how, double score, const text *t) {
+    double cost = how->buffer > 0 ? slow_overlong_penalty((double)(t->tokens - t->prompt), LONGEST,
+                                                          how->buffer, how->penalty)
+                                  : 0;
+    bool ended = t->ids[t->tokens - 1] == DEMO_EOS;
+    score += cost;
+    return ended ? score : how->stop < 0 ? how->stop : how->stop * score;
+}
+
 static void experience_make(experience *e, const ppo_case *how, const rollout_seen *rollout,
                             const model *actor, const model *reference, const model *critic,
                             const model *reward) {
@@ -575,6 +610,7 @@ static void experience_make(experience *e, const ppo_case *how, const rollout_se
         e->ends[i + 1] = e->ends[i] + t->tokens - t->prompt;
         e->score[i] = slow_normalize_reward(text_score_of(reward, reward->p, t), how->mean,
                                             how->std, HUGE_VAL);
+        e->score[i] = length_cost(how, e->score[i], t);
     }
     e->sequences = (slow_sequences){TEXTS, e->ends, NULL};
     sampled_values(actor, actor->p, e, e->old, NULL);
@@ -692,6 +728,10 @@ static void expect_rollout(const experience *e) {
     expect_column(e, KL, e->kl, "KL");
     expect_column(e, REWARD, e->reward, "reward");
     expect_column(e, ADVANTAGE, e->advantage, "advantage");
+    double seen = slow_mean(e->ends[TEXTS], e->kl);
+    double coef = e->how->target > 0 ? slow_adaptive_kl(e->how->coef, seen, e->how->target, TEXTS, e->how->horizon)
+                                     : slow_fixed_kl(e->how->coef, seen);
+    test_expect(near(e->rollout->coef, coef, exact), "the next coefficient is %.12g, not %.12g", e->rollout->coef, coef);
     if (!is_one_of(e->how->estimator, "gae")) return;
     expect_column(e, VALUE, e->value, "value");
     expect_column(e, RETURN, e->back, "return");
@@ -699,7 +739,7 @@ static void expect_rollout(const experience *e) {
 
 /* The last update of x, from where `before` stood. */
 static void expect_update(experience *e, const ppo_models *m, const run *x, const double *actor,
-                          const double *critic) {
+                          const double *critic, double factor) {
     const rollout_seen *seen = &x->rollout;
     static const int columns[] = {LOSS_OF, ENTROPY_OF, KL_OF, PRETRAINING_LOSS};
     slow_value_of(actor_value, e, m->actor.count, actor);
@@ -707,12 +747,12 @@ static void expect_update(experience *e, const ppo_models *m, const run *x, cons
         test_expect(near(seen->policy[columns[i]], e->loss[i], exact),
                     "figure %d of the actor is %.12g, not %.12g", i, seen->policy[columns[i]],
                     e->loss[i]);
-    expect_gradient(&m->actor, actor_value, e, actor, x->step[0].params, e->how->rate, exact);
+    expect_gradient(&m->actor, actor_value, e, actor, x->step[0].params, e->how->rate * factor, exact);
     if (!is_one_of(e->how->estimator, "gae")) return;
     double value = slow_value_of(critic_value, e, m->critic.count, critic);
     test_expect(near(seen->value[LOSS_OF], value, exact), "the critic's loss is %.12g, not %.12g",
                 seen->value[LOSS_OF], value);
-    expect_gradient(&m->critic, critic_value, e, critic, x->step[0].critic, 1, exact);
+    expect_gradient(&m->critic, critic_value, e, critic, x->step[0].critic, factor, exact);
 }
 
 /* The second update is where ratios are not 1: a run of one says where it begins. */
@@ -728,19 +768,72 @@ static void test_ppo(ppo_case c) {
     if (run_with(&first, PPO, &m.actor, gae ? &m.critic : NULL, line)) {
         experience_make(&e, &c, &first.rollout, &m.actor, &m.reference, &m.critic, &m.reward);
         expect_rollout(&e);
-        expect_update(&e, &m, &first, m.actor.p, m.critic.p);
+        expect_update(&e, &m, &first, m.actor.p, m.critic.p, 1);
     }
     ppo_line(line, c.options, 2);
     if (!test_why[0] && c.updates > 1 &&
         run_with(&second, PPO, &m.actor, gae ? &m.critic : NULL, line)) {
         e.rollout = &second.rollout;
         expect_rollout(&e);
-        expect_update(&e, &m, &second, first.step[0].params, first.step[0].critic);
+        expect_update(&e, &m, &second, first.step[0].params, first.step[0].critic, c.later);
         run_free(&second);
     }
     run_free(&first);
     ppo_models_free(&m);
     test_end("absolute_ppo %s", c.options);
+}
+
+/* The critic goes a way of its own, the actor another. */
+static void test_critic(const char *options, way w) {
+    char line[2048], all[1024];
+    ppo_models m;
+    experience e;
+    run x;
+    path t = {0};
+    ppo_models_write(&m, "");
+    bool *live = (bool *)demo_room(m.critic.count, sizeof *live);
+    snprintf(all, sizeof all, "--optim adamw --max_norm 1 --adam_betas 0.9,0.95 --critic_learning_rate %.17g %s", w.rate, options);
+    ppo_line(line, all, (int)w.steps);
+    if (run_with(&x, PPO, &m.actor, &m.critic, line)) {
+        ppo_case usual = ppo_usual;
+        experience_make(&e, &usual, &x.rollout, &m.actor, &m.reference, &m.critic, &m.reward);
+        for (int64_t k = 0; k < m.critic.count; k++)
+            live[k] = k >= tall.vocab * tall.hidden && k < m.critic.count - (tall.vocab - 1) * tall.hidden;
+        for (int64_t i = 0; i < TEXTS; i++)
+            for (int64_t k = 0; k < e.rollout->texts[i].tokens; k++)
+                memset(live + e.rollout->texts[i].ids[k] * tall.hidden, 1, (size_t)tall.hidden);
+        path_open(&t, &m.critic);
+        t.live = live;
+        for (int64_t s = 0; s < w.steps; s++) path_step(&t, &m.critic, &w, critic_value, &e, s);
+        expect_params(&m.critic, x.step[0].critic, t.p, along, "the critic");
+        free(t.p);
+    }
+    free(live);
+    run_free(&x);
+    ppo_models_free(&m);
+    test_end("absolute_critic %s", options);
+}
+
+/* The actor stands still in so many rollouts, all updates of each. */
+static void test_freezing(int rollouts, int episodes, bool learns) {
+    char line[2048], all[256];
+    ppo_models m;
+    run x;
+    ppo_models_write(&m, "");
+    snprintf(all, sizeof all, "--freezing_actor_steps %d --num_episodes %d", rollouts, episodes);
+    ppo_line(line, all, 2);
+    if (run_with(&x, PPO, &m.actor, &m.critic, line)) {
+        test_expect(x.steps == episodes, "%d rollouts, not %d", (int)x.steps, episodes);
+        double moved = test_distance(x.step[episodes - 1].params, m.actor.p, m.actor.count);
+        double critic = test_distance(x.step[0].critic, m.critic.p, m.critic.count);
+        test_expect(learns == (moved > 0), "the actor moved by %g", moved);
+        test_expect(critic > 0, "the critic stood still");
+        double before = episodes > 1 ? test_distance(x.step[0].params, m.actor.p, m.actor.count) : 0;
+        test_expect(!(before > 0), "in the first rollout it moved by %g", before);
+    }
+    run_free(&x);
+    ppo_models_free(&m);
+    test_end("absolute_freezing %s", all);
 }
 
 static void test_ppo_all(void) {
@@ -761,6 +854,14 @@ static void test_ppo_all(void) {
     TEST(CASE("--value_clip 0.05", (u.value_clip = .05, u.updates = 2)));
     TEST(CASE("--temperature 0.7", (u.temperature = .7, u.updates = 2)));
     TEST(CASE("--reward_clip_range -0.1,0.2", (u.low = -.1, u.high = .2)));
+    TEST(CASE("--init_kl_coef 0.3 --kl_target 1.9 --kl_horizon 50", (u.coef = .3, u.target = 1.9, u.horizon = 50)));
+    TEST(CASE("--init_kl_coef 0.3 --kl_target 100", (u.coef = .3, u.target = 100)));
+    TEST(CASE("--overlong_buffer_len 3 --overlong_penalty_factor 0.5", (u.buffer = 3, u.penalty = .5)));
+    TEST(CASE("--overlong_buffer_len 2", (u.buffer = 2, u.penalty = 1)));
+    TEST(CASE("--reward.stop_properly_penalty_coef 0.3", u.stop = .3));
+    TEST(CASE("--reward.stop_properly_penalty_coef -0.4", u.stop = -.4));
+    TEST(CASE("--lr_scheduler linear", (u.later = .5, u.updates = 2)));
+    TEST(CASE("--lr_scheduler cosine_with_min_lr --min_lr_ratio 0.3", (u.later = .3 + .7 * .5, u.updates = 2)));
     TEST(CASE("--no_advantage_std_norm", u.mean_only = true));
     TEST(CASE("--normalize_reward", (u.mean = .3, u.std = 2.5)));
     TEST(CASE("--advantage_estimator reinforce --gamma 0.8", (u.estimator = "reinforce", u.gamma = .8)));
@@ -769,6 +870,17 @@ static void test_ppo_all(void) {
     TEST(CASE("--advantage_estimator group_norm", u.estimator = "group_norm"));
     TEST(CASE("--advantage_estimator dr_grpo", u.estimator = "dr_grpo"));
     TEST(CASE("--advantage_estimator group_norm --policy_loss_type gspo --init_kl_coef 0", (u.estimator = "group_norm", u.coef = 0, u.gspo = true, u.updates = 2)));
+    TEST(test_freezing(0, 1, true));
+    TEST(test_freezing(1, 1, false));
+    TEST(test_freezing(1, 2, true));
+    TEST(test_freezing(2, 2, false));
+    TEST(test_critic("", WAY(SLOW_CONSTANT, 3)));
+    TEST(test_critic("--critic.adam.betas 0.7,0.8 --critic.adam.eps 0.05 --critic.adam.weight_decay 3 --critic.max_norm 0.3",
+                     WAY(SLOW_CONSTANT, 2, .adamw = {.7, .8, .05, 3}, .max_norm = .3)));
+    TEST(test_critic("--critic.optim sgd --critic.lr_scheduler linear --critic.lr_warmup_ratio 0.3",
+                     WAY(SLOW_LINEAR, 3, .schedule = {SLOW_LINEAR, 1, 3, 0}, .sgd = true)));
+    TEST(test_critic("--critic.lr_scheduler cosine_with_min_lr --critic.min_lr_ratio 0.4",
+                     WAY(SLOW_COSINE, 3, .schedule = {SLOW_COSINE_WITH_MIN_LR, 0, 3, .4})));
     TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --ptx_coef 0.4", (u.ptx = .4, u.updates = 2)));
     TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --packing_samples --pack_len 48", (u.ptx = .05, u.updates = 2)));
 }
