@@ -267,10 +267,28 @@ typedef struct run {
     demo_dataset texts; /* of the rollout, borrowed */
 } run;
 
+static const char *const tool_names[TOOLS] = {"sft", "dpo", "rm", "kto", "ppo"};
+
+/* Options that a trainer was run with, as "sft weight_decay", stb_ds array: walk_options wants to know. */
+static char **given;
+
+static void given_add(int tool, const char *word) {
+    char text[128];
+    snprintf(text, sizeof text, "%s %s", tool_names[tool], word + 2);
+    arrput(given, strdup(text));
+}
+
+static bool is_given(int tool, const char *name) {
+    char text[128];
+    snprintf(text, sizeof text, "%s %s", tool_names[tool], name);
+    for (int64_t i = 0; i < arrlen(given); i++)
+        if (!strcmp(given[i], text)) return true;
+    return false;
+}
+
 static int run_parse(run *x, int tool, const char *options) {
     static const demo_objective *const objectives[TOOLS] = {&demo_sft, &demo_dpo, &demo_rm,
                                                             &demo_kto, &demo_ppo_objective};
-    static const char *const tools[TOOLS] = {"sft", "dpo", "rm", "kto", "ppo"};
     static demo_binding bindings[256];
     void *const own[TOOLS] = {NULL, &x->preference, &x->preference, &x->kto, &x->ppo};
     const demo_binding
@@ -291,8 +309,10 @@ static int run_parse(run *x, int tool, const char *options) {
              strstr(options, "--lr_warmup_ratio") ? "" : "--lr_warmup_ratio 0 ", options);
     for (char *at = strtok(x->line, " "); at && argc < WORDS; at = strtok(NULL, " "))
         x->words[argc++] = at;
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(x->words[i], "--", 2)) given_add(tool, x->words[i]);
     x->options =
-        (demo_options){.tool = tools[tool], .bindings = bindings, .binding_count = count};
+        (demo_options){.tool = tool_names[tool], .bindings = bindings, .binding_count = count};
     x->job.objective = objectives[tool];
     x->job.options = own[tool];
     if (tool == RM) x->job.score = &x->preference.value_head_prefix;

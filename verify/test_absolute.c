@@ -885,6 +885,117 @@ static void test_ppo_all(void) {
     TEST(CASE("--pretrain_data " FOLDER "/ptx.jsonl --packing_samples --pack_len 48", (u.ptx = .05, u.updates = 2)));
 }
 
+/* ---- types: what is rounded ---- */
+
+/* To the nearest bf16, and of two to the even one; moved by so many of its steps away from 0. */
+static double bf16_of(double x, int steps) {
+    float f = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    bits += 0x7FFF + (bits >> 16 & 1);
+    bits = ((bits >> 16) + (uint32_t)steps) << 16;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static bool type_run(run *x, const model *m, const char *options) {
+    char line[1024];
+    model_write(m, FOLDER "/model", "");
+    snprintf(line, sizeof line, "--lr_scheduler constant --dataset " FOLDER "/sft.jsonl --pretrain "
+             FOLDER "/model --train_batch_size %d %s", DOCUMENTS, options);
+    return run_with(x, SFT, m, NULL, line);
+}
+
+/* Weights are rounded as they are read; sums are not. */
+static void test_bf16(const char *options) {
+    model m = model_new(small, NULL, 1);
+    sft_loss loss = {.model = &m};
+    char all[256];
+    run x;
+    snprintf(all, sizeof all, SGD "--max_epochs 1 %s", options);
+    if (type_run(&x, &m, all)) {
+        for (int64_t k = 0; k < m.count; k++) m.p[k] = bf16_of(m.p[k], 0);
+        expect_params(&m, x.start, m.p, 0, "as they are read");
+        double want = slow_value_of(sft_value, &loss, m.count, m.p);
+        test_expect(near(x.step[0].loss, want, 0.02), "the loss is %.12g, not %.12g", x.step[0].loss, want);
+        double *g = (double *)demo_room(m.count, sizeof *g);
+        slow_gradient_of(sft_value, &loss, m.count, m.p, g);
+        double norm = slow_norm(m.count, g);
+        test_expect(near(x.step[0].norm, norm, 0.05), "the norm is %.12g, not %.12g", x.step[0].norm, norm);
+        for (int64_t k = 0; k < m.count; k++) {
+            double after = x.step[0].params[k];
+            test_expect(!(after < bf16_of(after, 0)) && !(after > bf16_of(after, 0)), "a weight is %.9g", after);
+            /* a step of bf16 is 2^-8 to 2^-7 of a number */
+            test_expect(fabs(after - (m.p[k] - g[k])) <= ldexp(fabs(after), -8) + 0.05 * norm,
+                        "a weight is %.9g, not %.9g", after, m.p[k] - g[k]);
+        }
+        free(g);
+    }
+    run_free(&x);
+    free(m.p);
+    test_end("absolute_bf16 %s", options);
+}
+
+/* Updates are parts of a step of bf16: a weight stays, or goes one step the gradient's way, so often that all come as far
+   as without rounding. */
+static void test_chance(void) {
+    model m = model_new(small, NULL, 1);
+    sft_loss loss = {.model = &m};
+    double far = 0, want = 0, variance = 0, rate = 0.01;
+    int64_t moved = 0;
+    run x;
+    if (type_run(&x, &m, "--param_dtype bf16 --stochastic_rounding --optim sgd --max_norm 0 --learning_rate 0.01 --max_epochs 1")) {
+        double *g = (double *)demo_room(m.count, sizeof *g);
+        slow_gradient_of(sft_value, &loss, m.count, x.start, g);
+        for (int64_t k = 0; k < m.count; k++) {
+            double before = x.start[k], after = x.step[0].params[k];
+            double step = bf16_of(before, (before > 0) == (g[k] < 0) ? 1 : -1) - before;
+            double share = rate * fabs(g[k]) / fabs(step);
+            if (share > 0.9 || !(fabs(before) > 0.01) || !(fabs(g[k]) > 1e-3)) continue;
+            moved += fabs(after - before) > 0;
+            test_expect(!(fabs(after - before) > 0) || near(after - before, step, 1e-6),
+                        "a weight %g goes to %g; a step of bf16 is %g", before, after, step);
+            far += (after - before) / step;
+            want += share;
+            variance += share * (1 - share);
+        }
+        test_expect(moved > 10 && want > 10, "%d weights have moved", (int)moved);
+        test_expect(fabs(far - want) <= 4 * sqrt(variance) + 0.05 * want,
+                    "%g steps of bf16 are gone, not %g +- %g", far, want, sqrt(variance));
+        free(g);
+    }
+    run_free(&x);
+    free(m.p);
+    test_end("absolute_chance: %g steps of bf16 of %g", far, want);
+}
+
+/* Moments in 8 bits: the first step is AdamW's, which keeps none; later ones are near. */
+static void test_eight(void) {
+    model m = model_new(small, NULL, 1);
+    sft_loss loss = {.model = &m};
+    way w = {.adamw = {.9, .95, 1e-8, 0}, .schedule = {SLOW_CONSTANT, 0, 3, 0}, .rate = .01, .max_norm = 1, .steps = 3};
+    double off[3] = {0}, size = 0;
+    path t = {0};
+    run x;
+    path_open(&t, &m);
+    if (type_run(&x, &m, "--optim adamw_8bit --max_norm 1 --learning_rate 0.01 --max_epochs 3")) {
+        for (int64_t s = 0; s < 3; s++) {
+            path_step(&t, &m, &w, sft_value, &loss, s);
+            for (int64_t k = size = 0; k < m.count; k++) {
+                off[s] += pow(x.step[s].params[k] - t.p[k], 2);
+                size += pow(t.p[k] - m.p[k], 2);
+            }
+            off[s] = sqrt(off[s] / size);
+        }
+        test_expect(off[0] <= along, "the first step is off by %g", off[0]);
+        test_expect(off[1] > 1e-6 && off[1] < 0.1 && off[2] < 0.1, "later steps are off by %g and %g", off[1], off[2]);
+    }
+    run_free(&x);
+    free(t.p);
+    free(m.p);
+    test_end("absolute_eight: off by %.2g, %.2g, %.2g", off[0], off[1], off[2]);
+}
+
 /* ---- how many ranks are started ---- */
 
 /* Each of two numbers alone may be wrong. */
@@ -939,6 +1050,68 @@ static void test_not_finite(void) {
     test_end("absolute_not_finite");
 }
 
+/* ---- the table of options ---- */
+
+/* What absolute.tsv says of an option of a trainer, or NULL. */
+static const char *reason_of(int tool, const char *name, char **lines) {
+    for (int64_t i = 0; i < arrlen(lines); i++) {
+        const char *tools = strchr(lines[i], '\t');
+        size_t n = tools ? (size_t)(tools - lines[i]) : 0;
+        if (!n || strlen(name) != n || strncmp(name, lines[i], n)) continue;
+        const char *why = strchr(tools + 1, '\t');
+        char list[64];
+        snprintf(list, sizeof list, "%.*s", (int)(why ? why - tools - 1 : 0), tools + 1);
+        if (why && strlen(why + 1) > 15 && demo_list_has(list, tool_names[tool])) return why + 1;
+    }
+    return NULL;
+}
+
+static char **reasons_read(void) {
+    static char line[1024];
+    char **lines = NULL;
+    FILE *file = fopen("verify/absolute.tsv", "rb");
+    while (file && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        if (*line && *line != '#') arrput(lines, strdup(line));
+    }
+    if (file) fclose(file);
+    return lines;
+}
+
+/* By its own name or another one. */
+static bool is_seen(int tool, const demo_known *known) {
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (demo_known_target(&demo_known_options[i]) == known && is_given(tool, demo_known_options[i].name))
+            return true;
+    return false;
+}
+
+/* Every option that changes weights has been seen here with numbers, or has a reason: one of the two. */
+static void walk_options(void) {
+    char **lines = reasons_read();
+    int64_t used = 0, seen = 0, missing = 0;
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        for (int tool = 0; tool < TOOLS; tool++) {
+            const demo_known *known = &demo_known_options[i];
+            if (strcmp(known->role, "real") || !demo_list_has(known->tools, tool_names[tool])) continue;
+            if (!demo_list_has("weights,text", known->there)) continue;
+            bool here = is_seen(tool, known);
+            const char *why = reason_of(tool, known->name, lines);
+            used += why != NULL;
+            seen += here;
+            missing += !here && !why;
+            if (!here && !why) printf("# %s --%s has no number and no reason\n", tool_names[tool], known->name);
+            test_expect(here || why, "train_%s --%s has no test with numbers, and absolute.tsv no reason",
+                        tool_names[tool], known->name);
+            test_expect(!here || !why, "train_%s --%s has a test; absolute.tsv says: %s", tool_names[tool],
+                        known->name, why);
+        }
+    test_expect(seen > 100, "%d options are seen", (int)seen);
+    for (int64_t i = 0; i < arrlen(lines); i++) free(lines[i]);
+    arrfree(lines);
+    test_end("absolute_options: %d with numbers, %d with a reason, %d without", (int)seen, (int)used, (int)missing);
+}
+
 int main(int argc, char **argv) {
     seqpar_error error = {0};
     test_begin(argc, argv);
@@ -961,5 +1134,10 @@ int main(int argc, char **argv) {
     TEST(test_kto("--beta 0.2 --desirable_loss_weight 1.7", (slow_kto){0.2, 1.7, 1}, 2));
     TEST(test_kto("--beta 0.2 --undesirable_loss_weight 0.6", (slow_kto){0.2, 1, 0.6}, 5));
     test_ppo_all();
+    TEST(test_bf16("--param_dtype bf16"));
+    TEST(test_bf16("--bf16 true"));
+    TEST(test_chance());
+    TEST(test_eight());
+    if (!getenv("TEST_ONLY")) TEST(walk_options());
     return test_summary();
 }
