@@ -10,6 +10,9 @@
 #include "absolute.h"
 
 #define SGD "--optim sgd --max_norm 0 --learning_rate 1 --lr_scheduler constant "
+/* The same step, otherwise. */
+#define SPLIT  "--world_size 2 --gradient_accumulation_steps 3 --micro_train_batch_size 1"
+#define PACKED "--data_parallel_size 2 --packing_samples --max_len 20 --pack_len 40 --micro_train_batch_size 1"
 static const double exact = 1e-10; /* measured: TODO */
 static const double along = 1e-8;  /* of several steps; measured: TODO */
 
@@ -225,6 +228,8 @@ static void test_dpo_all(void) {
     TEST(test_dpo("--beta 0.37 --label_smoothing 0.2", slow_dpo_sigmoid,
                   HOW(.label_smoothing = 0.2), 0, true));
     TEST(test_dpo("--beta 0.37 --nll_loss_coef 0.7", slow_dpo_sigmoid, HOW(), 0.7, true));
+    TEST(test_dpo("--beta 0.37 " SPLIT, slow_dpo_sigmoid, HOW(), 0, true));
+    TEST(test_dpo("--beta 0.37 " PACKED, slow_dpo_sigmoid, HOW(), 0, true));
     TEST(test_dpo("--beta 0.37 --ipo", slow_ipo, HOW(), 0, true));
     TEST(test_dpo("--beta 0.37 --pref_loss ipo", slow_ipo, HOW(), 0, true));
     TEST(test_dpo("--beta 0.37 --pref_loss hinge", slow_dpo_hinge, HOW(), 0, true));
@@ -465,6 +470,25 @@ static void test_score_way(const char *options, way w, bool fresh) {
     test_end("absolute_score_way %s%s", options, fresh ? ", a fresh head" : "");
 }
 
+static void test_pair_way(const char *options, way w) {
+    model m = model_new(small, NULL, 1), reference = model_new(small, NULL, 2);
+    pair_loss loss = {&m, &reference, slow_dpo_sigmoid, {.beta = .37}, 0, false};
+    char line[1024];
+    run x;
+    model_write(&m, FOLDER "/model", "");
+    model_write(&reference, FOLDER "/other", "");
+    snprintf(line, sizeof line, "--dataset " FOLDER "/pairs.jsonl --pretrain " FOLDER
+             "/model --ref_pretrain " FOLDER "/other --beta 0.37 --train_batch_size %d --max_epochs %d "
+             "--learning_rate %.17g %s", DOCUMENTS, (int)w.schedule.total, w.rate, options);
+    if (run_with(&x, DPO, &m, NULL, line)) expect_path(&x, &m, &w, dpo_value, &loss);
+    run_free(&x);
+    free(reference.p);
+    free(m.p);
+    test_end("absolute_pair_way %s", options);
+}
+
+#define ALL_OF_ADAM "--adam_betas 0.7,0.8 --adam_eps 0.05 --l2 3 --max_norm 0.3 --lr_scheduler cosine_with_min_lr " \
+                    "--warmup_steps 1 --min_lr_ratio 0.3 --enable_ema --ema_beta 0.7"
 static void test_ways(void) {
 #define WAY(kind_, total_, ...) \
     ((way){.adamw = {.9, .95, 1e-8, 0}, .schedule = {.kind = kind_, .total = total_, .min_lr_rate = .1}, \
@@ -491,6 +515,11 @@ static void test_ways(void) {
                         WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3}), false));
     TEST(test_score_way("--lr_scheduler constant --l2 3",
                         WAY(SLOW_CONSTANT, 2, .adamw = {.9, .95, 1e-8, 3}), true));
+    way all = WAY(SLOW_COSINE, 3, .adamw = {.7, .8, .05, 3}, .schedule = {SLOW_COSINE_WITH_MIN_LR, 1, 3, .3},
+                  .max_norm = .3, .ema_beta = .7);
+    TEST(test_way(ALL_OF_ADAM, all));
+    TEST(test_pair_way(ALL_OF_ADAM, all));
+    TEST(test_score_way(ALL_OF_ADAM, all, false));
     TEST(test_way("--max_steps 2", WAY(SLOW_COSINE, 4, .schedule = {SLOW_COSINE_WITH_MIN_LR, 0, 2, .1}, .steps = 2)));
 }
 
@@ -682,9 +711,9 @@ static void ppo_line(char line[2048], const char *options, int updates) {
              "/prompts.jsonl --pretrain " FOLDER "/actor --ref_pretrain " FOLDER
              "/other --reward_pretrain " FOLDER "/reward --critic_pretrain " FOLDER
              "/critic --rollout_batch_size %d --n_samples_per_prompt %d --train_batch_size %d "
-             "--micro_train_batch_size 3 --generate_max_len %d --prompt_max_len 9 --max_epochs %d "
+             "%s--generate_max_len %d --prompt_max_len 9 --max_epochs %d "
              "--actor_learning_rate %d --critic_learning_rate %d %s",
-             PROMPTS, SAMPLES, TEXTS, LONGEST, updates, 2, 1, options);
+             PROMPTS, SAMPLES, TEXTS, strstr(options, "--micro") ? "" : "--micro_train_batch_size 3 ", LONGEST, updates, 2, 1, options);
 }
 
 typedef struct ppo_models {
@@ -840,6 +869,8 @@ static void test_ppo_all(void) {
     ppo_case u = ppo_usual;
 #define CASE(options_, change) (u = ppo_usual, u.options = options_, change, test_ppo(u))
     TEST(CASE("", u.updates = 2));
+    TEST(CASE("--world_size 2 --gradient_accumulation_steps 2 --micro_train_batch_size 2", u.updates = 2));
+    TEST(CASE("--data_parallel_size 2 --packing_samples --pack_len 30", u.updates = 2));
     TEST(CASE("--gamma 0.8 --lambd 0.6", (u.gamma = .8, u.lambda = .6)));
     TEST(CASE("--init_kl_coef 0.3", u.coef = .3));
     TEST(CASE("--init_kl_coef 0.3 --kl_estimator k2", (u.coef = .3, u.kl = slow_k2)));
@@ -1127,10 +1158,14 @@ int main(int argc, char **argv) {
     test_ways();
     TEST(test_rm("", "score", false));
     TEST(test_rm("--value_head_prefix value_head", "value_head", false));
+    TEST(test_rm(SPLIT, "score", false));
+    TEST(test_rm(PACKED, "score", false));
     TEST(test_rm("--loss logexp", "score", false));
     TEST(test_rm("--margin_loss --margin_key far", "score", true));
     TEST(test_kto("--beta 0.2", (slow_kto){0.2, 1, 1}, 2));
     TEST(test_kto("--beta 0.2", (slow_kto){0.2, 1, 1}, 5));
+    TEST(test_kto("--beta 0.2 " SPLIT, (slow_kto){0.2, 1, 1}, 2));
+    TEST(test_kto("--beta 0.2 " PACKED, (slow_kto){0.2, 1, 1}, 2));
     TEST(test_kto("--beta 0.2 --desirable_loss_weight 1.7", (slow_kto){0.2, 1.7, 1}, 2));
     TEST(test_kto("--beta 0.2 --undesirable_loss_weight 0.6", (slow_kto){0.2, 1, 0.6}, 5));
     test_ppo_all();
