@@ -12,14 +12,14 @@
 #include "slow_loss.h"
 
 #define FOLDER "build/absolute"
-enum { MOST_TENSORS = 64, MOST_TOKENS = 24, DOCUMENTS = 6, MOST_STEPS = 8, WORDS = 96 };
+enum { MOST_TENSORS = 64, MOST_TOKENS = 40, DOCUMENTS = 6, MOST_STEPS = 8, WORDS = 96 };
 
 /* ---- models ---- */
 
 /* In slow.h's order. A score head is row 0 of lm_head.weight, whose other rows are 0. */
 typedef struct model {
     slow_config config;
-    const char *head; /* of scores; NULL: logits */
+    const char *head;                                    /* of scores; NULL: logits */
     slow_tensor table[MOST_TENSORS], file[MOST_TENSORS]; /* file: by the names of its family */
     int64_t tensors, count;
     double *p;
@@ -74,17 +74,20 @@ static void config_write(const model *m, const char *folder, const char *more) {
     FILE *file = file_of(folder, "config.json");
     for (int i = 0; i < 3; i++)
         if (!strcmp(types[i][0], family)) type = types[i][1];
-    fprintf(file,
-            "{\"architectures\": [\"%sFor%s\"], \"model_type\": \"%s\", \"hidden_act\": \"silu\", "
-            "\"num_hidden_layers\": %d, \"hidden_size\": %d, \"num_attention_heads\": %d, "
-            "\"num_key_value_heads\": %d, %s\"intermediate_size\": %d, \"vocab_size\": %d, "
-            "\"rope_theta\": %.17g, \"rms_norm_eps\": %.17g, ",
-            family, m->head ? "SequenceClassification" : "CausalLM", type, (int)c->layers,
-            (int)c->hidden, (int)c->heads, (int)c->kv_heads, c->qkv_bias ? "" : "\"head_dim\": 4, ",
-            (int)c->intermediate, (int)c->vocab, c->rope_theta, c->rms_eps);
+    fprintf(
+        file,
+        "{\"architectures\": [\"%sFor%s\"], \"model_type\": \"%s\", \"hidden_act\": \"silu\", "
+        "\"num_hidden_layers\": %d, \"hidden_size\": %d, \"num_attention_heads\": %d, "
+        "\"num_key_value_heads\": %d, %s\"intermediate_size\": %d, \"vocab_size\": %d, "
+        "\"rope_theta\": %.17g, \"rms_norm_eps\": %.17g, ",
+        family, m->head ? "SequenceClassification" : "CausalLM", type, (int)c->layers,
+        (int)c->hidden, (int)c->heads, (int)c->kv_heads, c->qkv_bias ? "" : "\"head_dim\": 4, ",
+        (int)c->intermediate, (int)c->vocab, c->rope_theta, c->rms_eps);
     if (c->experts)
-        fprintf(file, "\"sliding_window\": null, \"num_local_experts\": %d, \"num_experts_per_tok\": %d, ", (int)c->experts,
-                (int)c->experts_per_token);
+        fprintf(
+            file,
+            "\"sliding_window\": null, \"num_local_experts\": %d, \"num_experts_per_tok\": %d, ",
+            (int)c->experts, (int)c->experts_per_token);
     fprintf(file,
             "%s\"tie_word_embeddings\": %s, \"bos_token_id\": 256, \"eos_token_id\": 257, "
             "\"pad_token_id\": 258}\n",
@@ -92,7 +95,9 @@ static void config_write(const model *m, const char *folder, const char *more) {
     fclose(file);
 }
 
-static int64_t rows_written(const model *m, int64_t i) { return is_head(m, i) ? 1 : m->table[i].rows; }
+static int64_t rows_written(const model *m, int64_t i) {
+    return is_head(m, i) ? 1 : m->table[i].rows;
+}
 
 static void name_of(const model *m, const slow_tensor *table, int64_t i, char name[128]) {
     if (is_head(m, i))
@@ -114,9 +119,10 @@ static void tensors_write(const model *m, const char *folder) {
         name_of(m, m->file, i, name);
         snprintf(shape, sizeof shape, flat ? "%lld" : "%lld, %lld",
                  (long long)(flat ? t->cols : rows), (long long)t->cols);
-        used += snprintf(header + used, sizeof header - (size_t)used,
-                         "%s\"%s\": {\"dtype\": \"F32\", \"shape\": [%s], \"data_offsets\": [%lld, %lld]}",
-                         i ? ", " : "{", name, shape, (long long)at, (long long)(at + bytes));
+        used += snprintf(
+            header + used, sizeof header - (size_t)used,
+            "%s\"%s\": {\"dtype\": \"F32\", \"shape\": [%s], \"data_offsets\": [%lld, %lld]}",
+            i ? ", " : "{", name, shape, (long long)at, (long long)(at + bytes));
         at += bytes;
     }
     used += snprintf(header + used, sizeof header - (size_t)used, "}");
@@ -188,7 +194,9 @@ static void text_targets(const text *t, int32_t *targets) {
         targets[k] = k + 1 < t->tokens && k + 1 >= t->prompt ? t->ids[k + 1] : SLOW_IGNORED;
 }
 
-static int64_t text_supervised(const text *t) { return t->tokens - (t->prompt > 1 ? t->prompt : 1); }
+static int64_t text_supervised(const text *t) {
+    return t->tokens - (t->prompt > 1 ? t->prompt : 1);
+}
 
 /* What a model says of a text, token by token, at a temperature. Any may be NULL. */
 static void text_values(const slow_config *c, const slow_complex *p, const text *t,
@@ -200,7 +208,8 @@ static void text_values(const slow_config *c, const slow_complex *p, const text 
     slow_complex *logits = slow_array(t->tokens * c->vocab);
     text_targets(t, targets);
     slow_forward(c, p, &row, NULL, logits);
-    if (logp) slow_logps(t->tokens, c->vocab, temperature, logits, targets, logp, entropy, NULL);
+    if (logp)
+        slow_logps(t->tokens, c->vocab, temperature, logits, targets, logp, entropy, NULL);
     for (int64_t k = 0; score && k < t->tokens; k++) score[k] = logits[k * c->vocab];
     free(logits);
 }
@@ -291,12 +300,16 @@ static int run_parse(run *x, int tool, const char *options) {
                                                             &demo_kto, &demo_ppo_objective};
     static demo_binding bindings[256];
     void *const own[TOOLS] = {NULL, &x->preference, &x->preference, &x->kto, &x->ppo};
-    const demo_binding
-        sft[] = {DEMO_TRAINER_BINDINGS(x->job.config), DEMO_SFT_BINDINGS(x->job.config)},
-        dpo[] = {DEMO_TRAINER_BINDINGS(x->job.config), DEMO_DPO_BINDINGS(x->preference)},
-        rm[] = {DEMO_TRAINER_BINDINGS(x->job.config), DEMO_RM_BINDINGS(x->preference)},
-        kto[] = {DEMO_TRAINER_BINDINGS(x->job.config), DEMO_KTO_BINDINGS(x->kto)},
-        ppo[] = {DEMO_TRAINER_BINDINGS(x->job.config), DEMO_PPO_BINDINGS(x->job.config, x->ppo)};
+    const demo_binding sft[] = {DEMO_TRAINER_BINDINGS(x->job.config),
+                                DEMO_SFT_BINDINGS(x->job.config)},
+                       dpo[] = {DEMO_TRAINER_BINDINGS(x->job.config),
+                                DEMO_DPO_BINDINGS(x->preference)},
+                       rm[] = {DEMO_TRAINER_BINDINGS(x->job.config),
+                               DEMO_RM_BINDINGS(x->preference)},
+                       kto[] = {DEMO_TRAINER_BINDINGS(x->job.config),
+                                DEMO_KTO_BINDINGS(x->kto)},
+                       ppo[] = {DEMO_TRAINER_BINDINGS(x->job.config),
+                                DEMO_PPO_BINDINGS(x->job.config, x->ppo)};
     const demo_binding *const all[TOOLS] = {sft, dpo, rm, kto, ppo};
     const size_t sizes[TOOLS] = {sizeof sft, sizeof dpo, sizeof rm, sizeof kto, sizeof ppo};
     int argc = 0;
@@ -311,8 +324,8 @@ static int run_parse(run *x, int tool, const char *options) {
         x->words[argc++] = at;
     for (int i = 1; i < argc; i++)
         if (!strncmp(x->words[i], "--", 2)) given_add(tool, x->words[i]);
-    x->options =
-        (demo_options){.tool = tool_names[tool], .bindings = bindings, .binding_count = count};
+    x->options = (demo_options){
+        .tool = tool_names[tool], .bindings = bindings, .binding_count = count};
     x->job.objective = objectives[tool];
     x->job.options = own[tool];
     if (tool == RM) x->job.score = &x->preference.value_head_prefix;
@@ -322,7 +335,8 @@ static int run_parse(run *x, int tool, const char *options) {
     return demo_options_parse(&x->options, argc, x->words, &x->error);
 }
 
-static seqpar_status params_of(demo_rank *r, const seqpar_llama *from, const model *m, double **to) {
+static seqpar_status params_of(demo_rank *r, const seqpar_llama *from, const model *m,
+                               double **to) {
     double *all = (double *)demo_room(from->elements, sizeof *all);
     seqpar_status status = params_read(&r->ctx, from, all);
     if (r->world->rank == 0) {
@@ -409,7 +423,8 @@ static seqpar_status run_main(seqpar_comm *world, void *user) {
 }
 
 /* A whole run by a user's options: whether it came to its end. critic: of PPO, or NULL. */
-static bool run_with(run *x, int tool, const model *m, const model *critic, const char *options) {
+static bool run_with(run *x, int tool, const model *m, const model *critic,
+                     const char *options) {
     seqpar_error error = {0};
     memset(x, 0, sizeof *x);
     x->model = m;
@@ -462,8 +477,8 @@ static void expect_gradient(const model *m, slow_scalar *f, const void *context,
     free(g);
 }
 
-static void expect_params(const model *m, const double *got, const double *want, double tolerance,
-                          const char *what) {
+static void expect_params(const model *m, const double *got, const double *want,
+                          double tolerance, const char *what) {
     for (int64_t i = 0; i < m->tensors; i++) {
         const slow_tensor *t = &m->table[i];
         double off = test_distance(got + t->offset, want + t->offset, t->rows * t->cols);

@@ -807,7 +807,8 @@ static void refuse_one(seqpar_safetensors_dtype dtype, uint64_t poison, uint64_t
 }
 
 static void nan_and_inf_are_refused(void) {
-    static const int64_t places[] = {1, 7, LENGTH - 2, LENGTH - 1}; /* the first that is read, and the last */
+    static const int64_t places[] = {1, 7, LENGTH - 2,
+                                     LENGTH - 1}; /* the first that is read, and the last */
     for (int64_t d = 0; d < COUNT(floats); d++)
         for (int64_t k = 0; k < 4; k++) {
             refuse_one(floats[d], not_finite[d][k], largest[d], k % 2 ? 2047 + k : 7);
