@@ -13,7 +13,7 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda gpu_script headers install faults sanitize attn memory injected truth bits objective options inputs train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+SUITES = cuda gpu_script headers install faults sanitize attn memory injected truth bits objective options absolute inputs train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
@@ -143,7 +143,7 @@ build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/tr
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
-TRAINER_FAULTS = build/faults/demos/trainer/advantage.h
+TRAINER_FAULTS = $(patsubst %,build/faults/%,$(wildcard demos/trainer/*.h))
 .PHONY: planted
 planted: $(HEADERS:%=build/faults/%) $(TRAINER_FAULTS) build/faults/seqpar_cuda.cu
 build/faults/%: % verify/faults.tsv verify/plant.awk
@@ -178,7 +178,7 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 	@mkdir -p build
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/train_ppo build/test_rollout build/test_options build/test_memory: LDLIBS += -lcurl
+build/train_ppo build/test_rollout build/test_options build/test_memory build/test_absolute: LDLIBS += -lcurl
 
 build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)

@@ -14,7 +14,7 @@ make --no-print-directory -s planted build/faults/seqpar.o || { echo "FAIL fault
 flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -Ibuild/faults/demos/trainer -I. -Ibuild -Idemos -Idemos/trainer -Iverify"
 linked=$(make --no-print-directory -s linked-flags)
 for suite in $suites; do
-    case $suite in attn | device) how="-O2" ;; numerics) how="-O1" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
+    case $suite in attn | device) how="-O2" ;; numerics) how="-O1" ;; absolute) how="-O1 $linked build/faults/seqpar.o -lcurl" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
     $cc $flags verify/test_$suite.c $how -o build/faults/test_$suite -lcjson -lz -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done

@@ -771,9 +771,9 @@ static const uint64_t not_finite[][4] = {
 static const uint64_t largest[] = {0x7BFF, 0x7F7F, 0x7F7FFFFF,
                                    0x47EFFFFFE0000000 /* FLT_MAX */};
 
+enum { LENGTH = 2100 }; /* more than one chunk */
 static void refuse_one(seqpar_safetensors_dtype dtype, uint64_t poison, uint64_t fine,
                        int64_t at) {
-    enum { LENGTH = 2100 }; /* more than one chunk */
     static unsigned char data[LENGTH * 8], raw[LENGTH * 8];
     static double wide[LENGTH];
     static float narrow[LENGTH];
@@ -807,9 +807,14 @@ static void refuse_one(seqpar_safetensors_dtype dtype, uint64_t poison, uint64_t
 }
 
 static void nan_and_inf_are_refused(void) {
+    static const int64_t places[] = {1, 7, LENGTH - 2,
+                                     LENGTH - 1}; /* the first that is read, and the last */
     for (int64_t d = 0; d < COUNT(floats); d++)
-        for (int64_t k = 0; k < 4; k++)
+        for (int64_t k = 0; k < 4; k++) {
             refuse_one(floats[d], not_finite[d][k], largest[d], k % 2 ? 2047 + k : 7);
+            refuse_one(floats[d], not_finite[d][k], largest[d], places[k]);
+            refuse_one(floats[d], not_finite[d][k], largest[d], places[3 - k]);
+        }
 }
 
 /* ---- what is asked of a file and not in it ----------------------------------------------- */

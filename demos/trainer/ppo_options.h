@@ -368,7 +368,7 @@ typedef struct {
          "weight of the entropy bonus", DEMO_AT_LEAST(0)}, \
     { \
         "freezing_actor_steps", &(p).freezing_actor_steps, DEMO_INT, "-1", \
-            "the critic alone learns for so many steps", DEMO_COUNT(-1) \
+            "the critic alone learns in so many rollouts, as in OpenRLHF", DEMO_COUNT(-1) \
     }
 
 /* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */

@@ -383,8 +383,8 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     demo_update critic = {.r = r, .w = w, .model = &p->critic, .optim = &p->critic_optim};
     seqpar_status status = SEQPAR_OK;
-    if (r->step > demo_ppo_options(r)->freezing_actor_steps && demo_has_role(r, DEMO_ACTOR))
-        status = demo_actor_step(r, w);
+    bool frozen = r->step / r->job->round_steps < demo_ppo_options(r)->freezing_actor_steps;
+    if (!frozen && demo_has_role(r, DEMO_ACTOR)) status = demo_actor_step(r, w);
     if (!status && demo_has_role(r, DEMO_CRITIC))
         status = demo_update_step(&critic, demo_critic_rate(r), p->value);
     if (!status) r->step++;

@@ -168,6 +168,11 @@ static const struct fault_name {
     {150, NULL, FAULT_INSIDE},
     {151, NULL, FAULT_INSIDE},
     {152, NULL, FAULT_INSIDE},
-    {153, NULL, FAULT_DEVICE}};
+    {153, NULL, FAULT_DEVICE},
+    {180, NULL, FAULT_BEYOND},
+    {181, NULL, FAULT_INSIDE},
+    {182, NULL, FAULT_INSIDE},
+    {183, NULL, FAULT_INSIDE},
+    {184, NULL, FAULT_UNNAMED}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
