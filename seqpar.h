@@ -7105,8 +7105,9 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
         list[sends] = results ? gathered : staged;
         list[n + sends++] = results ? staged : gathered;
     }
-    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", op->request, list,
-                          sends, list + n, sends);
+    /* members may have other numbers of kv heads, and so of requests */
+    group = seqpar__group(results ? "heads to tokens" : "tokens to heads", r->plan->backward,
+                          list, sends, list + n, sends);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 

@@ -1222,7 +1222,7 @@ static void test_in_one_call(void) {
     in_one_call_refused(&io, p->rows, &desc, "makes no dsinks");
     io.dsinks = NULL;
     io.k = NULL;
-    in_one_call_refused(&io, p->rows, &desc, "one of them is NULL");
+    in_one_call_refused(&io, p->rows, &desc, "io->k is NULL");
     free(q), free(k), free(v), free(dout), free(sinks);
     setup_free(&one);
     problem_free(p);
