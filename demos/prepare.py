@@ -727,6 +727,9 @@ class Maker:
             self.counts["asked_twice"] += bool(asked) and all(side[0]["role"] == "assistant" and
                                                               (side[0]["content"] or "").startswith(asked) for side in sides)
             sides = [joined(shared, side, key) for (key, _), side in zip(keys, sides)]
+        for (key, _), side in zip(keys, sides):
+            if side[-1]["role"] != "assistant":
+                raise Refused(f"\"{key}\" ends with a message of {side[-1]['role']}, but a pair is about the assistant's last; end it there")
         return [self.conversation(record, side, True, True) for side in sides]
 
     def pair_of_texts(self, record, key, keys):

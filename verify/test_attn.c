@@ -1186,9 +1186,10 @@ static void in_one_call(const setup *one, seqpar_attn_io io, const seqpar_attn_d
 }
 
 static void in_one_call_refused(const seqpar_attn_io *io, const seqpar_row *row,
-                                const seqpar_attn_desc *desc, const char *words) {
+                                const seqpar_attn_desc *desc, seqpar_status status,
+                                const char *words) {
     seqpar_error error;
-    test_expect(seqpar_attn_run_threads(&error, io, row, desc, 2) == SEQPAR_ERR_OPTION &&
+    test_expect(seqpar_attn_run_threads(&error, io, row, desc, 2) == status &&
                     strstr(error.text, words),
                 "%s", error.text);
 }
@@ -1216,13 +1217,13 @@ static void test_in_one_call(void) {
         in_one_call(&one, io, &desc, ranks);
     }
     io.dk_stride = 12;
-    in_one_call_refused(&io, p->rows, &desc, "without gaps");
+    in_one_call_refused(&io, p->rows, &desc, SEQPAR_ERR_OPTION, "without gaps");
     io.dk_stride = 0;
     io.dsinks = dsinks;
-    in_one_call_refused(&io, p->rows, &desc, "makes no dsinks");
+    in_one_call_refused(&io, p->rows, &desc, SEQPAR_ERR_OPTION, "makes no dsinks");
     io.dsinks = NULL;
     io.k = NULL;
-    in_one_call_refused(&io, p->rows, &desc, "io->k is NULL");
+    in_one_call_refused(&io, p->rows, &desc, SEQPAR_ERR_POINTER, "io->k is NULL");
     free(q), free(k), free(v), free(dout), free(sinks);
     setup_free(&one);
     problem_free(p);

@@ -779,10 +779,11 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     seqpar_status status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && !state->shards && seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
         !seqpar_safetensors_find(file, "master.model.norm.weight"))
-        status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                             "%s was written without masters, but weights in bf16 need them; go "
-                             "on without --param_dtype bf16 or --bf16",
-                             path);
+        status = seqpar_fail(
+            ctx->error, SEQPAR_ERR_OPTION,
+            "%s was written without masters, but weights in bf16 need them; go "
+            "on without --param_dtype bf16 or --bf16",
+            path);
     if (!status && state->shards)
         status = demo_load_shards(&store, folder, state->shards, 1 + count, prefix);
     else if (!status) {

@@ -1002,11 +1002,6 @@ static inline int demo_read_dataset(demo_reader *reader, const char *paths) {
     demo_named_set *sets = NULL;
     if (form && !strstr(form, "{}"))
         return demo_fail(reader->error, "input_template has no {} for the prompt: %s", form);
-    if (reader->options->pretrain_mode && reader->options->output_key)
-        return demo_fail(
-            reader->error,
-            "pretrain_mode learns the text of --input_key alone; leave out --%s %s",
-            demo_output_option(reader->options), reader->options->output_key);
     if (form && strstr(strstr(form, "{}") + 2, "{}"))
         return demo_fail(reader->error,
                          "input_template has {} twice, but there is one prompt: %s", form);

@@ -36,6 +36,11 @@
 static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     const demo_config *c = &job->config;
+    if (c->pretrain_mode && c->output_key)
+        return demo_fail(error,
+                         "pretrain_mode learns the text of --input_key alone; leave out "
+                         "--output_key %s",
+                         c->output_key);
     demo_data_options options = {.input_key = demo_named_key(job, "input_key", c->input_key),
                                  .output_key = c->output_key,
                                  .input_template = c->output_key ? c->input_template : NULL,
