@@ -632,9 +632,8 @@ static bool text_is_masked(void) {
     EXPECT(load(path, (demo_data_options){
                           .input_key = "q", .output_key = "a", .train_on_inputs = true}) == 0);
     EXPECT_TEXT(shown(0), "[B]|abcd[E]");
-    EXPECT(load(path, (demo_data_options){.input_key = "q",
-                                          .output_key = "a",
-                                          .input_template = "-{}:"}) == 0);
+    EXPECT(load(path, (demo_data_options){
+                          .input_key = "q", .output_key = "a", .input_template = "-{}:"}) == 0);
     EXPECT_TEXT(shown(0), "[B]-ab:|cd[E]");
     return true;
 }
