@@ -168,6 +168,10 @@ static const struct fault_name {
     {150, NULL, FAULT_INSIDE},
     {151, NULL, FAULT_INSIDE},
     {152, NULL, FAULT_INSIDE},
-    {153, NULL, FAULT_DEVICE}};
+    {153, NULL, FAULT_DEVICE},
+    {200, NULL, FAULT_INSIDE},
+    {201, NULL, FAULT_INSIDE},
+    {202, NULL, FAULT_INSIDE},
+    {203, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
