@@ -978,7 +978,7 @@ static const failure transport_failures[] = {
     {"gradients_in_another_order",
      4,
      rank_other_gradient,
-     SEQPAR_ERR_STEP,
+     0, /* STEP where it is seen; several ranks see it, and one may be told first */
      -1,
      {"'gradients to owners' step 0", "'gradients to owners' step 1"},
      0,
