@@ -127,7 +127,7 @@ refused logs_long_path 'use_tensorboard: .* has 1[0-9]{3} characters, at most 10
 (ulimit -f 4; run limit sft --max_steps 2000000 --metrics_path /dev/null); code=$?
 [ $code -eq 1 ] && grep -qE '^error: cannot write .*(events.out.tfevents.*; make room or give another --use_tensorboard|wandb-history.jsonl: .*; make room or give another --wandb_offline)' $out/limit.log && ok logs_limit || fail logs_limit "exit code $code: $(why limit)"
 $out/read_events $out/limit.tb/*/* >/dev/null && ok logs_limit_readable || fail logs_limit_readable "$($out/read_events $out/limit.tb/*/* 2>&1 | tail -n 1)"
-run named sft --max_steps 1 --report_to tensorboard --use_wandb key --use_tensorboard $out/none --logging_dir $out/named.tb && [ -d $out/named.tb ] && [ ! -e $out/none ] && grep -q 'use_wandb (nothing is uploaded; --wandb_offline DIR writes' $out/named.log && ok logs_other_names || fail logs_other_names "$(why named)"
+run named sft --max_steps 1 --report_to tensorboard --use_wandb key --logging_dir $out/named.tb && [ -d $out/named.tb ] && grep -q 'use_wandb (nothing is uploaded; --wandb_offline DIR writes' $out/named.log && ok logs_other_names || fail logs_other_names "$(why named)"
 
 # ---- --dry_run: says what would happen, writes nothing ----
 traces() { (cd $out && find . -path './dry*' -prune -o ! -name . -printf '%p %s %T@ %C@\n' | LC_ALL=C sort | cksum); }
