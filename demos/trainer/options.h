@@ -526,7 +526,7 @@ static inline int demo_options_clash(demo_options *options) {
 
 /* ---- what a program calls ---- */
 
-/* Sets every bound variable to its default, then to what argv says; the last mention wins. Stops at --help or -h with
+/* Sets every bound variable to its default, then to what argv says; the last mention of a name wins. Stops at --help or -h with
  * help_wanted set. Returns 0, or -1 with one sentence in error. */
 static inline int demo_options_parse(demo_options *options, int argc, char **argv,
                                      demo_error *error) {
