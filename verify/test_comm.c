@@ -248,7 +248,41 @@ static seqpar_status rank_to_nobody(seqpar_comm *world, void *user) {
 }
 
 /* What threads can tell beside what every transport must (transport_failures). */
+/* Rank 1 gives the gradients of two tensors of one size in the other order. */
+static seqpar_status rank_other_gradient(seqpar_comm *world, void *user) {
+    static const seqpar_tensor tensors[] = {{"a", 64, 64, 0, 0, 0}, {"b", 64, 64, 4096, 0, 1}};
+    static const float nodes[4096];
+    const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_ctx ctx;
+    seqpar_optim optim;
+    (void)user;
+    TRY(seqpar_ctx_open(&ctx, world, device, world->size));
+    TRY(seqpar_optim_open(&ctx, &optim, tensors, 2, &desc));
+    TRY(seqpar_step_begin_plain(&ctx, &optim, 1));
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < 2; i++) {
+        const int64_t group = world->rank == 1 ? i : 1 - i;
+        status = seqpar_step_gradient(
+            &ctx, &optim,
+            &(seqpar_step_nodes){
+                .nodes = (void *)nodes, .node_stride = 4096, .elements = 4096, .group = group});
+    }
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status ? status : seqpar_comm_barrier(world);
+}
+
 static const failure thread_failures[] = {
+    {"gradients_in_another_order",
+     4,
+     rank_other_gradient,
+     SEQPAR_ERR_STEP,
+     -1,
+     {"'gradients to owners' step 0", "'gradients to owners' step 1"},
+     0,
+     NULL},
     {"deadlock_early_end",
      3,
      rank_leaves_early,
