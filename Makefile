@@ -70,8 +70,12 @@ check: setup
 	@bash ci/run.sh $(SUITES)
 
 # Mistakes drawn by a seed, and whether the suites see them: verify/mutants/run.py. Hours; not a part of check.
+SEED = 7
+COUNT = 50
+MUTANTS =
+PARTS =
 mutants:
-	@SEED=$(or $(SEED),7) COUNT=$(or $(COUNT),50) PARTS="$(PARTS)" MUTANTS="$(MUTANTS)" $(PYTHON) verify/mutants/run.py
+	@SEED=$(SEED) COUNT=$(COUNT) PARTS="$(PARTS)" MUTANTS="$(MUTANTS)" $(PYTHON) verify/mutants/run.py
 
 # While editing: half a minute. The library with -O1, the suites that find most, every objective on 2 to 8 ranks.
 QUICK = pack split comm agree schedule bits

@@ -10,6 +10,9 @@ function it does not call are not tried on it. Writes to build/mutants/SEED.COUN
     survivors.diff  each mutant that no suite saw, and which suites call its function
     score.tsv       by part: drawn, seen, set aside (equivalent.tsv), survived, score
 
+A survivor is a missing test, or it changes nothing that anybody can see; the second kind goes
+into equivalent.tsv, with the reason.
+
 A run that was interrupted goes on where it was. PARTS="llama mpi": only these parts.
 MUTANTS="3 14": only these, again. SEQPAR_DATA: data sets for suites that read real ones."""
 import difflib
