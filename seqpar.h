@@ -3071,7 +3071,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
                                              int64_t count, const seqpar_pack_desc *desc) {
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_PACK_LEN,
-                           "pack_len is %lld; give the most tokens a row may have, 2 to %lld",
+                           "pack_len is %lld; give the most tokens a row may have, 1 to %lld",
                            (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
     if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 ||
         desc->pad_to > SEQPAR_MAX_TOKENS)
@@ -3089,7 +3089,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
             return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
                                "document %lld has %lld tokens%s", (long long)i,
                                (long long)docs[i].tokens,
-                               docs[i].ids ? "; lengths start at 0" : " but no ids");
+                               docs[i].tokens < 0 ? "; lengths start at 0" : " but no ids");
         if (docs[i].prefix < 0 || docs[i].prefix > docs[i].tokens)
             return seqpar_fail(
                 error, SEQPAR_ERR_MASK,
@@ -6280,7 +6280,8 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
                            (long long)d->window);
     if (!(d->softcap >= 0) || d->softcap > 1e30)
         return seqpar_fail(error, SEQPAR_ERR_MASK,
-                           "softcap is %g; give 0 for none or a positive number", d->softcap);
+                           "softcap is %g; give 0 for none or a positive number up to 1e30",
+                           d->softcap);
     if (!(d->dropout >= 0 && d->dropout < 1))
         return seqpar_fail(error, SEQPAR_ERR_MASK,
                            "dropout is %g; give at least 0 and less than 1", d->dropout);
@@ -6295,7 +6296,7 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30)
         return seqpar_fail(
             error, SEQPAR_ERR_MASK,
-            "the attention scale is %g; give a finite number, 0 for 1/sqrt(head_dim)",
+            "the attention scale is %g; give a number from -1e30 to 1e30, 0 for 1/sqrt(head_dim)",
             d->scale);
     return SEQPAR_OK;
 }
@@ -9170,8 +9171,11 @@ static seqpar_status seqpar__check_group_complete(seqpar_error *error, const seq
     int64_t wanted = o->step->accumulation, first = o->blocks.group_slice[group];
     for (int source = 0; source < 2; source++) {
         const int64_t *given = o->step->given + source * o->blocks.slices;
+        int needed = source == 0;
         for (int64_t s = first; s < o->blocks.group_slice[group + 1]; s++)
-            if (given[s] != wanted && (source == 0 || given[s] || given[first]))
+            needed |= given[s] > 0;
+        for (int64_t s = first; s < o->blocks.group_slice[group + 1]; s++)
+            if (needed && given[s] != wanted)
                 return seqpar_fail(
                     error, SEQPAR_ERR_STEP,
                     "the step ends, but group %lld was given the gradients of %lld of %lld "
