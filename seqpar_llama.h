@@ -199,6 +199,7 @@ typedef struct seqpar_llama_batch {
     /* the share's pieces by rows of heads and of kv heads; of a model with qk_norm */
     seqpar_piece *head_pieces, *kv_head_pieces;
     int64_t tokens;
+    int64_t longest;                    /* positions that rotary tables need */
     int32_t *ids, *targets, *positions; /* (tokens) */
     seqpar_llama_layer *layers;         /* (layers) */
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
@@ -684,7 +685,7 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "the score head is named '%.100s'; give a name of 1 to %d letters, usually score",
-            c->score, SEQPAR__LLAMA_NAME_BYTES - 9);
+            c->score, SEQPAR__LLAMA_NAME_BYTES - 8);
     if (c->score &&
         (!strcmp(c->score, "model.embed_tokens") || !strcmp(c->score, "model.norm") ||
          !strncmp(c->score, "model.layers.", 13)))
@@ -951,7 +952,7 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
 
 static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m,
                                           seqpar_llama_batch *b, const seqpar_row *rows,
-                                          int64_t row_count, int64_t *positions) {
+                                          int64_t row_count) {
     b->ids = SEQPAR__LLAMA_NEW(int32_t, 3 * b->tokens);
     if (!b->ids) return seqpar__llama_no_memory(ctx->error, "a micro-batch");
     b->targets = b->ids + b->tokens;
@@ -961,7 +962,12 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
         seqpar_scatter(b->positions, rows[r].position_ids, b->share, r, 4);
         for (int64_t i = 0; i < rows[r].tokens; i++) {
-            *positions = SEQPAR__LLAMA_MAX(*positions, rows[r].position_ids[i] + 1);
+            int64_t position = rows[r].position_ids[i];
+            if (position < 0)
+                return seqpar_fail(ctx->error, SEQPAR_ERR_SIZE,
+                                   "row %lld, token %lld has the position %lld; give 0 or more",
+                                   (long long)rows[r].index, (long long)i, (long long)position);
+            b->longest = SEQPAR__LLAMA_MAX(b->longest, position + 1);
             if (rows[r].ids[i] < 0 || rows[r].ids[i] >= m->config.vocab ||
                 (rows[r].targets[i] != SEQPAR_IGNORE &&
                  (rows[r].targets[i] < 0 || rows[r].targets[i] >= m->config.vocab)))
@@ -1095,13 +1101,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     const seqpar_llama_config *c = &m->config;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
-    int64_t positions = 1;
     memset(b, 0, sizeof *b);
+    b->longest = 1;
     b->run = *run;
     b->config = *c;
     SEQPAR__LLAMA_TRY(seqpar__llama_open_attention(ctx, b, rows, row_count));
-    SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count, &positions));
-    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, positions));
+    SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm_pieces(ctx, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(ctx, b, b->tokens));
     SEQPAR__LLAMA_TRY(
@@ -1883,6 +1889,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
+    /* a model of the same shape may not have opened a batch yet */
+    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
     SEQPAR__LLAMA_TRY(seqpar__llama_used(ctx, m, seqpar__llama_to_hidden(&c, keep)));
@@ -2193,6 +2201,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer *all = &g.dx;
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
+    SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
     b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */

@@ -12,7 +12,8 @@
 
 enum { SENTENCES = 1024, SENTENCE = 512 };
 static char sentence_seen[SENTENCES][SENTENCE];
-static int sentences, tried_limits;
+static int sentences;
+static char trying[80]; /* the table and the line of it, from 0 */
 
 /* One field of a call's arguments, and the value it gets. long double holds every int64_t. */
 typedef struct setting {
@@ -50,17 +51,17 @@ static void set_field(void *call, const setting *s) {
 /* The call was refused with this status and exactly this sentence. */
 static void refused(seqpar_status got, seqpar_error *error, seqpar_status want,
                     const char *sentence) {
-    test_expect(got == want, "%s instead of %s: '%s'", seqpar_status_name(got),
+    test_expect(got == want, "%s%s instead of %s: '%s'", trying, seqpar_status_name(got),
                 seqpar_status_name(want), error->text);
-    test_expect(!strcmp(error->text, sentence), "'%s' instead of '%s'", error->text, sentence);
+    test_expect(!strcmp(error->text, sentence), "%s'%s' instead of '%s'", trying, error->text,
+                sentence);
     if (!strcmp(error->text, sentence) && sentences < SENTENCES)
         snprintf(sentence_seen[sentences++], SENTENCE, "%s", sentence);
     memset(error, 0, sizeof *error);
-    tried_limits++;
 }
 
 static void accepted(const char *what, seqpar_status got, seqpar_error *error) {
-    test_expect(!got, "%s is refused: %s", what, error->text);
+    test_expect(!got, "%s%s is refused: %s", trying, what, error->text);
     memset(error, 0, sizeof *error);
 }
 #define ACCEPTED(call, error)                   accepted(#call, call, error)
@@ -76,7 +77,6 @@ static void try_limits(const char *name, limited_call call, const void *good, si
         char bytes[CALL_BYTES];
         int64_t aligned;
     } mine;
-    char what[80];
     test_expect(size <= sizeof mine && count > 0, "%s has no limits", name);
     for (size_t i = 0; i < count; i++)
         for (int out = 0; out < 2; out++) {
@@ -85,12 +85,13 @@ static void try_limits(const char *name, limited_call call, const void *good, si
             for (int w = 0; w < 3; w++) set_field(&mine, &limits[i].with[w]);
             if (out) s.value = limits[i].outside;
             set_field(&mine, &s);
-            snprintf(what, sizeof what, "%s, line %d", name, (int)i);
+            snprintf(trying, sizeof trying, "%s, line %d: ", name, (int)i);
             if (out)
                 refused(call(&mine), error, limits[i].status, limits[i].sentence);
             else
-                accepted(what, call(&mine), error);
+                accepted("a value inside", call(&mine), error);
         }
+    trying[0] = 0;
     test_end("%s: %d limits", name, (int)count);
 }
 #define TRY_LIMITS(name, call, good, error, limits) \

@@ -779,6 +779,7 @@ static const limit kto_limits[] = {
      "the KL of the step is nan; it is max(0, mean): take seqpar_kto_kl"},
 };
 #include "refusals_step.h"
+#include "refusals_llama.h"
 
 /* ---- transports and threads ---- */
 
@@ -1180,6 +1181,11 @@ static const excuse excuses[] = {
      "compared by test_device, which makes such blocks"},
 };
 
+static const excuse llama_excuses[] = {
+    {"out of memory for", "test_injected refuses every allocation"},
+    {"a rank has %lld tokens, each for", "needs 2^31 tokens times experts"},
+};
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TRY_LIMITS("pack", pack, good_pack, &error, pack_limits);
@@ -1198,6 +1204,7 @@ int main(int argc, char **argv) {
     TRY_LIMITS("self", send_to_self, good_self, world->error, self_limits);
     check_step_sum();
     check_optimizer();
+    check_llama();
     close_rank();
     check_replicated();
     check_own_attention();
@@ -1210,5 +1217,7 @@ int main(int argc, char **argv) {
     check_claims();
     check_pool();
     check_all_seen("seqpar.h", excuses, sizeof excuses / sizeof *excuses);
+    check_all_seen("seqpar_llama.h", llama_excuses,
+                   sizeof llama_excuses / sizeof *llama_excuses);
     return test_summary();
 }

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* What seqpar_llama.h refuses, for test_refusals.c; on the one rank that it has opened. */
+#ifndef REFUSALS_LLAMA_H
+#define REFUSALS_LLAMA_H
+
+#include "seqpar_llama.h"
+
+/* ---- a model ---- */
+
+typedef struct model_call {
+    seqpar_llama_config config;
+    int name; /* of the score head: 0: a language model */
+    int whole; /* 1: with room for its parameters */
+} model_call;
+
+enum { NO_NAME, SCORE, EMPTY, LONGEST_NAME, TOO_LONG, EMBEDDING, NORM, LAYER, LAYERS };
+static const char *const head_names[] = {
+    [SCORE] = "score",
+    [EMPTY] = "",
+    [LONGEST_NAME] =
+        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghij",
+    [TOO_LONG] =
+        "abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk",
+    [EMBEDDING] = "model.embed_tokens",
+    [NORM] = "model.norm",
+    [LAYER] = "model.layers.",
+    [LAYERS] = "model.layers"};
+
+static seqpar_status open_model(void *call) {
+    model_call *c = call;
+    seqpar_llama model;
+    if (c->name) c->config.score = head_names[c->name];
+    seqpar_status status = c->whole ? seqpar_llama_open(&ctx, &model, &c->config)
+                                    : seqpar_llama_open_table(&ctx, &model, &c->config);
+    seqpar_llama_close(&ctx, &model);
+    return status;
+}
+
+#define X(member, value) SET(model_call, config.member, value)
+#define ROPE(kind) X(rope.type, SEQPAR_ROPE_##kind)
+#define POSITIVE(layers, hidden, intermediate, vocab) \
+    "the model has " layers " layers, hidden " hidden ", intermediate " intermediate \
+    ", vocab " vocab "; all must be positive"
+#define AT_MOST(layers, hidden, intermediate, vocab) \
+    "the model has " layers " layers, hidden " hidden ", intermediate " intermediate \
+    ", vocab " vocab \
+    "; at most 65536, 1048576, 1048576 and 16777216 are possible, check the configuration"
+#define HEADS_OVER(heads, kv) \
+    heads " heads over " kv " kv_heads; heads must be a positive multiple of kv_heads"
+#define THETA(theta, eps) \
+    "rope_theta is " theta " and rms_norm_eps " eps \
+    "; give numbers above 0, up to 1e300, or 0 for 10000 and 1e-5"
+#define WINDOW(window, from, every) \
+    "the model's window is " window " from layer " from " on, and every " every \
+    "-th does not rotate; give 0 for none or at least 1"
+#define EXPERTS(experts, every) \
+    "the model has " experts " experts in every " every \
+    "-th layer; give 0 to 1048576, and 0 for all layers"
+#define FACTOR(factor, positions) \
+    "rope factor is " factor " and original positions " positions "; give numbers above 0"
+#define BOUNDS(low, high) \
+    "rope bounds are " low " and " high \
+    "; give two numbers above 0, the lower one (low_freq_factor, beta_slow) first"
+static const model_call good_model = {.config = {.layers = 2,
+                                                 .hidden = 6,
+                                                 .heads = 4,
+                                                 .kv_heads = 2,
+                                                 .head_dim = 2,
+                                                 .intermediate = 5,
+                                                 .vocab = VOCAB,
+                                                 .rope = {.factor = 2,
+                                                          .first_positions = 8,
+                                                          .low = 1,
+                                                          .high = 4},
+                                                 .experts_per_token = 2,
+                                                 .expert_intermediate = 3}};
+static const limit model_limits[] = {
+    {X(layers, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("0", "6", "5", "11")},
+    {X(hidden, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("2", "0", "5", "11")},
+    {X(intermediate, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("2", "6", "0", "11")},
+    {X(vocab, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("2", "6", "5", "0")},
+    {X(layers, 65536), 65537, SEQPAR_ERR_SIZE, AT_MOST("65537", "6", "5", "11")},
+    {X(hidden, 1048576), 1048577, SEQPAR_ERR_SIZE, AT_MOST("2", "1048577", "5", "11")},
+    {X(intermediate, 1048576), 1048577, SEQPAR_ERR_SIZE, AT_MOST("2", "6", "1048577", "11")},
+    {X(vocab, 16777216), 16777217, SEQPAR_ERR_SIZE, AT_MOST("2", "6", "5", "16777217")},
+    {X(heads, 2), 0, SEQPAR_ERR_HEADS, HEADS_OVER("0", "2")},
+    {X(kv_heads, 1), 0, SEQPAR_ERR_HEADS, HEADS_OVER("4", "0")},
+    {X(heads, 6), 7, SEQPAR_ERR_HEADS, HEADS_OVER("7", "2")},
+    {X(head_dim, 2), 0, SEQPAR_ERR_HEAD_DIM,
+     "head_dim is 0; rotary embedding needs a positive even one"},
+    {X(head_dim, 4), 3, SEQPAR_ERR_HEAD_DIM,
+     "head_dim is 3; rotary embedding needs a positive even one"},
+    {X(head_dim, 262144), 262146, SEQPAR_ERR_SIZE,
+     "4 heads of head_dim 262146 are wider than 1048576, the most a token may have; check the "
+     "configuration"},
+    {X(rope_theta, 0), -1e-300L, SEQPAR_ERR_OPTION, THETA("-1e-300", "0")},
+    {X(rope_theta, 1e300), 1.00001e300L, SEQPAR_ERR_OPTION, THETA("1.00001e+300", "0")},
+    {X(rope_theta, 1), NAN, SEQPAR_ERR_OPTION, THETA("nan", "0")},
+    {X(rms_eps, 0), -1e-300L, SEQPAR_ERR_OPTION, THETA("0", "-1e-300")},
+    {X(rms_eps, 1e300), 1.00001e300L, SEQPAR_ERR_OPTION, THETA("0", "1.00001e+300")},
+    {X(rms_eps, 1), NAN, SEQPAR_ERR_OPTION, THETA("0", "nan")},
+    {X(window, 0), -1, SEQPAR_ERR_OPTION, WINDOW("-1", "0", "0")},
+    {X(window_from, 0), -1, SEQPAR_ERR_OPTION, WINDOW("0", "-1", "0")},
+    {X(no_rope_every, 0), -1, SEQPAR_ERR_OPTION, WINDOW("0", "0", "-1")},
+    {SET(model_call, name, LONGEST_NAME), TOO_LONG, SEQPAR_ERR_OPTION,
+     "the score head is named "
+     "'abcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijklmnopqrstuvwxyzabcdefghijk'; "
+     "give a name of 1 to 88 letters, usually score"},
+    {SET(model_call, name, SCORE), EMPTY, SEQPAR_ERR_OPTION,
+     "the score head is named ''; give a name of 1 to 88 letters, usually score"},
+    {SET(model_call, name, SCORE), EMBEDDING, SEQPAR_ERR_OPTION,
+     "the score head is named 'model.embed_tokens', which is another tensor's name; give another, "
+     "usually score"},
+    {SET(model_call, name, SCORE), NORM, SEQPAR_ERR_OPTION,
+     "the score head is named 'model.norm', which is another tensor's name; give another, usually "
+     "score"},
+    {SET(model_call, name, LAYERS), LAYER, SEQPAR_ERR_OPTION,
+     "the score head is named 'model.layers.', which is another tensor's name; give another, "
+     "usually score"},
+    /* experts */
+    {X(experts, 0), -1, SEQPAR_ERR_SIZE, EXPERTS("-1", "0")},
+    {X(sparse_every, 0), -1, SEQPAR_ERR_SIZE, EXPERTS("3", "-1"), {X(experts, 3)}},
+    {X(sparse_every, 0), -1, SEQPAR_ERR_SIZE, EXPERTS("0", "-1")},
+    {X(experts, 1048576), 1048577, SEQPAR_ERR_SIZE, EXPERTS("1048577", "0"), {X(layers, 1)}},
+    {X(experts_per_token, 1),
+     0,
+     SEQPAR_ERR_SIZE,
+     "a token goes to 0 of 3 experts; give at least 1 and at most as many as there are",
+     {X(experts, 3)}},
+    {X(experts_per_token, 3),
+     4,
+     SEQPAR_ERR_SIZE,
+     "a token goes to 4 of 3 experts; give at least 1 and at most as many as there are",
+     {X(experts, 3)}},
+    {X(expert_intermediate, 1),
+     0,
+     SEQPAR_ERR_SIZE,
+     "experts have intermediate 0 and a token goes to 2; their product must be 1 to 1048576",
+     {X(experts, 3)}},
+    {X(expert_intermediate, 524288),
+     524289,
+     SEQPAR_ERR_SIZE,
+     "experts have intermediate 524289 and a token goes to 2; their product must be 1 to 1048576",
+     {X(experts, 3)}},
+    /* positions */
+    {ROPE(DEFAULT), -1, SEQPAR_ERR_OPTION,
+     "rope type is -1; give one of SEQPAR_ROPE_DEFAULT to _YARN"},
+    {ROPE(YARN), SEQPAR_ROPE_YARN + 1, SEQPAR_ERR_OPTION,
+     "rope type is 5; give one of SEQPAR_ROPE_DEFAULT to _YARN"},
+    {X(rope.factor, 1e-300), 0, SEQPAR_ERR_OPTION, FACTOR("0", "8"), {ROPE(LINEAR)}},
+    {X(rope.factor, 1e300),
+     1.00001e300L,
+     SEQPAR_ERR_OPTION,
+     FACTOR("1.00001e+300", "8"),
+     {ROPE(LINEAR)}},
+    {X(rope.factor, 1), NAN, SEQPAR_ERR_OPTION, FACTOR("nan", "8"), {ROPE(YARN)}},
+    {X(rope.first_positions, 1e-300), 0, SEQPAR_ERR_OPTION, FACTOR("2", "0"), {ROPE(LLAMA3)}},
+    {X(rope.first_positions, 1), NAN, SEQPAR_ERR_OPTION, FACTOR("2", "nan"), {ROPE(DYNAMIC)}},
+    {ROPE(LINEAR),
+     SEQPAR_ROPE_DYNAMIC,
+     SEQPAR_ERR_OPTION,
+     FACTOR("2", "0"),
+     {X(rope.first_positions, 0)}},
+    {X(rope.low, 1e-300), 0, SEQPAR_ERR_OPTION, BOUNDS("0", "4"), {ROPE(LLAMA3)}},
+    {X(rope.low, 3.99999), 4, SEQPAR_ERR_OPTION, BOUNDS("4", "4"), {ROPE(YARN)}},
+    {X(rope.high, 1.00001), 1, SEQPAR_ERR_OPTION, BOUNDS("1", "1"), {ROPE(LLAMA3)}},
+    {X(rope.high, 4), NAN, SEQPAR_ERR_OPTION, BOUNDS("1", "nan"), {ROPE(YARN)}},
+    {X(rope.attention_factor, 0),
+     -1e-300L,
+     SEQPAR_ERR_OPTION,
+     "rope attention_factor is -1e-300; give a number above 0, or 0 for that of the factor",
+     {ROPE(YARN)}},
+    {X(rope.attention_factor, 1e300),
+     1.00001e300L,
+     SEQPAR_ERR_OPTION,
+     "rope attention_factor is 1.00001e+300; give a number above 0, or 0 for that of the factor",
+     {ROPE(YARN)}},
+    {X(rope_theta, 1.00001),
+     1,
+     SEQPAR_ERR_OPTION,
+     "rope_theta is 1, and yarn takes its logarithm; give one above 1",
+     {ROPE(YARN)}},
+    {X(rope_theta, 0),
+     1e-300L,
+     SEQPAR_ERR_OPTION,
+     "rope_theta is 1e-300, and yarn takes its logarithm; give one above 1",
+     {ROPE(YARN)}},
+};
+
+/* ---- a batch ---- */
+
+enum { LLAMA_TOKENS = 7 };
+typedef struct llama_call {
+    int ids[LLAMA_TOKENS], targets[LLAMA_TOKENS], positions[LLAMA_TOKENS];
+    double first_positions;
+    int dynamic;
+} llama_call;
+
+static seqpar_llama llama;
+
+static void fill_row(seqpar_row *row, const llama_call *c) {
+    *row = (seqpar_row){.index = 5,
+                        .tokens = LLAMA_TOKENS,
+                        .padded = LLAMA_TOKENS,
+                        .chunks = 2,
+                        .ids = c->ids,
+                        .targets = c->targets,
+                        .position_ids = c->positions};
+}
+
+static seqpar_status open_batch(void *call) {
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    llama_call *c = call;
+    model_call model = good_model;
+    seqpar_llama_batch batch = {0};
+    seqpar_row row;
+    fill_row(&row, c);
+    if (c->dynamic) model.config.rope.type = SEQPAR_ROPE_DYNAMIC;
+    model.config.rope.first_positions = c->first_positions;
+    seqpar_status status = seqpar_llama_open(&ctx, &llama, &model.config);
+    if (!status) status = seqpar_llama_open_batch(&ctx, &llama, &batch, &row, 1, &run);
+    seqpar_llama_close_batch(&ctx, &llama, &batch);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define Y(member, value) SET(llama_call, member, value)
+#define NO_ID(token, id, target) \
+    "row 5, token " token " has id " id " and target " target "; the model has ids 0..10"
+static const llama_call good_batch = {.ids = {1, 2, 3, 4, 5, 6, 7},
+                                      .targets = {2, 3, 4, 5, 6, 7, SEQPAR_IGNORE},
+                                      .positions = {0, 1, 2, 3, 4, 5, 6},
+                                      .first_positions = 7};
+static const limit batch_limits[] = {
+    {Y(ids[0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_ID("0", "-1", "2")},
+    {Y(ids[0], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_ID("0", "11", "2")},
+    {Y(ids[6], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_ID("6", "-1", "-100")},
+    {Y(ids[6], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_ID("6", "11", "-100")},
+    {Y(targets[0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_ID("0", "1", "-1")},
+    {Y(targets[0], SEQPAR_IGNORE), -101, SEQPAR_ERR_TOKEN_ID, NO_ID("0", "1", "-101")},
+    {Y(targets[6], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_ID("6", "7", "11")},
+    {Y(positions[0], 0), -1, SEQPAR_ERR_SIZE,
+     "row 5, token 0 has the position -1; give 0 or more"},
+    {Y(positions[6], 0), -1, SEQPAR_ERR_SIZE,
+     "row 5, token 6 has the position -1; give 0 or more"},
+    {Y(first_positions, 7),
+     6,
+     SEQPAR_ERR_OPTION,
+     "a document of 7 tokens is longer than the 6 up to which dynamic rope is plain; give shorter "
+     "ones, or a model with another rope_type",
+     {Y(dynamic, 1)}},
+};
+
+/* ---- a model that is not the batch's, and passes that were not made ---- */
+
+typedef struct pass_call {
+    seqpar_llama_config other; /* what the second model has */
+    int forward, keep, again, score, values, foreign;
+} pass_call;
+
+static seqpar_status pass_with(pass_call *c, seqpar_llama *first, seqpar_llama *second,
+                               seqpar_llama_batch *batch, const seqpar_row *row) {
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_tensor copy[64];
+    seqpar_optim optim = {0};
+    const seqpar_vocab_seeds seeds = {0};
+    seqpar_tensor *tensors = second->tensors;
+    if (c->foreign) tensors = memcpy(copy, tensors, sizeof *copy * (size_t)second->tensor_count);
+    seqpar_status status = SEQPAR_OK;
+    if (c->forward) status = seqpar_llama_forward(&ctx, first, batch, c->keep);
+    if (!status && c->values) return seqpar_llama_values(&ctx, second, batch);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, second->tensor_count, &sgd);
+    for (int i = 0; !status && i <= c->again; i++) {
+        if (i == 0) status = seqpar_step_begin(&ctx, &optim, row, 1, SEQPAR_LAYOUT_ZIGZAG, 1);
+        if (!status) status = seqpar_llama_backward(&ctx, second, batch, &optim, 0, &seeds);
+    }
+    seqpar_optim_close(&ctx, &optim);
+    return status;
+}
+
+static seqpar_status pass(void *call) {
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    pass_call *c = call;
+    seqpar_llama second = {0};
+    seqpar_llama_batch batch = {0};
+    seqpar_row row;
+    fill_row(&row, &good_batch);
+    if (c->score) c->other.score = "score";
+    seqpar_status status = seqpar_llama_open(&ctx, &llama, &good_model.config);
+    if (!status) status = seqpar_llama_open(&ctx, &second, &c->other);
+    if (!status) status = seqpar_llama_open_batch(&ctx, &llama, &batch, &row, 1, &run);
+    if (!status) status = pass_with(c, &llama, &second, &batch, &row);
+    seqpar_llama_close_batch(&ctx, &llama, &batch);
+    seqpar_llama_close(&ctx, &second);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define OTHER(member, value) SET(pass_call, other.member, value)
+#define SWAPPED(layers, hidden, vocab, scores) \
+    "the batch was opened for another model: 2 layers, hidden 6, vocab 11; this one has " layers \
+    ", " hidden ", " vocab scores
+#define PASS(member, value) SET(pass_call, member, value)
+static const pass_call good_pass = {.other = {.layers = 2,
+                                              .hidden = 6,
+                                              .heads = 4,
+                                              .kv_heads = 2,
+                                              .head_dim = 2,
+                                              .intermediate = 5,
+                                              .vocab = VOCAB,
+                                              .experts_per_token = 2,
+                                              .expert_intermediate = 3},
+                                    .forward = 1,
+                                    .keep = 1};
+static const limit pass_limits[] = {
+    {OTHER(layers, 2), 3, SEQPAR_ERR_STEP, SWAPPED("3", "6", "11", "")},
+    {OTHER(hidden, 6), 7, SEQPAR_ERR_STEP, SWAPPED("2", "7", "11", "")},
+    {OTHER(heads, 4), 6, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(kv_heads, 2), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(head_dim, 2), 4, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(intermediate, 5), 6, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(vocab, 11), 12, SEQPAR_ERR_STEP, SWAPPED("2", "6", "12", "")},
+    {OTHER(window, 0), 3, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(window_from, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(qkv_bias, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(o_bias, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(mlp_bias, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(qk_norm, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(experts, 0), 3, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(experts_per_token, 2), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(expert_intermediate, 3), 4, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {OTHER(sparse_every, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", "")},
+    {PASS(score, 0), 1, SEQPAR_ERR_STEP, SWAPPED("2", "6", "11", ", scores")},
+    {PASS(forward, 1), 0, SEQPAR_ERR_STEP,
+     "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before "
+     "each"},
+    {PASS(keep, 1), 0, SEQPAR_ERR_STEP,
+     "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before "
+     "each"},
+    {PASS(again, 0), 1, SEQPAR_ERR_STEP,
+     "the batch holds nothing for a backward pass; call seqpar_llama_forward with keep 1 before "
+     "each"},
+    {PASS(forward, 1),
+     0,
+     SEQPAR_ERR_STEP,
+     "the batch has no hidden states; call seqpar_llama_forward first",
+     {PASS(values, 1)}},
+    {PASS(foreign, 0), 1, SEQPAR_ERR_STEP,
+     "the optimizer was opened with other tensors than this model's (21504 elements, the model "
+     "21504); give seqpar_optim_open model.tensors"},
+};
+
+/* ---- text ---- */
+
+enum { PROMPTS = 2, PROMPT_TOKENS = 3, STOPS = 2 };
+typedef struct text_call {
+    seqpar_llama_sample_desc desc;
+    int64_t count, tokens[PROMPTS];
+    int ids[PROMPTS][PROMPT_TOKENS], stops[STOPS], no_ids, no_stops, score, sharded, poison;
+} text_call;
+
+static seqpar_status text_of(text_call *c) {
+    seqpar_llama_text texts[PROMPTS];
+    seqpar_llama_prompt prompts[PROMPTS];
+    for (int i = 0; i < PROMPTS; i++)
+        prompts[i] = (seqpar_llama_prompt){c->no_ids == 1 + i ? NULL : c->ids[i], c->tokens[i],
+                                           40 + i};
+    if (!c->no_stops) c->desc.stops = c->stops;
+    seqpar_status status = seqpar_llama_generate(&ctx, &llama, texts, prompts, c->count,
+                                                 &c->desc);
+    if (!status && c->count > 0) seqpar_llama_texts_free(texts, c->count);
+    return status;
+}
+
+static seqpar_status text(void *call) {
+    text_call *c = call;
+    seqpar_llama_config config = good_model.config;
+    if (c->score) config.score = "score";
+    seqpar_status status = c->sharded ? seqpar_llama_open_sharded(&ctx, &llama, &config, 0, 0)
+                                      : seqpar_llama_open(&ctx, &llama, &config);
+    if (c->poison && !status) /* its row of the projection: the logit of one token */
+        for (int i = 0; i < 6; i++)
+            ((double *)llama.params.data)[llama.tensors[llama.tensor_count - 1].offset +
+                                          6 * (c->poison - 1) + i] = NAN;
+    if (!status) status = text_of(c);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define R(member, value) SET(text_call, member, value)
+#define COUNTS(batch, tokens, stops) \
+    "batch " batch ", max_tokens " tokens ", " stops "; none may be negative"
+#define NO_STOP(id) "stop id " id "; the model has ids 0..10"
+#define NO_PROMPT(n, tokens, null) \
+    "prompt " n " has " tokens " tokens" null \
+    "; give at least one, the beginning-of-text id for text out of nothing"
+#define NO_PROMPT_ID(n, token, id) \
+    "prompt " n ", token " token " has id " id "; the model has ids 0..10"
+static const text_call good_text = {.desc = {.max_new_tokens = 2,
+                                             .temperature = 1,
+                                             .top_p = 1,
+                                             .stop_count = STOPS},
+                                    .count = PROMPTS,
+                                    .tokens = {3, 2},
+                                    .ids = {{1, 2, 3}, {4, 5, 6}},
+                                    .stops = {9, 8}};
+static const limit text_limits[] = {
+    {R(score, 0), 1, SEQPAR_ERR_OPTION,
+     "the model ends in 'score', a number per token; text needs a language model"},
+    {R(count, 0), -1, SEQPAR_ERR_SIZE,
+     "-1 prompts and max_new_tokens 2; give at least 0 and 1"},
+    {R(desc.max_new_tokens, 1), 0, SEQPAR_ERR_SIZE,
+     "2 prompts and max_new_tokens 0; give at least 0 and 1"},
+    {R(desc.batch, 0), -1, SEQPAR_ERR_OPTION, COUNTS("-1", "0", "2 stop ids")},
+    {R(desc.max_tokens, 0), -1, SEQPAR_ERR_OPTION, COUNTS("0", "-1", "2 stop ids")},
+    {R(desc.stop_count, 0), -1, SEQPAR_ERR_OPTION, COUNTS("0", "0", "-1 stop ids")},
+    {R(desc.stop_count, 0),
+     1,
+     SEQPAR_ERR_OPTION,
+     COUNTS("0", "0", "1 stop ids at NULL"),
+     {R(no_stops, 1)}},
+    {R(desc.temperature, 0), -1e-300L, SEQPAR_ERR_OPTION,
+     "temperature is -1e-300; give a number from 0 to 1e300, 0 for the most probable token"},
+    {R(desc.temperature, 1e300), 1.00001e300L, SEQPAR_ERR_OPTION,
+     "temperature is 1.00001e+300; give a number from 0 to 1e300, 0 for the most probable token"},
+    {R(desc.temperature, 1), NAN, SEQPAR_ERR_OPTION,
+     "temperature is nan; give a number from 0 to 1e300, 0 for the most probable token"},
+    {R(desc.top_p, 1e-300), 0, SEQPAR_ERR_OPTION,
+     "top_p is 0; give a number in (0, 1], 1 for all tokens"},
+    {R(desc.top_p, 1), 1.00001L, SEQPAR_ERR_OPTION,
+     "top_p is 1.00001; give a number in (0, 1], 1 for all tokens"},
+    {R(desc.top_p, 1), NAN, SEQPAR_ERR_OPTION,
+     "top_p is nan; give a number in (0, 1], 1 for all tokens"},
+    {R(desc.top_k, 0), -1, SEQPAR_ERR_OPTION,
+     "top_k is -1; give a positive number, 0 for all tokens"},
+    {R(stops[0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_STOP("-1")},
+    {R(stops[0], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_STOP("11")},
+    {R(stops[1], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_STOP("-1")},
+    {R(stops[1], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_STOP("11")},
+    {R(tokens[0], 1), 0, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("0", "0", "")},
+    {R(tokens[1], 1), -1, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("1", "-1", "")},
+    {R(no_ids, 0), 1, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("0", "3", " at NULL")},
+    {R(no_ids, 0), 2, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("1", "2", " at NULL")},
+    {R(desc.max_tokens, 4), 3, SEQPAR_ERR_OPTION,
+     "prompt 0 has 3 tokens and max_tokens is 3; shorten it, one token must have room"},
+    {R(ids[0][0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "0", "-1")},
+    {R(ids[0][2], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "2", "11")},
+    {R(ids[1][1], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("1", "1", "11")},
+    {R(sharded, 0), 1, SEQPAR_ERR_STEP,
+     "the model's parameters are at their owners alone, but every rank makes texts of its own; "
+     "call seqpar_llama_gather first"},
+    {R(poison, 0), 1, SEQPAR_ERR_NOT_FINITE,
+     "prompt 0 (number 40): at position 3 the logit of token 0 is nan; are the parameters finite?"},
+    {R(poison, 0), 11, SEQPAR_ERR_NOT_FINITE,
+     "prompt 0 (number 40): at position 3 the logit of token 10 is nan; are the parameters "
+     "finite?"},
+};
+
+static void check_llama(void) {
+    TRY_LIMITS("model", open_model, good_model, world->error, model_limits);
+    TRY_LIMITS("batch", open_batch, good_batch, world->error, batch_limits);
+    TRY_LIMITS("pass", pass, good_pass, world->error, pass_limits);
+    TRY_LIMITS("text", text, good_text, world->error, text_limits);
+}
+#endif
