@@ -13,11 +13,11 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = cuda gpu_script headers install faults sanitize attn memory injected truth bits objective options absolute inputs train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective options absolute inputs train post ppo bad_input runs kills processes sizes fuzz reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar gallery $(DUMPS) references python pip nccl plan transport sample device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: mutants uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: suites mutants uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
@@ -42,7 +42,7 @@ help:
 	@echo "SETUP=print make demo  only says what would be installed for it"
 
 # Suites that run the demos, which are built before them.
-RUN_DEMOS = python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme inputs
+RUN_DEMOS = refused python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme inputs
 # What the targets need that were asked for.
 ASKED = $(MAKECMDGOALS) $(if $(filter check check-all,$(MAKECMDGOALS)),$(SUITES:%=test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),demos))
 setup:
@@ -129,6 +129,9 @@ build/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -c $< -o $@
 LINKED = -DSEQPAR__IMPLEMENTED -DSEQPAR__LLAMA_IMPLEMENTED -DSEQPAR__CHECK_IMPLEMENTED -DSEQPAR__SAFETENSORS_IMPLEMENTED
+
+suites: # for scripts
+	@echo $(SUITES)
 
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)

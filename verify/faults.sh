@@ -15,3 +15,10 @@ control() {
     texts=$(rows | cut -d'|' -f2 | tr ' ' '\n' | grep -E "^$1(:|\$)" | sort -u)
     if [ -n "$TEST_ALL" ] || printf '%s\n' "$texts" | grep -qx "$1"; then echo "$1"; else echo "$1:$(printf '%s\n' "$texts" | sed 's/^[^:]*://' | paste -sd+ -)"; fi
 }
+
+# every_row COUNT: so many rows were planted, which are all. Without the check, a command that reads the loop's stdin eats rows.
+every_row() {
+    local rows; rows=$(rows | wc -l)
+    if [ "$1" -eq "$rows" ] && [ "$rows" -gt 0 ]; then echo "ok fault_rows: $rows"; passed=$((passed + 1))
+    else echo "FAIL fault_rows: $1 of $rows rows were planted"; failed=$((failed + 1)); fi
+}

@@ -9,7 +9,7 @@
 
 typedef struct model_call {
     seqpar_llama_config config;
-    int name; /* of the score head: 0: a language model */
+    int name;  /* of the score head: 0: a language model */
     int whole; /* 1: with room for its parameters */
 } model_call;
 
@@ -37,7 +37,7 @@ static seqpar_status open_model(void *call) {
 }
 
 #define X(member, value) SET(model_call, config.member, value)
-#define ROPE(kind) X(rope.type, SEQPAR_ROPE_##kind)
+#define ROPE(kind)       X(rope.type, SEQPAR_ROPE_##kind)
 #define POSITIVE(layers, hidden, intermediate, vocab) \
     "the model has " layers " layers, hidden " hidden ", intermediate " intermediate \
     ", vocab " vocab "; all must be positive"
@@ -61,19 +61,17 @@ static seqpar_status open_model(void *call) {
 #define BOUNDS(low, high) \
     "rope bounds are " low " and " high \
     "; give two numbers above 0, the lower one (low_freq_factor, beta_slow) first"
-static const model_call good_model = {.config = {.layers = 2,
-                                                 .hidden = 6,
-                                                 .heads = 4,
-                                                 .kv_heads = 2,
-                                                 .head_dim = 2,
-                                                 .intermediate = 5,
-                                                 .vocab = VOCAB,
-                                                 .rope = {.factor = 2,
-                                                          .first_positions = 8,
-                                                          .low = 1,
-                                                          .high = 4},
-                                                 .experts_per_token = 2,
-                                                 .expert_intermediate = 3}};
+static const model_call good_model = {
+    .config = {.layers = 2,
+               .hidden = 6,
+               .heads = 4,
+               .kv_heads = 2,
+               .head_dim = 2,
+               .intermediate = 5,
+               .vocab = VOCAB,
+               .rope = {.factor = 2, .first_positions = 8, .low = 1, .high = 4},
+               .experts_per_token = 2,
+               .expert_intermediate = 3}};
 static const limit model_limits[] = {
     {X(layers, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("0", "6", "5", "11")},
     {X(hidden, 1), 0, SEQPAR_ERR_SIZE, POSITIVE("2", "0", "5", "11")},
@@ -265,7 +263,8 @@ static seqpar_status pass_with(pass_call *c, seqpar_llama *first, seqpar_llama *
     seqpar_optim optim = {0};
     const seqpar_vocab_seeds seeds = {0};
     seqpar_tensor *tensors = second->tensors;
-    if (c->foreign) tensors = memcpy(copy, tensors, sizeof *copy * (size_t)second->tensor_count);
+    if (c->foreign)
+        tensors = memcpy(copy, tensors, sizeof *copy * (size_t)second->tensor_count);
     seqpar_status status = SEQPAR_OK;
     if (c->forward) status = seqpar_llama_forward(&ctx, first, batch, c->keep);
     if (!status && c->values) return seqpar_llama_values(&ctx, second, batch);
@@ -396,14 +395,12 @@ static seqpar_status text(void *call) {
     "; give at least one, the beginning-of-text id for text out of nothing"
 #define NO_PROMPT_ID(n, token, id) \
     "prompt " n ", token " token " has id " id "; the model has ids 0..10"
-static const text_call good_text = {.desc = {.max_new_tokens = 2,
-                                             .temperature = 1,
-                                             .top_p = 1,
-                                             .stop_count = STOPS},
-                                    .count = PROMPTS,
-                                    .tokens = {3, 2},
-                                    .ids = {{1, 2, 3}, {4, 5, 6}},
-                                    .stops = {9, 8}};
+static const text_call good_text = {
+    .desc = {.max_new_tokens = 2, .temperature = 1, .top_p = 1, .stop_count = STOPS},
+    .count = PROMPTS,
+    .tokens = {3, 2},
+    .ids = {{1, 2, 3}, {4, 5, 6}},
+    .stops = {9, 8}};
 static const limit text_limits[] = {
     {R(score, 0), 1, SEQPAR_ERR_OPTION,
      "the model ends in 'score', a number per token; text needs a language model"},

@@ -37,18 +37,44 @@ __attribute__((unused)) static void test_begin(int argc, char **argv) {
     printf("# %s --seed %llu\n", test_program, (unsigned long long)test_seed);
 }
 
-/* `text` begins with one of the texts joined by + in `list`; blanks do not count. */
+/* `text` begins with the first of the texts joined by + in `list`; blanks do not count. */
 static int test_listed(const char *text, const char *list) {
-    const char *t = text;
     for (; *list && *list != '+'; list++) {
         if (*list == ' ') continue;
-        while (*t == ' ') t++;
-        if (*t++ != *list) {
-            list = strchr(list, '+');
-            return list ? test_listed(text, list + 1) : 0;
-        }
+        while (*text == ' ') text++;
+        if (*text++ != *list) return 0;
     }
     return 1;
+}
+
+/* Which of the texts of TEST_ONLY named a test. */
+static char test_named[256];
+
+/* Is the test one of those of TEST_ONLY, which may be NULL: all are? */
+static int test_among(const char *text, const char *only) {
+    int found = !only;
+    for (size_t i = 0; only; i++) {
+        if (test_listed(text, only)) found = test_named[i % sizeof test_named] = 1;
+        only = strchr(only, '+');
+        if (only) only++;
+    }
+    return found;
+}
+
+/* Says which texts of TEST_ONLY named none of the tests, and how many they are. */
+static int test_absent(void) {
+    const char *only = getenv("TEST_ONLY");
+    int absent = 0;
+    for (size_t i = 0; only; i++) {
+        if (!test_named[i % sizeof test_named]) {
+            printf("FAIL %.*s: TEST_ONLY names it, but no test here begins so\n",
+                   (int)strcspn(only, "+"), only);
+            absent++;
+        }
+        only = strchr(only, '+');
+        if (only) only++;
+    }
+    return absent;
 }
 
 static uint64_t test_state = 88172645463325252u;
@@ -57,7 +83,7 @@ __attribute__((unused)) static int test_wanted(const char *text, uint64_t turn) 
     test_text = text;
     test_state = UINT64_C(88172645463325252) + test_seed + (turn << 32);
     for (; *text; text++) test_state = test_state * 31 + (unsigned char)*text;
-    return !only || test_listed(test_text, only);
+    return test_among(test_text, only);
 }
 
 /* One test of a suite's main. Its random numbers come from the seed, its text and how often it
@@ -161,10 +187,12 @@ __attribute__((unused)) static void test_skip(const char *name, const char *reas
 }
 
 __attribute__((unused)) static int test_summary(void) {
-    printf("%d passed, %d failed", test_passed, test_failed);
+    int absent = test_absent();
+    printf("%d passed, %d failed", test_passed, test_failed + absent);
     if (test_skipped) printf(", %d skipped", test_skipped);
     printf("\n");
-    return test_failed ? 1 : test_passed ? 0 : 2; /* 2: nothing ran */
+    if (absent || (!test_passed && !test_failed)) return 2; /* what was asked for did not run */
+    return test_failed ? 1 : 0;
 }
 
 /* Relative L2 distance; NaN or infinity anywhere gives infinity. */

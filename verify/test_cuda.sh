@@ -76,7 +76,9 @@ flaw() { # NUMBER SUITE WHAT
 for suite in attn device queue cublas; do
     if flawed 0 "$(control $suite)" 1; then pass cuda_fault_none_$suite; else fail cuda_fault_none_$suite "$(grep -m 1 -E '^(FAIL|limit: )' $out/fault_0.log)"; fi
 done
-while IFS='|' read -r number suite what _; do flaw "$number" "$suite" "$what"; done < <(rows)
+planted=0
+while IFS='|' read -r number suite what _; do planted=$((planted + 1)); flaw "$number" "$suite" "$what"; done < <(rows)
+every_row $planted
 
 # The kernels under AddressSanitizer, which knows the fibers, what of shared memory a launch asked for and where an allocation
 # ends, and under UndefinedBehaviorSanitizer (alignment of 16-byte loads too); and that they see a launch with too little.

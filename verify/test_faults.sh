@@ -25,9 +25,9 @@ for suite in $suites; do
     else echo "FAIL fault_none: $suite ends with $? without a fault $(grep '^limit: ' "build/faults/0.$suite.log")"; failed=$((failed + 1)); fi
 done
 # number, suites that should notice, what is wrong, which published mistakes it is
-covered=""
+covered="" planted=0
 while IFS='|' read -r number noticing what bugs; do
-    caught=""
+    caught="" planted=$((planted + 1))
     for suite in $noticing; do
         run "$number" "$suite"
         code=$?
@@ -36,6 +36,7 @@ while IFS='|' read -r number noticing what bugs; do
     if [ -n "$caught" ]; then echo "ok fault_$number $what: seen by $caught"; passed=$((passed + 1)); covered="$covered $bugs"
     else echo "FAIL fault_$number $what: not noticed by $noticing"; failed=$((failed + 1)); fi
 done < <(rows)
+every_row $planted
 for bug in $(grep -oE '^# +B[0-9]+' verify/faults.tsv | grep -o 'B.*'); do
     if [[ " $covered " = *" $bug "* ]]; then echo "ok published_$bug"; passed=$((passed + 1)); else echo "FAIL published_$bug: no planted fault stands for it and is seen"; failed=$((failed + 1)); fi
 done

@@ -283,11 +283,11 @@ static int demo_find_processes(demo_job *job, demo_error *error) {
     if (told < 0 || told > 1)
         return demo_fail(
             error,
-            "the environment's %s is %lld, but this program was built without NCCL "
+            "the environment's %s is %.40s, but this program was built without NCCL "
             "and MPI and each of the processes would train the whole world; type "
             "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
             "where mpicc is and start build/mpi_train_*, or unset %s",
-            name, (long long)told, name);
+            name, getenv(name), name);
     return 0;
 }
 #endif
@@ -447,8 +447,7 @@ static int demo_job_world(demo_job *job, demo_error *error) {
                          "--device cuda needs a program built with CUDA; type make cuda and "
                          "start build/cuda_train_*");
 #endif
-    if (c->world_size && !job->groups &&
-        (c->world_size % c->ring_attn_size || c->world_size != dp * c->ring_attn_size)) {
+    if (c->world_size && !job->groups && c->world_size != dp * c->ring_attn_size) {
         demo_fail(
             error,
             "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# What the trainers refuse, by verify/refused.tsv: with one option just inside a run is accepted (--dry_run: it settles all and
+# trains nothing), with it just outside it is refused by one sentence, which is compared whole, and writes nothing.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_refused
+rm -rf $out; mkdir -p $out/folder
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+build/make_arith $out/arith.jsonl 60 5 >/dev/null
+head -n 40 $out/arith.jsonl >$out/fewer.jsonl
+tail -n 60 $out/arith.jsonl | tac >$out/turned.jsonl
+echo "not a line of metrics" >$out/text
+sed -E 's/"wrong": .*/"label": true}/' $out/arith.jsonl >$out/labelled.jsonl
+tiny="--num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --train_batch_size 12 --max_len 200"
+sft="--dataset $out/arith.jsonl --input_key question --output_key answer $tiny"
+dpo="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong $tiny"
+rm="$dpo"
+kto="--dataset $out/labelled.jsonl --input_key question --output_key answer $tiny"
+ppo="--prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --rollout_batch_size 8 --train_batch_size 8 --n_samples_per_prompt 2 --prompt_max_len 64 --generate_max_len 16"
+# a model and a checkpoint after two steps
+build/train_sft $sft --max_steps 2 --save_steps 2 --save_path $out/model --ckpt_path $out/saved >$out/saved.log 2>&1 || fail saved "$(tail -n 1 $out/saved.log)"
+
+# words TEXT: @ is this suite's folder, LONG7 a name of 7 letters
+words() {
+    local word
+    for word in ${1//@/$out}; do
+        if [[ $word =~ ^LONG([0-9]+)$ ]]; then printf 'a%.0s' $(seq "${BASH_REMATCH[1]}"); echo; else printf '%s\n' "$word"; fi
+    done
+}
+# run LOG TRAINER OPTIONS: words like NAME=VALUE in front are the environment; "-" alone: without the trainer's own options
+run() {
+    local log=$1 trainer=$2 own=${!2} environment=() given=()
+    mapfile -t given < <(words "$3")
+    while [[ ${given[0]} =~ ^[A-Z_]+= ]]; do environment+=("${given[0]}"); given=("${given[@]:1}"); done
+    [ "${given[0]}" = - ] && own="" && given=("${given[@]:1}")
+    rm -rf $out/save $out/ckpt
+    env "${environment[@]}" ci/limit.sh 60 build/train_$trainer $own --save_path $out/save --ckpt_path $out/ckpt "${given[@]}" --dry_run >"$log" 2>&1 </dev/null
+}
+rows=0
+while IFS=$'\t' read -r name trainer inside outside sentence; do
+    case $name in "#"* | "") continue ;; esac
+    rows=$((rows + 1)) sentence=${sentence//@/$out}
+    if [ "$inside" != - ] && ! run $out/inside.log "$trainer" "$inside"; then fail "$name" "inside ($inside): $(grep '^error' $out/inside.log | head -c 300)"; continue; fi
+    run $out/outside.log "$trainer" "$outside"; code=$?
+    said=$(grep '^error: ' $out/outside.log)
+    if [ $code -ne 2 ] && [ $code -ne 1 ]; then fail "$name" "outside ($outside): exit code $code"
+    elif [ "$said" != "error: $sentence" ]; then fail "$name" "'$said' instead of 'error: $sentence'"
+    elif [ -e $out/save ] || [ -e $out/ckpt ]; then fail "$name" "wrote something all the same"
+    else ok "$name"; fi
+done <verify/refused.tsv
+listed=$(grep -cvE '^(#|$)' verify/refused.tsv)
+[ $rows -eq "$listed" ] && [ $rows -gt 0 ] && ok rows_all_run || fail rows_all_run "$rows of $listed"
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
