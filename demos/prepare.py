@@ -580,7 +580,8 @@ def alpaca_before(record):
 
 def tools_of(record):
     tools = record.get("tools")
-    if isinstance(tools, str) and tools.strip():
+    tools = tools.strip() if isinstance(tools, str) else tools
+    if tools and isinstance(tools, str):
         try:
             tools = json.loads(tools)
         except ValueError:

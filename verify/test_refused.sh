@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# What the trainers refuse, by verify/refused.tsv: with one option just inside a run is accepted (--dry_run: it settles all and
+# What the trainers refuse, by verify/refused.tsv, and demos/prepare.py: with one option just inside a run is accepted (--dry_run: it settles all and
 # trains nothing), with it just outside it is refused by one sentence, which is compared whole, and writes nothing.
 cd "$(dirname "$0")/.." || exit 1
 out=build/test_refused
@@ -19,9 +19,10 @@ sft="--dataset $out/arith.jsonl --input_key question --output_key answer $tiny"
 dpo="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong $tiny"
 rm="$dpo"
 kto="--dataset $out/labelled.jsonl --input_key question --output_key answer $tiny"
-ppo="--prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --rollout_batch_size 8 --train_batch_size 8 --n_samples_per_prompt 2 --prompt_max_len 64 --generate_max_len 16"
+ppo="--prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --rollout_batch_size 8 --train_batch_size 8 --n_samples_per_prompt 2 --prompt_max_len 160 --generate_max_len 16"
 # a model and a checkpoint after two steps
 build/train_sft $sft --max_steps 2 --save_steps 2 --save_path $out/model --ckpt_path $out/saved >$out/saved.log 2>&1 || fail saved "$(tail -n 1 $out/saved.log)"
+build/train_rm $rm --eval_dataset $out/fewer.jsonl --max_steps 1 --save_path $out/reward --ckpt_path $out/reward.ckpt >$out/reward.log 2>&1 || fail reward "$(tail -n 1 $out/reward.log)"
 
 # words TEXT: @ is this suite's folder, LONG7 a name of 7 letters
 words() {
@@ -54,5 +55,14 @@ done <verify/refused.tsv
 listed=$(grep -cvE '^(#|$)' verify/refused.tsv)
 [ $rows -eq "$listed" ] && [ $rows -gt 0 ] && ok rows_all_run || fail rows_all_run "$rows of $listed"
 
-echo "$passed passed, $failed failed"
+if ! command -v python3 >/dev/null; then echo "skip refused_prepare: there is no python3"; skipped=1
+else
+    python3 verify/python/test_prepare_refused.py $out/prepare >$out/prepare.log 2>&1
+    if last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' $out/prepare.log); then
+        grep -v '^[0-9]* passed' $out/prepare.log
+        passed=$((passed + ${last%% *})) last=${last#*, } failed=$((failed + ${last%% *}))
+    else fail refused_prepare "$(tail -n 1 $out/prepare.log)"; fi
+fi
+
+echo "$passed passed, $failed failed${skipped:+, $skipped skipped}"
 [ $failed -eq 0 ]
