@@ -40,20 +40,40 @@ run() {
     rm -rf $out/save $out/ckpt
     env "${environment[@]}" ci/limit.sh 60 build/train_$trainer $own --save_path $out/save --ckpt_path $out/ckpt "${given[@]}" --dry_run >"$log" 2>&1 </dev/null
 }
-rows=0
-while IFS=$'\t' read -r name trainer inside outside sentence; do
-    case $name in "#"* | "") continue ;; esac
-    rows=$((rows + 1)) sentence=${sentence//@/$out}
-    if [ "$inside" != - ] && ! run $out/inside.log "$trainer" "$inside"; then fail "$name" "inside ($inside): $(grep '^error' $out/inside.log | head -c 300)"; continue; fi
+# refused NAME TRAINER INSIDE OUTSIDE SENTENCE: with the options inside a run is accepted (-: none are known), with those outside not
+refused() {
+    local name=$1 trainer=$2 inside=$3 outside=$4 sentence=$5 code said
+    if [ "$inside" != - ] && ! run $out/inside.log "$trainer" "$inside"; then fail "$name" "inside ($inside): $(grep '^error' $out/inside.log | head -c 300)"; return; fi
     run $out/outside.log "$trainer" "$outside"; code=$?
     said=$(grep '^error: ' $out/outside.log)
     if [ $code -ne 2 ] && [ $code -ne 1 ]; then fail "$name" "outside ($outside): exit code $code"
     elif [ "$said" != "error: $sentence" ]; then fail "$name" "'$said' instead of 'error: $sentence'"
     elif [ -e $out/save ] || [ -e $out/ckpt ]; then fail "$name" "wrote something all the same"
     else ok "$name"; fi
+}
+# every_row TABLE COUNT
+every_row() {
+    local listed; listed=$(grep -cvE '^(#|$)' "$1")
+    [ "$2" -eq "$listed" ] && [ "$2" -gt 0 ] && ok "rows_of_$1" || fail "rows_of_$1" "$2 of $listed were tried"
+}
+rows=0
+while IFS=$'\t' read -r name trainer inside outside sentence; do
+    case $name in "#"* | "") continue ;; esac
+    rows=$((rows + 1))
+    refused "$name" "$trainer" "$inside" "$outside" "${sentence//@/$out}"
 done <verify/refused.tsv
-listed=$(grep -cvE '^(#|$)' verify/refused.tsv)
-[ $rows -eq "$listed" ] && [ $rows -gt 0 ] && ok rows_all_run || fail rows_all_run "$rows of $listed"
+every_row verify/refused.tsv $rows
+# the second line of a file
+rows=0
+while IFS=$'\t' read -r name trainer inside outside sentence; do
+    case $name in "#"* | "") continue ;; esac
+    rows=$((rows + 1)) option=--dataset more="--train_batch_size 2"
+    [ "$trainer" = ppo ] && option=--prompt_data more="$more --rollout_batch_size 2"
+    [ "$trainer" = rm ] && more="$more --margin_loss"
+    for side in inside outside; do { head -n 1 $out/labelled.jsonl | sed 's/}$/, "wrong": "x"}/'; printf '%s\n' "${!side}"; } >$out/$side.jsonl; done
+    refused "data_$name" "$trainer" "$option @/inside.jsonl $more" "$option @/outside.jsonl $more" "$out/outside.jsonl:2: $sentence"
+done <verify/refused_data.tsv
+every_row verify/refused_data.tsv $rows
 
 if ! command -v python3 >/dev/null; then echo "skip refused_prepare: there is no python3"; skipped=1
 else
