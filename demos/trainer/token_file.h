@@ -374,6 +374,7 @@ static inline int demo_token_offsets_rise(const demo_token_reader *r, int name, 
     if (!at) return 0;
     while (i < count && at[i] <= at[i + 1] && at[i + 1] - at[i] >= least) i++;
     if (i == count && !at[0] && at[count] == end) return 0;
+    if (at[0]) i = 0;
     return demo_token_wrong(
         r, "the offsets of section %d do not rise from 0 to %llu (number %llu is %llu); %s",
         name, (unsigned long long)end, (unsigned long long)i, (unsigned long long)at[i],
