@@ -129,15 +129,24 @@ static int comes_from(const char *text, const char *format) {
     return 0;
 }
 
-/* Reads the string literals that stand side by side at *at into format; *at goes behind them. */
+/* Reads the string literals that stand side by side at *at into format, behind what is there;
+   *at goes behind them. SEQPAR__ST_BAD is one of them. */
 static void read_format(char *format, size_t size, const char **at) {
-    size_t used = 0;
+    static const char advice[] = "SEQPAR__ST_BAD";
+    size_t used = strlen(format);
     while (**at == '"') {
         for ((*at)++; **at && **at != '"'; (*at)++) {
             if (**at == '\\') (*at)++;
             if (used + 1 < size) format[used++] = **at;
         }
         (*at)++;
+        *at += strspn(*at, " \n\t");
+        if (strncmp(*at, advice, sizeof advice - 1)) continue;
+        *at += sizeof advice - 1;
+        used += (size_t)snprintf(format + used, size - used,
+                                 "; the file is damaged or was "
+                                 "written wrongly, get it again or "
+                                 "write it again");
         *at += strspn(*at, " \n\t");
     }
     format[used] = 0;
@@ -164,21 +173,33 @@ static char *read_header(const char *path) {
     return text;
 }
 
-/* Each refusal of the header has a sentence that was compared whole, or an excuse; an excuse for
-   one that is compared, or is no more, is wrong. */
-static void check_all_seen(const char *path, const excuse *excuses, size_t count) {
+/* The next call of a function that refuses, from *at on: its format behind `before`. 0: there is
+   no further. Another's sentence is passed over. */
+static int next_format(char *format, size_t size, const char **at, const char *call,
+                       const char *before) {
+    while ((*at = strstr(*at, call))) {
+        const char *end = strchr(*at, ';');
+        *at += strlen(call);
+        while (*at && *at < end && **at && **at != '"') (*at)++;
+        /* "(no path)" in the place of a path is no format */
+        if (*at < end && !strncmp(*at, "\"(no ", 5))
+            *at = strchr(strchr(*at + 1, '"') + 1, '"');
+        if (!*at || *at >= end) continue; /* a prototype */
+        snprintf(format, size, "%s", before);
+        read_format(format, size, at);
+        if (strcmp(format, "%s")) return 1;
+    }
+    return 0;
+}
+
+/* Each refusal by `call` of the header has a sentence that was compared whole, or an excuse; an
+   excuse for one that is compared, or is no more, is wrong. */
+static void check_all_seen(const char *path, const char *call, const char *before,
+                           const excuse *excuses, size_t count) {
     char *text = read_header(path), format[SENTENCE];
     int formats = 0, *used = calloc(count + 1, sizeof *used);
     const char *at = text;
-    while (at && (at = strstr(at, "seqpar_fail("))) {
-        const char *end = strchr(at, ';');
-        at = strchr(at, '"');
-        if (!end || !at || at > end) { /* a prototype, or another's sentence */
-            at = end;
-            continue;
-        }
-        read_format(format, sizeof format, &at);
-        if (!strcmp(format, "%s")) continue; /* hands on another's */
+    while (at && next_format(format, sizeof format, &at, call, before)) {
         formats++;
         if (excused(excuses, count, format, used))
             test_expect(!is_seen(format), "needs no excuse: %s", format);
@@ -190,6 +211,18 @@ static void check_all_seen(const char *path, const excuse *excuses, size_t count
     test_expect(formats > 0, "%s refuses nothing", path);
     free(text);
     free(used);
-    test_end("refusals_of_%s: %d, of which %d are excused", path, formats, (int)count);
+    test_end("%s in %s: %d, of which %d are excused", call, path, formats, (int)count);
+}
+
+/* The sentences that another suite compares whole, a line each. */
+static void see_listed(const char *path) {
+    FILE *file = fopen(path, "r");
+    sentences = 0;
+    while (file && sentences < SENTENCES && fgets(sentence_seen[sentences], SENTENCE, file)) {
+        sentence_seen[sentences][strcspn(sentence_seen[sentences], "\n")] = 0;
+        sentences++;
+    }
+    test_expect(file && sentences > 0, "%s cannot be read", path);
+    if (file) fclose(file);
 }
 #endif

@@ -440,6 +440,9 @@ static const limit text_limits[] = {
     {R(no_ids, 0), 2, SEQPAR_ERR_DOCUMENT_TOKENS, NO_PROMPT("1", "2", " at NULL")},
     {R(desc.max_tokens, 4), 3, SEQPAR_ERR_OPTION,
      "prompt 0 has 3 tokens and max_tokens is 3; shorten it, one token must have room"},
+    /* the last value inside would be a text of 2^31 tokens */
+    {R(desc.max_new_tokens, 5), 2147483645, SEQPAR_ERR_OPTION,
+     "prompt 0 has 3 tokens and 2147483645 may follow; positions end at 2147483647"},
     {R(ids[0][0], 0), -1, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "0", "-1")},
     {R(ids[0][2], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("0", "2", "11")},
     {R(ids[1][1], 10), 11, SEQPAR_ERR_TOKEN_ID, NO_PROMPT_ID("1", "1", "11")},

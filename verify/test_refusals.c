@@ -1186,6 +1186,10 @@ static const excuse llama_excuses[] = {
     {"a rank has %lld tokens, each for", "needs 2^31 tokens times experts"},
 };
 
+static const excuse file_excuses[] = {
+    {"%s: SEQPAR_MALLOC returned NULL", "test_safetensors refuses every allocation"},
+};
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TRY_LIMITS("pack", pack, good_pack, &error, pack_limits);
@@ -1216,8 +1220,12 @@ int main(int argc, char **argv) {
     check_arithmetic();
     check_claims();
     check_pool();
-    check_all_seen("seqpar.h", excuses, sizeof excuses / sizeof *excuses);
-    check_all_seen("seqpar_llama.h", llama_excuses,
+    check_all_seen("seqpar.h", "seqpar_fail(", "", excuses, sizeof excuses / sizeof *excuses);
+    check_all_seen("seqpar_llama.h", "seqpar_fail(", "", llama_excuses,
                    sizeof llama_excuses / sizeof *llama_excuses);
+    see_listed("verify/safetensors_said.txt"); /* of test_safetensors.c */
+    check_all_seen("seqpar_safetensors.h", "return seqpar__st_fail(", "%s: ", file_excuses,
+                   sizeof file_excuses / sizeof *file_excuses);
+    check_all_seen("seqpar_safetensors.h", "return seqpar__st_bad(", "%s: ", NULL, 0);
     return test_summary();
 }

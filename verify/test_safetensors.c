@@ -259,6 +259,60 @@ static seqpar_safetensors_file *opened(const char *name) {
     return file;
 }
 
+/* ---- whole sentences: all that is said, each once, stands in a list ---- */
+
+#define SAID_LIST "verify/safetensors_said.txt"
+#define SAID_HEAD "# SPDX-License-Identifier: MIT OR Unlicense"
+enum { SAID_MOST = 1000 };
+static char *said[SAID_MOST];
+static int said_count, said_pause; /* pause: many calls that differ in a number alone */
+
+/* The sentence without the folder, which has another name each time. */
+static void note_said(void) {
+    char line[600], *end = line;
+
+    if (said_pause) return;
+    for (const char *at = last.text; *at && end < line + sizeof line - 1;) {
+        int here = !strncmp(at, folder, strlen(folder));
+        *end++ = here ? '@' : *at;
+        at += here ? strlen(folder) : 1;
+    }
+    *end = 0;
+    for (int i = 0; i < said_count; i++)
+        if (!strcmp(said[i], line)) return;
+    if (said_count < SAID_MOST) said[said_count++] = strdup(line);
+}
+
+/* SAID=1 writes the list anew, to be read before it is committed. */
+static void said_is_listed(void) {
+    char line[600];
+    int i = 0;
+    FILE *file;
+
+    if (strlen(folder) > 48) { /* of a long path a part is said */
+        printf("skip said_is_listed: TMPDIR has a long name\n");
+        return;
+    }
+    file = fopen(SAID_LIST, getenv("SAID") ? "w" : "r");
+    expect(file != NULL, "%s cannot be opened", SAID_LIST);
+    if (!file) return;
+    if (getenv("SAID")) {
+        fprintf(file, "%s\n", SAID_HEAD);
+        for (; i < said_count; i++) fprintf(file, "%s\n", said[i]);
+    } else
+        for (; fgets(line, sizeof line, file); i++) {
+            line[strcspn(line, "\n")] = 0;
+            if (!strcmp(line, SAID_HEAD)) {
+                i--;
+                continue;
+            }
+            expect(i < said_count && !strcmp(said[i], line), "'%s' instead of '%s'",
+                   i < said_count ? said[i] : "nothing", line);
+        }
+    fclose(file);
+    expect(i == said_count && i > 0, "%d sentences were said, %d are listed", said_count, i);
+}
+
 /* That the call failed as it should, and said it with those words (NULL: no more of them). */
 static void refused(const char *what, seqpar_status got, seqpar_status wanted, const char *word,
                     const char *other_word) {
@@ -269,6 +323,7 @@ static void refused(const char *what, seqpar_status got, seqpar_status wanted, c
            last.text);
     expect(strlen(last.text) < sizeof last.text - 1, "%s: the text was cut off: %s", what,
            last.text);
+    note_said();
 }
 
 static seqpar_safetensors_tensor tensor_of(const char *name, seqpar_safetensors_dtype dtype,
@@ -811,9 +866,10 @@ static void nan_and_inf_are_refused(void) {
     static const int64_t at[] = {1, 7, 2047, 2048, 2049, 2099};
 
     for (int64_t d = 0; d < COUNT(floats); d++)
-        for (int64_t k = 0; k < 4; k++)
+        for (int64_t k = 0; k < 4; k++, said_pause = 1)
             for (int64_t i = 0; i < COUNT(at); i++)
                 refuse_one(floats[d], not_finite[d][k], largest[d], at[i]);
+    said_pause = 0;
 }
 
 /* ---- what is asked of a file and not in it ----------------------------------------------- */
@@ -894,6 +950,7 @@ static void long_paths_and_names_leave_room(void) {
     seqpar_safetensors_file *file = NULL;
     seqpar_safetensors_tensor wanted;
 
+    said_pause = 1;
     memset(path, 'p', 240);
     strcpy(path + 240, "/end.safetensors");
     memset(name, 'n', 300);
@@ -908,6 +965,7 @@ static void long_paths_and_names_leave_room(void) {
         refused("expect", seqpar_safetensors_expect(file, &wanted, fresh()),
                 SEQPAR_ERR_FILE_TENSOR, "nnn...", "2 tensors");
     seqpar_safetensors_close(file);
+    said_pause = 0;
 }
 
 /* ---- malformed files --------------------------------------------------------------------- */
@@ -1117,11 +1175,13 @@ static void odd_but_legal_headers_are_read(void) {
 static void truncation_at_every_byte_is_refused(void) {
     seqpar_safetensors_file *file = NULL;
 
+    said_pause = 1;
     for (int64_t bytes = 0; bytes < GOLDEN_BYTES; bytes++) {
         spit("cut", golden, bytes);
         refused("cut", seqpar_safetensors_open(&file, in_folder("cut"), fresh()),
                 SEQPAR_ERR_FILE_FORMAT, "/cut", NULL);
     }
+    said_pause = 0;
     spit("cut", golden, GOLDEN_BYTES + 1); /* the NUL of the literal */
     refused("one byte more", seqpar_safetensors_open(&file, in_folder("cut"), fresh()),
             SEQPAR_ERR_FILE_FORMAT, "last 1 bytes", NULL);
@@ -1837,6 +1897,9 @@ int main(int argc, char **argv) {
     }
     malformed_headers();
     malformed_lengths();
+    begin();
+    said_is_listed();
+    finish("said_is_listed");
     remove_folder();
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? 1 : 0;
