@@ -173,6 +173,10 @@ static const struct fault_name {
     {181, NULL, FAULT_INSIDE},
     {182, NULL, FAULT_INSIDE},
     {183, NULL, FAULT_INSIDE},
-    {184, NULL, FAULT_UNNAMED}};
+    {184, NULL, FAULT_UNNAMED},
+    {185, NULL, FAULT_INSIDE},
+    {186, NULL, FAULT_INSIDE},
+    {187, NULL, FAULT_INSIDE},
+    {188, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
