@@ -333,6 +333,7 @@ static void check_room(void) {
 enum { SLICES = 3, OWNED = 3 * SEQPAR_PARAM_BLOCK };
 typedef struct end_call {
     int64_t elements, given[2][SLICES]; /* micro-batches of a source and slice */
+    int64_t t; /* steps before this one */
     double lr, gradient;
     int norm, twice, offload;
 } end_call;
@@ -359,6 +360,7 @@ static seqpar_status end_step(void *call) {
             for (int64_t m = 0; !status && m < c->given[source][slice]; m++)
                 status = give_slice(c, source, slice, m);
     if (!status && c->norm) status = seqpar_step_norm(&ctx, &step_optim);
+    step_optim.t = c->t;
     for (int i = 0; !status && i <= c->twice; i++)
         status = seqpar_step_end(&ctx, &step_optim, step_params, c->elements, c->lr);
     return status;
@@ -382,6 +384,7 @@ static const limit incomplete_limits[] = {
     {E(given[1][1], 0), 2, SEQPAR_ERR_STEP, INCOMPLETE("1", "0")},
     {E(given[1][2], 0), 2, SEQPAR_ERR_STEP, INCOMPLETE("1", "0")},
     {E(given[1][2], 2), 1, SEQPAR_ERR_STEP, INCOMPLETE("1", "1"), {E(given[1][1], 2)}},
+    {E(t, 0), -1, SEQPAR_ERR_OPTION, "optim.t is -1, but steps are counted from 0"},
     {E(twice, 0), 1, SEQPAR_ERR_STEP, "no step was begun; call seqpar_step_begin first"},
 };
 

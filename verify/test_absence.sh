@@ -71,7 +71,7 @@ only only_first 2 "tset_two+test_two" "1 passed, 1 failed" "ok two" "FAIL tset_t
 NO_TEST=1 $out/some >$out/none.log; [ $? -eq 2 ] && ok program_of_no_test || fail program_of_no_test "$(tail -n 1 $out/none.log)"
 
 # Every suite of verify/ is in SUITES, or another one runs it.
-suites=" $(make --no-print-directory -s suites) "
+suites=" $(env -u MAKEFLAGS make --no-print-directory -s suites) " # all, whatever is checked now
 for file in verify/test_*.c verify/test_*.sh; do
     name=${file#verify/test_}; name=${name%.*}
     case $suites in *" $name "*) ok "suite_$name"; continue ;; esac

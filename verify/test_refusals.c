@@ -15,7 +15,7 @@ static seqpar_error error;
 enum { DOCS = 3, LONGEST = 7, VOCAB = 11 };
 typedef struct pack_call {
     seqpar_pack_desc desc;
-    int64_t count, tokens[DOCS], unit[DOCS];
+    int64_t count, tokens[DOCS], unit[DOCS], prefix[DOCS];
     int ids[DOCS][LONGEST], masked;
     int no_ids; /* a bit for each document */
 } pack_call;
@@ -29,6 +29,7 @@ static seqpar_status pack(void *call) {
         docs[i] = (seqpar_document){.ids = c->no_ids >> i & 1 ? NULL : c->ids[i],
                                     .tokens = c->tokens[i],
                                     .unit = c->unit[i],
+                                    .prefix = c->prefix[i],
                                     .loss_mask = c->masked ? nothing : NULL};
     seqpar_status status = seqpar_pack(&error, &batch, docs, c->count, &c->desc);
     seqpar_batch_free(&batch);
@@ -81,6 +82,10 @@ static const limit pack_limits[] = {
      SEQPAR_ERR_DOCUMENT_TOKENS,
      "document 1 has -1 tokens; lengths start at 0",
      {P(no_ids, 2)}},
+    {P(prefix[1], 0), -1, SEQPAR_ERR_MASK,
+     "document 1 has 2 tokens and a prefix of -1; give 0 to its tokens"},
+    {P(prefix[2], 7), 8, SEQPAR_ERR_MASK,
+     "document 2 has 7 tokens and a prefix of 8; give 0 to its tokens"},
     {P(ids[0][0], 0), -1, SEQPAR_ERR_TOKEN_ID,
      "document 0, token 0 has id -1; the vocabulary has ids 0..10"},
     {P(ids[0][0], 10), 11, SEQPAR_ERR_TOKEN_ID,
