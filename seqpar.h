@@ -1386,7 +1386,9 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 } seqpar_event;
 
 /* A step has a gradient of each slice, and as many slices wait here between two steps. */
+#ifndef SEQPAR_KEPT_BUFFERS
 #define SEQPAR_KEPT_BUFFERS 256
+#endif
 
 typedef struct seqpar_ctx {
     seqpar_error *error; /* of the world comm */
@@ -2438,9 +2440,12 @@ static seqpar_status seqpar__no_memory(seqpar_error *error, const char *what) {
     return seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", what);
 }
 
+#ifndef SEQPAR__GROW_FROM
+#define SEQPAR__GROW_FROM 16 /* elements of a list that grows */
+#endif
 /* Grows *data to hold at least `need` elements of `size`; contents stay. */
 static int seqpar__grow(void **data, int64_t *capacity, int64_t need, int64_t size) {
-    int64_t wanted = *capacity ? *capacity : 16;
+    int64_t wanted = *capacity ? *capacity : SEQPAR__GROW_FROM;
     void *bigger;
     if (need <= *capacity) return 1;
     while (wanted < need) wanted *= 2;
@@ -3529,7 +3534,9 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
 
 /* Stripe deals every chunk to all ranks, so a rank's attention would plan about chunks^2
    sp_size / 2 pairs of pieces. With many ranks neighbouring chunks are taken together. */
+#ifndef SEQPAR__STRIPE_PAIRS
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
+#endif
 static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
     while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks)
         chunks = (chunks + 1) / 2;
@@ -5538,11 +5545,14 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
     return SEQPAR_OK;
 }
 
+#ifndef SEQPAR__PROGRAM_BLOCK
+#define SEQPAR__PROGRAM_BLOCK 8192 /* instructions */
+#endif
 /* Room for a program. Memory is taken in large blocks: there are many short programs. */
 static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *room;
     if (count > attn->room_left) {
-        attn->room_left = SEQPAR__MAX(count, (int64_t)8192);
+        attn->room_left = SEQPAR__MAX(count, (int64_t)SEQPAR__PROGRAM_BLOCK);
         attn->room = (seqpar_fold_op *)seqpar__list_room(
             &attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
         if (!attn->room) {
@@ -5985,7 +5995,9 @@ static int seqpar__by_leaf(const void *a, const void *b) {
 
 /* Relaxed: pieces that are neighbours in the row and in memory are joined, and cut anew into
    tiles. The place in the row becomes the leaf. */
-enum { SEQPAR__FREE_TILE = 128 };
+#ifndef SEQPAR__FREE_TILE
+#define SEQPAR__FREE_TILE 128
+#endif
 static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     seqpar_share cut;
     int64_t capacity = 0;
@@ -10460,14 +10472,24 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
     }
 }
 
+/* Numbers that are converted at a time, on the stack or else in memory of their own. */
+#ifndef SEQPAR__WRITE_FEW
+#define SEQPAR__WRITE_FEW 256
+#endif
+#ifndef SEQPAR__WRITE_MANY
+#define SEQPAR__WRITE_MANY 65536
+#endif
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
                                     const double *from, int64_t count, int dtype) {
     SEQPAR_MUST("device, to, from", device, SEQPAR_IF(count > 0, to),
                 SEQPAR_IF(count > 0, from));
-    double few[256];
-    double *many = count > 256 ? (double *)SEQPAR_MALLOC(65536 * sizeof *many) : NULL;
+    double few[SEQPAR__WRITE_FEW];
+    double *many = count > SEQPAR__WRITE_FEW
+                       ? (double *)SEQPAR_MALLOC(SEQPAR__WRITE_MANY * sizeof *many)
+                       : NULL;
     double *part = many ? many : few;
-    int64_t most = many ? 65536 : 256, n; /* a GPU is waited for after each part */
+    /* a GPU is waited for after each part */
+    int64_t most = many ? SEQPAR__WRITE_MANY : SEQPAR__WRITE_FEW, n;
     for (; count > 0; count -= n, from += n, first += n) {
         n = SEQPAR__MIN(count, most);
         seqpar__convert(part, dtype, from, SEQPAR_DTYPE_F64, 1, n, n);
@@ -10563,9 +10585,12 @@ static void *seqpar__no_file(seqpar_device *device, int file, const char *what, 
     return NULL;
 }
 
+#ifndef SEQPAR__ZEROS_BYTES
+#define SEQPAR__ZEROS_BYTES 65536
+#endif
 /* Written, so that the disk has room for it: without, the first to touch a page were killed. */
 static int seqpar__write_zeros(int file, int64_t bytes) {
-    static const char zeros[65536] = {0};
+    static const char zeros[SEQPAR__ZEROS_BYTES] = {0};
     while (bytes > 0) {
         ssize_t n = write(file, zeros, (size_t)SEQPAR__MIN(bytes, (int64_t)sizeof zeros));
         if (n < 0 && errno != EINTR) return 0;
@@ -10604,7 +10629,9 @@ static void seqpar__host_pool_free(seqpar_device *device, void *data, int64_t by
 }
 
 /* Moves that wait for the thread; `begun` and `done` count them. */
-enum { SEQPAR__MOVES = 32 };
+#ifndef SEQPAR__MOVES
+#define SEQPAR__MOVES 32
+#endif
 struct seqpar__mover {
     pthread_t thread;
     pthread_mutex_t lock;
@@ -10997,6 +11024,9 @@ static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fol
         seqpar__columns_job, &c);
 }
 
+#ifndef SEQPAR__FOLD_COLUMNS
+#define SEQPAR__FOLD_COLUMNS 4096 /* elements of a job */
+#endif
 static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_fold_args *a = (const seqpar_fold_args *)c->args;
@@ -11015,7 +11045,8 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
     }
 
 SEQPAR__OP(seqpar__host_fold, fold,
-           seqpar__columns_run(device, &a->fold, a, a->count, 4096, seqpar__fold_leaf))
+           seqpar__columns_run(device, &a->fold, a, a->count, SEQPAR__FOLD_COLUMNS,
+                               seqpar__fold_leaf))
 
 /* ---- attention driver: a job is a (task, head); a device's kernels do the arithmetic ---- */
 typedef struct seqpar__attn_job {
@@ -11571,10 +11602,13 @@ static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int 
     SEQPAR__BY_TYPE(c->device, seqpar__any_weight_leaf, c, value, index, extend);
 }
 
+#ifndef SEQPAR__REF_WEIGHTS
+#define SEQPAR__REF_WEIGHTS 1024 /* elements of a job */
+#endif
 SEQPAR__ANY(weight_grad) {
     (void)S;
     (void)A;
-    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, 1024,
+    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, SEQPAR__REF_WEIGHTS,
                                seqpar__ref_weight_leaf);
 }
 
@@ -11616,9 +11650,12 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
     }
 }
 
+#ifndef SEQPAR__TABLE_ROWS
+#define SEQPAR__TABLE_ROWS 32 /* of a job */
+#endif
 SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad,
-           seqpar__columns_run(device, &a->fold, a, a->rows * a->width, 32 * a->width,
-                               seqpar__host_embedding_leaf))
+           seqpar__columns_run(device, &a->fold, a, a->rows * a->width,
+                               SEQPAR__TABLE_ROWS * a->width, seqpar__host_embedding_leaf))
 
 SEQPAR__ANY(rmsnorm) {
     (void)device;
@@ -11660,6 +11697,9 @@ static void seqpar__ref_gain_leaf(void *user, void *value, int64_t index, int ex
 }
 
 /* y = g x r, r = (mean x^2 + eps)^-1/2:  dx = r g dy - x r^3 / n sum(g dy x) */
+#ifndef SEQPAR__GAIN_COLUMNS
+#define SEQPAR__GAIN_COLUMNS 256 /* elements of a job */
+#endif
 SEQPAR__ANY(rmsnorm_grad) {
     for (int64_t t = 0; t < a->rows; t++) {
         double r = seqpar__element(a->rstd, t, A), sum = 0;
@@ -11672,7 +11712,8 @@ SEQPAR__ANY(rmsnorm_grad) {
             seqpar__put(a->dx, t, i, S, seqpar__of(a->dx, t, i, S) + slope);
         }
     }
-    return seqpar__columns_run(device, &a->fold, a, a->width, 256, seqpar__ref_gain_leaf);
+    return seqpar__columns_run(device, &a->fold, a, a->width, SEQPAR__GAIN_COLUMNS,
+                               seqpar__ref_gain_leaf);
 }
 
 SEQPAR__ANY(rope) {
@@ -12252,7 +12293,9 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
 
 /* ---- experts: a job is a run of rows ---- */
 
+#ifndef SEQPAR__ROW_RUN
 #define SEQPAR__ROW_RUN 32
+#endif
 
 typedef struct seqpar__row_run {
     const seqpar_device *device;
@@ -12446,7 +12489,9 @@ typedef struct seqpar__pack_work {
     int storage, accumulator;
 } seqpar__pack_work;
 
-enum { SEQPAR__PACK_JOB = 16 * SEQPAR_PACK_GROUP };
+#ifndef SEQPAR__PACK_JOB
+#define SEQPAR__PACK_JOB (16 * SEQPAR_PACK_GROUP) /* whole groups */
+#endif
 static void seqpar__pack_job(void *user, int64_t job, char *scratch) {
     const seqpar__pack_work *w = (const seqpar__pack_work *)user;
     const seqpar_pack_args *a = w->args;
@@ -12974,11 +13019,21 @@ static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t st
     }
 }
 
-#define SEQPAR__KC 512 /* depth and columns of the part of b that is packed at a time, */
-#define SEQPAR__NC 320
-#define SEQPAR__MC (8 * SEQPAR__MR) /* rows of the part of a, */
-/* and how far apart they are once copied: not a power of two, which is what few sets of a cache
-   would share */
+/* Depth and columns of the part of b that is packed at a time, rows of the part of a. */
+#ifndef SEQPAR__KC
+#define SEQPAR__KC 512
+#endif
+#ifndef SEQPAR__NC
+#define SEQPAR__NC 320 /* a multiple of NR */
+#endif
+#ifndef SEQPAR__MC
+#define SEQPAR__MC (8 * SEQPAR__MR) /* a multiple of MR */
+#endif
+/* Rows of a that lie so far apart are copied. */
+#ifndef SEQPAR__FAR_ROWS
+#define SEQPAR__FAR_ROWS 256
+#endif
+/* How far apart copied rows are: not a power of two, which few sets of a cache would share. */
 #define SEQPAR__AC (SEQPAR__KC + 16)
 
 typedef struct seqpar__product {
@@ -13035,7 +13090,7 @@ static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_
    from a copy; columns of a are packed. */
 static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
-    int copied = p->a_step == 1 && p->a_row >= 256 && p->columns >= 4 * SEQPAR__NR;
+    int copied = p->a_step == 1 && p->a_row >= SEQPAR__FAR_ROWS && p->columns >= 4 * SEQPAR__NR;
     int64_t row = p->a_step == 1 ? p->a_row : 0;
     if (copied) row = SEQPAR__AC;
     /* an empty sum */
@@ -13145,6 +13200,16 @@ static int64_t seqpar__jobs_wanted(const seqpar_device *device) {
     return device->threads > 1 ? 4 * device->threads : 1;
 }
 
+/* The least rows of a job, of a narrow and of a wide product; its columns are a multiple. */
+#ifndef SEQPAR__JOB_ROWS
+#define SEQPAR__JOB_ROWS 64
+#endif
+#ifndef SEQPAR__JOB_ROWS_WIDE
+#define SEQPAR__JOB_ROWS_WIDE 256
+#endif
+#ifndef SEQPAR__JOB_COLUMNS
+#define SEQPAR__JOB_COLUMNS (8 * SEQPAR__MR)
+#endif
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a,
                                         void *queue) {
     seqpar__matmul_work w;
@@ -13153,12 +13218,13 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a;
     /* each run of rows packs w anew */
-    share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, a->out >= 256 * jobs ? 256 : 64);
+    share = a->out >= SEQPAR__JOB_ROWS_WIDE * jobs ? SEQPAR__JOB_ROWS_WIDE : SEQPAR__JOB_ROWS;
+    share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, share);
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
     runs = (a->rows + w.rows - 1) / w.rows;
     w.across = SEQPAR__MAX(jobs / runs, 1);
-    w.columns = (a->out + 8 * SEQPAR__MR * w.across - 1) / (8 * SEQPAR__MR * w.across) *
-                (8 * SEQPAR__MR);
+    w.columns = SEQPAR__JOB_COLUMNS * w.across;
+    w.columns = (a->out + w.columns - 1) / w.columns * SEQPAR__JOB_COLUMNS;
     w.across = (a->out + w.columns - 1) / w.columns;
     if (a->rows <= SEQPAR__NR)
         bytes = SEQPAR__MAX(bytes, a->in * SEQPAR__NR * (int64_t)sizeof(float));
@@ -13168,8 +13234,15 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
 /* Weight gradient: a job is a block of dw, and its fold runs inside it, so that partial sums
    stay in the cache. The more rows a block has, the less often x is read; but they are halved
    while there are too few jobs. */
+#ifndef SEQPAR__WB_OUT
 #define SEQPAR__WB_OUT 192
-#define SEQPAR__WB_IN  256
+#endif
+#ifndef SEQPAR__WB_LEAST
+#define SEQPAR__WB_LEAST 48 /* rows that are not halved */
+#endif
+#ifndef SEQPAR__WB_IN
+#define SEQPAR__WB_IN 256
+#endif
 typedef struct seqpar__weight_work {
     const seqpar_weight_grad_args *args;
     int64_t rows;
@@ -13262,7 +13335,7 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
     (void)queue;
     w.args = a;
     for (w.rows = SEQPAR__WB_OUT;
-         w.rows > 48 && (a->out + w.rows - 1) / w.rows * across < wanted;)
+         w.rows > SEQPAR__WB_LEAST && (a->out + w.rows - 1) / w.rows * across < wanted;)
         w.rows /= 2;
     return seqpar__parallel(
         device, (a->out + w.rows - 1) / w.rows * across,
@@ -13271,7 +13344,7 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
         seqpar__cpu_weight_job, &w);
 }
 
-/* Rows in runs of 32, a job each: for everything that treats rows one by one. */
+/* Rows in runs, a job each: for everything that treats rows one by one. */
 typedef struct seqpar__rows_work {
     const void *args;
     int64_t rows;
@@ -13281,7 +13354,9 @@ typedef struct seqpar__rows_work {
 static void seqpar__rows_job(void *user, int64_t i, char *scratch) {
     const seqpar__rows_work *w = (const seqpar__rows_work *)user;
     (void)scratch;
-    for (int64_t t = i * 32; t < SEQPAR__MIN(w->rows, (i + 1) * 32); t++) w->row(w->args, t);
+    for (int64_t t = i * SEQPAR__ROW_RUN; t < SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_RUN);
+         t++)
+        w->row(w->args, t);
 }
 
 static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args,
@@ -13290,7 +13365,8 @@ static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const
     w.args = args;
     w.rows = rows;
     w.row = row;
-    return seqpar__parallel_runs(device, (rows + 31) / 32, 0, seqpar__rows_job, &w);
+    return seqpar__parallel_runs(device, (rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, 0,
+                                 seqpar__rows_job, &w);
 }
 
 /* A row has 64 sums by index, so that their order does not depend on how long vectors are:
@@ -13472,17 +13548,20 @@ static inline float seqpar__tanhf(float x) {
     return a >= 0.6f ? far : p;
 }
 
+#ifndef SEQPAR__ADD_RUN
+#define SEQPAR__ADD_RUN 65536
+#endif
 static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
     const seqpar_add_args *a = (const seqpar_add_args *)user;
-    int64_t begin = i * 65536, end = SEQPAR__MIN(a->count, begin + 65536);
+    int64_t begin = i * SEQPAR__ADD_RUN, end = SEQPAR__MIN(a->count, begin + SEQPAR__ADD_RUN);
     (void)scratch;
     for (int64_t n = begin; n < end; n++)
         ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
 }
 
 SEQPAR__OP(seqpar__cpu_add, add,
-           seqpar__parallel_runs(device, (a->count + 65535) / 65536, 0, seqpar__cpu_add_job,
-                                 (void *)a))
+           seqpar__parallel_runs(device, (a->count + SEQPAR__ADD_RUN - 1) / SEQPAR__ADD_RUN, 0,
+                                 seqpar__cpu_add_job, (void *)a))
 
 /* ---- fast attention ----
    A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's
@@ -13491,8 +13570,12 @@ SEQPAR__OP(seqpar__cpu_add, add,
    columns, and the same tile is, by columns, the left operand of the next product. Scores
    are in units of ln 2, as is the m of a state. Tiles start where their piece starts, so
    what is in one is not a matter of ranks. */
-#define SEQPAR__QT 32
-#define SEQPAR__KT 128
+#ifndef SEQPAR__QT
+#define SEQPAR__QT 32 /* a multiple of NR */
+#endif
+#ifndef SEQPAR__KT
+#define SEQPAR__KT 128 /* a multiple of QT */
+#endif
 
 typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
@@ -14298,8 +14381,8 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
     float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[SEQPAR__ARRAYS], r;
-    int64_t t = w->leaf ? a->leaves[i].local : i * 32;
-    int64_t end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + 32);
+    int64_t t = w->leaf ? a->leaves[i].local : i * SEQPAR__ROW_RUN;
+    int64_t end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + SEQPAR__ROW_RUN);
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
     for (; t < end; t++) {
@@ -14320,6 +14403,9 @@ static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     }
 }
 
+#ifndef SEQPAR__CPU_GAIN_COLUMNS
+#define SEQPAR__CPU_GAIN_COLUMNS 64 /* elements of a job */
+#endif
 static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar__norm_work *w = (const seqpar__norm_work *)c->args;
@@ -14362,11 +14448,12 @@ static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device,
     /* without memory: the other way */
     w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf)
                     : NULL;
-    status = seqpar__parallel_runs(device, w.leaf ? leaves : (a->rows + 31) / 32,
-                                   a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job,
-                                   &w);
+    status = seqpar__parallel_runs(
+        device, w.leaf ? leaves : (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN,
+        a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
     if (!status)
-        status = seqpar__columns_run(device, &a->fold, &w, a->width, 64, seqpar__cpu_gain_leaf);
+        status = seqpar__columns_run(device, &a->fold, &w, a->width, SEQPAR__CPU_GAIN_COLUMNS,
+                                     seqpar__cpu_gain_leaf);
     SEQPAR_FREE(w.leaf);
     return status;
 }
@@ -14448,7 +14535,9 @@ static float seqpar__seed32(const void *seeds, int64_t t) {
    row is for that alone. Exponentials take the place of the logits; they become a gradient
    while those of the next row are computed: otherwise memory would wait for arithmetic, then
    arithmetic for memory. */
-#define SEQPAR__VOCAB_BLOCK        128
+#ifndef SEQPAR__VOCAB_BLOCK
+#define SEQPAR__VOCAB_BLOCK 128 /* a multiple of 64 */
+#endif
 #define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* at most */
 #define SEQPAR__VOCAB_AHEAD \
     4096 /* what lies so far ahead is fetched; not by the processor alone, which a second \
@@ -14738,7 +14827,8 @@ static void seqpar__cpu_vocab_job(void *user, int64_t i, char *scratch) {
     seqpar__vocab row[2];
     row[0].part = (seqpar__vocab_part *)scratch;
     row[1].part = row[0].part + SEQPAR__VOCAB_PARTS(a->vocab);
-    for (int64_t t = i * 32; t < SEQPAR__MIN(a->rows, (i + 1) * 32); t++) {
+    for (int64_t t = i * SEQPAR__ROW_RUN; t < SEQPAR__MIN(a->rows, (i + 1) * SEQPAR__ROW_RUN);
+         t++) {
         seqpar__vocab *h = &row[t % 2];
         h->before = before;
         seqpar__cpu_vocab_row(a, t, h);
@@ -14755,7 +14845,7 @@ static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
                                                const seqpar_vocab_softmax_args *a,
                                                void *queue) {
     (void)queue;
-    return seqpar__parallel_runs(device, (a->rows + 31) / 32,
+    return seqpar__parallel_runs(device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN,
                                  2 * SEQPAR__VOCAB_PARTS(a->vocab) *
                                      (int64_t)sizeof(seqpar__vocab_part),
                                  seqpar__cpu_vocab_job, (void *)a);
@@ -14865,7 +14955,25 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
    computed in bf16, so a machine with instructions for it has the bits of one without.
    ========================================================================================== */
 
-enum { SEQPAR__HALF_ROOMS = 3, SEQPAR__HALF_BLOCK = 1 << 19 /* elements widened at a time */ };
+/* Elements that are widened at a time. But of a walk through rows no less than so many rows for
+   each thread; of a product, so many columns; of a weight's gradient, so many rows. */
+#ifndef SEQPAR__HALF_BLOCK
+#define SEQPAR__HALF_BLOCK (1 << 19)
+#endif
+#ifndef SEQPAR__HALF_LEAST
+#define SEQPAR__HALF_LEAST 32
+#endif
+#ifndef SEQPAR__HALF_COLUMNS
+#define SEQPAR__HALF_COLUMNS 32
+#endif
+#ifndef SEQPAR__HALF_WEIGHTS
+#define SEQPAR__HALF_WEIGHTS 64
+#endif
+/* Rows of a job that widens or rounds. */
+#ifndef SEQPAR__HALF_RUN
+#define SEQPAR__HALF_RUN 16
+#endif
+enum { SEQPAR__HALF_ROOMS = 3 };
 typedef struct seqpar__half {
     seqpar_device base; /* first: the two are cast to each other */
     seqpar_device *wide;
@@ -14902,9 +15010,9 @@ typedef struct seqpar__half_copy {
 
 static void seqpar__half_copy_job(void *user, int64_t job, char *scratch) {
     const seqpar__half_copy *c = (const seqpar__half_copy *)user;
-    int64_t end = SEQPAR__MIN(c->rows, (job + 1) * 16);
+    int64_t end = SEQPAR__MIN(c->rows, (job + 1) * SEQPAR__HALF_RUN);
     (void)scratch;
-    for (int64_t t = job * 16; t < end; t++)
+    for (int64_t t = job * SEQPAR__HALF_RUN; t < end; t++)
         if (c->narrow)
             seqpar__bf16_narrow((uint16_t *)c->to + t * c->to_stride,
                                 (const float *)c->from + t * c->from_stride, c->width);
@@ -14921,7 +15029,8 @@ static seqpar_status seqpar__half_widen(seqpar__half *h, float *to, seqpar_mat f
     c.from_stride = from.stride;
     c.rows = rows;
     c.width = width;
-    return seqpar__parallel(h->wide, (rows + 15) / 16, 0, seqpar__half_copy_job, &c);
+    return seqpar__parallel(h->wide, (rows + SEQPAR__HALF_RUN - 1) / SEQPAR__HALF_RUN, 0,
+                            seqpar__half_copy_job, &c);
 }
 
 /* and back */
@@ -14932,7 +15041,8 @@ static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t
     c.to_stride = to.stride;
     c.rows = rows;
     c.width = width;
-    return seqpar__parallel(h->wide, (rows + 15) / 16, 0, seqpar__half_copy_job, &c);
+    return seqpar__parallel(h->wide, (rows + SEQPAR__HALF_RUN - 1) / SEQPAR__HALF_RUN, 0,
+                            seqpar__half_copy_job, &c);
 }
 
 /* A matrix of an operation's arguments that is walked through by rows. */
@@ -14964,7 +15074,7 @@ static seqpar__half_walk seqpar__half_begin(seqpar_device *device, seqpar__half_
         mats[i].whole = *mats[i].mat;
         widest = SEQPAR__MAX(widest, mats[i].width);
     }
-    w.most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / widest, 32 * device->threads);
+    w.most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / widest, SEQPAR__HALF_LEAST * device->threads);
     w.first = w.count = 0;
     w.status = SEQPAR_OK;
     return w;
@@ -15146,7 +15256,9 @@ static seqpar_status seqpar__half_matmul(seqpar_device *device, const seqpar_mat
     seqpar_matmul_args b = *a;
     seqpar__half_mat x = {&b.x, a->in, 1, 0, {NULL, 0}};
     seqpar__half_walk w = seqpar__half_begin(device, &x, 1, a->rows);
-    int64_t most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / SEQPAR__MAX(a->in, 1) / 32 * 32, 32);
+    int64_t least = SEQPAR__HALF_COLUMNS;
+    int64_t most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / SEQPAR__MAX(a->in, 1) / least * least,
+                               least);
     (void)queue;
     while (seqpar__half_next(&w)) {
         b.rows = w.count;
@@ -15210,7 +15322,8 @@ static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
     b.leaves = leaves;
     b.x.data = x;
     b.x.stride = a->in;
-    most = SEQPAR__MAX(SEQPAR__HALF_BLOCK / SEQPAR__MAX(past - first, 1) / 64 * 64, 64);
+    most = SEQPAR__HALF_BLOCK / SEQPAR__MAX(past - first, 1) / SEQPAR__HALF_WEIGHTS;
+    most = SEQPAR__MAX(most, 1) * SEQPAR__HALF_WEIGHTS;
     status = seqpar__half_widen(h, x, a->x, first, past - first, a->in);
     for (int64_t out = 0; !status && out < a->out; out += b.out) {
         b.out = SEQPAR__MIN(most, a->out - out);
@@ -15528,10 +15641,12 @@ SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
     device->attn_backward = seqpar__own_backward;
 }
 
+#ifndef SEQPAR__OWN_ROWS
+#define SEQPAR__OWN_ROWS (1 << 20) /* of a call: CBLAS counts in int */
+#endif
 static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a,
                                         void *queue) {
-    /* CBLAS counts in int */
-    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112, ROWS = 1 << 20 };
+    enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
     int64_t widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride),
                                  SEQPAR__MAX(a->w.stride, a->out));
     int w_order = a->transposed ? NO_TRANS : TRANS;
@@ -15547,11 +15662,11 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
             device->error, SEQPAR_ERR_KERNEL,
             "an own product takes rows of at most 2147483647 elements; these have %lld",
             (long long)widest);
-    for (int64_t row = 0; row < a->rows; row += (int64_t)ROWS)
+    for (int64_t row = 0; row < a->rows; row += SEQPAR__OWN_ROWS)
         device->sgemm(ROW_MAJOR, NO_TRANS, w_order,
-                      (int)SEQPAR__MIN((int64_t)ROWS, a->rows - row), (int)a->out, (int)a->in,
-                      1.0f, (const float *)a->x.data + row * a->x.stride, (int)a->x.stride,
-                      (const float *)a->w.data, (int)a->w.stride, keep,
+                      (int)SEQPAR__MIN((int64_t)SEQPAR__OWN_ROWS, a->rows - row), (int)a->out,
+                      (int)a->in, 1.0f, (const float *)a->x.data + row * a->x.stride,
+                      (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride, keep,
                       (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
     return SEQPAR_OK;
 }

@@ -843,14 +843,17 @@ static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, u
            seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
 }
 
+#ifndef SEQPAR__LLAMA_PART
+#define SEQPAR__LLAMA_PART 256 /* numbers that are written at a time */
+#endif
 SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
                                          uint64_t seed) {
     SEQPAR_MUST("ctx, model", ctx, m);
     const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
-    double part[256];
+    double part[SEQPAR__LLAMA_PART];
     for (int64_t j = 0; j < t->rows * t->cols; j += n) {
-        n = SEQPAR__LLAMA_MIN(256, t->rows * t->cols - j);
+        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PART, t->rows * t->cols - j);
         if (!seqpar_llama_owns(ctx, m, tensor, j, n)) continue;
         for (int64_t k = 0; k < n; k++)
             part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
@@ -1030,14 +1033,15 @@ static seqpar_status seqpar__llama_norm_pieces(seqpar_ctx *ctx, seqpar_llama_bat
 
 /* A bias is what a column of ones is multiplied by. */
 static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, int64_t rows) {
-    double ones[256];
+    double ones[SEQPAR__LLAMA_PART];
     if (!seqpar__llama_has_biases(&b->config)) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
         ctx, &b->ones, rows * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH));
-    for (int64_t i = 0; i < 256; i++) ones[i] = 1;
-    for (int64_t i = 0; i < rows; i += 256)
+    for (int64_t i = 0; i < SEQPAR__LLAMA_PART; i++) ones[i] = 1;
+    for (int64_t i = 0; i < rows; i += SEQPAR__LLAMA_PART)
         seqpar_device_write(ctx->device, b->ones.data, i, ones,
-                            SEQPAR__LLAMA_MIN(256, rows - i), ctx->device->storage);
+                            SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PART, rows - i),
+                            ctx->device->storage);
     return SEQPAR_OK;
 }
 
@@ -2225,8 +2229,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
    of one kv head are then the queries of one task, for one token; a prompt attends to the
    keys of its own step. */
 
+#ifndef SEQPAR__LLAMA_PROMPT_QUERIES
 #define SEQPAR__LLAMA_PROMPT_QUERIES 128 /* of an attention task */
-#define SEQPAR__LLAMA_PROMPT_ROWS    512 /* of prompts in one step, unless one alone is longer */
+#endif
+#ifndef SEQPAR__LLAMA_PROMPT_ROWS
+#define SEQPAR__LLAMA_PROMPT_ROWS 512 /* of prompts in one step, unless one alone is longer */
+#endif
 
 /* tasks: queries with the keys before them, one block each */
 typedef struct seqpar__llama_attn_list {

@@ -1140,6 +1140,9 @@ static void *seqpar_nccl__monitor_main(void *argument) {
 
 /* >>table  the five functions -------------------------------------------------------------- */
 
+#ifndef SEQPAR_NCCL__PINNED
+#define SEQPAR_NCCL__PINNED 4096 /* bytes of the smallest block */
+#endif
 static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t bytes) {
     seqpar_nccl__block **link = &w->blocks, *b;
     while (*link && (*link)->bytes < bytes) link = &(*link)->next;
@@ -1152,7 +1155,7 @@ static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t
         seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for pinned memory");
         return NULL;
     }
-    for (b->bytes = 4096; b->bytes < bytes;) b->bytes *= 2;
+    for (b->bytes = SEQPAR_NCCL__PINNED; b->bytes < bytes;) b->bytes *= 2;
     if (SEQPAR_NCCL__CUDA(w, cudaHostAlloc(&b->data, (size_t)b->bytes, cudaHostAllocPortable)))
         return b;
     SEQPAR_FREE(b);

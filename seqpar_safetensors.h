@@ -1343,7 +1343,9 @@ static seqpar_status seqpar__st_narrow(const seqpar_safetensors_file *file,
     return 0;
 }
 
+#ifndef SEQPAR__ST_CHUNK
 #define SEQPAR__ST_CHUNK 2048 /* elements converted at a time, on the stack */
+#endif
 
 /* To wide or to narrow (part->count), whichever is not NULL. */
 static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *wide,

@@ -58,18 +58,20 @@ static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *mode
     return status;
 }
 
+#ifndef DEMO_AVERAGE_PART
+#define DEMO_AVERAGE_PART (1 << 15) /* numbers */
+#endif
 /* The share meets the weights, a block at a time: it becomes them, or moves towards them. Of equal
    numbers it is that number, to the bit. Collective where the weights are at their owners. */
 static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, bool begins) {
-    enum { PART = 1 << 15 };
-    double *weights = (double *)demo_room(PART, sizeof *weights);
+    double *weights = (double *)demo_room(DEMO_AVERAGE_PART, sizeof *weights);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
         int64_t at, count, all = t->rows * t->cols;
         for (int64_t first = 0; !status && first < all; first += count) {
-            count = all - first < PART ? all - first : (int64_t)PART;
+            count = all - first < DEMO_AVERAGE_PART ? all - first : (int64_t)DEMO_AVERAGE_PART;
             int64_t mine = demo_average_part(average->begin, average->begin + average->count,
                                              t->offset + first, count, &at);
             if (!mine && !model->shards) continue;

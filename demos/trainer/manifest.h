@@ -20,15 +20,17 @@ typedef struct { /* a file of which the one who wrote it says what it is */
     int64_t bytes, crc;
 } demo_sum;
 
+#ifndef DEMO_SUMMED_BYTES
+#define DEMO_SUMMED_BYTES (1 << 20)
+#endif
 /* 0: it cannot be read, and errno says why. */
 static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
-    enum { PART = 1 << 20 };
     FILE *file = fopen(path, "rb");
-    unsigned char *part = (unsigned char *)demo_room(PART, 1);
+    unsigned char *part = (unsigned char *)demo_room(DEMO_SUMMED_BYTES, 1);
     size_t got;
     *bytes = 0;
     *crc = (uint32_t)crc32(0, NULL, 0);
-    while (file && (got = fread(part, 1, PART, file)) > 0) {
+    while (file && (got = fread(part, 1, DEMO_SUMMED_BYTES, file)) > 0) {
         *crc = (uint32_t)crc32(*crc, part, (uInt)got);
         *bytes += (int64_t)got;
     }

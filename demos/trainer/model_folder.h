@@ -18,7 +18,9 @@
 #include "seqpar_safetensors.h"
 #include "weights.h"
 
-enum { DEMO_CONFIG_BYTES = 1 << 20 }; /* a thousand labels are 50 KB */
+#ifndef DEMO_CONFIG_BYTES
+#define DEMO_CONFIG_BYTES (1 << 20) /* a thousand labels are 50 KB */
+#endif
 
 /* ---- config.json: Hugging Face's names ---- */
 
@@ -680,10 +682,12 @@ static bool demo_is_inv_freq(const char *name) {
     return length > tail && !strcmp(name + length - tail, end);
 }
 
+#ifndef DEMO_TABLE_PART
+#define DEMO_TABLE_PART 4096 /* numbers that are compared at a time */
+#endif
 /* A tied head that is in the file all the same must be the embedding. */
 static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                                      seqpar_error *error) {
-    enum { PIECE = 4096 };
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
     seqpar_safetensors_file *const files[] = {demo_weights_file(w, names[0]),
                                               demo_weights_file(w, names[1])};
@@ -696,10 +700,12 @@ static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                           "%s: tensor \"%s\" has another shape than \"%s\", but config.json "
                           "says that they are tied; set tie_word_embeddings to false",
                           path, names[0], names[1]);
-    for (int64_t at = 0; !status && at < head->count; at += PIECE) {
-        double values[2][PIECE];
+    for (int64_t at = 0; !status && at < head->count; at += DEMO_TABLE_PART) {
+        double values[2][DEMO_TABLE_PART];
         seqpar_safetensors_part part = {
-            NULL, at, head->count - at < PIECE ? head->count - at : (int64_t)PIECE, 1};
+            NULL, at,
+            head->count - at < DEMO_TABLE_PART ? head->count - at : (int64_t)DEMO_TABLE_PART,
+            1};
         for (int i = 0; !status && i < 2; i++) {
             part.name = names[i];
             status = seqpar_safetensors_read_f64(files[i], values[i], &part, error);

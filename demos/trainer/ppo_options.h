@@ -6,7 +6,9 @@
 #include "roles.h"
 #include "reward_server.h"
 
-enum { DEMO_MOST_TEXTS = 1 << 24 }; /* of a rollout: all are kept until their steps are done */
+#ifndef DEMO_MOST_TEXTS
+#define DEMO_MOST_TEXTS (1 << 24) /* of a rollout: all are kept until their steps are done */
+#endif
 
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;

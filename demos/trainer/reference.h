@@ -72,6 +72,9 @@ static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
     return c->rope.type || c->window ? demo_digest(digest, rope, sizeof rope) : digest;
 }
 
+#ifndef DEMO_DIGEST_PART
+#define DEMO_DIGEST_PART 4096 /* numbers */
+#endif
 /* Config and weights; old: as 0.2.0 had it in its checkpoints. Collective where the weights are at
    their owners. */
 static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
@@ -80,12 +83,11 @@ static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
     uint64_t digest = demo_digest_shape(&model->config);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < model->tensor_count; i++) {
-        enum { PART = 4096 };
         const seqpar_tensor *t = &model->tensors[i];
-        double values[PART];
+        double values[DEMO_DIGEST_PART];
         for (int64_t first = 0, count, all = t->rows * t->cols; !status && first < all;
              first += count) {
-            count = all - first < PART ? all - first : PART;
+            count = all - first < DEMO_DIGEST_PART ? all - first : DEMO_DIGEST_PART;
             status = seqpar_llama_read(&r->ctx, model, values, i, first, count);
             digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
         }

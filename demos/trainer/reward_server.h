@@ -164,7 +164,9 @@ static inline int demo_answer_read(const char *bytes, size_t length, const char 
 
 /* ---- HTTP ---- */
 
-enum { DEMO_ANSWER_LIMIT = 1 << 26 }; /* bytes: a million rewards and more */
+#ifndef DEMO_ANSWER_LIMIT
+#define DEMO_ANSWER_LIMIT (1 << 26) /* bytes: a million rewards and more */
+#endif
 
 typedef struct {
     char *bytes; /* zero-ended once there are any */

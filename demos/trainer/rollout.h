@@ -144,20 +144,22 @@ static seqpar_status demo_share_texts(demo_rank *r, int32_t *all,
     return status;
 }
 
+#ifndef DEMO_HANDED_BYTES
+#define DEMO_HANDED_BYTES (1 << 24)
+#endif
 /* The actor's weights go to the generators, as they are, a piece at a time: from its first rank,
    which has all of them for that time. Collective over all. */
 static seqpar_status demo_hand_weights(demo_rank *r) {
-    enum { PIECE = 1 << 24 };
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds();
     seqpar_status status = SEQPAR_OK;
     if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
     if (r->group == 0) status = seqpar_llama_gather(&r->ctx, &r->model);
     int64_t bytes = r->model.elements * seqpar_dtype_bytes(r->device->storage), n;
-    char *host = p->handing ? (char *)demo_room(PIECE, 1) : NULL;
+    char *host = p->handing ? (char *)demo_room(DEMO_HANDED_BYTES, 1) : NULL;
     for (int64_t at = 0; !status && p->handing && at < bytes; at += n) {
         char *part = (char *)r->model.params.data + at;
-        n = bytes - at < PIECE ? bytes - at : (int64_t)PIECE;
+        n = bytes - at < DEMO_HANDED_BYTES ? bytes - at : (int64_t)DEMO_HANDED_BYTES;
         if (r->group == 0) r->device->copy(r->device, host, part, n, NULL);
         status = seqpar_comm_broadcast(p->handing, host, n, 0);
         if (r->group) r->device->copy(r->device, part, host, n, NULL);

@@ -37,7 +37,9 @@ static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double
 }
 
 /* A source fills values (part->count); part->state is the number of the file's prefix. */
-enum { DEMO_VALUES = 1 << 17 };
+#ifndef DEMO_VALUES
+#define DEMO_VALUES (1 << 17)
+#endif
 typedef struct {
     seqpar_ctx *ctx;
     const seqpar_llama *model;

@@ -155,7 +155,9 @@ static const char demo_token_again[] = "make it anew by demos/prepare.py";
 
 /* ---- a file that is cut while it is mapped: reading behind its new end is SIGBUS ---- */
 
-enum { DEMO_TOKEN_MAPS = 8 };
+#ifndef DEMO_TOKEN_MAPS
+#define DEMO_TOKEN_MAPS 8
+#endif
 static struct {
     const unsigned char *begin; /* NULL: free */
     size_t size;

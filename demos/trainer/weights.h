@@ -10,7 +10,13 @@
 #include "json.h"
 #include "seqpar_safetensors.h"
 
-enum { DEMO_INDEX_BYTES = 1 << 26, DEMO_INDEX_TENSORS = 1 << 16, DEMO_WEIGHTS_PATH = 4608 };
+#ifndef DEMO_INDEX_BYTES
+#define DEMO_INDEX_BYTES (1 << 26)
+#endif
+#ifndef DEMO_INDEX_TENSORS
+#define DEMO_INDEX_TENSORS (1 << 16)
+#endif
+enum { DEMO_WEIGHTS_PATH = 4608 };
 
 /* how tensors are called in files */
 enum {

@@ -24,7 +24,13 @@
 
 enum { ATTEND_OUT, ATTEND_LSE, ATTEND_DQ, ATTEND_DK, ATTEND_DV, ATTEND_TENSORS };
 enum { ATTEND_Q, ATTEND_K, ATTEND_V, ATTEND_DOUT, ATTEND_INPUTS };
-enum { ATTEND_QUERIES = 16, ATTEND_KEYS = 64 }; /* of a block, at most */
+/* Of a block, at most. */
+#ifndef ATTEND_QUERIES
+#define ATTEND_QUERIES 16
+#endif
+#ifndef ATTEND_KEYS
+#define ATTEND_KEYS 64
+#endif
 
 typedef struct attend_block {
     int64_t begin, count;
@@ -755,7 +761,9 @@ static inline int attend_run_kv(const attend_pass *all, int64_t kv, uint64_t sta
     return status;
 }
 
-enum { ATTEND_LARGE = 60000000 }; /* about 30 ms */
+#ifndef ATTEND_LARGE
+#define ATTEND_LARGE 60000000 /* about 30 ms */
+#endif
 static inline double attend_work(const attend *p) {
     return (double)p->query.count * (double)p->key.count * (double)(p->heads * p->dim);
 }

@@ -11,11 +11,28 @@
 
 /* Multiplications: of all that is compared with the dump, and at least of one micro-batch; of
    the part on which limits and mistakes are tried; of one mistake. Some seconds for 1e10. */
-#define ATTENTION_ALL  80e9
+#ifndef ATTENTION_ALL
+#define ATTENTION_ALL 80e9
+#endif
+#ifndef ATTENTION_ROOM
 #define ATTENTION_ROOM 1e9
+#endif
+#ifndef ATTENTION_PART
 #define ATTENTION_PART 1e9
-#define ATTENTION_WAY  12e9
-enum { ATTENTION_ELEMENTS = 1 << 23, ATTENTION_KEYS = 1 << 25, ATTENTION_CHUNK = 1 << 16 };
+#endif
+#ifndef ATTENTION_WAY
+#define ATTENTION_WAY 12e9
+#endif
+/* Numbers that are held, keys of a text that is computed anew, numbers that are read at a time. */
+#ifndef ATTENTION_ELEMENTS
+#define ATTENTION_ELEMENTS (1 << 23)
+#endif
+#ifndef ATTENTION_KEYS
+#define ATTENTION_KEYS (1 << 25)
+#endif
+#ifndef ATTENTION_CHUNK
+#define ATTENTION_CHUNK (1 << 16)
+#endif
 
 /* Inputs, then what is judged: (n, heads, dim); lse has no dim. */
 enum { ATTENTION_NAMES = ATTEND_INPUTS + ATTEND_TENSORS };

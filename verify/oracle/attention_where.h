@@ -6,8 +6,13 @@
 #include <stdarg.h>
 #include "attend.h"
 
-enum { WHERE_RANKS = 64, WHERE_RUNS = 3 }; /* of a mask; that are listed */
-#define WHERE_PAIRS 4e9                    /* of tokens that are looked at */
+#ifndef WHERE_RANKS
+#define WHERE_RANKS 64 /* of a mask */
+#endif
+enum { WHERE_RUNS = 3 }; /* that are listed */
+#ifndef WHERE_PAIRS
+#define WHERE_PAIRS 4e9 /* of tokens that are looked at */
+#endif
 
 /* Rows that have a property: how many of them are wrong. */
 typedef struct attend_tally {

@@ -103,7 +103,10 @@
 #include <string.h>
 #include "facts.h"
 
-enum { DUMP_IGNORE = -100, DUMP_TOKENS_MAX = 1 << 24 };
+enum { DUMP_IGNORE = -100 };
+#ifndef DUMP_TOKENS_MAX
+#define DUMP_TOKENS_MAX (1 << 24)
+#endif
 typedef struct dump_rank {
     char path[1024];
     seqpar_safetensors_file *file; /* NULL: none of this rank */

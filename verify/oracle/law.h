@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include "verdict.h"
 
-enum { LAW_GROUPS = 4096 };
+#ifndef LAW_GROUPS
+#define LAW_GROUPS 4096
+#endif
 typedef struct law {
     double got, want;
     int64_t sp, dp, accumulation;

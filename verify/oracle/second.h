@@ -12,7 +12,9 @@
 #include "slow.h"
 
 /* Beyond that it takes too long: products of weights with tokens, as complex numbers. */
+#ifndef SECOND_WORK
 #define SECOND_WORK 4e8
+#endif
 
 typedef struct second {
     const reference *f;

@@ -11,7 +11,10 @@
 #ifndef ORACLE_SHARES_H
 #define ORACLE_SHARES_H
 
-enum { SHARES = 32, SHARE_FORMS = 12 };
+#ifndef SHARES
+#define SHARES 32
+#endif
+enum { SHARE_FORMS = 12 };
 
 /* ---- products of a target and of shares ---- */
 

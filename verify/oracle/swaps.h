@@ -5,7 +5,10 @@
 #ifndef ORACLE_SWAPS_H
 #define ORACLE_SWAPS_H
 
-enum { SWAP_OF_ALL, SWAP_OF_GRADIENT, SWAPS, SWAP_RANKS = 64 };
+#ifndef SWAP_RANKS
+#define SWAP_RANKS 64
+#endif
+enum { SWAP_OF_ALL, SWAP_OF_GRADIENT, SWAPS };
 typedef struct swap_check {
     step_check *c;
     double *away; /* (world, world, SWAPS) of rank r, if it has what is rank q's; squares */
