@@ -2,7 +2,7 @@
 # awk -f verify/constants.awk verify/smallest.h HEADER...: names the numbers of the headers that a build cannot make smaller: a
 # macro or an enumerator of 8 or more that neither verify/smallest.h has, nor its list of those that stay, with a reason; a
 # loop's step or an array's length of that size without a name. Says also where a default is another than listed, where a
-# listed name has no #ndef, and what is listed and gone. Exit code 1 if it says anything.
+# listed name has no #ifndef, and what is listed and gone. Exit code 1 if it says anything.
 function say(text) { print text; wrong = 1 }
 function plain(s) { gsub(/\/\*.*/, "", s); gsub(/[ \t]+/, " ", s); gsub(/^ | $/, "", s); return s }
 # a number, or made of numbers: 1 << 19, (8 * SEQPAR__MR), INT64_C(1); not a string, a type or a call
@@ -23,7 +23,7 @@ function found(name, value, guarded) {
 FNR == 1 { file++; guard = ""; comment = 0 }
 file == 1 && /^#define [A-Z]/ && NF > 3 {
     smallest[$2] = 1
-    value = $0; sub(/^[^*]*\/\* /, "", value); sub(/ \*\/.*/, "", value)
+    value = substr($0, index($0, "/*") + 3); sub(/ \*\/.*/, "", value)
     default_of[$2] = value
 }
 file == 1 && /^   [A-Za-z_0-9.*()|:\\]+  / { stay[++stays] = $1 }

@@ -3,7 +3,7 @@
 # build/seqpar-verify: every mistake of its table is named from numbers that are worked out here, right ones are not accused,
 # evidence that shows nothing is no pass, and bad input gets one sentence.
 cd "$(dirname "$0")/.." || exit 1
-oracle=build/seqpar-verify out=build/test_oracle
+oracle=${BUILD:-build}/seqpar-verify out=build/test_oracle
 rm -rf $out; mkdir -p $out
 passed=0 failed=0 named=""
 ok() { echo "ok $1"; passed=$((passed + 1)); }
