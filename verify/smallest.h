@@ -3,8 +3,7 @@
    there every loop over blocks has a second one, at the sizes of the suites. No format, no
    number of ranks and no grid is changed by them; where bits hang on one (attention's tiles, a
    vocabulary's blocks), all ranks have the same. Behind each is its default, which the
-   headers' must be. Where less is legal, too, it would take minutes (1 of what is copied), or
-   a loop within a block would have one turn.
+   headers' must be. Where less than the number here is legal, too, it would take minutes.
    verify/constants.awk is red for a number of the headers that neither is here nor stays for a
    reason, by its name (a regular expression) or, where it has none, by file:number.
 
@@ -49,7 +48,7 @@
 #define SMALLEST_H
 
 /* lists and memory */
-#define SEQPAR_KEPT_BUFFERS   2  /* 256 */
+#define SEQPAR_KEPT_BUFFERS   1  /* 256 */
 #define SEQPAR__GROW_FROM     1  /* 16 */
 #define SEQPAR__PROGRAM_BLOCK 1  /* 8192 */
 #define SEQPAR__WRITE_FEW     4  /* 256 */
@@ -62,32 +61,32 @@
 #define SEQPAR__FREE_TILE    3  /* 128 */
 
 /* jobs of a host device */
-#define SEQPAR__FOLD_COLUMNS     64                      /* 4096 */
-#define SEQPAR__REF_WEIGHTS      32                      /* 1024 */
-#define SEQPAR__TABLE_ROWS       2                       /* 32 */
-#define SEQPAR__GAIN_COLUMNS     8                       /* 256 */
-#define SEQPAR__CPU_GAIN_COLUMNS 8                       /* 64 */
-#define SEQPAR__ROW_RUN          3                       /* 32 */
-#define SEQPAR__ADD_RUN          64                      /* 65536 */
-#define SEQPAR__PACK_JOB         (2 * SEQPAR_PACK_GROUP) /* (16 * SEQPAR_PACK_GROUP) */
+#define SEQPAR__FOLD_COLUMNS     64                /* 4096 */
+#define SEQPAR__REF_WEIGHTS      32                /* 1024 */
+#define SEQPAR__TABLE_ROWS       2                 /* 32 */
+#define SEQPAR__GAIN_COLUMNS     8                 /* 256 */
+#define SEQPAR__CPU_GAIN_COLUMNS 8                 /* 64 */
+#define SEQPAR__ROW_RUN          3                 /* 32 */
+#define SEQPAR__ADD_RUN          64                /* 65536 */
+#define SEQPAR__PACK_JOB         SEQPAR_PACK_GROUP /* (16 * SEQPAR_PACK_GROUP) */
 
 /* products */
-#define SEQPAR__KC            8                /* 512 */
-#define SEQPAR__NC            (2 * SEQPAR__NR) /* 320 */
-#define SEQPAR__MC            (2 * SEQPAR__MR) /* (8 * SEQPAR__MR) */
-#define SEQPAR__FAR_ROWS      1                /* 256 */
-#define SEQPAR__JOB_ROWS      5                /* 64 */
-#define SEQPAR__JOB_ROWS_WIDE 7                /* 256 */
-#define SEQPAR__JOB_COLUMNS   1                /* (8 * SEQPAR__MR) */
-#define SEQPAR__WB_OUT        12               /* 192 */
-#define SEQPAR__WB_LEAST      4                /* 48 */
-#define SEQPAR__WB_IN         SEQPAR__NR       /* 256 */
-#define SEQPAR__OWN_ROWS      1                /* (1 << 20) */
+#define SEQPAR__KC            8          /* 512 */
+#define SEQPAR__NC            SEQPAR__NR /* 320 */
+#define SEQPAR__MC            SEQPAR__MR /* (8 * SEQPAR__MR) */
+#define SEQPAR__FAR_ROWS      1          /* 256 */
+#define SEQPAR__JOB_ROWS      5          /* 64 */
+#define SEQPAR__JOB_ROWS_WIDE 7          /* 256 */
+#define SEQPAR__JOB_COLUMNS   1          /* (8 * SEQPAR__MR) */
+#define SEQPAR__WB_OUT        12         /* 192 */
+#define SEQPAR__WB_LEAST      4          /* 48 */
+#define SEQPAR__WB_IN         SEQPAR__NR /* 256 */
+#define SEQPAR__OWN_ROWS      1          /* (1 << 20) */
 
 /* attention and the vocabulary, whose sums these cut */
-#define SEQPAR__QT          SEQPAR__NR       /* 32 */
-#define SEQPAR__KT          (2 * SEQPAR__QT) /* 128 */
-#define SEQPAR__VOCAB_BLOCK 64               /* 128 */
+#define SEQPAR__QT          SEQPAR__NR /* 32 */
+#define SEQPAR__KT          SEQPAR__QT /* 128 */
+#define SEQPAR__VOCAB_BLOCK 64         /* 128 */
 
 /* bf16 */
 #define SEQPAR__HALF_BLOCK   256 /* (1 << 19) */
