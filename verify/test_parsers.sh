@@ -52,10 +52,8 @@ says() { # NAME CODE FOLDER
     if [ $is -eq "$2" ] && [ -z "$(wrong $out/$1.txt)" ]; then ok parsers_$1; else fail parsers_$1 "exit code $is, not $2: $(wrong $out/$1.txt) $(head -n 1 $out/$1.txt)"; fi
 }
 gen right --sp 3 --tokens 41 --docs 3
-gen wrong --sp 2 --tokens 31 --docs 2 --mistake shift_after_split
-gen dpo --sp 2 --tokens 17 --docs 2 --objective dpo
+gen wrong --sp 3 --tokens 41 --docs 1 --mistake shift_after_split
 says oracle_right 0 $out/right/got
-says oracle_dpo 0 $out/dpo/got
 says oracle_wrong 1 $out/wrong/got
 size=$(stat -c %s $out/right/got/rank1.safetensors)
 for cut in 5 200 $((size - 1)); do
