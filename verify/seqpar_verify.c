@@ -31,6 +31,7 @@
 #include "oracle/manual.h"
 #include "oracle/mutants.h"
 #include "oracle/operations.h"
+#include "oracle/same_step.h"
 #include "oracle/summary.h"
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -303,7 +304,7 @@ static int judge_folders(stage *stages, details *more) {
         voided = status > 0;
     }
     if (!status && wanted)
-        status = dump_open(&want, wanted) || check_wanted(&want) ||
+        status = dump_open(&want, wanted) || check_wanted(&want) || same_step(&d, &want) ||
                  check_gradients(&stages[GRADIENTS], &d, &want, numbers.tolerance, more);
     dump_close(&d);
     dump_close(&want);

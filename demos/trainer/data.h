@@ -74,6 +74,7 @@ typedef struct {
     /* the command that makes a token file of the text, where the folder has a tokenizer and
        bytes would be wrong; NULL: a byte is a token */
     const char *prepare;
+    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
     /* texts are to end in the response's last number: it must hold one */
     bool number;
     /* what chose output_key and max_len, for messages; NULL: the options of these names */
@@ -220,10 +221,17 @@ static inline int demo_text_allowed(const demo_reader *reader) {
                           "is text, and %s has a tokenizer, which is not built in; make tokens "
                           "of it and give those%s: %s",
                           options->folder, demo_template_hint(options), options->prepare);
-    if (vocab >= (double)DEMO_VOCAB) return 0;
-    return demo_wrong(reader,
-                      "text needs a vocabulary of %d, but the model has %g; give input_ids",
-                      DEMO_VOCAB, vocab);
+    if (vocab < (double)DEMO_VOCAB)
+        return demo_wrong(reader,
+                          "text needs a vocabulary of %d, but the model has %g; give input_ids",
+                          DEMO_VOCAB, vocab);
+    if (options->end)
+        return demo_wrong(reader,
+                          "is text, whose bytes become tokens and which ends in %d, but "
+                          "\"eos_token_id\" of %s/config.json is %lld; set it to %d, or give "
+                          "input_ids",
+                          DEMO_EOS, options->folder, (long long)*options->end, DEMO_EOS);
+    return 0;
 }
 
 /* What stands under a key: "a.b" is b inside a, unless a key is called that; NULL: nothing. */

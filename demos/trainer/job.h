@@ -607,6 +607,14 @@ static const char *demo_prepare_command(const demo_job *job, const char *paths, 
     return line.text;
 }
 
+/* In what the model's texts end, where its config says another end than a text of bytes has;
+   NULL: it does not. */
+static const int64_t *demo_other_end(const demo_job *job) {
+    static int64_t end;
+    const char *folder = job->config.pretrain;
+    return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
+}
+
 /* NULL where the user has not named it, so that the reader may see what the records are. */
 __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
                                                           const char *option, const char *key) {

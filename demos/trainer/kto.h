@@ -57,6 +57,7 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
                  .seed = c->seed,
                  .vocab_size = job->model.vocab,
                  .folder = c->pretrain,
+                 .end = demo_other_end(job),
                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_LABELLED)},
         .label_key = k->label_key};
     if (demo_labelled_load(labelled, paths, &options, error)) return -1;

@@ -458,6 +458,20 @@ static bool demo_config_tied(const demo_config_reader *r, const demo_family *fam
                : family->tied;
 }
 
+/* transformers gives a classifier one score for each of these names, whatever num_labels says. */
+static void demo_config_labels(const demo_config_reader *r, const demo_family *family) {
+    const cJSON *names = demo_config_item(r, "id2label"),
+                *list = demo_config_item(r, "architectures");
+    int count = cJSON_GetArraySize(names);
+    if (!cJSON_IsObject(names) || count == 1 || !cJSON_IsArray(list) || !list->child ||
+        !demo_config_is(list->child, family->sequence))
+        return;
+    seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
+                "%s: \"id2label\" names %d labels, but a reward model has one; give one name, "
+                "or remove the key",
+                r->path, count);
+}
+
 /* What the config does not say is as its family has it: nothing stays of what c was before. */
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
     const demo_family *family = demo_config_family(r);
@@ -477,6 +491,7 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
     c->rms_eps = demo_config_given(r, "rms_norm_eps");
     c->tied = demo_config_tied(r, family);
+    demo_config_labels(r, family);
     demo_config_parts(r, family, c);
 }
 
@@ -671,6 +686,22 @@ static inline int64_t demo_config_positions(const char *folder) {
                            : 0;
     cJSON_Delete(json);
     return (int64_t)positions;
+}
+
+/* Whether the config says that texts end in other ids than `id`: a number, or a list of them.
+   *said: the first of them. */
+static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, int64_t *said) {
+    char path[4352];
+    seqpar_error ignored = {0};
+    cJSON *json = demo_config_open(folder, path, sizeof path, &ignored);
+    const cJSON *ends = cJSON_GetObjectItemCaseSensitive(json, "eos_token_id");
+    const cJSON *first = cJSON_IsArray(ends) ? ends->child : ends, *at = first;
+    bool other = cJSON_IsNumber(first);
+    if (other) *said = (int64_t)first->valuedouble;
+    for (; cJSON_IsNumber(at) && other; at = cJSON_IsArray(ends) ? at->next : NULL)
+        other = at->valueint != id;
+    cJSON_Delete(json);
+    return other;
 }
 
 /* ---- weights: no tensor that the model does not take ---- */

@@ -472,6 +472,7 @@ static int demo_pretraining_load(const demo_job *job, demo_error *error) {
         .seed = job->config.seed,
         .vocab_size = job->model.vocab,
         .folder = job->config.pretrain,
+        .end = demo_other_end(job),
         .prepare = demo_prepare_command(job, p->pretrain_data, DEMO_TOKENS_SFT),
         .output_option = "input_key",
         .length_option = "generate_max_len"};
@@ -566,6 +567,7 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
         .seed = job->config.seed,
         .vocab_size = job->model.vocab,
         .folder = job->config.pretrain,
+        .end = demo_other_end(job),
         .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),
         .number = (p->label_key || demo_is_token_file(paths)) &&
                   (p->reward_rule || set == &job->eval),

@@ -97,6 +97,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
                  .seed = c->seed,
                  .vocab_size = job->model.vocab,
                  .folder = c->pretrain,
+                 .end = demo_other_end(job),
                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PAIRS)},
         .prompt_key = p->prompt_key,
         .chosen_key = p->chosen_key,

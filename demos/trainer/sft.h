@@ -53,6 +53,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .seed = c->seed,
                                  .vocab_size = job->model.vocab,
                                  .folder = c->pretrain,
+                                 .end = demo_other_end(job),
                                  .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_SFT)};
     if (demo_data_load(set, paths, &options, error)) return -1;
     demo_data_summary(set, set->summary, sizeof set->summary);

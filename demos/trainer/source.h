@@ -40,6 +40,10 @@ static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c
         return;
     }
     demo_source_set(config, "num_labels", cJSON_CreateNumber(1));
+    if (cJSON_GetArraySize(cJSON_GetObjectItemCaseSensitive(config, "id2label")) != 1) {
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "id2label");
+        cJSON_DeleteItemFromObjectCaseSensitive(config, "label2id");
+    }
     if (cJSON_GetObjectItemCaseSensitive(config, head))
         demo_source_set(config, head, cJSON_CreateString(c->score));
 }

@@ -24,6 +24,7 @@ typedef struct made_plant {
     int seeds, step; /* of seeds.h and step.h */
     int loss;        /* of the loss as it is reported */
     int shows;       /* whatever is planted does not need the loss for it */
+    int changes;     /* something that is written is otherwise than in a right step */
 } made_plant;
 
 typedef struct made {
@@ -175,6 +176,8 @@ static inline int made_rows(made *m, int layout, int64_t vocab) {
         for (int64_t t = 0; t < row->tokens; t++) {
             row->labels[t] = labels(row, t);
             row->positions[t] = positions(row, t);
+            m->plant.changes |= row->labels[t] != made_label_right(row, t) ||
+                                row->positions[t] != position_right(row, t);
         }
     }
     return 0;
@@ -271,6 +274,7 @@ static inline int made_loss(made *m) {
         double wrong = m->plant.loss ? made_wrong_loss(m, &parts, r) : NAN;
         m->loss[r] = isnan(wrong) ? m->want_loss : wrong;
         m->plant.shows |= !isnan(wrong);
+        m->plant.changes |= !isnan(wrong);
     }
     loss_free(&parts);
     if (!status && !isfinite(m->want_loss)) {
@@ -319,6 +323,7 @@ static inline int made_gradients(made *m, double *const *logp) {
         law l = {.sp = m->d.sp, .dp = m->d.world / m->d.sp, .accumulation = m->d.accumulation};
         m->gradient[i] *= law_factor(&l, &m->plant.m->scale);
     }
+    m->plant.changes |= !status && memcmp(m->gradient, m->right, bytes);
     return status;
 }
 
@@ -327,7 +332,7 @@ static inline void made_step(made *m) {
     int64_t n = m->f.model.elements;
     double square = sum_of_squares(m->gradient, n), clip;
     const step_way *way = &step_ways[m->plant.step];
-    way_numbers numbers;
+    way_numbers numbers, right;
     m->d.facts.optimizer = DUMP_ADAMW;
     m->d.facts.lr = 0.1;
     m->d.facts.weight_decay = 0.5;
@@ -336,22 +341,39 @@ static inline void made_step(made *m) {
     m->d.facts.max_norm = 0.6 * sqrt(square);
     clip = way->clip == CLIP_NOT ? 1 : clip_factor(m->d.facts.max_norm, sqrt(square));
     numbers = way_begin(&m->d.facts, way, clip);
+    right = way_begin(&m->d.facts, &step_ways[0],
+                      clip_factor(m->d.facts.max_norm, sqrt(square)));
     seqpar_device_read(m->f.device, m->param, m->f.model.params.data, 0, n,
                        m->f.device->storage);
     for (int64_t i = 0; i < n; i++) {
         double u = seqpar_random_normal((uint64_t)m->desc->seed, 3000, (uint64_t)i);
         m->m[i] = 0.2 * u * sqrt(square / (double)n);
         m->v[i] = (0.1 + u * u) * 0.02 * square / (double)n;
-        m->after[i] = m->param[i] +
-                      way_step(&m->d.facts, way, &numbers,
-                               (element){m->param[i], m->gradient[i], m->m[i], m->v[i], 0});
+        element e = {m->param[i], m->gradient[i], m->m[i], m->v[i], 0};
+        double step = way_step(&m->d.facts, way, &numbers, e);
+        double as_right = way_step(&m->d.facts, &step_ways[0], &right, e);
+        m->after[i] = m->param[i] + step;
+        m->plant.changes |= !(fabs(step - as_right) <= 1e-9 * fabs(as_right)); /* rounded */
     }
     for (int64_t r = 0; r < m->d.world; r++) {
         const char *name = m->plant.m ? m->plant.m->name : "";
         m->norm[r] = sqrt(square);
         if (!strcmp(name, "norm_counts_copies")) m->norm[r] *= sqrt((double)m->d.world);
         if (!strcmp(name, "norm_after_clip")) m->norm[r] = m->d.facts.max_norm;
+        m->plant.changes |= m->norm[r] != sqrt(square);
+        m->plant.changes |= !strcmp(name, "never_synchronised") && m->d.world > 1;
     }
+}
+
+/* On one rank, say, a factor of the number of ranks is 1. */
+static inline int made_changes(made *m) {
+    if (!m->plant.m || m->plant.changes) return 0;
+    seqpar_fail(&m->d.error, SEQPAR_ERR_OPTION,
+                "mistake %.60s changes nothing with --sp %lld, --dp %lld and --accumulation "
+                "%lld; give more ranks or micro-batches",
+                m->plant.m->name, (long long)m->d.sp, (long long)(m->d.world / m->d.sp),
+                (long long)m->d.accumulation);
+    return -1;
 }
 
 /* ---- writing ---- */
@@ -535,7 +557,7 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
     bar_end();
     if (!status) {
         made_step(&m);
-        status = made_files(&m);
+        status = made_changes(&m) || made_files(&m) ? -1 : 0;
     }
     free_logp(logp, m.f.count);
     if (m.f.d) made_close(&m);

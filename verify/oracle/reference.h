@@ -32,24 +32,59 @@ static inline int reference_part(const reference *f, const char *prefix, int64_t
     return 0;
 }
 
-/* A parameter from the dump, as it was before the step, or from the folder. */
+/* The rounding of a tensor as it is written; 0: it is not there. */
+static inline double reference_rounding(const seqpar_safetensors_file *file, const char *name) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(file, name);
+    return t ? dtype_rounding(t->dtype) : 0;
+}
+
+/* The first element of dump and folder that their roundings do not explain; count: none. A
+   number of 0x1p-24 and less may have become 0 in float16. */
+static inline int64_t reference_differs(const double *own, const double *other, int64_t count,
+                                        double rounding) {
+    int64_t i = 0;
+    while (i < count && fabs(own[i] - other[i]) <=
+                            2 * rounding * fabs(other[i]) + (rounding > 0x1p-25 ? 0x1p-24 : 0))
+        i++;
+    return i;
+}
+
+/* The folder is what the step began with, as the dump's own weights are. */
+static inline int reference_compare(reference *f, const char *folder, const char *name,
+                                    const whole *own, const whole *other, double rounding) {
+    for (int64_t r = 0; r < f->d->world; r++)
+        rounding = fmax(rounding, reference_rounding(f->d->ranks[r].file, name));
+    int64_t i = reference_differs(own->values, other->values, other->count, rounding);
+    if (i == other->count) return 0;
+    seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: element %lld of %.100s is %.9g, and %.9g in the model in %.300s; give "
+                "--model what the step began with",
+                f->d->ranks[0].path, (long long)i, name, own->values[i], other->values[i],
+                folder);
+    return -1;
+}
+
+/* A parameter from the folder; where the dump has it, too, as the dump says it was before the
+   step: weights may be kept in more bits than they are written to a folder with. */
 static inline int reference_load(reference *f, const demo_weights *from, int names,
                                  int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
     demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, names);
+    seqpar_safetensors_file *file = demo_weights_file(from, place.name);
     seqpar_safetensors_part all = {
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
     tensor_name name;
-    whole w;
-    int status = reference_part(f, "param.", tensor, &name, &w);
-    if (!status && !w.values) {
-        status = whole_room(f->d, &w, all.count) ||
-                 seqpar_safetensors_read_f64(demo_weights_file(from, place.name), w.values,
-                                             &all, &f->d->error);
-    }
+    whole w = {.copy = -1}, own;
+    int status = whole_room(f->d, &w, all.count) ||
+                 seqpar_safetensors_read_f64(file, w.values, &all, &f->d->error);
+    if (reference_part(f, "param.", tensor, &name, &own)) status = -1;
+    if (!status && own.values)
+        status = reference_compare(f, from->folder, name.text, &own, &w,
+                                   reference_rounding(file, place.name));
     if (!status)
-        seqpar_device_write(f->device, f->model.params.data, t->offset, w.values, all.count,
-                            f->device->storage);
+        seqpar_device_write(f->device, f->model.params.data, t->offset,
+                            own.values ? own.values : w.values, all.count, f->device->storage);
+    whole_free(&own);
     whole_free(&w);
     return status ? -1 : 0;
 }

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* same_step.h - whether two dumps are of one step: gradients of other texts have nothing to do
+ * with each other, whatever a trainer did. */
+#ifndef ORACLE_SAME_STEP_H
+#define ORACLE_SAME_STEP_H
+#include "rows.h"
+
+/* Tokens of a document that are compared at a time; a shorter document is compared whole. */
+enum { SAME_TOKENS = 16 };
+
+/* Digests of all such runs of tokens of a dump, in ascending order. */
+typedef struct text_runs {
+    uint64_t *digests; /* (count), room for (most) */
+    int64_t count, most;
+    int unknown; /* some tokens have no ids or no place */
+} text_runs;
+
+static inline int digests_ascend(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static inline uint64_t run_digest(const int64_t *ids, int64_t count) {
+    uint64_t digest = (uint64_t)count;
+    for (int64_t i = 0; i < count; i++)
+        digest = (digest ^ (uint64_t)ids[i]) * 0x9e3779b97f4a7c15u + (digest >> 29);
+    return digest;
+}
+
+static inline int runs_room(text_runs *to, int64_t more) {
+    uint64_t *room;
+    if (to->count + more <= to->most) return 0;
+    to->most = 2 * to->most + more;
+    room = (uint64_t *)realloc(to->digests, (size_t)to->most * sizeof *room);
+    if (room) to->digests = room;
+    return room ? 0 : -1;
+}
+
+static inline int runs_add_row(text_runs *to, const dump_row *row) {
+    int64_t docs = row->docs ? row->docs : 1;
+    if (runs_room(to, row->tokens + docs)) return -1;
+    for (int64_t d = 0; d < docs; d++) {
+        int64_t begin = row->docs ? row->cu_seqlens[d] : 0;
+        int64_t end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;
+        int64_t length = end - begin < SAME_TOKENS ? end - begin : SAME_TOKENS;
+        for (int64_t t = begin; length && t + length <= end; t++)
+            to->digests[to->count++] = run_digest(row->ids + t, length);
+    }
+    return 0;
+}
+
+/* 0, or -1 with d->error. */
+static inline int runs_read(dump *d, text_runs *to) {
+    int64_t rows = d->world / d->sp * d->accumulation;
+    int status = 0;
+    for (int64_t i = 0; !status && !to->unknown && i < rows; i++) {
+        dump_row row;
+        dump_places found;
+        status = dump_read_row(d, i / d->accumulation, i % d->accumulation, &row, &found);
+        to->unknown = !row.ids || found.missing || found.outside || found.twice ||
+                      row_end(&row) > row.tokens;
+        if (!status && !to->unknown && runs_add_row(to, &row)) {
+            seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for the texts of a dump");
+            status = -1;
+        }
+        dump_row_free(&row);
+    }
+    if (to->count) qsort(to->digests, (size_t)to->count, sizeof *to->digests, digests_ascend);
+    return status;
+}
+
+static inline int64_t runs_found(const text_runs *these, const text_runs *in) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < these->count; i++)
+        found += bsearch(&these->digests[i], in->digests, (size_t)in->count,
+                         sizeof *in->digests, digests_ascend) != NULL;
+    return found;
+}
+
+/* Both ways: a trainer that gives all replicas the same texts, or leaves some out, has a part of
+   the wanted ones. */
+static inline int same_texts(dump *d, dump *want, const text_runs *got,
+                             const text_runs *wanted) {
+    int64_t found = runs_found(got, wanted);
+    if (got->unknown || wanted->unknown || !got->count || !wanted->count) return 0;
+    if (2 * found >= got->count || 2 * runs_found(wanted, got) >= wanted->count) return 0;
+    seqpar_fail(&want->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: of the %lld runs of %d tokens in %.300s only %lld are in it, so the two "
+                "are of other steps; give --want the same step on one rank",
+                want->ranks[0].path, (long long)got->count, SAME_TOKENS, d->ranks[0].path,
+                (long long)found);
+    return -1;
+}
+
+/* 0; -1 with the error of one of them. */
+static inline int same_step(dump *d, dump *want) {
+    const char *step = seqpar_safetensors_metadata(d->ranks[0].file, "step");
+    const char *other = seqpar_safetensors_metadata(want->ranks[0].file, "step");
+    text_runs got = {.count = 0}, wanted = {.count = 0};
+    int status = 0;
+    if (step && other && d->facts.step != want->facts.step) {
+        seqpar_fail(&want->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: its step is %lld, and that of %.300s is %lld; give --want the same "
+                    "step on one rank",
+                    want->ranks[0].path, (long long)want->facts.step, d->ranks[0].path,
+                    (long long)d->facts.step);
+        return -1;
+    }
+    status = runs_read(d, &got) || runs_read(want, &wanted) ||
+             same_texts(d, want, &got, &wanted);
+    free(got.digests);
+    free(wanted.digests);
+    return status ? -1 : 0;
+}
+#endif
