@@ -177,6 +177,11 @@ static const struct fault_name {
     {185, NULL, FAULT_INSIDE},
     {186, NULL, FAULT_INSIDE},
     {187, NULL, FAULT_INSIDE},
-    {188, NULL, FAULT_INSIDE}};
+    {188, NULL, FAULT_INSIDE},
+    {190, NULL, FAULT_DEVICE},
+    {191, NULL, FAULT_DEVICE},
+    {192, NULL, FAULT_DEVICE},
+    {193, NULL, FAULT_DEVICE},
+    {194, NULL, FAULT_DEVICE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
