@@ -177,6 +177,11 @@ static const struct fault_name {
     {185, NULL, FAULT_INSIDE},
     {186, NULL, FAULT_INSIDE},
     {187, NULL, FAULT_INSIDE},
-    {188, NULL, FAULT_INSIDE}};
+    {188, NULL, FAULT_INSIDE},
+    {200, NULL, FAULT_INSIDE},
+    {201, NULL, FAULT_INSIDE},
+    {202, NULL, FAULT_INSIDE},
+    {203, NULL, FAULT_INSIDE},
+    {204, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
