@@ -1041,21 +1041,21 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     snprintf(world_file, sizeof world_file, "%s/seqpar_nccl.%ld",
              getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
-    test_stand_in();
+    TEST(test_stand_in());
     quick = getenv("TEST_WAYS") != NULL;
-    for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) transport_conformance(&makers[i]);
-    test_deadlocks();
-    test_queue();
-    test_memory();
-    test_attention();
-    test_failing_calls();
-    test_watchdog();
-    test_open();
+    for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) TEST(transport_conformance(&makers[i]));
+    TEST(test_deadlocks());
+    TEST(test_queue());
+    TEST(test_memory());
+    TEST(test_attention());
+    TEST(test_failing_calls());
+    TEST(test_watchdog());
+    TEST(test_open());
     TEST(test_notes());
     TEST(test_interrupted());
-    test_adopt();
-    test_environment();
-    test_names();
-    test_mismatches();
+    TEST(test_adopt());
+    TEST(test_environment());
+    TEST(test_names());
+    TEST(test_mismatches());
     return test_summary();
 }
