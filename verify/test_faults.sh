@@ -13,9 +13,10 @@ make --no-print-directory -s planted build/faults/seqpar.o || { echo "FAIL fault
 # The library with faults is compiled once; what looks inside it has its own.
 flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -Ibuild/faults/demos/trainer -I. -Ibuild -Idemos -Idemos/trainer -Iverify"
 linked=$(make --no-print-directory -s linked-flags)
+# smallest_NAME: the suite where every block is at its smallest, so that there is a second one (verify/smallest.h).
 for suite in $suites; do
-    case $suite in attn | device) how="-O2" ;; numerics) how="-O1" ;; absolute) how="-O1 $linked build/faults/seqpar.o -lcurl" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
-    $cc $flags verify/test_$suite.c $how -o build/faults/test_$suite -lcjson -lz -lm -lpthread 2>build/faults/$suite.log || {
+    case $suite in smallest_*) how="-O1 -include verify/smallest.h" ;; attn | device) how="-O2" ;; numerics) how="-O1" ;; absolute) how="-O1 $linked build/faults/seqpar.o -lcurl" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
+    $cc $flags verify/test_${suite#smallest_}.c $how -o build/faults/test_$suite -lcjson -lz -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done
 run() { planted "build/faults/$1.${2%%:*}.log" "$1" "$2"; } # NUMBER SUITE[:TEXT]

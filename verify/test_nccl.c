@@ -10,9 +10,19 @@ static int names_getaddrinfo(const char *host, const char *service,
 static double clock_ahead;
 static double clock_seconds(void);
 #define SEQPAR_NCCL_SECONDS() clock_seconds()
+/* a signal may come into any call, and nobody has 64 GiB */
+static ssize_t interrupted_send(int fd, const void *data, size_t bytes, int flags);
+static ssize_t interrupted_recv(int fd, void *data, size_t bytes, int flags);
+static void *frugal_malloc(size_t bytes);
+#define send                interrupted_send
+#define recv                interrupted_recv
+#define SEQPAR_MALLOC(size) frugal_malloc(size)
+#define SEQPAR_FREE(ptr)    free(ptr)
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_NCCL_IMPLEMENTATION
 #include "seqpar_nccl.h"
+#undef send
+#undef recv
 #include "transport.h"
 #include "nccl_world.h"
 
@@ -39,6 +49,29 @@ static double clock_seconds(void) {
 static void clock_forward(double seconds) {
     double ahead = clock_ahead + seconds;
     __atomic_store(&clock_ahead, &ahead, __ATOMIC_SEQ_CST);
+}
+
+/* Every second call is interrupted before it has done anything. */
+static _Atomic int interrupting, interrupted;
+static int is_interrupted(void) {
+    if (!interrupting || interrupted++ % 2) return 0;
+    errno = EINTR;
+    return 1;
+}
+
+static ssize_t interrupted_send(int fd, const void *data, size_t bytes, int flags) {
+    return is_interrupted() ? -1 : send(fd, data, bytes, flags);
+}
+
+static ssize_t interrupted_recv(int fd, void *data, size_t bytes, int flags) {
+    return is_interrupted() ? -1 : recv(fd, data, bytes, flags);
+}
+
+static _Atomic size_t refused_bytes; /* that were last asked for in vain */
+static void *frugal_malloc(size_t bytes) {
+    if (bytes <= (size_t)1 << 32) return malloc(bytes);
+    refused_bytes = bytes;
+    return NULL;
 }
 
 /* ---- worlds of threads ---- */
@@ -828,6 +861,63 @@ static void test_open(void) {
     test_end("nccl_open_by_tcp");
 }
 
+/* ---- notes ---- */
+
+/* A note that says so many items follow, and two that do. Whether it is taken; *left: bytes of
+   the items that nobody has read. */
+static int take_note(int64_t count, seqpar_nccl__items *items, ssize_t *left) {
+    seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__GO, 0);
+    seqpar_nccl__item two[2] = {{1, 2}, {3, 4}};
+    int line[2], taken;
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, line)) abort();
+    n.count = count;
+    seqpar_nccl__write(line[0], &n, sizeof n);
+    seqpar_nccl__write(line[0], two, sizeof two);
+    shutdown(line[0], SHUT_WR);
+    taken = seqpar_nccl__take_note(line[1], &n, items);
+    *left = recv(line[1], two, sizeof two, 0);
+    close(line[0]);
+    close(line[1]);
+    return taken;
+}
+
+/* A count that no rank writes is a connection that is lost: nothing is read or asked for. */
+static void test_notes(void) {
+    static const int64_t counts[] = {-1, INT64_MIN, (INT64_C(1) << 32) + 1, INT64_MAX};
+    seqpar_nccl__items items = {NULL, 0, 0};
+    ssize_t left;
+    test_expect(take_note(2, &items, &left) && items.count == 2 && items.item[1].b == 4 &&
+                    !left,
+                "two items are not taken");
+    test_expect(take_note(0, &items, &left) && !items.count && left == 32,
+                "a note without items takes some");
+    test_expect(!take_note(3, &items, &left), "a note of three items is whole with two");
+    for (int i = 0; i < COUNT(counts); i++) {
+        refused_bytes = 0;
+        test_expect(!take_note(counts[i], &items, &left) && !items.count && left == 32,
+                    "%lld items: %d bytes of 32 are left", (long long)counts[i], (int)left);
+        test_expect(!refused_bytes, "%lld items: room for them is asked for",
+                    (long long)counts[i]);
+    }
+    test_expect(!take_note(INT64_C(1) << 32, &items, &left) &&
+                    refused_bytes == sizeof *items.item << 32,
+                "the most items: %zu bytes are asked for", (size_t)refused_bytes);
+    free(items.item);
+    test_end("nccl_notes");
+}
+
+/* Signals come into calls of all ranks, and of the referee. */
+static void test_interrupted(void) {
+    place places[RANKS];
+    places_new(places, 3);
+    interrupted = 0;
+    interrupting = 1;
+    expect_places(places, 3, SEQPAR_OK, NULL);
+    interrupting = 0;
+    test_expect(interrupted > 20, "only %d calls", interrupted);
+    test_end("nccl_interrupted");
+}
+
 static seqpar_status rank_on_third(seqpar_comm *world, void *user) {
     int device = -1;
     (void)user;
@@ -951,19 +1041,21 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     snprintf(world_file, sizeof world_file, "%s/seqpar_nccl.%ld",
              getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", (long)getpid());
-    test_stand_in();
+    TEST(test_stand_in());
     quick = getenv("TEST_WAYS") != NULL;
-    for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) transport_conformance(&makers[i]);
-    test_deadlocks();
-    test_queue();
-    test_memory();
-    test_attention();
-    test_failing_calls();
-    test_watchdog();
-    test_open();
-    test_adopt();
-    test_environment();
-    test_names();
-    test_mismatches();
+    for (i = 0; i < (quick ? 1 : COUNT(makers)); i++) TEST(transport_conformance(&makers[i]));
+    TEST(test_deadlocks());
+    TEST(test_queue());
+    TEST(test_memory());
+    TEST(test_attention());
+    TEST(test_failing_calls());
+    TEST(test_watchdog());
+    TEST(test_open());
+    TEST(test_notes());
+    TEST(test_interrupted());
+    TEST(test_adopt());
+    TEST(test_environment());
+    TEST(test_names());
+    TEST(test_mismatches());
     return test_summary();
 }

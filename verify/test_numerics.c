@@ -193,11 +193,13 @@ static void test_philox(void) {
     int64_t i;
     for (i = 0; i < COUNT(table); i++) {
         const uint32_t *c = table[i].counter, *k = table[i].key;
-        uint32_t out[4];
+        uint32_t out[5] = {0, 0, 0, 0, 0x5eed}; /* the last is somebody else's */
         seqpar_random(out, (uint64_t)k[1] << 32 | k[0], (uint64_t)c[3] << 32 | c[2],
                       (uint64_t)c[1] << 32 | c[0]);
-        test_expect(!memcmp(out, table[i].out, sizeof out), "vector %lld: %08x %08x %08x %08x",
-                    (long long)i, out[0], out[1], out[2], out[3]);
+        test_expect(!memcmp(out, table[i].out, sizeof table[i].out),
+                    "vector %lld: %08x %08x %08x %08x", (long long)i, out[0], out[1], out[2],
+                    out[3]);
+        test_expect(out[4] == 0x5eed, "vector %lld: a fifth number is written", (long long)i);
     }
     test_end("numerics_philox_known_answers");
 }

@@ -529,6 +529,24 @@ static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
     return shortest;
 }
 
+/* The limit itself is no refusal, here and where the rows are dealt. */
+static void expect_most_chunks(void) {
+    static const int32_t ids[] = {1, 2, 3};
+    const seqpar_document doc = {.ids = ids, .tokens = 3};
+    const seqpar_pack_desc desc = {.pack_len = 8, .chunks = SEQPAR_MAX_CHUNKS};
+    const seqpar_split_desc deal = {.layout = SEQPAR_LAYOUT_ZIGZAG, .sp_size = 2};
+    seqpar_error error = {0};
+    seqpar_batch batch;
+    seqpar_share share;
+    if (test_expect(!seqpar_pack(&error, &batch, &doc, 1, &desc), "%s", error.text)) {
+        EXPECT_EQUAL(batch.row->chunks, SEQPAR_MAX_CHUNKS, "the number of chunks");
+        test_expect(!seqpar_split(&error, &share, batch.row, 1, &deal), "%s", error.text);
+        seqpar_share_free(&share);
+        seqpar_batch_free(&batch);
+    }
+    test_end("pack_most_chunks");
+}
+
 static void test_chunks(void) {
     static const int64_t table[][2] = {
         {0, 1},         {1, 1},          {15, 1},
@@ -570,6 +588,7 @@ static void test_chunks(void) {
         corpus_free(&c);
     }
     test_end("pack_explicit_chunks");
+    expect_most_chunks();
 }
 
 /* floor(i S / L) in 128 bits */

@@ -82,6 +82,13 @@ else
         grep -v '^[0-9]* passed' $out/prepare.log
         passed=$((passed + ${last%% *})) last=${last#*, } failed=$((failed + ${last%% *}))
     else fail refused_prepare "$(tail -n 1 $out/prepare.log)"; fi
+    # the prompt of the last turn in place of the first one's: conversations that are cut would be left out
+    mkdir $out/planted
+    sed 's/d.prompt_tokens = min(d.prompt_tokens, first)/d.prompt_tokens = first/' demos/prepare.py >$out/planted/prepare.py
+    python3 verify/python/test_prepare_refused.py $out/prepare_planted $out/planted >$out/planted.log 2>&1
+    if cmp -s demos/prepare.py $out/planted/prepare.py; then fail refused_prepare_planted "the line is gone"
+    elif grep -q '^FAIL prepare_chats_cut: ' $out/planted.log; then ok refused_prepare_planted
+    else fail refused_prepare_planted "$(tail -n 1 $out/planted.log)"; fi
 fi
 
 echo "$passed passed, $failed failed${skipped:+, $skipped skipped}"

@@ -196,11 +196,13 @@ static inline seqpar_status demo_weights_open(demo_weights *w, const char *folde
     w->folder = folder;
     if (demo_weights_adapter(folder, error)) return error->status;
     snprintf(w->index, sizeof w->index, "%s.index.json", path);
-    if (!access(path, F_OK)) return demo_weights_open_file(w, path, error);
-    if (access(w->index, F_OK))
-        return demo_weights_form(folder, error) ? error->status
-                                                : demo_weights_open_file(w, path, error);
-    if (demo_weights_index(w, error)) demo_weights_close(w);
+    if (!access(path, F_OK) || access(w->index, F_OK)) {
+        if (!access(path, F_OK) || !demo_weights_form(folder, error))
+            demo_weights_open_file(w, path, error);
+        w->folder = folder;
+    } else if (demo_weights_index(w, error)) {
+        demo_weights_close(w);
+    }
     return error->status;
 }
 #endif

@@ -182,6 +182,16 @@ static inline int dump_is_of_step(const char *name) {
     return !strcmp(name, "loss") || !strcmp(name, "norm");
 }
 
+/* The micro-batch of a tensor, and what it is: "3.ids". -1: it is none of a micro-batch. Written
+   as 03.ids nothing would find it. */
+static inline long long dump_micro_of(const char *name, const char **what) {
+    char own[32], *rest;
+    long long micro = strtoll(name, &rest, 10);
+    *what = rest + (*rest == '.');
+    snprintf(own, sizeof own, "%lld.", micro);
+    return micro < 0 || strncmp(name, own, strlen(own)) ? -1 : micro;
+}
+
 /* Every tensor is one that is known, of a micro-batch that there is: a name that is misspelt
    would pass for a tensor that is not there. */
 static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
@@ -194,11 +204,11 @@ static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const
         "returns",    "old_values", "token_rewards", NULL};
     for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
         const char *name = seqpar_safetensors_at(file, i)->name;
-        char *rest;
-        long long micro = strtoll(name, &rest, 10);
-        int numbered = rest != name && *rest == '.' && dump_is_one_of(known, rest + 1);
-        if (numbered && micro >= 0 && micro < d->accumulation) continue;
-        if (rest == name && dump_is_of_step(name)) continue;
+        const char *what;
+        long long micro = dump_micro_of(name, &what);
+        int numbered = micro >= 0 && dump_is_one_of(known, what);
+        if (numbered && micro < d->accumulation) continue;
+        if (dump_is_of_step(name)) continue;
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                     numbered ? "%.300s: tensor %.100s is of a micro-batch that metadata "
                                "accumulation, %lld, does not have"
@@ -217,7 +227,7 @@ static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *
     if (dump_agree(d, file, path)) return -1;
     if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
     if (!d->ranks) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
-    rank = dump_whole(file, path, "rank", 0, 65536, -1, &d->error);
+    rank = dump_whole(file, path, "rank", 0, 65535, -1, &d->error);
     if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
     if (rank >= d->world || d->ranks[rank].file) {
         seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,

@@ -182,6 +182,11 @@ static const struct fault_name {
     {191, NULL, FAULT_DEVICE},
     {192, NULL, FAULT_DEVICE},
     {193, NULL, FAULT_DEVICE},
-    {194, NULL, FAULT_DEVICE}};
+    {194, NULL, FAULT_DEVICE},
+    {200, NULL, FAULT_INSIDE},
+    {201, NULL, FAULT_INSIDE},
+    {202, NULL, FAULT_INSIDE},
+    {203, NULL, FAULT_INSIDE},
+    {204, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif

@@ -373,6 +373,12 @@ static inline int run_save_rank(run *r, int64_t rank) {
     return status;
 }
 
+static inline int run_not_made(run *r) {
+    seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_WRITE, "%.300s: cannot be made: %s", r->out,
+                strerror(errno));
+    return -1;
+}
+
 /* The folder beside --out, so that what cannot be written is said before anything is computed.
    0, or -1 with the error. */
 static inline int run_make_folder(run *r) {
@@ -391,18 +397,16 @@ static inline int run_make_folder(run *r) {
         return -1;
     }
     snprintf(r->partial, sizeof r->partial, "%s.partial.%ld", r->out, (long)getpid());
-    if (!write_folder(&r->d.error, r->partial, "")) return 0;
+    if (!mkdir(r->partial, 0777)) return 0;
     *r->partial = 0;
-    return -1;
+    return run_not_made(r);
 }
 
 static inline int run_save(run *r) {
     for (int64_t q = 0; q < r->world; q++)
         if (run_save_rank(r, q)) return -1;
     if (!rename(r->partial, r->out)) return *r->partial = 0;
-    seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_WRITE, "%.300s: cannot be made: %s", r->out,
-                strerror(errno));
-    return -1;
+    return run_not_made(r);
 }
 
 static inline void run_close(run *r) {

@@ -10,13 +10,17 @@
 
 /* What the objective takes of each micro-batch: into text. */
 static inline const char *run_loss_takes(const dump_facts *f, char *text, size_t size) {
-    static const char *const takes[] = {"labels logp", "labels logp ref_logp", "",
+    static const char *const takes[] = {"labels logp",
+                                        "labels logp ref_logp",
+                                        "",
                                         "labels logp ref_logp desirable kl",
-                                        "labels logp old_logp advantages"};
+                                        "labels logp old_logp advantages",
+                                        "labels values returns"};
     int documents = !loss_is_of_tokens(f) || f->reduction == DUMP_BY_SEQUENCE;
-    snprintf(text, size, "index%s%s%s%s", documents ? " cu_seqlens" : "",
+    snprintf(text, size, "index%s%s%s%s%s", documents ? " cu_seqlens" : "",
              *takes[f->objective] ? " " : "", takes[f->objective],
-             f->objective == DUMP_PPO && f->kl_coef > 0 ? " ref_logp" : "");
+             f->objective == DUMP_PPO && f->kl_coef > 0 ? " ref_logp" : "",
+             f->objective == DUMP_VALUE && f->clip_value > 0 ? " old_values" : "");
     return text;
 }
 
@@ -126,11 +130,13 @@ static inline int run_advantages_rows(run *r, const step_documents *s) {
 
 static inline int run_advantages(run *r) {
     step_documents s;
+    int64_t way = r->d.facts.advantage;
     int status = 0;
-    if (r->d.facts.objective != DUMP_PPO || r->d.facts.advantage == DUMP_ADVANTAGE_GIVEN) {
+    if (r->d.facts.objective != DUMP_PPO || way == DUMP_ADVANTAGE_GIVEN ||
+        way == DUMP_ADVANTAGE_GAE) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: metadata objective is %s and advantage is %s; write ppo, and "
-                    "group or group_mean",
+                    "group, group_mean or rloo",
                     r->d.ranks[0].path, word_facts[FACT_OBJECTIVE].words[r->d.facts.objective],
                     word_facts[FACT_ADVANTAGE].words[r->d.facts.advantage]);
         return -1;

@@ -2,7 +2,7 @@
 """What demos/prepare.py refuses before and while it reads: each condition with what is just inside and just outside, and the
 whole sentence. Needs neither tokenizers nor jinja2.
 
-    test_prepare_refused.py FOLDER
+    test_prepare_refused.py FOLDER [DEMOS]     DEMOS: where prepare.py is, if not in demos/
 """
 import gzip
 import json
@@ -10,7 +10,7 @@ import os
 import sys
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-sys.path.insert(0, os.path.join(ROOT, "demos"))
+sys.path.insert(0, sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "demos"))
 import prepare  # noqa: E402
 
 OUT = sys.argv[1]
@@ -298,5 +298,40 @@ check("joined_user", lambda: prepare.joined([SAYS], [SAYS, ANSWER], "key"),
       lambda: prepare.joined([SAYS], [{"role": "user", "content": "c"}, ANSWER], "key"), begins("user", "c", "a"))
 check("joined_system", lambda: prepare.joined([SAYS], [SYSTEM, SAYS, ANSWER], "key"),
       lambda: prepare.joined([SAYS], [SYSTEM, ANSWER], "key"), begins("system", "s", "a"))
+
+# ---- lengths: a conversation is left out where its first answer would be cut off, whatever stands behind ----
+
+
+class Letters:
+    """A token a letter, as tokenizers have it."""
+
+    def __init__(self, text):
+        self.ids, self.char_to_token = [ord(c) for c in text], lambda at: at
+        self.token_to_chars = lambda at: (at, at + 1)
+
+
+class Folder:
+    eos, unknown, word = 0, None, [bytes([i]) for i in range(128)]
+
+
+def chats(most, *texts):
+    """Conversations, whose answers are in capitals, cut to so many tokens; refused as the program does where nothing is left."""
+    maker = Plain(f"--max_len {most} --truncation cut")
+    maker.folder = Folder()
+
+    def keep():
+        for text in texts:
+            spans = [match.span() for match in prepare.re.finditer("[A-Z]+", text)]
+            draft = prepare.Draft(text=text, spans=spans)
+            maker.conversation_tokens(draft, Letters(text))
+            maker.keep([draft])
+        if not maker.counts["kept"]:
+            raise prepare.Refused(f"nothing is left of {maker.counts['read']}, {maker.counts['dropped_long']} too long")
+    return keep
+
+
+TURNS = ("asksANSWERSasksAGAIN", "whyBECAUSEandSO", "aBcDeFgHiJkL")
+check("chats_cut", chats(7, *TURNS), chats(3, *TURNS), "nothing is left of 3, 3 too long")
+check("chat_first_answer", chats(7, TURNS[0]), chats(6, TURNS[0]), "nothing is left of 1, 1 too long")
 print(f"{passed} passed, {failed} failed")
 sys.exit(failed > 0 or not passed)
