@@ -182,8 +182,8 @@ static inline int dump_is_of_step(const char *name) {
     return !strcmp(name, "loss") || !strcmp(name, "norm");
 }
 
-/* The micro-batch of a tensor, and what it is: "3.ids". -1: it is none of a micro-batch. Written
-   as 03.ids nothing would find it. */
+/* The micro-batch of a tensor, and what it is: "3.ids". -1: it is none of a micro-batch.
+   Written as 03.ids nothing would find it. */
 static inline long long dump_micro_of(const char *name, const char **what) {
     char own[32], *rest;
     long long micro = strtoll(name, &rest, 10);
