@@ -333,7 +333,7 @@ static void check_room(void) {
 enum { SLICES = 3, OWNED = 3 * SEQPAR_PARAM_BLOCK };
 typedef struct end_call {
     int64_t elements, given[2][SLICES]; /* micro-batches of a source and slice */
-    int64_t t; /* steps before this one */
+    int64_t t;                          /* steps before this one */
     double lr, gradient;
     int norm, twice, offload;
 } end_call;

@@ -84,11 +84,12 @@ static inline int same_texts(dump *d, dump *want, const text_runs *got,
     int64_t found = runs_found(got, wanted);
     if (got->unknown || wanted->unknown || !got->count || !wanted->count) return 0;
     if (2 * found >= got->count || 2 * runs_found(wanted, got) >= wanted->count) return 0;
-    seqpar_fail(&want->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: of the %lld runs of %d tokens in %.300s only %lld are in it, so the two "
-                "are of other steps; give --want the same step on one rank",
-                want->ranks[0].path, (long long)got->count, SAME_TOKENS, d->ranks[0].path,
-                (long long)found);
+    seqpar_fail(
+        &want->error, SEQPAR_ERR_FILE_FORMAT,
+        "%.300s: of the %lld runs of %d tokens in %.300s only %lld are in it, so the two "
+        "are of other steps; give --want the same step on one rank",
+        want->ranks[0].path, (long long)got->count, SAME_TOKENS, d->ranks[0].path,
+        (long long)found);
     return -1;
 }
 
@@ -99,11 +100,12 @@ static inline int same_step(dump *d, dump *want) {
     text_runs got = {.count = 0}, wanted = {.count = 0};
     int status = 0;
     if (step && other && d->facts.step != want->facts.step) {
-        seqpar_fail(&want->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: its step is %lld, and that of %.300s is %lld; give --want the same "
-                    "step on one rank",
-                    want->ranks[0].path, (long long)want->facts.step, d->ranks[0].path,
-                    (long long)d->facts.step);
+        seqpar_fail(
+            &want->error, SEQPAR_ERR_FILE_FORMAT,
+            "%.300s: its step is %lld, and that of %.300s is %lld; give --want the same "
+            "step on one rank",
+            want->ranks[0].path, (long long)want->facts.step, d->ranks[0].path,
+            (long long)d->facts.step);
         return -1;
     }
     status = runs_read(d, &got) || runs_read(want, &wanted) ||
