@@ -6,7 +6,6 @@
  *
  * It finds the trainer, says how many ranks the launcher would have started, looks up names of a
  * hub in a local file, makes tokens of text, and becomes the trainer. */
-#define _GNU_SOURCE
 #define STB_DS_IMPLEMENTATION
 #include "program/names.h"
 #include "program/targets.h"
@@ -93,18 +92,25 @@ static int program_own(program *p, char **words, int64_t count) {
 
 static bool program_blank(const char *word) { return *word && !word[strspn(word, " \t\r\n")]; }
 
+/* Is it the value of an option before it? */
+static bool program_is_value(const program *p, int i) {
+    const char *before = p->words[i - 1];
+    const demo_known *known = program_known(before);
+    return i > p->at && !strncmp(before, "--", 2) && !strchr(before, '=') &&
+           !(known && (!strcmp(known->kind, "flag") || !strcmp(known->kind, "optional")));
+}
+
 /* What stands behind a backslash: it then escapes a blank and does not continue the line. */
-static int program_words_check(program *p, int at) {
-    for (int i = at; i < p->count; i++) {
+static int program_words_check(program *p) {
+    for (int i = p->at; i < p->count; i++) {
         const char *word = p->words[i];
-        bool stray = i == at || !strncmp(p->words[i - 1], "--", 2) || i == p->count - 1;
         if (program_blank(word))
             return demo_fail(p->error,
                              "word %d is a blank: something stands behind a backslash at the end "
                              "of a line, so that the lines below it are not read; remove what "
                              "stands behind the backslash, blanks too",
                              i);
-        if (*word == '#' && stray)
+        if (*word == '#' && !program_is_value(p, i))
             return demo_fail(p->error,
                              "word %d is '%.60s', a comment that the shell has handed over; "
                              "remove it from the command",
@@ -127,7 +133,7 @@ static int program_options_take(program *p) {
 
 static int program_read(program *p) {
     bool module = false;
-    if (program_words_check(p, p->at) || program_launchers_read(p, &module)) return -1;
+    if (program_words_check(p) || program_launchers_read(p, &module)) return -1;
     if (p->at >= p->count)
         return demo_fail(p->error, "no trainer is named; seqpar --help lists what to type");
     const char *word = p->words[p->at++];
@@ -158,15 +164,14 @@ static int program_become_trainer(program *p) {
 /* What would be run, a line each. */
 static void program_print(const program *p) {
     char **words = program_trainer_words(p);
-    for (int64_t i = 0; i < arrlen(p->prepare); i++) puts(p->prepare[i]);
     puts(program_line(words, arrlen(words) - 1) + 1);
 }
 
 /* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
 static int program_hosts(program *p) {
-    bool several = p->nodes > 1 && !p->local;
-    if (p->launch.hostfile || p->nodes > 1) program_hosts_say(p, several ? stdout : stderr);
-    if (!several) return 0;
+    bool elsewhere = program_is_elsewhere(p);
+    if (p->launch.hostfile || p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
+    if (!elsewhere) return 0;
     fprintf(stderr,
             "notice: %lld hosts: nothing was started; type one of the lines above (make mpi builds "
             "its trainer), or add --local to run all %lld ranks here\n",

@@ -180,7 +180,9 @@ static int program_launcher_take(program *p, const program_launcher_option *o,
     if (o->means == PROGRAM_REFUSED)
         return demo_fail(p->error, "%s %.60s is not done here: %s", what, value, o->fix);
     if (o->means == PROGRAM_HOSTFILE) return l->hostfile = value, 0;
-    return o->means == PROGRAM_NOTHING ? 0 : program_count(p, what, value, count);
+    return o->means == PROGRAM_NOTHING || o->means == PROGRAM_MODULE
+               ? 0
+               : program_count(p, what, value, count);
 }
 
 /* All options of the launcher. module: set if a module's name follows. idle: those that do

@@ -19,7 +19,6 @@ typedef struct {
 
 typedef struct {
     const char *file;
-    bool there;
     program_local *local; /* stb_ds array */
 } program_names;
 
@@ -58,7 +57,6 @@ static int program_names_read(program *p, program_names *n) {
         return demo_fail(p->error,
                          "--local_names %.300s: %s; give a file of lines: name, tab, path",
                          n->file, why);
-    n->there = true;
     for (char *at = bytes, *next; at; at = next) {
         next = strchr(at, '\n');
         if (next) *next++ = 0;
@@ -86,9 +84,9 @@ static const char *program_name_found(program *p, const program_names *n, const 
     else
         demo_fail(p->error,
                   "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
-                  "path, or write this line into %.300s%s, a tab in its middle: "
-                  "%.300s\t/path/on/this/machine",
-                  option, name, n->file, n->there ? "" : " (which is not there yet)", name);
+                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
+                  "where it is",
+                  option, name, name, n->file);
     return NULL;
 }
 

@@ -32,7 +32,6 @@ typedef struct {
     program_launch launch;
     program_host *hosts;  /* of the hostfile, stb_ds array */
     int64_t nodes, ranks; /* 0: nobody said how many */
-    char **prepare;       /* command lines for people: token files that are not there yet, stb_ds */
     const char *cache_dir, *local_names;
     bool local, print_command;
     char folder[PATH_MAX]; /* where this program and the trainers are */
@@ -66,6 +65,9 @@ static inline const char *program_base(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;
 }
+
+/* Several hosts are for a launcher, which this program is not. */
+static inline bool program_is_elsewhere(const program *p) { return p->nodes > 1 && !p->local; }
 
 /* ---- the trainer's options ---- */
 

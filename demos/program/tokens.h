@@ -57,8 +57,8 @@ static int program_end_as(int code) {
 static char *program_output(program *p, char *const *words) {
     int ends[2];
     char *text = NULL, part[4096];
-    if (pipe2(ends, O_CLOEXEC))
-        return demo_fail(p->error, "pipe: %s", strerror(errno)), (char *)NULL;
+    if (pipe(ends)) return demo_fail(p->error, "pipe: %s", strerror(errno)), (char *)NULL;
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC), fcntl(ends[1], F_SETFD, FD_CLOEXEC);
     pid_t child = program_begin(p, words, ends[1]);
     close(ends[1]);
     for (ssize_t got; child > 0 && (got = read(ends[0], part, sizeof part)) > 0;)
@@ -148,12 +148,11 @@ static char *program_cached(program *p, const program_set *set, uint64_t digest)
 }
 
 /* Whole, and of the tokenizer of this model's folder? A name alone says nothing. */
-static bool program_tokens_there(const program *p, const program_set *set, const char *path) {
+static bool program_tokens_there(const program_set *set, const char *path) {
     demo_token_file file;
     demo_error why = {0};
     size_t size = 0;
     uint32_t kind = 1;
-    (void)p;
     while (strcmp(demo_token_kinds[kind], set->kind)) kind++;
     if (access(path, F_OK)) return false;
     if (demo_token_file_open(&file, path, kind, &why)) {
@@ -196,10 +195,7 @@ static int program_tokens_make(program *p, const program_set *set, const char *p
     char **words = program_prepare_words(set, prepare);
     char *line = program_line(words, arrlen(words) - 1);
     int code = 0;
-    if (p->print_command) {
-        arrput(p->prepare, line + 1);
-        return 0;
-    }
+    if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
     fprintf(stderr, "tokens:%s\n", line);
     pid_t child = program_begin(p, words, 2); /* the trainer's output is its own */
     if (child < 0) return -1;
@@ -215,7 +211,7 @@ static int program_tokens_of(program *p, const char *line) {
         program_digest_all(p, &digest, &set, prepare) ||
         !(*set.output = program_cached(p, &set, digest)))
         return -1;
-    bool there = program_tokens_there(p, &set, *set.output);
+    bool there = program_tokens_there(&set, *set.output);
     if (there) fprintf(stderr, "tokens: %s, made before of the same\n", *set.output);
     if (!there && program_tokens_make(p, &set, prepare)) return -1;
     int i = program_find(p, set.option);

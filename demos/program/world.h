@@ -102,7 +102,9 @@ static int program_world_of_launcher(program *p) {
 static bool program_has_roles(const program *p) {
     for (int i = 0; i < arrlen(p->options); i++) {
         const demo_known *known = program_known(p->options[i]);
-        if (known && strstr(known->name, "_num_gpus_per_node")) return true;
+        if (known && (strstr(known->name, "_num_gpus_per_node") ||
+                      !strcmp(known->name, "vllm_num_engines")))
+            return true;
     }
     return false;
 }
