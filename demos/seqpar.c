@@ -50,8 +50,9 @@ static int program_help_of(const char *name) {
     int from = DEMO_FROM_OPENRLHF;
     while (from < DEMO_FROMS && strcmp(name, demo_from_name[from])) from++;
     if (from == DEMO_FROMS) {
-        fprintf(stderr, "error: --help %.60s is not known; give openrlhf, llamafactory, axolotl, "
-                        "or nothing\n",
+        fprintf(stderr,
+                "error: --help %.60s is not known; give openrlhf, llamafactory, axolotl, "
+                "or nothing\n",
                 name);
         return 2;
     }
@@ -90,7 +91,11 @@ static int program_own(program *p, char **words, int64_t count) {
 
 /* ---- words that a shell makes of a page ---- */
 
-static bool program_blank(const char *word) { return *word && !word[strspn(word, " \t\r\n")]; }
+/* What a backslash makes of the blank behind it, and of a comment close to that. */
+static bool program_blank(const char *word) {
+    size_t blanks = strspn(word, " \t\r\n");
+    return blanks && (!word[blanks] || word[blanks] == '#');
+}
 
 /* Is it the value of an option before it? */
 static bool program_is_value(const program *p, int i) {
@@ -100,16 +105,17 @@ static bool program_is_value(const program *p, int i) {
            !(known && (!strcmp(known->kind, "flag") || !strcmp(known->kind, "optional")));
 }
 
-/* What stands behind a backslash: it then escapes a blank and does not continue the line. */
+/* A backslash continues a line only if nothing stands behind it. */
 static int program_words_check(program *p) {
     for (int i = p->at; i < p->count; i++) {
         const char *word = p->words[i];
         if (program_blank(word))
-            return demo_fail(p->error,
-                             "word %d is a blank: something stands behind a backslash at the end "
-                             "of a line, so that the lines below it are not read; remove what "
-                             "stands behind the backslash, blanks too",
-                             i);
+            return demo_fail(
+                p->error,
+                "word %d is a blank: something stands behind a backslash at the end "
+                "of a line, so that the lines below it are not read; remove what "
+                "stands behind the backslash, blanks too",
+                i);
         if (*word == '#' && !program_is_value(p, i))
             return demo_fail(p->error,
                              "word %d is '%.60s', a comment that the shell has handed over; "
@@ -172,10 +178,11 @@ static int program_hosts(program *p) {
     bool elsewhere = program_is_elsewhere(p);
     if (p->launch.hostfile || p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
     if (!elsewhere) return 0;
-    fprintf(stderr,
-            "notice: %lld hosts: nothing was started; type one of the lines above (make mpi builds "
-            "its trainer), or add --local to run all %lld ranks here\n",
-            (long long)p->nodes, (long long)p->ranks);
+    fprintf(
+        stderr,
+        "notice: %lld hosts: nothing was started; type one of the lines above (make mpi builds "
+        "its trainer), or add --local to run all %lld ranks here\n",
+        (long long)p->nodes, (long long)p->ranks);
     return 2;
 }
 

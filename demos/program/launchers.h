@@ -115,8 +115,8 @@ static const program_launcher_option program_launcher_options[] = {
     {"python", "-B", false, PROGRAM_NOTHING}};
 // clang-format on
 enum {
-    PROGRAM_LAUNCHER_OPTIONS =
-        (int)(sizeof program_launcher_options / sizeof *program_launcher_options)
+    PROGRAM_LAUNCHER_OPTIONS = (int)(sizeof program_launcher_options /
+                                     sizeof *program_launcher_options)
 };
 
 /* Words that begin a launcher, and what it is called above. */
@@ -191,8 +191,8 @@ static int program_launcher_walk(program *p, const char *launcher, bool *module,
                                  const char ***idle) {
     while (p->at < p->count && p->words[p->at][0] == '-' && p->words[p->at][1]) {
         if (!strcmp(p->words[p->at], "--")) return p->at++, 0;
-        const program_launcher_option *o =
-            program_launcher_option_of(launcher, p->words[p->at]);
+        const program_launcher_option *o = program_launcher_option_of(launcher,
+                                                                      p->words[p->at]);
         if (!o)
             return demo_fail(p->error, "%s %.200s is not known here; leave it out", launcher,
                              p->words[p->at]);

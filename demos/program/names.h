@@ -7,9 +7,9 @@
 #include "program.h"
 
 /* Options whose values are paths, most of them comma lists. */
-static const char *const program_named[] = {"pretrain",        "ref_pretrain", "reward_pretrain",
-                                            "critic_pretrain", "dataset",      "eval_dataset",
-                                            "prompt_data",     "pretrain_data"};
+static const char *const program_named[] = {
+    "pretrain", "ref_pretrain", "reward_pretrain", "critic_pretrain",
+    "dataset",  "eval_dataset", "prompt_data",     "pretrain_data"};
 enum { PROGRAM_NAMED = (int)(sizeof program_named / sizeof *program_named) };
 
 typedef struct {

@@ -43,7 +43,8 @@ static pid_t program_begin(program *p, char *const *words, int out) {
 
 static int program_exit_code(pid_t child) {
     int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
@@ -88,11 +89,13 @@ static int program_set_read(program *p, program_set *set, const char *line) {
         arrput(set->words, cJSON_GetStringValue(word));
     set->option = cJSON_GetStringValue(option);
     set->output = program_set_word(set, "--output");
-    char **kind = program_set_word(set, "--kind"), **model = program_set_word(set, "--pretrain"),
+    char **kind = program_set_word(set, "--kind"),
+         **model = program_set_word(set, "--pretrain"),
          **data = program_set_word(set, "--dataset");
     if (!set->option || !set->output || !kind || !model || !data)
-        return demo_fail(p->error, "the trainer says '%.300s' of its data, which seqpar does not "
-                                   "understand; build both from one source",
+        return demo_fail(p->error,
+                         "the trainer says '%.300s' of its data, which seqpar does not "
+                         "understand; build both from one source",
                          line);
     set->kind = *kind, set->pretrain = *model, set->paths = *data;
     return 0;
@@ -102,7 +105,8 @@ static int program_set_read(program *p, program_set *set, const char *line) {
 
 /* Does what follows this word of prepare.py say only where something is? */
 static bool program_is_place(const char *word) {
-    return !strcmp(word, "--output") || !strcmp(word, "--pretrain") || !strcmp(word, "--dataset");
+    return !strcmp(word, "--output") || !strcmp(word, "--pretrain") ||
+           !strcmp(word, "--dataset");
 }
 
 /* A chat template may be a file, which then counts as its bytes. */
@@ -173,8 +177,9 @@ static bool program_tokens_there(const program_set *set, const char *path) {
 static char *program_prepare_path(program *p) {
     char *path = program_text("%s/../demos/prepare.py", p->folder), whole[PATH_MAX];
     if (realpath(path, whole)) return program_text("%s", whole);
-    demo_fail(p->error, "%s is not there, which makes tokens of text; give a token file, or "
-                        "start seqpar where it was built",
+    demo_fail(p->error,
+              "%s is not there, which makes tokens of text; give a token file, or "
+              "start seqpar where it was built",
               path);
     return NULL;
 }

@@ -12,8 +12,9 @@
 static int program_host_twice(program *p, const char *path, int line, const char *name) {
     for (int64_t i = 0; i < arrlen(p->hosts); i++)
         if (!strcmp(p->hosts[i].name, name))
-            return demo_fail(p->error, "%.300s:%d: host %.100s stands there twice; give it one "
-                                       "line, with all its slots",
+            return demo_fail(p->error,
+                             "%.300s:%d: host %.100s stands there twice; give it one "
+                             "line, with all its slots",
                              path, line, name);
     return 0;
 }
@@ -83,10 +84,11 @@ static int program_world_of_launcher(program *p) {
     if (l->hostfile) return program_hosts_take(p);
     p->nodes = l->nodes ? l->nodes : 1;
     if (l->launcher && !strcmp(l->launcher, "deepspeed") && p->nodes > 1)
-        return demo_fail(p->error,
-                         "deepspeed --num_nodes %lld says not which; give --hostfile FILE, with "
-                         "a line host slots=N for each",
-                         (long long)p->nodes);
+        return demo_fail(
+            p->error,
+            "deepspeed --num_nodes %lld says not which; give --hostfile FILE, with "
+            "a line host slots=N for each",
+            (long long)p->nodes);
     if (l->processes % p->nodes)
         return demo_fail(p->error,
                          "--num_processes %lld are not the same number on each of "
@@ -152,7 +154,8 @@ static void program_hosts_say(const program *p, FILE *out) {
     int64_t slots = program_slots(p);
     fprintf(out, "mpirun -n %lld --hostfile %s", (long long)p->ranks,
             p->launch.hostfile ? p->launch.hostfile : "HOSTS");
-    if (p->launch.per_node || !p->hosts) fprintf(out, " --map-by ppr:%lld:node", (long long)slots);
+    if (p->launch.per_node || !p->hosts)
+        fprintf(out, " --map-by ppr:%lld:node", (long long)slots);
     fprintf(out, " %s/mpi_train_%s%s\n", p->folder, p->tool, line);
     if (slots)
         fprintf(out, "srun -N %lld -n %lld --ntasks-per-node=%lld", (long long)p->nodes,

@@ -127,7 +127,7 @@ struct demo_objective {
     /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
     const char *weight, *measure;
     int documents_per_unit, columns;
-    uint32_t kind;                       /* of the token files that it reads */
+    uint32_t kind;                    /* of the token files that it reads */
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
     const char *evaluates;            /* what an evaluation is called, if not that */
     const char *round;                /* what progress counts, if not steps */

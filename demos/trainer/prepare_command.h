@@ -141,9 +141,9 @@ static void demo_prepare_print(const demo_job *job, const char *option, const ch
     demo_command line = demo_prepare_words(job, paths, kind);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "option", option);
-    cJSON_AddItemToObject(json, "words",
-                          cJSON_CreateStringArray((const char *const *)line.words,
-                                                  (int)arrlen(line.words)));
+    cJSON_AddItemToObject(
+        json, "words",
+        cJSON_CreateStringArray((const char *const *)line.words, (int)arrlen(line.words)));
     char *text = cJSON_PrintUnformatted(json);
     puts(text);
     free(text);
