@@ -137,13 +137,24 @@ static int program_options_take(program *p) {
     return 0;
 }
 
+/* The trainers are programs of their own, in this one's folder. */
+static int program_trainer_check(program *p) {
+    char **words = program_trainer_words(p);
+    if (!access(words[0], X_OK)) return 0;
+    return demo_fail(p->error, "%.1000s: %s; it is the trainer, type make demos", words[0],
+                     strerror(errno));
+}
+
 static int program_read(program *p) {
     bool module = false;
     if (program_words_check(p) || program_launchers_read(p, &module)) return -1;
     if (p->at >= p->count)
         return demo_fail(p->error, "no trainer is named; seqpar --help lists what to type");
     const char *word = p->words[p->at++];
-    return program_options_take(p) || program_target(p, word, module) ? -1 : 0;
+    return program_options_take(p) || program_target(p, word, module) ||
+                   program_trainer_check(p)
+               ? -1
+               : 0;
 }
 
 static bool program_asks_help(const program *p) {
@@ -163,8 +174,7 @@ static int program_become_trainer(program *p) {
     char **words = program_trainer_words(p);
     fflush(NULL);
     execv(words[0], words);
-    return demo_fail(p->error, "%s cannot be started: %s; type make demos", words[0],
-                     strerror(errno));
+    return demo_fail(p->error, "%.1000s cannot be started: %s", words[0], strerror(errno));
 }
 
 /* What would be run, a line each. */

@@ -34,7 +34,15 @@ copies() { cp "$F/arith.jsonl" d.jsonl && cp -r "$F/words" w; }
 sft() { seqpar train_sft --dataset d.jsonl --pretrain w --input_key question --output_key answer $R "$@"; }
 # made OPTIONS...: how many token files that run made
 made() { sft "$@" >said 2>&1 || { cat said; return 1; }; grep -c '^tokens: .*prepare\.py' said; }
-export -f seqpar page hosts copies sft made
+# until_it CONDITION [TURNS]: waits for it, for a minute or so many tenths of a second
+until_it() {
+    local turn=0
+    until eval "$1"; do
+        [ $((++turn)) -lt "${2:-600}" ] || { echo "waited in vain: $1"; return 1; }
+        sleep 0.1
+    done
+}
+export -f seqpar page hosts copies sft made until_it
 
 # ---- what rows read: records of make_arith, a tiny model, a tokenizer for it ----
 cd "$F" || exit 1

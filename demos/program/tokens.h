@@ -191,7 +191,8 @@ static char **program_prepare_words(const program_set *set, const char *prepare)
     arrput(words, program_text("%s", python && *python ? python : "python3"));
     arrput(words, program_text("%s", prepare));
     for (int64_t i = 0; i < arrlen(set->words); i++) arrput(words, set->words[i]);
-    if (!access(*set->output, F_OK)) arrput(words, program_text("--overwrite"));
+    /* of what is damaged, or what another seqpar makes meanwhile, which is the same */
+    arrput(words, program_text("--overwrite"));
     arrput(words, NULL);
     return words;
 }
