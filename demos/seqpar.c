@@ -2,11 +2,12 @@
 /* seqpar.c - one program for commands of OpenRLHF, 360-LLaMA-Factory and axolotl: type seqpar
  * before them.
  *
- *     seqpar deepspeed --module openrlhf.cli.train_sft --dataset data.jsonl --pretrain model --ring_attn_size 2
+ *     seqpar deepspeed --module openrlhf.cli.train_sft --dataset d.jsonl --pretrain model
  *
- * It finds the trainer, says how many ranks the launcher would have started, looks up names of a
- * hub in a local file, makes tokens of text, and becomes the trainer. */
+ * It finds the trainer, says how many ranks the launcher would have started, looks up names
+ * of a hub in a local file, makes tokens of text, and becomes the trainer. */
 #define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
 #include "program/names.h"
 #include "program/targets.h"
 #include "program/tokens.h"
@@ -24,7 +25,7 @@ static const char program_help[] =
     "\n"
     "own options, before COMMAND or among its options:\n"
     "  --cache_dir FOLDER    where tokens of text are kept [beside the data]\n"
-    "  --local_names FILE    lines of name, tab, path for names on a hub [./names.tsv, if there]\n"
+    "  --local_names FILE    lines of name, tab, path for names on a hub [./names.tsv]\n"
     "  --local               run here what a hostfile has for several hosts\n"
     "  --print_command       say what would be run, and end\n"
     "  --help                this; behind a trainer's name, its options\n"

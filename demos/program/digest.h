@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* digest.h - what a token file hangs on, as one number: every byte of the data, of the model
- * folder's tokenizer, of prepare.py and of its options. Paths are left out: what is moved stays the
- * same. */
+ * folder's tokenizer, of prepare.py and of its options. Paths are left out: what is moved
+ * stays the same. */
 #ifndef PROGRAM_DIGEST_H
 #define PROGRAM_DIGEST_H
 

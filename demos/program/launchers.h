@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* launchers.h - what stands before a trainer's name in commands of other programs: launchers and
- * their options. Those that say how many ranks there are are followed; those that mean nothing
- * here are named in one notice; all others are refused. */
+/* launchers.h - what stands before a trainer's name in commands of other programs: launchers
+ * and their options. Those that say how many ranks there are are followed; those that mean
+ * nothing here are named in one notice; all others are refused. */
 #ifndef PROGRAM_LAUNCHERS_H
 #define PROGRAM_LAUNCHERS_H
 
@@ -24,6 +24,7 @@ typedef struct {
     const char *fix; /* of those that are refused */
 } program_launcher_option;
 
+#define PROGRAM_HOSTS_WANTED "write the hosts that are wanted into a hostfile"
 // clang-format off
 static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "--module", false, PROGRAM_MODULE},
@@ -31,10 +32,10 @@ static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "-H", true, PROGRAM_HOSTFILE},
     {"deepspeed", "--num_nodes", true, PROGRAM_NODES},
     {"deepspeed", "--num_gpus", true, PROGRAM_PER_NODE},
-    {"deepspeed", "--include", true, PROGRAM_REFUSED, "write the hosts that are wanted into a hostfile"},
-    {"deepspeed", "-i", true, PROGRAM_REFUSED, "write the hosts that are wanted into a hostfile"},
-    {"deepspeed", "--exclude", true, PROGRAM_REFUSED, "write the hosts that are wanted into a hostfile"},
-    {"deepspeed", "-e", true, PROGRAM_REFUSED, "write the hosts that are wanted into a hostfile"},
+    {"deepspeed", "--include", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
+    {"deepspeed", "-i", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
+    {"deepspeed", "--exclude", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
+    {"deepspeed", "-e", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
     {"deepspeed", "--autotuning", true, PROGRAM_REFUSED, "--dry_run says what a run takes"},
     {"deepspeed", "--master_port", true, PROGRAM_NOTHING},
     {"deepspeed", "--master_addr", true, PROGRAM_NOTHING},
@@ -78,9 +79,12 @@ static const program_launcher_option program_launcher_options[] = {
     {"accelerate launch", "-m", false, PROGRAM_MODULE},
     {"accelerate launch", "--num_machines", true, PROGRAM_NODES},
     {"accelerate launch", "--num_processes", true, PROGRAM_PROCESSES},
-    {"accelerate launch", "--config_file", true, PROGRAM_REFUSED, "that file is not read; give --num_processes in its place"},
-    {"accelerate launch", "--deepspeed_config_file", true, PROGRAM_REFUSED, "that file is not read; give the trainer --zero_stage, --adam_offload and the like"},
-    {"accelerate launch", "--gradient_accumulation_steps", true, PROGRAM_REFUSED, "give it to the trainer"},
+    {"accelerate launch", "--config_file", true, PROGRAM_REFUSED,
+     "that file is not read; give --num_processes in its place"},
+    {"accelerate launch", "--deepspeed_config_file", true, PROGRAM_REFUSED,
+     "that file is not read; give the trainer --zero_stage, --adam_offload and the like"},
+    {"accelerate launch", "--gradient_accumulation_steps", true, PROGRAM_REFUSED,
+     "give it to the trainer"},
     {"accelerate launch", "--mixed_precision", true, PROGRAM_NOTHING},
     {"accelerate launch", "--multi_gpu", false, PROGRAM_NOTHING},
     {"accelerate launch", "--cpu", false, PROGRAM_NOTHING},

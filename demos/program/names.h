@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* names.h - names of data sets and models on a hub, looked up in a file that says where they are
- * on this machine: a line each, the name, a tab, the path. Nothing is downloaded. */
+/* names.h - names of data sets and models on a hub, looked up in a file that says where they
+ * are on this machine: a line each, the name, a tab, the path. Nothing is downloaded. */
 #ifndef PROGRAM_NAMES_H
 #define PROGRAM_NAMES_H
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* program.h - what the program seqpar knows of a command: the words that were typed, the trainer
- * they start, and that trainer's own words. All live until the trainer takes the process over. */
+/* program.h - what the program seqpar knows of a command: the words that were typed, the
+ * trainer they start, and that trainer's own words. All live until the trainer takes the
+ * process over. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* targets.h - which trainer a command starts, and whose command it is: by a trainer's name, by a
- * module or script of OpenRLHF, or by LLaMA-Factory's script and its --stage. */
+/* targets.h - which trainer a command starts, and whose command it is: by a trainer's name,
+ * by a module or script of OpenRLHF, or by LLaMA-Factory's script and its --stage. */
 #ifndef PROGRAM_TARGETS_H
 #define PROGRAM_TARGETS_H
 

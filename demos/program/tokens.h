@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tokens.h - text becomes tokens, once. The trainer says which of its data is text and with which
- * options demos/prepare.py makes tokens of it (--print_prepare); the token file is kept under a
- * name that has a digest of all it hangs on, so that it is used again while that is the same. */
+/* tokens.h - text becomes tokens, once. The trainer says which of its data is text and with
+ * which options demos/prepare.py makes tokens of it (--print_prepare); the token file is
+ * kept under a name that has a digest of all it hangs on, so that it is used again while
+ * that is the same. */
 #ifndef PROGRAM_TOKENS_H
 #define PROGRAM_TOKENS_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* prepare_command.h - the command line of demos/prepare.py by which text becomes a token file, for
- * a model with a tokenizer: to be said, or for a program to read (--print_prepare). Part of
- * job.h. */
+/* prepare_command.h - the command line of demos/prepare.py by which text becomes a token
+ * file, for a model with a tokenizer: to be said, or for a program to read
+ * (--print_prepare). Part of job.h. */
 #ifndef DEMO_PREPARE_COMMAND_H
 #define DEMO_PREPARE_COMMAND_H
 
@@ -49,8 +49,8 @@ static void demo_command_given(demo_command *line, const char *here, const char 
         demo_command_add(line, there, flag ? NULL : text);
 }
 
-/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped here: the
-   defaults of both are the same. */
+/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
+   here: the defaults of both are the same. */
 static const char *const demo_shared_options[] = {
     "", "input_key output_key pretrain_mode input_template",
     "prompt_key chosen_key rejected_key margin_key input_template",
