@@ -71,9 +71,9 @@ typedef struct {
     int64_t seed;        /* of the draws among them */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
     const char *folder; /* of the model, whose tokenizer a token file is to be of; NULL: none */
+    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
     /* the command that makes a token file of the text, where the folder has a tokenizer and
        bytes would be wrong; NULL: a byte is a token */
-    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
     const char *prepare;
     /* texts are to end in the response's last number: it must hold one */
     bool number;
