@@ -14,8 +14,8 @@ typedef struct {
     int long_documents; /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, sharded_checkpoint, async_save, adam_offload,
-        param_offload, stochastic_rounding;
+        overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint, async_save,
+        adam_offload, param_offload, stochastic_rounding;
     int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -173,6 +173,13 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "read everything, say what would happen and what memory it takes, and stop", \
+         DEMO_ANY}, \
+        {"print_prepare", \
+         &(c).print_prepare, \
+         DEMO_FLAG, \
+         NULL, \
+         "say which data becomes a token file first, and stop: a line of JSON for each, with the " \
+         "words behind demos/prepare.py (the program seqpar reads them)", \
          DEMO_ANY}, \
         {"json", \
          &(c).json, \

@@ -71,10 +71,10 @@ typedef struct {
     int64_t seed;        /* of the draws among them */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
     const char *folder; /* of the model, whose tokenizer a token file is to be of; NULL: none */
+    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
     /* the command that makes a token file of the text, where the folder has a tokenizer and
        bytes would be wrong; NULL: a byte is a token */
     const char *prepare;
-    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
     /* texts are to end in the response's last number: it must hold one */
     bool number;
     /* what chose output_key and max_len, for messages; NULL: the options of these names */

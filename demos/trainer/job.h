@@ -127,6 +127,7 @@ struct demo_objective {
     /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
     const char *weight, *measure;
     int documents_per_unit, columns;
+    uint32_t kind;                    /* of the token files that it reads */
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
     const char *evaluates;            /* what an evaluation is called, if not that */
     const char *round;                /* what progress counts, if not steps */
@@ -495,117 +496,7 @@ static int demo_job_memory(const demo_job *job, demo_error *error) {
                      ranks, needed / 1e9, there / 1e9);
 }
 
-/* ---- data: text for a model with a tokenizer becomes a token file first ---- */
-
-static bool demo_folder_has_tokenizer(const char *folder) {
-    return folder && (demo_folder_has(folder, "tokenizer.json") ||
-                      demo_folder_has(folder, "tokenizer.model") ||
-                      demo_folder_has(folder, "vocab.json"));
-}
-
-/* A word of a command line as a shell reads it. */
-static void demo_shell_word(char *to, size_t size, const char *word) {
-    bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
-                                             "XYZ0123456789_./,:@%+=-")];
-    size_t used = (size_t)snprintf(to, size, "%s", plain ? " " : " $'");
-    for (; *word && used + 5 < size; word++)
-        used += (size_t)snprintf(to + used, size - used,
-                                 *word == '\n'                                ? "\\n"
-                                 : !plain && (*word == '\'' || *word == '\\') ? "\\%c"
-                                                                              : "%c",
-                                 *word);
-    if (!plain) snprintf(to + used, size - used, "'");
-}
-
-/* ---- the command line of prepare.py ---- */
-
-typedef struct {
-    char text[8192];
-    const demo_job *job;
-} demo_command;
-
-static void demo_command_add(demo_command *line, const char *name, const char *value) {
-    size_t used = strlen(line->text), size = sizeof line->text;
-    used += (size_t)snprintf(line->text + used, size - used, " --%s", name);
-    if (value && used < size) demo_shell_word(line->text + used, size - used, value);
-}
-
-static void demo_command_number(demo_command *line, const char *name, int64_t value) {
-    char text[24];
-    snprintf(text, sizeof text, "%lld", (long long)value);
-    demo_command_add(line, name, text);
-}
-
-/* An option that the user gave here, by what it is called there. */
-static void demo_command_given(demo_command *line, const char *here, const char *there) {
-    const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
-    bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
-    if (text && (!flag || demo_truth(text) == 1))
-        demo_command_add(line, there, flag ? NULL : text);
-}
-
-/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped here: the
-   defaults of both are the same. */
-static const char *const demo_shared_options[] = {
-    "", "input_key output_key pretrain_mode input_template",
-    "prompt_key chosen_key rejected_key margin_key input_template",
-    "input_key output_key label_key input_template", "input_key label_key input_template"};
-
-static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
-    const demo_config *c = &line->job->config;
-    char name[32];
-    int length;
-    for (const char *at = demo_shared_options[kind]; *at; at += length, at += *at == ' ') {
-        length = (int)strcspn(at, " ");
-        snprintf(name, sizeof name, "%.*s", length, at);
-        if (!(learns_more || c->pretrain_mode) || strcmp(name, "input_template"))
-            demo_command_given(line, name, name);
-    }
-    if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
-    demo_command_given(line, "apply_chat_template", "apply_chat_template");
-    demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
-    if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
-    if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
-        demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
-}
-
-/* Which records: what was given for this set; an evaluation set is read whole. */
-static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
-                                 bool learns_more) {
-    const char *probs = learns_more                   ? "pretrain_data_probs"
-                        : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
-                                                      : "dataset_probs";
-    if (paths == line->job->config.eval_dataset) return;
-    demo_command_given(line, probs, "dataset_probs");
-    if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
-    demo_command_given(line, "max_samples", "max_samples");
-}
-
-/* The command line that makes a token file of this text, until the next call; NULL: a byte is
-   a token. */
-static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
-    static demo_command line;
-    const demo_config *c = &job->config;
-    const demo_binding *most = kind == DEMO_TOKENS_PROMPTS
-                                   ? demo_binding_of(job->bindings, job->binding_count,
-                                                     "prompt_max_len")
-                                   : NULL;
-    bool learns_more = kind == DEMO_TOKENS_SFT &&
-                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
-    char output[1200];
-    if (!demo_folder_has_tokenizer(c->pretrain)) return NULL;
-    line.job = job;
-    snprintf(line.text, sizeof line.text, "python3 demos/prepare.py");
-    snprintf(output, sizeof output, "%.*s.tokens", (int)strcspn(paths, ","), paths);
-    demo_command_add(&line, "kind", demo_token_kinds[kind]);
-    demo_command_add(&line, "pretrain", c->pretrain);
-    demo_command_add(&line, "dataset", paths);
-    demo_command_add(&line, "output", output);
-    demo_command_shape(&line, kind, learns_more);
-    demo_command_records(&line, paths, kind, learns_more);
-    demo_command_number(&line, "max_len", most ? *(const int64_t *)most->variable : c->max_len);
-    return line.text;
-}
+#include "prepare_command.h"
 
 /* In what the model's texts end, where its config says another end than a text of bytes has;
    NULL: it does not. */
@@ -815,17 +706,22 @@ static void demo_job_steps(demo_job *job) {
     job->lr_kind = demo_lr_kind(c->lr_scheduler);
 }
 
+/* All that is known before data is read. */
+static int demo_job_settle(demo_job *job, demo_error *error) {
+    if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
+    demo_settle_truncation(job);
+    return demo_settle_types(job, error) || demo_settle_rates(job, error) ||
+                   demo_settle_schedule(job, error) || demo_settle_evaluation(job, error) ||
+                   demo_pick_attention(job, error) || demo_job_world(job, error) ||
+                   demo_settle_batch(job, error) || demo_job_model(job, error)
+               ? -1
+               : 0;
+}
+
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */
 static int demo_job_open(demo_job *job, demo_error *error) {
     job->run.from = DEMO_NOTHING_SAVED; /* until demo_job_begin has looked */
-    if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
-    demo_settle_truncation(job);
-    if (demo_settle_types(job, error) || demo_settle_rates(job, error) ||
-        demo_settle_schedule(job, error) || demo_settle_evaluation(job, error) ||
-        demo_pick_attention(job, error) || demo_job_world(job, error) ||
-        demo_settle_batch(job, error) || demo_job_model(job, error) ||
-        demo_job_data(job, error))
-        return -1;
+    if (demo_job_settle(job, error) || demo_job_data(job, error)) return -1;
     demo_job_steps(job);
     return 0;
 }

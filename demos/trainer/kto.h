@@ -203,6 +203,7 @@ static const demo_objective demo_kto = {
     .measure = "",
     .documents_per_unit = 1,
     .columns = KTO_COLUMNS,
+    .kind = DEMO_TOKENS_LABELLED,
     .column = {"loss", "kl", "desirable_reward", "undesirable_reward", "desirable"},
     .needs_model = true,
     .open = demo_kto_open,

@@ -456,7 +456,8 @@ static const char demo_free_options[] =
     "save_value_network,actor_num_nodes,actor_num_gpus_per_node,ref_num_nodes,ref_num_gpus_per_node,"
     "critic_num_nodes,critic_num_gpus_per_node,reward_num_nodes,reward_num_gpus_per_node,"
     "colocate_actor_ref,colocate_critic_reward,colocate_all_models,vllm_num_engines,"
-    "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run";
+    "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
+    "print_prepare";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
    fit. */
 static const char demo_fixed_options[] =

@@ -1038,6 +1038,18 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options,
     return 0;
 }
 
+/* What would be refused before data is read is refused here: tokens may take hours. */
+static int demo_print_prepare(demo_job *job) {
+    demo_error error;
+    if (demo_paths_fit(job->bindings, job->binding_count, &error) ||
+        demo_job_settle(job, &error) || demo_shape_agrees(job, job->parsed, &error))
+        return demo_never_began(job, error.text);
+    if (!job->rank) demo_prepare_print_all(job);
+    demo_leave(job);
+    demo_job_close(job);
+    return demo_print_failed("which data becomes tokens");
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
@@ -1066,6 +1078,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     if (!wrong) {
         snprintf(ckpt_path, sizeof ckpt_path, "%s/checkpoints_%s", job->config.save_path, tool);
         if (!job->config.ckpt_path) job->config.ckpt_path = ckpt_path;
+        if (job->config.print_prepare) return demo_print_prepare(job);
         wrong = demo_paths_fit(bindings, count, &error) || demo_job_open(job, &error) ||
                 demo_shape_agrees(job, &options, &error) ||
                 demo_job_begin(job, bindings, count, tool, &error);

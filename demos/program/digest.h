@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* digest.h - what a token file hangs on, as one number: every byte of the data, of the model
+ * folder's tokenizer, of prepare.py and of its options. Paths are left out: what is moved
+ * stays the same. */
+#ifndef PROGRAM_DIGEST_H
+#define PROGRAM_DIGEST_H
+
+#include <dirent.h>
+#include "program.h"
+
+/* FNV-1a, in which one changed byte always changes the sum. */
+static uint64_t program_digest(uint64_t digest, const void *bytes, size_t count) {
+    const unsigned char *at = (const unsigned char *)bytes;
+    for (size_t i = 0; i < count; i++) digest = (digest ^ at[i]) * UINT64_C(1099511628211);
+    return digest;
+}
+
+static uint64_t program_digest_text(uint64_t digest, const char *text) {
+    return program_digest(digest, text, strlen(text) + 1);
+}
+
+/* The file's bytes, and how many they are. 0, or -1 with one sentence. */
+static int program_digest_file(program *p, uint64_t *digest, const char *path) {
+    static char bytes[1 << 16];
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    struct stat about;
+    const char *refused = file < 0 || fstat(file, &about) ? strerror(errno)
+                          : S_ISREG(about.st_mode)        ? NULL
+                                                          : "it is no regular file";
+    int64_t size = 0;
+    ssize_t got = 0;
+    while (!refused && (got = read(file, bytes, sizeof bytes)) > 0) {
+        *digest = program_digest(*digest, bytes, (size_t)got);
+        size += got;
+    }
+    if (!refused && got < 0) refused = strerror(errno);
+    if (file >= 0) close(file);
+    *digest = program_digest(*digest, &size, sizeof size);
+    if (!refused) return 0;
+    return demo_fail(p->error, "%.300s: %s; give data that can be read", path, refused);
+}
+
+/* ---- data: files, and folders with files below them ---- */
+
+static bool program_is_data(const char *name) {
+    static const char *const endings[] = {".jsonl", ".json", ".gz", ".parquet"};
+    size_t length = strlen(name);
+    for (int i = 0; i < 4; i++) {
+        size_t ending = strlen(endings[i]);
+        if (length > ending && !strcmp(name + length - ending, endings[i])) return true;
+    }
+    return false;
+}
+
+static int program_order(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int program_digest_set(program *p, uint64_t *digest, const char *path, int depth);
+
+/* What may be read of a folder, in the order of its names; a split's folder is one below. */
+static int program_digest_folder(program *p, uint64_t *digest, const char *path, int depth) {
+    char **names = NULL;
+    struct stat about;
+    DIR *folder = opendir(path);
+    if (!folder)
+        return demo_fail(p->error, "%.300s: %s; give data that can be read", path,
+                         strerror(errno));
+    for (struct dirent *entry; (entry = readdir(folder));) {
+        char *inside = program_text("%s/%s", path, entry->d_name);
+        bool below = !depth && entry->d_name[0] != '.' && !stat(inside, &about) &&
+                     S_ISDIR(about.st_mode);
+        if (below || program_is_data(entry->d_name)) arrput(names, inside);
+    }
+    closedir(folder);
+    if (names) qsort(names, (size_t)arrlen(names), sizeof *names, program_order);
+    for (int64_t i = 0; i < arrlen(names); i++)
+        if (program_digest_set(p, digest, names[i], depth + 1)) return -1;
+    return 0;
+}
+
+static int program_digest_set(program *p, uint64_t *digest, const char *path, int depth) {
+    struct stat about;
+    bool folder = !stat(path, &about) && S_ISDIR(about.st_mode);
+    *digest = program_digest_text(*digest, program_base(path));
+    return folder ? program_digest_folder(p, digest, path, depth)
+                  : program_digest_file(p, digest, path);
+}
+
+/* json@FOLDER is read as FOLDER. */
+static const char *program_set_path(const char *name) {
+    const char *at = strchr(name, '@');
+    return at && access(name, F_OK) ? at + 1 : name;
+}
+
+static int program_digest_data(program *p, uint64_t *digest, const char *paths) {
+    for (const char *at = paths;; at++) {
+        char *one = program_text("%.*s", (int)strcspn(at, ","), at);
+        if (program_digest_set(p, digest, program_set_path(one), 0)) return -1;
+        at += strlen(one);
+        if (!*at) return 0;
+    }
+}
+
+/* ---- the tokenizer: what prepare.py reads of a model's folder ---- */
+
+static int program_digest_tokenizer(program *p, uint64_t *digest, const char *folder) {
+    static const char *const files[] = {
+        "tokenizer.json",      "tokenizer_config.json", "special_tokens_map.json",
+        "chat_template.jinja", "chat_template.json",    "generation_config.json",
+        "config.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char *path = program_text("%s/%s", folder, files[i]);
+        *digest = program_digest_text(*digest, files[i]);
+        if (!access(path, F_OK) && program_digest_file(p, digest, path)) return -1;
+    }
+    return 0;
+}
+
+#endif

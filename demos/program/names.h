@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* names.h - names of data sets and models on a hub, looked up in a file that says where they
+ * are on this machine: a line each, the name, a tab, the path. Nothing is downloaded. */
+#ifndef PROGRAM_NAMES_H
+#define PROGRAM_NAMES_H
+
+#include "program.h"
+
+/* Options whose values are paths, most of them comma lists. */
+static const char *const program_named[] = {
+    "pretrain", "ref_pretrain", "reward_pretrain", "critic_pretrain",
+    "dataset",  "eval_dataset", "prompt_data",     "pretrain_data"};
+enum { PROGRAM_NAMED = (int)(sizeof program_named / sizeof *program_named) };
+
+typedef struct {
+    char *name, *path;
+    int line;
+} program_local;
+
+typedef struct {
+    const char *file;
+    program_local *local; /* stb_ds array */
+} program_names;
+
+static const char *program_name_path(const program_names *n, const char *name) {
+    for (int64_t i = 0; i < arrlen(n->local); i++)
+        if (!strcmp(n->local[i].name, name)) return n->local[i].path;
+    return NULL;
+}
+
+static int program_name_line(program *p, program_names *n, int line, char *text) {
+    char *tab = strchr(text, '\t');
+    text[strcspn(text, "\r")] = 0;
+    if (!*text || *text == '#') return 0;
+    if (!tab || tab == text || !tab[1] || strchr(tab + 1, '\t'))
+        return demo_fail(p->error,
+                         "%.300s:%d is '%.200s'; write a name, one tab and a path, or # before "
+                         "a comment",
+                         n->file, line, text);
+    *tab = 0;
+    if (program_name_path(n, text))
+        return demo_fail(p->error, "%.300s:%d: %.200s stands there twice; leave one line out",
+                         n->file, line, text);
+    arrput(n->local, ((program_local){text, tab + 1, line}));
+    return 0;
+}
+
+/* The default need not be there, what was asked for must be. */
+static int program_names_read(program *p, program_names *n) {
+    const char *why = NULL;
+    size_t size;
+    int line = 0;
+    n->file = p->local_names ? p->local_names : "names.tsv";
+    if (!p->local_names && access(n->file, F_OK)) return 0;
+    char *bytes = demo_read_whole(n->file, 1 << 24, &size, &why); /* its lines stay */
+    if (!bytes)
+        return demo_fail(p->error,
+                         "--local_names %.300s: %s; give a file of lines: name, tab, path",
+                         n->file, why);
+    for (char *at = bytes, *next; at; at = next) {
+        next = strchr(at, '\n');
+        if (next) *next++ = 0;
+        if (program_name_line(p, n, ++line, at)) return -1;
+    }
+    return 0;
+}
+
+/* A file or folder; json@FOLDER is one, too. */
+static bool program_is_here(const char *name) {
+    const char *at = strchr(name, '@');
+    return !access(name, F_OK) || (at && at[1] && !access(at + 1, F_OK));
+}
+
+/* Where one name is; NULL with one sentence. */
+static const char *program_name_found(program *p, const program_names *n, const char *option,
+                                      const char *name) {
+    if (!*name || program_is_here(name)) return name;
+    const char *path = program_name_path(n, name);
+    if (path && program_is_here(path)) return path;
+    if (path)
+        demo_fail(p->error,
+                  "%.300s says that %.300s is at %.300s, where nothing is; correct the path",
+                  n->file, name, path);
+    else
+        demo_fail(p->error,
+                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
+                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
+                  "where it is",
+                  option, name, name, n->file);
+    return NULL;
+}
+
+/* Replaces the names of one option. */
+static int program_names_of(program *p, const program_names *n, int i, const char *option) {
+    program_value at = program_value_of(p, i);
+    char *paths = NULL;
+    if (at.word < 0) return 0; /* the trainer says so */
+    for (const char *name = p->options[at.word] + at.behind;; name++) {
+        int length = (int)strcspn(name, ",");
+        char *one = program_text("%.*s", length, name);
+        const char *found = program_name_found(p, n, option, one);
+        if (!found) return -1;
+        paths = program_text("%s%s%s", paths ? paths : "", paths ? "," : "", found);
+        name += length;
+        if (!*name) break;
+    }
+    program_replace(p, at, paths);
+    return 0;
+}
+
+static int program_names_replace(program *p) {
+    program_names names = {0};
+    if (program_names_read(p, &names)) return -1;
+    for (int i = 0; i < arrlen(p->options); i++) {
+        const demo_known *known = program_known(p->options[i]);
+        for (int k = 0; known && k < PROGRAM_NAMED; k++)
+            if (!strcmp(known->name, program_named[k]) &&
+                program_names_of(p, &names, i, program_named[k]))
+                return -1;
+    }
+    return 0;
+}
+
+#endif

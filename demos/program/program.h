@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* program.h - what the program seqpar knows of a command: the words that were typed, the
+ * trainer they start, and that trainer's own words. All live until the trainer takes the
+ * process over. */
+#ifndef PROGRAM_H
+#define PROGRAM_H
+
+#include <limits.h>
+#include <unistd.h>
+#include "files.h"
+#include "memory.h"
+#include "options.h"
+#include "shell.h"
+
+typedef struct {
+    const char *name;
+    int64_t slots;
+} program_host;
+
+/* What a launcher was told of the world; 0: it was not told. */
+typedef struct {
+    const char *launcher; /* NULL: there is none */
+    const char *hostfile;
+    int64_t nodes, per_node, processes;
+} program_launch;
+
+typedef struct {
+    char **words; /* of the command; the next one is at `at` */
+    int count, at;
+    const char *tool; /* of options.tsv: "sft", ... */
+    int from;         /* DEMO_FROM_ */
+    char **options;   /* the trainer's, stb_ds array */
+    program_launch launch;
+    program_host *hosts;  /* of the hostfile, stb_ds array */
+    int64_t nodes, ranks; /* 0: nobody said how many */
+    const char *cache_dir, *local_names;
+    bool local, print_command;
+    char folder[PATH_MAX]; /* where this program and the trainers are */
+    demo_error *error;
+} program;
+
+__attribute__((format(printf, 1, 2))) static inline char *program_text(const char *format,
+                                                                       ...) {
+    va_list arguments, again;
+    va_start(arguments, format);
+    va_copy(again, arguments);
+    int64_t length = vsnprintf(NULL, 0, format, arguments);
+    char *text = (char *)demo_room(length + 1, 1);
+    vsnprintf(text, (size_t)length + 1, format, again);
+    va_end(again);
+    va_end(arguments);
+    return text;
+}
+
+/* The words as one line to type, with a blank before each. */
+static inline char *program_line(char *const *words, int64_t count) {
+    size_t size = 1, used = 0;
+    for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;
+    char *line = (char *)demo_room((int64_t)size, 1);
+    for (int64_t i = 0; i < count; i++, used += strlen(line + used))
+        demo_shell_word(line + used, size - used, words[i]);
+    return line;
+}
+
+static inline const char *program_base(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+/* Several hosts are for a launcher, which this program is not. */
+static inline bool program_is_elsewhere(const program *p) { return p->nodes > 1 && !p->local; }
+
+/* ---- the trainer's options ---- */
+
+/* What a word names; NULL: it is no option, or one that the trainer will refuse. */
+static inline const demo_known *program_known(const char *word) {
+    char name[DEMO_NAME_LIMIT];
+    if (strncmp(word, "--", 2)) return NULL;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(word + 2, "="), word + 2);
+    const demo_known *known = demo_known_find(name);
+    return known ? demo_known_target(known) : NULL;
+}
+
+/* Where option i has its value: in a word, behind so many letters. */
+typedef struct {
+    int word; /* -1: it has none */
+    int behind;
+} program_value;
+
+static inline program_value program_value_of(const program *p, int i) {
+    const char *equals = strchr(p->options[i], '=');
+    if (equals) return (program_value){i, (int)(equals + 1 - p->options[i])};
+    bool follows = i + 1 < arrlen(p->options) && strncmp(p->options[i + 1], "--", 2);
+    return (program_value){follows ? i + 1 : -1, 0};
+}
+
+/* The last mention of an option, by whatever name; -1: none. */
+static inline int program_find(const program *p, const char *name) {
+    int last = -1;
+    for (int i = 0; i < arrlen(p->options); i++) {
+        const demo_known *known = program_known(p->options[i]);
+        if (known && !strcmp(known->name, name)) last = i;
+    }
+    return last;
+}
+
+/* Its value; NULL: it was not given one. */
+static inline const char *program_given(const program *p, const char *name) {
+    int i = program_find(p, name);
+    program_value at = i < 0 ? (program_value){-1, 0} : program_value_of(p, i);
+    return at.word < 0 ? NULL : p->options[at.word] + at.behind;
+}
+
+static inline void program_replace(program *p, program_value at, const char *text) {
+    char *word = p->options[at.word];
+    p->options[at.word] = program_text("%.*s%s", at.behind, word, text);
+}
+
+static inline void program_add(program *p, const char *name, const char *value) {
+    arrput(p->options, program_text("--%s", name));
+    if (value) arrput(p->options, program_text("%s", value));
+}
+
+static inline void program_drop(program *p, int i) {
+    program_value at = program_value_of(p, i);
+    arrdeln(p->options, i, at.word > i ? 2 : 1);
+}
+
+/* A whole number of ranks or the like. 0, or -1 with one sentence. */
+static inline int program_count(program *p, const char *what, const char *text,
+                                int64_t *value) {
+    if (demo_read_int(text, value) && *value > 0 && *value <= SEQPAR_MAX_RANKS) return 0;
+    return demo_fail(p->error, "%s is %.60s; give a whole number from 1 to %lld", what,
+                     *text ? text : "empty", (long long)SEQPAR_MAX_RANKS);
+}
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* targets.h - which trainer a command starts, and whose command it is: by a trainer's name,
+ * by a module or script of OpenRLHF, or by LLaMA-Factory's script and its --stage. */
+#ifndef PROGRAM_TARGETS_H
+#define PROGRAM_TARGETS_H
+
+#include "launchers.h"
+
+static const char *const program_tools[] = {"sft", "dpo", "rm", "kto", "ppo"};
+enum { PROGRAM_TOOLS = 5 };
+
+static int program_tool(const char *name) {
+    for (int i = 0; i < PROGRAM_TOOLS; i++)
+        if (!strcmp(name, program_tools[i])) return i;
+    return -1;
+}
+
+/* A yaml file of LLaMA-Factory or axolotl becomes the trainer's options here. None is read
+   yet. */
+static int program_yaml(program *p, int from, const char *path) {
+    return demo_fail(p->error,
+                     "%.300s: yaml files of %s are not read; type its keys as options of a "
+                     "trainer, as in seqpar train_sft --from %s --max_len 2048",
+                     path, demo_from_name[from], demo_from_name[from]);
+}
+
+static bool program_is_yaml(const char *word) {
+    const char *dot = strrchr(word, '.');
+    return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
+}
+
+/* train_sft, train_ppo_ray and the like; false: there is no such trainer here. */
+static bool program_trainer(program *p, const char *name, size_t length) {
+    char wanted[32];
+    for (int i = 0; i < PROGRAM_TOOLS; i++)
+        for (int ray = 0; ray < 1 + (i == PROGRAM_TOOLS - 1); ray++) {
+            snprintf(wanted, sizeof wanted, "train_%s%s", program_tools[i], ray ? "_ray" : "");
+            if (strlen(wanted) != length || strncmp(wanted, name, length)) continue;
+            p->tool = program_tools[i];
+            return true;
+        }
+    return false;
+}
+
+static int program_no_trainer(program *p, const char *word) {
+    return demo_fail(p->error,
+                     "%.200s starts none of train_sft, train_dpo, train_rm, train_kto, "
+                     "train_ppo, which are the trainers here; seqpar --help lists what may "
+                     "stand before them",
+                     word);
+}
+
+/* --stage is the trainer; pt is train_sft on plain text. */
+static int program_stage(program *p) {
+    int i = program_find(p, "stage");
+    const char *stage = program_given(p, "stage");
+    bool plain = stage && !strcmp(stage, "pt");
+    p->from = DEMO_FROM_LLAMAFACTORY;
+    if (!stage)
+        fprintf(stderr, "notice: there is no --stage, so it is sft, as in LLaMA-Factory\n");
+    int tool = program_tool(plain || !stage ? "sft" : stage);
+    if (tool < 0)
+        return demo_fail(p->error,
+                         "--stage is %.60s; give sft, pt, dpo, kto, rm or ppo, or leave it out",
+                         stage);
+    p->tool = program_tools[tool];
+    if (i >= 0) program_drop(p, i);
+    if (plain) program_add(p, "pretrain_mode", NULL);
+    return 0;
+}
+
+/* Of axolotl.cli.train, llamafactory-cli train and the like: the file behind the name. */
+static int program_yaml_behind(program *p, int from, const char *word) {
+    for (int i = 0; i < arrlen(p->options); i++)
+        if (program_is_yaml(p->options[i])) return program_yaml(p, from, p->options[i]);
+    return demo_fail(p->error, "%.200s reads a .yaml file, but none is named; give it", word);
+}
+
+static int program_module(program *p, const char *word) {
+    static const char openrlhf[] = "openrlhf.cli.";
+    size_t skip = sizeof openrlhf - 1;
+    if (!strcmp(word, "axolotl.cli.train"))
+        return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word);
+    p->from = DEMO_FROM_OPENRLHF;
+    if (strncmp(word, openrlhf, skip) || !program_trainer(p, word + skip, strlen(word + skip)))
+        return program_no_trainer(p, word);
+    return 0;
+}
+
+/* LLaMA-Factory's src/train.py takes options or a file of them. */
+static int program_script(program *p, const char *word) {
+    const char *name = program_base(word);
+    if (!strcmp(name, "train.py") || !strcmp(name, "train_bash.py"))
+        return arrlen(p->options) && program_is_yaml(p->options[0])
+                   ? program_yaml(p, DEMO_FROM_LLAMAFACTORY, p->options[0])
+                   : program_stage(p);
+    p->from = DEMO_FROM_OPENRLHF;
+    return program_trainer(p, name, strlen(name) - 3) ? 0 : program_no_trainer(p, word);
+}
+
+/* Sets tool and from by the word behind the launchers; the trainer's options are there
+   already. */
+static int program_target(program *p, const char *word, bool module) {
+    size_t length = strlen(word);
+    if (module) return program_module(p, word);
+    if (length > 3 && !strcmp(word + length - 3, ".py")) return program_script(p, word);
+    if (!strcmp(word, "llamafactory-cli"))
+        return program_yaml_behind(p, DEMO_FROM_LLAMAFACTORY, word);
+    if (!strcmp(word, "axolotl")) return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word);
+    return program_trainer(p, word, length) ? 0 : program_no_trainer(p, word);
+}
+
+#endif

@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* tokens.h - text becomes tokens, once. The trainer says which of its data is text and with
+ * which options demos/prepare.py makes tokens of it (--print_prepare); the token file is
+ * kept under a name that has a digest of all it hangs on, so that it is used again while
+ * that is the same. */
+#ifndef PROGRAM_TOKENS_H
+#define PROGRAM_TOKENS_H
+
+#include <sys/wait.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
+#include "digest.h"
+#include "token_file.h"
+
+/* One data set that is text. */
+typedef struct {
+    const char *option;
+    char **words; /* behind prepare.py; stb_ds array */
+    const char *kind, *pretrain, *paths;
+    char **output; /* the word that is the token file */
+} program_set;
+
+/* ---- another program ---- */
+
+/* In the child: it ends when this program ends, however that happens. */
+static void program_become(char *const *words, int out) {
+#ifdef __linux__
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+#endif
+    if (dup2(out, 1) >= 0) execvp(words[0], words);
+    fprintf(stderr, "error: %s cannot be started: %s\n", words[0], strerror(errno));
+    _exit(2);
+}
+
+/* Starts it; what it prints goes to `out`. -1 with one sentence. */
+static pid_t program_begin(program *p, char *const *words, int out) {
+    fflush(NULL);
+    pid_t child = fork();
+    if (!child) program_become(words, out);
+    if (child < 0) demo_fail(p->error, "%s cannot be started: %s", words[0], strerror(errno));
+    return child;
+}
+
+static int program_exit_code(pid_t child) {
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* Another program has said what is wrong: this one ends as it did. */
+static int program_end_as(int code) {
+    fflush(NULL);
+    exit(code);
+}
+
+/* All that a program prints, for free(); NULL with one sentence. */
+static char *program_output(program *p, char *const *words) {
+    int ends[2];
+    char *text = NULL, part[4096];
+    if (pipe(ends)) return demo_fail(p->error, "pipe: %s", strerror(errno)), (char *)NULL;
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC), fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    pid_t child = program_begin(p, words, ends[1]);
+    close(ends[1]);
+    for (ssize_t got; child > 0 && (got = read(ends[0], part, sizeof part)) > 0;)
+        memcpy(arraddnptr(text, (size_t)got), part, (size_t)got);
+    close(ends[0]);
+    if (child < 0) return NULL;
+    int code = program_exit_code(child);
+    if (code) program_end_as(code);
+    arrput(text, 0);
+    return text;
+}
+
+/* ---- what the trainer says is text ---- */
+
+/* The value of a word of prepare.py. */
+static char **program_set_word(const program_set *set, const char *name) {
+    for (int64_t i = 0; i + 1 < arrlen(set->words); i++)
+        if (!strcmp(set->words[i], name)) return &set->words[i + 1];
+    return NULL;
+}
+
+/* A line of --print_prepare; its texts stay in the JSON. */
+static int program_set_read(program *p, program_set *set, const char *line) {
+    cJSON *json = cJSON_Parse(line), *word;
+    const cJSON *option = cJSON_GetObjectItemCaseSensitive(json, "option");
+    cJSON_ArrayForEach(word, cJSON_GetObjectItemCaseSensitive(json, "words"))
+        arrput(set->words, cJSON_GetStringValue(word));
+    set->option = cJSON_GetStringValue(option);
+    set->output = program_set_word(set, "--output");
+    char **kind = program_set_word(set, "--kind"),
+         **model = program_set_word(set, "--pretrain"),
+         **data = program_set_word(set, "--dataset");
+    if (!set->option || !set->output || !kind || !model || !data)
+        return demo_fail(p->error,
+                         "the trainer says '%.300s' of its data, which seqpar does not "
+                         "understand; build both from one source",
+                         line);
+    set->kind = *kind, set->pretrain = *model, set->paths = *data;
+    return 0;
+}
+
+/* ---- where its tokens are kept ---- */
+
+/* Does what follows this word of prepare.py say only where something is? */
+static bool program_is_place(const char *word) {
+    return !strcmp(word, "--output") || !strcmp(word, "--pretrain") ||
+           !strcmp(word, "--dataset");
+}
+
+/* A chat template may be a file, which then counts as its bytes. */
+static int program_digest_words(program *p, uint64_t *digest, const program_set *set) {
+    for (int64_t i = 0; i < arrlen(set->words); i++) {
+        const char *word = set->words[i];
+        bool place = program_is_place(word),
+             file = !strcmp(word, "--tokenizer_chat_template") && i + 1 < arrlen(set->words) &&
+                    !access(set->words[i + 1], F_OK);
+        *digest = program_digest_text(*digest, word);
+        if (file && program_digest_file(p, digest, set->words[i + 1])) return -1;
+        i += place || file;
+    }
+    return 0;
+}
+
+static int program_digest_all(program *p, uint64_t *digest, const program_set *set,
+                              const char *prepare) {
+    *digest = UINT64_C(14695981039346656037);
+    return program_digest_words(p, digest, set) || program_digest_file(p, digest, prepare) ||
+                   program_digest_tokenizer(p, digest, set->pretrain) ||
+                   program_digest_data(p, digest, set->paths)
+               ? -1
+               : 0;
+}
+
+/* Beside the first of the data, or in --cache_dir: NAME.KIND.DIGEST.tokens */
+static char *program_cached(program *p, const program_set *set, uint64_t digest) {
+    char *first = program_text("%.*s", (int)strcspn(set->paths, ","), set->paths);
+    char *path = program_text("%s", program_set_path(first));
+    for (size_t end = strlen(path); end > 1 && path[end - 1] == '/';) path[--end] = 0;
+    const char *name = program_base(path);
+    int folder = (int)(name - path);
+    char *beside = folder ? program_text("%.*s", folder, path) : program_text("./");
+    char *inside = p->cache_dir ? program_text("%s/", p->cache_dir) : beside;
+    if (!access(inside, W_OK | X_OK))
+        return program_text("%s%s.%s.%016llx.tokens", inside, name[0] == '.' ? "data" : name,
+                            set->kind, (unsigned long long)digest);
+    demo_fail(p->error,
+              "tokens of %.300s cannot be written into %.300s: %s; give --cache_dir FOLDER",
+              set->paths, inside, strerror(errno));
+    return NULL;
+}
+
+/* Whole, and of the tokenizer of this model's folder? A name alone says nothing. */
+static bool program_tokens_there(const program_set *set, const char *path) {
+    demo_token_file file;
+    demo_error why = {0};
+    size_t size = 0;
+    uint32_t kind = 1;
+    while (strcmp(demo_token_kinds[kind], set->kind)) kind++;
+    if (access(path, F_OK)) return false;
+    if (demo_token_file_open(&file, path, kind, &why)) {
+        fprintf(stderr, "notice: %s; it is made anew\n", why.text);
+        return false;
+    }
+    char *json = demo_read_file(program_text("%s/tokenizer.json", set->pretrain), &size);
+    demo_fingerprint own = {size, json ? demo_crc32(0, (unsigned char *)json, size) : 0};
+    bool same = demo_same_tokenizer(own, demo_token_fingerprint(&file));
+    if (!same) fprintf(stderr, "notice: %s is of another tokenizer; it is made anew\n", path);
+    demo_token_file_close(&file);
+    free(json);
+    return same;
+}
+
+/* ---- made, and handed to the trainer ---- */
+
+static char *program_prepare_path(program *p) {
+    char *path = program_text("%s/../demos/prepare.py", p->folder), whole[PATH_MAX];
+    if (realpath(path, whole)) return program_text("%s", whole);
+    demo_fail(p->error,
+              "%s is not there, which makes tokens of text; give a token file, or "
+              "start seqpar where it was built",
+              path);
+    return NULL;
+}
+
+/* The command line, ending with NULL; stb_ds array. */
+static char **program_prepare_words(const program_set *set, const char *prepare) {
+    const char *python = getenv("PYTHON");
+    char **words = NULL;
+    arrput(words, program_text("%s", python && *python ? python : "python3"));
+    arrput(words, program_text("%s", prepare));
+    for (int64_t i = 0; i < arrlen(set->words); i++) arrput(words, set->words[i]);
+    /* of what is damaged, or what another seqpar makes meanwhile, which is the same */
+    arrput(words, program_text("--overwrite"));
+    arrput(words, NULL);
+    return words;
+}
+
+static int program_tokens_make(program *p, const program_set *set, const char *prepare) {
+    char **words = program_prepare_words(set, prepare);
+    char *line = program_line(words, arrlen(words) - 1);
+    int code = 0;
+    if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
+    fprintf(stderr, "tokens:%s\n", line);
+    pid_t child = program_begin(p, words, 2); /* the trainer's output is its own */
+    if (child < 0) return -1;
+    code = program_exit_code(child);
+    return code ? program_end_as(code) : 0;
+}
+
+static int program_tokens_of(program *p, const char *line) {
+    program_set set = {0};
+    uint64_t digest;
+    char *prepare = program_prepare_path(p);
+    if (!prepare || program_set_read(p, &set, line) ||
+        program_digest_all(p, &digest, &set, prepare) ||
+        !(*set.output = program_cached(p, &set, digest)))
+        return -1;
+    bool there = program_tokens_there(&set, *set.output);
+    if (there) fprintf(stderr, "tokens: %s, made before of the same\n", *set.output);
+    if (!there && program_tokens_make(p, &set, prepare)) return -1;
+    int i = program_find(p, set.option);
+    program_replace(p, program_value_of(p, i), *set.output);
+    return 0;
+}
+
+/* The trainer's own command line, ending with NULL; stb_ds array. */
+static char **program_trainer_words(const program *p) {
+    char **words = NULL;
+    const char *device = program_given(p, "device");
+    char *cuda = program_text("%s/cuda_train_%s", p->folder, p->tool);
+    bool gpu = device && !strcmp(device, "cuda") && !access(cuda, X_OK);
+    arrput(words, gpu ? cuda : program_text("%s/train_%s", p->folder, p->tool));
+    for (int64_t i = 0; i < arrlen(p->options); i++) arrput(words, p->options[i]);
+    arrput(words, NULL);
+    return words;
+}
+
+static int program_tokens(program *p) {
+    char **asked = program_trainer_words(p);
+    arrput(asked, NULL);
+    asked[arrlen(asked) - 2] = program_text("--print_prepare");
+    char *text = program_output(p, asked);
+    for (char *line = text, *next; line && *line; line = next) {
+        next = line + strcspn(line, "\n");
+        if (*next) *next++ = 0;
+        if (program_tokens_of(p, line)) return -1;
+    }
+    return text ? 0 : -1;
+}
+
+#endif

@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* world.h - how many ranks the launcher would start, on which hosts: from its options and its
+ * hostfile. On one host they are threads of the trainer; on several, processes of mpirun or
+ * srun, which this program names and does not start. */
+#ifndef PROGRAM_WORLD_H
+#define PROGRAM_WORLD_H
+
+#include "program.h"
+
+/* ---- the hostfile: "host slots=N", # begins a comment ---- */
+
+static int program_host_twice(program *p, const char *path, int line, const char *name) {
+    for (int64_t i = 0; i < arrlen(p->hosts); i++)
+        if (!strcmp(p->hosts[i].name, name))
+            return demo_fail(p->error,
+                             "%.300s:%d: host %.100s stands there twice; give it one "
+                             "line, with all its slots",
+                             path, line, name);
+    return 0;
+}
+
+static int program_host_read(program *p, const char *path, int line, char *text) {
+    char what[512], *save, *name, *slots, *more;
+    text[strcspn(text, "#")] = 0;
+    name = strtok_r(text, " \t\r", &save);
+    if (!name) return 0;
+    slots = strtok_r(NULL, " \t\r", &save);
+    more = strtok_r(NULL, " \t\r", &save);
+    if (!slots || strncmp(slots, "slots=", 6) || more)
+        return demo_fail(p->error,
+                         "%.300s:%d: %.100s has no slots=N behind it, and that alone; write "
+                         "%.100s slots=8 for 8 ranks there",
+                         path, line, name, name);
+    program_host host = {program_text("%s", name), 0};
+    snprintf(what, sizeof what, "%.300s:%d: slots of %.100s", path, line, name);
+    if (program_host_twice(p, path, line, name) ||
+        program_count(p, what, slots + 6, &host.slots))
+        return -1;
+    arrput(p->hosts, host);
+    return 0;
+}
+
+static int program_hosts_read(program *p, const char *path) {
+    const char *why = NULL;
+    size_t size;
+    int line = 0;
+    char *bytes = demo_read_whole(path, 1 << 24, &size, &why);
+    if (!bytes)
+        return demo_fail(p->error, "--hostfile %.300s: %s; give a file of lines host slots=N",
+                         path, why);
+    for (char *at = bytes, *next; at; at = next) {
+        next = strchr(at, '\n');
+        if (next) *next++ = 0;
+        if (program_host_read(p, path, ++line, at)) return -1;
+    }
+    free(bytes);
+    if (arrlen(p->hosts)) return 0;
+    return demo_fail(p->error,
+                     "%.300s:1: the hostfile names no host; write a line host slots=N for each",
+                     path);
+}
+
+/* --num_nodes takes the first hosts, --num_gpus so many ranks on each, as in DeepSpeed. */
+static int program_hosts_take(program *p) {
+    const program_launch *l = &p->launch;
+    if (program_hosts_read(p, l->hostfile)) return -1;
+    if (l->nodes > arrlen(p->hosts))
+        return demo_fail(p->error, "--num_nodes is %lld, but %.300s has %lld host%s; lower it",
+                         (long long)l->nodes, l->hostfile, (long long)arrlen(p->hosts),
+                         arrlen(p->hosts) == 1 ? "" : "s");
+    if (l->nodes) arrsetlen(p->hosts, (size_t)l->nodes);
+    p->nodes = arrlen(p->hosts);
+    for (int64_t i = 0; i < p->nodes; i++) {
+        if (l->per_node) p->hosts[i].slots = l->per_node;
+        p->ranks += p->hosts[i].slots;
+    }
+    return 0;
+}
+
+/* ---- the number of ranks ---- */
+
+static int program_world_of_launcher(program *p) {
+    const program_launch *l = &p->launch;
+    if (l->hostfile) return program_hosts_take(p);
+    p->nodes = l->nodes ? l->nodes : 1;
+    if (l->launcher && !strcmp(l->launcher, "deepspeed") && p->nodes > 1)
+        return demo_fail(
+            p->error,
+            "deepspeed --num_nodes %lld says not which; give --hostfile FILE, with "
+            "a line host slots=N for each",
+            (long long)p->nodes);
+    if (l->processes % p->nodes)
+        return demo_fail(p->error,
+                         "--num_processes %lld are not the same number on each of "
+                         "--num_machines %lld; change one of them",
+                         (long long)l->processes, (long long)p->nodes);
+    p->ranks = l->processes              ? l->processes
+               : l->per_node || l->nodes ? p->nodes * (l->per_node ? l->per_node : 1)
+                                         : 0;
+    return 0;
+}
+
+/* Do its roles have groups of ranks? Then the trainer adds those up. */
+static bool program_has_roles(const program *p) {
+    for (int i = 0; i < arrlen(p->options); i++) {
+        const demo_known *known = program_known(p->options[i]);
+        if (known && (strstr(known->name, "_num_gpus_per_node") ||
+                      !strcmp(known->name, "vllm_num_engines")))
+            return true;
+    }
+    return false;
+}
+
+static void program_world_say(const program *p) {
+    const char *ring = program_given(p, "ring_attn_size");
+    if (!p->launch.launcher || p->ranks || program_has_roles(p) ||
+        program_given(p, "data_parallel_size") || program_given(p, "world_size"))
+        return;
+    fprintf(stderr,
+            "notice: %s was not told how many ranks there are, so they are 1 x ring_attn_size "
+            "%s; add --world_size N for more\n",
+            p->launch.launcher, ring ? ring : "1");
+}
+
+/* Hands the launcher's number to the trainer. 0, or -1 with one sentence. */
+static int program_world(program *p) {
+    const char *typed = program_given(p, "world_size");
+    char ranks[24];
+    if (program_world_of_launcher(p)) return -1;
+    program_world_say(p);
+    snprintf(ranks, sizeof ranks, "%lld", (long long)p->ranks);
+    if (p->ranks && typed && strcmp(typed, ranks))
+        return demo_fail(p->error,
+                         "--world_size is %.60s, but %s was told of %s ranks; leave one of "
+                         "the two out",
+                         typed, p->launch.launcher, ranks);
+    if (p->ranks && !typed) program_add(p, "world_size", ranks);
+    return 0;
+}
+
+/* ---- several hosts ---- */
+
+/* Of each host alike; 0: they differ. */
+static int64_t program_slots(const program *p) {
+    if (!p->hosts) return p->ranks / p->nodes;
+    for (int64_t i = 1; i < p->nodes; i++)
+        if (p->hosts[i].slots != p->hosts[0].slots) return 0;
+    return p->hosts[0].slots;
+}
+
+/* The trainer's options without the number of ranks: the launcher says it. */
+static void program_hosts_say(const program *p, FILE *out) {
+    char *line = program_line(p->options, arrlen(p->options));
+    int64_t slots = program_slots(p);
+    fprintf(out, "mpirun -n %lld --hostfile %s", (long long)p->ranks,
+            p->launch.hostfile ? p->launch.hostfile : "HOSTS");
+    if (p->launch.per_node || !p->hosts)
+        fprintf(out, " --map-by ppr:%lld:node", (long long)slots);
+    fprintf(out, " %s/mpi_train_%s%s\n", p->folder, p->tool, line);
+    if (slots)
+        fprintf(out, "srun -N %lld -n %lld --ntasks-per-node=%lld", (long long)p->nodes,
+                (long long)p->ranks, (long long)slots);
+    for (int64_t i = 0; slots && i < arrlen(p->hosts); i++)
+        fprintf(out, "%s%s", i ? "," : " -w ", p->hosts[i].name);
+    if (slots)
+        fprintf(out, " --mpi=pmix %s/mpi_train_%s%s\n", p->folder, p->tool, line);
+    else
+        fprintf(out, "srun gives every host the same number of ranks, which this hostfile does "
+                     "not; take mpirun\n");
+    free(line);
+}
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* prepare_command.h - the command line of demos/prepare.py by which text becomes a token
+ * file, for a model with a tokenizer: to be said, or for a program to read
+ * (--print_prepare). Part of job.h. */
+#ifndef DEMO_PREPARE_COMMAND_H
+#define DEMO_PREPARE_COMMAND_H
+
+#include "shell.h"
+
+static bool demo_folder_has_tokenizer(const char *folder) {
+    return folder && (demo_folder_has(folder, "tokenizer.json") ||
+                      demo_folder_has(folder, "tokenizer.model") ||
+                      demo_folder_has(folder, "vocab.json"));
+}
+
+typedef struct {
+    char **words; /* stb_ds array, each for free() */
+    const demo_job *job;
+} demo_command;
+
+static void demo_command_word(demo_command *line, const char *dashes, const char *word) {
+    size_t size = strlen(dashes) + strlen(word) + 1;
+    char *copy = (char *)demo_room((int64_t)size, 1);
+    snprintf(copy, size, "%s%s", dashes, word);
+    arrput(line->words, copy);
+}
+
+static void demo_command_add(demo_command *line, const char *name, const char *value) {
+    demo_command_word(line, "--", name);
+    if (value) demo_command_word(line, "", value);
+}
+
+static void demo_command_number(demo_command *line, const char *name, int64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    demo_command_add(line, name, text);
+}
+
+static void demo_command_free(demo_command *line) {
+    for (int64_t i = 0; i < arrlen(line->words); i++) free(line->words[i]);
+    arrfree(line->words);
+}
+
+/* An option that the user gave here, by what it is called there. */
+static void demo_command_given(demo_command *line, const char *here, const char *there) {
+    const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
+    bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
+    if (text && (!flag || demo_truth(text) == 1))
+        demo_command_add(line, there, flag ? NULL : text);
+}
+
+/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
+   here: the defaults of both are the same. */
+static const char *const demo_shared_options[] = {
+    "", "input_key output_key pretrain_mode input_template",
+    "prompt_key chosen_key rejected_key margin_key input_template",
+    "input_key output_key label_key input_template", "input_key label_key input_template"};
+
+static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
+    const demo_config *c = &line->job->config;
+    char name[32];
+    int length;
+    for (const char *at = demo_shared_options[kind]; *at; at += length, at += *at == ' ') {
+        length = (int)strcspn(at, " ");
+        snprintf(name, sizeof name, "%.*s", length, at);
+        if (!(learns_more || c->pretrain_mode) || strcmp(name, "input_template"))
+            demo_command_given(line, name, name);
+    }
+    if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
+    demo_command_given(line, "apply_chat_template", "apply_chat_template");
+    demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
+    if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
+    if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
+        demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
+}
+
+/* Which records: what was given for this set; an evaluation set is read whole. */
+static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
+                                 bool learns_more) {
+    const char *probs = learns_more                   ? "pretrain_data_probs"
+                        : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
+                                                      : "dataset_probs";
+    if (paths == line->job->config.eval_dataset) return;
+    demo_command_given(line, probs, "dataset_probs");
+    if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
+    demo_command_given(line, "max_samples", "max_samples");
+}
+
+/* All words behind prepare.py. */
+static demo_command demo_prepare_words(const demo_job *job, const char *paths, uint32_t kind) {
+    demo_command line = {NULL, job};
+    const demo_config *c = &job->config;
+    const demo_binding *most = kind == DEMO_TOKENS_PROMPTS
+                                   ? demo_binding_of(job->bindings, job->binding_count,
+                                                     "prompt_max_len")
+                                   : NULL;
+    bool learns_more = kind == DEMO_TOKENS_SFT &&
+                       demo_binding_of(job->bindings, job->binding_count, "pretrain_data");
+    char output[1200];
+    snprintf(output, sizeof output, "%.*s.tokens", (int)strcspn(paths, ","), paths);
+    demo_command_add(&line, "kind", demo_token_kinds[kind]);
+    demo_command_add(&line, "pretrain", c->pretrain);
+    demo_command_add(&line, "dataset", paths);
+    demo_command_add(&line, "output", output);
+    demo_command_shape(&line, kind, learns_more);
+    demo_command_records(&line, paths, kind, learns_more);
+    demo_command_number(&line, "max_len", most ? *(const int64_t *)most->variable : c->max_len);
+    return line;
+}
+
+/* The command line that makes a token file of this text, until the next call; NULL: a byte is
+   a token. */
+static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
+    static char text[8192];
+    if (!demo_folder_has_tokenizer(job->config.pretrain)) return NULL;
+    demo_command line = demo_prepare_words(job, paths, kind);
+    size_t used = (size_t)snprintf(text, sizeof text, "python3 demos/prepare.py");
+    for (int64_t i = 0; i < arrlen(line.words); i++, used += strlen(text + used))
+        demo_shell_word(text + used, sizeof text - used, line.words[i]);
+    demo_command_free(&line);
+    return text;
+}
+
+/* ---- for a program to read ---- */
+
+/* Do the first records have token ids? Quotes within a text stand behind a backslash. */
+static bool demo_begins_with_ids(const char *paths) {
+    static char bytes[1 << 16];
+    char path[DEMO_PATH_LIMIT + 1];
+    snprintf(path, sizeof path, "%.*s", (int)strcspn(paths, ","), paths);
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    ssize_t got = file < 0 ? 0 : read(file, bytes, sizeof bytes - 1);
+    if (file >= 0) close(file);
+    bytes[got > 0 ? got : 0] = 0;
+    return strstr(bytes, "input_ids\"") || strstr(bytes, "\"chosen_ids\"");
+}
+
+static void demo_prepare_print(const demo_job *job, const char *option, const char *paths,
+                               uint32_t kind) {
+    if (!paths || demo_is_token_file(paths) || demo_begins_with_ids(paths)) return;
+    demo_command line = demo_prepare_words(job, paths, kind);
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "option", option);
+    cJSON_AddItemToObject(
+        json, "words",
+        cJSON_CreateStringArray((const char *const *)line.words, (int)arrlen(line.words)));
+    char *text = cJSON_PrintUnformatted(json);
+    puts(text);
+    free(text);
+    cJSON_Delete(json);
+    demo_command_free(&line);
+}
+
+/* A line for each set that is text, where the model has a tokenizer. */
+static void demo_prepare_print_all(const demo_job *job) {
+    const demo_config *c = &job->config;
+    uint32_t kind = job->objective->kind;
+    if (!demo_folder_has_tokenizer(c->pretrain)) return;
+    demo_prepare_print(job, kind == DEMO_TOKENS_PROMPTS ? "prompt_data" : "dataset", c->dataset,
+                       kind);
+    demo_prepare_print(job, "eval_dataset", c->eval_dataset, kind);
+    demo_prepare_print(job, "pretrain_data",
+                       demo_option_path(job->bindings, job->binding_count, "pretrain_data"),
+                       DEMO_TOKENS_SFT);
+}
+#endif
