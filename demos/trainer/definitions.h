@@ -31,15 +31,16 @@ typedef struct {
     const char *means;      /* --loss_agg_mode */
     bool margins;           /* of a reward model */
     bool ipo_means;         /* IPO compares means over tokens, not sums */
-    bool nll_tokens;        /* the NLL term is a mean over all chosen tokens, not over responses */
-    bool bounded;           /* has --dual_clip */
-    bool both_signs;        /* it bounds the ratio where the advantage is positive, too */
+    bool nll_tokens; /* the NLL term is a mean over all chosen tokens, not over responses */
+    bool bounded;    /* has --dual_clip */
+    bool both_signs; /* it bounds the ratio where the advantage is positive, too */
     bool uncut, uncut_gspo; /* log-ratios of tokens, of texts, are not cut at +-20 */
     bool added_by_tokens;   /* KL and entropy terms are token means beside any policy loss */
     bool dr_grpo_by_length; /* Dr. GRPO divides by the longest text there may be */
     bool centers_only;      /* has --no_advantage_std_norm */
     int whiten;             /* WHITEN_ of advantage.h */
     double group_eps;       /* beside the deviation of a group's rewards */
+    double length_eps;      /* beside the tokens of a text, where each has its mean */
     double kl_limit;        /* KL of a token is cut to +- this; 0: it is not */
     bool padding;           /* the padding token's row learns nothing from inputs */
 } demo_definition;
@@ -82,6 +83,7 @@ static const demo_definition demo_definitions[DEMO_DEFINITIONS] = {
      .centers_only = true,
      .whiten = WHITEN_POPULATION,
      .group_eps = 1e-9,
+     .length_eps = 1e-8,
      .kl_limit = 10,
      .padding = true},
     /* pairs: trainer/dpo_trainer.py _compute_loss, whose sigmoid leaves label_smoothing out and
@@ -148,8 +150,9 @@ static inline void demo_defined_pair(const demo_definition *by, seqpar_preferenc
    rejected ones, and the other way round. The means are those of the whole step, and the
    gradient goes through them. */
 typedef struct {
-    double chosen, rejected;   /* max(0, mean of h) */
-    double dchosen, drejected; /* mean over the pairs of the loss's derivative by each h's share */
+    double chosen, rejected; /* max(0, mean of h) */
+    double dchosen,
+        drejected; /* mean over the pairs of the loss's derivative by each h's share */
 } demo_kto_means;
 
 static inline seqpar_pair_result demo_kto_pair(double chosen, double rejected, double beta,
@@ -169,7 +172,8 @@ static inline demo_kto_means demo_kto_means_of(const double *chosen, const doubl
     demo_kto_means m = {seqpar_kto_kl(chosen, count), seqpar_kto_kl(rejected, count), 0, 0};
     for (int64_t i = 0; i < count; i++) {
         seqpar_pair_result r = demo_kto_pair(chosen[i], rejected[i], beta, &m);
-        terms[i] = -r.drejected; /* each mean stands beside the other's h, with its sign turned */
+        terms[i] =
+            -r.drejected; /* each mean stands beside the other's h, with its sign turned */
         terms[count + i] = -r.dchosen;
     }
     if (!(seqpar_mean(chosen, count) < 0)) m.dchosen = seqpar_mean(terms, count);
@@ -207,5 +211,13 @@ static inline int demo_defined_mean(const demo_definition *by, const char *mode,
     return by->dr_grpo_by_length && !strcmp(estimator, "dr_grpo")
                ? SEQPAR_AGGREGATE_SEQUENCE_SUM_NORM
                : SEQPAR_AGGREGATE_TOKEN_MEAN;
+}
+
+static inline double demo_defined_weight(const demo_definition *by, const seqpar_aggregate *a,
+                                         int64_t tokens_of_text) {
+    double weight = seqpar_token_weight(a, tokens_of_text), n = (double)tokens_of_text;
+    return a->kind == SEQPAR_AGGREGATE_SEQUENCE_MEAN && by->length_eps > 0
+               ? weight * n / (n + by->length_eps)
+               : weight;
 }
 #endif

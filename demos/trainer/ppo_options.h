@@ -531,12 +531,13 @@ static int demo_ppo_defined(const demo_job *job, demo_error *error) {
     bool grouped = strcmp(p->advantage_estimator, "gae");
     const struct {
         const char *list, *option, *value;
-    } asked[] = {{by->estimators, "advantage_estimator", p->advantage_estimator},
-                 {by->policies, "policy_loss_type", p->policy_loss_type},
-                 {by->means, "loss_agg_mode", p->loss_agg_mode},
-                 {by->bounded ? "given" : "", "dual_clip", p->dual_clip > 0 ? "given" : NULL},
-                 {by->centers_only ? "true" : "", "no_advantage_std_norm",
-                  p->no_advantage_std_norm ? "true" : NULL}};
+    } asked[] = {
+        {by->estimators, "advantage_estimator", p->advantage_estimator},
+        {by->policies, "policy_loss_type", p->policy_loss_type},
+        {by->means, "loss_agg_mode", p->loss_agg_mode},
+        {by->bounded ? "above 0" : "", "dual_clip", p->dual_clip > 0 ? "above 0" : NULL},
+        {by->centers_only ? "true" : "", "no_advantage_std_norm",
+         p->no_advantage_std_norm ? "true" : NULL}};
     for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
         if (asked[i].value &&
             demo_definition_has(job, asked[i].list, asked[i].option, asked[i].value, error))

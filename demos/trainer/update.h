@@ -192,7 +192,9 @@ static void demo_policy_seed(const demo_update *u, demo_place place, double logp
     double coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
     int64_t n = demo_text_tokens(o, place.text);
     /* by the weight that all columns get */
-    double added = seqpar_token_weight(&u->added, n) / seqpar_token_weight(&u->aggregate, n);
+    const demo_definition *by = demo_definition_of(u->r->job);
+    double added = demo_defined_weight(by, &u->added, n) /
+                   demo_defined_weight(by, &u->aggregate, n);
     columns[LOSS_OF] = own.loss + added * coef * kl - added * c->entropy_loss_coef * entropy;
     columns[CLIPPED] = own.clipped;
     columns[ENTROPY_OF] = added * entropy;
@@ -221,7 +223,8 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
         seed[0] = v.dvalue;
     } else
         demo_policy_seed(u, place, x, entropy, columns, seed);
-    double weight = seqpar_token_weight(&u->aggregate, demo_text_tokens(o, place.text));
+    double weight = demo_defined_weight(demo_definition_of(u->r->job), &u->aggregate,
+                                        demo_text_tokens(o, place.text));
     for (int c = 0; c < UPDATE_COLUMNS; c++) columns[c] *= weight;
     seed[0] *= weight;
     seed[1] *= weight;

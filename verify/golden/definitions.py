@@ -417,22 +417,7 @@ def kl_rows():
         dict(kl=known["per_token_kl"].detach(), dlogp=x.grad), kind="k3")
 
 
-# ---- the row of the padding token: torch's embedding as transformers opens it ----
-
-
-def embedding_rows():
-    draw = torch.Generator().manual_seed(5)
-    dx = torch.randn(5, 2, generator=draw)
-    ids = (1, 2, 0, 2, 1)
-    for pad in (None, 2):
-        table = torch.nn.Embedding(4, 2, padding_idx=pad)
-        (table(torch.tensor(ids)) * dx).sum().backward()
-        row("embedding", "torch", f"torch-{torch.__version__.split('+')[0]}",
-            dict(ids=ids, dx=dx), dict(dtable=table.weight.grad),
-            pad=-1 if pad is None else pad)
-
-
-print(f"""# SPDX-License-Identifier: MIT OR Unlicense
+print("""# SPDX-License-Identifier: MIT OR Unlicense
 # What packages make of the same numbers: written by verify/golden/definitions.py, which says which packages and how.
 # Columns, between tabs: what, parameters (program and package among them), inputs, expected. test_definitions.c reads it.""")
 for make in (openrlhf_pairs, trl_pairs, llamafactory_pairs, openrlhf_policies, trl_policies,
@@ -441,4 +426,3 @@ for make in (openrlhf_pairs, trl_pairs, llamafactory_pairs, openrlhf_policies, t
 whitened_by_trl("trl", "trl-0.24.0", "trl/core.py", "trl-0.24.0")
 whitened_by_trl("llamafactory", "trl-0.9.6", "trl/core.py", "llamafactory-0.9.5+trl-0.9.6")
 kl_rows()
-embedding_rows()
