@@ -1779,6 +1779,9 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
      SEQPAR_PREFERENCE_HINGE  max(0, 1 - z) (SLiC, Zhao et al. 2023)
      SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means
                               (Meng et al. 2024)
+     SEQPAR_PREFERENCE_ROBUST ((1 - e) softplus(-z) - e softplus(z)) / (1 - 2 e), e below 0.5:
+                              DPO's mean over labels that are wrong with probability e
+                              (Chowdhury et al. 2024; TRL's robust)
    A kind's value is the paper's whole loss; nll_coef adds nll_coef (-logp_chosen) /
    nll_tokens: RPO. In the table: whether it has a reference, always takes means over tokens,
    knows label smoothing. */
@@ -1787,7 +1790,8 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
     X(DPO, "sigmoid", 1, 0, 1) \
     X(IPO, "ipo", 1, 0, 0) \
     X(HINGE, "hinge", 1, 0, 0) \
-    X(SIMPO, "simpo", 0, 1, 1)
+    X(SIMPO, "simpo", 0, 1, 1) \
+    X(ROBUST, "robust", 1, 0, 1)
 enum seqpar_preference_id {
 #define SEQPAR__X(name, text, reference, means, smoothing) SEQPAR_PREFERENCE_##name,
     SEQPAR_PREFERENCES(SEQPAR__X)
@@ -1859,6 +1863,10 @@ SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected,
 /* 0.2, 0.2, 0 (none) */
 typedef struct seqpar_policy_desc {
     double clip_low, clip_high, dual_clip;
+    /* -min(min(r, dual_clip) A, clip(r) A) instead, for A of any sign: TRL's delta. The same
+       for dual_clip above 1 + clip_high. */
+    int both_signs;
+    int uncut; /* the log-ratio is never cut, and e to its power may be inf: TRL */
 } seqpar_policy_desc;
 
 typedef struct seqpar_policy_result {
@@ -8232,6 +8240,11 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "label_smoothing %g has no meaning for %s; set it to 0",
                            d->label_smoothing, kind->name);
+    if (d->kind == SEQPAR_PREFERENCE_ROBUST && !(d->label_smoothing < 0.5))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "label_smoothing is %g, where robust would divide by 0; give less "
+                           "than 0.5",
+                           d->label_smoothing);
     if (!(d->nll_coef >= 0) || !(d->nll_tokens >= 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "nll_coef is %g and nll_tokens %g; neither may be negative",
@@ -8261,6 +8274,11 @@ static double seqpar__preference_of(const seqpar_preference_desc *d, double marg
         }
         *slope = z >= 1.0 ? 0.0 : z; /* a NaN stays one */
         return *slope;
+    }
+    if (d->kind == SEQPAR_PREFERENCE_ROBUST) {
+        *slope = -d->beta * ((1.0 - e) * seqpar_sigmoid(-z) + e * seqpar_sigmoid(z)) /
+                 (1.0 - 2.0 * e);
+        return ((1.0 - e) * seqpar_softplus(-z) - e * seqpar_softplus(z)) / (1.0 - 2.0 * e);
     }
     *slope = -d->beta * (seqpar_sigmoid(-z) - e);
     return e == 0.0 ? seqpar_softplus(-z)
@@ -8350,16 +8368,20 @@ SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
                                                    const seqpar_policy_desc *d) {
     SEQPAR_MUST("desc", d);
     double change = logp - old_logp;
-    double cut = seqpar__clamp(change, -20.0, 20.0);
-    double ratio = seqpar_exp(cut);
+    double cut = d->uncut ? change : seqpar__clamp(change, -20.0, 20.0);
+    double ratio = seqpar_exp(cut), bounded = ratio, taken;
     double clipped = seqpar__clamp(ratio, 1.0 - d->clip_low, 1.0 + d->clip_high);
     seqpar_policy_result r;
+    if (d->both_signs && d->dual_clip > 0 && ratio > d->dual_clip) bounded = d->dual_clip;
     r.ratio = ratio;
-    r.clipped = clipped * advantage < ratio * advantage;
-    r.loss = -(r.clipped ? clipped : ratio) * advantage;
-    r.dlogp = r.clipped || cut != change ? 0.0 : r.loss;
+    r.clipped = clipped * advantage < bounded * advantage;
+    taken = r.clipped ? clipped : bounded;
+    r.loss = -taken * advantage;
+    r.dlogp = taken != ratio || cut != change ? 0.0 : r.loss;
     if (change != change) r.dlogp = change;
-    if (!(d->dual_clip > 0 && advantage < 0 && r.loss > -d->dual_clip * advantage)) return r;
+    if (!(d->dual_clip > 0 && !d->both_signs && advantage < 0 &&
+          r.loss > -d->dual_clip * advantage))
+        return r;
     r.loss = -d->dual_clip * advantage;
     r.dlogp = 0.0;
     return r;

@@ -164,6 +164,9 @@ typedef struct seqpar_llama_run {
     int dropout;
     uint64_t dropout_seed;
     int64_t dropout_step;
+    /* Above 0: tokens of the id before this one teach the embedding nothing, as torch has it
+       for its padding_idx. A tied projection still learns that row. Also changes numbers */
+    int64_t untaught;
 } seqpar_llama_run;
 
 typedef struct seqpar_llama_layer {
@@ -201,6 +204,7 @@ typedef struct seqpar_llama_batch {
     int64_t tokens;
     int64_t longest;                    /* positions that rotary tables need */
     int32_t *ids, *targets, *positions; /* (tokens) */
+    int32_t *taught;                    /* (tokens) ids, -1 for those of run.untaught */
     seqpar_llama_layer *layers;         /* (layers) */
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
     /* residual stream, scratch, normed output and its statistics */
@@ -956,10 +960,11 @@ static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
 static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m,
                                           seqpar_llama_batch *b, const seqpar_row *rows,
                                           int64_t row_count) {
-    b->ids = SEQPAR__LLAMA_NEW(int32_t, 3 * b->tokens);
+    b->ids = SEQPAR__LLAMA_NEW(int32_t, 4 * b->tokens);
     if (!b->ids) return seqpar__llama_no_memory(ctx->error, "a micro-batch");
     b->targets = b->ids + b->tokens;
     b->positions = b->targets + b->tokens;
+    b->taught = b->positions + b->tokens;
     for (int64_t r = 0; r < row_count; r++) {
         seqpar_scatter(b->ids, rows[r].ids, b->share, r, 4);
         seqpar_scatter(b->targets, rows[r].targets, b->share, r, 4);
@@ -981,6 +986,8 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
                     (int)rows[r].targets[i], (long long)m->config.vocab - 1);
         }
     }
+    for (int64_t t = 0; t < b->tokens; t++)
+        b->taught[t] = b->ids[t] == b->run.untaught - 1 ? -1 : b->ids[t];
     return SEQPAR_OK;
 }
 
@@ -2142,7 +2149,7 @@ static seqpar_status seqpar__llama_embedding_nodes(seqpar__llama_layer_call *c, 
     a.fold = seqpar__llama_token_run(c, 0);
     a.leaves = c->b->share->pieces;
     a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
-    a.ids = c->b->ids;
+    a.ids = c->b->taught;
     a.rows = rows;
     a.width = c->m->config.hidden;
     a.first = first;

@@ -90,8 +90,8 @@ static void config_write(const model *m, const char *folder, const char *more) {
             (int)c->experts, (int)c->experts_per_token);
     fprintf(file,
             "%s\"tie_word_embeddings\": %s, \"bos_token_id\": 256, \"eos_token_id\": 257, "
-            "\"pad_token_id\": 258}\n",
-            more, c->tied ? "true" : "false");
+            "\"pad_token_id\": %d}\n",
+            more, c->tied ? "true" : "false", c->untaught ? (int)c->untaught - 1 : DEMO_PAD);
     fclose(file);
 }
 

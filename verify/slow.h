@@ -64,6 +64,7 @@ typedef struct {
     int64_t expert_intermediate; /* intermediate_size (Mixtral), moe_intermediate_size */
     bool topk_norm;              /* the chosen probabilities are made to sum to 1 (Mixtral) */
     bool mixtral_names;          /* of routers and experts: block_sparse_moe, w1, w2, w3 */
+    int64_t untaught; /* torch's padding_idx + 1: inputs of it teach the embedding nothing */
 } slow_config;
 
 /* Where a named tensor lies in the flat parameter array; a norm's gain and a bias are one
@@ -877,7 +878,10 @@ SLOW void slow_forward(const slow_config *c, const slow_complex *parameters,
     slow_complex *x = slow_array(n * hidden);
     const slow_complex *embedding = slow_next(&parameters, c->vocab * hidden);
     for (int64_t t = 0; t < n; t++)
-        slow_add(hidden, x + t * hidden, embedding + row->ids[t] * hidden);
+        for (int64_t k = 0; k < hidden; k++) {
+            slow_complex e = embedding[row->ids[t] * hidden + k];
+            x[t * hidden + k] = row->ids[t] + 1 == c->untaught ? creal(e) : e;
+        }
     for (int64_t layer = 0; layer < c->layers; layer++) {
         slow_layer w = slow_next_layer(c, layer, &parameters);
         slow_attention_block(c, &w, layer, row, x);

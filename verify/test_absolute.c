@@ -250,6 +250,13 @@ static void test_sft_all(void) {
     TEST(test_sft((sft_case){
         "--aux_loss_coef 0.3 --micro_train_batch_size 1", mixtral, {.balance = 0.3}}));
     TEST(test_sft((sft_case){"--device cpu", small, .far = 1e-4}));
+    slow_config padded = small, padded_tied = tied;
+    padded.untaught = 4;
+    padded_tied.vocab = small.vocab;
+    padded_tied.untaught = 4;
+    TEST(test_sft((sft_case){"--loss_definition trl", padded}));
+    TEST(test_sft((sft_case){"--loss_definition openrlhf " SPLIT, padded}));
+    TEST(test_sft((sft_case){"--loss_definition llamafactory", padded_tied}));
     TEST(test_fresh((sft_case){
         "--num_hidden_layers 2 --hidden_size 12 --num_attention_heads 4 "
         "--num_key_value_heads 2 --head_dim 6 --intermediate_size 7 --rope_theta 500",
@@ -289,11 +296,27 @@ static void pairs_write(void) {
 
 typedef struct pair_loss {
     const model *model, *reference;
-    slow_pair_loss *loss;
+    slow_pair_loss *loss; /* NULL: kto_pair */
     slow_preference how;
     double nll;
     bool margins;
+    bool nll_tokens; /* one mean over all chosen tokens */
 } pair_loss;
+
+/* Each response against the other kind's mean log-ratio, through which the gradient goes. */
+static slow_complex kto_pairs(const slow_preference *how, const slow_pair *x) {
+    slow_complex chosen = 0, rejected = 0, sum = 0;
+    for (int64_t i = 0; i < DOCUMENTS; i++) {
+        chosen += slow_chosen(how, &x[i]) / DOCUMENTS;
+        rejected += slow_rejected(how, &x[i]) / DOCUMENTS;
+    }
+    chosen = slow_clamp(chosen, 0, HUGE_VAL);
+    rejected = slow_clamp(rejected, 0, HUGE_VAL);
+    for (int64_t i = 0; i < DOCUMENTS; i++)
+        sum += slow_sigmoid(-how->beta * (slow_chosen(how, &x[i]) - rejected)) +
+               slow_sigmoid(-how->beta * (chosen - slow_rejected(how, &x[i])));
+    return sum / (2 * DOCUMENTS);
+}
 
 static slow_complex dpo_value(const slow_complex *p, const void *context) {
     const pair_loss *l = (const pair_loss *)context;
@@ -307,14 +330,17 @@ static slow_complex dpo_value(const slow_complex *p, const void *context) {
                                (double)text_supervised(&w),
                                (double)text_supervised(&r)};
     }
-    return slow_preference_mean(l->loss, &l->how, l->nll, DOCUMENTS, pairs);
+    if (!l->loss) return kto_pairs(&l->how, pairs);
+    if (!l->nll_tokens) return slow_preference_mean(l->loss, &l->how, l->nll, DOCUMENTS, pairs);
+    return slow_preference_mean(l->loss, &l->how, 0, DOCUMENTS, pairs) +
+           l->nll * slow_chosen_nll_tokens(DOCUMENTS, pairs);
 }
 
 /* The reference is the model itself, or another. */
 static void test_dpo(const char *options, slow_pair_loss *value, slow_preference how,
                      double nll, bool other) {
     model m = model_new(small, NULL, 1), reference = model_new(small, NULL, other ? 2 : 1);
-    pair_loss loss = {&m, &reference, value, how, nll, false};
+    pair_loss loss = {&m, &reference, value, how, nll, false, strstr(options, "trl") != NULL};
     char line[1024];
     run x;
     model_write(&m, FOLDER "/model", "");
@@ -352,6 +378,19 @@ static void test_dpo_all(void) {
                   HOW(.gamma = 0.9), 0, false));
     TEST(test_dpo("--beta 0.37 --pref_loss simpo --label_smoothing 0.15", slow_simpo,
                   HOW(.gamma = 0.5, .label_smoothing = 0.15), 0, false));
+    TEST(test_dpo("--beta 0.37 --pref_loss robust --label_smoothing 0.2", slow_dpo_robust,
+                  HOW(.label_smoothing = 0.2), 0, true));
+    TEST(test_dpo("--beta 0.37 --pref_loss kto_pair", NULL, HOW(), 0, true));
+    TEST(test_dpo("--beta 0.37 --pref_loss kto_pair " SPLIT, NULL, HOW(), 0, true));
+    TEST(test_dpo("--beta 0.37 --pref_loss kto_pair " PACKED, NULL, HOW(), 0, false));
+#define BY "--beta 0.37 --loss_definition "
+    TEST(test_dpo(BY "openrlhf --ipo", slow_ipo, HOW(), 0, true));
+    TEST(test_dpo(BY "trl --ipo", slow_ipo_mean, HOW(), 0, true));
+    TEST(test_dpo(BY "llamafactory --pref_loss ipo " SPLIT, slow_ipo_mean, HOW(), 0, true));
+    TEST(test_dpo(BY "openrlhf --nll_loss_coef 0.7", slow_dpo_sigmoid, HOW(), 0.7, true));
+    TEST(test_dpo(BY "llamafactory --nll_loss_coef 0.7", slow_dpo_sigmoid, HOW(), 0.7, true));
+    TEST(test_dpo(BY "trl --nll_loss_coef 0.7", slow_dpo_sigmoid, HOW(), 0.7, true));
+    TEST(test_dpo(BY "trl --nll_loss_coef 0.7 " SPLIT, slow_dpo_sigmoid, HOW(), 0.7, true));
 }
 
 /* ---- reward models ---- */
@@ -679,15 +718,15 @@ enum {
 };
 
 /* Words are bytes here, with room for the id that ends a text, which is a frequent one. */
-static const slow_config tall = {.layers = 1,
-                                 .hidden = 6,
-                                 .heads = 2,
-                                 .kv_heads = 1,
-                                 .head_dim = 4,
-                                 .intermediate = 5,
-                                 .vocab = DEMO_VOCAB,
-                                 .rope_theta = 10000,
-                                 .rms_eps = 1e-5};
+static slow_config tall = {.layers = 1,
+                           .hidden = 6,
+                           .heads = 2,
+                           .kv_heads = 1,
+                           .head_dim = 4,
+                           .intermediate = 5,
+                           .vocab = DEMO_VOCAB,
+                           .rope_theta = 10000,
+                           .rms_eps = 1e-5};
 
 static text prompt_text(int64_t i) { return text_new(11 * i + 2, small.vocab, 1, 3 + i % 3); }
 static text ptx_text(int64_t i) { return text_new(17 * i + 4, small.vocab, 1, 7 + 2 * i); }
@@ -721,6 +760,10 @@ typedef struct ppo_case {
     double target, horizon, buffer, penalty, stop;
     slow_complex (*kl)(slow_complex);
     bool kl_loss, mean_only, gspo;
+    double eps, kl_limit; /* of a group's deviation; of a token's KL */
+    bool unbiased;        /* whitening */
+    int over;             /* SEQPAR_AGGREGATE_ of the policy loss, without gspo */
+    bool added_by_tokens; /* KL and entropy, whatever that is */
 } ppo_case;
 
 static const ppo_case ppo_usual = {.estimator = "gae",
@@ -738,6 +781,8 @@ static const ppo_case ppo_usual = {.estimator = "gae",
                                    .later = 1,
                                    .horizon = 10000,
                                    .stop = 1,
+                                   .eps = 1e-9,
+                                   .kl_limit = HUGE_VAL,
                                    .kl = slow_k1};
 
 /* All that is known of a rollout, token by token of what was sampled. */
@@ -779,7 +824,7 @@ static void experience_advantages(experience *e) {
         slow_group_baseline(PROMPTS, SAMPLES, e->score, shaped);
     if (is_one_of(name, "rloo")) slow_rloo(PROMPTS, SAMPLES, e->score, shaped);
     if (is_one_of(name, "group_norm"))
-        slow_group_norm(PROMPTS, SAMPLES, 1e-9, e->score, shaped);
+        slow_group_norm(PROMPTS, SAMPLES, how->eps, e->score, shaped);
     slow_shaped_rewards(&e->sequences, how->kl_loss ? 0 : how->coef, e->kl, shaped, how->low,
                         how->high, e->reward);
     if (is_one_of(name, "gae"))
@@ -790,7 +835,8 @@ static void experience_advantages(experience *e) {
     int64_t n = e->ends[TEXTS];
     double mean = slow_masked_mean(n, NULL, e->advantage);
     for (int64_t k = 0; how->mean_only && k < n; k++) e->advantage[k] -= mean;
-    if (!how->mean_only) slow_whiten(n, NULL, e->advantage, e->advantage);
+    if (how->unbiased) slow_whiten_unbiased(n, NULL, true, e->advantage, e->advantage);
+    if (!how->mean_only && !how->unbiased) slow_whiten(n, NULL, e->advantage, e->advantage);
 }
 
 /* A long text costs, and one that was cut off keeps a share, or has the number itself. */
@@ -819,7 +865,7 @@ static void experience_make(experience *e, const ppo_case *how, const rollout_se
     sampled_values(reference, reference->p, e, e->ref, NULL);
     sampled_values(critic, critic->p, e, NULL, e->value);
     for (int64_t k = 0; k < e->ends[TEXTS]; k++)
-        e->kl[k] = creal(slow_kl(how->kl, HUGE_VAL, e->old[k], e->ref[k]));
+        e->kl[k] = creal(slow_kl(how->kl, how->kl_limit, e->old[k], e->ref[k]));
     experience_advantages(e);
 }
 
@@ -842,7 +888,12 @@ static slow_complex actor_value(const slow_complex *p, const void *context) {
     for (int64_t i = 0; i < TEXTS; i++) {
         const text *t = &e->rollout->texts[i];
         /* GSPO's means are over texts, with all that is added */
-        double n = (double)(how->gspo ? TEXTS * (e->ends[i + 1] - e->ends[i]) : e->ends[TEXTS]);
+        double own = (double)(e->ends[i + 1] - e->ends[i]), all = (double)e->ends[TEXTS];
+        double n = how->gspo                                         ? TEXTS * own
+                   : how->over == SEQPAR_AGGREGATE_SEQUENCE_MEAN     ? TEXTS * (own + 1e-8)
+                   : how->over == SEQPAR_AGGREGATE_SEQUENCE_SUM_NORM ? TEXTS * LONGEST
+                                                                     : all;
+        double added = how->added_by_tokens ? all : n;
         slow_complex of[2][MOST_TOKENS];
         text_values(&tall, p, t, how->temperature, of[0], of[1], NULL);
         first[i] = e->advantage[e->ends[i]];
@@ -850,8 +901,8 @@ static slow_complex actor_value(const slow_complex *p, const void *context) {
             int64_t at = t->prompt - 1 + k - e->ends[i];
             logp[k] = of[0][at];
             policy += slow_ppo_policy(&how->clip, logp[k], e->old[k], e->advantage[k]) / n;
-            entropy += of[1][at] / n;
-            kl += slow_kl(how->kl, HUGE_VAL, logp[k], e->ref[k]) / n;
+            entropy += of[1][at] / added;
+            kl += slow_kl(how->kl, how->kl_limit, logp[k], e->ref[k]) / added;
         }
     }
     if (how->gspo) policy = slow_gspo(&how->clip, &e->sequences, logp, e->old, first);
@@ -1053,8 +1104,8 @@ static void test_ppo_all(void) {
     ppo_case u = ppo_usual;
 #define CASE(options_, change) (u = ppo_usual, u.options = options_, change, test_ppo(u))
     TEST(CASE("", u.updates = 2));
-    TEST(CASE("--world_size 2 --gradient_accumulation_steps 2 --micro_train_batch_size 2",
-              u.updates = 2));
+#define PPO_SPLIT "--world_size 2 --gradient_accumulation_steps 2 --micro_train_batch_size 2"
+    TEST(CASE(PPO_SPLIT, u.updates = 2));
     TEST(CASE("--data_parallel_size 2 --packing_samples --pack_len 30", u.updates = 2));
     TEST(CASE("--gamma 0.8 --lambd 0.6", (u.gamma = .8, u.lambda = .6)));
     TEST(CASE("--init_kl_coef 0.3", u.coef = .3));
@@ -1095,6 +1146,20 @@ static void test_ppo_all(void) {
     TEST(CASE("--advantage_estimator dr_grpo", u.estimator = "dr_grpo"));
     TEST(CASE("--advantage_estimator group_norm --policy_loss_type gspo --init_kl_coef 0",
               (u.estimator = "group_norm", u.coef = 0, u.gspo = true, u.updates = 2)));
+#define TRL "--loss_definition trl --advantage_estimator "
+    TEST(CASE(TRL "group_norm", (u.estimator = "group_norm", u.eps = 1e-4, u.updates = 2)));
+    TEST(CASE(TRL "dr_grpo --init_kl_coef 0.3 --use_kl_loss --kl_estimator k3",
+              (u.estimator = "dr_grpo", u.over = SEQPAR_AGGREGATE_SEQUENCE_SUM_NORM,
+               u.coef = .3, u.kl = slow_k3, u.kl_loss = true, u.updates = 2)));
+    TEST(CASE(TRL "gae", (u.unbiased = true, u.updates = 2)));
+    tall.untaught = prompt_text(0).ids[0] + 1; /* of actor and critic */
+    TEST(CASE(TRL "gae --gamma 1", (u.unbiased = true, u.updates = 2)));
+    tall.untaught = 0;
+    TEST(CASE("--loss_definition llamafactory " PPO_SPLIT, (u.unbiased = true, u.updates = 2)));
+    TEST(CASE("--loss_definition openrlhf --loss_agg_mode seq-mean-token-mean --init_kl_coef "
+              "0.3 --use_kl_loss --entropy_loss_coef 0.2",
+              (u.over = SEQPAR_AGGREGATE_SEQUENCE_MEAN, u.coef = .3, u.kl_loss = true,
+               u.entropy = .2, u.kl_limit = 10, u.added_by_tokens = true, u.updates = 2)));
     TEST(test_freezing(0, 1, true));
     TEST(test_freezing(1, 1, false));
     TEST(test_freezing(1, 2, true));

@@ -364,6 +364,89 @@ static void test_long_documents(void) {
     test_end("options_long_documents");
 }
 
+/* ---- whose definition of the loss ---- */
+
+/* By the trainer's own check before data is read. */
+static int prepare(int tool, const char *line) {
+    return parse(tool, line)
+               ? -1
+               : (demo_settle_definition(&x.job),
+                  x.job.objective->prepare ? x.job.objective->prepare(&x.job, &x.error) : 0);
+}
+
+static void test_definitions(void) {
+    static const struct {
+        const char *line, *name;
+    } cases[] = {{"", "seqpar"},
+                 {"--from openrlhf", "openrlhf"},
+                 {"--from 360lf", "llamafactory"},
+                 {"--from axolotl", "trl"},
+                 {"--from axolotl --loss_definition llamafactory", "llamafactory"},
+                 {"--from openrlhf --loss_definition seqpar", "seqpar"},
+                 {"--cutoff_len 9", "seqpar"},
+                 {"--loss_definition trl", "trl"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_expect(!prepare(SFT, cases[i].line), "%s", x.error.text);
+        test_expect(!strcmp(x.job.config.loss_definition, cases[i].name), "%s: %s",
+                    cases[i].line, x.job.config.loss_definition);
+    }
+    test_end("options_definitions");
+}
+
+#define GROUPS "--prompt_data p --reward_pretrain r --n_samples_per_prompt 2 "
+static void test_definitions_refuse(void) {
+    static const struct {
+        int tool;
+        const char *line, *refusal; /* NULL: none */
+    } cases[] = {
+        {DPO, "--loss_definition trl --pref_loss kto_pair",
+         "--pref_loss kto_pair has no meaning in TRL 1.16.0's definition of the loss"},
+        {DPO, "--pref_loss kto_pair --nll_loss_coef 1", "--nll_loss_coef has no meaning"},
+        {DPO, "--pref_loss kto_pair --label_smoothing 0.1", "--label_smoothing has no meaning"},
+        {DPO, "--loss_definition openrlhf --pref_loss kto_pair", NULL},
+        {DPO, "--loss_definition llamafactory --pref_loss kto_pair", NULL},
+        {DPO, "--loss_definition openrlhf --pref_loss hinge", "--pref_loss hinge has no"},
+        {DPO, "--from openrlhf --pref_loss simpo", "--pref_loss simpo has no meaning"},
+        {DPO, "--loss_definition llamafactory --pref_loss robust", "--pref_loss robust has no"},
+        {DPO, "--loss_definition trl --label_smoothing 0.1", "where simpo,robust take it"},
+        {DPO, "--loss_definition trl --pref_loss robust --label_smoothing 0.1", NULL},
+        {DPO, "--loss_definition openrlhf --label_smoothing 0.1", NULL},
+        {DPO, "--loss_definition openrlhf --ipo --label_smoothing 0.1",
+         "has no meaning for ipo"},
+        {DPO, "--loss_definition llamafactory --pref_loss simpo --label_smoothing 0.1",
+         "--label_smoothing has no meaning for simpo"},
+        {DPO, "--loss_definition trl --pref_loss simpo --nll_loss_coef 1",
+         "--nll_loss_coef has no meaning for simpo"},
+        {DPO, "--loss_definition trl --ipo --nll_loss_coef 1", NULL},
+        {RM, "--loss_definition trl --loss logexp", "--loss logexp has no meaning in TRL"},
+        {RM, "--loss_definition llamafactory --margin_loss", "--margin_loss true has no"},
+        {RM, "--loss_definition trl --margin_loss", NULL},
+        {PPO, GROUPS "--loss_definition llamafactory --advantage_estimator rloo",
+         "--advantage_estimator rloo has no meaning in LLaMA-Factory 0.9.5"},
+        {PPO, GROUPS "--loss_definition trl --advantage_estimator rloo", "rloo has no meaning"},
+        {PPO, GROUPS "--loss_definition trl --advantage_estimator group_norm --dual_clip 3",
+         NULL},
+        {PPO, GROUPS "--loss_definition trl --dual_clip 3", "which has no critic"},
+        {PPO, GROUPS "--loss_definition llamafactory --dual_clip 3",
+         "--dual_clip above 0 has no"},
+        {PPO, GROUPS "--loss_definition llamafactory --policy_loss_type gspo", "gspo has no"},
+        {PPO, GROUPS "--loss_definition llamafactory --loss_agg_mode grpo",
+         "--loss_agg_mode seq-mean-token-mean has no meaning"},
+        {PPO, GROUPS "--loss_definition openrlhf --loss_agg_mode dr_grpo",
+         "--loss_agg_mode seq-mean-token-sum-norm has no meaning"},
+        {PPO, GROUPS "--loss_definition openrlhf --policy_loss_type gspo --loss_agg_mode dapo",
+         "--loss_agg_mode token-mean has no meaning beside gspo"},
+        {PPO, GROUPS "--loss_definition trl --no_advantage_std_norm", "std_norm true has no"},
+        {PPO, GROUPS "--loss_definition openrlhf --no_advantage_std_norm", NULL}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = prepare(cases[i].tool, cases[i].line);
+        test_expect(wrong ? cases[i].refusal && strstr(x.error.text, cases[i].refusal) != NULL
+                          : !cases[i].refusal,
+                    "%s: %s", cases[i].line, wrong ? x.error.text : "accepted");
+    }
+    test_end("options_definitions_refuse");
+}
+
 /* LLaMA-Factory's infer_seqlen: (prompt, response, cutoff) and what is kept of both. */
 static void test_shares(void) {
     static const int64_t cases[][5] = {
@@ -426,6 +509,8 @@ int main(int argc, char **argv) {
     TEST(test_placement());
     TEST(test_meanings());
     TEST(test_long_documents());
+    TEST(test_definitions());
+    TEST(test_definitions_refuse());
     TEST(test_shares());
     TEST(test_mixing());
     return test_summary();

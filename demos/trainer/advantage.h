@@ -4,7 +4,7 @@
 #ifndef DEMO_ADVANTAGE_H
 #define DEMO_ADVANTAGE_H
 #include <math.h>
-#include "seqpar.h"
+#include "definitions.h"
 
 /* As in seqpar.h: the compiler fuses no product with a sum. */
 #if defined(__clang__)
@@ -85,15 +85,16 @@ static inline seqpar_status group_advantages(seqpar_error *error, double *advant
     return SEQPAR_OK;
 }
 
-/* x (count) to mean 0 and population variance 1, over all tokens of the rollout at once: (x
-   - mean) / sqrt(max(var, 1e-8)); mean_only leaves the variance. */
-static inline void whiten(double *x, int64_t count, int mean_only) {
-    double mean = seqpar_mean(x, count), square = 0, variance;
+/* x (count) to mean 0 and variance 1, over all tokens of the rollout at once. WHITEN_POPULATION:
+   (x - mean) / sqrt(max(var, 1e-8)), var over count (OpenRLHF); _UNBIASED: / sqrt(var + 1e-8),
+   var over count - 1 (TRL); _MEAN_ONLY leaves the variance. */
+static inline void whiten(double *x, int64_t count, int how) {
+    double mean = seqpar_mean(x, count), square = 0, variance, scale = 1.0;
     for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);
-    variance = square / (double)count;
-    for (int64_t i = 0; i < count; i++)
-        x[i] = (x[i] - mean) *
-               (mean_only ? 1.0 : 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance));
+    variance = square / (double)(how == WHITEN_UNBIASED ? count - 1 : count);
+    if (how == WHITEN_POPULATION) scale = 1.0 / sqrt(variance < 1e-8 ? 1e-8 : variance);
+    if (how == WHITEN_UNBIASED) scale = 1.0 / sqrt(variance + 1e-8);
+    for (int64_t i = 0; i < count; i++) x[i] = (x[i] - mean) * scale;
 }
 
 #if !defined(__clang__) && defined(__GNUC__)

@@ -10,7 +10,7 @@ typedef struct {
     const char *pretrain, *save_path, *ckpt_path, *metrics_path, *lr_scheduler, *optim, *device;
     const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
-    const char *from, *bf16, *eval_strategy, *dataset_probs;
+    const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     int long_documents; /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
@@ -38,6 +38,13 @@ typedef struct {
      NULL, \
      "whose defaults and definitions hold; without it those of the spellings that are typed", \
      DEMO_ANY}, \
+        {"loss_definition", \
+         &(c).loss_definition, \
+         DEMO_STRING, \
+         NULL, \
+         "whose definition of the loss holds where they differ (verify/pages/DEFINITIONS.md); " \
+         "without it that of --from (axolotl's is TRL's), or seqpar's", \
+         DEMO_ANY}, \
         {"dataset", \
          &(c).dataset, \
          DEMO_STRING, \

@@ -8,6 +8,7 @@
 #include "average.h"
 #include "config.h"
 #include "data.h"
+#include "definitions.h"
 #include "experts.h"
 #include "logs.h"
 #include "progress.h"
@@ -52,6 +53,7 @@ typedef struct {
     uint64_t data;    /* digest of what is trained on */
     demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
+    int64_t untaught; /* as in seqpar_llama_run */
     int layout, schedule, lr_kind;
     double temperature; /* of log-probs; 0: 1 */
     /* rows at a time where there are no gradients; 0: micro_train_batch_size */
@@ -116,7 +118,9 @@ typedef struct demo_window {
     int64_t *leaf;
     double *value;
     seqpar_segments seen; /* unit objectives: columns of the units this rank answers for */
-    double statistic;     /* of the whole window, taken before its rows: KTO's KL */
+    /* of the whole window, taken before its rows: KTO's KL, DPO's chosen tokens a pair */
+    double statistic;
+    demo_kto_means means; /* the same of kto_pair */
     /* (documents) sums of the reference's log-probs, taken beforehand; NULL: it is asked in
        the step */
     const double *reference;
@@ -167,6 +171,8 @@ struct demo_objective {
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
     /* what a group of ranks is for; of a run in groups */
     void (*group_name)(const demo_job *job, int group, char text[64]);
+    /* which loss it is, where a program's definition was asked for; NULL: just its name */
+    void (*loss_text)(const demo_job *job, char *text, size_t size);
 };
 
 /* ---- from options to a job ---- */
@@ -570,6 +576,9 @@ static int demo_job_model(demo_job *job, demo_error *error) {
                          "head has no dimension; lower the heads, or give --head_dim",
                          (long long)c->hidden_size, (long long)c->num_attention_heads);
     if (job->score) job->model.score = *job->score;
+    job->untaught = demo_definition_of(job)->padding
+                        ? demo_untaught(c->pretrain, job->model.vocab)
+                        : 0;
     return demo_strides_divide(job, error) || demo_job_memory(job, error) ? -1 : 0;
 }
 
@@ -708,6 +717,7 @@ static void demo_job_steps(demo_job *job) {
 
 /* All that is known before data is read. */
 static int demo_job_settle(demo_job *job, demo_error *error) {
+    demo_settle_definition(job);
     if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
     demo_settle_truncation(job);
     return demo_settle_types(job, error) || demo_settle_rates(job, error) ||

@@ -100,33 +100,12 @@ static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, de
     return demo_window_open(r, mismatched, 1, 0);
 }
 
-static seqpar_status demo_mismatched_rows(demo_rank *r, demo_window *w, int64_t first,
-                                          int64_t count, int64_t micro) {
-    const seqpar_row *rows = w->batch.row + first;
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
-    (void)micro;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *live = (double *)demo_room(b.tokens + 1, sizeof *live);
-    if (!status)
-        status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen,
-                                     live);
-    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
-    free(live);
-    return status;
-}
-
 static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
     int64_t n = mismatched->units;
-    double *sums = (double *)demo_room(n * (SUMS + 1), sizeof *sums), *h = sums + n * SUMS;
-    seqpar_status status = demo_window_values(r, mismatched, demo_mismatched_rows);
-    mismatched->seen.width = SUMS;
-    if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &mismatched->seen);
-    demo_use_stored(mismatched, sums);
-    if (!status) status = demo_sums_finite(r, mismatched, sums);
-    for (int64_t i = 0; i < n; i++) h[i] = sums[i * SUMS + LOGP] - sums[i * SUMS + REF_LOGP];
+    double *h = (double *)demo_room(n + 1, sizeof *h);
+    seqpar_status status = demo_window_ratios(r, mismatched, h);
     *kl = seqpar_kto_kl(h, n);
-    free(sums);
+    free(h);
     return status;
 }
 

@@ -688,6 +688,20 @@ static inline int64_t demo_config_positions(const char *folder) {
     return (int64_t)positions;
 }
 
+/* The id of padding + 1, as seqpar_llama_run.untaught wants it; 0: the config names none that
+   has a row. transformers makes it torch's padding_idx when it opens the model, where a negative
+   one counts from the last row. */
+static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
+    char path[4352];
+    seqpar_error ignored = {0};
+    cJSON *json = folder ? demo_config_open(folder, path, sizeof path, &ignored) : NULL;
+    const cJSON *pad = cJSON_GetObjectItemCaseSensitive(json, "pad_token_id");
+    int64_t id = cJSON_IsNumber(pad) ? pad->valueint : vocab;
+    cJSON_Delete(json);
+    if (id < 0) id += vocab;
+    return id >= 0 && id < vocab ? id + 1 : 0;
+}
+
 /* Whether the config says that texts end in other ids than `id`: a number, or a list of them.
    *said: the first of them. */
 static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, int64_t *said) {

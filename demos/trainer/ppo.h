@@ -328,7 +328,10 @@ static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
     snprintf(p->critic_source, sizeof p->critic_source, "%s", folder ? folder : "");
     r->critic_source = folder ? p->critic_source : r->job->config.pretrain;
-    return demo_open_scorer(r, &p->critic, folder, false);
+    seqpar_status status = demo_open_scorer(r, &p->critic, folder, false);
+    if (!status && demo_definition_of(r->job)->padding)
+        p->critic_untaught = demo_untaught(r->critic_source, p->critic.config.vocab);
+    return status;
 }
 
 /* The reward models; without another wish the critic begins as the first. */
@@ -634,5 +637,6 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .walk = demo_ppo_walk,
                                                   .save = demo_ppo_save,
                                                   .load_state = demo_ppo_load_state,
-                                                  .group_name = demo_ppo_group_name};
+                                                  .group_name = demo_ppo_group_name,
+                                                  .loss_text = demo_ppo_text};
 #endif

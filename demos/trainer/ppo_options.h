@@ -13,7 +13,7 @@
 typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
     const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
-    const char *policy_loss_type, *pretrain_data, *pretrain_data_probs;
+    const char *policy_loss_type, *loss_agg_mode, *pretrain_data, *pretrain_data_probs;
     bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
         dynamic_filtering, save_value_network, ref_offload, ref_reward_offload;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
@@ -279,6 +279,14 @@ typedef struct {
          "ppo", \
          "ppo: a ratio for every token; gspo: one for the whole text, and a mean over texts", \
          DEMO_ANY}, \
+        {"loss_agg_mode", \
+         &(p).loss_agg_mode, \
+         DEMO_STRING, \
+         NULL, \
+         "what the policy loss is a mean over: tokens of the step, or texts and their tokens; " \
+         "or texts, and the tokens of generate_max_len (Dr. GRPO). Without it as the loss has " \
+         "it: tokens, gspo texts", \
+         DEMO_ANY}, \
         {"eps_clip",   &(p).eps_clip, DEMO_FLOAT, "0.2", "the ratio is clipped to 1 +- this", \
          DEMO_ABOVE(0)}, \
         {"eps_clip_low_high", \
@@ -291,7 +299,8 @@ typedef struct {
          &(p).dual_clip, \
          DEMO_FLOAT, \
          "0", \
-         "bound on the ratio where the advantage is negative; 0: none", \
+         "bound on the ratio where the advantage is negative; 0: none. TRL's delta, which is one " \
+         "for any advantage", \
          DEMO_AT_LEAST(0)}, \
         {"value_clip", \
          &(p).value_clip, \
@@ -517,10 +526,74 @@ static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* What the definition of the loss knows. */
+static int demo_ppo_defined(const demo_job *job, demo_error *error) {
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
+    const demo_definition *by = demo_definition_of(job);
+    bool grouped = strcmp(p->advantage_estimator, "gae");
+    const struct {
+        const char *list, *option, *value;
+    } asked[] = {
+        {by->estimators, "advantage_estimator", p->advantage_estimator},
+        {by->policies, "policy_loss_type", p->policy_loss_type},
+        {by->means, "loss_agg_mode", p->loss_agg_mode},
+        {by->bounded ? "above 0" : "", "dual_clip", p->dual_clip > 0 ? "above 0" : NULL},
+        {by->centers_only ? "true" : "", "no_advantage_std_norm",
+         p->no_advantage_std_norm ? "true" : NULL}};
+    for (size_t i = 0; i < sizeof asked / sizeof *asked; i++)
+        if (asked[i].value &&
+            demo_definition_has(job, asked[i].list, asked[i].option, asked[i].value, error))
+            return -1;
+    if (by == &demo_definitions[DEMO_DEFINED_OPENRLHF] && p->loss_agg_mode &&
+        !strcmp(p->policy_loss_type, "gspo") && strcmp(p->loss_agg_mode, "seq-mean-token-mean"))
+        return demo_fail(error,
+                         "--loss_agg_mode %s has no meaning beside gspo in OpenRLHF's "
+                         "definition, which is a mean over texts; leave it out",
+                         p->loss_agg_mode);
+    /* its trainer with a critic is another one */
+    if (by == &demo_definitions[DEMO_DEFINED_TRL] && !grouped &&
+        (p->dual_clip > 0 || p->loss_agg_mode || strcmp(p->policy_loss_type, "ppo")))
+        return demo_fail(error,
+                         "dual_clip, loss_agg_mode and policy_loss_type gspo are of TRL's "
+                         "GRPO, which has no critic; leave them out, or give "
+                         "--advantage_estimator group_norm");
+    return 0;
+}
+
+static bool demo_is_gspo(const demo_ppo_config *p) {
+    return !strcmp(p->policy_loss_type, "gspo");
+}
+
+static void demo_ppo_text(const demo_job *job, char *text, size_t size) {
+    static const char *const over[] = {"the step's tokens", "texts and their tokens", "texts",
+                                       "texts and generate_max_len"};
+    const demo_ppo_config *p = (const demo_ppo_config *)job->options;
+    const demo_definition *by = demo_definition_of(job);
+    bool gspo = demo_is_gspo(p);
+    int mean = demo_defined_mean(by, p->loss_agg_mode, gspo, p->advantage_estimator);
+    size_t used = (size_t)snprintf(
+        text, size, "%s, a mean over %s, log-ratios %s", p->policy_loss_type, over[mean],
+        (gspo ? by->uncut_gspo : by->uncut) ? "not cut" : "cut at +-20");
+    if (p->dual_clip > 0)
+        used += (size_t)snprintf(text + used, size - used, ", ratios bounded by %g for %s",
+                                 p->dual_clip,
+                                 by->both_signs ? "any advantage" : "negative advantages");
+    if (!strcmp(p->advantage_estimator, "group_norm"))
+        used += (size_t)snprintf(text + used, size - used, ", by a group's deviation + %g",
+                                 by->group_eps);
+    if (demo_list_has("gae,reinforce,reinforce_baseline", p->advantage_estimator) &&
+        !p->no_advantage_std_norm)
+        used += (size_t)snprintf(text + used, size - used, ", advantages whitened over %s",
+                                 by->whiten == WHITEN_UNBIASED ? "n - 1" : "n");
+    if (by->kl_limit > 0)
+        snprintf(text + used, size - used, ", KL of a token within +-%g", by->kl_limit);
+}
+
 static int demo_ppo_prepare(demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     if (!job->config.dataset) return demo_fail(error, "no prompts; give --prompt_data FILE");
     bool tokens = demo_is_token_file(job->config.dataset);
+    if (demo_ppo_defined(job, error)) return -1;
     if (demo_ppo_rewards_check(p, tokens, error) || demo_ppo_groups_check(p, error) ||
         demo_ppo_models_check(job, error))
         return -1;

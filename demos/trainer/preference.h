@@ -57,7 +57,9 @@ typedef struct {
          DEMO_AT_LEAST(0)}, \
     { \
         "nll_loss_coef", &(p).nll_loss_coef, DEMO_FLOAT, "0", \
-            "mixes in the chosen response's mean negative log-prob", DEMO_AT_LEAST(0) \
+            "mixes in the chosen response's mean negative log-prob (TRL: the mean over all " \
+            "chosen tokens)", \
+            DEMO_AT_LEAST(0) \
     }
 
 #define DEMO_RM_BINDINGS(p) \
@@ -80,6 +82,17 @@ typedef struct {
         "value_head_prefix", &(p).value_head_prefix, DEMO_STRING, "score", \
             "name of the head: score gives the tensor score.weight", DEMO_ANY \
     }
+
+/* Is it one of those that the program has? 0, or -1 with one sentence. */
+static int demo_definition_has(const demo_job *job, const char *list, const char *option,
+                               const char *value, demo_error *error) {
+    const demo_definition *by = demo_definition_of(job);
+    if (demo_list_has(list, value)) return 0;
+    return demo_fail(error,
+                     "--%s %s has no meaning in %s's definition of the loss, which knows %s; "
+                     "leave it out, or give another --loss_definition than %s",
+                     option, value, by->releases, *list ? list : "none", by->name);
+}
 
 /* ---- data: two documents a pair ---- */
 
@@ -301,41 +314,91 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
     return status;
 }
 
+/* Sums of a window's responses, whose documents are all seen before any loss is. */
+static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                    int64_t micro) {
+    const seqpar_row *rows = w->batch.row + first;
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    (void)micro;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
+    double *live = (double *)demo_room(b.tokens + 1, sizeof *live);
+    if (!status)
+        status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen,
+                                     live);
+    seqpar_llama_close_batch(&r->ctx, &r->model, &b);
+    free(live);
+    return status;
+}
+
+/* Log-ratios h to the reference of all documents of an open window, known to all ranks. */
+static seqpar_status demo_window_ratios(demo_rank *r, demo_window *w, double *h) {
+    int64_t n = arrlen(w->which);
+    double *sums = (double *)demo_room(n * SUMS + 1, sizeof *sums);
+    seqpar_status status = demo_window_values(r, w, demo_sums_rows);
+    w->seen.width = SUMS;
+    if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &w->seen);
+    demo_use_stored(w, sums);
+    if (!status) status = demo_sums_finite(r, w, sums);
+    for (int64_t i = 0; i < n; i++) h[i] = sums[i * SUMS + LOGP] - sums[i * SUMS + REF_LOGP];
+    free(sums);
+    return status;
+}
+
 /* ---- DPO ---- */
 
 static const char *demo_preference_name(int kind) { return seqpar_preference_at(kind)->name; }
 
-static seqpar_preference_desc demo_preference_desc(const demo_preference_config *p) {
-    seqpar_preference_desc d = {.kind = p->ipo ? SEQPAR_PREFERENCE_IPO
-                                               : demo_pick_named(p->pref_loss,
-                                                                 demo_preference_name,
-                                                                 SEQPAR_PREFERENCE_COUNT),
+static const char *demo_pair_loss(const demo_preference_config *p) {
+    return p->ipo ? "ipo" : p->pref_loss;
+}
+
+/* The one loss that is not of a pair alone, and not in seqpar.h. */
+static bool demo_is_kto_pair(const demo_preference_config *p) {
+    return !strcmp(demo_pair_loss(p), "kto_pair");
+}
+
+/* chosen_mean: as in demo_defined_pair. */
+static seqpar_preference_desc demo_preference_desc(const demo_job *job, double chosen_mean) {
+    const demo_preference_config *p = (const demo_preference_config *)job->options;
+    seqpar_preference_desc d = {.kind = demo_pick_named(demo_pair_loss(p), demo_preference_name,
+                                                        SEQPAR_PREFERENCE_COUNT),
                                 .beta = p->beta,
                                 .label_smoothing = p->label_smoothing,
                                 .gamma = p->simpo_gamma,
                                 .nll_coef = p->nll_loss_coef};
+    demo_defined_pair(demo_definition_of(job), &d, chosen_mean);
     return d;
 }
 
-static int demo_has_reference(const demo_preference_config *p) {
-    return seqpar_preference_at(demo_preference_desc(p).kind)->reference;
+static int demo_has_reference(const demo_job *job) {
+    return demo_is_kto_pair((const demo_preference_config *)job->options) ||
+           seqpar_preference_at(demo_preference_desc(job, 0).kind)->reference;
+}
+
+static seqpar_status demo_pair_of(demo_rank *r, const demo_window *w, const double *chosen,
+                                  const double *rejected, seqpar_pair_result *result) {
+    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
+    seqpar_preference_desc desc = demo_preference_desc(r->job, w->statistic);
+    seqpar_preference pair = {
+        chosen[LOGP],       rejected[LOGP],          chosen[REF_LOGP],
+        rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
+    if (!demo_is_kto_pair(p)) return seqpar_preference_loss(r->ctx.error, result, &pair, &desc);
+    *result = demo_kto_pair(pair.chosen - pair.ref_chosen, pair.rejected - pair.ref_rejected,
+                            p->beta, &w->means);
+    return SEQPAR_OK;
 }
 
 /* Loss of every pair in the rows; dsum (documents) becomes its derivative with respect to
    the sums. */
 static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_row *rows,
                                     int64_t count, const double *sums, double *dsum) {
-    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
-    seqpar_preference_desc desc = demo_preference_desc(p);
     seqpar_status status = SEQPAR_OK;
     for (int64_t row = 0, doc = 0, unit;
          !status && (unit = demo_next_unit(rows, count, 2, &row, &doc)) >= 0;) {
-        const double *chosen = sums + 2 * unit * SUMS, *rejected = chosen + SUMS;
-        seqpar_preference pair = {
-            chosen[LOGP],       rejected[LOGP],          chosen[REF_LOGP],
-            rejected[REF_LOGP], (int64_t)chosen[TOKENS], (int64_t)rejected[TOKENS]};
+        const double *chosen = sums + 2 * unit * SUMS;
         seqpar_pair_result result;
-        status = seqpar_preference_loss(r->ctx.error, &result, &pair, &desc);
+        status = demo_pair_of(r, w, chosen, chosen + SUMS, &result);
         if (!status) status = demo_pair_seen(r, w, unit, &result);
         dsum[2 * unit] = result.dchosen;
         dsum[2 * unit + 1] = result.drejected;
@@ -368,20 +431,84 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
 
 static seqpar_status demo_dpo_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                    int64_t micro) {
-    return demo_response_rows(
-        r, w, first, count, micro,
-        !demo_has_reference((const demo_preference_config *)r->job->options), demo_dpo_pairs);
+    return demo_response_rows(r, w, first, count, micro, !demo_has_reference(r->job),
+                              demo_dpo_pairs);
 }
 
 static seqpar_status demo_dpo_open(demo_rank *r) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
-    if (!demo_has_reference(p)) return SEQPAR_OK;
+    if (!demo_has_reference(r->job)) return SEQPAR_OK;
     seqpar_status status = demo_reference_open(r, p->ref_pretrain, p->ref_offload);
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
 
+/* The chosen responses' tokens that are learnt, by the pairs they are of. */
+static double demo_chosen_mean(const demo_window *w) {
+    double tokens = 0;
+    for (int64_t i = 0; i < arrlen(w->which); i += 2) {
+        const demo_document *d = &w->set->documents[w->which[i]];
+        tokens += (double)demo_supervised(d) - (d->tokens ? d->loss_mask[0] : 0);
+    }
+    return tokens / (double)w->units;
+}
+
+/* A pass of its own over the pairs of the step, as all of them have a part in each mean. */
+static seqpar_status demo_kto_pair_before(demo_rank *r, demo_window *w) {
+    const demo_preference_config *p = (const demo_preference_config *)r->job->options;
+    demo_window all = {.set = w->set, .reference = w->reference};
+    int64_t n = w->units;
+    double *h = (double *)demo_room(6 * n + 1, sizeof *h), *chosen = h + 2 * n,
+           *rejected = chosen + n;
+    for (int64_t i = 0; i < 2 * n; i++) arrput(all.which, w->which[i]);
+    seqpar_status status = demo_window_open(r, &all, 2, 0);
+    if (!status) status = demo_window_ratios(r, &all, h);
+    for (int64_t i = 0; i < n; i++) chosen[i] = h[2 * i], rejected[i] = h[2 * i + 1];
+    if (!status) w->means = demo_kto_means_of(chosen, rejected, n, p->beta, rejected + n);
+    demo_window_close(&all);
+    free(h);
+    return status;
+}
+
 static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
-    return w->reference = demo_stored_sums(r, w, 0), SEQPAR_OK;
+    w->reference = demo_stored_sums(r, w, 0);
+    w->statistic = demo_chosen_mean(w);
+    return demo_is_kto_pair((const demo_preference_config *)r->job->options)
+               ? demo_kto_pair_before(r, w)
+               : SEQPAR_OK;
+}
+
+/* What a program's definition makes of the options. */
+static void demo_dpo_text(const demo_job *job, char *text, size_t size) {
+    const demo_preference_config *p = (const demo_preference_config *)job->options;
+    seqpar_preference_desc d = demo_preference_desc(job, 1);
+    const char *name = demo_pair_loss(p);
+    bool means = d.length_normalized || !strcmp(name, "simpo");
+    size_t used = (size_t)snprintf(text, size, "%s%s", name,
+                                   demo_is_kto_pair(p) ? ", means of all pairs of the step"
+                                   : means             ? " by per-token means"
+                                                       : " by sums");
+    if (p->label_smoothing > 0)
+        used += (size_t)snprintf(text + used, size - used, ", label smoothing %g",
+                                 p->label_smoothing);
+    if (p->nll_loss_coef > 0)
+        snprintf(text + used, size - used, ", with the NLL %s",
+                 d.nll_tokens > 0 ? "of a chosen token of the step"
+                                  : "of a chosen response's token");
+}
+
+static int demo_dpo_defined(const demo_job *job, demo_error *error) {
+    const demo_preference_config *p = (const demo_preference_config *)job->options;
+    const demo_definition *by = demo_definition_of(job);
+    const char *name = demo_pair_loss(p), *had = p->label_smoothing > 0 ? by->smoothed : NULL;
+    const char *option = had ? "label_smoothing" : "nll_loss_coef";
+    if (demo_definition_has(job, by->pairs, "pref_loss", name, error)) return -1;
+    if (had && demo_list_has(had, name)) had = NULL, option = "nll_loss_coef";
+    if (!had && p->nll_loss_coef > 0 && !demo_list_has(by->with_nll, name)) had = by->with_nll;
+    if (!had) return 0;
+    return demo_fail(error,
+                     "--%s has no meaning for %s in %s's definition of the loss, where %s take "
+                     "it; set it to 0, or give another --pref_loss",
+                     option, name, by->releases, had);
 }
 
 /* Options that do not go together are refused before anything is read. */
@@ -391,7 +518,8 @@ static int demo_dpo_prepare(demo_job *job, demo_error *error) {
         return demo_fail(error,
                          "--ipo and --pref_loss %s are two losses; leave out one of them",
                          p->pref_loss);
-    if (!demo_has_reference(p) && (p->ref_pretrain || p->precompute_ref))
+    if (demo_dpo_defined(job, error)) return -1;
+    if (!demo_has_reference(job) && (p->ref_pretrain || p->precompute_ref))
         return demo_fail(error, "pref_loss %s has no reference model; leave out --%s",
                          p->pref_loss, p->ref_pretrain ? "ref_pretrain" : "precompute_ref");
     return 0;
@@ -413,7 +541,8 @@ static const demo_objective demo_dpo = {
     .digest = demo_pairs_digest,
     .rows = demo_dpo_rows,
     .total = demo_units_total,
-    .prepare = demo_dpo_prepare};
+    .prepare = demo_dpo_prepare,
+    .loss_text = demo_dpo_text};
 
 /* ---- reward model: the score of a response's last token ---- */
 
@@ -490,6 +619,11 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
 
 static int demo_rm_prepare(demo_job *job, demo_error *error) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
+    const demo_definition *by = demo_definition_of(job);
+    if (demo_definition_has(job, by->rewards, "loss", p->loss, error)) return -1;
+    if (p->margin_loss &&
+        demo_definition_has(job, by->margins ? "true" : "", "margin_loss", "true", error))
+        return -1;
     if (p->margin_loss && !strcmp(p->loss, "logexp"))
         return demo_fail(error,
                          "--loss logexp knows no margins; leave out --margin_loss or take "

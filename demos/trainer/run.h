@@ -459,9 +459,10 @@ static const char demo_free_options[] =
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
     "print_prepare";
 /* Without these the rows of the steps to come, or what was kept of those before, would not
-   fit. */
+   fit, or the steps to come would have another loss. */
 static const char demo_fixed_options[] =
-    "pack_len,packing_samples,optim,rollout_batch_size,n_samples_per_prompt";
+    "pack_len,packing_samples,optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
+    "loss_agg_mode";
 
 /* The shortest text that is read back as this number. */
 static void demo_number_text(char *text, size_t size, double value) {
@@ -515,6 +516,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         const char *there = seqpar_safetensors_metadata(file, notes[i].key);
         const char *name = notes[i].key + 7;
         size_t used = strlen(others);
+        if (!there && !strcmp(name, "loss_definition")) there = "seqpar"; /* all of 0.3.0 */
         if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
             continue;
         if (demo_list_has(demo_fixed_options, name) || demo_list_has(fixed, name))

@@ -23,6 +23,35 @@ static int demo_job_from(const demo_job *job, const char *name) {
                        : DEMO_FROM_NONE;
 }
 
+/* ---- whose loss: what differs is in definitions.h ---- */
+
+/* axolotl trains by TRL's classes. */
+static void demo_settle_definition(demo_job *job) {
+    demo_config *c = &job->config;
+    if (!c->loss_definition && c->from)
+        c->loss_definition = strcmp(c->from, "axolotl") ? c->from : "trl";
+    if (!c->loss_definition) c->loss_definition = "seqpar";
+}
+
+static const demo_definition *demo_definition_of(const demo_job *job) {
+    return demo_defined(job->config.loss_definition);
+}
+
+static void demo_definition_say(const demo_job *job) {
+    const demo_definition *by = demo_definition_of(job);
+    char text[512];
+    snprintf(text, sizeof text, "%s", job->parsed ? job->parsed->tool : "as here");
+    if (by == &demo_definitions[DEMO_DEFINED_HERE]) return;
+    if (job->objective->loss_text) job->objective->loss_text(job, text, sizeof text);
+    fprintf(stderr, "loss: %s (%s)\n", text, by->name);
+    if (job->untaught)
+        fprintf(
+            stderr,
+            "loss: inputs teach the embedding nothing about token %lld, the pad_token_id of "
+            "--pretrain (%s)\n",
+            (long long)job->untaught - 1, by->name);
+}
+
 /* ---- a batch: documents = rows x replicas x micro-batches ---- */
 
 /* OpenRLHF is told the documents of a step; the others are told the rows of a micro-batch, and
@@ -416,6 +445,7 @@ static void demo_idle_notice(const demo_job *job) {
 }
 
 static void demo_settled_say(const demo_job *job) {
+    demo_definition_say(job);
     demo_batch_say(job);
     demo_rates_say(job);
     demo_evaluation_say(job);

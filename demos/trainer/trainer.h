@@ -137,7 +137,8 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
                             .recompute = job->config.gradient_checkpointing,
                             .ulysses_size = job->config.ulysses_size,
                             .relaxed = job->config.relaxed_attention,
-                            .temperature = job->temperature};
+                            .temperature = job->temperature,
+                            .untaught = job->untaught};
     return run;
 }
 

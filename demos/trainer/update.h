@@ -32,10 +32,10 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
     free(line);
 }
 
-static void demo_whiten_advantages(demo_rollout *o, int mean_only) {
+static void demo_whiten_advantages(demo_rollout *o, int how) {
     double *x = (double *)demo_room(o->entries, sizeof *x);
     for (int64_t i = 0; i < o->entries; i++) x[i] = o->entry[i * ENTRY + ADVANTAGE];
-    whiten(x, o->entries, mean_only);
+    whiten(x, o->entries, how);
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + ADVANTAGE] = x[i];
     free(x);
 }
@@ -49,6 +49,7 @@ static seqpar_status demo_advantages(demo_rank *r) {
     static const int groups[] = {
         -1, -1, ADVANTAGE_MEAN, ADVANTAGE_RLOO, ADVANTAGE_GRPO, ADVANTAGE_MEAN};
     const demo_ppo_config *c = demo_ppo_options(r);
+    const demo_definition *by = demo_definition_of(r->job);
     demo_ppo *p = demo_ppo_of(r);
     demo_rollout *o = &p->rollout;
     int estimator = demo_pick(c->advantage_estimator, estimators, 6);
@@ -59,7 +60,7 @@ static seqpar_status demo_advantages(demo_rank *r) {
         int64_t n = demo_text_tokens(o, i);
         for (int64_t t = 0; t < n; t++) {
             double *e = o->entry + (o->first[i] + t) * ENTRY;
-            e[KL] = seqpar_kl(e[OLD_LOGP], e[REF_LOGP_OF], kl, NULL);
+            e[KL] = demo_defined_kl(by, e[OLD_LOGP], e[REF_LOGP_OF], kl, NULL);
             o->kl[i] += e[KL] / (double)n;
         }
         scalar[i] = o->score[i];
@@ -67,11 +68,12 @@ static seqpar_status demo_advantages(demo_rank *r) {
     for (int64_t i = 0; !status && groups[estimator] >= 0 && i < o->texts;
          i += c->n_samples_per_prompt)
         status = group_advantages(r->ctx.error, scalar + i, o->score + i,
-                                  c->n_samples_per_prompt, groups[estimator], 1e-9);
+                                  c->n_samples_per_prompt, groups[estimator], by->group_eps);
     for (int64_t i = 0; !status && i < o->texts; i++)
         demo_text_advantages(r, i, scalar[i], c->use_kl_loss ? 0.0 : p->kl.coef,
                              groups[estimator] >= 0 ? 1.0 : c->gamma);
-    if (!status && estimator <= 2) demo_whiten_advantages(o, c->no_advantage_std_norm);
+    if (!status && estimator <= 2)
+        demo_whiten_advantages(o, c->no_advantage_std_norm ? WHITEN_MEAN_ONLY : by->whiten);
     free(scalar);
     return status;
 }
@@ -110,6 +112,7 @@ typedef struct {
     seqpar_llama *model;
     seqpar_optim *optim;
     seqpar_aggregate aggregate; /* over the generated tokens */
+    seqpar_aggregate added;     /* the same of KL and entropy */
     int64_t pretraining;        /* tokens of the pretraining documents */
     demo_text_loss *text;       /* (texts) GSPO's; NULL: a ratio for every token */
     double *sums;
@@ -119,10 +122,12 @@ typedef struct {
 enum { LOSS_OF, CLIPPED, ENTROPY_OF, KL_OF, PRETRAINING_LOSS }; /* columns of the means */
 
 /* 0 of eps_clip_low_high: eps_clip. */
-static seqpar_policy_desc demo_clip(const demo_ppo_config *c) {
-    return (seqpar_policy_desc){
+static seqpar_policy_desc demo_clip(const demo_job *job) {
+    const demo_ppo_config *c = (const demo_ppo_config *)job->options;
+    return demo_defined_clip(
+        demo_definition_of(job), demo_is_gspo(c),
         c->eps_clip_low_high[0] > 0 ? c->eps_clip_low_high[0] : c->eps_clip,
-        c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip};
+        c->eps_clip_low_high[1] > 0 ? c->eps_clip_low_high[1] : c->eps_clip, c->dual_clip);
 }
 
 /* GSPO (Zheng et al. 2025): the ratio is exp of the text's mean of logp - old_logp, here
@@ -147,7 +152,7 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
                                      const seqpar_row *rows, int64_t count,
                                      const demo_place *places, const double *logp) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
-    seqpar_policy_desc clip = demo_clip(demo_ppo_options(u->r));
+    seqpar_policy_desc clip = demo_clip(u->r->job);
     int64_t documents = arrlen(u->w->which);
     seqpar_segments segments = {.width = 1};
     double *change = (double *)demo_room(documents + b->tokens + 1, sizeof *change);
@@ -177,19 +182,25 @@ static void demo_policy_seed(const demo_update *u, demo_place place, double logp
     const demo_ppo_config *c = demo_ppo_options(u->r);
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     const double *e = o->entry + place.entry * ENTRY;
-    seqpar_policy_desc clip = demo_clip(c);
+    seqpar_policy_desc clip = demo_clip(u->r->job);
     seqpar_policy_result p = seqpar_policy_loss(logp, e[OLD_LOGP], e[ADVANTAGE], &clip);
     demo_text_loss own = {p.loss, p.dlogp, (double)p.clipped};
     if (u->text) own = u->text[place.text];
     double dkl = 0;
-    double kl = seqpar_kl(logp, e[REF_LOGP_OF], demo_pick(c->kl_estimator, kls, 3), &dkl);
+    double kl = demo_defined_kl(demo_definition_of(u->r->job), logp, e[REF_LOGP_OF],
+                                demo_pick(c->kl_estimator, kls, 3), &dkl);
     double coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
-    columns[LOSS_OF] = own.loss + coef * kl - c->entropy_loss_coef * entropy;
+    int64_t n = demo_text_tokens(o, place.text);
+    /* by the weight that all columns get */
+    const demo_definition *by = demo_definition_of(u->r->job);
+    double added = demo_defined_weight(by, &u->added, n) /
+                   demo_defined_weight(by, &u->aggregate, n);
+    columns[LOSS_OF] = own.loss + added * coef * kl - added * c->entropy_loss_coef * entropy;
     columns[CLIPPED] = own.clipped;
-    columns[ENTROPY_OF] = entropy;
-    columns[KL_OF] = kl;
-    seed[0] = own.slope + coef * dkl;
-    seed[1] = -c->entropy_loss_coef;
+    columns[ENTROPY_OF] = added * entropy;
+    columns[KL_OF] = added * kl;
+    seed[0] = own.slope + added * coef * dkl;
+    seed[1] = -added * c->entropy_loss_coef;
 }
 
 /* What a local token adds to the step's means, and dL by its log-prob (or value) and
@@ -212,7 +223,8 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
         seed[0] = v.dvalue;
     } else
         demo_policy_seed(u, place, x, entropy, columns, seed);
-    double weight = seqpar_token_weight(&u->aggregate, demo_text_tokens(o, place.text));
+    double weight = demo_defined_weight(demo_definition_of(u->r->job), &u->aggregate,
+                                        demo_text_tokens(o, place.text));
     for (int c = 0; c < UPDATE_COLUMNS; c++) columns[c] *= weight;
     seed[0] *= weight;
     seed[1] *= weight;
@@ -254,6 +266,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
     seqpar_llama_run run = demo_run_of(r, index);
+    if (u->model->config.score) run.untaught = demo_ppo_of(r)->critic_untaught;
     seqpar_llama_batch b = {0};
     seqpar_vocab_seeds seeds = {0};
     demo_seeds buffers = {0};
@@ -281,19 +294,25 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     return status;
 }
 
-/* What the losses are means over: GSPO's of the actor over texts, all others over tokens. */
+/* What the losses are means over: the critic's over tokens. */
 static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
-    bool gspo = !u->model->config.score &&
-                !strcmp(demo_ppo_options(u->r)->policy_loss_type, "gspo");
-    u->aggregate = (seqpar_aggregate){.kind = gspo ? SEQPAR_AGGREGATE_SEQUENCE_MEAN
-                                                   : SEQPAR_AGGREGATE_TOKEN_MEAN};
+    const demo_ppo_config *c = demo_ppo_options(u->r);
+    const demo_definition *by = demo_definition_of(u->r->job);
+    bool actor = !u->model->config.score, gspo = actor && demo_is_gspo(c);
+    u->aggregate = (seqpar_aggregate){.kind = SEQPAR_AGGREGATE_TOKEN_MEAN,
+                                      .length_max = c->generate_max_len};
+    if (actor)
+        u->aggregate.kind = demo_defined_mean(by, c->loss_agg_mode, gspo,
+                                              c->advantage_estimator);
     if (gspo) u->text = (demo_text_loss *)demo_room(o->texts, sizeof *u->text);
     for (int64_t i = 0; i < arrlen(u->w->which); i++) {
         if (u->w->which[i] >= o->texts) continue;
         u->aggregate.documents++;
         u->aggregate.tokens += demo_text_tokens(o, u->w->which[i]);
     }
+    u->added = u->aggregate;
+    if (by->added_by_tokens) u->added.kind = SEQPAR_AGGREGATE_TOKEN_MEAN;
     u->pretraining = u->w->batch.counts.supervised - u->aggregate.tokens;
 }
 
