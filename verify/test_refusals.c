@@ -730,9 +730,9 @@ static seqpar_status preference(void *call) {
 static const pair_call good_pair = {.desc = {.beta = 0.1}, .pair = {-3, -4, -3, -5, 2, 3}};
 static const limit pair_limits[] = {
     {Q(desc.kind, 0), -1, SEQPAR_ERR_OPTION,
-     "preference loss -1 is unknown; SEQPAR_PREFERENCES has 0 to 3"},
-    {Q(desc.kind, 3), 4, SEQPAR_ERR_OPTION,
-     "preference loss 4 is unknown; SEQPAR_PREFERENCES has 0 to 3"},
+     "preference loss -1 is unknown; SEQPAR_PREFERENCES has 0 to 4"},
+    {Q(desc.kind, 4), 5, SEQPAR_ERR_OPTION,
+     "preference loss 5 is unknown; SEQPAR_PREFERENCES has 0 to 4"},
     {Q(desc.beta, 1e-300), 0, SEQPAR_ERR_OPTION, "beta is 0; give more than 0, usually 0.1"},
     {Q(desc.beta, 1), NAN, SEQPAR_ERR_OPTION, "beta is nan; give more than 0, usually 0.1"},
     {Q(desc.label_smoothing, 0), -1e-300L, SEQPAR_ERR_OPTION,
