@@ -81,8 +81,9 @@ static inline int64_t runs_found(const text_runs *these, const text_runs *in) {
    the wanted ones. */
 static inline int same_texts(dump *d, dump *want, const text_runs *got,
                              const text_runs *wanted) {
-    int64_t found = runs_found(got, wanted);
+    int64_t found;
     if (got->unknown || wanted->unknown || !got->count || !wanted->count) return 0;
+    found = runs_found(got, wanted);
     if (2 * found >= got->count || 2 * runs_found(wanted, got) >= wanted->count) return 0;
     seqpar_fail(
         &want->error, SEQPAR_ERR_FILE_FORMAT,
