@@ -212,7 +212,7 @@ static void test_sensitive(void) {
 }
 
 /* An absent leaf is skipped, not added as 0: -0 stays -0, and NaN stays where it is. */
-static void test_absent(void) {
+static void test_absent_shards(void) {
     orchard o = {.count = 1, .leaf = {INT64_C(1) << 39}, .value = {-0.0}};
     fold_in_groups(&o, 1);
     o = (orchard){.count = 2, .leaf = {3, 70}, .value = {-0.0, -0.0}};
@@ -611,7 +611,7 @@ int main(int argc, char **argv) {
     test_limit(20); /* a fold that never ends is a failure */
     test_orders();
     test_sensitive();
-    test_absent();
+    test_absent_shards();
     test_bounds();
     test_same_programs();
     test_work();
