@@ -325,13 +325,13 @@ int main(void) {
 #include <stdint.h>
 
 /* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden,
-   intermediate or heads x head_dim, far beyond any model; a row has no use for more chunks.
-   All products of sizes stay below 2^63 with these. */
+   intermediate or heads x head_dim, far beyond any model. All products of sizes stay below
+   2^63 with these. */
 #define SEQPAR_MAX_TOKENS INT64_C(2147483647) /* of a row */
 #define SEQPAR_MAX_WIDTH  (INT64_C(1) << 20)
 #define SEQPAR_MAX_VOCAB  (INT64_C(1) << 24)
 #define SEQPAR_MAX_LAYERS (INT64_C(1) << 16)
-#define SEQPAR_MAX_CHUNKS (INT64_C(1) << 20) /* of a row */
+#define SEQPAR_MAX_DOCUMENTS (INT64_C(1) << 31) /* of a step */
 #define SEQPAR_MAX_RANKS  (INT64_C(1) << 12) /* that are threads of one process */
 
 /* What stands before every function. Define it to export them from a shared library. */
@@ -375,7 +375,7 @@ extern "C" {
     X(TOKEN_ID, -24, "a token id lies outside the vocabulary") \
     X(UNIT_ORDER, -25, "documents of one unit are not neighbours") \
     X(UNIT_TOO_LONG, -26, "a unit does not fit into one row") \
-    X(CHUNKS, -27, "the number of chunks is not positive or too large") \
+    X(CELL, -27, "the tokens of a cell are negative or too many") \
     X(CU_SEQLENS, -28, "cu_seqlens does not rise from 0 to the number of tokens") \
     X(ROW_ORDER, -29, "row numbers do not rise") \
     X(LAYOUT, -30, "unknown layout") \
@@ -717,42 +717,38 @@ typedef struct seqpar_document {
 } seqpar_document;
 
 typedef struct seqpar_row {
-    int64_t index;             /* number within the optimizer step: its place in every fold */
-    int64_t tokens, padded;    /* without pads; with them, which is what is cut into chunks */
-    int64_t chunks;            /* L: chunk i = [i*padded/L, (i+1)*padded/L) */
+    int64_t index;             /* number within the optimizer step; rows rise */
+    int64_t tokens;
+    int64_t cell;              /* tokens of a cell; 0: seqpar_cell_begin says how many */
     int64_t docs;              /* 0: all of the row is one document */
     const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens; NULL where docs is 0 */
-    const int32_t *ids;        /* (padded) */
-    /* (padded) id of the next token of the same document, or SEQPAR_IGNORE */
+    const int32_t *ids;        /* (tokens) */
+    /* (tokens) id of the next token of the same document, or SEQPAR_IGNORE */
     const int32_t *targets;
-    const int32_t *position_ids; /* (padded) place within the document */
-    const int64_t *doc_source;   /* (docs) which input document this is */
+    const int32_t *position_ids; /* (tokens) place within the document */
+    /* (docs) number of each document within the optimizer step: its place in every fold. Numbers
+       rise within a row and from row to row. NULL: documents are numbered by their rows */
+    const int64_t *doc_source;
     /* (docs) so many first tokens of a document are seen by all of it; NULL: none */
     const int64_t *prefix_lens;
 } seqpar_row;
 
-enum seqpar_pack_order {
-    SEQPAR_PACK_DECREASING,
-    SEQPAR_PACK_IN_ORDER,
-    SEQPAR_PACK_UNIT_PER_ROW
-};
+enum seqpar_pack_order { SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
 enum seqpar_truncation { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
 typedef struct seqpar_pack_desc {
     int64_t pack_len; /* most tokens in a row; required */
-    int64_t chunks;   /* 0: seqpar_grid_default_chunks of each row */
-    int64_t pad_to;   /* 0: no pads; else rows are padded to a multiple */
-    int order;        /* SEQPAR_PACK_*: first-fit-decreasing by default */
+    int64_t cell;     /* of the rows */
+    int order;        /* SEQPAR_PACK_*: as many units in a row as fit, in order, by default */
     int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
     /* keep units without a supervised token (a batch may then have none at all) */
     int keep_masked;
     int64_t vocab; /* 0: ids are not checked */
-    int32_t pad_id;
 } seqpar_pack_desc;
 
 typedef struct seqpar_pack_counts {
     /* input documents; left out or shortened, by reason */
     int64_t documents, zero_length, dropped, cut, masked;
-    int64_t tokens, supervised, pads; /* of the rows */
+    int64_t tokens, supervised; /* of the rows */
 } seqpar_pack_counts;
 
 typedef struct seqpar_batch {
@@ -770,32 +766,31 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
-/* The number of chunks of a row where the caller gives none: 32. Short rows have fewer, so that
-   a chunk has 16 tokens at least (one chunk below 32 tokens). Rows of more than 8,192 tokens
-   have twice, four times, ... as many, until a chunk has 256 tokens at most or there are 2,048
-   of them: planning goes through pairs of chunks. From 512 tokens on it is a power of two, so
-   that ranks whose number is one, and at most half of it, hold equally many chunks. It never
-   depends on the number of ranks. */
-SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens);
-/* The first token of a chunk: floor(chunk*padded/chunks). */
-SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk);
+/* Cells. A document is cut into cells, which begin at fixed positions of it: every `cell` tokens,
+   or where cell is 0 every 128 up to token 16,384, every 256 up to 131,072, every 512 from there
+   on. The sum over a cell is a leaf of a fold (>>fold). So a text that grows keeps its cells, and
+   neither the row it is packed into nor the number of ranks changes them.
+   The first token of a document's cell `number`; the number of the cell that has `token`. */
+SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number);
+SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token);
+/* floor(part * total / parts): where part `part` of `parts` nearly equal ones begins. */
+SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part);
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
 /* A layout is a line of this table: everything that differs between layouts stands in it or in
    the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
-     whole chunks  1: ranks hold whole chunks, and bits are equal; 0: the error rule
-     slots         a row is dealt evenly where slots x sp_size divides its chunks; a layout
-                   dealt by chunks gives a rank so many runs of them, forth and back. 0: not
-                   chunks
-     down          1: in a ring keys go to the position before, which saves bytes (>>plan) */
+     whole cells  1: ranks hold whole cells, and bits are equal; 0: the error rule
+     slots        a layout dealt by cells gives a rank so many runs of them, forth and back;
+                  of a row, or of each of its documents
+     down         1: in a ring keys go to the position before, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
-    /* name, text, whole chunks, slots, down, dealt by */ \
-    X(CONTIGUOUS, "contiguous", 1, 1, 0, chunks) \
-    X(ZIGZAG, "zigzag", 1, 2, 1, chunks) \
+    /* name, text, whole cells, slots, down, dealt by */ \
+    X(CONTIGUOUS, "contiguous", 1, 1, 0, cells) \
+    X(ZIGZAG, "zigzag", 1, 2, 1, cells) \
     X(STRIPE, "stripe", 0, 0, 0, stripe) \
-    X(ZIGZAG_DOC, "zigzag-doc", 0, 0, 1, documents)
+    X(ZIGZAG_DOC, "zigzag-doc", 1, 2, 1, documents)
 enum seqpar_layout_id {
-#define SEQPAR__X(name, text, whole_chunks, slots, down, deal) SEQPAR_LAYOUT_##name,
+#define SEQPAR__X(name, text, whole_cells, slots, down, deal) SEQPAR_LAYOUT_##name,
     SEQPAR_LAYOUTS(SEQPAR__X)
 #undef SEQPAR__X
         SEQPAR_LAYOUT_COUNT
@@ -803,21 +798,23 @@ enum seqpar_layout_id {
 
 typedef struct seqpar_layout {
     const char *name;
-    int whole_chunks, slots, down;
+    int whole_cells, slots, down;
 } seqpar_layout;
 
 /* The line of a layout; NULL: there is no such layout. */
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
 SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
-/* Tokens start, start + stride, ... (count) of one chunk, which a rank holds from its local row
-   `local` on. With stripe, where chunks^2 x sp_size is more than 2^23, a piece covers several
-   chunks, from `chunk` up to that of the rank's next piece: or planning would not end. */
+/* Tokens start, start + stride, ... (count) of one cell, which a rank holds from its local row
+   `local` on. With stripe, where a document's cells^2 x sp_size is more than 2^23, a piece covers
+   several cells of it, from `cell` up to that of the rank's next piece: or planning would not
+   end. */
 typedef struct seqpar_piece {
-    int64_t row;       /* index into the rows it was made from, */
-    int64_t row_index; /* and that row's number within the step */
-    int64_t chunk;
-    int64_t leaf; /* number in the folds over tokens: rises with row and chunk */
+    int64_t row;      /* index into the rows it was made from */
+    int64_t document; /* its number within the step, */
+    int64_t origin;   /* the row's token where it begins, */
+    int64_t cell;     /* and the number of the cell in it */
+    int64_t leaf;     /* number in the folds over tokens: rises with document and cell */
     int64_t start, stride, count;
     int64_t local;
 } seqpar_piece;
@@ -832,12 +829,12 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
     int64_t sp_size, sp_rank;
 } seqpar_share;
 
-/* Contiguous: rank r begins at chunk floor(r L/P). Zigzag: slots r and 2P-1-r of 2P, slot i
-   begins at chunk floor(i L/2P). Stripe: tokens congruent to r modulo P. Zigzag-doc: every
-   document of n tokens is cut into 2P slots, slot i from its token floor(i n/2P), dealt like
-   those of zigzag (balanced however documents lie; ring-flash-attention's varlen zigzag
-   without its divisibility). Stripe and zigzag-doc cut through chunks: the error rule. Pads
-   are held by nobody. Free with seqpar_share_free. */
+/* Contiguous: rank r holds the tokens of a row from about r S/P on. Zigzag: slots r and 2P-1-r
+   of 2P. A slot begins where a cell does: at the highest joint of the fold's tree (>>fold) within
+   1/8 of a slot of token floor(i S/slots), else where the nearest cell begins; so few sums wait
+   for another rank. Zigzag-doc: each document of 2P cells and more is dealt like a row of
+   zigzag, shorter ones go whole to the ranks, in order, evenly by tokens. Stripe: the tokens of
+   a cell that are congruent to r modulo P: the error rule. Free with seqpar_share_free. */
 typedef struct seqpar_split_desc {
     int layout;
     int64_t sp_size, sp_rank;
@@ -851,15 +848,14 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
                                             int64_t *local, const seqpar_row *row,
                                             int64_t token, const seqpar_split_desc *desc);
-/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a chunk is
+/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a cell is
    dealt whole. */
 typedef struct seqpar_balance {
     int64_t tokens;     /* of all rows */
     int64_t most, idle; /* tokens of the busiest rank, ranks without any */
-    int64_t chunks;     /* of the longest row, and */
-    /* the next number of them that would deal it evenly; 0: none, that row is too short for
-       so many ranks */
-    int64_t better_chunks;
+    /* the most tokens of a cell, a power of two, that would deal the longest row evenly; 0: none
+       smaller than now */
+    int64_t better_cell;
 } seqpar_balance;
 
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *balance,
@@ -1602,15 +1598,15 @@ typedef struct seqpar_attn_io {
 } seqpar_attn_io;
 
 /* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
-   (row->index, head, query and key position), so that every layout drops the same; four
-   neighbouring keys share a draw of Philox. */
+   (a piece's document, head, query and key position in that document), so that every layout and
+   every packing drops the same; four neighbouring keys share a draw of Philox. */
 typedef struct seqpar_dropout {
     double dropout;
     uint64_t seed, stream;
 } seqpar_dropout;
 
-SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
-                                      int64_t query, int64_t key);
+SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t document,
+                                      int64_t head, int64_t query, int64_t key);
 /* The key of those draws, for seqpar_random. */
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
@@ -2530,13 +2526,13 @@ SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
     return seed ^ seqpar__mix(stream);
 }
 
-SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t row, int64_t head,
-                                      int64_t query, int64_t key) {
+SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t document,
+                                      int64_t head, int64_t query, int64_t key) {
     SEQPAR_MUST("from", from);
     uint32_t draw[4];
     if (from->dropout == 0) return 1.0;
     seqpar_random(draw, seqpar_attn_dropout_key(from->seed, from->stream),
-                  (uint64_t)row << 24 | (uint64_t)head,
+                  (uint64_t)document << 24 | (uint64_t)head,
                   (uint64_t)query << 32 | (uint64_t)key >> 2);
     return draw[key & 3] < from->dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - from->dropout);
 }
@@ -3044,9 +3040,8 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 /* =============================================================================================
    >>pack  documents to rows
 
-   Documents of many lengths become rows of nearly equal length, so that little is padded. Units
-   of documents go in falling length into the first row with room (ties by number); a unit is
-   always whole.
+   Documents become rows, as many whole units in each as fit, in order. A row is what is computed
+   together: which documents share one changes no bit, since every sum follows the documents.
 
        documents   A A A A A   B B B   C C          row 0    A A A A A B B B
        targets     A A A A -   B B -   C -          row 1    C C
@@ -3056,17 +3051,33 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
    beside each token, and loses no target where it cuts.
    ========================================================================================== */
 
-SEQPAR_DEF int64_t seqpar_grid_default_chunks(int64_t tokens) {
-    int64_t chunks = 32;
-    if (tokens < 32 * 16) return SEQPAR__MAX(tokens / 16, (int64_t)1);
-    while (chunks < 2048 && tokens > chunks * 256) chunks *= 2;
-    return chunks;
+/* Where the caller names no size, cells grow with a document: many short ones cost time in
+   planning, few long ones balance. Each size holds up to a token that all of them divide. */
+typedef struct seqpar__cell_size {
+    int64_t tokens, from, cells; /* from: its first token; cells before it */
+} seqpar__cell_size;
+static const seqpar__cell_size seqpar__cell_sizes[3] = {{128, 0, 0},
+                                                        {256, INT64_C(1) << 14, 128},
+                                                        {512, INT64_C(1) << 17, 576}};
+
+SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number) {
+    const seqpar__cell_size *size = &seqpar__cell_sizes[2];
+    if (cell) return number * cell;
+    while (number < size->cells) size--;
+    return size->from + (number - size->cells) * size->tokens;
 }
 
-SEQPAR_DEF int64_t seqpar_grid_begin(int64_t padded, int64_t chunks, int64_t chunk) {
-    /* floor(chunk * padded / chunks) without overflow */
-    int64_t q = padded / chunks, r = padded % chunks;
-    return chunk * q + chunk * r / chunks;
+SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token) {
+    const seqpar__cell_size *size = &seqpar__cell_sizes[2];
+    if (cell) return token / cell;
+    while (token < size->from) size--;
+    return size->cells + (token - size->from) / size->tokens;
+}
+
+SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part) {
+    /* floor(part * total / parts) without overflow */
+    int64_t q = total / parts, r = total % parts;
+    return part * q + part * r / parts;
 }
 
 /* cap: most tokens of a document */
@@ -3080,23 +3091,26 @@ static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
     return 0;
 }
 
+/* of: what has it. */
+static seqpar_status seqpar__check_cell(seqpar_error *error, const char *of, int64_t cell) {
+    if (cell >= 0 && cell <= SEQPAR_MAX_TOKENS) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_CELL,
+                       "%s: cell is %lld; give the tokens of a cell, 1 to %lld, or 0 for the "
+                       "default",
+                       of, (long long)cell, (long long)SEQPAR_MAX_TOKENS);
+}
+
 static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
                                              int64_t count, const seqpar_pack_desc *desc) {
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_PACK_LEN,
                            "pack_len is %lld; give the most tokens a row may have, 1 to %lld",
                            (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
-    if (desc->chunks < 0 || desc->chunks > SEQPAR_MAX_CHUNKS || desc->pad_to < 0 ||
-        desc->pad_to > SEQPAR_MAX_TOKENS)
-        return seqpar_fail(error, SEQPAR_ERR_CHUNKS,
-                           "chunks is %lld and pad_to %lld; both must be positive, or 0 for "
-                           "the default, and at most %lld and %lld",
-                           (long long)desc->chunks, (long long)desc->pad_to,
-                           (long long)SEQPAR_MAX_CHUNKS, (long long)SEQPAR_MAX_TOKENS);
-    if (count <= 0)
+    SEQPAR__TRY(seqpar__check_cell(error, "pack_desc", desc->cell));
+    if (count <= 0 || count > SEQPAR_MAX_DOCUMENTS)
         return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS,
-                           "there are %lld documents to pack; give at least one",
-                           (long long)count);
+                           "there are %lld documents to pack; give 1 to %lld",
+                           (long long)count, (long long)SEQPAR_MAX_DOCUMENTS);
     for (int64_t i = 0; i < count; i++) {
         if (docs[i].tokens < 0 || (docs[i].tokens > 0 && !docs[i].ids))
             return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
@@ -3195,44 +3209,19 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
     }
 }
 
-/* The first row with room. A tree over rows knows the most room under each node; all rows
-   are there from the start, empty. */
-static int64_t seqpar__first_fit(int64_t *room, int64_t rows, int64_t tokens) {
-    int64_t at = 1, row;
-    while (at < rows) {
-        SEQPAR__WORK(2);
-        at *= 2;
-        if (room[at] < tokens) at++;
-    }
-    row = at - rows;
-    for (room[at] -= tokens, at /= 2; at > 0; at /= 2) {
-        int64_t most = SEQPAR__MAX(room[2 * at], room[2 * at + 1]);
-        if (room[at] == most) break;
-        room[at] = most;
-    }
-    return row;
-}
-
-/* Gives every unit a row; returns the number of rows, 0: no memory. First fit over `order`,
-   or only into the last row. */
-static int64_t seqpar__place_units(seqpar__unit *units, const seqpar__keyed *order,
-                                   int64_t count, const seqpar_pack_desc *desc) {
-    int64_t rows = 0, leaves = 1, left = 0, *room = NULL;
-    int last = desc->order == SEQPAR_PACK_UNIT_PER_ROW || desc->order == SEQPAR_PACK_IN_ORDER;
-    while (!last && leaves < count) leaves *= 2;
-    if (!last && !(room = SEQPAR__NEW(int64_t, 2 * leaves))) return 0;
-    for (int64_t i = 0; room && i < 2 * leaves; i++) room[i] = desc->pack_len;
+/* Gives every unit a row; returns the number of rows. */
+static int64_t seqpar__place_units(seqpar__unit *units, int64_t count,
+                                   const seqpar_pack_desc *desc) {
+    int64_t rows = 0, left = 0;
     for (int64_t i = 0; i < count; i++) {
-        seqpar__unit *u = &units[order[i].at];
-        if (last && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || u->tokens > left)) {
+        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || units[i].tokens > left) {
             rows++;
             left = desc->pack_len;
         }
-        u->row = last ? rows - 1 : seqpar__first_fit(room, leaves, u->tokens);
-        left -= u->tokens;
-        rows = SEQPAR__MAX(rows, u->row + 1);
+        units[i].row = rows - 1;
+        left -= units[i].tokens;
+        SEQPAR__WORK(1);
     }
-    SEQPAR_FREE(room);
     return rows;
 }
 
@@ -3256,20 +3245,6 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     ((int64_t *)row->prefix_lens)[row->docs] = SEQPAR__MIN(d->prefix, n);
     ((int64_t *)row->doc_source)[row->docs++] = source;
     ((int64_t *)row->cu_seqlens)[row->docs] = row->tokens;
-}
-
-static void seqpar__finish_row(seqpar_row *row, const seqpar_pack_desc *desc,
-                               seqpar_pack_counts *counts) {
-    row->padded = desc->pad_to ? (row->tokens + desc->pad_to - 1) / desc->pad_to * desc->pad_to
-                               : row->tokens;
-    row->chunks = desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded);
-    for (int64_t t = row->tokens; t < row->padded; t++) {
-        ((int32_t *)row->ids)[t] = desc->pad_id;
-        ((int32_t *)row->targets)[t] = SEQPAR_IGNORE;
-        ((int32_t *)row->position_ids)[t] = 0;
-    }
-    counts->tokens += row->tokens;
-    counts->pads += row->padded - row->tokens;
 }
 
 /* list of allocations freed together */
@@ -3317,41 +3292,40 @@ static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64
     return 1;
 }
 
-/* Units by rows, rising within each; those of row r stand from begin[r] on. */
-static void seqpar__sort_rows(int64_t *order, int64_t *begin, const seqpar__unit *units,
-                              int64_t unit_count, int64_t rows) {
-    for (int64_t r = 0; r <= rows; r++) begin[r] = 0;
-    for (int64_t u = 0; u < unit_count; u++) begin[units[u].row]++;
-    for (int64_t r = 1; r <= rows; r++) begin[r] += begin[r - 1];
-    for (int64_t u = unit_count; u-- > 0;) order[--begin[units[u].row]] = u;
-    SEQPAR__WORK(2 * (unit_count + rows));
+/* Row r, from unit *next on, which moves to the first of the next row. */
+static seqpar_status seqpar__fill_row(seqpar_error *error, seqpar_batch *batch, int64_t r,
+                                      const seqpar_document *docs, const seqpar__unit *units,
+                                      int64_t unit_count, int64_t *next) {
+    seqpar_row *row = &batch->row[r];
+    int64_t end = *next, tokens = 0, row_docs = 0;
+    for (; end < unit_count && units[end].row == r; end++) {
+        tokens += units[end].tokens;
+        row_docs += units[end].docs;
+    }
+    row->index = r;
+    if (!seqpar__row_alloc(&batch->storage, row, tokens, row_docs))
+        return seqpar__no_memory(error, "rows");
+    for (; *next < end; ++*next)
+        for (int64_t d = 0; d < units[*next].docs; d++) {
+            int64_t source = units[*next].first + d;
+            SEQPAR__WORK(1);
+            seqpar__append_document(row, &docs[source], units[*next].cap, source,
+                                    &batch->counts);
+        }
+    batch->counts.tokens += row->tokens;
+    return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch,
                                        const seqpar_document *docs, const seqpar__unit *units,
-                                       const int64_t *order, const int64_t *begin,
-                                       const seqpar_pack_desc *desc) {
-    int64_t i, tokens, row_docs, pad = desc->pad_to ? desc->pad_to : 1;
+                                       int64_t unit_count, const seqpar_pack_desc *desc) {
+    int64_t next = 0;
     batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage,
                                                   batch->rows * (int64_t)sizeof(seqpar_row));
     if (!batch->row) return seqpar__no_memory(error, "rows");
     for (int64_t r = 0; r < batch->rows; r++) {
-        seqpar_row *row = &batch->row[r];
-        for (tokens = row_docs = 0, i = begin[r]; i < begin[r + 1]; i++) {
-            tokens += units[order[i]].tokens;
-            row_docs += units[order[i]].docs;
-        }
-        row->index = r;
-        if (!seqpar__row_alloc(&batch->storage, row, tokens + pad, row_docs))
-            return seqpar__no_memory(error, "rows");
-        for (i = begin[r]; i < begin[r + 1]; i++)
-            for (int64_t d = 0; d < units[order[i]].docs; d++) {
-                SEQPAR__WORK(1);
-                seqpar__append_document(row, &docs[units[order[i]].first + d],
-                                        units[order[i]].cap, units[order[i]].first + d,
-                                        &batch->counts);
-            }
-        seqpar__finish_row(row, desc, &batch->counts);
+        SEQPAR__TRY(seqpar__fill_row(error, batch, r, docs, units, unit_count, &next));
+        batch->row[r].cell = desc->cell;
     }
     return SEQPAR_OK;
 }
@@ -3360,7 +3334,7 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
                                         seqpar__unit *units, seqpar__keyed *order,
                                         const seqpar_document *documents, int64_t count,
                                         const seqpar_pack_desc *desc) {
-    int64_t unit_count, *by_row = (int64_t *)order;
+    int64_t unit_count;
     int64_t torn = seqpar__torn_unit(documents, count, order);
     if (torn >= 0)
         return seqpar_fail(error, SEQPAR_ERR_UNIT_ORDER,
@@ -3375,16 +3349,8 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
             (long long)count, (long long)batch->counts.zero_length,
             (long long)batch->counts.dropped, (long long)batch->counts.masked,
             (long long)desc->pack_len);
-    for (int64_t i = 0; i < unit_count; i++) {
-        order[i].key = -units[i].tokens;
-        order[i].at = i;
-    }
-    if (desc->order == SEQPAR_PACK_DECREASING)
-        qsort(order, (size_t)unit_count, sizeof *order, seqpar__by_key);
-    batch->rows = seqpar__place_units(units, order, unit_count, desc);
-    if (!batch->rows) return seqpar__no_memory(error, "packing");
-    seqpar__sort_rows(by_row, by_row + count, units, unit_count, batch->rows);
-    return seqpar__fill_rows(error, batch, documents, units, by_row, by_row + count, desc);
+    batch->rows = seqpar__place_units(units, unit_count, desc);
+    return seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
 }
 
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
@@ -3392,13 +3358,12 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_pack_desc *desc) {
     SEQPAR_NEED(error, "batch, documents, desc", batch, SEQPAR_IF(count > 0, documents), desc);
     seqpar__unit *units;
-    /* and one more: later the units of all rows, and where each row's begin */
     seqpar__keyed *order;
     seqpar_status status;
     memset(batch, 0, sizeof *batch);
     SEQPAR__TRY(seqpar__check_documents(error, documents, count, desc));
     units = SEQPAR__NEW(seqpar__unit, count);
-    order = SEQPAR__NEW(seqpar__keyed, count + 1);
+    order = SEQPAR__NEW(seqpar__keyed, count);
     status = units && order
                  ? seqpar__pack_units(error, batch, units, order, documents, count, desc)
                  : seqpar__no_memory(error, "packing");
@@ -3417,24 +3382,25 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 /* =============================================================================================
    >>split  who holds which token
 
-   A layout deals the chunks of a row to the ranks of a sequence. Ranks hold whole chunks, so
-   that the sum over a chunk is one leaf of a fold on one rank. With 16 chunks and 4 ranks:
+   A layout deals the cells of a row's documents to the ranks of a sequence. Ranks hold whole
+   cells, so that the sum over a cell is one leaf of a fold on one rank. With 16 cells and 4
+   ranks:
 
        contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
        zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0
 
    Under a causal mask late tokens have more work; a zigzag gives each rank early and late ones,
-   and all the same work. Two layouts cut through chunks, and keep the error rule: stripe deals
-   single tokens (0 1 2 3 0 1 2 3 ...), zigzag-doc makes a zigzag of every document.
+   and all the same work. Zigzag-doc makes a zigzag of every document. Stripe deals single tokens
+   (0 1 2 3 0 1 2 3 ...), which cuts through cells, and keeps the error rule.
 
-   A share is a list of pieces, each the tokens that a rank holds of one chunk. A rank may have
+   A share is a list of pieces, each the tokens that a rank holds of one cell. A rank may have
    none.
    ========================================================================================== */
 
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
     static const seqpar_layout table[] = {
-#define SEQPAR__X(name, text, whole_chunks, slots, down, deal) \
-    {text, whole_chunks, slots, down},
+#define SEQPAR__X(name, text, whole_cells, slots, down, deal) \
+    {text, whole_cells, slots, down},
         SEQPAR_LAYOUTS(SEQPAR__X)
 #undef SEQPAR__X
     };
@@ -3457,15 +3423,60 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
     return text;
 }
 
-/* Number of a leaf in the folds over tokens: row in the high half, part of the row below.
-   Only this chapter knows; others ask a piece for its row. */
-#define SEQPAR__LEAF_BITS 32
-static int64_t seqpar__leaf(int64_t row_index, int64_t part) {
-    return (row_index << SEQPAR__LEAF_BITS) + part;
+/* Number of a leaf in the folds over tokens: document in the high part, cell below. Documents
+   that nobody numbered are numbered within their row; each begins where as many low bits are 0
+   as its cells need, so that its own tree is the same as everywhere. Such a row takes less than
+   four times its tokens of numbers. Only this chapter knows; others ask a piece. */
+#define SEQPAR__CELL_BITS 32
+#define SEQPAR__ROW_BITS  34
+#define SEQPAR__MAX_ROWS  (INT64_C(1) << 20) /* with documents that nobody numbered */
+
+typedef struct seqpar__doc { /* document `at` of a row */
+    int64_t at, begin, end, cells, number, leaf, next_leaf;
+    int64_t fine; /* leaves of a cell */
+} seqpar__doc;
+
+static void seqpar__doc_number(const seqpar_row *row, seqpar__doc *d) {
+    int64_t room = 1;
+    if (row->doc_source) {
+        d->number = row->doc_source[d->at];
+        d->leaf = d->number << SEQPAR__CELL_BITS;
+        return;
+    }
+    while (room < d->cells * d->fine) room *= 2;
+    d->number = row->index << 20 | d->at;
+    d->leaf = (d->next_leaf + room - 1) / room * room;
+    d->next_leaf = d->leaf + d->cells * d->fine;
+    d->leaf += row->index << SEQPAR__ROW_BITS;
 }
-static int64_t seqpar__leaf_row(int64_t leaf) { return leaf >> SEQPAR__LEAF_BITS; }
-static int64_t seqpar__leaf_part(int64_t leaf) {
-    return leaf & ((INT64_C(1) << SEQPAR__LEAF_BITS) - 1);
+
+/* The next document that has tokens; at: -1 before the first. 0: there is none. */
+static int seqpar__doc_next(const seqpar_row *row, seqpar__doc *d) {
+    while (++d->at < SEQPAR__MAX(row->docs, (int64_t)1)) {
+        d->begin = row->docs ? row->cu_seqlens[d->at] : 0;
+        d->end = row->docs ? row->cu_seqlens[d->at + 1] : row->tokens;
+        SEQPAR__WORK(1);
+        if (d->end == d->begin) continue;
+        d->cells = seqpar_cell_of(row->cell, d->end - d->begin - 1) + 1;
+        seqpar__doc_number(row, d);
+        return 1;
+    }
+    return 0;
+}
+
+static seqpar__doc seqpar__doc_first(int64_t fine) {
+    seqpar__doc d;
+    memset(&d, 0, sizeof d);
+    d.at = -1;
+    d.fine = fine;
+    return d;
+}
+
+/* Leaves of a cell: one, or by stripe one a rank. */
+static int64_t seqpar__leaves_of_cell(int layout, int64_t sp_size) {
+    int64_t fine = 1;
+    while (layout == SEQPAR_LAYOUT_STRIPE && fine < sp_size) fine *= 2;
+    return fine;
 }
 
 /* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
@@ -3474,18 +3485,38 @@ static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     return slot < sp_size ? slot : mirror;
 }
 
+/* Numbers of documents: given, or by rows. */
+static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row *row) {
+    if (!row->doc_source && (row->index < 0 || row->index >= SEQPAR__MAX_ROWS ||
+                             row->docs > SEQPAR__MAX_ROWS))
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "row %lld has %lld documents without numbers; number them "
+                           "(doc_source) where rows or documents of a row are more than %lld",
+                           (long long)row->index, (long long)row->docs,
+                           (long long)SEQPAR__MAX_ROWS);
+    for (int64_t d = 0; row->doc_source && d < SEQPAR__MAX(row->docs, (int64_t)1); d++)
+        if (row->doc_source[d] < (d ? row->doc_source[d - 1] + 1 : 0) ||
+            row->doc_source[d] >= SEQPAR_MAX_DOCUMENTS)
+            return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
+                               "row %lld: document %lld has the number %lld%s; numbers rise "
+                               "within a step, from 0 to %lld",
+                               (long long)row->index, (long long)d,
+                               (long long)row->doc_source[d],
+                               d && row->doc_source[d] == row->doc_source[d - 1] ? " again"
+                                                                                 : "",
+                               (long long)SEQPAR_MAX_DOCUMENTS - 1);
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row,
                                        int64_t previous_index) {
-    if (row->chunks <= 0 || row->chunks > SEQPAR_MAX_CHUNKS)
-        return seqpar_fail(error, SEQPAR_ERR_CHUNKS, "row %lld has %lld chunks; give 1 to %lld",
-                           (long long)row->index, (long long)row->chunks,
-                           (long long)SEQPAR_MAX_CHUNKS);
-    if (row->tokens < 0 || row->padded < row->tokens || row->padded > SEQPAR_MAX_TOKENS)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "row %lld has %lld tokens padded to %lld; give 0 or more, padded to "
-                           "at least as many and at most %lld",
+    char of[40];
+    snprintf(of, sizeof of, "row %lld", (long long)row->index);
+    SEQPAR__TRY(seqpar__check_cell(error, of, row->cell));
+    if (row->tokens < 0 || row->tokens > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE, "row %lld has %lld tokens; give 0 to %lld",
                            (long long)row->index, (long long)row->tokens,
-                           (long long)row->padded, (long long)SEQPAR_MAX_TOKENS);
+                           (long long)SEQPAR_MAX_TOKENS);
     if (row->index <= previous_index)
         return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
                            "row number %lld follows %lld; rows must rise",
@@ -3508,6 +3539,7 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
             "row %lld: cu_seqlens runs from %lld to %lld; it must run from 0 to %lld",
             (long long)row->index, (long long)row->cu_seqlens[0],
             (long long)row->cu_seqlens[row->docs], (long long)row->tokens);
+    SEQPAR__TRY(seqpar__check_numbers(error, row));
     for (int64_t d = 0; row->prefix_lens && d < row->docs; d++)
         if (row->prefix_lens[d] < 0 ||
             row->prefix_lens[d] > row->cu_seqlens[d + 1] - row->cu_seqlens[d])
@@ -3517,6 +3549,25 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
                                (long long)row->index, (long long)d,
                                (long long)(row->cu_seqlens[d + 1] - row->cu_seqlens[d]),
                                (long long)row->prefix_lens[d]);
+    return SEQPAR_OK;
+}
+
+/* Documents rise from row to row: out of order, or twice, they would be folded as others. */
+static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row *rows,
+                                          int64_t row_count, int64_t fine) {
+    int64_t last = -1, of = 0;
+    for (int64_t i = 0; i < row_count; i++)
+        for (seqpar__doc d = seqpar__doc_first(fine); seqpar__doc_next(&rows[i], &d);) {
+            if (d.leaf <= last || d.next_leaf >> SEQPAR__ROW_BITS)
+                return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
+                                   "row %lld has document %lld behind those of row %lld; "
+                                   "numbers of documents (doc_source) rise from row to row, "
+                                   "and each stands there once",
+                                   (long long)rows[i].index, (long long)d.number,
+                                   (long long)of);
+            last = d.leaf + (rows[i].doc_source ? 0 : d.cells * fine - 1);
+            of = rows[i].index;
+        }
     return SEQPAR_OK;
 }
 
@@ -3537,41 +3588,44 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                            (long long)sp_rank, (long long)sp_size);
     for (int64_t i = 0; i < row_count; i++)
         SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
-    return SEQPAR_OK;
+    return seqpar__check_rising(error, rows, row_count,
+                                seqpar__leaves_of_cell(layout, sp_size));
 }
 
-/* Stripe deals every chunk to all ranks, so a rank's attention would plan about chunks^2
-   sp_size / 2 pairs of pieces. With many ranks neighbouring chunks are taken together. */
+/* Stripe deals every cell to all ranks, so a rank's attention would plan about cells^2 sp_size
+   / 2 pairs of pieces of a document. With many ranks neighbouring cells are taken together. */
 #ifndef SEQPAR__STRIPE_PAIRS
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
 #endif
-static int64_t seqpar__stripe_parts(int64_t chunks, int64_t sp_size) {
-    while (sp_size > 1 && chunks > 1 && chunks > SEQPAR__STRIPE_PAIRS / sp_size / chunks)
-        chunks = (chunks + 1) / 2;
-    return chunks;
+static int64_t seqpar__stripe_parts(int64_t cells, int64_t sp_size) {
+    while (sp_size > 1 && cells > 1 && cells > SEQPAR__STRIPE_PAIRS / sp_size / cells)
+        cells = (cells + 1) / 2;
+    return cells;
 }
 
-/* The tokens of the chunks [chunk, chunk_end); pads are left out. */
-static seqpar_piece seqpar__chunk_piece(const seqpar_row *row, int64_t chunk,
-                                        int64_t chunk_end) {
+/* The tokens of a document's cells [cell, cell_end). */
+static seqpar_piece seqpar__cells_piece(const seqpar_row *row, const seqpar__doc *d,
+                                        int64_t cell, int64_t cell_end) {
     seqpar_piece p;
-    int64_t end = seqpar_grid_begin(row->padded, row->chunks, chunk_end);
     memset(&p, 0, sizeof p);
-    p.row_index = row->index;
-    p.chunk = chunk;
-    p.leaf = seqpar__leaf(row->index, chunk);
-    p.start = seqpar_grid_begin(row->padded, row->chunks, chunk);
+    p.document = d->number;
+    p.origin = d->begin;
+    p.cell = cell;
+    p.leaf = d->leaf + cell;
+    p.start = d->begin + seqpar_cell_begin(row->cell, cell);
     p.stride = 1;
-    p.count = SEQPAR__MAX(SEQPAR__MIN(end, row->tokens) - p.start, 0);
+    p.count = SEQPAR__MIN(d->begin + seqpar_cell_begin(row->cell, cell_end), d->end) - p.start;
     return p;
 }
 
-/* Every sp_size-th token of a piece. Its leaf gets more levels, one leaf for each rank. */
-static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, int64_t sp_rank) {
+/* Every sp_size-th token of a piece that holds part `part` of its document's. Its leaf gets more
+   levels, one leaf for each rank. */
+static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t part, int64_t sp_size,
+                                         int64_t sp_rank) {
     seqpar_piece p = whole;
-    int64_t fine = 1, end = whole.start + whole.count;
-    while (fine < sp_size) fine *= 2;
-    p.leaf = seqpar__leaf(p.row_index, p.chunk * fine + sp_rank);
+    int64_t end = whole.start + whole.count;
+    int64_t fine = seqpar__leaves_of_cell(SEQPAR_LAYOUT_STRIPE, sp_size);
+    p.leaf += part * fine + sp_rank - p.cell;
     p.start += (sp_rank - p.start % sp_size + sp_size) % sp_size;
     p.stride = sp_size;
     p.count = p.start < end ? (end - p.start + sp_size - 1) / sp_size : 0;
@@ -3630,106 +3684,217 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
     return seqpar__share_add(&to->shares[sp_rank], &to->capacity[sp_rank], piece);
 }
 
-/* ---- how a row is dealt: seqpar__deal_* hand its pieces out, in order of their tokens;
-   seqpar__pieces_* tell about how many there will be ---- */
-static int64_t seqpar__pieces_chunks(const seqpar_row *row, int64_t sp_size) {
-    (void)sp_size;
-    return row->chunks;
+/* ---- where slots begin ---- */
+
+/* A place where a slot may begin: a cell's first token, and the level of the node that joins the
+   leaves on both sides. */
+typedef struct seqpar__joint {
+    int64_t token, level;
+} seqpar__joint;
+
+/* Where slots of the tokens [begin, end) may begin: at the cells that begin there. */
+typedef struct seqpar__joints {
+    void *list; /* seqpar__joint */
+    int64_t count, capacity, before; /* before: the last cell's leaf */
+} seqpar__joints;
+
+static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf) {
+    seqpar__joint *joint;
+    int64_t level = 0;
+    if (!seqpar__grow(&j->list, &j->capacity, j->count + 1, (int64_t)sizeof *joint)) return 0;
+    if (!j->count) level = 63;
+    while (level < 63 && (j->before ^ leaf) >> level) level++;
+    joint = (seqpar__joint *)j->list + j->count++;
+    joint->token = token;
+    joint->level = level;
+    j->before = leaf;
+    return 1;
 }
 
-static int seqpar__deal_chunks(seqpar__splitting *to, const seqpar_row *row,
-                               int64_t row_number) {
-    int64_t slots = SEQPAR__MAX(to->layout->slots, 1) * to->sp_size;
-    for (int64_t slot = 0; slot < slots; slot++) {
-        int64_t rank = seqpar__slot_rank(slot, to->sp_size);
+/* Cells [0, d->cells) of a document. */
+static int seqpar__joints_document(seqpar__joints *j, const seqpar_row *row,
+                                   const seqpar__doc *d) {
+    for (int64_t c = 0; c < d->cells; c++) {
         SEQPAR__WORK(1);
-        if (to->only >= 0 && rank != to->only) continue;
-        for (int64_t c = seqpar_grid_begin(row->chunks, slots, slot);
-             c < seqpar_grid_begin(row->chunks, slots, slot + 1); c++) {
-            seqpar_piece p = seqpar__chunk_piece(row, c, c + 1);
-            p.row = row_number;
-            if (!seqpar__split_add(to, rank, p)) return 0;
-        }
+        if (!seqpar__joints_add(j, d->begin + seqpar_cell_begin(row->cell, c), d->leaf + c))
+            return 0;
     }
     return 1;
 }
 
-static int64_t seqpar__pieces_documents(const seqpar_row *row, int64_t sp_size) {
-    int64_t count = row->chunks;
-    if (sp_size == 1) return count;
-    if (!row->docs) return count + SEQPAR__MIN(row->tokens, 2 * sp_size);
-    for (int64_t d = 0; d < row->docs; d++)
-        count += SEQPAR__MIN(row->cu_seqlens[d + 1] - row->cu_seqlens[d], 2 * sp_size);
-    return count;
+/* Is joint a a better place for an edge at `token` than b? */
+static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, int64_t token,
+                                int64_t reach) {
+    int64_t near_a = a->token < token ? token - a->token : a->token - token;
+    int64_t near_b = b->token < token ? token - b->token : b->token - token;
+    if ((near_a <= reach) != (near_b <= reach)) return near_a <= reach;
+    if (near_a <= reach && a->level != b->level) return a->level > b->level;
+    return near_a < near_b;
 }
 
-/* Zigzag-doc: slots of documents, cut where chunks end; leaves number these parts through
-   the row, whoever holds them. */
+/* The joint where the slot begins that would begin at `token`, from joint *at on, which moves
+   there: edges rise. The end of all is one, too. */
+static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token, int64_t reach) {
+    const seqpar__joint *list = (const seqpar__joint *)j->list;
+    int64_t best = *at;
+    for (int64_t i = *at + 1; i < j->count; i++) {
+        SEQPAR__WORK(1);
+        if (seqpar__joint_better(&list[i], &list[best], token, reach)) best = i;
+        if (list[i].token > token + reach) break;
+    }
+    *at = best;
+    return list[best].token;
+}
+
+/* ---- how a row is dealt: seqpar__deal_* hand its pieces out, in order of their tokens ---- */
+
+/* Deals the joints' tokens up to `end` over slots, cell by cell: `slots` runs of cells, forth and
+   back over the ranks. The cells are those of documents from *d on, which moves. */
+typedef struct seqpar__run {
+    const seqpar__joints *joints;
+    int64_t begin, end, slots; /* tokens */
+    int64_t slot, at, edge;    /* edge: where the next slot begins */
+} seqpar__run;
+
+static void seqpar__run_edge(seqpar__run *r) {
+    int64_t tokens = r->end - r->begin;
+    r->slot++;
+    r->edge = r->end;
+    if (r->slot + 1 < r->slots)
+        r->edge = seqpar__edge(r->joints, &r->at,
+                               r->begin + seqpar_part_begin(tokens, r->slots, r->slot + 1),
+                               tokens / r->slots / 8);
+}
+
+static int seqpar__deal_document(seqpar__splitting *to, const seqpar_row *row,
+                                 int64_t row_number, const seqpar__doc *d, seqpar__run *r) {
+    for (int64_t c = 0; c < d->cells; c++) {
+        seqpar_piece p = seqpar__cells_piece(row, d, c, c + 1);
+        while (r->slot < 0 || (p.start >= r->edge && r->slot + 1 < r->slots))
+            seqpar__run_edge(r);
+        p.row = row_number;
+        if (!seqpar__split_add(to, seqpar__slot_rank(r->slot, to->sp_size), p)) return 0;
+    }
+    return 1;
+}
+
+static seqpar__run seqpar__run_of(const seqpar__joints *joints, int64_t begin, int64_t end,
+                                  int64_t slots) {
+    seqpar__run r;
+    memset(&r, 0, sizeof r);
+    r.joints = joints;
+    r.begin = begin;
+    r.end = end;
+    r.slots = slots;
+    r.slot = -1;
+    return r;
+}
+
+static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *row,
+                              int64_t row_number) {
+    seqpar__joints joints;
+    seqpar__doc d = seqpar__doc_first(1);
+    seqpar__run run = seqpar__run_of(&joints, 0, row->tokens,
+                                     to->layout->slots * to->sp_size);
+    int fits = 1;
+    memset(&joints, 0, sizeof joints);
+    while (fits && to->sp_size > 1 && seqpar__doc_next(row, &d))
+        fits = seqpar__joints_document(&joints, row, &d);
+    if (to->sp_size == 1) run.slots = 1;
+    for (d = seqpar__doc_first(1); fits && seqpar__doc_next(row, &d);)
+        fits = seqpar__deal_document(to, row, row_number, &d, &run);
+    SEQPAR_FREE(joints.list);
+    return fits;
+}
+
+/* Zigzag-doc: a document of two cells a rank and more has slots of its own; of the others rank r
+   gets those whose middle lies in its part of all their tokens. */
+static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
+    return d->cells >= 2 * sp_size;
+}
+
+static int seqpar__deal_long(seqpar__splitting *to, const seqpar_row *row, int64_t row_number,
+                             const seqpar__doc *d) {
+    seqpar__joints joints;
+    seqpar__run run = seqpar__run_of(&joints, d->begin, d->end, 2 * to->sp_size);
+    int fits;
+    memset(&joints, 0, sizeof joints);
+    fits = seqpar__joints_document(&joints, row, d) &&
+           seqpar__deal_document(to, row, row_number, d, &run);
+    SEQPAR_FREE(joints.list);
+    return fits;
+}
+
+static int seqpar__deal_short(seqpar__splitting *to, const seqpar_row *row, int64_t row_number,
+                              const seqpar__doc *d, int64_t middle, int64_t all) {
+    int64_t rank = seqpar_part_begin(to->sp_size, 2 * all, middle);
+    for (int64_t c = 0; c < d->cells; c++) {
+        seqpar_piece p = seqpar__cells_piece(row, d, c, c + 1);
+        p.row = row_number;
+        if (!seqpar__split_add(to, rank, p)) return 0;
+    }
+    return 1;
+}
+
 static int seqpar__deal_documents(seqpar__splitting *to, const seqpar_row *row,
                                   int64_t row_number) {
-    int64_t leaf = seqpar__leaf(row->index, 0), slots = 2 * to->sp_size, chunk = 0;
-    int64_t chunk_end = seqpar_grid_begin(row->padded, row->chunks, 1);
-    int64_t docs = row->docs ? row->docs : 1;
-    if (to->sp_size == 1) return seqpar__deal_chunks(to, row, row_number);
-    for (int64_t d = 0; d < docs; d++) {
-        int64_t doc = row->docs ? row->cu_seqlens[d] : 0;
-        int64_t n = (row->docs ? row->cu_seqlens[d + 1] : row->tokens) - doc;
-        int64_t at = doc;
-        SEQPAR__WORK(1);
-        while (at < doc + n) {
-            /* the one that holds it */
-            int64_t slot = seqpar_grid_begin(slots, n, at - doc + 1) -
-                           (slots * (at - doc + 1) % n == 0);
-            int64_t end = doc + seqpar_grid_begin(n, slots, slot + 1);
-            seqpar_piece p;
-            memset(&p, 0, sizeof p);
-            for (; chunk_end <= at; SEQPAR__WORK(1))
-                chunk_end = seqpar_grid_begin(row->padded, row->chunks, ++chunk + 1);
-            p.row = row_number;
-            p.row_index = row->index;
-            p.chunk = chunk;
-            p.leaf = leaf++;
-            p.start = at;
-            p.stride = 1;
-            p.count = SEQPAR__MIN(end, chunk_end) - at;
-            if (!seqpar__split_add(to, seqpar__slot_rank(slot, to->sp_size), p)) return 0;
-            at += p.count;
+    int64_t all = 0, before = 0;
+    seqpar__doc d = seqpar__doc_first(1);
+    if (to->sp_size == 1) return seqpar__deal_cells(to, row, row_number);
+    while (seqpar__doc_next(row, &d))
+        if (!seqpar__is_long(&d, to->sp_size)) all += d.end - d.begin;
+    for (d = seqpar__doc_first(1); seqpar__doc_next(row, &d);) {
+        int64_t tokens = d.end - d.begin;
+        if (seqpar__is_long(&d, to->sp_size)) {
+            if (!seqpar__deal_long(to, row, row_number, &d)) return 0;
+            continue;
         }
+        if (!seqpar__deal_short(to, row, row_number, &d, 2 * before + tokens, all)) return 0;
+        before += tokens;
     }
     return 1;
 }
 
-static int64_t seqpar__pieces_stripe(const seqpar_row *row, int64_t sp_size) {
-    return seqpar__stripe_parts(row->chunks, sp_size) * sp_size;
-}
-
-static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
-                               int64_t row_number) {
-    int64_t parts = seqpar__stripe_parts(row->chunks, to->sp_size);
-    int64_t first = 0, end = to->sp_size;
-    if (to->only >= 0) {
-        first = to->only;
-        end = first + 1;
-    }
+static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
+                                int64_t row_number, const seqpar__doc *d) {
+    int64_t parts = seqpar__stripe_parts(d->cells, to->sp_size);
+    int64_t first = to->only >= 0 ? to->only : 0;
+    int64_t end = to->only >= 0 ? first + 1 : to->sp_size;
     for (int64_t c = 0; c < parts; c++)
         for (int64_t r = first; r < end; r++) {
-            seqpar_piece p = seqpar__chunk_piece(row, seqpar_grid_begin(row->chunks, parts, c),
-                                                 seqpar_grid_begin(row->chunks, parts, c + 1));
-            p = seqpar__stripe_piece(p, to->sp_size, r);
+            seqpar_piece p = seqpar__cells_piece(row, d,
+                                                 seqpar_part_begin(d->cells, parts, c),
+                                                 seqpar_part_begin(d->cells, parts, c + 1));
+            p = seqpar__stripe_piece(p, c, to->sp_size, r);
             p.row = row_number;
             if (!seqpar__split_add(to, r, p)) return 0;
         }
     return 1;
 }
 
-typedef struct seqpar__dealer {
-    int64_t (*pieces)(const seqpar_row *row, int64_t sp_size);
-    int (*deal)(seqpar__splitting *to, const seqpar_row *row, int64_t row_number);
-} seqpar__dealer;
+static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
+                               int64_t row_number) {
+    int64_t fine = seqpar__leaves_of_cell(SEQPAR_LAYOUT_STRIPE, to->sp_size);
+    for (seqpar__doc d = seqpar__doc_first(fine); seqpar__doc_next(row, &d);)
+        if (!seqpar__deal_striped(to, row, row_number, &d)) return 0;
+    return 1;
+}
+
+/* About how many pieces there will be: one a cell, and of those dealt by stripe one a rank. */
+static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
+    int64_t n = 0;
+    for (seqpar__doc d = seqpar__doc_first(1); seqpar__doc_next(row, &d);)
+        n += layout == SEQPAR_LAYOUT_STRIPE
+                 ? seqpar__stripe_parts(d.cells, sp_size) * sp_size
+                 : d.cells;
+    return SEQPAR__MIN(n, row->tokens);
+}
+
+typedef int (*seqpar__dealer)(seqpar__splitting *to, const seqpar_row *row,
+                              int64_t row_number);
 
 static const seqpar__dealer seqpar__dealers[] = {
-#define SEQPAR__X(name, text, whole_chunks, slots, down, how) \
-    {seqpar__pieces_##how, seqpar__deal_##how},
+#define SEQPAR__X(name, text, whole_cells, slots, down, how) seqpar__deal_##how,
     SEQPAR_LAYOUTS(SEQPAR__X)
 #undef SEQPAR__X
 };
@@ -3755,8 +3920,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
     for (int64_t i = 0; i < row_count; i++)
-        to.expected += SEQPAR__MIN(seqpar__dealers[layout].pieces(&rows[i], sp_size),
-                                   rows[i].tokens);
+        to.expected += seqpar__expected_pieces(&rows[i], layout, sp_size);
     for (int64_t i = 0; i < count; i++) {
         shares[i].rows = rows;
         shares[i].row_count = row_count;
@@ -3765,7 +3929,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_rank = only < 0 ? i : only;
     }
     for (int64_t i = 0; i < row_count && fits; i++)
-        fits = seqpar__dealers[layout].deal(&to, &rows[i], i);
+        fits = seqpar__dealers[layout](&to, &rows[i], i);
     SEQPAR_FREE(to.capacity);
     if (fits && order)
         *order = (seqpar__sorted_key *)to.order;
@@ -3859,28 +4023,25 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
-/* A multiple of the slots cuts between tokens i S / slots, as evenly as can be; layouts
-   without slots do not ask for chunks. */
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
     SEQPAR_NEED(error, "balance, rows", b, SEQPAR_IF(row_count > 0, rows));
-    int64_t longest = 0, slots;
+    int64_t longest = 0;
     seqpar_balance other;
     seqpar_row row;
     memset(b, 0, sizeof *b);
     SEQPAR__TRY(seqpar__balance_tokens(error, b, rows, row_count, layout, sp_size));
     for (int64_t i = 1; i < row_count; i++)
         if (rows[i].tokens > rows[longest].tokens) longest = i;
-    if (row_count <= 0) return SEQPAR_OK;
+    if (row_count <= 0 || !seqpar_layout_at(layout)->whole_cells) return SEQPAR_OK;
     row = rows[longest];
-    b->chunks = row.chunks;
-    slots = seqpar_layout_at(layout)->slots * sp_size;
-    if (slots == 0) return SEQPAR_OK;
-    row.chunks = (row.chunks / slots + 1) * slots;
-    if (row.chunks > row.padded || row.chunks > SEQPAR_MAX_CHUNKS) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
-    if (!seqpar_balance_poor(&other, sp_size)) b->better_chunks = row.chunks;
+    for (int64_t cell = 512; cell > 0 && !b->better_cell; cell /= 2) {
+        if (cell >= (row.cell ? rows[longest].cell : 128)) continue;
+        row.cell = cell;
+        SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
+        if (!seqpar_balance_poor(&other, sp_size)) b->better_cell = cell;
+    }
     return SEQPAR_OK;
 }
 
@@ -4811,11 +4972,11 @@ static int64_t seqpar__digest_rows(const seqpar_row *rows, int64_t count) {
     uint64_t digest = 0;
     for (int64_t i = 0; i < count; i++) {
         const seqpar_row *r = &rows[i];
-        const int64_t numbers[5] = {r->index, r->tokens, r->padded, r->chunks, r->docs};
+        const int64_t numbers[4] = {r->index, r->tokens, r->cell, r->docs};
         digest = seqpar__digest(digest, numbers, sizeof numbers);
         digest = seqpar__digest(digest, r->cu_seqlens, r->docs ? (r->docs + 1) * 8 : 0);
         digest = seqpar__digest(digest, r->prefix_lens, r->docs * 8);
-        digest = seqpar__digest(digest, r->doc_source, r->docs * 8);
+        digest = seqpar__digest(digest, r->doc_source, SEQPAR__MAX(r->docs, (int64_t)1) * 8);
         digest = seqpar__digest(digest, r->ids, r->tokens * 4);
         digest = seqpar__digest(digest, r->targets, r->tokens * 4);
         digest = seqpar__digest(digest, r->position_ids, r->tokens * 4);
@@ -6015,14 +6176,14 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
         const seqpar_piece *next = &share->pieces[i + 1];
         for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride &&
                next->start == run.start + run.count * run.stride &&
-               next->local == run.local + run.count;
+               next->local == run.local + run.count && next->document == run.document;
              i++)
             run.count += next++->count;
         for (int64_t at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
             tile = run;
             tile.start += at * run.stride;
             tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
-            tile.leaf = seqpar__leaf(run.row_index, tile.start);
+            tile.leaf = run.leaf - run.cell + tile.start - run.origin;
             if (!seqpar__share_add(&cut, &capacity, tile)) {
                 SEQPAR_FREE(cut.pieces);
                 return SEQPAR_ERR_MEMORY;
@@ -8057,10 +8218,9 @@ static seqpar_status seqpar__leaf_twice(seqpar_error *error, int64_t document, i
     char of[40] = "step";
     if (document >= 0) snprintf(of, sizeof of, "document %lld", (long long)document);
     return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "the sum of the %s was given row %lld, part %lld twice; every part of "
-                       "a row counts once, on one rank",
-                       of, (long long)seqpar__leaf_row(leaf),
-                       (long long)seqpar__leaf_part(leaf));
+                       "the sum of the %s was given leaf %lld twice; every cell of a document "
+                       "counts once, on one rank",
+                       of, (long long)leaf);
 }
 
 typedef struct seqpar__segment_leaf {
@@ -8485,8 +8645,8 @@ static void seqpar__owned(const seqpar_blocks *b, int64_t slice, int64_t world, 
                           int64_t *begin, int64_t *count) {
     int64_t blocks = (b->slice_begin[slice + 1] - b->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
     int64_t turn = ((rank - slice) % world + world) % world;
-    *begin = seqpar_grid_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
-    *count = seqpar_grid_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
+    *begin = seqpar_part_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
+    *count = seqpar_part_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
 /* place in compact state */
@@ -8830,10 +8990,10 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
    to wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
-    int64_t begin = seqpar_grid_begin(s->row_count, s->accumulation, index);
-    int64_t end = seqpar_grid_begin(s->row_count, s->accumulation, index + 1);
-    *first = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank);
-    *count = begin + seqpar_grid_begin(end - begin, dp_size, dp_rank + 1) - *first;
+    int64_t begin = seqpar_part_begin(s->row_count, s->accumulation, index);
+    int64_t end = seqpar_part_begin(s->row_count, s->accumulation, index + 1);
+    *first = begin + seqpar_part_begin(end - begin, dp_size, dp_rank);
+    *count = begin + seqpar_part_begin(end - begin, dp_size, dp_rank + 1) - *first;
 }
 
 static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o,
@@ -9060,15 +9220,13 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
                            "micro-batch %lld: the share holds row %lld where the step has row "
                            "%lld; seqpar_step_rows says which",
                            (long long)index, (long long)has->index, (long long)wanted->index);
-    if (has->tokens != wanted->tokens || has->padded != wanted->padded ||
-        has->chunks != wanted->chunks)
+    if (has->tokens != wanted->tokens || has->cell != wanted->cell)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,
-            "micro-batch %lld: row %lld of the share has %lld tokens, padded to %lld, in %lld "
-            "chunks, in the step %lld, %lld and %lld; give both the same row",
+            "micro-batch %lld: row %lld of the share has %lld tokens in cells of %lld, in the "
+            "step %lld in cells of %lld; give both the same row",
             (long long)index, (long long)has->index, (long long)has->tokens,
-            (long long)has->padded, (long long)has->chunks, (long long)wanted->tokens,
-            (long long)wanted->padded, (long long)wanted->chunks);
+            (long long)has->cell, (long long)wanted->tokens, (long long)wanted->cell);
     if (has->docs != docs ||
         (docs && memcmp(has->cu_seqlens, wanted->cu_seqlens, (size_t)(docs + 1) * 8)))
         return seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -11799,8 +11957,9 @@ static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *que
     from.dropout = a->dropout;
     from.seed = a->dropout_seed;
     from.stream = a->dropout_stream;
-    return seqpar_attn_dropout(&from, queries->row_index, a->dropout_head + head,
-                               queries->start + r * queries->stride, key);
+    return seqpar_attn_dropout(&from, queries->document, a->dropout_head + head,
+                               queries->start + r * queries->stride - queries->origin,
+                               key - queries->origin);
 }
 
 /* First elements of a key (or value) and of a query; the score of the two. */
