@@ -37,7 +37,7 @@ static inline int64_t tensor_width(const seqpar_attn_desc *d, int tensor) {
 /* The inputs are those of one rank, whoever holds them: numbers by token, of which this rank
    takes its own. The device is closed with the rest. */
 static inline void attention_open(attention *a, seqpar_comm *world, seqpar_device *device,
-                                  int64_t tokens, int64_t chunk, seqpar_attn_desc desc) {
+                                  int64_t tokens, int64_t cell, seqpar_attn_desc desc) {
     const seqpar_share *mine;
     int64_t n, count;
     int i;
@@ -45,8 +45,7 @@ static inline void attention_open(attention *a, seqpar_comm *world, seqpar_devic
     a->desc = desc;
     a->cu[1] = tokens;
     a->row = (seqpar_row){.tokens = tokens,
-                          .padded = tokens,
-                          .chunks = tokens / chunk,
+                          .cell = cell,
                           .docs = 1,
                           .cu_seqlens = a->cu};
     a->device = device;

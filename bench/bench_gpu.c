@@ -152,8 +152,8 @@ static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
     a->shape = *s;
     a->ctx = ctx;
     a->cu[1] = s->tokens;
-    a->row.tokens = a->row.padded = s->tokens;
-    a->row.chunks = smaller(32, s->tokens / 16);
+    a->row.tokens = s->tokens;
+    a->row.cell = larger(16, s->tokens / 32);
     a->row.docs = 1;
     a->row.cu_seqlens = a->cu;
     if (seqpar_attn_open(ctx, &a->attn, &a->row, 1, &desc)) {

@@ -84,8 +84,8 @@ static int greedy_is_right(bench *b, const seqpar_llama_text *text) {
     int64_t tokens = PROMPT + text->count - 1, cu[2] = {0, tokens}, i, k, right = 0;
     int64_t vocab = b->model.config.vocab;
     seqpar_row row = {.tokens = tokens,
-                      .padded = tokens,
-                      .chunks = 1,
+                     
+                      .cell = 0,
                       .docs = 1,
                       .cu_seqlens = cu,
                       .ids = ids,

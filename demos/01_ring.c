@@ -24,7 +24,7 @@ typedef struct { /* global tensors: (tokens, heads, head_dim) */
 /* three documents, one of a single token */
 static const int64_t cu_seqlens[] = {0, 420, 421, 1000};
 static const seqpar_row row = {
-    .tokens = TOKENS, .padded = TOKENS, .chunks = 32, .docs = 3, .cu_seqlens = cu_seqlens};
+    .tokens = TOKENS, .cell = 32, .docs = 3, .cu_seqlens = cu_seqlens};
 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_attn_desc desc = {.heads = HEADS,

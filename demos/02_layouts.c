@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* 02_layouts.c - which rank holds which token, and how much work each step of the ring has.
  *
- *     02_layouts [S] [P] [L]     tokens, ranks, chunks; default 16 4 16 */
+ *     02_layouts [S] [P] [C]     tokens, ranks, tokens of a cell; default 16 4 1 */
 #include <stdio.h>
 #include <stdlib.h>
 #define SEQPAR_IMPLEMENTATION
@@ -101,17 +101,17 @@ static void draw_work(const drawing *d) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[] = {"S, the tokens", "P, the ranks", "L, the chunks"};
-    /* of S x P x L: about a second */
-    static const int64_t most[] = {1000000, 64, 2048}, most_work = 1 << 27;
-    int64_t sizes[3] = {16, 4, 16};
+    static const char *const names[] = {"S, the tokens", "P, the ranks", "C, the tokens of a cell"};
+    /* cells x cells x P: about a second */
+    static const int64_t most[] = {1000000, 64, 1000000}, most_work = 1 << 27;
+    int64_t sizes[3] = {16, 4, 1};
     char shown[256];
     if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
-        return printf("usage: 02_layouts [S] [P] [L]   (tokens, ranks, chunks; default 16 4 "
-                      "16)\n"),
+        return printf("usage: 02_layouts [S] [P] [C]   (tokens, ranks, tokens of a cell; default "
+                      "16 4 1)\n"),
                demo_print_failed("the usage");
     if (argc > 4)
-        return fprintf(stderr, "error: '%s' is one too many; give S, P and L, or fewer\n",
+        return fprintf(stderr, "error: '%s' is one too many; give S, P and C, or fewer\n",
                        seqpar_escape(shown, sizeof shown, argv[4])),
                2;
     for (int i = 1; i < argc; i++) {
@@ -123,17 +123,16 @@ int main(int argc, char **argv) {
                            (long long)most[i - 1]),
                    2;
     }
-    if (sizes[0] * sizes[1] * sizes[2] > most_work)
+    int64_t cells = (sizes[0] + sizes[2] - 1) / sizes[2];
+    if (cells * cells * sizes[1] > most_work)
         return fprintf(stderr,
-                       "error: S x P x L, %lld x %lld x %lld, is more than %lld, which takes "
-                       "too long to draw; lower one of them\n",
-                       (long long)sizes[0], (long long)sizes[1], (long long)sizes[2],
-                       (long long)most_work),
+                       "error: %lld cells for %lld ranks take too long to draw; lower S or P, "
+                       "or raise C\n",
+                       (long long)cells, (long long)sizes[1]),
                2;
     drawing d = {.ranks = sizes[1]};
     d.row = (seqpar_row){.tokens = sizes[0],
-                         .padded = sizes[0],
-                         .chunks = sizes[2],
+                         .cell = sizes[2],
                          .docs = 1,
                          .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
@@ -142,7 +141,7 @@ int main(int argc, char **argv) {
         return fprintf(stderr, "error: no memory for %lld ranks\n", (long long)sizes[1]), 1;
     for (d.layout = 0; d.layout < SEQPAR_LAYOUT_COUNT; d.layout++) {
         seqpar_error error;
-        printf("%s, S = %lld, P = %lld, L = %lld\n", seqpar_layout_name(d.layout),
+        printf("%s, S = %lld, P = %lld, C = %lld\n", seqpar_layout_name(d.layout),
                (long long)sizes[0], (long long)sizes[1], (long long)sizes[2]);
         for (int64_t r = 0; r < d.ranks; r++) draw_tokens(&d, r);
         if (seqpar_run_threads(d.ranks, measure, &d, &error))

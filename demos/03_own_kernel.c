@@ -2,7 +2,7 @@
 /* 03_own_kernel.c - a block kernel of your own, here bf16 in plain C, inside ring attention
  * over four ranks.
  *
- * Stand-in for a kernel you will not give up: it sees one block (queries of a chunk x keys of a chunk, one head) and knows
+ * Stand-in for a kernel you will not give up: it sees one block (queries of a cell x keys of a cell, one head) and knows
  * nothing of ranks. Rings, masks, merging and gradients to their owners stay seqpar's.      cc 03_own_kernel.c -lm -lpthread */
 #include <math.h>
 #include <stdio.h>
@@ -94,7 +94,7 @@ typedef struct {
 static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     static const int64_t cu_seqlens[] = {0, 250, 600};
     seqpar_row row = {
-        .tokens = TOKENS, .padded = TOKENS, .chunks = 16, .docs = 2, .cu_seqlens = cu_seqlens};
+        .tokens = TOKENS, .cell = 32, .docs = 2, .cu_seqlens = cu_seqlens};
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = KV_HEADS,
                              .head_dim = HEAD_DIM,

@@ -38,7 +38,7 @@ static void write_documents(int64_t step, seqpar_document *documents, int32_t (*
     }
 }
 
-/* The loss of the local tokens, added up over the ranks chunk by chunk. */
+/* The loss of the local tokens, added up over the ranks cell by cell. */
 static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int64_t count,
                                double *loss) {
     double *logp = (double *)calloc((size_t)b->tokens + 1, sizeof *logp);
@@ -61,7 +61,7 @@ static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int
 
 static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim,
                               training *run, int64_t step) {
-    static const seqpar_pack_desc pack = {.pack_len = 8 * TOKENS, .chunks = 32, .vocab = VOCAB};
+    static const seqpar_pack_desc pack = {.pack_len = 8 * TOKENS, .cell = 32, .vocab = VOCAB};
     static const seqpar_llama_run how = {.layout = SEQPAR_LAYOUT_ZIGZAG,
                                          .schedule = SEQPAR_SCHEDULE_RING};
     int32_t(*ids)[TOKENS] = (int32_t(*)[TOKENS])calloc(DOCUMENTS, sizeof *ids);

@@ -8,16 +8,15 @@
 #include <stdio.h>
 #include "files.h"
 
-enum { RANKS = 4, CHUNKS = 8, WIDTH = 480 };
-static const double wide = 54, left = 24; /* of a chunk; the margin */
+enum { RANKS = 4, CELLS = 8, WIDTH = 480 };
+static const double wide = 54, left = 24; /* of a cell; the margin */
 static const char *const colors[RANKS] = {"#0072B2", "#D55E00", "#009E73", "#CC79A7"};
-static int holder[CHUNKS]; /* the rank of each chunk, as seqpar_split deals them */
+static int holder[CELLS]; /* the rank of each cell, as seqpar_split deals them */
 
 static int deal(void) {
-    int64_t cu_seqlens[] = {0, CHUNKS};
-    seqpar_row row = {.tokens = CHUNKS,
-                      .padded = CHUNKS,
-                      .chunks = CHUNKS,
+    int64_t cu_seqlens[] = {0, CELLS};
+    seqpar_row row = {.tokens = CELLS,
+                      .cell = 1,
                       .docs = 1,
                       .cu_seqlens = cu_seqlens};
     seqpar_error error = {0};
@@ -58,15 +57,15 @@ static const char middle[] = "text-anchor=\"middle\"",
 
 static void draw_row(double y) {
     char word[16];
-    heading(y, "A sequence in 8 chunks, split over 4 ranks");
-    for (int i = 0; i < CHUNKS; i++) {
+    heading(y, "A sequence in 8 cells, split over 4 ranks");
+    for (int i = 0; i < CELLS; i++) {
         snprintf(word, sizeof word, "%d", i);
         box(left + i * wide, y + 14, wide - 3, 36, colors[holder[i]]);
         text(left + i * wide + (wide - 3) / 2.0, y + 38, white, word);
     }
 }
 
-/* Rank r holds its two chunks and hands keys and values to the next. */
+/* Rank r holds its two cells and hands keys and values to the next. */
 static void draw_ring(double y) {
     double part = 84, gap = 32, at = left;
     char word[32];
@@ -87,8 +86,8 @@ static void draw_ring(double y) {
 static void draw_tree(double y) {
     char word[16];
     heading(y, "All sums over tokens follow one tree");
-    for (int count = CHUNKS, level = 0; count >= 1; count /= 2, level++) {
-        double step = (double)CHUNKS / count * wide, at = y + 200 - level * 52;
+    for (int count = CELLS, level = 0; count >= 1; count /= 2, level++) {
+        double step = (double)CELLS / count * wide, at = y + 200 - level * 52;
         for (int i = 0; i < count; i++) {
             double x = left + (i + 0.5) * step - 1.5;
             if (count > 1) line(x, at - 12, x + (i % 2 ? -step : step) / 2, at - 42, "");

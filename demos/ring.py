@@ -40,7 +40,7 @@ Comm = struct("comm", (c_void_p, "table"), (c_int64, "rank size"), (c_void_p, "e
 # of a context the comms are read here, and only the library looks at the rest
 Ctx = struct("ctx", (c_void_p, "error device queue"), (POINTER(Comm), "world sp"),
              (c_char * (lib.seqpar_sizeof_ctx() - 5 * sizeof(c_void_p)), "rest"))
-Row = struct("row", (c_int64, "index tokens padded chunks docs"), (POINTER(c_int64), "cu_seqlens"),
+Row = struct("row", (c_int64, "index tokens cell docs"), (POINTER(c_int64), "cu_seqlens"),
              (c_void_p, "ids targets position_ids doc_source prefix_lens"))
 Share = struct("share", (c_void_p, "pieces"), (c_int64, "count tokens"), (c_void_p, "rows"), (c_int64, "row_count"),
                (c_int, "layout"), (c_int64, "sp_size sp_rank"))
@@ -68,7 +68,7 @@ for name, result, *arguments in [
     function.restype, function.argtypes = result, arguments
 
 cu_seqlens = (c_int64 * 4)(0, 420, 421, TOKENS)  # three documents, one of a single token
-row = Row(tokens=TOKENS, padded=TOKENS, chunks=32, docs=3, cu_seqlens=cu_seqlens)
+row = Row(tokens=TOKENS, cell=32, docs=3, cu_seqlens=cu_seqlens)
 q, k, v = [(c_float * (TOKENS * width))(*[lib.seqpar_random_normal(1, stream, i) for i in range(TOKENS * width)])
            for stream, width in enumerate((WIDE, NARROW, NARROW))]
 

@@ -13,7 +13,7 @@ static seqpar_attn_io io;
 static seqpar_error error;
 
 int main(void) {
-    row.tokens = row.padded = TOKENS, row.chunks = 8;
+    row.tokens = TOKENS, row.cell = 16;
     row.docs = 2, row.cu_seqlens = cu_seqlens;
     desc.heads = desc.kv_heads = HEADS, desc.head_dim = DIM;
     desc.layout = SEQPAR_LAYOUT_ZIGZAG, desc.schedule = SEQPAR_SCHEDULE_RING;

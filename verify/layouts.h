@@ -6,7 +6,7 @@
 #include "seqpar.h"
 
 /* Ranks hold whole chunks: the bits of one rank. */
-static inline int layout_on_grid(int layout) { return seqpar_layout_at(layout)->whole_chunks; }
+static inline int layout_on_grid(int layout) { return seqpar_layout_at(layout)->whole_cells; }
 
 static inline int64_t layouts_on_grid(void) {
     int64_t count = 0;

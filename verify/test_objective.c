@@ -622,8 +622,8 @@ static void edge_note(const objective_task *t, edge_seen *seen) {
             seen->last[i] |= here &&
                              (i + 1 == row->tokens || row->targets[i + 1] == SEQPAR_IGNORE);
             for (int64_t rank = 0; rank < 8; rank++)
-                targets[rank] += here && i >= seqpar_grid_begin(row->padded, 8, rank) &&
-                                 i < seqpar_grid_begin(row->padded, 8, rank + 1);
+                targets[rank] += here && i >= seqpar_part_begin(row->padded, 8, rank) &&
+                                 i < seqpar_part_begin(row->padded, 8, rank + 1);
         }
         for (int rank = 1; rank < 8; rank++) {
             seen->whole_ranks_masked |= targets[rank] == 0;

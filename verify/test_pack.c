@@ -522,8 +522,8 @@ static void test_counters(void) {
 static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
     int64_t i, shortest = tokens;
     for (i = 0; i < chunks; i++) {
-        int64_t n = seqpar_grid_begin(tokens, chunks, i + 1) -
-                    seqpar_grid_begin(tokens, chunks, i);
+        int64_t n = seqpar_part_begin(tokens, chunks, i + 1) -
+                    seqpar_part_begin(tokens, chunks, i);
         if (n < shortest) shortest = n;
     }
     return shortest;
@@ -598,7 +598,7 @@ static void test_grid(void) {
         padded = (int64_t)(test_random() >> test_integer(24, 63));
         chunks = test_integer(1, n % 2 ? 32 : 1 << 20);
         chunk = test_integer(0, chunks);
-        EXPECT_EQUAL(seqpar_grid_begin(padded, chunks, chunk),
+        EXPECT_EQUAL(seqpar_part_begin(padded, chunks, chunk),
                      (int64_t)((__int128)chunk * padded / chunks), "the beginning of a chunk");
     }
     test_end("pack_grid_begin");

@@ -220,7 +220,7 @@ static void test_llama3_slices(void) {
         const slice *s = &slices[i];
         int64_t tokens = s->cu[s->docs], n = tokens / s->ranks;
         seqpar_row row = {.tokens = tokens,
-                          .padded = tokens,
+                         
                           .chunks = s->ranks,
                           .docs = s->docs,
                           .cu_seqlens = s->cu};
@@ -288,8 +288,8 @@ static void expect_chunks(const world *w) {
     for (r = 0; r < w->ranks; r++)
         for (i = 0; i < w->share[r].count; i++) {
             const seqpar_piece *p = &w->share[r].pieces[i];
-            int64_t begin = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk);
-            int64_t end = seqpar_grid_begin(w->row.padded, w->row.chunks, p->chunk + 1);
+            int64_t begin = seqpar_part_begin(w->row.padded, w->row.chunks, p->chunk);
+            int64_t end = seqpar_part_begin(w->row.padded, w->row.chunks, p->chunk + 1);
             if (end > w->row.tokens) end = w->row.tokens;
             test_expect(piece_token(p, 0) >= begin && piece_token(p, p->count - 1) < end,
                         "a piece leaves its chunk %lld", (long long)p->chunk);
@@ -727,8 +727,8 @@ static void expect_stripe(int64_t tokens, int64_t chunks, int64_t ranks, int64_t
                                     p->start == p[-1].start + p[-1].count * ranks &&
                                     p->local == p[-1].local + p[-1].count)),
                         "piece %lld", (long long)i);
-            test_expect(p->start >= seqpar_grid_begin(tokens, chunks, p->chunk) &&
-                            p->start < seqpar_grid_begin(tokens, chunks, p->chunk) + ranks,
+            test_expect(p->start >= seqpar_part_begin(tokens, chunks, p->chunk) &&
+                            p->start < seqpar_part_begin(tokens, chunks, p->chunk) + ranks,
                         "piece %lld does not begin with chunk %lld", (long long)i,
                         (long long)p->chunk);
             for (t = 0; t < p->count; t++) held[piece_token(p, t)]++;

@@ -980,8 +980,8 @@ static void test_equivariance(void) {
 
 static int64_t supervised_of(const model_task *task, const model_way *w, int64_t dp_rank,
                              int64_t sp_rank) {
-    int64_t first = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank);
-    int64_t end = seqpar_grid_begin(task->batch.rows, w->dp, dp_rank + 1);
+    int64_t first = seqpar_part_begin(task->batch.rows, w->dp, dp_rank);
+    int64_t end = seqpar_part_begin(task->batch.rows, w->dp, dp_rank + 1);
     int64_t i, t, n = 0;
     seqpar_share share;
     seqpar_split(NULL, &share, task->batch.row + first, end - first,

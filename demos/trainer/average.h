@@ -15,7 +15,7 @@ typedef struct {
 
 static int64_t demo_average_begin(const seqpar_ctx *ctx, const seqpar_llama *model,
                                   int64_t rank) {
-    return seqpar_grid_begin(model->elements, ctx->world->size, rank);
+    return seqpar_part_begin(model->elements, ctx->world->size, rank);
 }
 
 /* How many of the elements [first, first + count) lie in [begin, end); *at: the first of

@@ -16,7 +16,7 @@ typedef struct {
         gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
         overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint, async_save,
         adam_offload, param_offload, stochastic_rounding;
-    int64_t max_len, pack_len, chunks, max_samples, train_batch_size, micro_train_batch_size;
+    int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ddp_timeout;
@@ -85,13 +85,13 @@ typedef struct {
          "0", \
          "tokens of a packed row; 0: 2048 or max_len", \
          DEMO_COUNT(0)}, \
-        {"chunks", \
-         &(c).chunks, \
+        {"cell", \
+         &(c).cell, \
          DEMO_INT, \
          "0", \
-         "chunks a row is cut into; 0: 32, fewer for short rows, more for those beyond 8,192 " \
-         "tokens", \
-         DEMO_BETWEEN(0, SEQPAR_MAX_CHUNKS)}, \
+         "tokens whose sum is one leaf, from a document's start on; 0: 128, from token 16,384 " \
+         "on 256, from 131,072 on 512", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_TOKENS)}, \
         {"pretrain", \
          &(c).pretrain, \
          DEMO_STRING, \

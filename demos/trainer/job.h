@@ -666,12 +666,6 @@ static int demo_job_data(demo_job *job, demo_error *error) {
                          (long long)c->gradient_accumulation_steps,
                          (long long)c->train_batch_size);
     if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
-    if (c->chunks > c->pack_len)
-        return demo_fail(
-            error,
-            "chunks %lld are more than pack_len %lld has tokens; lower --chunks, 0 "
-            "takes the default",
-            (long long)c->chunks, (long long)c->pack_len);
     if (c->pack_len < c->max_len) {
         demo_fail(error,
                   "pack_len %lld is shorter than max_len %lld; a document never leaves its row",

@@ -158,7 +158,7 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
-        const int64_t numbers[] = {row->index, row->tokens, row->padded, row->chunks,
+        const int64_t numbers[] = {row->index, row->tokens, row->cell,
                                    row->docs};
         digest = demo_digest(digest, numbers, sizeof numbers);
         digest = demo_digest(digest, row->cu_seqlens,
@@ -176,7 +176,7 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
 enum { DEMO_NOTES = 9, DEMO_EVAL_NOTE = 1 };
 static const char *const demo_note_keys[DEMO_NOTES] = {
     "training data", "evaluation data", "reference model", "seed",     "train_batch_size",
-    "pack_len",      "chunks",          "packing_samples", "attention"};
+    "pack_len",      "cell",            "packing_samples", "attention"};
 typedef struct {
     char text[DEMO_NOTES][96];
 } demo_notes;
@@ -184,7 +184,7 @@ typedef struct {
 /* Where a layout keeps the bits, the file serves any number of ranks. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
-    int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_chunks;
+    int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_cells;
     bool cublas = c->cublas && !strcmp(c->device, "cuda");
     int used = snprintf(text, size, "%s%s%s", c->device, demo_wants_bf16(c) ? " in bf16" : "",
                         cublas ? " with cuBLAS" : "");
@@ -200,7 +200,7 @@ static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
 static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     const demo_job *job = r->job;
     const demo_config *c = &job->config;
-    const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->chunks,
+    const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->cell,
                                c->packing_samples};
     size_t size = sizeof notes->text[0];
     snprintf(notes->text[0], size, "%016llx",

@@ -13,11 +13,6 @@ static void demo_job_note(demo_job *job, const char *key, const char *value) {
     arrput(job->notes, note);
 }
 
-/* Chunks of a row that is full. */
-static int64_t demo_row_chunks(const demo_config *c) {
-    return c->chunks ? c->chunks : seqpar_grid_default_chunks(c->pack_len);
-}
-
 /* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
 static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool) {
@@ -26,27 +21,32 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
     demo_job_note(job, "trainer", tool);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
     demo_job_note(job, "training_data", text);
-    snprintf(text, sizeof text, "%lld", (long long)job->config.chunks);
-    demo_job_note(job, "chunks", text);
-    snprintf(text, sizeof text, "%lld", (long long)demo_row_chunks(&job->config));
-    demo_job_note(job, "row_chunks", text);
+    snprintf(text, sizeof text, "%lld", (long long)job->config.cell);
+    demo_job_note(job, "cell", text);
 }
 
-/* A checkpoint goes on with the chunks it was written with: they decide the order of all
-   sums. */
-static int demo_resume_chunks(demo_job *job, const seqpar_safetensors_file *file,
+/* A checkpoint goes on with the cells it was written with: they decide the order of all sums.
+   One of 0.2.0 has chunks of rows in their place. */
+static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
                               const char *path, demo_error *error) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
-    int64_t option = demo_metadata_number(file, path, "chunks", 0, -1, &why);
-    int64_t row = demo_metadata_number(file, path, "row_chunks", 1, 0, &why);
+    if (seqpar_safetensors_metadata(file, "chunks")) {
+        if (!job->rank)
+            fprintf(stderr,
+                    "notice: %s is of 0.2.0, whose sums followed rows; from here on they "
+                    "follow documents, in another order\n",
+                    path);
+        return 0;
+    }
+    int64_t cell = demo_metadata_number(file, path, "cell", 0, -1, &why);
     if (why.status) return demo_fail(error, "%s", why.text);
-    if (c->chunks && c->chunks != option)
+    if (c->cell && c->cell != cell)
         return demo_fail(error,
-                         "the checkpoint was written with %lld chunks a row%s, this run has "
-                         "--chunks %lld; leave it out to go on",
-                         (long long)row, option ? "" : " or fewer", (long long)c->chunks);
-    if (!c->chunks && row != demo_row_chunks(c)) c->chunks = row;
+                         "the checkpoint was written with --cell %lld, this run has --cell "
+                         "%lld; leave it out to go on",
+                         (long long)cell, (long long)c->cell);
+    c->cell = cell;
     return 0;
 }
 
@@ -104,7 +104,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_resume_compare(job, tool, file, &state, error) ||
                 demo_model_compare(&job->model, folder, error) ||
-                demo_resume_chunks(job, file, path, error);
+                demo_resume_cell(job, file, path, error);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
     if (!wrong)
         wrong = demo_options_compare(

@@ -136,8 +136,8 @@ static seqpar_status demo_share_texts(demo_rank *r, int32_t *all,
     }
     demo_role_group(r, demo_who_generates(r), &begin, &ranks);
     for (int64_t w = 0; w < ranks; w++)
-        bytes[begin + w] = (seqpar_grid_begin(total, ranks, w + 1) -
-                            seqpar_grid_begin(total, ranks, w)) *
+        bytes[begin + w] = (seqpar_part_begin(total, ranks, w + 1) -
+                            seqpar_part_begin(total, ranks, w)) *
                            width * 4;
     seqpar_status status = seqpar_comm_all_gather(r->world, all, mine, bytes, "texts");
     free(mine);
@@ -178,8 +178,8 @@ static seqpar_status demo_generate(demo_rank *r, int32_t **all,
                                    const seqpar_llama_sample_desc *desc) {
     bool mine = demo_has_role(r, demo_who_generates(r));
     int64_t ranks = r->ctx.world->size, rank = r->ctx.world->rank;
-    int64_t first = mine ? seqpar_grid_begin(total, ranks, rank) : 0;
-    int64_t end = mine ? seqpar_grid_begin(total, ranks, rank + 1) : 0;
+    int64_t first = mine ? seqpar_part_begin(total, ranks, rank) : 0;
+    int64_t end = mine ? seqpar_part_begin(total, ranks, rank + 1) : 0;
     seqpar_llama_text *texts = (seqpar_llama_text *)demo_room(end - first + 1, sizeof *texts);
     *all = (int32_t *)demo_room(total * (desc->max_new_tokens + 1), sizeof **all);
     /* every rank makes texts of its own: with all weights, wherever they are else */

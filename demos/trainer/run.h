@@ -448,7 +448,7 @@ static const char demo_free_options[] =
     "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
     "layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
     "truncation,from,bf16,eval_strategy,"
-    "max_samples,pretrain_mode,train_on_inputs,seed,train_batch_size,chunks,hidden_size,num_"
+    "max_samples,pretrain_mode,train_on_inputs,seed,train_batch_size,cell,hidden_size,num_"
     "hidden_layers,num_attention_heads,num_key_value_heads,head_dim,intermediate_size,"
     "tie_word_embeddings,rope_theta,enable_ema,eval_temperature,eval_n_samples_per_prompt,"
     "prompt_max_len,micro_rollout_batch_size,remote_rm_timeout,remote_rm_retries,remote_rm_"

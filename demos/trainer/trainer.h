@@ -113,8 +113,8 @@ static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
 
 static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
     seqpar_pack_desc desc = {.pack_len = job->config.pack_len,
-                             .chunks = job->config.chunks,
-                             .order = job->config.packing_samples ? SEQPAR_PACK_DECREASING
+                             .cell = job->config.cell,
+                             .order = job->config.packing_samples ? SEQPAR_PACK_IN_ORDER
                                                                   : SEQPAR_PACK_UNIT_PER_ROW,
                              .keep_masked = keep_masked,
                              .vocab = job->model.vocab};
@@ -190,8 +190,8 @@ typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t firs
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
     int64_t micro = r->job->micro_values ? r->job->micro_values
                                          : r->job->config.micro_train_batch_size;
-    int64_t first = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
-    int64_t end = seqpar_grid_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
+    int64_t first = seqpar_part_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
+    int64_t end = seqpar_part_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
     int64_t most = (w->batch.rows + r->ctx.dp_size - 1) / r->ctx.dp_size;
     seqpar_status status = SEQPAR_OK;
     for (int64_t turn = 0; !status && turn * micro < most; turn++, first += count) {
@@ -284,10 +284,8 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     if (seqpar_split_balance(NULL, &b, batch->row, batch->rows, r->job->layout, ranks) ||
         !seqpar_balance_poor(&b, ranks))
         return;
-    if (b.better_chunks)
-        snprintf(fix, sizeof fix,
-                 "--chunks %lld would even it out (the longest row is cut into %lld)",
-                 (long long)b.better_chunks, (long long)b.chunks);
+    if (b.better_cell)
+        snprintf(fix, sizeof fix, "--cell %lld would even it out", (long long)b.better_cell);
     demo_progress_say(&r->progress,
                       "notice: of %lld sequence-parallel ranks %lld have no token in the first "
                       "step, and the busiest has %lld where the mean is %lld; %s",
