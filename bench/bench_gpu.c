@@ -859,8 +859,8 @@ static void head_open(head_case *h) {
     h->vocab = tiny ? 96 : 128256;
     h->cu[1] = h->tokens;
     h->row = (seqpar_row){.tokens = h->tokens,
-                          .padded = h->tokens,
-                          .chunks = tiny ? 4 : 32,
+                          
+                          .cell = tiny ? 16 : 512,
                           .docs = 1,
                           .cu_seqlens = h->cu};
     h->parameter = (seqpar_tensor){.name = "table", .rows = h->vocab, .cols = h->hidden};

@@ -4,8 +4,8 @@
 
    Because of rounding, (a + b) + c and a + (b + c) differ. The usual ring keeps one running sum
    for each query and adds keys in order of arrival. A rank's own keys come first, so four ranks
-   add in another order than one. Here the tokens are cut at fixed positions into cells, which
-   seqpar.h calls cells. Every cell gives a partial sum. A binary tree over the cell numbers
+   add in another order than one. Here the tokens are cut at fixed positions into cells. Every
+   cell gives a partial sum. A binary tree over the cell numbers
    adds those. Who computed a cell, and when its keys arrived, then changes nothing. */
 #include <math.h>
 #include <stdio.h>
