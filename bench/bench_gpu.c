@@ -153,7 +153,7 @@ static void attention_open(attention *a, seqpar_ctx *ctx, const shape *s) {
     a->ctx = ctx;
     a->cu[1] = s->tokens;
     a->row.tokens = s->tokens;
-    a->row.cell = larger(16, s->tokens / 32);
+    a->row.cell = s->tokens < 512 ? 16 : s->tokens / 32;
     a->row.docs = 1;
     a->row.cu_seqlens = a->cu;
     if (seqpar_attn_open(ctx, &a->attn, &a->row, 1, &desc)) {

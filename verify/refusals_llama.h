@@ -199,8 +199,7 @@ static seqpar_llama llama;
 static void fill_row(seqpar_row *row, const llama_call *c) {
     *row = (seqpar_row){.index = 5,
                         .tokens = LLAMA_TOKENS,
-                        .padded = LLAMA_TOKENS,
-                        .chunks = 2,
+                        .cell = (LLAMA_TOKENS + 1) / 2,
                         .ids = c->ids,
                         .targets = c->targets,
                         .position_ids = c->positions};

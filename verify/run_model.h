@@ -377,10 +377,10 @@ __attribute__((unused)) static void model_result_free(model_result *r) {
    packed into rows. */
 __attribute__((unused)) static void random_batch(seqpar_batch *batch, int64_t documents,
                                                  int64_t longest, int64_t vocab,
-                                                 int64_t pack_len, int64_t chunks) {
+                                                 int64_t pack_len, int64_t cell) {
     seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
     seqpar_pack_desc desc = {
-        .pack_len = pack_len, .chunks = chunks, .vocab = vocab, .keep_masked = 1};
+        .pack_len = pack_len, .cell = cell, .vocab = vocab, .keep_masked = 1};
     seqpar_error error = {0};
     int64_t i, t;
     for (i = 0; i < documents; i++) {

@@ -518,8 +518,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
 __attribute__((unused)) static void objective_task_open(objective_task *t, int kind,
                                                         int64_t pairs, int64_t longest,
                                                         int64_t pack_len, uint64_t seed) {
-    seqpar_pack_desc desc = {
-        .pack_len = pack_len, .order = SEQPAR_PACK_DECREASING, .chunks = 16};
+    seqpar_pack_desc desc = {.pack_len = pack_len, .cell = 5};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
     memset(t, 0, sizeof *t);

@@ -1470,13 +1470,12 @@ static const int64_t small_cu[][5] = {{0, 5, 6, 6, 17}, {0, 3, 8, 11, 11}},
                      large_cu[][5] = {{0, 211, 212, 293, 307}, {0, 1, 17, 18, 41}};
 static seqpar_row attention_rows[2];
 
-static void set_rows(const int64_t cu[][5], int64_t chunks) {
+static void set_rows(const int64_t cu[][5], int64_t cell) {
     int64_t r;
     for (r = 0; r < 2; r++)
         attention_rows[r] = (seqpar_row){.index = 3 * r,
                                          .tokens = cu[r][4],
-                                         .padded = cu[r][4],
-                                         .chunks = chunks + 2 * r,
+                                         .cell = cell + 2 * r,
                                          .docs = 4,
                                          .cu_seqlens = cu[r]};
 }

@@ -15,7 +15,7 @@
 enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100, GRADIENT = 23 };
 static int64_t cu_seqlens[DOCS + 1] = {0, 17, 18, 41, TOKENS}; /* one has one token */
 static const seqpar_row plan = {
-    .tokens = TOKENS, .chunks = 16, .docs = DOCS, .cu_seqlens = cu_seqlens};
+    .tokens = TOKENS, .cell = TOKENS / 16 + 1, .docs = DOCS, .cu_seqlens = cu_seqlens};
 
 /* What a rank holds of a micro-batch. */
 typedef struct held {

@@ -7,7 +7,7 @@
 enum { TOKENS = 29, DOCS = 3, RANKS = 8, VOCAB = 17, NONE = -100, ANY = -1 };
 static int64_t cu_seqlens[DOCS + 1] = {0, 13, 14, TOKENS};
 static const seqpar_row plan = {
-    .tokens = TOKENS, .chunks = 16, .docs = DOCS, .cu_seqlens = cu_seqlens};
+    .tokens = TOKENS, .cell = TOKENS / 16 + 1, .docs = DOCS, .cu_seqlens = cu_seqlens};
 
 static struct {
     int64_t sp;

@@ -57,8 +57,7 @@ static int64_t row_of(int64_t rank, int64_t micro) { return rank / SP * MICRO + 
 static void deal(int64_t r) {
     step_row *row = &rows[r];
     seqpar_row plan = {.tokens = row->tokens,
-                       .padded = row->tokens,
-                       .chunks = 8,
+                       .cell = row->tokens / 8 + 1,
                        .docs = DOCS,
                        .cu_seqlens = cu_seqlens[r]};
     int64_t all[MOST], own[MOST];

@@ -64,7 +64,7 @@ static inline void deal(int layout) {
     static int64_t whole[DOCS + 2] = {0, 23, 24, 47, 53, 72, 79, 98, 107, TOKENS};
     static const seqpar_row plan = {.tokens = TOKENS,
                                    
-                                    .chunks = 16,
+                                    .cell = TOKENS / 16 + 1,
                                     .docs = DOCS + 1,
                                     .cu_seqlens = whole};
     int32_t all[TOKENS];

@@ -436,7 +436,7 @@ static seqpar_device *device_on_queue(void) {
 static seqpar_status attend(seqpar_ctx *ctx, const attention *a) {
     static const int64_t cu_seqlens[] = {0, 97, 98, TOKENS};
     static const seqpar_row row = {
-        .tokens = TOKENS, .chunks = 16, .docs = 3, .cu_seqlens = cu_seqlens};
+        .tokens = TOKENS, .cell = TOKENS / 16 + 1, .docs = 3, .cu_seqlens = cu_seqlens};
     seqpar_attn_desc desc = {
         .heads = HEADS,
         .kv_heads = KV_HEADS,

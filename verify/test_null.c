@@ -89,7 +89,7 @@ static const int64_t cu_seqlens[2] = {0, TOKENS};
 static const int64_t doc_source[1] = {0};
 static seqpar_row row = {.tokens = TOKENS,
                         
-                         .chunks = 2,
+                         .cell = 2,
                          .docs = 1,
                          .cu_seqlens = cu_seqlens,
                          .ids = ids,

@@ -49,21 +49,19 @@ static seqpar_status segment_rank(seqpar_comm *world, void *user) {
 
 /* One document over whole rows, of one token, empty; ranks without a token; every layout. */
 static void test_segments(void) {
-    static const int64_t cu0[] = {0, 1, 40, 40, 97}, cu1[] = {0, 23}, source0[] = {4, 0, 2, 1};
-    static const int64_t source1[] = {3}, ranks[] = {1, 2, 3, 4, 5, 8};
-    double one[10], got[10];
-    segment_task t = {.documents = 5,
+    static const int64_t cu0[] = {0, 1, 40, 40, 97}, cu1[] = {0, 23}, source0[] = {0, 1, 2, 4};
+    static const int64_t source1[] = {5}, ranks[] = {1, 2, 3, 4, 5, 8};
+    double one[12], got[12];
+    segment_task t = {.documents = 6,
                       .rows = {{.index = 0,
                                 .tokens = 97,
-                                .padded = 97,
-                                .chunks = 13,
+                                .cell = 7,
                                 .docs = 4,
                                 .cu_seqlens = cu0,
                                 .doc_source = source0},
                                {.index = 1,
                                 .tokens = 23,
-                                .padded = 25,
-                                .chunks = 9,
+                                .cell = 3,
                                 .docs = 1,
                                 .cu_seqlens = cu1,
                                 .doc_source = source1}}};
@@ -560,7 +558,7 @@ static void test_contract(int kind, int reference) {
 
 enum {
     EDGE_ROW = 26,
-    EDGE_CHUNKS = 8,
+    EDGE_CELL = 3,
     EDGE_ROWS = 3,
     EDGE_CUTS = EDGE_ROW - 4,
     EDGE_LENGTHS = 3,
@@ -582,7 +580,7 @@ static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) 
     int32_t ids[2 * EDGE_ROWS][EDGE_ROW];
     uint8_t mask[2 * EDGE_ROWS][EDGE_ROW] = {{0}};
     seqpar_pack_desc pack = {.pack_len = EDGE_ROW,
-                             .chunks = EDGE_CHUNKS,
+                             .cell = EDGE_CELL,
                              .vocab = 13,
                              .order = SEQPAR_PACK_UNIT_PER_ROW};
     seqpar_error error = {0};
@@ -622,8 +620,8 @@ static void edge_note(const objective_task *t, edge_seen *seen) {
             seen->last[i] |= here &&
                              (i + 1 == row->tokens || row->targets[i + 1] == SEQPAR_IGNORE);
             for (int64_t rank = 0; rank < 8; rank++)
-                targets[rank] += here && i >= seqpar_part_begin(row->padded, 8, rank) &&
-                                 i < seqpar_part_begin(row->padded, 8, rank + 1);
+                targets[rank] += here && i >= seqpar_part_begin(row->tokens, 8, rank) &&
+                                 i < seqpar_part_begin(row->tokens, 8, rank + 1);
         }
         for (int rank = 1; rank < 8; rank++) {
             seen->whole_ranks_masked |= targets[rank] == 0;

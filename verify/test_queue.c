@@ -83,7 +83,7 @@ static const int64_t tensor_heads[TENSORS] = {HEADS, KV_HEADS, KV_HEADS, HEADS,
                                               HEADS, HEADS,    KV_HEADS, KV_HEADS};
 static const int64_t cu_seqlens[] = {0, 29, 30, TOKENS};
 static const seqpar_row row = {
-    .tokens = TOKENS, .chunks = 5, .docs = 3, .cu_seqlens = cu_seqlens};
+    .tokens = TOKENS, .cell = TOKENS / 5 + 1, .docs = 3, .cu_seqlens = cu_seqlens};
 typedef struct attention {
     int layout, schedule;
     int64_t waited;

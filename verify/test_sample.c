@@ -108,7 +108,7 @@ static double *whole_logits(place *p, const int32_t *ids, int64_t tokens) {
     int32_t *targets = malloc((size_t)tokens * 4), *positions = malloc((size_t)tokens * 4);
     seqpar_row row = {.tokens = tokens,
                      
-                      .chunks = seqpar_grid_default_chunks(tokens),
+                      .cell = 0,
                       .docs = 1,
                       .cu_seqlens = cu,
                       .ids = (int32_t *)ids,

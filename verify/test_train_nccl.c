@@ -113,7 +113,7 @@ static int place_open(place *p, int dpo, const char *save, const char *options) 
         p->line, sizeof p->line,
         "train --device " DEVICE
         " --dataset %s/data.jsonl --input_template {} --packing_samples --max_len 20 "
-        "--pack_len 48 --chunks 6 --train_batch_size 6 --micro_train_batch_size 1 --max_steps "
+        "--pack_len 48 --cell 8 --train_batch_size 6 --micro_train_batch_size 1 --max_steps "
         "3 --num_hidden_layers 1 --hidden_size 16 --num_attention_heads 4 --intermediate_size "
         "16 --omp_threads 1 --save_path %s/%s --ckpt_path %s/%s/ckpt %s %s",
         folder, folder, save, folder, save,

@@ -33,7 +33,7 @@ static const mode modes[] = {{"ring", SEQPAR_SCHEDULE_RING, 0},
                              {"2D", SEQPAR_SCHEDULE_RING, 2}};
 static int64_t ranks[] = {2, 3, 4, 8}, rank_count = 4; /* one of them, if asked for */
 static int layout = SEQPAR_LAYOUT_ZIGZAG;
-/* how far off the sums of a layout that cuts chunks may be: a guard against mistakes; the error
+/* how far off the sums of a layout that cuts cells may be: a guard against mistakes; the error
    rule itself is verify/test_truth.c's */
 static const double cutting_limit = 1e-5;
 enum {
@@ -289,7 +289,7 @@ static const char
 
 static const char help[] =
     "Every objective on 2, 3, 4 and 8 ranks in every schedule against 1 rank, by memcmp; exit "
-    "code 1 if a bit differs,\nor with a layout that cuts chunks a number by more than 1e-5."
+    "code 1 if a bit differs,\nor with a layout that cuts cells a number by more than 1e-5."
     "\n\n"
     "  --layout NAME        who holds which tokens: a name of seqpar.h's SEQPAR_LAYOUTS; without "
     "it zigzag\n"
@@ -369,7 +369,7 @@ int main(int argc, char **argv) {
         printf("\n%s\n-: these ranks form no such grid\n",
                layout_on_grid(layout)
                    ? "2 3 4 8: on so many ranks every bit is that of 1 rank"
-                   : "relative distance from 1 rank: this layout cuts chunks");
+                   : "relative distance from 1 rank: this layout cuts cells");
         printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first, bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;

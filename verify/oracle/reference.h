@@ -282,8 +282,7 @@ static inline int reference_row_make(const reference *f, int64_t i, reference_ro
     to->cu_seqlens[1] = n;
     to->row = (seqpar_row){.index = i,
                            .tokens = n,
-                           .padded = n,
-                           .chunks = 1,
+                           .cell = n,
                            .docs = 1,
                            .cu_seqlens = to->cu_seqlens,
                            .ids = to->ids,

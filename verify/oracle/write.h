@@ -54,8 +54,7 @@ static inline int64_t *write_plan(seqpar_row *plan, const dump_row *row, int64_t
     if (row->docs) memcpy(cu, row->cu_seqlens, ((size_t)docs + 1) * sizeof *cu);
     if (cu[docs] < row->tokens) cu[++docs] = row->tokens;
     *plan = (seqpar_row){.tokens = row->tokens,
-                         .padded = row->tokens,
-                         .chunks = sp == 1 ? 1 : 4 * sp, /* two a zigzag's turn */
+                         .cell = (row->tokens + 2 * sp - 1) / (2 * sp),
                          .docs = docs,
                          .cu_seqlens = cu};
     return cu;
