@@ -313,9 +313,7 @@ static void random_truth(truth *t, int64_t i, int64_t most_parameters, int64_t d
     slow_config config = random_config(i, most_parameters);
     corpus c = corpus_new(documents, 2, longest, config.vocab);
     truth_open(t, &config, &c,
-               (seqpar_pack_desc){.pack_len = 2 * longest,
-                                  .chunks = i % 3 ? 0 : 7,
-                                  .pad_to = i % 5 == 4 ? 8 : 0});
+               (seqpar_pack_desc){.pack_len = 2 * longest, .cell = i % 3 ? 3 : 7});
     vary_objective(t, i);
     corpus_free(&c);
 }
@@ -706,7 +704,7 @@ static void test_directions(int64_t models) {
     test_end("directions: 5 through each of %lld models", (long long)models);
 }
 
-/* ---- 3: layouts that cut chunks change the order of sums, not the size of the error ---- */
+/* ---- 3: layouts that cut cells change the order of sums, not the size of the error ---- */
 
 enum { CUTTING_SEEDS = 20, CUTTING_WAYS = 6 };
 static const int64_t cutting_ranks[CUTTING_WAYS] = {1, 2, 3, 4, 5, 8};
@@ -846,7 +844,7 @@ static void check_isolation(const corpus *c, truth *t, int64_t document, const m
     int32_t *ids = corpus_ids(c, document), old = ids[position];
     model_run(&t->task, way, &before);
     ids[position] = (int32_t)((old + test_integer(1, c->vocab - 1)) % c->vocab);
-    corpus_pack(c, &t->task.batch, (seqpar_pack_desc){.pack_len = 47, .chunks = 9});
+    corpus_pack(c, &t->task.batch, (seqpar_pack_desc){.pack_len = 47, .cell = 5});
     model_run(&t->task, way, &after);
     n = c->doc[document].tokens;
     expect_isolated(&before, &after, begin + position, begin + n, way_name(way));
@@ -861,7 +859,7 @@ static void test_isolation(void) {
     corpus c = corpus_new(9, 2, 20, small_config.vocab);
     truth t;
     int64_t i;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 47, .chunks = 9});
+    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 47, .cell = 5});
     test_expect(t.task.batch.row[0].docs > 1, "the first row has one document only");
     for (i = 0; i < 36; i++) {
         model_way w = i % 2 ? plain_cpu : plain_reference;
@@ -871,47 +869,6 @@ static void test_isolation(void) {
         check_isolation(&c, &t, i % c.count, &w);
     }
     test_end("documents_do_not_see_each_other nor what comes later");
-    truth_close(&t);
-    corpus_free(&c);
-}
-
-/* Nothing may look at pads: impossible ids, targets that would count, positions beyond every
-   table. */
-static int64_t poison_pads(seqpar_batch *batch, int64_t vocab) {
-    int64_t r, t, n = 0;
-    for (r = 0; r < batch->rows; r++)
-        for (t = batch->row[r].tokens; t < batch->row[r].padded; t++, n++) {
-            ((int32_t *)batch->row[r].ids)[t] = n % 2 ? INT32_MIN + (int32_t)n
-                                                      : (int32_t)test_integer(0, vocab - 1);
-            ((int32_t *)batch->row[r].targets)[t] = (int32_t)test_integer(0, vocab - 1);
-            ((int32_t *)batch->row[r].position_ids)[t] = INT32_MAX - (int32_t)n;
-        }
-    return n;
-}
-
-static void test_pads(void) {
-    corpus c = corpus_new(9, 2, 20, small_config.vocab);
-    truth t;
-    int64_t i;
-    truth_open(&t, &small_config, &c,
-               (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
-    for (i = 0; i < 12; i++) {
-        model_way w = i ? random_way(i % 2, small_config.kv_heads) : plain_cpu;
-        seqpar_batch clean = t.task.batch;
-        model_result before, after;
-        model_run(&t.task, &w, &before);
-        corpus_pack(&c, &t.task.batch,
-                    (seqpar_pack_desc){.pack_len = 47, .chunks = 9, .pad_to = 64});
-        test_expect(poison_pads(&t.task.batch, small_config.vocab) >= 17 * t.task.batch.rows,
-                    "there are hardly any pads");
-        model_run(&t.task, &w, &after);
-        expect_equal_runs(&after, &before, way_name(&w));
-        seqpar_batch_free(&t.task.batch);
-        t.task.batch = clean;
-        model_result_free(&before);
-        model_result_free(&after);
-    }
-    test_end("poisoned_pads_change_nothing");
     truth_close(&t);
     corpus_free(&c);
 }
@@ -1032,7 +989,7 @@ static void test_unequal(void) {
     int reference;
     truth_open(
         &t, &small_config, &c,
-        (seqpar_pack_desc){.pack_len = 40, .order = SEQPAR_PACK_UNIT_PER_ROW, .chunks = 16});
+        (seqpar_pack_desc){.pack_len = 40, .order = SEQPAR_PACK_UNIT_PER_ROW, .cell = 3});
     for (reference = 0; reference < 2; reference++)
         for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             model_way one = reference ? plain_reference : plain_cpu,
@@ -1060,7 +1017,7 @@ static void test_own_attention(void) {
     corpus c = lopsided_corpus(5, small_config.vocab);
     truth t;
     model_result want, got;
-    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 40, .chunks = 8});
+    truth_open(&t, &small_config, &c, (seqpar_pack_desc){.pack_len = 40, .cell = 5});
     model_run(&t.task, &plain_reference, &want);
     for (int64_t sp = 1; sp <= 4; sp++) {
         own_attention own = {.storage = SEQPAR_DTYPE_F64, .sums = SEQPAR_DTYPE_F64};
@@ -1370,7 +1327,7 @@ static void test_interleaving(void) {
     slow_values want;
     double *weights;
     int64_t i;
-    truth_open(&t, &config, &c, (seqpar_pack_desc){.pack_len = 22, .chunks = 5});
+    truth_open(&t, &config, &c, (seqpar_pack_desc){.pack_len = 22, .cell = 4});
     t.task.objective.label_smoothing = 0.05;
     t.task.objective.z_loss = 0.01;
     weights = calloc((size_t)task_tokens(&t.task), sizeof *weights);
@@ -1395,7 +1352,6 @@ int main(int argc, char **argv) {
     TEST(test_token_zero());
     TEST(test_interleaving());
     TEST(test_isolation());
-    TEST(test_pads());
     TEST(test_equivariance());
     TEST(test_unequal());
     TEST(test_own_attention());
