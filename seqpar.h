@@ -327,12 +327,12 @@ int main(void) {
 /* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden,
    intermediate or heads x head_dim, far beyond any model. All products of sizes stay below
    2^63 with these. */
-#define SEQPAR_MAX_TOKENS INT64_C(2147483647) /* of a row */
-#define SEQPAR_MAX_WIDTH  (INT64_C(1) << 20)
-#define SEQPAR_MAX_VOCAB  (INT64_C(1) << 24)
-#define SEQPAR_MAX_LAYERS (INT64_C(1) << 16)
+#define SEQPAR_MAX_TOKENS    INT64_C(2147483647) /* of a row */
+#define SEQPAR_MAX_WIDTH     (INT64_C(1) << 20)
+#define SEQPAR_MAX_VOCAB     (INT64_C(1) << 24)
+#define SEQPAR_MAX_LAYERS    (INT64_C(1) << 16)
 #define SEQPAR_MAX_DOCUMENTS (INT64_C(1) << 31) /* of a step */
-#define SEQPAR_MAX_RANKS  (INT64_C(1) << 12) /* that are threads of one process */
+#define SEQPAR_MAX_RANKS     (INT64_C(1) << 12) /* that are threads of one process */
 
 /* What stands before every function. Define it to export them from a shared library. */
 #ifndef SEQPAR_DEF
@@ -717,7 +717,7 @@ typedef struct seqpar_document {
 } seqpar_document;
 
 typedef struct seqpar_row {
-    int64_t index;             /* number within the optimizer step; rows rise */
+    int64_t index; /* number within the optimizer step; rows rise */
     int64_t tokens;
     int64_t cell;              /* tokens of a cell; 0: seqpar_cell_begin says how many */
     int64_t docs;              /* 0: all of the row is one document */
@@ -3056,9 +3056,8 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 typedef struct seqpar__cell_size {
     int64_t tokens, from, cells; /* from: its first token; cells before it */
 } seqpar__cell_size;
-static const seqpar__cell_size seqpar__cell_sizes[3] = {{128, 0, 0},
-                                                        {256, INT64_C(1) << 14, 128},
-                                                        {512, INT64_C(1) << 17, 576}};
+static const seqpar__cell_size seqpar__cell_sizes[3] = {
+    {128, 0, 0}, {256, INT64_C(1) << 14, 128}, {512, INT64_C(1) << 17, 576}};
 
 SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number) {
     const seqpar__cell_size *size = &seqpar__cell_sizes[2];
@@ -3109,8 +3108,8 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     SEQPAR__TRY(seqpar__check_cell(error, "pack_desc", desc->cell));
     if (count <= 0 || count > SEQPAR_MAX_DOCUMENTS)
         return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS,
-                           "there are %lld documents to pack; give 1 to %lld",
-                           (long long)count, (long long)SEQPAR_MAX_DOCUMENTS);
+                           "there are %lld documents to pack; give 1 to %lld", (long long)count,
+                           (long long)SEQPAR_MAX_DOCUMENTS);
     for (int64_t i = 0; i < count; i++) {
         if (docs[i].tokens < 0 || (docs[i].tokens > 0 && !docs[i].ids))
             return seqpar_fail(error, SEQPAR_ERR_DOCUMENT_TOKENS,
@@ -3399,8 +3398,7 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
     static const seqpar_layout table[] = {
-#define SEQPAR__X(name, text, whole_cells, slots, down, deal) \
-    {text, whole_cells, slots, down},
+#define SEQPAR__X(name, text, whole_cells, slots, down, deal) {text, whole_cells, slots, down},
         SEQPAR_LAYOUTS(SEQPAR__X)
 #undef SEQPAR__X
     };
@@ -3433,8 +3431,27 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
 
 typedef struct seqpar__doc { /* document `at` of a row */
     int64_t at, begin, end, cells, number, leaf, next_leaf;
-    int64_t fine; /* leaves of a cell */
+    int64_t leaves; /* one a cell, or those that a stripe makes of them */
+    int64_t stripe; /* ranks of a stripe, 0: whole cells */
 } seqpar__doc;
+
+/* Stripe deals every cell to all ranks, so a rank's attention would plan about cells^2 sp_size
+   / 2 pairs of pieces of a document. With many ranks neighbouring cells are taken together. */
+#ifndef SEQPAR__STRIPE_PAIRS
+#define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
+#endif
+static int64_t seqpar__stripe_parts(int64_t cells, int64_t sp_size) {
+    while (sp_size > 1 && cells > 1 && cells > SEQPAR__STRIPE_PAIRS / sp_size / cells)
+        cells = (cells + 1) / 2;
+    return cells;
+}
+
+/* Leaves of a cell that is dealt by stripe: one a rank. */
+static int64_t seqpar__stripe_leaves(int64_t sp_size) {
+    int64_t fine = 1;
+    while (fine < sp_size) fine *= 2;
+    return fine;
+}
 
 static void seqpar__doc_number(const seqpar_row *row, seqpar__doc *d) {
     int64_t room = 1;
@@ -3443,10 +3460,10 @@ static void seqpar__doc_number(const seqpar_row *row, seqpar__doc *d) {
         d->leaf = d->number << SEQPAR__CELL_BITS;
         return;
     }
-    while (room < d->cells * d->fine) room *= 2;
+    while (room < d->leaves) room *= 2;
     d->number = row->index << 20 | d->at;
     d->leaf = (d->next_leaf + room - 1) / room * room;
-    d->next_leaf = d->leaf + d->cells * d->fine;
+    d->next_leaf = d->leaf + d->leaves;
     d->leaf += row->index << SEQPAR__ROW_BITS;
 }
 
@@ -3458,25 +3475,22 @@ static int seqpar__doc_next(const seqpar_row *row, seqpar__doc *d) {
         SEQPAR__WORK(1);
         if (d->end == d->begin) continue;
         d->cells = seqpar_cell_of(row->cell, d->end - d->begin - 1) + 1;
+        d->leaves = d->cells;
+        if (d->stripe)
+            d->leaves = seqpar__stripe_parts(d->cells, d->stripe) *
+                        seqpar__stripe_leaves(d->stripe);
         seqpar__doc_number(row, d);
         return 1;
     }
     return 0;
 }
 
-static seqpar__doc seqpar__doc_first(int64_t fine) {
+static seqpar__doc seqpar__doc_first(int64_t stripe) {
     seqpar__doc d;
     memset(&d, 0, sizeof d);
     d.at = -1;
-    d.fine = fine;
+    d.stripe = stripe;
     return d;
-}
-
-/* Leaves of a cell: one, or by stripe one a rank. */
-static int64_t seqpar__leaves_of_cell(int layout, int64_t sp_size) {
-    int64_t fine = 1;
-    while (layout == SEQPAR_LAYOUT_STRIPE && fine < sp_size) fine *= 2;
-    return fine;
 }
 
 /* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
@@ -3487,8 +3501,8 @@ static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
 
 /* Numbers of documents: given, or by rows. */
 static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row *row) {
-    if (!row->doc_source && (row->index < 0 || row->index >= SEQPAR__MAX_ROWS ||
-                             row->docs > SEQPAR__MAX_ROWS))
+    if (!row->doc_source &&
+        (row->index < 0 || row->index >= SEQPAR__MAX_ROWS || row->docs > SEQPAR__MAX_ROWS))
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "row %lld has %lld documents without numbers; number them "
                            "(doc_source) where rows or documents of a row are more than %lld",
@@ -3497,14 +3511,13 @@ static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row
     for (int64_t d = 0; row->doc_source && d < SEQPAR__MAX(row->docs, (int64_t)1); d++)
         if (row->doc_source[d] < (d ? row->doc_source[d - 1] + 1 : 0) ||
             row->doc_source[d] >= SEQPAR_MAX_DOCUMENTS)
-            return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
-                               "row %lld: document %lld has the number %lld%s; numbers rise "
-                               "within a step, from 0 to %lld",
-                               (long long)row->index, (long long)d,
-                               (long long)row->doc_source[d],
-                               d && row->doc_source[d] == row->doc_source[d - 1] ? " again"
-                                                                                 : "",
-                               (long long)SEQPAR_MAX_DOCUMENTS - 1);
+            return seqpar_fail(
+                error, SEQPAR_ERR_ROW_ORDER,
+                "row %lld: document %lld has the number %lld%s; numbers rise "
+                "within a step, from 0 to %lld",
+                (long long)row->index, (long long)d, (long long)row->doc_source[d],
+                d && row->doc_source[d] == row->doc_source[d - 1] ? " again" : "",
+                (long long)SEQPAR_MAX_DOCUMENTS - 1);
     return SEQPAR_OK;
 }
 
@@ -3554,18 +3567,25 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
 
 /* Documents rise from row to row: out of order, or twice, they would be folded as others. */
 static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row *rows,
-                                          int64_t row_count, int64_t fine) {
+                                          int64_t row_count, int64_t stripe) {
     int64_t last = -1, of = 0;
     for (int64_t i = 0; i < row_count; i++)
-        for (seqpar__doc d = seqpar__doc_first(fine); seqpar__doc_next(&rows[i], &d);) {
-            if (d.leaf <= last || d.next_leaf >> SEQPAR__ROW_BITS)
+        for (seqpar__doc d = seqpar__doc_first(stripe); seqpar__doc_next(&rows[i], &d);) {
+            if (d.next_leaf >> SEQPAR__ROW_BITS)
+                return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                                   "row %lld: its documents have no numbers, and %lld striped "
+                                   "ranks need more than 2^%d leaves of it; number them "
+                                   "(doc_source)",
+                                   (long long)rows[i].index, (long long)stripe,
+                                   SEQPAR__ROW_BITS);
+            if (d.leaf <= last)
                 return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
                                    "row %lld has document %lld behind those of row %lld; "
                                    "numbers of documents (doc_source) rise from row to row, "
                                    "and each stands there once",
                                    (long long)rows[i].index, (long long)d.number,
                                    (long long)of);
-            last = d.leaf + (rows[i].doc_source ? 0 : d.cells * fine - 1);
+            last = d.leaf + (rows[i].doc_source ? 0 : d.leaves - 1);
             of = rows[i].index;
         }
     return SEQPAR_OK;
@@ -3583,24 +3603,17 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
         return seqpar_fail(error, SEQPAR_ERR_RANKS,
                            "sequence_parallel_size is %lld; give at least 1",
                            (long long)sp_size);
+    if (sp_size > INT32_MAX)
+        return seqpar_fail(error, SEQPAR_ERR_RANKS,
+                           "sequence_parallel_size is %lld; give at most %lld",
+                           (long long)sp_size, (long long)INT32_MAX);
     if (sp_rank < 0 || sp_rank >= sp_size)
         return seqpar_fail(error, SEQPAR_ERR_RANK, "rank %lld is outside a group of %lld",
                            (long long)sp_rank, (long long)sp_size);
     for (int64_t i = 0; i < row_count; i++)
         SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
     return seqpar__check_rising(error, rows, row_count,
-                                seqpar__leaves_of_cell(layout, sp_size));
-}
-
-/* Stripe deals every cell to all ranks, so a rank's attention would plan about cells^2 sp_size
-   / 2 pairs of pieces of a document. With many ranks neighbouring cells are taken together. */
-#ifndef SEQPAR__STRIPE_PAIRS
-#define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
-#endif
-static int64_t seqpar__stripe_parts(int64_t cells, int64_t sp_size) {
-    while (sp_size > 1 && cells > 1 && cells > SEQPAR__STRIPE_PAIRS / sp_size / cells)
-        cells = (cells + 1) / 2;
-    return cells;
+                                layout == SEQPAR_LAYOUT_STRIPE ? sp_size : 0);
 }
 
 /* The tokens of a document's cells [cell, cell_end). */
@@ -3624,8 +3637,7 @@ static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t part, int64
                                          int64_t sp_rank) {
     seqpar_piece p = whole;
     int64_t end = whole.start + whole.count;
-    int64_t fine = seqpar__leaves_of_cell(SEQPAR_LAYOUT_STRIPE, sp_size);
-    p.leaf += part * fine + sp_rank - p.cell;
+    p.leaf += part * seqpar__stripe_leaves(sp_size) + sp_rank - p.cell;
     p.start += (sp_rank - p.start % sp_size + sp_size) % sp_size;
     p.stride = sp_size;
     p.count = p.start < end ? (end - p.start + sp_size - 1) / sp_size : 0;
@@ -3694,7 +3706,7 @@ typedef struct seqpar__joint {
 
 /* Where slots of the tokens [begin, end) may begin: at the cells that begin there. */
 typedef struct seqpar__joints {
-    void *list; /* seqpar__joint */
+    void *list;                      /* seqpar__joint */
     int64_t count, capacity, before; /* before: the last cell's leaf */
 } seqpar__joints;
 
@@ -3733,8 +3745,9 @@ static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, 
 }
 
 /* The joint where the slot begins that would begin at `token`, from joint *at on, which moves
-   there: edges rise. The end of all is one, too. */
-static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token, int64_t reach) {
+   there: edges rise. */
+static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
+                            int64_t reach) {
     const seqpar__joint *list = (const seqpar__joint *)j->list;
     int64_t best = *at;
     for (int64_t i = *at + 1; i < j->count; i++) {
@@ -3793,15 +3806,14 @@ static seqpar__run seqpar__run_of(const seqpar__joints *joints, int64_t begin, i
 static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *row,
                               int64_t row_number) {
     seqpar__joints joints;
-    seqpar__doc d = seqpar__doc_first(1);
-    seqpar__run run = seqpar__run_of(&joints, 0, row->tokens,
-                                     to->layout->slots * to->sp_size);
+    seqpar__doc d = seqpar__doc_first(0);
+    seqpar__run run = seqpar__run_of(&joints, 0, row->tokens, to->layout->slots * to->sp_size);
     int fits = 1;
     memset(&joints, 0, sizeof joints);
     while (fits && to->sp_size > 1 && seqpar__doc_next(row, &d))
         fits = seqpar__joints_document(&joints, row, &d);
     if (to->sp_size == 1) run.slots = 1;
-    for (d = seqpar__doc_first(1); fits && seqpar__doc_next(row, &d);)
+    for (d = seqpar__doc_first(0); fits && seqpar__doc_next(row, &d);)
         fits = seqpar__deal_document(to, row, row_number, &d, &run);
     SEQPAR_FREE(joints.list);
     return fits;
@@ -3839,11 +3851,11 @@ static int seqpar__deal_short(seqpar__splitting *to, const seqpar_row *row, int6
 static int seqpar__deal_documents(seqpar__splitting *to, const seqpar_row *row,
                                   int64_t row_number) {
     int64_t all = 0, before = 0;
-    seqpar__doc d = seqpar__doc_first(1);
+    seqpar__doc d = seqpar__doc_first(0);
     if (to->sp_size == 1) return seqpar__deal_cells(to, row, row_number);
     while (seqpar__doc_next(row, &d))
         if (!seqpar__is_long(&d, to->sp_size)) all += d.end - d.begin;
-    for (d = seqpar__doc_first(1); seqpar__doc_next(row, &d);) {
+    for (d = seqpar__doc_first(0); seqpar__doc_next(row, &d);) {
         int64_t tokens = d.end - d.begin;
         if (seqpar__is_long(&d, to->sp_size)) {
             if (!seqpar__deal_long(to, row, row_number, &d)) return 0;
@@ -3862,8 +3874,7 @@ static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
     int64_t end = to->only >= 0 ? first + 1 : to->sp_size;
     for (int64_t c = 0; c < parts; c++)
         for (int64_t r = first; r < end; r++) {
-            seqpar_piece p = seqpar__cells_piece(row, d,
-                                                 seqpar_part_begin(d->cells, parts, c),
+            seqpar_piece p = seqpar__cells_piece(row, d, seqpar_part_begin(d->cells, parts, c),
                                                  seqpar_part_begin(d->cells, parts, c + 1));
             p = seqpar__stripe_piece(p, c, to->sp_size, r);
             p.row = row_number;
@@ -3874,8 +3885,7 @@ static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
 
 static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
                                int64_t row_number) {
-    int64_t fine = seqpar__leaves_of_cell(SEQPAR_LAYOUT_STRIPE, to->sp_size);
-    for (seqpar__doc d = seqpar__doc_first(fine); seqpar__doc_next(row, &d);)
+    for (seqpar__doc d = seqpar__doc_first(to->sp_size); seqpar__doc_next(row, &d);)
         if (!seqpar__deal_striped(to, row, row_number, &d)) return 0;
     return 1;
 }
@@ -3883,15 +3893,13 @@ static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
 /* About how many pieces there will be: one a cell, and of those dealt by stripe one a rank. */
 static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
     int64_t n = 0;
-    for (seqpar__doc d = seqpar__doc_first(1); seqpar__doc_next(row, &d);)
-        n += layout == SEQPAR_LAYOUT_STRIPE
-                 ? seqpar__stripe_parts(d.cells, sp_size) * sp_size
-                 : d.cells;
+    for (seqpar__doc d = seqpar__doc_first(0); seqpar__doc_next(row, &d);)
+        n += layout == SEQPAR_LAYOUT_STRIPE ? seqpar__stripe_parts(d.cells, sp_size) * sp_size
+                                            : d.cells;
     return SEQPAR__MIN(n, row->tokens);
 }
 
-typedef int (*seqpar__dealer)(seqpar__splitting *to, const seqpar_row *row,
-                              int64_t row_number);
+typedef int (*seqpar__dealer)(seqpar__splitting *to, const seqpar_row *row, int64_t row_number);
 
 static const seqpar__dealer seqpar__dealers[] = {
 #define SEQPAR__X(name, text, whole_cells, slots, down, how) seqpar__deal_##how,
@@ -4023,11 +4031,19 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
+/* The most tokens that a cell of the row may have: those of its longest document's last one. */
+static int64_t seqpar__widest_cell(const seqpar_row *row) {
+    int64_t cells = 1;
+    for (seqpar__doc d = seqpar__doc_first(0); seqpar__doc_next(row, &d);)
+        cells = SEQPAR__MAX(cells, d.cells);
+    return seqpar_cell_begin(row->cell, cells) - seqpar_cell_begin(row->cell, cells - 1);
+}
+
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
     SEQPAR_NEED(error, "balance, rows", b, SEQPAR_IF(row_count > 0, rows));
-    int64_t longest = 0;
+    int64_t longest = 0, widest, cell = 1;
     seqpar_balance other;
     seqpar_row row;
     memset(b, 0, sizeof *b);
@@ -4036,8 +4052,9 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
         if (rows[i].tokens > rows[longest].tokens) longest = i;
     if (row_count <= 0 || !seqpar_layout_at(layout)->whole_cells) return SEQPAR_OK;
     row = rows[longest];
-    for (int64_t cell = 512; cell > 0 && !b->better_cell; cell /= 2) {
-        if (cell >= (row.cell ? rows[longest].cell : 128)) continue;
+    widest = seqpar__widest_cell(&row);
+    while (2 * cell < widest) cell *= 2;
+    for (; cell > 0 && cell < widest && !b->better_cell; cell /= 2) {
         row.cell = cell;
         SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
         if (!seqpar_balance_poor(&other, sp_size)) b->better_cell = cell;

@@ -44,10 +44,7 @@ static inline void attention_open(attention *a, seqpar_comm *world, seqpar_devic
     memset(a, 0, sizeof *a);
     a->desc = desc;
     a->cu[1] = tokens;
-    a->row = (seqpar_row){.tokens = tokens,
-                          .cell = cell,
-                          .docs = 1,
-                          .cu_seqlens = a->cu};
+    a->row = (seqpar_row){.tokens = tokens, .cell = cell, .docs = 1, .cu_seqlens = a->cu};
     a->device = device;
     if (seqpar_ctx_open(&a->ctx, world, device, world->size) ||
         seqpar_attn_open(&a->ctx, &a->attn, &a->row, 1, &desc)) {

@@ -859,7 +859,7 @@ static void head_open(head_case *h) {
     h->vocab = tiny ? 96 : 128256;
     h->cu[1] = h->tokens;
     h->row = (seqpar_row){.tokens = h->tokens,
-                          
+
                           .cell = tiny ? 16 : 512,
                           .docs = 1,
                           .cu_seqlens = h->cu};

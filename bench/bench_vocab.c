@@ -95,7 +95,7 @@ static void token_layer_open(token_layer *h) {
     h->desc = (seqpar_vocab_desc){.hidden = HIDDEN, .vocab = vocab, .rows_max = CHUNK_ROWS};
     must(seqpar_ctx_open(&h->ctx, seqpar_comm_self(), seqpar_device_cpu(1), 1), h);
     h->row = (seqpar_row){.tokens = tokens,
-                         
+
                           .cell = CHUNK_ROWS,
                           .docs = 1,
                           .cu_seqlens = cu};

@@ -56,9 +56,7 @@ static int32_t *ids_of(const char *path, int64_t *count) {
 static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens,
                             seqpar_batch *batch) {
     seqpar_document document = {.ids = ids, .tokens = tokens};
-    seqpar_pack_desc desc = {.pack_len = tokens,
-                             .cell = 0,
-                             .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_pack_desc desc = {.pack_len = tokens, .cell = 0, .order = SEQPAR_PACK_UNIT_PER_ROW};
     return seqpar_pack(s->ctx.error, batch, &document, 1, &desc);
 }
 

@@ -101,14 +101,16 @@ static void draw_work(const drawing *d) {
 }
 
 int main(int argc, char **argv) {
-    static const char *const names[] = {"S, the tokens", "P, the ranks", "C, the tokens of a cell"};
+    static const char *const names[] = {"S, the tokens", "P, the ranks",
+                                        "C, the tokens of a cell"};
     /* cells x cells x P: about a second */
     static const int64_t most[] = {1000000, 64, 1000000}, most_work = 1 << 27;
     int64_t sizes[3] = {16, 4, 1};
     char shown[256];
     if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
-        return printf("usage: 02_layouts [S] [P] [C]   (tokens, ranks, tokens of a cell; default "
-                      "16 4 1)\n"),
+        return printf(
+                   "usage: 02_layouts [S] [P] [C]   (tokens, ranks, tokens of a cell; default "
+                   "16 4 1)\n"),
                demo_print_failed("the usage");
     if (argc > 4)
         return fprintf(stderr, "error: '%s' is one too many; give S, P and C, or fewer\n",
@@ -131,10 +133,7 @@ int main(int argc, char **argv) {
                        (long long)cells, (long long)sizes[1]),
                2;
     drawing d = {.ranks = sizes[1]};
-    d.row = (seqpar_row){.tokens = sizes[0],
-                         .cell = sizes[2],
-                         .docs = 1,
-                         .cu_seqlens = d.cu};
+    d.row = (seqpar_row){.tokens = sizes[0], .cell = sizes[2], .docs = 1, .cu_seqlens = d.cu};
     d.cu[1] = sizes[0];
     d.work = (int64_t *)calloc((size_t)(sizes[1] * sizes[1]), sizeof *d.work);
     if (!d.work)

@@ -21,8 +21,7 @@ static float whole[TENSORS][TOKENS * WIDE];
 
 static seqpar_status rank_main(seqpar_comm *world, void *user) {
     static const int64_t cu_seqlens[] = {0, 300, 777};
-    seqpar_row row = {
-        .tokens = TOKENS, .cell = 32, .docs = 2, .cu_seqlens = cu_seqlens};
+    seqpar_row row = {.tokens = TOKENS, .cell = 32, .docs = 2, .cu_seqlens = cu_seqlens};
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = HEADS,
                              .head_dim = DIM,

@@ -108,8 +108,7 @@ typedef struct {
 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     static const int64_t cu_seqlens[] = {0, 250, 600};
-    seqpar_row row = {
-        .tokens = TOKENS, .cell = 32, .docs = 2, .cu_seqlens = cu_seqlens};
+    seqpar_row row = {.tokens = TOKENS, .cell = 32, .docs = 2, .cu_seqlens = cu_seqlens};
     seqpar_attn_desc desc = {.heads = HEADS,
                              .kv_heads = KV_HEADS,
                              .head_dim = HEAD_DIM,

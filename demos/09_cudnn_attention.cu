@@ -83,7 +83,7 @@ static seqpar_status there_and_back(seqpar_ctx *ctx, seqpar_attn *attn, problem 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p, cudnn_attention *c) {
     const int64_t cu_seqlens[] = {0, p->tokens * 5 / 12, p->tokens};
     seqpar_row row = {.tokens = p->tokens,
-                     
+
                       .cell = 32,
                       .docs = 2,
                       .cu_seqlens = cu_seqlens};

@@ -15,10 +15,7 @@ static int holder[CELLS]; /* the rank of each cell, as seqpar_split deals them *
 
 static int deal(void) {
     int64_t cu_seqlens[] = {0, CELLS};
-    seqpar_row row = {.tokens = CELLS,
-                      .cell = 1,
-                      .docs = 1,
-                      .cu_seqlens = cu_seqlens};
+    seqpar_row row = {.tokens = CELLS, .cell = 1, .docs = 1, .cu_seqlens = cu_seqlens};
     seqpar_error error = {0};
     for (int rank = 0; rank < RANKS; rank++) {
         seqpar_split_desc split = {SEQPAR_LAYOUT_ZIGZAG, RANKS, rank};

@@ -75,8 +75,7 @@ static void test_products(int64_t n) {
 static void test_attention(int64_t width) {
     enum { TOKENS = 40 };
     int64_t cu[2] = {0, TOKENS};
-    seqpar_row row = {
-        .tokens = TOKENS, .cell = (TOKENS + 1) / 2, .docs = 1, .cu_seqlens = cu};
+    seqpar_row row = {.tokens = TOKENS, .cell = (TOKENS + 1) / 2, .docs = 1, .cu_seqlens = cu};
     seqpar_attn_desc desc = {.heads = 2, .kv_heads = 1, .head_dim = width};
     seqpar_attn *attn = NULL;
     void *x[9];

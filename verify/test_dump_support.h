@@ -63,7 +63,7 @@ static inline int64_t last_of(int64_t d) { return cu_seqlens[d + 1] - 1; }
 static inline void deal(int layout) {
     static int64_t whole[DOCS + 2] = {0, 23, 24, 47, 53, 72, 79, 98, 107, TOKENS};
     static const seqpar_row plan = {.tokens = TOKENS,
-                                   
+
                                     .cell = TOKENS / 16 + 1,
                                     .docs = DOCS + 1,
                                     .cu_seqlens = whole};

@@ -356,8 +356,7 @@ static seqpar_status missliced(seqpar_ctx *ctx, seqpar_optim *optim, const float
 
 static seqpar_status misused(seqpar_ctx *ctx, seqpar_optim *optim, int which) {
     static const int64_t cu[] = {0, 4};
-    static const seqpar_row row = {
-        .tokens = 4, .cell = 1, .docs = 1, .cu_seqlens = cu};
+    static const seqpar_row row = {.tokens = 4, .cell = 1, .docs = 1, .cu_seqlens = cu};
     static _Thread_local float g[ELEMENTS];
     float params[ELEMENTS] = {0};
     double gradient[ELEMENTS];
@@ -518,8 +517,7 @@ static seqpar_status head_in_parts(seqpar_ctx *ctx, const seqpar_vocab_io *of,
 enum { PLAIN, OF_A_ROW, SHARE_ALONE, PLAIN_IN_PARTS, OF_A_ROW_IN_PARTS };
 static seqpar_status head_run(seqpar_ctx *ctx, head_result *r, int64_t tokens, int whole) {
     static const int64_t cu[] = {0, TOKENS};
-    const seqpar_row row = {
-        .tokens = TOKENS, .cell = TOKENS, .docs = 1, .cu_seqlens = cu};
+    const seqpar_row row = {.tokens = TOKENS, .cell = TOKENS, .docs = 1, .cu_seqlens = cu};
     const seqpar_split_desc split = {SEQPAR_LAYOUT_CONTIGUOUS, 1, 0};
     const seqpar_vocab_desc vocab = {.hidden = HIDDEN, .vocab = VOCAB, .rows_max = 8};
     float hidden[TOKENS * HIDDEN], table[VOCAB * HIDDEN], seed[TOKENS];

@@ -158,8 +158,7 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
-        const int64_t numbers[] = {row->index, row->tokens, row->cell,
-                                   row->docs};
+        const int64_t numbers[] = {row->index, row->tokens, row->cell, row->docs};
         digest = demo_digest(digest, numbers, sizeof numbers);
         digest = demo_digest(digest, row->cu_seqlens,
                              (row->docs + 1) * (int64_t)sizeof *row->cu_seqlens);
@@ -175,8 +174,9 @@ static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
 
 enum { DEMO_NOTES = 9, DEMO_EVAL_NOTE = 1 };
 static const char *const demo_note_keys[DEMO_NOTES] = {
-    "training data", "evaluation data", "reference model", "seed",     "train_batch_size",
-    "pack_len",      "cell",            "packing_samples", "attention"};
+    "training data", "evaluation data",  "reference model",
+    "seed",          "train_batch_size", "pack_len",
+    "cell",          "packing_samples",  "attention"};
 typedef struct {
     char text[DEMO_NOTES][96];
 } demo_notes;

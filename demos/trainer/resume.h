@@ -28,7 +28,7 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
 /* A checkpoint goes on with the cells it was written with: they decide the order of all sums.
    One of 0.2.0 has chunks of rows in their place. */
 static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
-                              const char *path, demo_error *error) {
+                            const char *path, demo_error *error) {
     demo_config *c = &job->config;
     seqpar_error why = {0};
     if (seqpar_safetensors_metadata(file, "chunks")) {
