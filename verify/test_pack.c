@@ -124,48 +124,32 @@ static void decide_masked(fate *f, const corpus *c, const seqpar_pack_desc *desc
         }
 }
 
-/* The unit that is placed next: the longest, of equals the first (or simply the first). Its
-   first document; -1: none is left. */
-static int64_t next_unit(const corpus *c, const fate *f, int order) {
-    int64_t i, best = -1, most = 0;
-    for (i = 0; i < c->count; i++) {
-        int64_t tokens = sum_unit(c, f, c->doc[i].unit).tokens;
-        if (f->row[i] >= 0 || tokens <= most) continue;
-        if (order != SEQPAR_PACK_DECREASING) return i;
-        most = tokens;
-        best = i;
-    }
-    return best;
+/* The first document of the unit that is placed next; -1: none is left. */
+static int64_t next_unit(const corpus *c, const fate *f) {
+    int64_t i;
+    for (i = 0; i < c->count; i++)
+        if (f->row[i] < 0 && sum_unit(c, f, c->doc[i].unit).tokens > 0) return i;
+    return -1;
 }
 
 static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
-    int64_t room[DOCS], first, i, r;
+    int64_t used = 0, first, i;
     for (i = 0; i < c->count; i++) f->row[i] = -1;
-    while ((first = next_unit(c, f, desc->order)) >= 0) {
+    while ((first = next_unit(c, f)) >= 0) {
         int64_t tokens = sum_unit(c, f, c->doc[first].unit).tokens;
-        r = desc->order == SEQPAR_PACK_DECREASING || f->rows == 0 ? 0 : f->rows - 1;
-        while (r < f->rows && (desc->order == SEQPAR_PACK_UNIT_PER_ROW || room[r] < tokens))
-            r++;
-        if (r == f->rows) room[f->rows++] = desc->pack_len;
-        room[r] -= tokens;
+        if (!f->rows || desc->order == SEQPAR_PACK_UNIT_PER_ROW ||
+            used + tokens > desc->pack_len)
+            used = 0, f->rows++;
+        used += tokens;
         for (i = 0; i < c->count; i++)
-            if (c->doc[i].unit == c->doc[first].unit) f->row[i] = r;
+            if (c->doc[i].unit == c->doc[first].unit) f->row[i] = f->rows - 1;
     }
 }
 
-static int64_t round_up(int64_t n, int64_t multiple) {
-    return multiple ? (n + multiple - 1) / multiple * multiple : n;
-}
-
-static void decide_counts(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
-    int64_t i, t, r;
+static void decide_counts(fate *f, const corpus *c) {
+    int64_t i, t;
     f->counts.documents = c->count;
-    for (r = 0; r < f->rows; r++) {
-        int64_t tokens = 0;
-        for (i = 0; i < c->count; i++) tokens += f->row[i] == r ? f->length[i] : 0;
-        f->counts.tokens += tokens;
-        f->counts.pads += round_up(tokens, desc->pad_to) - tokens;
-    }
+    for (i = 0; i < c->count; i++) f->counts.tokens += f->length[i];
     for (i = 0; i < c->count; i++)
         for (t = 0; t < f->length[i]; t++)
             f->counts.supervised += predicted(&c->doc[i], t, f->length[i]);
@@ -177,7 +161,7 @@ static fate decide(const corpus *c, const seqpar_pack_desc *desc) {
     decide_lengths(&f, c, desc);
     decide_masked(&f, c, desc);
     decide_rows(&f, c, desc);
-    decide_counts(&f, c, desc);
+    decide_counts(&f, c);
     return f;
 }
 
@@ -195,7 +179,6 @@ static void expect_counts(const seqpar_pack_counts *got, const seqpar_pack_count
     EXPECT_EQUAL(got->masked, want->masked, "counts.masked");
     EXPECT_EQUAL(got->tokens, want->tokens, "counts.tokens");
     EXPECT_EQUAL(got->supervised, want->supervised, "counts.supervised");
-    EXPECT_EQUAL(got->pads, want->pads, "counts.pads");
 }
 
 /* Document `source` lies at row tokens begin .. end. */
@@ -210,18 +193,6 @@ static void expect_document(const seqpar_row *row, const seqpar_document *d, int
     }
     test_expect(row->targets[end - 1] == SEQPAR_IGNORE,
                 "the last position of a document has a target");
-}
-
-static void expect_pads(const seqpar_row *row, const seqpar_pack_desc *desc) {
-    int64_t t;
-    EXPECT_EQUAL(row->padded, round_up(row->tokens, desc->pad_to), "the padded length");
-    EXPECT_EQUAL(row->chunks,
-                 desc->chunks ? desc->chunks : seqpar_grid_default_chunks(row->padded),
-                 "the number of chunks");
-    for (t = row->tokens; t < row->padded; t++) {
-        EXPECT_EQUAL(row->ids[t], desc->pad_id, "the id of a pad");
-        EXPECT_EQUAL(row->targets[t], SEQPAR_IGNORE, "the target of a pad");
-    }
 }
 
 /* Documents of a unit lie side by side, in the order given. */
@@ -243,6 +214,7 @@ static void expect_row(const seqpar_row *row, int64_t number, const corpus *c,
                        const seqpar_pack_desc *desc, const fate *f, int64_t *seen) {
     int64_t d;
     EXPECT_EQUAL(row->index, number, "the number of a row");
+    EXPECT_EQUAL(row->cell, desc->cell, "the size of a cell");
     EXPECT_EQUAL(row->cu_seqlens[0], 0, "the beginning of cu_seqlens");
     EXPECT_EQUAL(row->cu_seqlens[row->docs], row->tokens, "the end of cu_seqlens");
     test_expect(row->tokens > 0 && row->tokens <= desc->pack_len,
@@ -262,7 +234,18 @@ static void expect_row(const seqpar_row *row, int64_t number, const corpus *c,
                      "a prefix");
     }
     expect_whole_units(row, c, f);
-    expect_pads(row, desc);
+}
+
+/* Numbers of documents rise over all rows. */
+static void expect_rising(const seqpar_batch *batch) {
+    int64_t r, d, last = -1;
+    for (r = 0; r < batch->rows; r++)
+        for (d = 0; d < batch->row[r].docs; d++) {
+            int64_t source = batch->row[r].doc_source[d];
+            test_expect(source > last, "row %lld: document %lld stands behind %lld",
+                        (long long)r, (long long)source, (long long)last);
+            last = source;
+        }
 }
 
 static void expect_batch(const seqpar_batch *batch, const corpus *c,
@@ -272,6 +255,7 @@ static void expect_batch(const seqpar_batch *batch, const corpus *c,
     for (i = 0; i < batch->rows; i++) expect_row(&batch->row[i], i, c, desc, f, seen);
     for (i = 0; i < c->count; i++)
         EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
+    expect_rising(batch);
     expect_counts(&batch->counts, &f->counts);
 }
 
@@ -302,18 +286,17 @@ static int64_t triples_of_rows(triple *to, const seqpar_batch *batch) {
     int64_t r, t, d, n = 0;
     for (r = 0; r < batch->rows; r++) {
         const seqpar_row *row = &batch->row[r];
-        for (t = d = 0; t < row->padded; t++) {
-            while (d < row->docs && t >= row->cu_seqlens[d + 1]) d++;
+        for (t = d = 0; t < row->tokens; t++) {
+            while (t >= row->cu_seqlens[d + 1]) d++;
             if (row->targets[t] != SEQPAR_IGNORE)
-                to[n++] = (triple){d < row->docs ? row->doc_source[d] : -1,
-                                   row->position_ids[t], row->targets[t]};
+                to[n++] = (triple){row->doc_source[d], row->position_ids[t], row->targets[t]};
         }
     }
     return n;
 }
 
 static void expect_triples(const seqpar_batch *batch, const corpus *c, const fate *f) {
-    int64_t room = batch->counts.tokens + batch->counts.pads + f->counts.tokens;
+    int64_t room = batch->counts.tokens + f->counts.tokens;
     int64_t rows, documents;
     triple *a = malloc((size_t)(2 * room + 1) * sizeof *a), *b = a + room;
     rows = triples_of_rows(a, batch);
@@ -353,30 +336,32 @@ static void test_golden(void) {
                                            {b, NULL, 1, 3},
                                            {a, NULL, 2, 3},
                                            {d, answer_only, 4, 4}};
-    static const int32_t ids[2][8] = {{0, 7, 0, 3, 0, 4, 8, 9}, {5, 0, 7, 9}};
-    static const int32_t places[2][8] = {{0, 1, 2, 0, 1, 2, 3, 0}, {0, 0, 1, 0}};
-    static const int32_t targets[2][8] = {{7, 0, -100, -100, 4, 8, -100, -100},
-                                          {-100, 7, -100, -100}};
-    static const int64_t cu[2][3] = {{0, 3, 7}, {0, 1, 3}}, source[2][2] = {{0, 4}, {2, 3}};
-    static const int64_t padded[2] = {8, 4};
-    static const seqpar_pack_counts counts = {5, 1, 0, 0, 0, 10, 5, 2};
-    seqpar_pack_desc desc = {.pack_len = 7, .pad_to = 4, .pad_id = 9, .vocab = 10};
+    static const int32_t ids[2][6] = {{0, 7, 0, 5, 0, 7}, {3, 0, 4, 8}};
+    static const int32_t places[2][6] = {{0, 1, 2, 0, 0, 1}, {0, 1, 2, 3}};
+    static const int32_t targets[2][6] = {{7, 0, -100, -100, 7, -100}, {-100, 4, 8, -100}};
+    static const int64_t cu[2][4] = {{0, 3, 4, 6}, {0, 4}}, source[2][3] = {{0, 2, 3}, {4}};
+    static const int64_t tokens[2] = {6, 4}, documents[2] = {3, 1};
+    static const seqpar_pack_counts counts = {5, 1, 0, 0, 0, 10, 5};
+    seqpar_pack_desc desc = {.pack_len = 7, .cell = 3, .vocab = 10};
     seqpar_batch batch;
     seqpar_status status = seqpar_pack(NULL, &batch, docs, 5, &desc);
     int64_t r;
     EXPECT_EQUAL(status, SEQPAR_OK, "the status");
     EXPECT_EQUAL(batch.rows, 2, "the number of rows");
     for (r = 0; r < batch.rows; r++) {
-        size_t bytes = (size_t)padded[r] * sizeof(int32_t);
-        EXPECT_EQUAL(batch.row[r].padded, padded[r], "the padded length");
+        size_t bytes = (size_t)tokens[r] * sizeof(int32_t);
+        size_t numbers = (size_t)documents[r] * sizeof(int64_t);
+        EXPECT_EQUAL(batch.row[r].tokens, tokens[r], "the tokens of a row");
+        EXPECT_EQUAL(batch.row[r].docs, documents[r], "the documents of a row");
+        EXPECT_EQUAL(batch.row[r].cell, 3, "the size of a cell");
         test_expect(!memcmp(batch.row[r].ids, ids[r], bytes), "row %lld: ids", (long long)r);
         test_expect(!memcmp(batch.row[r].targets, targets[r], bytes), "row %lld: targets",
                     (long long)r);
         test_expect(!memcmp(batch.row[r].position_ids, places[r], bytes),
                     "row %lld: position_ids", (long long)r);
-        test_expect(!memcmp(batch.row[r].cu_seqlens, cu[r], sizeof cu[r]),
+        test_expect(!memcmp(batch.row[r].cu_seqlens, cu[r], numbers + 8),
                     "row %lld: cu_seqlens", (long long)r);
-        test_expect(!memcmp(batch.row[r].doc_source, source[r], sizeof source[r]),
+        test_expect(!memcmp(batch.row[r].doc_source, source[r], numbers),
                     "row %lld: doc_source", (long long)r);
     }
     expect_counts(&batch.counts, &counts);
@@ -385,17 +370,16 @@ static void test_golden(void) {
     test_end("pack_golden");
 }
 
-/* Lengths and the rows they must get, by hand: ties go to the lower index, a full row is
-   full, order rules differ. */
+/* Lengths and the rows they must get, by hand: a full row is full, none is gone back to, order
+   rules differ. */
 static void test_order(void) {
     static const struct {
         const char *name;
         int order;
         int64_t pack_len, lengths[8], rows[8];
     } table[] = {
-        {"decreasing", SEQPAR_PACK_DECREASING, 10, {2, 5, 5, 8, 3, 7}, {0, 2, 2, 0, 1, 1}},
-        {"decreasing_ties", SEQPAR_PACK_DECREASING, 7, {4, 3, 4, 3, 3, 4}, {0, 0, 1, 1, 2, 2}},
         {"in_order", SEQPAR_PACK_IN_ORDER, 10, {2, 5, 5, 8, 2, 7}, {0, 0, 1, 2, 2, 3}},
+        {"in_order_full", SEQPAR_PACK_IN_ORDER, 7, {4, 3, 4, 4, 3, 2}, {0, 0, 1, 2, 2, 3}},
         {"unit_per_row", SEQPAR_PACK_UNIT_PER_ROW, 10, {2, 5, 5, 8, 3, 7}, {0, 1, 2, 3, 4, 5}},
     };
     size_t i, d;
@@ -449,61 +433,60 @@ static void test_counters(void) {
         int masks[6];
         seqpar_pack_counts want;
     } table[] = {
-        {"zero_length", 0, 0, {3, 0, 0, 5}, {1, 2, 3, 3}, {0}, {4, 2, 0, 0, 0, 8, 6, 1}},
+        {"zero_length", 0, 0, {3, 0, 0, 5}, {1, 2, 3, 3}, {0}, {4, 2, 0, 0, 0, 8, 6}},
         {"dropped",
          SEQPAR_TRUNCATION_DROP,
          0,
          {3, 14, 6, 7, 1},
          {1, 2, 3, 3, 4},
          {0},
-         {5, 0, 3, 0, 1, 3, 2, 0}},
+         {5, 0, 3, 0, 1, 3, 2}},
         {"cut",
          SEQPAR_TRUNCATION_CUT,
          0,
          {3, 14, 5, 9},
          {1, 2, 3, 3},
          {0},
-         {4, 0, 0, 2, 0, 26, 22, 1}},
+         {4, 0, 0, 2, 0, 26, 22}},
         {"cut_one_token_each",
          SEQPAR_TRUNCATION_CUT,
          1,
          {2, 20, 20, 20, 20},
          {1, 2, 2, 2, 2},
          {0},
-         {5, 0, 0, 4, 0, 14, 9, 1}},
+         {5, 0, 0, 4, 0, 14, 9}},
         {"masked",
          0,
          0,
          {3, 4, 5, 1},
          {1, 2, 2, 3},
          {0, MASK_NOTHING, MASK_FIRST, 0},
-         {4, 0, 0, 0, 3, 3, 2, 0}},
+         {4, 0, 0, 0, 3, 3, 2}},
         {"masked_in_a_unit",
          0,
          0,
          {4, 5, 1},
          {2, 2, 2},
          {MASK_NOTHING, MASK_LAST, MASK_NOTHING},
-         {3, 0, 0, 0, 0, 10, 1, 2}},
+         {3, 0, 0, 0, 0, 10, 1}},
         {"masked_kept",
          0,
          1,
          {3, 4, 1},
          {1, 2, 3},
          {0, MASK_NOTHING, 0},
-         {3, 0, 0, 0, 0, 8, 2, 1}},
+         {3, 0, 0, 0, 0, 8, 2}},
         {"masked_by_the_cut",
          SEQPAR_TRUNCATION_CUT,
          0,
          {3, 15},
          {1, 2},
          {0, MASK_LAST},
-         {2, 0, 0, 1, 1, 3, 2, 0}},
+         {2, 0, 0, 1, 1, 3, 2}},
     };
     size_t i, d;
     for (i = 0; i < sizeof table / sizeof *table; i++) {
         seqpar_pack_desc desc = {.pack_len = 12,
-                                 .pad_to = 3,
                                  .truncation = table[i].truncation,
                                  .keep_masked = table[i].keep_masked};
         corpus c = {.count = 0};
@@ -519,89 +502,139 @@ static void test_counters(void) {
     }
 }
 
-static int64_t shortest_chunk(int64_t tokens, int64_t chunks) {
-    int64_t i, shortest = tokens;
-    for (i = 0; i < chunks; i++) {
-        int64_t n = seqpar_part_begin(tokens, chunks, i + 1) -
-                    seqpar_part_begin(tokens, chunks, i);
-        if (n < shortest) shortest = n;
+/* Cells of a size of its own, and the default's: 128 tokens up to 16,384, 256 up to 131,072, 512
+   from there on. */
+static void test_cells(void) {
+    static const int64_t table[][3] = {
+        /* cell, number, first token */
+        {1, 0, 0},          {1, SEQPAR_MAX_TOKENS, SEQPAR_MAX_TOKENS},
+        {7, 3, 21},         {SEQPAR_MAX_TOKENS, 1, SEQPAR_MAX_TOKENS},
+        {0, 0, 0},          {0, 1, 128},
+        {0, 127, 16256},    {0, 128, 16384},
+        {0, 129, 16640},    {0, 575, 130816},
+        {0, 576, 131072},   {0, 577, 131584},
+        {0, 2368, 1 << 20}, {0, 4194624, (INT64_C(1) << 31)}};
+    int64_t cell, token, number, end;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        EXPECT_EQUAL(seqpar_cell_begin(table[i][0], table[i][1]), table[i][2],
+                     "where a cell begins");
+        EXPECT_EQUAL(seqpar_cell_of(table[i][0], table[i][2]), table[i][1], "the cell there");
+        if (table[i][2])
+            EXPECT_EQUAL(seqpar_cell_of(table[i][0], table[i][2] - 1), table[i][1] - 1,
+                         "the cell before");
     }
-    return shortest;
+    for (cell = 0; cell <= 5; cell++) /* every token lies in its cell */
+        for (token = 0; token < 140000; token++) {
+            number = seqpar_cell_of(cell, token);
+            end = seqpar_cell_begin(cell, number + 1);
+            test_expect(seqpar_cell_begin(cell, number) <= token && token < end,
+                        "token %lld does not lie in cell %lld", (long long)token,
+                        (long long)number);
+            test_expect(end - seqpar_cell_begin(cell, number) == (cell             ? cell
+                                                                  : token < 16384  ? 128
+                                                                  : token < 131072 ? 256
+                                                                                   : 512),
+                        "cell %lld has %lld tokens", (long long)number,
+                        (long long)(end - seqpar_cell_begin(cell, number)));
+        }
+    test_end("pack_cells");
 }
 
 /* The limit itself is no refusal, here and where the rows are dealt. */
-static void expect_most_chunks(void) {
+static void test_largest_cell(void) {
     static const int32_t ids[] = {1, 2, 3};
     const seqpar_document doc = {.ids = ids, .tokens = 3};
-    const seqpar_pack_desc desc = {.pack_len = 8, .chunks = SEQPAR_MAX_CHUNKS};
+    const seqpar_pack_desc desc = {.pack_len = SEQPAR_MAX_TOKENS, .cell = SEQPAR_MAX_TOKENS};
     const seqpar_split_desc deal = {.layout = SEQPAR_LAYOUT_ZIGZAG, .sp_size = 2};
     seqpar_error error = {0};
     seqpar_batch batch;
     seqpar_share share;
     if (test_expect(!seqpar_pack(&error, &batch, &doc, 1, &desc), "%s", error.text)) {
-        EXPECT_EQUAL(batch.row->chunks, SEQPAR_MAX_CHUNKS, "the number of chunks");
+        EXPECT_EQUAL(batch.row->cell, SEQPAR_MAX_TOKENS, "the size of a cell");
         test_expect(!seqpar_split(&error, &share, batch.row, 1, &deal), "%s", error.text);
         seqpar_share_free(&share);
         seqpar_batch_free(&batch);
     }
-    test_end("pack_most_chunks");
+    test_end("pack_largest_cell");
 }
 
-static void test_chunks(void) {
-    static const int64_t table[][2] = {
-        {0, 1},         {1, 1},          {15, 1},
-        {16, 1},        {31, 1},         {32, 2},
-        {47, 2},        {48, 3},         {511, 31},
-        {512, 32},      {513, 32},       {4096, 32},
-        {8192, 32},     {8193, 64},      {16384, 64},
-        {16385, 128},   {131072, 512},   {131073, 1024},
-        {262145, 2048}, {1 << 20, 2048}, {INT64_C(1) << 40, 2048}};
-    int64_t tokens, chunks;
-    size_t i;
-    for (i = 0; i < sizeof table / sizeof *table; i++)
-        EXPECT_EQUAL(seqpar_grid_default_chunks(table[i][0]), table[i][1],
-                     "the default number of chunks");
-    /* as many as can be, up to 32, without one under 16 tokens */
-    for (tokens = 1; tokens < 600; tokens++) {
-        chunks = seqpar_grid_default_chunks(tokens);
-        test_expect(chunks == 1 || shortest_chunk(tokens, chunks) >= 16,
-                    "%lld tokens: a chunk falls under 16", (long long)tokens);
-        test_expect(chunks == 32 || shortest_chunk(tokens, chunks + 1) < 16,
-                    "%lld tokens: one more chunk fits", (long long)tokens);
+/* ---- one list of documents, however it is packed ---- */
+
+/* What stands in a cell: its leaf, its document and number there, and its tokens and targets. */
+typedef struct packed_cell {
+    int64_t leaf, document, cell, tokens;
+    int32_t ids[8], targets[8], places[8];
+} packed_cell;
+
+static int64_t packed_cells(packed_cell *to, const seqpar_batch *batch) {
+    seqpar_error error = {0};
+    seqpar_share share;
+    int64_t i, t;
+    test_expect(!seqpar_split(&error, &share, batch->row, batch->rows,
+                              &(seqpar_split_desc){SEQPAR_LAYOUT_CONTIGUOUS, 1, 0}),
+                "%s", error.text);
+    for (i = 0; i < share.count; i++) {
+        const seqpar_piece *p = &share.pieces[i];
+        const seqpar_row *row = &batch->row[p->row];
+        memset(&to[i], 0, sizeof to[i]);
+        to[i].leaf = p->leaf;
+        to[i].document = p->document;
+        to[i].cell = p->cell;
+        to[i].tokens = p->count;
+        for (t = 0; t < p->count; t++) {
+            to[i].ids[t] = row->ids[p->start + t];
+            to[i].targets[t] = row->targets[p->start + t];
+            to[i].places[t] = row->position_ids[p->start + t];
+        }
     }
-    /* and beyond: a power of two, chunks of 128 at least */
-    for (tokens = 513; tokens < 700000; tokens += tokens / 7 + test_integer(0, 3)) {
-        chunks = seqpar_grid_default_chunks(tokens);
-        test_expect(chunks >= 32 && chunks <= 2048 && !(chunks & (chunks - 1)),
-                    "%lld tokens: %lld chunks", (long long)tokens, (long long)chunks);
-        test_expect(chunks == 32 || shortest_chunk(tokens, chunks) >= 128,
-                    "%lld tokens: a chunk falls under 128", (long long)tokens);
-        test_expect(chunks == 2048 || (tokens + chunks - 1) / chunks <= 256,
-                    "%lld tokens: a chunk holds more than 256", (long long)tokens);
-    }
-    test_end("pack_default_chunks");
-    for (chunks = 0; chunks < 41; chunks += 5) {
-        seqpar_pack_desc desc = {.pack_len = 97, .chunks = chunks, .pad_to = 7};
+    i = share.count;
+    seqpar_share_free(&share);
+    return i;
+}
+
+/* The cells of a list of documents are the same, in the same order, whatever shares a row. */
+static void test_packings(void) {
+    enum { MOST = DOCS * 40 };
+    packed_cell *one = malloc(2 * MOST * sizeof *one), *other = one + MOST;
+    int64_t n, i, packed = 0;
+    for (n = 0; n < 60; n++) {
+        seqpar_pack_desc desc = {.pack_len = 120, .cell = 1 + n % 8, .keep_masked = 1};
+        int64_t count = -1;
         corpus c = {.count = 0};
-        corpus_random(&c, 9, 97);
-        expect_packing(&c, &desc);
+        corpus_random(&c, test_integer(2, 15), 40);
+        corpus_add(&c, 1 << 20, 2, MASK_NULL);
+        for (i = 0; i < 4; i++) {
+            seqpar_batch batch;
+            desc.order = i ? SEQPAR_PACK_IN_ORDER : SEQPAR_PACK_UNIT_PER_ROW;
+            desc.pack_len = i < 2 ? 120 : test_integer(120, 3000);
+            test_expect(!seqpar_pack(NULL, &batch, c.doc, c.count, &desc), "refused");
+            packed += batch.rows;
+            if (count < 0)
+                count = packed_cells(one, &batch);
+            else
+                test_expect(packed_cells(other, &batch) == count &&
+                                !memcmp(one, other, (size_t)count * sizeof *one),
+                            "other cells with pack_len %lld", (long long)desc.pack_len);
+            seqpar_batch_free(&batch);
+        }
         corpus_free(&c);
     }
-    test_end("pack_explicit_chunks");
-    expect_most_chunks();
+    free(one);
+    test_expect(packed > 500, "only %lld rows", (long long)packed);
+    test_end("pack_packings_have_the_same_cells");
 }
 
-/* floor(i S / L) in 128 bits */
-static void test_grid(void) {
-    int64_t n, padded, chunks, chunk;
+/* floor(i S / n) in 128 bits */
+static void test_parts(void) {
+    int64_t n, total, parts, part;
     for (n = 0; n < 20000; n++) {
-        padded = (int64_t)(test_random() >> test_integer(24, 63));
-        chunks = test_integer(1, n % 2 ? 32 : 1 << 20);
-        chunk = test_integer(0, chunks);
-        EXPECT_EQUAL(seqpar_part_begin(padded, chunks, chunk),
-                     (int64_t)((__int128)chunk * padded / chunks), "the beginning of a chunk");
+        total = (int64_t)(test_random() >> test_integer(24, 63));
+        parts = test_integer(1, n % 2 ? 32 : 1 << 20);
+        part = test_integer(0, parts);
+        EXPECT_EQUAL(seqpar_part_begin(total, parts, part),
+                     (int64_t)((__int128)part * total / parts), "the beginning of a part");
     }
-    test_end("pack_grid_begin");
+    test_end("pack_part_begin");
 }
 
 /* ---- refusals ---- */
@@ -644,36 +677,24 @@ static void test_refusals(void) {
          1,
          {{some_ids, NULL, 3, 0}},
          {"-37"}},
-        {"chunks_negative",
-         SEQPAR_ERR_CHUNKS,
-         {.pack_len = 8, .chunks = -3},
+        {"cell_negative",
+         SEQPAR_ERR_CELL,
+         {.pack_len = 8, .cell = -3},
          1,
          {{some_ids, NULL, 3, 0}},
-         {"chunks", "-3"}},
-        {"chunks_many",
-         SEQPAR_ERR_CHUNKS,
-         {.pack_len = 8, .chunks = SEQPAR_MAX_CHUNKS + 1},
+         {"pack_desc: cell is -3", "1 to 2147483647"}},
+        {"cell_large",
+         SEQPAR_ERR_CELL,
+         {.pack_len = 8, .cell = SEQPAR_MAX_TOKENS + 1},
          1,
          {{some_ids, NULL, 3, 0}},
-         {"chunks", "1048577"}},
-        {"pad_to_large",
-         SEQPAR_ERR_CHUNKS,
-         {.pack_len = 8, .pad_to = INT64_MAX},
-         1,
-         {{some_ids, NULL, 3, 0}},
-         {"pad_to", "9223372036854775807"}},
+         {"pack_desc: cell is 2147483648", "0 for the default"}},
         {"pack_len_large",
          SEQPAR_ERR_PACK_LEN,
          {.pack_len = INT64_MAX},
          1,
          {{some_ids, NULL, 3, 0}},
          {"pack_len", "9223372036854775807"}},
-        {"pad_to_negative",
-         SEQPAR_ERR_CHUNKS,
-         {.pack_len = 8, .pad_to = -5},
-         1,
-         {{some_ids, NULL, 3, 0}},
-         {"pad_to", "-5"}},
         {"no_documents",
          SEQPAR_ERR_NO_DOCUMENTS,
          {.pack_len = 8},
@@ -775,13 +796,11 @@ static void test_first_error_wins(void) {
 static void fuzz_one(int order, int truncation) {
     int64_t pack_len = test_integer(2, 97);
     seqpar_pack_desc desc = {.pack_len = pack_len,
-                             .chunks = test_integer(0, 1) * test_integer(1, 40),
-                             .pad_to = test_integer(0, 1) * test_integer(1, 17),
+                             .cell = test_integer(0, 1) * test_integer(1, 40),
                              .order = order,
                              .truncation = truncation,
                              .keep_masked = !test_integer(0, 2),
-                             .vocab = test_integer(0, 1) * VOCAB,
-                             .pad_id = (int32_t)test_integer(0, 5)};
+                             .vocab = test_integer(0, 1) * VOCAB};
     corpus c = {.count = 0};
     corpus_random(&c, test_integer(1, 20), test_integer(1, pack_len + pack_len / 4 + 1));
     /* then something is supervised in any case */
@@ -791,10 +810,10 @@ static void fuzz_one(int order, int truncation) {
 }
 
 static void test_fuzz(void) {
-    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"},
-                             *const truncations[] = {"drop", "cut"};
+    static const char *const orders[] = {"in_order", "unit_per_row"}, *const truncations[] = {
+                                                                          "drop", "cut"};
     int order, truncation, n;
-    for (order = 0; order < 3; order++)
+    for (order = 0; order < 2; order++)
         for (truncation = 0; truncation < 2; truncation++) {
             for (n = 0; n < 100; n++) fuzz_one(order, truncation);
             test_end("pack_fuzz_%s_%s", orders[order], truncations[truncation]);
@@ -835,28 +854,16 @@ static void many_draw(many *m, const seqpar_pack_desc *desc, int64_t longest) {
     }
 }
 
-/* Longest first, of equals the lower; every row is tried from the first on. Returns the
-   rows. */
+/* Returns the rows. */
 static int64_t plain_rows(many *m, const seqpar_pack_desc *desc) {
-    int64_t order[MANY], room[MANY], rows = 0, i, j, r;
-    for (i = 0; i < m->units; i++) {
-        for (j = i; j > 0 && desc->order == SEQPAR_PACK_DECREASING &&
-                    m->tokens[order[j - 1]] < m->tokens[i];
-             j--)
-            order[j] = order[j - 1];
-        order[j] = i;
-    }
-    for (i = 0; i < m->units; i++) {
-        int64_t u = order[i];
+    int64_t room = 0, rows = 0, u;
+    for (u = 0; u < m->units; u++) {
         m->row[u] = -1;
         if (!m->tokens[u]) continue;
-        r = desc->order == SEQPAR_PACK_UNIT_PER_ROW       ? rows
-            : desc->order == SEQPAR_PACK_IN_ORDER && rows ? rows - 1
-                                                          : 0;
-        while (r < rows && room[r] < m->tokens[u]) r++;
-        if (r == rows) room[rows++] = desc->pack_len;
-        room[r] -= m->tokens[u];
-        m->row[u] = r;
+        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || room < m->tokens[u])
+            room = desc->pack_len, rows++;
+        room -= m->tokens[u];
+        m->row[u] = rows - 1;
     }
     return rows;
 }
@@ -881,17 +888,14 @@ static void expect_plain_rows(const many *m, const seqpar_batch *batch, int64_t 
 }
 
 static void test_plain_rows(void) {
-    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"};
+    static const char *const orders[] = {"in_order", "unit_per_row"};
     many *m = malloc(sizeof *m);
     int order, n;
-    for (order = 0; order < 3; order++) {
+    for (order = 0; order < 2; order++) {
         for (n = 0; n < 1500; n++) {
             int64_t pack_len = test_integer(1, n % 3 ? 40 : 1000);
-            seqpar_pack_desc desc = {.pack_len = pack_len,
-                                     .chunks = 1,
-                                     .order = order,
-                                     .truncation = n % 2,
-                                     .keep_masked = 1};
+            seqpar_pack_desc desc = {
+                .pack_len = pack_len, .order = order, .truncation = n % 2, .keep_masked = 1};
             seqpar_batch batch;
             seqpar_status status;
             int64_t rows;
@@ -910,15 +914,14 @@ static void test_plain_rows(void) {
 /* Steps of packing, sorting included: fewer than 6 n log2 n; units in any order are sorted
    to find one that is torn. */
 static void test_work(void) {
-    static const char *const orders[] = {"decreasing", "in_order", "unit_per_row"};
+    static const char *const orders[] = {"in_order", "unit_per_row"};
     enum { N = 200000 };
     seqpar_document *doc = calloc(N, sizeof *doc);
     int64_t i, n, log2;
     int order;
-    for (order = 0; order < 3; order++) {
+    for (order = 0; order < 2; order++) {
         for (n = N / 200, log2 = 10; n <= N; n *= 200, log2 = 18) {
-            seqpar_pack_desc desc = {
-                .pack_len = 64, .chunks = 1, .order = order, .keep_masked = 1};
+            seqpar_pack_desc desc = {.pack_len = 64, .order = order, .keep_masked = 1};
             seqpar_batch batch;
             for (i = 0; i < n; i++)
                 doc[i] = (seqpar_document){many_ids, NULL, 1 + i * 7919 % 61,
@@ -945,8 +948,10 @@ int main(int argc, char **argv) {
     test_order();
     test_mask();
     test_counters();
-    test_chunks();
-    test_grid();
+    test_cells();
+    test_largest_cell();
+    test_packings();
+    test_parts();
     test_refusals();
     test_first_error_wins();
     test_fuzz();
