@@ -3073,6 +3073,12 @@ SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token) {
     return size->cells + (token - size->from) / size->tokens;
 }
 
+/* Number of a cell's leaf among those of its document. Cells that grow leave numbers out, so that
+   joints of the fold's tree lie where tokens are multiples of high powers of two. */
+static int64_t seqpar__cell_leaf(int64_t cell, int64_t number) {
+    return cell ? number : seqpar_cell_begin(0, number) / seqpar__cell_sizes[0].tokens;
+}
+
 SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part) {
     /* floor(part * total / parts) without overflow */
     int64_t q = total / parts, r = total % parts;
@@ -3475,7 +3481,7 @@ static int seqpar__doc_next(const seqpar_row *row, seqpar__doc *d) {
         SEQPAR__WORK(1);
         if (d->end == d->begin) continue;
         d->cells = seqpar_cell_of(row->cell, d->end - d->begin - 1) + 1;
-        d->leaves = d->cells;
+        d->leaves = seqpar__cell_leaf(row->cell, d->cells - 1) + 1;
         if (d->stripe)
             d->leaves = seqpar__stripe_parts(d->cells, d->stripe) *
                         seqpar__stripe_leaves(d->stripe);
@@ -3613,7 +3619,7 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
     for (int64_t i = 0; i < row_count; i++)
         SEQPAR__TRY(seqpar__check_row(error, &rows[i], i ? rows[i - 1].index : -1));
     return seqpar__check_rising(error, rows, row_count,
-                                layout == SEQPAR_LAYOUT_STRIPE ? sp_size : 0);
+                                layout == SEQPAR_LAYOUT_STRIPE && sp_size > 1 ? sp_size : 0);
 }
 
 /* The tokens of a document's cells [cell, cell_end). */
@@ -3624,7 +3630,7 @@ static seqpar_piece seqpar__cells_piece(const seqpar_row *row, const seqpar__doc
     p.document = d->number;
     p.origin = d->begin;
     p.cell = cell;
-    p.leaf = d->leaf + cell;
+    p.leaf = d->leaf + seqpar__cell_leaf(row->cell, cell);
     p.start = d->begin + seqpar_cell_begin(row->cell, cell);
     p.stride = 1;
     p.count = SEQPAR__MIN(d->begin + seqpar_cell_begin(row->cell, cell_end), d->end) - p.start;
@@ -3633,11 +3639,10 @@ static seqpar_piece seqpar__cells_piece(const seqpar_row *row, const seqpar__doc
 
 /* Every sp_size-th token of a piece that holds part `part` of its document's. Its leaf gets more
    levels, one leaf for each rank. */
-static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t part, int64_t sp_size,
-                                         int64_t sp_rank) {
+static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p = whole;
     int64_t end = whole.start + whole.count;
-    p.leaf += part * seqpar__stripe_leaves(sp_size) + sp_rank - p.cell;
+    p.leaf += sp_rank;
     p.start += (sp_rank - p.start % sp_size + sp_size) % sp_size;
     p.stride = sp_size;
     p.count = p.start < end ? (end - p.start + sp_size - 1) / sp_size : 0;
@@ -3728,7 +3733,8 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar_row *row,
                                    const seqpar__doc *d) {
     for (int64_t c = 0; c < d->cells; c++) {
         SEQPAR__WORK(1);
-        if (!seqpar__joints_add(j, d->begin + seqpar_cell_begin(row->cell, c), d->leaf + c))
+        if (!seqpar__joints_add(j, d->begin + seqpar_cell_begin(row->cell, c),
+                                d->leaf + seqpar__cell_leaf(row->cell, c)))
             return 0;
     }
     return 1;
@@ -3876,7 +3882,8 @@ static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
         for (int64_t r = first; r < end; r++) {
             seqpar_piece p = seqpar__cells_piece(row, d, seqpar_part_begin(d->cells, parts, c),
                                                  seqpar_part_begin(d->cells, parts, c + 1));
-            p = seqpar__stripe_piece(p, c, to->sp_size, r);
+            p.leaf = d->leaf + c * seqpar__stripe_leaves(to->sp_size);
+            p = seqpar__stripe_piece(p, to->sp_size, r);
             p.row = row_number;
             if (!seqpar__split_add(to, r, p)) return 0;
         }
@@ -3885,6 +3892,7 @@ static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
 
 static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
                                int64_t row_number) {
+    if (to->sp_size == 1) return seqpar__deal_cells(to, row, row_number);
     for (seqpar__doc d = seqpar__doc_first(to->sp_size); seqpar__doc_next(row, &d);)
         if (!seqpar__deal_striped(to, row, row_number, &d)) return 0;
     return 1;
@@ -6200,7 +6208,7 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
             tile = run;
             tile.start += at * run.stride;
             tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
-            tile.leaf = run.leaf - run.cell + tile.start - run.origin;
+            tile.leaf = (tile.row << SEQPAR__CELL_BITS) + tile.start;
             if (!seqpar__share_add(&cut, &capacity, tile)) {
                 SEQPAR_FREE(cut.pieces);
                 return SEQPAR_ERR_MEMORY;

@@ -286,8 +286,7 @@ static void test_mask(void) {
     int whole;
     for (whole = 0; whole < 2; whole++) {
         seqpar_row row = {.tokens = 24,
-                          .padded = 24,
-                          .chunks = 3,
+                          .cell = 8,
                           .docs = whole ? 1 : 3,
                           .cu_seqlens = whole ? joined : apart};
         seqpar_plan_mask mask = {&row, 1, &desc};
@@ -333,8 +332,7 @@ static double imbalance(const seqpar_row *row, const seqpar_attn_desc *desc, int
 
 static void test_balance(void) {
     static const int64_t cu[] = {0, 65536};
-    seqpar_row row = {
-        .tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    seqpar_row row = {.tokens = 65536, .cell = 2048, .docs = 1, .cu_seqlens = cu};
     seqpar_attn_desc desc = {
         .heads = 8, .kv_heads = 8, .head_dim = 64, .layout = SEQPAR_LAYOUT_ZIGZAG};
     double zigzag = imbalance(&row, &desc, 8), grid, contiguous;
@@ -356,8 +354,7 @@ static void test_balance(void) {
    statistic a head and token for lse. */
 static void test_formulas(void) {
     static const int64_t cu[] = {0, 4096};
-    seqpar_row row = {
-        .tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    seqpar_row row = {.tokens = 4096, .cell = 128, .docs = 1, .cu_seqlens = cu};
     int64_t p, n, h = 16, g = 8, d = 32;
     for (p = 2; p <= 8; p *= 2) {
         seqpar_attn_desc desc = {.heads = h,
@@ -387,7 +384,7 @@ static void test_formulas(void) {
 
 /* A key goes on only while somebody on its way sees it. In messages of one share, all ranks
    together, of the P (P - 1) that go round: causal zigzag three quarters, contiguous a half,
-   a window of one chunk over contiguous shares P - 1 chunks. */
+   a window of one cell over contiguous shares P - 1 cells. */
 static void test_as_far_as_seen(void) {
     static const int64_t cu[] = {0, 4096};
     static const struct {
@@ -398,8 +395,7 @@ static void test_as_far_as_seen(void) {
                  {"contiguous", SEQPAR_LAYOUT_CONTIGUOUS, 0, 0},
                  {"full", SEQPAR_LAYOUT_ZIGZAG, 1, 0},
                  {"window", SEQPAR_LAYOUT_CONTIGUOUS, 0, 128}};
-    seqpar_row row = {
-        .tokens = 4096, .padded = 4096, .chunks = 32, .docs = 1, .cu_seqlens = cu};
+    seqpar_row row = {.tokens = 4096, .cell = 128, .docs = 1, .cu_seqlens = cu};
     int64_t p, r;
     int i;
     for (p = 1; p <= 16; p *= 2)
@@ -431,8 +427,7 @@ static void test_as_far_as_seen(void) {
 /* Nothing is quadratic in P for one rank's plan; not timed, but a blow-up would be felt. */
 static void test_large(void) {
     static const int64_t cu[] = {0, 1 << 20};
-    seqpar_row row = {
-        .tokens = 1 << 20, .padded = 1 << 20, .chunks = 2048, .docs = 1, .cu_seqlens = cu};
+    seqpar_row row = {.tokens = 1 << 20, .docs = 1, .cu_seqlens = cu};
     int layout, schedule;
     for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
         for (schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++) {
@@ -469,8 +464,7 @@ static void batch_draw(batch *b, int documents, int prefixes) {
         seqpar_row *row = &b->row[r];
         row->index = 2 * r + test_integer(0, 1);
         row->tokens = test_integer(0, 3) ? test_integer(0, r ? 90 : 400) : test_integer(0, 7);
-        row->padded = row->tokens + test_integer(0, 9);
-        row->chunks = test_integer(1, 24);
+        row->cell = test_integer(0, 5) ? test_integer(1, 30) : 0;
         row->docs = documents ? test_integer(1, DOCS_MAX) : 1;
         for (d = 1; d < row->docs; d++)
             b->cu[r][d] = test_integer(b->cu[r][d - 1], row->tokens);
@@ -662,7 +656,8 @@ static void test_work(int layout) {
                 {SEQPAR_SCHEDULE_LLAMA3, 0},
                 {SEQPAR_SCHEDULE_ULYSSES, 0},
                 {SEQPAR_SCHEDULE_RING, 2}};
-    static const int64_t ranks[] = {1, 24, 1024}, documents[] = {1, 512}, chunks[] = {32, 128};
+    static const int64_t ranks[] = {1, 24, 1024}, documents[] = {1, 512},
+                         cells[] = {32768, 8192};
     int64_t cu[513], w, p, d, c, i;
     double most = 0;
     for (w = 0; w < 4; w++)
@@ -677,8 +672,7 @@ static void test_work(int layout) {
                                              .ulysses_size = ranks[p] > 1 ? ways[w].ulysses
                                                                           : 0};
                     seqpar_row row = {.tokens = 1 << 20,
-                                      .padded = 1 << 20,
-                                      .chunks = chunks[c],
+                                      .cell = cells[c],
                                       .docs = documents[d],
                                       .cu_seqlens = cu};
                     double ratio;
@@ -689,12 +683,13 @@ static void test_work(int layout) {
                     if (pieces_about(&row, layout, ranks[p]) > 200000 && (w || c)) continue;
                     ratio = work_of(&row, &desc, ranks[p], ranks[p] * 5 / 8);
                     if (ratio > most) most = ratio;
-                    test_expect(ratio <= 1,
-                                "%s %s, %lld ranks, %lld documents, %lld chunks: %.2f size log "
-                                "size steps",
-                                seqpar_layout_name(layout), seqpar_schedule_name(desc.schedule),
-                                (long long)ranks[p], (long long)documents[d],
-                                (long long)chunks[c], ratio);
+                    test_expect(
+                        ratio <= 1,
+                        "%s %s, %lld ranks, %lld documents, cells of %lld: %.2f size log "
+                        "size steps",
+                        seqpar_layout_name(layout), seqpar_schedule_name(desc.schedule),
+                        (long long)ranks[p], (long long)documents[d], (long long)cells[c],
+                        ratio);
                 }
     test_end("plan_work %s", seqpar_layout_name(layout));
     printf("#   at most %.2f size log2(size) steps\n", most);
@@ -704,7 +699,7 @@ static void test_work(int layout) {
 
 static const int64_t table_cu[] = {0, 65536};
 static const seqpar_row table_row = {
-    .tokens = 65536, .padded = 65536, .chunks = 32, .docs = 1, .cu_seqlens = table_cu};
+    .tokens = 65536, .cell = 2048, .docs = 1, .cu_seqlens = table_cu};
 enum { TABLE_RANKS = 8 };
 
 /* The field's formulas for the same mode: n = S/P tokens a rank, H heads, G kv heads, d: ring

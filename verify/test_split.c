@@ -57,6 +57,19 @@ static int64_t slow_power(int64_t n) {
     return power;
 }
 
+/* Number of a cell's leaf in its document: the default's cells of 256 tokens take two numbers,
+   those of 512 four. A stripe takes `fine` for each cell. */
+static int64_t slow_leaf(int64_t cell, int64_t number, int64_t fine) {
+    int64_t leaf = 0, i;
+    if (cell || fine > 1) return number * fine;
+    for (i = 0; i < number; i++) leaf += slow_cell_tokens(0, i) / 128;
+    return leaf;
+}
+
+static int64_t slow_leaves(int64_t cell, int64_t cells, int64_t fine) {
+    return slow_leaf(cell, cells - 1, fine) + fine;
+}
+
 /* Cells of a row's documents, in order, which go to `to`; returns how many. fine: leaves of
    each. */
 static int64_t slow_cells(slow_cell *to, const seqpar_row *row, int64_t row_number,
@@ -71,14 +84,14 @@ static int64_t slow_cells(slow_cell *to, const seqpar_row *row, int64_t row_numb
             to[count] = (slow_cell){row_number, 0, origin, count - first, 0, begin, end, d};
         }
         if (count == first) continue;
-        leaf = slow_power((count - first) * fine); /* aligned */
+        leaf = slow_power(slow_leaves(row->cell, count - first, fine)); /* aligned */
         leaf = (free_leaf + leaf - 1) / leaf * leaf;
-        free_leaf = leaf + (count - first) * fine;
+        free_leaf = leaf + slow_leaves(row->cell, count - first, fine);
         for (i = first; i < count; i++) {
             to[i].document = row->doc_source ? row->doc_source[d] : row->index * (1 << 20) + d;
             to[i].leaf = row->doc_source ? row->doc_source[d] * (INT64_C(1) << 32)
                                          : row->index * (INT64_C(1) << 34) + leaf;
-            to[i].leaf += to[i].number * fine;
+            to[i].leaf += slow_leaf(row->cell, to[i].number, fine);
         }
     }
     return count;
@@ -889,6 +902,19 @@ static void test_last_numbers(void) {
     test_end("split_last_numbers");
 }
 
+/* Cells of all three sizes of the default. */
+static void test_grown_cells(void) {
+    const int64_t cu[] = {0, 133000, 133007, 149900}, source[] = {3, 4, 8};
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int64_t ranks = 1; ranks <= 3; ranks += 2) {
+            seqpar_row row = {.tokens = 149900, .docs = 3, .cu_seqlens = cu, .index = 2};
+            expect_shares(&row, 1, layout, ranks);
+            row.doc_source = source;
+            expect_shares(&row, 1, layout, ranks);
+        }
+    test_end("split_grown_cells");
+}
+
 /* The longest rows there may be, in few cells. */
 static void test_longest_rows(void) {
     const int64_t tokens = SEQPAR_MAX_TOKENS, cu[] = {0, tokens / 3, tokens};
@@ -1463,6 +1489,7 @@ int main(int argc, char **argv) {
     TEST(test_scatter_gather());
     TEST(test_many_rows());
     TEST(test_last_numbers());
+    TEST(test_grown_cells());
     TEST(test_longest_rows());
     TEST(test_numbers_by_rows());
     TEST(test_refusals());
