@@ -2620,8 +2620,8 @@ static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
                                                  const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t end;
-    for (int64_t i = 0, c = 0; i < slot->rows; i = end) {
-        end = SEQPAR__LLAMA_MIN(seqpar_cell_begin(s->d->cell, ++c), slot->rows);
+    for (int64_t i = 0, c = 1; i < slot->rows; i = end, c++) {
+        end = SEQPAR__LLAMA_MIN(seqpar_cell_begin(s->d->cell, c), slot->rows);
         seqpar__llama_block b = {slot->first + i, i,   end - i,
                                  slot->first,     end, seqpar__llama_near(f, i + 1)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->prompt_tasks, s->d->cell, &b));
