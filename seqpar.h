@@ -21,16 +21,19 @@
    WHY THE BITS ARE EQUAL
        Additions round, so (a + b) + c and a + (b + c) differ, and a sum has the bits of its
        order. A ring that adds as keys arrive, or an all-reduce, has an order that depends on
-       the number of ranks. Here the order depends on token positions alone. A row is cut at
-       fixed positions into chunks. Each sum over tokens (softmax, dk and dv, weight gradients,
-       losses) takes one partial sum of every chunk, and a binary tree over the chunk numbers
-       adds them:
+       the number of ranks. Here the order depends on positions in documents alone. A document
+       is cut at fixed positions into cells. Each sum over tokens (softmax, dk and dv, weight
+       gradients, losses) takes one partial sum of every cell, and a binary tree over the cell
+       numbers adds them:
 
-           chunk     0     1     2     3     held by ranks 0 1 1 0, or all by one rank:
+           cell      0     1     2     3     held by ranks 0 1 1 0, or all by one rank:
                       \   /       \   /
                       0+1         2+3
                          \       /
                         (0+1)+(2+3)          these additions, whoever makes them, and when
+
+       A step's tree has the numbers of its documents above. So neither ranks nor rows (which
+       documents are packed together, or none) nor micro-batches change a bit.
 
        Operations on rows (products, norms) give a row the same bits whatever else is in the
        call. Transports move bytes and never add floating-point numbers: there is no all-reduce
@@ -91,9 +94,9 @@
        - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own),
          compute on a GPU (seqpar_cuda.cu does, or a seqpar_device of your own), do tensor,
          pipeline or expert parallelism, serve models
-       - promise equal bits across instruction sets or compilers, or between different packings;
-         per binary and set of rows only. Stripe and zigzag-doc, which cut through chunks,
-         replicated kv heads, relaxed attention and your own kernel keep an error bound instead.
+       - promise equal bits across instruction sets, compilers or cell sizes: per binary,
+         device, cell size and list of documents. Stripe, which cuts through cells, replicated
+         kv heads, relaxed attention and your own kernel keep an error bound instead.
        - work where the file with the implementation is compiled with -ffast-math or for x87
          registers (each an #error; with -m32 add -msse2 -mfpmath=sse), where the program is
          linked with -ffast-math, or with clang's -ffp-contract=fast: opening a context refuses
@@ -123,8 +126,8 @@
    WORDS (one for one thing; a second meaning has its own first word)
        row            documents packed one after the other; what is split over the SP ranks
        unit           documents that must share a row (a preference pair, a prompt's group)
-       grid, chunk    a row is cut at absolute positions into L chunks
-       piece, share   what one rank holds of one chunk; all pieces of a rank
+       cell           a document is cut at fixed positions into cells; a rank holds whole ones
+       piece, share   what one rank holds of one cell; all pieces of a rank
        leaf, node     the sum over one piece; the sum of all leaves below a point of the binary
                       tree in which every sum over tokens is taken
        fold           a sum taken in that tree; a program: the list of additions, for a stack
@@ -176,14 +179,15 @@
                       query and key; logits of rows_max tokens
        bytes sent     seqpar_plan_cost_of (verify/seqpar_check.h) counts them, and FLOPs, for
                       any plan without running it
-   Chunks: 32 a row, more from 8,192 tokens on (seqpar_grid_default_chunks). Twice as many as
-   ranks balance a causal zigzag; below 96 tokens a chunk attention gets slower (make bench);
-   another number is another order of sums, so other bits. Threads: those of a device split
+   Cells: 128 tokens, more in documents beyond 16,384 (seqpar_cell_begin). A document of fewer
+   cells than twice the ranks cannot be balanced by itself; below 96 tokens a cell attention of
+   long documents gets slower (make bench); another size is another order of sums, so other
+   bits. Threads: those of a device split
    work inside a rank and change no bit; ranks of one machine share its cores (RULES).
 
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
-                      of another one, seqpar__pieces_X and seqpar__deal_X in >>split. Its map
+                      of another one, seqpar__deal_X in >>split. Its map
                       goes to verify/test_split.c, which is red without one. Names, the other
                       tests, demos, verify_sp's and the trainers' --layout read the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
@@ -245,7 +249,7 @@ typedef struct { /* global tensors: (tokens, heads, head_dim) */
 /* three documents, one of a single token */
 static const int64_t cu_seqlens[] = {0, 420, 421, 1000};
 static const seqpar_row row = {
-    .tokens = TOKENS, .padded = TOKENS, .chunks = 32, .docs = 3, .cu_seqlens = cu_seqlens};
+    .tokens = TOKENS, .cell = 32, .docs = 3, .cu_seqlens = cu_seqlens};
 
 static seqpar_status attend(seqpar_ctx *ctx, problem *p) {
     seqpar_attn_desc desc = {.heads = HEADS,
@@ -1320,8 +1324,8 @@ SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
 /* Bring your own block kernel: put into a host device, it computes every block of attention,
    in its own storage type; schedules, masks, merging, sinks and the rest of the device stay
-   (the error rule; no dropout). A block is the queries of one chunk, the keys of one chunk
-   and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All arrays
+   (the error rule; no dropout). A block is the queries of one cell, the keys of one cell and
+   one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All arrays
    are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come
    one after the other. forward writes out, the softmax over this block's keys alone, and lse
    (a query that sees nothing: 0 and -inf). backward is given the global lse and delta = dout
@@ -1566,7 +1570,7 @@ typedef struct seqpar_attn_desc {
     int64_t window;
     double softcap; /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
     double dropout; /* share of the probabilities that become 0 */
-    int relaxed; /* 1: one running sum per token in order of arrival, tiles that know no chunks:
+    int relaxed; /* 1: one running sum per token in order of arrival, tiles that know no cells:
                     the usual ring attention, to see what equal bits cost. Error rule instead of
                     equal bits */
     /* borrowed, or NULL: your own in the place of the device's, on every rank; implies
@@ -1726,8 +1730,7 @@ SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const i
 
 /* ---- segment: sums per document, put together before anything that is not linear ------------
    A segment is an input document of the step, row->doc_source. Its sum is a fold whose leaves
-   are the sums over its tokens in one chunk, in order. So it is the same number for every
-   split. */
+   are the sums over its cells. So it is the same number for every split and every packing. */
 typedef struct seqpar_segments {
     /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
     int64_t width;
@@ -1995,8 +1998,8 @@ typedef struct seqpar_optim {
    group, S the largest slice. Blocks lie at their owners, so their share falls as 1/W at every
    stage:
      gradients   E/W, which grows group by group in backward
-                 nodes of one group, node_count G, until it is done: 1 for W = 1; with sp 1 or 2
-                 a row where 2 sp divides its chunks; of the vocab seqpar_vocab_places. Who
+                 nodes of one group, node_count G, until it is done: 1 for W = 1; else
+                 about log2 of its leaves; of the vocab seqpar_vocab_places. Who
                  makes them slice by slice has node_count S
                  what comes from others for a slice: W node_count S/W, until it is done
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
@@ -2639,14 +2642,14 @@ SEQPAR_DEF double seqpar_log(double x) {
    depend on the number of ranks, on who holds a token, or on what arrives first. So every sum
    over tokens - a weight gradient, dK and dV, a loss - is taken in one binary tree.
 
-   A row of S tokens is cut at absolute positions into L chunks, chunk i = [iS/L, (i+1)S/L).
-   The sum over one chunk, in order of its tokens, is a leaf; a leaf's number is its chunk's.
-   Neighbours in the tree are combined as soon as both are there. A leaf may be absent, because
-   a mask hides a block or a row has no token there; then its sibling stands for their parent,
-   and no 0 is added. All ranks know beforehand which leaves exist. L belongs to the row
-   (seqpar_grid_default_chunks) and is no function of the number of ranks.
+   A document is cut at fixed positions into cells (seqpar_cell_begin). The sum over one cell, in
+   order of its tokens, is a leaf; a leaf's number is its cell's. Neighbours in the tree are
+   combined as soon as both are there. A leaf may be absent, because a mask hides a block or the
+   document ends before it; then its sibling stands for their parent, and no 0 is added. All
+   ranks know beforehand which leaves exist. Cells are no function of the number of ranks, nor of
+   the row that the document is packed into.
 
-       chunk (leaf)   0   1   2   3   4   5   6   7     a rank that holds the chunks 2 to 5
+       cell (leaf)    0   1   2   3   4   5   6   7     a rank that holds the cells 2 to 5
                        \ /     \ /     \ /     \ /      is left with the nodes 1 and 2 of
        level 1          0       1       2       3       level 1: their siblings are elsewhere.
                          \     /         \     /        The owner of the sum adds 0 + 1, then
@@ -2654,9 +2657,9 @@ SEQPAR_DEF double seqpar_log(double x) {
                             \             /             first.
        level 3                     0
 
-   A step of several rows has one tree, with the rows above their chunks: data-parallel ranks
-   and micro-batches only decide who computes which leaf. They are dealt aligned runs of rows,
-   micro-batches first, so that a micro-batch leaves one node behind and not one a rank.
+   A step has one tree, with the numbers of its documents above their cells: rows, data-parallel
+   ranks and micro-batches only decide who computes which leaf. Each is dealt a run of documents,
+   micro-batches first, so that a micro-batch leaves few nodes behind.
 
    What a rank has to do is written down as a program of a small stack machine. The rank above
    runs, with its own leaves counted from 0,
@@ -5475,7 +5478,7 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 
    Masks. What a query sees is one range of positions, [begin, end). Its document bounds it,
    a window says how far back it goes, a prefix how far ahead. Softcap changes scores, a sink is
-   one more score added when a row ends, dropout is drawn by (row, head, query, key). None of
+   one more score added when a row ends, dropout is drawn by (document, head, query, key). None of
    them knows of ranks, so every layout and schedule has them all.
 
    Sums. A block is a query piece x a key piece. Three sums run over blocks. Each is a fold
@@ -5490,8 +5493,8 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    on the number of ranks. The tree does not. So with each source a query piece combines what
    the tree lets it combine, and stores the rest until the siblings come. Which values these are
    is known when the attention is opened, and written down: one program for each query piece
-   and compute step, a task. With 8 chunks, rank 0 of a zigzag over 2 ranks holds the chunks 0,
-   1, 6 and 7, and rank 1 the others. Query chunk 7 of rank 0 meets its own keys first:
+   and compute step, a task. With 8 cells, rank 0 of a zigzag over 2 ranks holds the cells 0, 1,
+   6 and 7, and rank 1 the others. Query cell 7 of rank 0 meets its own keys first:
 
        step 0, own keys         LEAF 0  LEAF 1  COMBINE
                                 LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
@@ -5512,8 +5515,8 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    travels.
 
    .relaxed is what other ring attentions do, on the same kernels, as a yardstick: one running
-   state a query, to which is added whatever comes, in tiles that know no chunks. It keeps the
-   error rule. From chunks of 96 tokens on, equal bits cost a few per cent (make bench).
+   state a query, to which is added whatever comes, in tiles that know no cells. It keeps the
+   error rule. From cells of 96 tokens on, equal bits cost a few per cent (make bench).
    ========================================================================================== */
 
 /* A range: the positions that the queries of a piece see between them, or rows of a share. */
@@ -5634,7 +5637,7 @@ static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_
 
 /* Which pieces see which. Pieces are numbered in order of leaves, over all positions. In that
    order their first and last tokens rise, and so do the ends of what they see; only within a
-   chunk dealt by stripe they do not. So the pieces that one sees, or is seen by, lie between
+   cell dealt by stripe they do not. So the pieces that one sees, or is seen by, lie between
    two numbers that two binary searches find. The searches run over the highest value so far
    and the lowest still to come, which rise for every layout; where the values themselves do
    not rise, some pieces in between are not seen, and seqpar__sees tells. */
@@ -7937,7 +7940,7 @@ static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__voc
 }
 
 /* A run of a power of two of leaves ends with fewer values on the stack than one that is a little
-   longer: it is a whole subtree, where leaves are the chunks of a row. */
+   longer: it is a whole subtree, where leaves are the cells of a document. */
 static int64_t seqpar__vocab_run_rows(const seqpar_share *share,
                                       const seqpar_vocab_desc *desc) {
     int64_t most = seqpar__vocab_rows_max(desc), longest = 1, leaves = 1;
@@ -8168,8 +8171,8 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
    A preference loss takes the log-prob of a whole response, of which a rank may hold a part:
    the sigmoid of a part means nothing. So sums per document are put together over all ranks
    first. A segment is such a document; the leaves of its fold are its partial sums, one for
-   each chunk it has tokens in. The sum is the same number on every rank, however the row was
-   split.
+   each of its cells. The sum is the same number on every rank, however the row was split and
+   whatever it is packed with.
 
    Objectives then see plain numbers, and know of no ranks. Each returns its value and the
    derivative, which goes back to the tokens of the document as their seed.
@@ -8618,8 +8621,8 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
    >>optim  gradients to owners, clip, update
 
    Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
-   ranks. This chapter takes all of it as one fold (>>fold), whose leaves are the chunks of all
-   rows of the step. So the ranks and the accumulation change no bit.
+   ranks. This chapter takes all of it as one fold (>>fold), whose leaves are the cells of all
+   documents of the step. So the ranks and the accumulation change no bit.
 
    Owners. Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice
    is cut into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block

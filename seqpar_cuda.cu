@@ -21,7 +21,7 @@
  *
  * Which bits come out. A number hangs on its own row, its fold program and the shapes of the
  * model, on nothing else: a tile is computed whole, rows beyond the end are zeros, tiles of
- * keys begin where their chunk begins, no kernel adds by atomics. So SP=N gives the bits of
+ * keys begin where their cell begins, no kernel adds by atomics. So SP=N gives the bits of
  * SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
 #include "seqpar.h"
 #if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
@@ -1593,11 +1593,11 @@ static __device__ NOINLINE uint32_t random_word(uint64_t key, uint64_t high, uin
     return which & 2 ? (which & 1 ? x3 : x2) : (which & 1 ? x1 : x0);
 }
 
-/* 0 or 1 / (1 - dropout): a draw by row, head, query and key, as seqpar_attn_dropout. */
-static __device__ __forceinline__ float dropout_factor(const attn_view &v, int64_t row,
+/* 0 or 1 / (1 - dropout): a draw by document, head, query and key, as seqpar_attn_dropout. */
+static __device__ __forceinline__ float dropout_factor(const attn_view &v, int64_t document,
                                                        int64_t head, int64_t query,
                                                        int64_t key) {
-    uint64_t high = (uint64_t)row << 24 | (uint64_t)(v.a.dropout_head + head);
+    uint64_t high = (uint64_t)document << 24 | (uint64_t)(v.a.dropout_head + head);
     uint64_t low = (uint64_t)query << 32 | (uint64_t)key >> 2;
     uint32_t draw = random_word(v.dropout_key, high, low, (int)(key & 3));
     return (double)draw < v.a.dropout * 4294967296.0 ? 0.0f : v.keep;
@@ -1759,9 +1759,10 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             sum[e / 2] += s[j][e];
             if (EXTRAS && v.a.dropout > 0) {
                 int64_t key = begin + j * 8 + lane_of() % 4 * 2 + (e & 1);
-                s[j][e] *= dropout_factor(v, piece.row_index, head,
-                                          piece.start + row[e / 2] * piece.stride,
-                                          keys.start + key * keys.stride);
+                s[j][e] *= dropout_factor(
+                    v, piece.document, head,
+                    piece.start + row[e / 2] * piece.stride - piece.origin,
+                    keys.start + key * keys.stride - piece.origin);
             }
         }
         UNROLL for (int i = 0; i < 2; i++) {
@@ -2036,9 +2037,9 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
             if (EXTRAS && v.a.dropout > 0 && there) {
                 int64_t query = KEYS ? begin + column : row[half];
                 int64_t key = KEYS ? row[half] : begin + column;
-                z = dropout_factor(v, queries.row_index, h,
-                                   queries.start + query * queries.stride,
-                                   k.start + key * k.stride);
+                z = dropout_factor(v, queries.document, h,
+                                   queries.start + query * queries.stride - queries.origin,
+                                   k.start + key * k.stride - queries.origin);
             }
             p = there ? exponential(x - (KEYS ? lse_of[column] : own_lse[half])) : 0.0f;
             dp[j][e] = there

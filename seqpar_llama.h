@@ -289,10 +289,15 @@ typedef struct seqpar_llama_sample_desc {
     const int32_t *stops; /* (stop_count) ids that end a text, borrowed */
     int64_t stop_count;
     uint64_t seed;
+    int64_t cell; /* of the rows that train on it: seqpar_cell_begin */
 } seqpar_llama_sample_desc;
 
 typedef struct seqpar_llama_text {
-    int32_t *ids;  /* (count) without the prompt; a stop id is the last of them */
+    int32_t *ids; /* (count) without the prompt; a stop id is the last of them */
+    /* (count) of each id its log-prob among all tokens, whatever top_k and top_p leave, at the
+       desc's temperature (0: at 1); NaN does not come. The bits of batch->logp when text and
+       prompt are trained on as one document at that temperature, on any ranks, in any row */
+    double *logp;
     int64_t count; /* at least 1 */
     int stopped;   /* 1: by a stop id, 0: by length */
 } seqpar_llama_text;
@@ -2236,21 +2241,26 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
    of one kv head are then the queries of one task, for one token; a prompt attends to the
    keys of its own step. */
 
-#ifndef SEQPAR__LLAMA_PROMPT_QUERIES
-#define SEQPAR__LLAMA_PROMPT_QUERIES 128 /* of an attention task */
-#endif
 #ifndef SEQPAR__LLAMA_PROMPT_ROWS
 #define SEQPAR__LLAMA_PROMPT_ROWS 512 /* of prompts in one step, unless one alone is longer */
 #endif
 
-/* tasks: queries with the keys before them, one block each */
+/* Tasks: queries with the cells of keys before them, folded as in training. A layer with a window
+   has programs of its own, since cells that no query of a task sees are no leaves. */
+typedef struct seqpar__llama_programs {
+    seqpar_attn_task *tasks;
+    seqpar_fold_op *ops;
+    int32_t *begin; /* (queries) the first key that a query sees */
+    int64_t count;  /* of ops */
+} seqpar__llama_programs;
+
 typedef struct seqpar__llama_attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
-    seqpar_attn_task *tasks;
-    seqpar_fold_op *program;
-    int32_t *begin, *near_begin, *end; /* what a query sees; near_begin: within the window */
-    int64_t count;
+    int64_t *cells; /* 0, 1, 2, ... */
+    int32_t *end;   /* (queries) behind the last key that a query sees */
+    seqpar__llama_programs all, near;
+    int64_t count, key_count, depth;
 } seqpar__llama_attn_list;
 
 /* prompt -1: free; rows of this step, from `first` on */
@@ -2270,7 +2280,7 @@ typedef struct seqpar__llama_sampler {
     int64_t *live, live_count; /* slots of this step, and */
     int32_t *last;             /* the row of each one's last token */
     seqpar_llama_batch b;
-    seqpar_buffer keys, values, logits; /* logits (slots, vocab) */
+    seqpar_buffer keys, values, logits, logp; /* logits (slots, vocab), logp (slots) */
     seqpar__llama_attn_list prompt_tasks, token_tasks;
     double *u;       /* of each one's next token, and */
     int32_t *chosen; /* that token */
@@ -2296,6 +2306,11 @@ static seqpar_status seqpar__llama_check_sample(seqpar_error *error,
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "%lld prompts and max_new_tokens %lld; give at least 0 and 1",
                            (long long)count, (long long)d->max_new_tokens);
+    if (d->cell < 0 || d->cell > SEQPAR_MAX_TOKENS)
+        return seqpar_fail(error, SEQPAR_ERR_CELL,
+                           "cell is %lld; give the tokens of a cell, 1 to %lld, or 0 for the "
+                           "default",
+                           (long long)d->cell, (long long)SEQPAR_MAX_TOKENS);
     if (d->batch < 0 || d->max_tokens < 0 || d->stop_count < 0 ||
         (d->stop_count > 0 && !d->stops))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
@@ -2354,46 +2369,91 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
 
 /* ---- attention over the cache ---- */
 
+/* keys: of all tasks; a program has less than four operations a leaf */
+static int seqpar__llama_programs_new(seqpar__llama_programs *p, int64_t tasks, int64_t queries,
+                                      int64_t keys) {
+    p->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
+    p->ops = SEQPAR__LLAMA_NEW(seqpar_fold_op, 4 * keys + 2 * tasks);
+    p->begin = SEQPAR__LLAMA_NEW(int32_t, queries);
+    return p->tasks && p->ops && p->begin;
+}
+
+static void seqpar__llama_programs_free(seqpar__llama_programs *p) {
+    SEQPAR_FREE(p->tasks);
+    SEQPAR_FREE(p->ops);
+    SEQPAR_FREE(p->begin);
+}
+
 static int seqpar__llama_attn_list_new(seqpar__llama_attn_list *l, int64_t tasks,
-                                       int64_t queries) {
+                                       int64_t queries, int64_t cells) {
     l->pieces = SEQPAR__LLAMA_NEW(seqpar_piece, tasks);
-    l->keys = SEQPAR__LLAMA_NEW(seqpar_attn_keys, tasks);
-    l->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
-    l->program = SEQPAR__LLAMA_NEW(seqpar_fold_op, 2 * tasks);
-    l->begin = SEQPAR__LLAMA_NEW(int32_t, 3 * queries);
-    if (!l->pieces || !l->keys || !l->tasks || !l->program || !l->begin) return 0;
-    l->near_begin = l->begin + queries;
-    l->end = l->near_begin + queries;
-    for (int64_t i = 0; i < tasks; i++) {
-        l->tasks[i].piece = i;
-        l->tasks[i].program = l->program + 2 * i;
-        l->tasks[i].program_count = 2;
-        l->program[2 * i].op = SEQPAR_FOLD_LEAF;
-        l->program[2 * i].index = (int32_t)i;
-        l->program[2 * i + 1].op = SEQPAR_FOLD_FINISH;
-        l->pieces[i].stride = l->keys[i].stride = 1;
-    }
-    return 1;
+    l->keys = SEQPAR__LLAMA_NEW(seqpar_attn_keys, tasks * cells);
+    l->cells = SEQPAR__LLAMA_NEW(int64_t, cells);
+    l->end = SEQPAR__LLAMA_NEW(int32_t, queries);
+    for (int64_t i = 0; l->cells && i < cells; i++) l->cells[i] = i;
+    return l->pieces && l->keys && l->cells && l->end &&
+           seqpar__llama_programs_new(&l->all, tasks, queries, tasks * cells) &&
+           seqpar__llama_programs_new(&l->near, tasks, queries, tasks * cells);
 }
 
 static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
     SEQPAR_FREE(l->pieces);
     SEQPAR_FREE(l->keys);
-    SEQPAR_FREE(l->tasks);
-    SEQPAR_FREE(l->program);
-    SEQPAR_FREE(l->begin);
+    SEQPAR_FREE(l->cells);
+    SEQPAR_FREE(l->end);
+    seqpar__llama_programs_free(&l->all);
+    seqpar__llama_programs_free(&l->near);
 }
 
-/* Queries local .. + count of one position, or of positions from `start` on, and the `keys`
-   keys from row k_row on. */
-static void seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int64_t local,
-                                        int64_t start, int64_t count, int64_t k_row,
-                                        int64_t keys) {
-    l->pieces[l->count].local = local;
-    l->pieces[l->count].start = start;
-    l->pieces[l->count].count = count;
-    l->keys[l->count].k_row = l->keys[l->count].v_row = k_row;
-    l->keys[l->count++].count = keys;
+/* The fold of the cells [first, end), whose keys are numbered from `keys` on, for task n. */
+static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
+                                           seqpar__llama_programs *p, int64_t n, int64_t keys,
+                                           int64_t first, int64_t end) {
+    seqpar_fold fold;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_attn_task *task = &p->tasks[n];
+    seqpar_fold_init(&fold, l->cells + first, end - first);
+    for (int64_t c = first; c < end && !status; c++) {
+        seqpar_node node = {0, c};
+        status = seqpar_fold_push(&fold, node, SEQPAR_FOLD_LEAF, (int32_t)(keys + c));
+    }
+    memset(task, 0, sizeof *task);
+    task->piece = n;
+    task->program = p->ops + p->count;
+    if (!status) {
+        memcpy(p->ops + p->count, fold.program,
+               (size_t)fold.program_count * sizeof *fold.program);
+        p->count += task->program_count = fold.program_count;
+        l->depth = SEQPAR__LLAMA_MAX(l->depth, fold.depth_high);
+    }
+    seqpar_fold_free(&fold);
+    return status;
+}
+
+/* A task: queries from row `local` on, of one position or of positions from `start` on, and the
+   `keys` keys of one text, which lie from row k_row on. */
+typedef struct seqpar__llama_block {
+    int64_t local, start, count, k_row, keys;
+    int64_t near; /* the first key that a window leaves the first query */
+} seqpar__llama_block;
+
+static seqpar_status seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int64_t cell,
+                                                 const seqpar__llama_block *b) {
+    int64_t n = l->count++, first = l->key_count;
+    int64_t cells = seqpar_cell_of(cell, b->keys - 1) + 1;
+    l->pieces[n].local = b->local;
+    l->pieces[n].start = b->start;
+    l->pieces[n].stride = 1;
+    l->pieces[n].count = b->count;
+    for (int64_t c = 0; c < cells; c++) {
+        seqpar_attn_keys *k = &l->keys[l->key_count++];
+        k->start = seqpar_cell_begin(cell, c);
+        k->k_row = k->v_row = b->k_row + k->start;
+        k->stride = 1;
+        k->count = SEQPAR__LLAMA_MIN(seqpar_cell_begin(cell, c + 1), b->keys) - k->start;
+    }
+    SEQPAR__LLAMA_TRY(seqpar__llama_program(l, &l->all, n, first, 0, cells));
+    return seqpar__llama_program(l, &l->near, n, first, seqpar_cell_of(cell, b->near), cells);
 }
 
 /* elements */
@@ -2426,6 +2486,8 @@ static void seqpar__llama_cache_append(const seqpar__llama_layer_call *c,
 static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_call *c,
                                                    const seqpar__llama_attn_list *l) {
     const seqpar_llama_config *f = &c->m->config;
+    const seqpar__llama_programs *p = seqpar__llama_is_windowed(f, c->layer) ? &l->near
+                                                                             : &l->all;
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
     a.heads = f->heads;
@@ -2434,10 +2496,10 @@ static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_cal
     a.scale = 1.0 / sqrt((double)f->head_dim);
     a.q_pieces = l->pieces;
     a.k_pieces = l->keys;
-    a.tasks = l->tasks;
+    a.tasks = p->tasks;
     a.task_count = l->count;
-    a.depth = 1;
-    a.visible_begin = seqpar__llama_is_windowed(f, c->layer) ? l->near_begin : l->begin;
+    a.depth = l->depth;
+    a.visible_begin = p->begin;
     a.visible_end = l->end;
     a.q_tokens = c->b->tokens;
     a.q = c->q;
@@ -2466,6 +2528,25 @@ static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call
     return a.task_count ? c->dev->attn_forward(c->dev, &a, c->ctx->queue) : SEQPAR_OK;
 }
 
+/* The log-prob of each token that was chosen, by the routine that training has. */
+static seqpar_status seqpar__llama_sample_logp(seqpar__llama_sampler *s) {
+    seqpar_vocab_softmax_args a;
+    memset(&a, 0, sizeof a);
+    a.logits.data = s->logits.data;
+    a.logits.stride = a.vocab = s->m->config.vocab;
+    a.rows = s->live_count;
+    a.scale = s->d->temperature == 0 ? 0 : 1.0 / s->d->temperature;
+    a.targets = s->chosen;
+    a.logp = s->logp.data;
+    SEQPAR__LLAMA_TRY(s->ctx->device->vocab_softmax(s->ctx->device, &a, s->ctx->queue));
+    for (int64_t i = 0; i < s->live_count; i++) {
+        seqpar_llama_text *text = &s->texts[s->slot[s->live[i]].prompt];
+        seqpar_device_read(s->ctx->device, &text->logp[text->count], s->logp.data, i, 1,
+                           s->ctx->device->accumulator);
+    }
+    return SEQPAR_OK;
+}
+
 /* A token for every text of this step. */
 static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     const seqpar_llama_sample_desc *d = s->d;
@@ -2491,7 +2572,7 @@ static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     SEQPAR__LLAMA_TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
     for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {
     }
-    if (i == s->live_count) return SEQPAR_OK;
+    if (i == s->live_count) return seqpar__llama_sample_logp(s);
     prompt = s->slot[s->live[i]].prompt;
     seqpar_device_read(s->ctx->device, &bad, s->logits.data, i * vocab - 1 - s->chosen[i], 1,
                        s->ctx->device->storage);
@@ -2513,7 +2594,9 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
         const seqpar_llama_prompt *p = &s->prompts[s->next];
         if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
         s->texts[s->next].ids = SEQPAR__LLAMA_NEW(int32_t, seqpar__llama_sample_room(s->d, p));
-        if (!s->texts[s->next].ids) return seqpar__llama_no_memory(s->ctx->error, "a text");
+        s->texts[s->next].logp = SEQPAR__LLAMA_NEW(double, seqpar__llama_sample_room(s->d, p));
+        if (!s->texts[s->next].ids || !s->texts[s->next].logp)
+            return seqpar__llama_no_memory(s->ctx->error, "a text");
         rows += p->tokens;
         s->slot[i].fed = 0;
         s->slot[i].prompt = s->next++;
@@ -2521,35 +2604,52 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     return SEQPAR_OK;
 }
 
-/* A query that sees the positions before `end`, or the last of them. */
+/* The first position that a window leaves a query which sees those before `end`. */
+static int64_t seqpar__llama_near(const seqpar_llama_config *c, int64_t end) {
+    return c->window ? SEQPAR__LLAMA_MAX(end - c->window, 0) : 0;
+}
+
 static void seqpar__llama_sees(const seqpar_llama_config *c, seqpar__llama_attn_list *l,
                                int64_t query, int64_t end) {
-    l->near_begin[query] = (int32_t)SEQPAR__LLAMA_MAX(end - c->window, 0);
+    l->near.begin[query] = (int32_t)seqpar__llama_near(c, end);
     l->end[query] = (int32_t)end;
 }
 
-/* The attention tasks of a text: by queries where it is new, else by kv head */
-static void seqpar__llama_sample_tasks(seqpar__llama_sampler *s,
-                                       const seqpar__llama_slot *slot) {
+/* A prompt: its cells are the queries, and see the keys of this step. */
+static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
+                                                 const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
-    int64_t n, group = f->heads / f->kv_heads, end = slot->fed + 1;
-    for (int64_t i = 0; slot->fed == 0 && i < slot->rows; i += n) {
-        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_QUERIES, slot->rows - i);
-        seqpar__llama_attn_list_add(&s->prompt_tasks, slot->first + i, i, n, slot->first,
-                                    i + n);
+    int64_t end;
+    for (int64_t i = 0, c = 1; i < slot->rows; i = end, c++) {
+        end = SEQPAR__LLAMA_MIN(seqpar_cell_begin(s->d->cell, c), slot->rows);
+        seqpar__llama_block b = {slot->first + i, i,   end - i,
+                                 slot->first,     end, seqpar__llama_near(f, i + 1)};
+        SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->prompt_tasks, s->d->cell, &b));
     }
     for (int64_t i = 0; i < slot->rows; i++)
-        seqpar__llama_sees(f, &s->prompt_tasks, slot->first + i, end + i);
-    for (int64_t i = 0; slot->fed > 0 && i < f->heads; i++)
+        seqpar__llama_sees(f, &s->prompt_tasks, slot->first + i, i + 1);
+    return SEQPAR_OK;
+}
+
+/* A token: the query heads of a kv head are the queries, and see its keys in the cache. */
+static seqpar_status seqpar__llama_sample_token(seqpar__llama_sampler *s,
+                                                const seqpar__llama_slot *slot) {
+    const seqpar_llama_config *f = &s->m->config;
+    int64_t group = f->heads / f->kv_heads, end = slot->fed + 1;
+    for (int64_t i = 0; i < f->heads; i++)
         seqpar__llama_sees(f, &s->token_tasks, slot->first * f->heads + i, end);
-    for (int64_t i = 0; slot->fed > 0 && i < f->kv_heads; i++)
-        seqpar__llama_attn_list_add(
-            &s->token_tasks, slot->first * f->heads + i * group, slot->fed, group,
-            (i * s->slots + (slot - s->slot)) * s->capacity, slot->fed + 1);
+    for (int64_t i = 0; i < f->kv_heads; i++) {
+        int64_t k_row = (i * s->slots + (slot - s->slot)) * s->capacity;
+        seqpar__llama_block b = {slot->first * f->heads + i * group, slot->fed, group, k_row,
+                                 end, seqpar__llama_near(f, end)};
+        SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->token_tasks, s->d->cell, &b));
+    }
+    return SEQPAR_OK;
 }
 
 /* The rows of a text in this step */
-static void seqpar__llama_sample_feed(seqpar__llama_sampler *s, seqpar__llama_slot *slot) {
+static seqpar_status seqpar__llama_sample_feed(seqpar__llama_sampler *s,
+                                               seqpar__llama_slot *slot) {
     const seqpar_llama_prompt *p = &s->prompts[slot->prompt];
     const seqpar_llama_text *text = &s->texts[slot->prompt];
     slot->first = s->b.tokens;
@@ -2560,17 +2660,21 @@ static void seqpar__llama_sample_feed(seqpar__llama_sampler *s, seqpar__llama_sl
     }
     s->last[s->live_count] = (int32_t)(s->b.tokens - 1);
     s->live[s->live_count++] = slot - s->slot;
-    seqpar__llama_sample_tasks(s, slot);
+    return slot->fed ? seqpar__llama_sample_token(s, slot) : seqpar__llama_sample_prompt(s, slot);
 }
 
 /* Texts that go on come first: rows of theirs are few, and so are the queries of their
    attention. */
-static void seqpar__llama_sample_layout(seqpar__llama_sampler *s) {
-    s->b.tokens = s->live_count = s->prompt_tasks.count = s->token_tasks.count = 0;
+static seqpar_status seqpar__llama_sample_layout(seqpar__llama_sampler *s) {
+    seqpar__llama_attn_list *lists[] = {&s->prompt_tasks, &s->token_tasks};
+    s->b.tokens = s->live_count = 0;
+    for (int i = 0; i < 2; i++)
+        lists[i]->count = lists[i]->key_count = lists[i]->all.count = lists[i]->near.count = 0;
     for (int fresh = 0; fresh < 2; fresh++)
         for (int64_t i = 0; i < s->slots; i++)
             if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh)
-                seqpar__llama_sample_feed(s, &s->slot[i]);
+                SEQPAR__LLAMA_TRY(seqpar__llama_sample_feed(s, &s->slot[i]));
+    return SEQPAR_OK;
 }
 
 /* Logits (live_count, vocab) after each text's last token */
@@ -2595,7 +2699,7 @@ static int seqpar__llama_sample_stops(const seqpar_llama_sample_desc *d, int32_t
 
 static seqpar_status seqpar__llama_sample_step(seqpar__llama_sampler *s) {
     SEQPAR__LLAMA_TRY(seqpar__llama_sample_admit(s));
-    seqpar__llama_sample_layout(s);
+    SEQPAR__LLAMA_TRY(seqpar__llama_sample_layout(s));
     SEQPAR__LLAMA_TRY(seqpar__llama_sample_forward(s));
     SEQPAR__LLAMA_TRY(seqpar__llama_sample_tokens(s));
     for (int64_t i = 0; i < s->live_count; i++) {
@@ -2627,6 +2731,11 @@ static void seqpar__llama_sampler_sizes(seqpar__llama_sampler *s) {
         longest + s->slots, SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_ROWS, longest * s->slots));
 }
 
+/* Whole cells of the prompts of one step, at most. */
+static int64_t seqpar__llama_cells_max(const seqpar__llama_sampler *s) {
+    return s->rows_max / seqpar_cell_begin(s->d->cell, 1) + 1;
+}
+
 static int seqpar__llama_sampler_lists(seqpar__llama_sampler *s) {
     const seqpar_llama_config *f = &s->m->config;
     s->slot = SEQPAR__LLAMA_NEW(seqpar__llama_slot, s->slots);
@@ -2640,11 +2749,11 @@ static int seqpar__llama_sampler_lists(seqpar__llama_sampler *s) {
         return 0;
     s->b.positions = s->b.ids + s->rows_max;
     for (int64_t i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
-    return seqpar__llama_attn_list_new(
-               &s->prompt_tasks, s->slots + s->rows_max / SEQPAR__LLAMA_PROMPT_QUERIES + 1,
-               s->rows_max) &&
+    int64_t cells = seqpar_cell_of(s->d->cell, s->capacity) + 1;
+    return seqpar__llama_attn_list_new(&s->prompt_tasks, s->slots + seqpar__llama_cells_max(s),
+                                       s->rows_max, cells) &&
            seqpar__llama_attn_list_new(&s->token_tasks, s->slots * f->kv_heads,
-                                       s->slots * f->heads);
+                                       s->slots * f->heads, cells);
 }
 
 static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
@@ -2662,6 +2771,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
         seqpar_buffer_new(s->ctx, &s->values, s->keys.bytes, SEQPAR_MEM_ACTIVATIONS));
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->logp, s->slots * 8, SEQPAR_MEM_SCRATCH));
     rows = s->b.tokens = s->rows_max; /* whatever a step needs later */
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
@@ -2683,6 +2793,7 @@ static void seqpar__llama_sampler_close(seqpar__llama_sampler *s) {
     seqpar_buffer_free(s->ctx, &s->keys);
     seqpar_buffer_free(s->ctx, &s->values);
     seqpar_buffer_free(s->ctx, &s->logits);
+    seqpar_buffer_free(s->ctx, &s->logp);
     seqpar_llama_close_batch(s->ctx, s->m, &s->b);
     seqpar__llama_attn_list_free(&s->prompt_tasks);
     seqpar__llama_attn_list_free(&s->token_tasks);
@@ -2697,6 +2808,7 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
     SEQPAR_MUST("texts", SEQPAR_IF(count > 0, texts));
     for (int64_t i = 0; i < count; i++) {
         SEQPAR_FREE(texts[i].ids);
+        SEQPAR_FREE(texts[i].logp);
         memset(&texts[i], 0, sizeof *texts);
     }
 }

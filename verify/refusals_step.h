@@ -138,8 +138,7 @@ static void make_rows(void) {
         step_cu[i][0] = 0, step_cu[i][1] = 3, step_cu[i][2] = lengths[i];
         step_rows[i] = (seqpar_row){.index = i,
                                     .tokens = lengths[i],
-                                    .padded = lengths[i],
-                                    .chunks = 2,
+                                    .cell = 16,
                                     .docs = 2,
                                     .cu_seqlens = step_cu[i]};
     }
@@ -169,7 +168,7 @@ static const limit begin_limits[] = {
 
 /* The share of a micro-batch, of rows that may not be those of the step. */
 typedef struct fold_call {
-    int64_t micro, first, count, tokens, padded, chunks, docs, cu, sp_size, sp_rank;
+    int64_t micro, first, count, tokens, cell, docs, cu, sp_size, sp_rank;
     int layout, rows_alone;
 } fold_call;
 
@@ -187,8 +186,7 @@ static seqpar_status fold_share(void *call) {
     seqpar_row *last = &rows[c->first + c->count - 1];
     cu[0] = 0, cu[1] = c->cu, cu[2] = last->tokens + c->tokens;
     last->tokens += c->tokens;
-    last->padded += c->padded;
-    last->chunks = c->chunks;
+    last->cell = c->cell;
     last->docs = c->docs;
     last->cu_seqlens = cu;
     if (c->docs == 1) cu[1] = cu[2];
@@ -203,15 +201,15 @@ static seqpar_status fold_share(void *call) {
 #define F(member, value) SET(fold_call, member, value)
 static const fold_call good_fold = {.first = 0,
                                     .count = 2,
-                                    .chunks = 2,
+                                    .cell = 16,
                                     .docs = 2,
                                     .cu = 3,
                                     .sp_size = 1,
                                     .layout = SEQPAR_LAYOUT_ZIGZAG};
 #define NO_MICRO(n) "micro-batch " n " is none of the step, which was begun with 2; give 0 to 1"
-#define OTHER_ROW(tokens, padded, chunks) \
-    "micro-batch 0: row 1 of the share has " tokens " tokens, padded to " padded \
-    ", in " chunks " chunks, in the step 7, 7 and 2; give both the same row"
+#define OTHER_ROW(tokens, cell) \
+    "micro-batch 0: row 1 of the share has " tokens " tokens in cells of " cell \
+    ", in the step 7 in cells of 16; give both the same row"
 #define OTHER_DOCUMENTS \
     "micro-batch 0: row 1 of the share has other documents than in the step; give both the same " \
     "row"
@@ -238,9 +236,8 @@ static const limit fold_limits[] = {
      SEQPAR_ERR_STEP,
      "micro-batch 1: the share holds row 3 where the step has row 2; seqpar_step_rows says which",
      {F(micro, 1)}},
-    {F(tokens, 0), -1, SEQPAR_ERR_STEP, OTHER_ROW("6", "7", "2")},
-    {F(padded, 0), 1, SEQPAR_ERR_STEP, OTHER_ROW("7", "8", "2")},
-    {F(chunks, 2), 3, SEQPAR_ERR_STEP, OTHER_ROW("7", "7", "3")},
+    {F(tokens, 0), -1, SEQPAR_ERR_STEP, OTHER_ROW("6", "16")},
+    {F(cell, 16), 15, SEQPAR_ERR_STEP, OTHER_ROW("7", "15")},
     {F(docs, 2), 1, SEQPAR_ERR_STEP, OTHER_DOCUMENTS},
     {F(cu, 3), 4, SEQPAR_ERR_STEP, OTHER_DOCUMENTS},
 };
@@ -617,7 +614,7 @@ static seqpar_status leaf_of(void *user, void *value, int64_t leaf) {
     return leaf == *(int64_t *)user ? SEQPAR_ERR_PLAN : SEQPAR_OK;
 }
 
-/* The first or the last leaf of a micro-batch of two rows, each in two chunks. */
+/* The first or the last leaf of a micro-batch of two rows, each of two cells. */
 static void check_leaves(void) {
     static const int64_t bad[] = {-1, 0, 3};
     const seqpar_split_desc desc = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};

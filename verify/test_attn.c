@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* Attention over ranks: the bits of one rank in every grid layout, the truth of slow.h, the
-   error rule for those that cut chunks. */
+   error rule for those that cut cells. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
 #include "seqpar_check.h"
@@ -10,7 +10,7 @@
 #include "slow.h"
 #include "test.h"
 
-static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t *chunks,
+static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t *cells,
                             int64_t heads, int64_t kv_heads, int64_t head_dim) {
     problem *p = calloc(1, sizeof *p);
     int64_t r, d, at;
@@ -21,8 +21,8 @@ static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t 
     for (r = 0; r < rows; r++) {
         seqpar_row *row = &p->rows[r];
         row->index = r * 2; /* numbers need not be neighbours */
-        row->tokens = row->padded = lengths[r];
-        row->chunks = chunks[r];
+        row->tokens = lengths[r];
+        row->cell = cells[r];
         p->cu[r][0] = 0;
         for (d = 0, at = 0; at < lengths[r] && d < 14; d++) {
             /* one-token and empty documents */
@@ -157,8 +157,8 @@ static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
 
 /* Every grid layout and schedule at every P against P = 1. */
 static void test_bits(int reference) {
-    static const int64_t lengths[] = {97, 53, 5}, chunks[] = {13, 32, 4};
-    problem *p = problem_new(3, lengths, chunks, 6, 2, 10);
+    static const int64_t lengths[] = {97, 53, 5}, cells[] = {8, 2, 2};
+    problem *p = problem_new(3, lengths, cells, 6, 2, 10);
     int feature, layout, schedule;
     size_t i;
     for (feature = 0; feature < FEATURES; feature++) {
@@ -196,9 +196,9 @@ static void test_bits(int reference) {
 
 /* Chunks longer than the tiles of the fast device, so that a block is several sums; as many
    kv heads as heads, and fewer. */
-static void test_long_chunks(int kv_heads) {
-    static const int64_t lengths[] = {1001, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
-    problem *p = problem_new(2, lengths, chunks, 2, kv_heads, 6);
+static void test_long_cells(int kv_heads) {
+    static const int64_t lengths[] = {1001, 31}, cells[] = {201, 5}, ranks[] = {2, 3, 5};
+    problem *p = problem_new(2, lengths, cells, 2, kv_heads, 6);
     int i;
     for (i = 0; i < 3 * FEATURES; i++) {
         setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[i / 3]}, s = one;
@@ -213,7 +213,7 @@ static void test_long_chunks(int kv_heads) {
         setup_free(&s);
     }
     problem_free(p);
-    test_end("attn_long_chunks heads=2/%d", kv_heads);
+    test_end("attn_long_cells heads=2/%d", kv_heads);
 }
 
 /* Whether -1e-60 added to 0 gives -0 here: a product that is rounded before it is added
@@ -232,8 +232,8 @@ static int fused(void) {
 /* Numbers so small that products vanish: sums of -0, which the zeros of a block that nothing
    is seen of make 0. */
 static void test_vanishing(double dout) {
-    static const int64_t lengths[] = {301, 31}, chunks[] = {5, 7}, ranks[] = {2, 3, 5};
-    problem *p = problem_new(2, lengths, chunks, 2, 2, 6);
+    static const int64_t lengths[] = {301, 31}, cells[] = {61, 5}, ranks[] = {2, 3, 5};
+    problem *p = problem_new(2, lengths, cells, 2, 2, 6);
     int64_t n, minus = 0, count = p->tokens * p->heads * p->head_dim;
     int i;
     for (n = 0; n < count; n++) {
@@ -261,9 +261,9 @@ static void test_vanishing(double dout) {
 }
 
 static void test_truth(int reference) {
-    static const int64_t lengths[] = {29, 17}, chunks[] = {7, 3};
-    problem *p = problem_new(2, lengths, chunks, 3, 3, 5),
-            *g = problem_new(2, lengths, chunks, 6, 2, 4);
+    static const int64_t lengths[] = {29, 17}, cells[] = {5, 6};
+    problem *p = problem_new(2, lengths, cells, 3, 3, 5),
+            *g = problem_new(2, lengths, cells, 6, 2, 4);
     int layout, schedule, feature;
     int64_t ranks;
     for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
@@ -308,12 +308,12 @@ static const grid grids[] = {
 };
 
 static void test_grids(int reference) {
-    static const int64_t lengths[] = {61, 19, 1}, chunks[] = {17, 6, 1};
+    static const int64_t lengths[] = {61, 19, 1}, cells[] = {4, 4, 1};
     size_t g;
     int64_t n = 0;
     for (g = 0; g < sizeof grids / sizeof *grids; g++) {
         const grid *x = &grids[g];
-        problem *p = problem_new(3, lengths, chunks, x->heads, x->kv_heads, 6);
+        problem *p = problem_new(3, lengths, cells, x->heads, x->kv_heads, 6);
         int layout;
         if (reference == 2) round_problem(p);
         for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
@@ -343,11 +343,11 @@ static void test_grids(int reference) {
     }
 }
 
-/* Stripe: of neighbouring chunks a rank has no two tokens in a row, so what it folds piles
+/* Stripe: of neighbouring cells a rank has no two tokens in a row, so what it folds piles
    up, deeper than a tree of them. */
-static void test_many_chunks(int reference) {
-    static const int64_t lengths[] = {207}, chunks[] = {69};
-    problem *p = problem_new(1, lengths, chunks, 1, 1, 2);
+static void test_many_cells(int reference) {
+    static const int64_t lengths[] = {207}, cells[] = {3};
+    problem *p = problem_new(1, lengths, cells, 1, 1, 2);
     setup s = {.p = p,
                .reference = reference,
                .ranks = 3,
@@ -361,13 +361,13 @@ static void test_many_chunks(int reference) {
     expect_truth(&s, truth_limit(reference, &s.f), "against slow.h");
     setup_free(&s);
     problem_free(p);
-    test_end("attn_%s_many_chunks", device_names[reference]);
+    test_end("attn_%s_many_cells", device_names[reference]);
 }
 
 /* Equal scores and one-hot values: out lists, for every query, exactly the keys it sees. */
 static void test_probe(int layout, int schedule) {
-    static const int64_t lengths[] = {23}, chunks[] = {6};
-    problem *p = problem_new(1, lengths, chunks, 1, 1, 23);
+    static const int64_t lengths[] = {23}, cells[] = {4};
+    problem *p = problem_new(1, lengths, cells, 1, 1, 23);
     int feature;
     int64_t i, j;
     memset(p->q, 0, (size_t)(p->tokens * 23) * sizeof *p->q);
@@ -398,15 +398,15 @@ static void test_probe(int layout, int schedule) {
              seqpar_schedule_name(schedule));
 }
 
-/* T01: scores of neighbouring chunks far apart, so that one side of a merge vanishes or both
+/* T01: scores of neighbouring cells far apart, so that one side of a merge vanishes or both
    are alike. */
 static void test_gaps(int reference) {
-    static const int64_t lengths[] = {31}, chunks[] = {8};
+    static const int64_t lengths[] = {31}, cells[] = {4};
     static const double gaps[] = {0, 20, 90, 1e4};
     size_t g;
     int64_t i;
     for (g = 0; g < sizeof gaps / sizeof *gaps; g++) {
-        problem *p = problem_new(1, lengths, chunks, 2, 1, 6);
+        problem *p = problem_new(1, lengths, cells, 2, 1, 6);
         setup s = {.p = p,
                    .reference = reference,
                    .ranks = 3,
@@ -415,7 +415,7 @@ static void test_gaps(int reference) {
                    .f = {.full = 1}};
         p->rows[0].docs = 1;
         p->cu[0][1] = 31;
-        /* a whole chunk up, the next down */
+        /* a whole cell up, the next down */
         for (i = 0; i < 31; i++) p->k[i * 6] = (i / 4 % 2 ? 1.0 : -1.0) * gaps[g];
         for (i = 0; i < 31 * 2; i++) p->q[i * 6] = (double)(float)(i % 3 - 1);
         setup_run(&s);
@@ -428,17 +428,17 @@ static void test_gaps(int reference) {
     test_end("attn_%s_merge_gaps", device_names[reference]);
 }
 
-/* T07: every length from 1 to 4P+1, so that ranks are empty, chunks hold one token, and
+/* T07: every length from 1 to 4P+1, so that ranks are empty, cells hold one token, and
    nothing divides. */
 static void test_lengths(int64_t ranks) {
-    int64_t length, chunks;
+    int64_t length, cell;
     int layout;
     for (length = 1; length <= 4 * ranks + 1; length++)
         for (layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
             problem *p;
             setup s, one;
-            chunks = length % 3 ? length : 2 * ranks;
-            p = problem_new(1, &length, &chunks, 2, 1, 4);
+            cell = length % 3 ? 1 : (length + 2 * ranks - 1) / (2 * ranks);
+            p = problem_new(1, &length, &cell, 2, 1, 4);
             memset(&s, 0, sizeof s);
             s.p = p;
             s.ranks = 1;
@@ -546,8 +546,8 @@ static int own_backward(void *user, const seqpar_block *b, void *dq, void *dk, v
 /* Every mask but dropout, every schedule; what the storage type rounds is all that may be
    lost. */
 static void test_own_kernel(int storage, double limit) {
-    static const int64_t lengths[] = {37, 11}, chunks[] = {9, 3};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    static const int64_t lengths[] = {37, 11}, cells[] = {5, 4};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     own_kernel own = {storage, NO_HARM};
     seqpar_block_kernel kernel = {storage, own_forward, own_backward, &own};
     int feature, schedule;
@@ -635,10 +635,10 @@ static void test_own_kernel_refused(void) {
                  {LSE_OF_NOTHING, "sees nothing"},
                  {NAN_DQ, "dq that is not finite"},
                  {FAILS_BACKWARD, "fails backward"}};
-    static const int64_t lengths[] = {24}, chunks[] = {6};
+    static const int64_t lengths[] = {24}, cells[] = {4};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        problem *p = problem_new(1, lengths, chunks, 2, 1, 4);
+        problem *p = problem_new(1, lengths, cells, 2, 1, 4);
         own_kernel own = {SEQPAR_DTYPE_F32, cases[i].harm};
         seqpar_block_kernel kernel = {SEQPAR_DTYPE_F32, own_forward, own_backward, &own};
         setup s = {.p = p,
@@ -676,10 +676,10 @@ static void test_refused(void) {
                  {{.name = ""}, 3, 2, 0, 0, SEQPAR_ERR_HEADS, "3 heads over 2 kv_heads"},
                  {{.name = ""}, 4, 2, 3, 0, SEQPAR_ERR_ULYSSES, "ulysses_size 3"},
                  {{.name = ""}, 4, 1, 2, 0, SEQPAR_ERR_ULYSSES, "more than the 1 kv_heads"}};
-    static const int64_t lengths[] = {24}, chunks[] = {6};
+    static const int64_t lengths[] = {24}, cells[] = {4};
     size_t i;
     for (i = 0; i < sizeof cases / sizeof *cases; i++) {
-        problem *p = problem_new(1, lengths, chunks, 4, 2, 4);
+        problem *p = problem_new(1, lengths, cells, 4, 2, 4);
         setup s = {.p = p,
                    .ranks = 4,
                    .threads = 1,
@@ -703,13 +703,13 @@ static void test_refused(void) {
 
 /* T07: a document of every length from 0 to 2P+1 between two others. */
 static void test_document_lengths(int64_t ranks) {
-    int64_t n, chunks;
+    int64_t n, cell;
     for (n = 0; n <= 2 * ranks + 1; n++) {
         int64_t length = 3 + n + 5;
         problem *p;
         int layout;
-        chunks = n % 2 ? length : 4;
-        p = problem_new(1, &length, &chunks, 4, 2, 4);
+        cell = n % 2 ? 1 : (length + 3) / 4;
+        p = problem_new(1, &length, &cell, 4, 2, 4);
         p->rows[0].docs = 3;
         p->cu[0][1] = 3;
         p->cu[0][2] = 3 + n;
@@ -735,10 +735,10 @@ static void test_document_lengths(int64_t ranks) {
    backward. (A NaN is no number: within a tile 0 times NaN is NaN, and a NaN ends the run
    anyway.) */
 static void test_isolation(int layout) {
-    static const int64_t lengths[] = {59}, chunks[] = {16};
+    static const int64_t lengths[] = {59}, cells[] = {4};
     int64_t schedule, i, heads = 4, d = 6;
     for (schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT + 1; schedule++) {
-        problem *p = problem_new(1, lengths, chunks, heads, 4, d);
+        problem *p = problem_new(1, lengths, cells, heads, 4, d);
         setup before = {.p = p,
                         .ranks = 4,
                         .threads = 1,
@@ -806,10 +806,10 @@ static setup product_way(problem *p, int64_t n, const seqpar_inject_desc *arriva
 
 /* A part of the product that grows to all of it with TEST_ALL (make check-all). */
 static void test_product(void) {
-    static const int64_t lengths[] = {71, 26}, chunks[] = {19, 32};
+    static const int64_t lengths[] = {71, 26}, cells[] = {4, 1};
     static const seqpar_inject_desc arrival[] = {{.seed = 3, .reorder = 1},
                                                  {.seed = 4, .reorder = 1, .delay_us_max = 40}};
-    problem *p = problem_new(2, lengths, chunks, 8, 4, 6);
+    problem *p = problem_new(2, lengths, cells, 8, 4, 6);
     setup one[FEATURES];
     int64_t n, runs = 0, step = getenv("TEST_ALL") ? 1 : 11;
     int64_t all = PRODUCT * layouts_on_grid();
@@ -837,8 +837,8 @@ static void test_product(void) {
 /* 20 repeats under delays and another order of messages each time; the first call and all
    later ones are alike. */
 static void test_arrival(int schedule, int64_t ulysses) {
-    static const int64_t lengths[] = {67}, chunks[] = {16};
-    problem *p = problem_new(1, lengths, chunks, 4, 4, 8);
+    static const int64_t lengths[] = {67}, cells[] = {5};
+    problem *p = problem_new(1, lengths, cells, 4, 4, 8);
     setup one = {.p = p, .ranks = 1, .threads = 1};
     uint64_t repeat;
     setup_run(&one);
@@ -864,8 +864,8 @@ static void test_arrival(int schedule, int64_t ulysses) {
 /* ---- one projection holds q, k and v ---- */
 
 static void test_packed(int device) {
-    static const int64_t lengths[] = {61, 7}, chunks[] = {9, 3}, ranks[] = {1, 3, 4};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    static const int64_t lengths[] = {61, 7}, cells[] = {7, 3}, ranks[] = {1, 3, 4};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     setup one = {.p = p, .reference = device, .ranks = 1, .threads = 1};
     setup_run(&one);
     for (int i = 0; i < 9; i++) {
@@ -942,9 +942,9 @@ static void in_one_call_refused(const seqpar_attn_io *io, const seqpar_row *row,
 }
 
 static void test_in_one_call(void) {
-    static const int64_t lengths[] = {61}, chunks[] = {9};
+    static const int64_t lengths[] = {61}, cells[] = {7};
     static float dsinks[1];
-    problem *p = problem_new(1, lengths, chunks, 4, 2, 6);
+    problem *p = problem_new(1, lengths, cells, 4, 2, 6);
     setup one = {.p = p, .ranks = 1, .threads = 1, .f = {.sinks = 1, .dropout = 0.2}};
     seqpar_attn_desc desc = {.heads = 4, .kv_heads = 2, .head_dim = 6, .dropout = 0.2};
     float *q = narrowed(p->q, 61 * 24), *k = narrowed(p->k, 61 * 12),
@@ -981,9 +981,9 @@ static void test_in_one_call(void) {
 
 /* Every layout, schedule, number of ranks; every mask but dropout. */
 static void test_own_attention(int device) {
-    static const int64_t lengths[] = {141, 7}, few[] = {3, 1}, chunks[] = {11, 3};
+    static const int64_t lengths[] = {141, 7}, few[] = {47, 7}, cells[] = {13, 3};
     static const int64_t ranks[] = {1, 2, 3, 4, 5, 4};
-    problem *problems[] = {problem_new(2, lengths, chunks, 4, 2, 3),
+    problem *problems[] = {problem_new(2, lengths, cells, 4, 2, 3),
                            problem_new(2, few, few, 4, 2, 3)};
     own_attention own = {.storage = device == 0   ? SEQPAR_DTYPE_F32
                                     : device == 1 ? SEQPAR_DTYPE_F64
@@ -1023,10 +1023,10 @@ static void test_own_attention(int device) {
 
 /* Over any number of ranks at most twice as far off as the library's relaxed path on one. */
 static void test_own_attention_rule(void) {
-    static const int64_t lengths[] = {389}, chunks[] = {32};
+    static const int64_t lengths[] = {389}, cells[] = {13};
     own_attention own = {.storage = SEQPAR_DTYPE_F32, .sums = SEQPAR_DTYPE_F32};
     seqpar_attn_kernel kernel = {step_forward, step_backward, &own};
-    problem *p = problem_new(1, lengths, chunks, 4, 2, 16);
+    problem *p = problem_new(1, lengths, cells, 4, 2, 16);
     setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1};
     setup one = {.p = p, .ranks = 1, .threads = 1, .relaxed = 1};
     int64_t wide = p->tokens * 4 * 16;
@@ -1063,7 +1063,7 @@ static void test_own_attention_rule(void) {
 
 /* An error of one call, on one rank, ends all of them and is named. */
 static void test_own_attention_refused(void) {
-    static const int64_t lengths[] = {24}, chunks[] = {6};
+    static const int64_t lengths[] = {24}, cells[] = {4};
     static const char *const words[] = {"",
                                         "fails forward with 77",
                                         "fails backward with 78",
@@ -1073,7 +1073,7 @@ static void test_own_attention_refused(void) {
                                         "has no backward"};
     for (int harm = STEP_FAILS; harm <= STEP_INFINITE + 2; harm++)
         for (int schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++) {
-            problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
+            problem *p = problem_new(1, lengths, cells, 8, 4, 4);
             own_attention own = {SEQPAR_DTYPE_F32, SEQPAR_DTYPE_F32, harm, 0};
             seqpar_attn_kernel kernel = {step_forward,
                                          harm > STEP_INFINITE + 1 ? NULL : step_backward, &own};
@@ -1096,12 +1096,12 @@ static void test_own_attention_refused(void) {
     test_end("attn_own_attention_refused");
 }
 
-/* ---- the relaxed path: the truth everywhere, the error rule, tiles that know no chunks ---- */
+/* ---- the relaxed path: the truth everywhere, the error rule, tiles that know no cells ---- */
 
 static void test_relaxed_truth(int reference) {
-    /* tiles of 128 end within chunks */
-    static const int64_t lengths[] = {141, 7}, chunks[] = {11, 3};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 3);
+    /* tiles of 128 end within cells */
+    static const int64_t lengths[] = {141, 7}, cells[] = {13, 3};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 3);
     int way;
     for (way = 0; way < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; way++) {
         size_t i;
@@ -1133,7 +1133,7 @@ static void test_relaxed_truth(int reference) {
 /* On one rank the grid leaves no trace. */
 static void test_relaxed_grid(void) {
     static const int64_t lengths[] = {301};
-    static const int64_t coarse[] = {2}, fine[] = {75};
+    static const int64_t coarse[] = {151}, fine[] = {5};
     uint64_t state = test_state;
     problem *p = problem_new(1, lengths, coarse, 4, 2, 16), *g;
     setup few = {.p = p, .ranks = 1, .threads = 1, .relaxed = 1}, many = few;
@@ -1142,7 +1142,7 @@ static void test_relaxed_grid(void) {
     many.p = g;
     setup_run(&few);
     setup_run(&many);
-    expect_same_bits(&few, &many, "2 and 75 chunks");
+    expect_same_bits(&few, &many, "cells of 151 and of 5");
     setup_free(&few);
     setup_free(&many);
     problem_free(p);
@@ -1155,8 +1155,8 @@ enum { RULE_SEEDS = 20, RULE_TENSORS = 4, RULE_WAYS = 7 };
 static double rule_error[RULE_WAYS][RULE_TENSORS][RULE_SEEDS];
 
 static void measure_rule(int64_t seed) {
-    static const int64_t lengths[] = {389}, chunks[] = {32};
-    problem *p = problem_new(1, lengths, chunks, 4, 2, 16);
+    static const int64_t lengths[] = {389}, cells[] = {13};
+    problem *p = problem_new(1, lengths, cells, 4, 2, 16);
     setup truth = {.p = p, .reference = 1, .ranks = 1, .threads = 1};
     int64_t wide = p->tokens * 4 * 16, narrow = wide / 2, w;
     setup_run(&truth);
@@ -1194,7 +1194,7 @@ static void test_relaxed_rule(void) {
             middle[w] =
                 (rule_error[w][t][RULE_SEEDS / 2 - 1] + rule_error[w][t][RULE_SEEDS / 2]) / 2;
             test_expect(middle[w] <= 2 * middle[0],
-                        "%s: median error %.2e at P=%lld, one rank by chunks has %.2e",
+                        "%s: median error %.2e at P=%lld, one rank by cells has %.2e",
                         names[t], middle[w], (long long)(w ? ranks_list[w - 1] : 1), middle[0]);
             if (w) worst = fmax(worst, middle[w] / middle[0]);
         }
@@ -1240,10 +1240,10 @@ static void print_mode(const setup *mode, const char *how) {
     printf("\n");
 }
 
-/* Layouts that cut chunks obey the same rule in every schedule: one row each. */
+/* Layouts that cut cells obey the same rule in every schedule: one row each. */
 static void print_table(void) {
-    static const int64_t lengths[] = {47}, chunks[] = {32};
-    problem *p = problem_new(1, lengths, chunks, 8, 4, 4);
+    static const int64_t lengths[] = {47}, cells[] = {2};
+    problem *p = problem_new(1, lengths, cells, 8, 4, 4);
     setup mode = {.p = p, .threads = 1};
     printf("| mode |");
     for (int f = 0; f < TABLE_MASKS; f++) printf(" %s |", features_list[table_masks[f]].name);
@@ -1263,8 +1263,8 @@ static void print_table(void) {
 
 #ifdef TEST_CUDA /* few and small: without a GPU every thread of a kernel is a fiber */
 static void test_feature(int feature, int device) {
-    static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3}, ranks[] = {1, 2, 3, 5};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    static const int64_t lengths[] = {29, 17}, cells[] = {6, 6}, ranks[] = {1, 2, 3, 5};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     setup one = {
         .p = p, .reference = device, .ranks = 1, .threads = 1, .f = features_list[feature]};
     int first = test_fibers() ? 1 + feature % 3 : 1, last = test_fibers() ? first : 3;
@@ -1294,8 +1294,8 @@ static void test_feature(int feature, int device) {
 
 /* Without a GPU: other orders of threads between barriers, the same bits. */
 static void test_thread_orders(int device) {
-    static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    static const int64_t lengths[] = {29, 17}, cells[] = {6, 6};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     setup one = {.p = p,
                  .reference = device,
                  .ranks = 1,
@@ -1324,8 +1324,8 @@ static void test_thread_orders(int device) {
 
 /* One running sum takes what every other rank made of a key. */
 static void test_relaxed_return(int device) {
-    static const int64_t lengths[] = {29, 17}, chunks[] = {5, 3};
-    problem *p = problem_new(2, lengths, chunks, 4, 2, 6);
+    static const int64_t lengths[] = {29, 17}, cells[] = {6, 6};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     if (device == 2) round_problem(p);
     for (int schedule = SEQPAR_SCHEDULE_RING; schedule <= SEQPAR_SCHEDULE_LLAMA3; schedule++) {
         setup s = {.p = p,
@@ -1345,13 +1345,13 @@ static void test_relaxed_return(int device) {
 
 /* Every width of head that a kernel is written for, and pieces of more than one tile. */
 static void test_widths(int device) {
-    static const int64_t width[] = {64, 70, 128, 130}, lengths[] = {67}, chunks[] = {1};
+    static const int64_t width[] = {64, 70, 128, 130}, lengths[] = {67}, cells[] = {67};
     for (int i = 0; i < 4; i++) {
-        problem *p = problem_new(1, lengths, chunks, 1, 1, width[i]);
+        problem *p = problem_new(1, lengths, cells, 1, 1, width[i]);
         setup s = {.p = p, .reference = device, .ranks = 1, .threads = 1};
         if (device == 2) round_problem(p);
         setup_run(&s);
-        expect_truth(&s, truth_limit(device, &s.f), "one chunk");
+        expect_truth(&s, truth_limit(device, &s.f), "one cell");
         test_end("attn_cuda_%s_head_dim_%lld", device_names[device], (long long)width[i]);
         setup_free(&s);
         problem_free(p);
@@ -1375,8 +1375,8 @@ int main(int argc, char **argv) {
     }
     return test_summary();
 #endif
-    TEST(test_many_chunks(1));
-    TEST(test_many_chunks(0));
+    TEST(test_many_cells(1));
+    TEST(test_many_cells(0));
     TEST(test_truth(1));
     TEST(test_truth(0));
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; i++)
@@ -1413,8 +1413,8 @@ int main(int argc, char **argv) {
     TEST(test_arrival(SEQPAR_SCHEDULE_RING, 2));
     TEST(test_vanishing(1e-20));
     TEST(test_vanishing(1e-44));
-    TEST(test_long_chunks(2));
-    TEST(test_long_chunks(1));
+    TEST(test_long_cells(2));
+    TEST(test_long_cells(1));
     TEST(test_gaps(1));
     TEST(test_gaps(0));
     TEST(test_lengths(3));

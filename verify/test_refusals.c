@@ -49,23 +49,17 @@ static const limit pack_limits[] = {
      {P(desc.keep_masked, 1), P(desc.truncation, SEQPAR_TRUNCATION_CUT)}},
     {P(desc.pack_len, 2147483647), 2147483648.0L, SEQPAR_ERR_PACK_LEN,
      "pack_len is 2147483648; give the most tokens a row may have, 1 to 2147483647"},
-    {P(desc.chunks, 0), -1, SEQPAR_ERR_CHUNKS,
-     "chunks is -1 and pad_to 0; both must be positive, or 0 for the default, and at most 1048576 "
-     "and 2147483647"},
-    {P(desc.chunks, 1048576), 1048577, SEQPAR_ERR_CHUNKS,
-     "chunks is 1048577 and pad_to 0; both must be positive, or 0 for the default, and at most "
-     "1048576 and 2147483647"},
-    {P(desc.pad_to, 0), -1, SEQPAR_ERR_CHUNKS,
-     "chunks is 0 and pad_to -1; both must be positive, or 0 for the default, and at most 1048576 "
-     "and 2147483647"},
-    /* the last value inside would have rows of 2^31 tokens */
-    {P(desc.pad_to, 8), 2147483648.0L, SEQPAR_ERR_CHUNKS,
-     "chunks is 0 and pad_to 2147483648; both must be positive, or 0 for the default, and at most "
-     "1048576 and 2147483647"},
+    {P(desc.cell, 0), -1, SEQPAR_ERR_CELL,
+     "pack_desc: cell is -1; give the tokens of a cell, 1 to 2147483647, or 0 for the default"},
+    {P(desc.cell, 2147483647), 2147483648.0L, SEQPAR_ERR_CELL,
+     "pack_desc: cell is 2147483648; give the tokens of a cell, 1 to 2147483647, or 0 for the "
+     "default"},
     {P(count, 1), 0, SEQPAR_ERR_NO_DOCUMENTS,
-     "there are 0 documents to pack; give at least one"},
+     "there are 0 documents to pack; give 1 to 2147483648"},
     {P(count, 1), -1, SEQPAR_ERR_NO_DOCUMENTS,
-     "there are -1 documents to pack; give at least one"},
+     "there are -1 documents to pack; give 1 to 2147483648"},
+    {P(count, 3), 2147483649.0L, SEQPAR_ERR_NO_DOCUMENTS,
+     "there are 2147483649 documents to pack; give 1 to 2147483648"},
     {P(tokens[0], 0), -1, SEQPAR_ERR_DOCUMENT_TOKENS,
      "document 0 has -1 tokens; lengths start at 0"},
     {P(tokens[2], 0), -1, SEQPAR_ERR_DOCUMENT_TOKENS,
@@ -110,8 +104,8 @@ static const limit pack_limits[] = {
 /* ---- split ---- */
 
 typedef struct split_call {
-    int64_t tokens[2], padded[2], chunks[2], index[2], docs[2], cu[2][4], prefix[2][3];
-    int no_cu, prefixed;
+    int64_t tokens[2], cell[2], index[2], docs[2], cu[2][4], prefix[2][3], source[2][3];
+    int no_cu, prefixed, numbered;
     seqpar_split_desc desc;
     int64_t token; /* of the owner, where it is asked for */
     int owner, device;
@@ -121,10 +115,10 @@ static void split_rows(split_call *c, seqpar_row *rows) {
     for (int i = 0; i < 2; i++)
         rows[i] = (seqpar_row){.index = c->index[i],
                                .tokens = c->tokens[i],
-                               .padded = c->padded[i],
-                               .chunks = c->chunks[i],
+                               .cell = c->cell[i],
                                .docs = c->docs[i],
                                .cu_seqlens = c->no_cu ? NULL : c->cu[i],
+                               .doc_source = c->numbered ? c->source[i] : NULL,
                                .prefix_lens = c->prefixed ? c->prefix[i] : NULL};
 }
 
@@ -142,30 +136,60 @@ static seqpar_status split(void *call) {
 
 #define S(member, value) SET(split_call, member, value)
 static const split_call good_split = {.tokens = {12, 7},
-                                      .padded = {13, 7},
-                                      .chunks = {6, 3},
+                                      .cell = {2, 3},
                                       .index = {0, 1},
                                       .docs = {3, 2},
                                       .cu = {{0, 5, 5, 12}, {0, 3, 7}},
+                                      .source = {{3, 4, 8}, {9, 12}},
                                       .prefixed = 1,
                                       .desc = {SEQPAR_LAYOUT_ZIGZAG, 3, 1},
                                       .token = 4};
 static const limit split_limits[] = {
-    {S(chunks[0], 1), 0, SEQPAR_ERR_CHUNKS, "row 0 has 0 chunks; give 1 to 1048576"},
-    {S(chunks[1], 1048576), 1048577, SEQPAR_ERR_CHUNKS,
-     "row 1 has 1048577 chunks; give 1 to 1048576"},
+    {S(cell[0], 0), -1, SEQPAR_ERR_CELL,
+     "row 0: cell is -1; give the tokens of a cell, 1 to 2147483647, or 0 for the default"},
+    {S(cell[1], 2147483647), 2147483648.0L, SEQPAR_ERR_CELL,
+     "row 1: cell is 2147483648; give the tokens of a cell, 1 to 2147483647, or 0 for the "
+     "default"},
     {S(tokens[0], 0),
      -1,
      SEQPAR_ERR_SIZE,
-     "row 0 has -1 tokens padded to 13; give 0 or more, padded to at least as many and at most "
-     "2147483647",
+     "row 0 has -1 tokens; give 0 to 2147483647",
      {S(docs[0], 0)}},
-    {S(padded[1], 7), 6, SEQPAR_ERR_SIZE,
-     "row 1 has 7 tokens padded to 6; give 0 or more, padded to at least as many and at most "
-     "2147483647"},
-    {S(padded[0], 2147483647), 2147483648.0L, SEQPAR_ERR_SIZE,
-     "row 0 has 12 tokens padded to 2147483648; give 0 or more, padded to at least as many and at "
-     "most 2147483647"},
+    {S(tokens[1], 7),
+     2147483648.0L,
+     SEQPAR_ERR_SIZE,
+     "row 1 has 2147483648 tokens; give 0 to 2147483647",
+     {S(docs[1], 0)}},
+    {S(source[0][0], 0),
+     -1,
+     SEQPAR_ERR_ROW_ORDER,
+     "row 0: document 0 has the number -1; numbers rise within a step, from 0 to 2147483647",
+     {S(numbered, 1)}},
+    {S(source[0][1], 4),
+     3,
+     SEQPAR_ERR_ROW_ORDER,
+     "row 0: document 1 has the number 3 again; numbers rise within a step, from 0 to 2147483647",
+     {S(numbered, 1)}},
+    {S(source[0][2], 5),
+     2,
+     SEQPAR_ERR_ROW_ORDER,
+     "row 0: document 2 has the number 2; numbers rise within a step, from 0 to 2147483647",
+     {S(numbered, 1)}},
+    {S(source[1][1], 2147483647),
+     2147483648.0L,
+     SEQPAR_ERR_ROW_ORDER,
+     "row 1: document 1 has the number 2147483648; numbers rise within a step, from 0 to "
+     "2147483647",
+     {S(numbered, 1)}},
+    {S(source[1][0], 9),
+     8,
+     SEQPAR_ERR_ROW_ORDER,
+     "row 1 has document 8 behind those of row 0; numbers of documents (doc_source) rise from row "
+     "to row, and each stands there once",
+     {S(numbered, 1)}},
+    {S(index[1], 1048575), 1048576, SEQPAR_ERR_SIZE,
+     "row 1048576 has 2 documents without numbers; number them (doc_source) where rows or "
+     "documents of a row are more than 1048576"},
     {S(index[0], 0), -1, SEQPAR_ERR_ROW_ORDER, "row number -1 follows -1; rows must rise"},
     {S(index[1], 1), 0, SEQPAR_ERR_ROW_ORDER, "row number 0 follows 0; rows must rise"},
     {S(docs[0], 0), -1, SEQPAR_ERR_CU_SEQLENS,
@@ -306,7 +330,7 @@ static void close_rank(void) {
 typedef struct attn_call {
     seqpar_attn_desc desc;
     seqpar_attn_io io;
-    int64_t chunks;
+    int64_t cell;
     int kernel; /* 1: whole, 2: without forward, 3: without backward */
     int run, dsinks;
 } attn_call;
@@ -330,7 +354,7 @@ static seqpar_status attend(void *call) {
     static int none;
     seqpar_attn_kernel kernel = {fail_attention, fail_gradient, &none};
     attn_call *c = call;
-    const seqpar_row row = {.tokens = ATTN_TOKENS, .padded = ATTN_TOKENS, .chunks = c->chunks};
+    const seqpar_row row = {.tokens = ATTN_TOKENS, .cell = c->cell};
     seqpar_attn *attn = NULL;
     if (c->kernel == 2) kernel.forward = NULL;
     if (c->kernel == 3) kernel.backward = NULL;
@@ -361,7 +385,7 @@ static seqpar_status attend(void *call) {
         } \
     }
 static const attn_call good_attn = {.desc = {.heads = 6, .kv_heads = 2, .head_dim = 4},
-                                    .chunks = 2};
+                                    .cell = 3};
 static const limit attn_limits[] = {
     {A(desc.kv_heads, 1), 0, SEQPAR_ERR_HEADS,
      "6 heads over 0 kv_heads; heads must be a positive multiple of kv_heads"},
@@ -422,7 +446,7 @@ static const limit attn_limits[] = {
 /* In one call no tensor has gaps, and there are no dsinks. */
 static seqpar_status attend_whole(void *call) {
     static double sinks[6], dsinks[8 * 6];
-    const seqpar_row row = {.tokens = ATTN_TOKENS, .padded = ATTN_TOKENS, .chunks = 2};
+    const seqpar_row row = {.tokens = ATTN_TOKENS, .cell = 3};
     attn_call *c = call;
     c->io.q = attn_tensor[0], c->io.k = attn_tensor[1], c->io.v = attn_tensor[2];
     c->io.out = attn_tensor[3];
@@ -448,7 +472,7 @@ static seqpar_status attend_replicated(seqpar_comm *on, void *user) {
                                    .schedule = SEQPAR_SCHEDULE_ULYSSES,
                                    .ulysses_size = 4,
                                    .ulysses_replicate = 1};
-    const seqpar_row row = {.tokens = 16, .padded = 16, .chunks = 8};
+    const seqpar_row row = {.tokens = 16, .cell = 2};
     seqpar_device *mine = seqpar_device_reference();
     seqpar_attn *attn = NULL;
     seqpar_ctx rank;
@@ -524,7 +548,7 @@ static double vocab_data[4][ATTN_ROOM];
 
 /* A step of one row, whose share and fold the gradient of the table takes. */
 static seqpar_status vocab_backward(vocab_call *c, const seqpar_vocab_io *io) {
-    static const seqpar_row row = {.tokens = VOCAB_TOKENS, .padded = VOCAB_TOKENS, .chunks = 2};
+    static const seqpar_row row = {.tokens = VOCAB_TOKENS, .cell = (VOCAB_TOKENS + 1) / 2};
     const seqpar_split_desc whole = {SEQPAR_LAYOUT_CONTIGUOUS, 1, 0};
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_tensor tensor = {"table", VOCAB, HIDDEN, 0, 0, 0};
@@ -698,8 +722,8 @@ static const limit segments_limits[] = {
     {G(leaf[0], 4294967300.0L),
      4294967299.0L,
      SEQPAR_ERR_STEP,
-     "the sum of the document 1 was given row 1, part 3 twice; every part of a row counts once, on "
-     "one rank",
+     "the sum of the document 1 was given leaf 4294967299 twice; every cell of a document counts "
+     "once, on one rank",
      {G(leaf[1], 4294967299.0L)}},
 };
 
@@ -710,8 +734,8 @@ static void check_step_sum(void) {
     ACCEPTED(seqpar_sum_pieces(&ctx, &sum, leaves, values, 2, 1), world->error);
     REFUSED(
         seqpar_sum_pieces(&ctx, &sum, twice, values, 2, 1), world->error, SEQPAR_ERR_STEP,
-        "the sum of the step was given row 0, part 8 twice; every part of a row counts once, on "
-        "one rank");
+        "the sum of the step was given leaf 8 twice; every cell of a document counts once, on one "
+        "rank");
     test_end("sum_of_a_step");
 }
 
@@ -922,7 +946,7 @@ static const limit open_limits[] = {
 static seqpar_status scale_of_rank(seqpar_comm *on, void *user) {
     const seqpar_attn_desc desc = {
         .heads = 2, .kv_heads = 1, .head_dim = 3, .scale = on->rank ? *(double *)user : 1};
-    const seqpar_row row = {.tokens = 16, .padded = 16, .chunks = 8};
+    const seqpar_row row = {.tokens = 16, .cell = 2};
     seqpar_device *mine = seqpar_device_reference();
     seqpar_attn *attn = NULL;
     seqpar_ctx rank;
@@ -1121,7 +1145,7 @@ static void check_own_kernel(void) {
     open_rank(seqpar_device_reference());
     seqpar_device_own_kernel(device, &kernel);
     for (harm = GOOD; harm <= BAD_DV; harm++) {
-        c.chunks = harm == LSE_OF_NOTHING ? 2 : 1;
+        c.cell = harm == LSE_OF_NOTHING ? 3 : ATTN_TOKENS;
         c.desc.window = harm == LSE_OF_NOTHING ? 2 : 0;
         c.run = 1;
         seqpar_status status = attend(&c);

@@ -8,14 +8,15 @@
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
 /* Right texts, and prompts with at least one. */
-static void demo_count_right(const demo_rank *r, const int32_t *texts, int64_t right[2]) {
+static void demo_count_right(const demo_rank *r, const demo_texts *texts, int64_t right[2]) {
     int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt;
-    int64_t width = demo_ppo_options(r)->generate_max_len + 1;
     for (int64_t i = 0; i < arrlen(r->job->eval.documents); i++) {
         int64_t before = right[0];
-        for (int64_t k = i * n; k < (i + 1) * n; k++)
-            right[0] += demo_sampled_right(r, texts + k * width + 1, texts[k * width],
-                                           &r->job->eval, &r->job->eval.documents[i]);
+        for (int64_t k = i * n; k < (i + 1) * n; k++) {
+            const int32_t *ids = demo_text_ids(texts, k);
+            right[0] += demo_sampled_right(r, ids + 1, ids[0], &r->job->eval,
+                                           &r->job->eval.documents[i]);
+        }
         right[1] += right[0] > before;
     }
 }
@@ -61,16 +62,16 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
                                                                       training's */
     if (!total) return SEQPAR_OK;
     seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(total, sizeof *prompts);
-    int32_t *texts = NULL;
+    demo_texts texts = {0};
     for (int64_t i = 0; i < total; i++) {
         const demo_document *d = &r->job->eval.documents[i / n];
         prompts[i] = (seqpar_llama_prompt){d->ids, demo_prompt_tokens(r, d), i};
     }
     seqpar_status status = demo_generate(r, &texts, prompts, total, &desc);
-    if (!status) demo_count_right(r, texts, right);
+    if (!status) demo_count_right(r, &texts, right);
     if (!status) demo_say_right(r, rollouts, right, n);
     free(prompts);
-    free(texts);
+    demo_texts_free(&texts);
     return status;
 }
 
@@ -526,17 +527,18 @@ static void demo_rollout_longest(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     int64_t n = c->n_samples_per_prompt;
     int64_t *which = demo_longest_units(job, c->rollout_batch_size);
-    int32_t *text = (int32_t *)demo_room(c->generate_max_len + 1, sizeof *text);
-    text[0] = (int32_t)c->generate_max_len;
+    demo_texts text = demo_texts_new(1, c->generate_max_len);
+    text.ids[0] = (int32_t)c->generate_max_len;
     demo_rollout_new(o, c->rollout_batch_size * n);
     for (int64_t i = 0; i < c->rollout_batch_size * n; i++) {
         const demo_document *d = &job->train.documents[which[i / n]];
         seqpar_llama_prompt prompt = {d->ids, demo_prompt_tokens(r, d), i};
-        demo_rollout_take(o, demo_text_document(&prompt, text), prompt.tokens, d, 0.0);
+        demo_rollout_take(o, demo_text_document(&prompt, text.ids), text.logp, prompt.tokens, d,
+                          0.0);
     }
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     arrfree(which);
-    free(text);
+    demo_texts_free(&text);
 }
 
 /* Texts, their scores by reward models, and the steps on them. No server is asked. */

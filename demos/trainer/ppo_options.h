@@ -14,7 +14,7 @@ typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
     const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
     const char *policy_loss_type, *loss_agg_mode, *pretrain_data, *pretrain_data_probs;
-    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
+    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, recompute_old_logp,
         dynamic_filtering, save_value_network, ref_offload, ref_reward_offload;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
     int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
@@ -225,6 +225,12 @@ typedef struct {
         {"generate_max_len",        &(p).generate_max_len, DEMO_INT, "64", \
          "longest text, in tokens", DEMO_COUNT(1)}, \
         {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
+        {"recompute_old_logp", \
+         &(p).recompute_old_logp, \
+         DEMO_FLAG, \
+         NULL, \
+         "a pass for the log-probs that the sampler knows", \
+         DEMO_ANY}, \
         {"top_p", \
          &(p).top_p, \
          DEMO_FLOAT, \

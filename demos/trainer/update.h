@@ -78,6 +78,18 @@ static seqpar_status demo_advantages(demo_rank *r) {
     return status;
 }
 
+/* The sampler computes what training computes, bit for bit, where sums keep their order: then
+   the log-probs of the actor are known, and need no pass. */
+static bool demo_sampled_are_old(const demo_rank *r) {
+    const demo_config *c = &r->job->config;
+    return !demo_ppo_options(r)->recompute_old_logp && !c->relaxed_attention && !c->cublas &&
+           seqpar_layout_at(r->job->layout)->whole_cells;
+}
+
+static void demo_take_sampled(demo_rollout *o) {
+    for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + OLD_LOGP] = o->sampled[i];
+}
+
 /* What updates need to know of every generated token: log-probs under actor and reference,
    values, and from these advantages. */
 static seqpar_status demo_experience(demo_rank *r) {
@@ -89,12 +101,14 @@ static seqpar_status demo_experience(demo_rank *r) {
                                           demo_critic_rows};
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
     seqpar_status status = demo_window_open(r, &w, 1, 0);
+    int first = demo_sampled_are_old(r);
+    if (first) demo_take_sampled(&p->rollout);
     /* groups work at the same time; what they have seen is shared behind it */
-    for (int i = 0; !status && i < 3; i++) {
+    for (int i = first; !status && i < 3; i++) {
         p->column = columns[i];
         if (demo_has_role(r, roles[i])) status = demo_window_values(r, &w, passes[i]);
     }
-    for (int i = 0; !status && i < (p->has_critic ? 3 : 2); i++)
+    for (int i = first; !status && i < (p->has_critic ? 3 : 2); i++)
         status = demo_share_entries(r, columns[i]);
     demo_window_close(&w);
     return status ? status : demo_advantages(r);
