@@ -777,6 +777,10 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
    The first token of a document's cell `number`; the number of the cell that has `token`. */
 SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number);
 SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token);
+/* The number of a cell's leaf in its document: the cell's own, or where cell is 0 its first token
+   / 128. So joints high in the tree lie at multiples of high powers of two, where many numbers of
+   ranks cut a text. */
+SEQPAR_DEF int64_t seqpar_cell_leaf(int64_t cell, int64_t number);
 /* floor(part * total / parts): where part `part` of `parts` nearly equal ones begins. */
 SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part);
 
@@ -2643,7 +2647,7 @@ SEQPAR_DEF double seqpar_log(double x) {
    over tokens - a weight gradient, dK and dV, a loss - is taken in one binary tree.
 
    A document is cut at fixed positions into cells (seqpar_cell_begin). The sum over one cell, in
-   order of its tokens, is a leaf; a leaf's number is its cell's. Neighbours in the tree are
+   order of its tokens, is a leaf, which has a number (seqpar_cell_leaf). Neighbours in the tree are
    combined as soon as both are there. A leaf may be absent, because a mask hides a block or the
    document ends before it; then its sibling stands for their parent, and no 0 is added. All
    ranks know beforehand which leaves exist. Cells are no function of the number of ranks, nor of
@@ -3076,9 +3080,7 @@ SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token) {
     return size->cells + (token - size->from) / size->tokens;
 }
 
-/* Number of a cell's leaf among those of its document. Cells that grow leave numbers out, so that
-   joints of the fold's tree lie where tokens are multiples of high powers of two. */
-static int64_t seqpar__cell_leaf(int64_t cell, int64_t number) {
+SEQPAR_DEF int64_t seqpar_cell_leaf(int64_t cell, int64_t number) {
     return cell ? number : seqpar_cell_begin(0, number) / seqpar__cell_sizes[0].tokens;
 }
 
@@ -3484,7 +3486,7 @@ static int seqpar__doc_next(const seqpar_row *row, seqpar__doc *d) {
         SEQPAR__WORK(1);
         if (d->end == d->begin) continue;
         d->cells = seqpar_cell_of(row->cell, d->end - d->begin - 1) + 1;
-        d->leaves = seqpar__cell_leaf(row->cell, d->cells - 1) + 1;
+        d->leaves = seqpar_cell_leaf(row->cell, d->cells - 1) + 1;
         if (d->stripe)
             d->leaves = seqpar__stripe_parts(d->cells, d->stripe) *
                         seqpar__stripe_leaves(d->stripe);
@@ -3633,7 +3635,7 @@ static seqpar_piece seqpar__cells_piece(const seqpar_row *row, const seqpar__doc
     p.document = d->number;
     p.origin = d->begin;
     p.cell = cell;
-    p.leaf = d->leaf + seqpar__cell_leaf(row->cell, cell);
+    p.leaf = d->leaf + seqpar_cell_leaf(row->cell, cell);
     p.start = d->begin + seqpar_cell_begin(row->cell, cell);
     p.stride = 1;
     p.count = SEQPAR__MIN(d->begin + seqpar_cell_begin(row->cell, cell_end), d->end) - p.start;
@@ -3737,7 +3739,7 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar_row *row,
     for (int64_t c = 0; c < d->cells; c++) {
         SEQPAR__WORK(1);
         if (!seqpar__joints_add(j, d->begin + seqpar_cell_begin(row->cell, c),
-                                d->leaf + seqpar__cell_leaf(row->cell, c)))
+                                d->leaf + seqpar_cell_leaf(row->cell, c)))
             return 0;
     }
     return 1;
@@ -9260,6 +9262,14 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "micro-batch %lld: row %lld of the share has other documents than "
                            "in the step; give both the same row",
+                           (long long)index, (long long)has->index);
+    docs = SEQPAR__MAX(docs, (int64_t)1);
+    if (!has->doc_source != !wanted->doc_source ||
+        (wanted->doc_source &&
+         memcmp(has->doc_source, wanted->doc_source, (size_t)docs * sizeof(int64_t))))
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "micro-batch %lld: row %lld of the share has documents of other "
+                           "numbers (doc_source) than in the step; give both the same row",
                            (long long)index, (long long)has->index);
     return SEQPAR_OK;
 }

@@ -1759,10 +1759,10 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             sum[e / 2] += s[j][e];
             if (EXTRAS && v.a.dropout > 0) {
                 int64_t key = begin + j * 8 + lane_of() % 4 * 2 + (e & 1);
-                s[j][e] *= dropout_factor(
-                    v, piece.document, head,
-                    piece.start + row[e / 2] * piece.stride - piece.origin,
-                    keys.start + key * keys.stride - piece.origin);
+                s[j][e] *= dropout_factor(v, piece.document, head,
+                                          piece.start + row[e / 2] * piece.stride -
+                                              piece.origin,
+                                          keys.start + key * keys.stride - piece.origin);
             }
         }
         UNROLL for (int i = 0; i < 2; i++) {

@@ -2257,7 +2257,7 @@ typedef struct seqpar__llama_programs {
 typedef struct seqpar__llama_attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
-    int64_t *cells; /* 0, 1, 2, ... */
+    int64_t *cells; /* leaves of a text's cells */
     int32_t *end;   /* (queries) behind the last key that a query sees */
     seqpar__llama_programs all, near;
     int64_t count, key_count, depth;
@@ -2385,12 +2385,12 @@ static void seqpar__llama_programs_free(seqpar__llama_programs *p) {
 }
 
 static int seqpar__llama_attn_list_new(seqpar__llama_attn_list *l, int64_t tasks,
-                                       int64_t queries, int64_t cells) {
+                                       int64_t queries, int64_t cell, int64_t cells) {
     l->pieces = SEQPAR__LLAMA_NEW(seqpar_piece, tasks);
     l->keys = SEQPAR__LLAMA_NEW(seqpar_attn_keys, tasks * cells);
     l->cells = SEQPAR__LLAMA_NEW(int64_t, cells);
     l->end = SEQPAR__LLAMA_NEW(int32_t, queries);
-    for (int64_t i = 0; l->cells && i < cells; i++) l->cells[i] = i;
+    for (int64_t i = 0; l->cells && i < cells; i++) l->cells[i] = seqpar_cell_leaf(cell, i);
     return l->pieces && l->keys && l->cells && l->end &&
            seqpar__llama_programs_new(&l->all, tasks, queries, tasks * cells) &&
            seqpar__llama_programs_new(&l->near, tasks, queries, tasks * cells);
@@ -2640,8 +2640,9 @@ static seqpar_status seqpar__llama_sample_token(seqpar__llama_sampler *s,
         seqpar__llama_sees(f, &s->token_tasks, slot->first * f->heads + i, end);
     for (int64_t i = 0; i < f->kv_heads; i++) {
         int64_t k_row = (i * s->slots + (slot - s->slot)) * s->capacity;
-        seqpar__llama_block b = {slot->first * f->heads + i * group, slot->fed, group, k_row,
-                                 end, seqpar__llama_near(f, end)};
+        seqpar__llama_block b = {
+            slot->first * f->heads + i * group, slot->fed, group, k_row, end,
+            seqpar__llama_near(f, end)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->token_tasks, s->d->cell, &b));
     }
     return SEQPAR_OK;
@@ -2660,7 +2661,8 @@ static seqpar_status seqpar__llama_sample_feed(seqpar__llama_sampler *s,
     }
     s->last[s->live_count] = (int32_t)(s->b.tokens - 1);
     s->live[s->live_count++] = slot - s->slot;
-    return slot->fed ? seqpar__llama_sample_token(s, slot) : seqpar__llama_sample_prompt(s, slot);
+    return slot->fed ? seqpar__llama_sample_token(s, slot)
+                     : seqpar__llama_sample_prompt(s, slot);
 }
 
 /* Texts that go on come first: rows of theirs are few, and so are the queries of their
@@ -2751,9 +2753,9 @@ static int seqpar__llama_sampler_lists(seqpar__llama_sampler *s) {
     for (int64_t i = 0; i < s->slots; i++) s->slot[i].prompt = -1;
     int64_t cells = seqpar_cell_of(s->d->cell, s->capacity) + 1;
     return seqpar__llama_attn_list_new(&s->prompt_tasks, s->slots + seqpar__llama_cells_max(s),
-                                       s->rows_max, cells) &&
+                                       s->rows_max, s->d->cell, cells) &&
            seqpar__llama_attn_list_new(&s->token_tasks, s->slots * f->kv_heads,
-                                       s->slots * f->heads, cells);
+                                       s->slots * f->heads, s->d->cell, cells);
 }
 
 static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {

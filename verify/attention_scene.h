@@ -67,11 +67,8 @@ static inline void take(int64_t token, int64_t rank) {
 }
 
 static inline void split(int layout, int64_t sp) {
-    seqpar_row row = {.tokens = s.tokens,
-                      .padded = s.tokens,
-                      .chunks = 16,
-                      .docs = s.docs,
-                      .cu_seqlens = s.cu};
+    seqpar_row row = {
+        .tokens = s.tokens, .cell = (s.tokens + 15) / 16, .docs = s.docs, .cu_seqlens = s.cu};
     int32_t *all = malloc((size_t)s.tokens * sizeof *all), *own = malloc((size_t)s.tokens * 4);
     for (int32_t t = 0; t < s.tokens; t++) all[t] = t;
     s.sp = sp;

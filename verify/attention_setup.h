@@ -35,7 +35,7 @@ typedef struct setup { /* one way to run it */
     const seqpar_attn_kernel *kernel;
     int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
-    /* (rows, 64 chunks, heads), rank after rank; setup_run adds them up into the first */
+    /* (tokens, heads): of a piece, where it begins; rank after rank; setup_run adds them up into the first */
     double *dsinks;
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;
@@ -66,7 +66,14 @@ static void problem_free(problem *p) {
     free(p);
 }
 
-static int64_t dsinks_size(const problem *p) { return p->row_count * 64 * p->heads; }
+static int64_t dsinks_size(const problem *p) { return p->tokens * p->heads; }
+
+/* Where those of a row begin. */
+static int64_t dsinks_begin(const problem *p, int64_t row) {
+    int64_t tokens = 0;
+    for (int64_t r = 0; r < row; r++) tokens += p->rows[r].tokens;
+    return tokens * p->heads;
+}
 
 static void setup_results(setup *s) {
     const problem *p = s->p;
@@ -214,8 +221,8 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
             double part[8];
             seqpar_device_read(ctx->device, part, buffer[10], i * p->heads, p->heads, sum);
             for (n = 0; n < p->heads; n++)
-                s->dsinks[ctx->sp_rank * dsinks_size(p) +
-                          (piece->row * 64 + piece->chunk) * p->heads + n] += part[n];
+                s->dsinks[ctx->sp_rank * dsinks_size(p) + dsinks_begin(p, piece->row) +
+                          piece->start * p->heads + n] += part[n];
         }
     }
     for (i = 0; i < 11; i++) ctx->device->free(ctx->device, buffer[i]);

@@ -5,7 +5,7 @@
 #define LAYOUTS_H
 #include "seqpar.h"
 
-/* Ranks hold whole chunks: the bits of one rank. */
+/* Ranks hold whole cells: the bits of one rank. */
 static inline int layout_on_grid(int layout) { return seqpar_layout_at(layout)->whole_cells; }
 
 static inline int64_t layouts_on_grid(void) {

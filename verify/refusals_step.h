@@ -136,11 +136,8 @@ static void make_rows(void) {
     static const int64_t lengths[STEP_ROWS] = {11, 7, 13, 5};
     for (int i = 0; i < STEP_ROWS; i++) {
         step_cu[i][0] = 0, step_cu[i][1] = 3, step_cu[i][2] = lengths[i];
-        step_rows[i] = (seqpar_row){.index = i,
-                                    .tokens = lengths[i],
-                                    .cell = 16,
-                                    .docs = 2,
-                                    .cu_seqlens = step_cu[i]};
+        step_rows[i] = (seqpar_row){
+            .index = i, .tokens = lengths[i], .cell = 16, .docs = 2, .cu_seqlens = step_cu[i]};
     }
 }
 

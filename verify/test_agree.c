@@ -21,8 +21,9 @@ typedef enum {
     STEP_MICRO_BEYOND,
     STEP_OTHER_ROWS,
     STEP_FEWER_ROWS,
-    STEP_CHUNKS,
+    STEP_CELL,
     STEP_DOCUMENTS,
+    STEP_NUMBERS,
     STEP_OTHER_RANK,
     STEP_NOT_BEGUN,
     STEP_ENDED_TWICE,
@@ -72,8 +73,10 @@ static const struct {
         {"step_other_rows",
          "the share holds row 2 where the step has row 0; seqpar_step_rows says which"},
     [STEP_FEWER_ROWS] = {"step_fewer_rows", "the share is of 1 rows, in the step it has 2"},
-    [STEP_CHUNKS] = {"step_chunks", "in 7 chunks, in the step"},
+    [STEP_CELL] = {"step_cell", "tokens in cells of 7, in the step"},
     [STEP_DOCUMENTS] = {"step_documents", "has other documents than in the step"},
+    [STEP_NUMBERS] = {"step_numbers",
+                      "has documents of other numbers (doc_source) than in the step"},
     [STEP_OTHER_RANK] = {"step_other_rank", "the share is that of rank"},
     [STEP_NOT_BEGUN] = {"step_not_begun", "no step was begun; call seqpar_step_begin first"},
     [STEP_ENDED_TWICE] = {"step_ended_twice", "no step was begun"},
@@ -133,7 +136,7 @@ static void make_batch(seqpar_batch *batch) {
     static int32_t ids[ROWS][40];
     static const int64_t lengths[ROWS] = {37, 29, 23, 31};
     seqpar_document docs[ROWS];
-    seqpar_pack_desc desc = {.pack_len = 40, .chunks = 6, .order = SEQPAR_PACK_IN_ORDER};
+    seqpar_pack_desc desc = {.pack_len = 40, .cell = 6};
     for (int64_t d = 0; d < ROWS; d++) {
         for (int64_t t = 0; t < lengths[d]; t++) ids[d][t] = (int32_t)(test_random() % VOCAB);
         docs[d] = (seqpar_document){.ids = ids[d], .tokens = lengths[d], .unit = d};
@@ -164,10 +167,11 @@ static seqpar_status sums(seqpar_ctx *ctx, const agreement *a) {
 
 /* The rows a batch is opened with instead of its own. */
 static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int64_t *count) {
-    static const int64_t cu[3] = {0, 5, 37};
+    static const int64_t cu[3] = {0, 5, 37}, other[1] = {ROWS};
     if (a->wrong == STEP_OTHER_ROWS) *first = 2 - *first;
     if (a->wrong == STEP_FEWER_ROWS) (*count)--;
-    if (a->wrong == STEP_CHUNKS) rows[1].chunks = 7;
+    if (a->wrong == STEP_CELL) rows[1].cell = 7;
+    if (a->wrong == STEP_NUMBERS) rows[1].doc_source = other;
     if (a->wrong == STEP_DOCUMENTS) {
         rows[0].docs = 2;
         rows[0].cu_seqlens = cu;
@@ -268,7 +272,7 @@ static seqpar_status attention(seqpar_ctx *ctx, const agreement *a) {
         .scale = odd_one_out(ctx, a, RANKS_ATTN_SCALE) ? 0.25 : 0.5};
     seqpar_row row = a->batch.row[0];
     seqpar_attn *attn;
-    if (odd_one_out(ctx, a, RANKS_ATTN_ROWS)) row.chunks = 5;
+    if (odd_one_out(ctx, a, RANKS_ATTN_ROWS)) row.cell = 5;
     seqpar_status status = seqpar_attn_open(ctx, &attn, &row, 1, &desc);
     seqpar_attn_close(ctx, attn);
     return status;
@@ -382,9 +386,8 @@ static seqpar_status tied_main(seqpar_comm *world, void *user) {
     enum { ELEMENTS = 6, NODES = 8 };
     const int first_source = *(const int *)user;
     const int64_t cu[2] = {0, 16};
-    const seqpar_row rows[2] = {
-        {.tokens = 16, .padded = 16, .chunks = 4, .docs = 1, .cu_seqlens = cu},
-        {.index = 1, .chunks = 1}};
+    const seqpar_row rows[2] = {{.tokens = 16, .cell = 4, .docs = 1, .cu_seqlens = cu},
+                                {.index = 1}};
     const seqpar_tensor table = {.name = "table", .rows = 2, .cols = 3};
     const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD, .zero_stage = 2};
     double params[ELEMENTS] = {0}, gradient[ELEMENTS] = {0}, nodes[NODES * ELEMENTS];
@@ -592,7 +595,7 @@ int main(int argc, char **argv) {
         if (wrong < RANKS_SP_SIZE) check_mistake((mistake)wrong, 1, 1);
         check_mistake((mistake)wrong, 1, 3);
         if (wrong < RANKS_ATTN_LAYOUT && wrong != STEP_OTHER_ROWS && wrong != STEP_FEWER_ROWS &&
-            wrong != STEP_CHUNKS && wrong != STEP_DOCUMENTS)
+            wrong != STEP_CELL && wrong != STEP_DOCUMENTS && wrong != STEP_NUMBERS)
             check_mistake((mistake)wrong, 2, 2);
         test_end("agree_%s", mistakes[wrong].name);
     }

@@ -505,20 +505,28 @@ static void test_counters(void) {
 /* Cells of a size of its own, and the default's: 128 tokens up to 16,384, 256 up to 131,072, 512
    from there on. */
 static void test_cells(void) {
-    static const int64_t table[][3] = {
-        /* cell, number, first token */
-        {1, 0, 0},          {1, SEQPAR_MAX_TOKENS, SEQPAR_MAX_TOKENS},
-        {7, 3, 21},         {SEQPAR_MAX_TOKENS, 1, SEQPAR_MAX_TOKENS},
-        {0, 0, 0},          {0, 1, 128},
-        {0, 127, 16256},    {0, 128, 16384},
-        {0, 129, 16640},    {0, 575, 130816},
-        {0, 576, 131072},   {0, 577, 131584},
-        {0, 2368, 1 << 20}, {0, 4194624, (INT64_C(1) << 31)}};
+    static const int64_t table[][4] = {
+        /* cell, number, first token, leaf */
+        {1, 0, 0, 0},
+        {1, SEQPAR_MAX_TOKENS, SEQPAR_MAX_TOKENS, SEQPAR_MAX_TOKENS},
+        {7, 3, 21, 3},
+        {SEQPAR_MAX_TOKENS, 1, SEQPAR_MAX_TOKENS, 1},
+        {0, 0, 0, 0},
+        {0, 1, 128, 1},
+        {0, 127, 16256, 127},
+        {0, 128, 16384, 128},
+        {0, 129, 16640, 130},
+        {0, 575, 130816, 1022},
+        {0, 576, 131072, 1024},
+        {0, 577, 131584, 1028},
+        {0, 2368, 1 << 20, 8192},
+        {0, 4194624, INT64_C(1) << 31, 1 << 24}};
     int64_t cell, token, number, end;
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         EXPECT_EQUAL(seqpar_cell_begin(table[i][0], table[i][1]), table[i][2],
                      "where a cell begins");
         EXPECT_EQUAL(seqpar_cell_of(table[i][0], table[i][2]), table[i][1], "the cell there");
+        EXPECT_EQUAL(seqpar_cell_leaf(table[i][0], table[i][1]), table[i][3], "its leaf");
         if (table[i][2])
             EXPECT_EQUAL(seqpar_cell_of(table[i][0], table[i][2] - 1), table[i][1] - 1,
                          "the cell before");

@@ -446,6 +446,69 @@ static void test_large(void) {
     test_end("plan_cost_of_1024_ranks");
 }
 
+/* ---- a long document: what waits, and what is sent ---- */
+
+/* In 0.2.0, whose cells were fractions of a row: the most values of a query and of a key that
+   waited on a rank, and what all ranks sent. */
+static const struct {
+    int layout;
+    int64_t ranks, query_slots, key_slots, forward, backward;
+} long_documents[] = {
+    {SEQPAR_LAYOUT_CONTIGUOUS, 8, 3, 3, 15032385536, 30064771072},
+    {SEQPAR_LAYOUT_ZIGZAG, 8, 7, 7, 22548578304, 52613349376},
+    {SEQPAR_LAYOUT_ZIGZAG_DOC, 8, 7, 7, 22548578304, 52613349376},
+    {SEQPAR_LAYOUT_CONTIGUOUS, 5, 7, 6, 8589934592, 70399295488},
+    {SEQPAR_LAYOUT_ZIGZAG, 5, 15, 20, 12884901888, 128777715712},
+};
+
+typedef struct waiting { /* at most on a rank; of all ranks */
+    int64_t query_slots, key_slots, forward, backward;
+} waiting;
+
+static void add_waiting(waiting *w, const seqpar_row *row, const seqpar_attn_desc *desc,
+                        int64_t ranks, int64_t rank) {
+    seqpar_device device = {.storage = SEQPAR_DTYPE_F32, .accumulator = SEQPAR_DTYPE_F32};
+    seqpar_error error = {0};
+    seqpar_ctx ctx = {.error = &error, .device = &device, .sp_size = ranks, .sp_rank = rank};
+    seqpar_plan_cost c = cost_of(row, desc, ranks, rank);
+    seqpar_attn *attn = NULL;
+    w->forward += c.forward_bytes;
+    w->backward += c.backward_bytes;
+    seqpar_plan_cost_free(&c);
+    if (!test_expect(!seqpar__attn_open(&ctx, &attn, row, 1, desc, seqpar__attn_prepare), "%s",
+                     error.text))
+        return;
+    if (attn->query_slots > w->query_slots) w->query_slots = attn->query_slots;
+    if (attn->key_slots > w->key_slots) w->key_slots = attn->key_slots;
+    seqpar_attn_close(&ctx, attn);
+}
+
+/* Slots begin at joints: of 1 M tokens no more values wait than in 0.2.0, and no more is sent;
+   where the ranks are no power of two, half as much. */
+static void test_long_documents(void) {
+    static const int64_t cu[] = {0, 1 << 20};
+    const seqpar_row row = {.tokens = 1 << 20, .docs = 1, .cu_seqlens = cu};
+    for (size_t i = 0; i < sizeof long_documents / sizeof *long_documents; i++) {
+        const int64_t ranks = long_documents[i].ranks, times = ranks == 8 ? 1 : 2;
+        const seqpar_attn_desc desc = {
+            .heads = 16, .kv_heads = 8, .head_dim = 64, .layout = long_documents[i].layout};
+        waiting w = {0};
+        for (int64_t r = 0; r < ranks; r++) add_waiting(&w, &row, &desc, ranks, r);
+        test_expect(w.query_slots > 0 &&
+                        times * w.query_slots <= long_documents[i].query_slots &&
+                        w.key_slots > 0 && times * w.key_slots <= long_documents[i].key_slots,
+                    "%lld values of a query and %lld of a key wait", (long long)w.query_slots,
+                    (long long)w.key_slots);
+        test_expect(w.forward > 0 && w.forward <= long_documents[i].forward,
+                    "%lld bytes are sent forward", (long long)w.forward);
+        test_expect(w.backward > 0 && times * w.backward <= long_documents[i].backward,
+                    "%lld bytes are sent backward", (long long)w.backward);
+        test_end("plan_long_document_%s_P%lld: %lld and %lld wait",
+                 seqpar_layout_name(desc.layout), (long long)ranks, (long long)w.query_slots,
+                 (long long)w.key_slots);
+    }
+}
+
 /* ---- the count against the long way round ---- */
 
 enum { ROWS_MAX = 3, DOCS_MAX = 6 };
@@ -774,6 +837,7 @@ int main(int argc, char **argv) {
     test_formulas();
     test_as_far_as_seen();
     test_large();
+    test_long_documents();
     for (i = 0; i < SEQPAR_LAYOUT_COUNT; i++) test_work(i);
     test_counts();
     return test_summary();

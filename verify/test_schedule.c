@@ -169,7 +169,8 @@ static void run_begin(run *x, const run_desc *d) {
     }
     test_state = state;
     x->cu[1] = TOKENS;
-    x->row = (seqpar_row){.tokens = TOKENS, .chunks = 16, .docs = 1, .cu_seqlens = x->cu};
+    x->row = (seqpar_row){
+        .tokens = TOKENS, .cell = TOKENS / 16, .docs = 1, .cu_seqlens = x->cu};
     test_limit(60); /* a hang is a failure, not a wait */
     x->status = seqpar_run_threads(d->ranks, run_main, x, &x->error);
     test_limit(0);

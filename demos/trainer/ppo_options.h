@@ -14,8 +14,9 @@ typedef struct {
     const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
     const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
     const char *policy_loss_type, *loss_agg_mode, *pretrain_data, *pretrain_data_probs;
-    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward, recompute_old_logp,
-        dynamic_filtering, save_value_network, ref_offload, ref_reward_offload;
+    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
+        recompute_old_logp, dynamic_filtering, save_value_network, ref_offload,
+        ref_reward_offload;
     int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
     int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
     int64_t kl_horizon, freezing_actor_steps, top_k, log_samples;

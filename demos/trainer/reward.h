@@ -232,9 +232,8 @@ static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
                              const double range[2]) {
     for (int64_t i = 0; i < drawn->texts; i++) {
         if (!demo_group_kept(drawn->score + i / n * n, n, range)) continue;
-        demo_rollout_take(kept, drawn->set.documents[i],
-                          drawn->sampled + drawn->first[i], drawn->prompt[i], drawn->source[i],
-                          drawn->score[i]);
+        demo_rollout_take(kept, drawn->set.documents[i], drawn->sampled + drawn->first[i],
+                          drawn->prompt[i], drawn->source[i], drawn->score[i]);
         drawn->set.documents[i] = (demo_document){0};
     }
 }

@@ -22,7 +22,7 @@ typedef struct {
     /* (entries, ENTRY); entry t of a text belongs to position prompt - 1 + t, which predicts
        token t */
     double *entry;
-    double *sampled; /* (entries) log-probs as they were sampled, stb_ds array */
+    double *sampled;              /* (entries) log-probs as they were sampled, stb_ds array */
     double *score, *kl;           /* (texts) reward; mean KL */
     const demo_document **source; /* (texts) the prompt's document in the training set */
 } demo_rollout;
@@ -291,8 +291,7 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     seqpar_status status = demo_generate(r, &all, prompts, count * n, &desc);
     demo_rollout_new(&p->rollout, count * n);
     for (int64_t i = 0; !status && i < count * n; i++)
-        demo_rollout_take(&p->rollout,
-                          demo_text_document(&prompts[i], demo_text_ids(&all, i)),
+        demo_rollout_take(&p->rollout, demo_text_document(&prompts[i], demo_text_ids(&all, i)),
                           all.logp + i * all.longest, prompts[i].tokens,
                           &job->train.documents[job->usable[which[i / n]]], 0.0);
     p->drawn += count;
