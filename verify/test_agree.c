@@ -98,9 +98,9 @@ static const struct {
     [BATCH_OTHER_MODEL] = {"batch_other_model",
                            "the batch was opened for another model: 2 layers, hidden 8, vocab "
                            "29; this one has 2, 16, 29"},
-    [SUM_TWICE] = {"sum_twice", "the sum of the step was given row 1, part 3 twice"},
+    [SUM_TWICE] = {"sum_twice", "the sum of the step was given leaf 4294967299 twice"},
     [SUM_OF_DOCUMENT_TWICE] = {"sum_of_document_twice",
-                               "the sum of the document 0 was given row 0, part 0 twice"},
+                               "the sum of the document 0 was given leaf 0 twice"},
     [RANKS_SP_SIZE] = {"ranks_sp_size", "a context: sequence_parallel_size is 1 on rank 1 and"},
     [RANKS_DEVICE] = {"ranks_device", "a context: the storage type is"},
     [RANKS_STAGE] =
@@ -167,15 +167,16 @@ static seqpar_status sums(seqpar_ctx *ctx, const agreement *a) {
 
 /* The rows a batch is opened with instead of its own. */
 static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int64_t *count) {
-    static const int64_t cu[3] = {0, 5, 37}, other[1] = {ROWS};
+    static const int64_t cu[3] = {0, 5, 29}, other[1] = {ROWS}, two[2] = {1, ROWS};
     if (a->wrong == STEP_OTHER_ROWS) *first = 2 - *first;
     if (a->wrong == STEP_FEWER_ROWS) (*count)--;
     if (a->wrong == STEP_CELL) rows[1].cell = 7;
     if (a->wrong == STEP_NUMBERS) rows[1].doc_source = other;
     if (a->wrong == STEP_DOCUMENTS) {
-        rows[0].docs = 2;
-        rows[0].cu_seqlens = cu;
-        rows[0].prefix_lens = NULL;
+        rows[1].docs = 2;
+        rows[1].cu_seqlens = cu;
+        rows[1].doc_source = two;
+        rows[1].prefix_lens = NULL;
     }
 }
 
