@@ -666,10 +666,10 @@ static int64_t tasks_size(const seqpar__tasks *tasks) {
 }
 
 /* What a rank's plan consists of, and what it is made from: operations, tasks and their
-   programs, pieces of all ranks, own pieces times the positions they may meet, slots. */
+   programs, documents, pieces of all ranks, own pieces times the positions they may meet, slots. */
 static int64_t plan_size(const seqpar_attn *attn) {
     int64_t s, g;
-    int64_t size = attn->forward.count + attn->backward.count + attn->total +
+    int64_t size = attn->forward.count + attn->backward.count + attn->total + attn->rows->docs +
                    attn->shares[attn->rank].count * attn->size + 4 * attn->forward.sp_size;
     for (s = 0; s < attn->step_count; s++) {
         size += tasks_size(&attn->steps[s].queries) + tasks_size(&attn->steps[s].own);
