@@ -291,7 +291,8 @@ typedef struct {
          &(c).aux_loss_coef, \
          DEMO_FLOAT, \
          "0", \
-         "coefficient of the load-balancing loss of a model with experts", \
+         "coefficient of the load-balancing loss of a model with experts; with PPO also of the " \
+         "critic, if it has experts", \
          DEMO_AT_LEAST(0)}, \
         {"sharded_checkpoint", \
          &(c).sharded_checkpoint, \

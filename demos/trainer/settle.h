@@ -440,7 +440,8 @@ static void demo_idle_notice(const demo_job *job) {
         !demo_job_on(job, "ref_offload") && !demo_job_on(job, "ref_reward_offload"))
         fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
                         "--adam_offload, --param_offload or --ref_offload\n");
-    if (c->aux_loss_coef > 0 && !job->model.experts)
+    if (c->aux_loss_coef > 0 && !job->model.experts &&
+        !(job->objective->trains_experts && job->objective->trains_experts(job)))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }
 
