@@ -8,6 +8,7 @@
  * of a hub in a local file, makes tokens of text, and becomes the trainer. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
+#include "program/meanings.h"
 #include "program/names.h"
 #include "program/targets.h"
 #include "program/tokens.h"
@@ -35,18 +36,21 @@ static const char program_help[] =
 
 /* ---- help ---- */
 
-static void program_help_option(const demo_known *known) {
+static void program_help_option(const demo_known *known, program_meaning *all) {
     const demo_known *target = demo_known_target(known);
-    const char *means = known != target                        ? "= --"
-                        : !strcmp(target->role, "noeffect")    ? "no effect: "
-                        : !strncmp(target->role, "refused", 7) ? "refused: "
-                                                               : "";
-    printf("  --%-40s %-28s %s%s\n", known->name, known->tools, means,
-           known != target ? target->name : target->note);
+    const char *there = "which its trainers' --help explains", *text = target->note;
+    const char *role = !strcmp(target->role, "noeffect")      ? "no effect: "
+                       : !strncmp(target->role, "refused", 7) ? "refused: "
+                                                              : "";
+    if (!strcmp(target->role, "real"))
+        text = shgeti(all, target->name) < 0 ? there : shget(all, target->name);
+    printf("  --%-40s %-28s %s%s%s%s%s\n", known->name, known->tools,
+           known != target ? "= --" : "", known != target ? target->name : "",
+           known != target ? ": " : "", role, text);
 }
 
 /* The options of one program; 2 if there is no such program. */
-static int program_help_of(const char *name) {
+static int program_help_of(const program *p, const char *name) {
     static const char *const sources[DEMO_FROMS] = {"seqpar", "openrlhf", "360lf", "axolotl"};
     int from = DEMO_FROM_OPENRLHF;
     while (from < DEMO_FROMS && strcmp(name, demo_from_name[from])) from++;
@@ -57,10 +61,12 @@ static int program_help_of(const char *name) {
                 name);
         return 2;
     }
+    program_meaning *all = program_meanings(p);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
         if (strstr(demo_known_options[i].source, sources[from]))
-            program_help_option(&demo_known_options[i]);
-    return 0;
+            program_help_option(&demo_known_options[i], all);
+    shfree(all);
+    return demo_print_failed("the help");
 }
 
 /* ---- the program's own options ---- */
@@ -92,12 +98,6 @@ static int program_own(program *p, char **words, int64_t count) {
 
 /* ---- words that a shell makes of a page ---- */
 
-/* What a backslash makes of the blank behind it, and of a comment close to that. */
-static bool program_blank(const char *word) {
-    size_t blanks = strspn(word, " \t\r\n");
-    return blanks && (!word[blanks] || word[blanks] == '#');
-}
-
 /* Is it the value of an option before it? */
 static bool program_is_value(const program *p, int i) {
     const char *before = p->words[i - 1];
@@ -110,7 +110,7 @@ static bool program_is_value(const program *p, int i) {
 static int program_words_check(program *p) {
     for (int i = p->at; i < p->count; i++) {
         const char *word = p->words[i];
-        if (program_blank(word))
+        if (demo_word_blank(word))
             return demo_fail(
                 p->error,
                 "word %d is a blank: something stands behind a backslash at the end "
@@ -181,7 +181,7 @@ static int program_become_trainer(program *p) {
 /* What would be run, a line each. */
 static void program_print(const program *p) {
     char **words = program_trainer_words(p);
-    puts(program_line(words, arrlen(words) - 1) + 1);
+    puts(demo_shell_line("", words, arrlen(words) - 1) + 1);
 }
 
 /* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
@@ -215,7 +215,7 @@ static int program_main(program *p) {
     if (own < 0 || program_find_folder(p)) return -1;
     if (p->at >= p->count || !strcmp(p->words[p->at], "--help") ||
         !strcmp(p->words[p->at], "-h")) {
-        if (p->at + 1 < p->count) return program_help_of(p->words[p->at + 1]);
+        if (p->at + 1 < p->count) return program_help_of(p, p->words[p->at + 1]);
         fputs(program_help, p->at < p->count ? stdout : stderr);
         return p->at < p->count ? demo_print_failed("the help") : 2;
     }

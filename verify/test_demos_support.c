@@ -395,6 +395,7 @@ static bool flags_take_an_optional_word(void) {
     EXPECT(parse("--sample_packing yes --tf32 --flash_attn fa2 --tf32 auto --max_len 3") == 0 &&
            config.packing);
     EXPECT(config.max_len == 3);
+    EXPECT(parse("--flash_attn=#2 --max_len 4") == 0 && config.max_len == 4); /* none is near */
     return true;
 }
 
@@ -458,6 +459,13 @@ static bool bad_values_are_refused(void) {
          "--truncation needs a value (one of drop, cut, cut_both), but nothing follows"},
         {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
         {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
+        {"--flash_attn #fast", "'#fast' is a comment that the shell has handed over; remove it "
+                               "from the command"},
+        {"--packing_samples # rows",
+         "'#' is a comment that the shell has handed over; remove it from the command"},
+        {"--flash_attn \t --max_len 3",
+         "a word is a blank: something stands behind a backslash at the end of a line, so that "
+         "the lines below it are not read; remove it"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
         {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
         {"--kd_coef 1", "--kd_coef is an option of kd, which is not here; leave it out"},

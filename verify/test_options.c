@@ -291,6 +291,10 @@ static void test_rates(void) {
 
 /* ---- placement, types, evaluation, long documents ---- */
 
+/* Every ring_attn_func, and what axolotl takes where it is not told. */
+#define AXOLOTL "--from axolotl --sequence_parallel_degree 4 "
+#define PACKED  AXOLOTL "--sample_packing --train_batch_size 4 "
+
 static void test_placement(void) {
     static const char *const cases[][3] = {
         {"--ring_attn_size 2", "zigzag", "ring"},
@@ -302,6 +306,23 @@ static void test_placement(void) {
         {"--sequence_parallel_degree 4 --sample_packing --train_batch_size 4", "contiguous",
          "llama3"},
         {"--sequence_parallel_degree 4 --ring_attn_func batch_zigzag", "zigzag", "ring"},
+        {AXOLOTL, "contiguous", "ring"},
+        {AXOLOTL "--ring_attn_func batch_ring", "contiguous", "ring"},
+        {AXOLOTL "--ring_attn_func batch_zigzag", "zigzag", "ring"},
+        {AXOLOTL "--ring_attn_func batch_stripe", "stripe", "ring"},
+        {AXOLOTL "--ring_attn_func varlen_llama3", "contiguous", "llama3"},
+        {PACKED, "contiguous", "llama3"},
+        {PACKED "--ring_attn_func varlen_llama3", "contiguous", "llama3"},
+        {PACKED "--ring_attn_func varlen_ring", "contiguous", "ring"},
+        {PACKED "--ring_attn_func varlen_zigzag", "zigzag-doc", "ring"},
+        {PACKED "--ring_attn_func batch_ring", NULL, "batch_ring with --sample_packing"},
+        {PACKED "--ring_attn_func batch_zigzag", NULL, "batch_zigzag with --sample_packing"},
+        {PACKED "--ring_attn_func batch_stripe", NULL, "batch_stripe with --sample_packing"},
+        {PACKED "--ring_attn_func batch_ring --layout zigzag", NULL, "with --sample_packing"},
+        {AXOLOTL "--ring_attn_func batch_ring --layout zigzag", NULL,
+         "batch_ring means --layout contiguous --schedule ring, but"},
+        {AXOLOTL "--ring_attn_func llama3", NULL,
+         "must be one of batch_ring, batch_zigzag, batch_stripe, varlen_ring, varlen_zigzag"},
         {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
         {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
          "is for the schedule "},

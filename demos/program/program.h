@@ -52,16 +52,6 @@ __attribute__((format(printf, 1, 2))) static inline char *program_text(const cha
     return text;
 }
 
-/* The words as one line to type, with a blank before each. */
-static inline char *program_line(char *const *words, int64_t count) {
-    size_t size = 1, used = 0;
-    for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;
-    char *line = (char *)demo_room((int64_t)size, 1);
-    for (int64_t i = 0; i < count; i++, used += strlen(line + used))
-        demo_shell_word(line + used, size - used, words[i]);
-    return line;
-}
-
 static inline const char *program_base(const char *path) {
     const char *slash = strrchr(path, '/');
     return slash ? slash + 1 : path;

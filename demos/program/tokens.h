@@ -200,7 +200,7 @@ static char **program_prepare_words(const program_set *set, const char *prepare)
 
 static int program_tokens_make(program *p, const program_set *set, const char *prepare) {
     char **words = program_prepare_words(set, prepare);
-    char *line = program_line(words, arrlen(words) - 1);
+    char *line = demo_shell_line("", words, arrlen(words) - 1);
     int code = 0;
     if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
     fprintf(stderr, "tokens:%s\n", line);

@@ -150,7 +150,7 @@ static int64_t program_slots(const program *p) {
 
 /* The trainer's options without the number of ranks: the launcher says it. */
 static void program_hosts_say(const program *p, FILE *out) {
-    char *line = program_line(p->options, arrlen(p->options));
+    char *line = demo_shell_line("", p->options, arrlen(p->options));
     int64_t slots = program_slots(p);
     fprintf(out, "mpirun -n %lld --hostfile %s", (long long)p->ranks,
             p->launch.hostfile ? p->launch.hostfile : "HOSTS");

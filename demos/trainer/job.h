@@ -171,8 +171,9 @@ struct demo_objective {
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
     /* what a group of ranks is for; of a run in groups */
     void (*group_name)(const demo_job *job, int group, char text[64]);
-    /* whether a model beside the trained one learns, too, and has experts; NULL: none does */
-    bool (*trains_experts)(const demo_job *job);
+    /* the folder (DEMO_PATH_LIMIT + 1) where a model begins that learns beside the trained one;
+       false, or NULL: there is none */
+    bool (*beside)(const demo_job *job, char *folder);
     /* which loss it is, where a program's definition was asked for; NULL: just its name */
     void (*loss_text)(const demo_job *job, char *text, size_t size);
 };

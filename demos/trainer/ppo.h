@@ -606,16 +606,15 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
                : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
-/* The critic's, which begins as its own folder or as the first reward model. */
-static bool demo_ppo_critic_experts(const demo_job *job) {
+/* The critic begins as its own folder, as the first reward model or as the actor. */
+static bool demo_ppo_beside(const demo_job *job, char *folder) {
     const demo_ppo_config *c = (const demo_ppo_config *)job->options;
-    const char *from = c->critic_pretrain ? c->critic_pretrain : c->reward_pretrain;
-    char folder[DEMO_PATH_LIMIT + 1];
-    seqpar_llama_config config = job->model;
-    seqpar_error why = {0};
+    const char *from = c->critic_pretrain   ? c->critic_pretrain
+                       : c->reward_pretrain ? c->reward_pretrain
+                                            : job->config.pretrain;
     if (!from || strcmp(c->advantage_estimator, "gae")) return false;
-    snprintf(folder, sizeof folder, "%.*s", (int)strcspn(from, ","), from);
-    return !demo_load_config(folder, &config, &why) && config.experts > 0;
+    snprintf(folder, DEMO_PATH_LIMIT + 1, "%.*s", (int)strcspn(from, ","), from);
+    return true;
 }
 
 /* The roles of a group. */
@@ -653,6 +652,6 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .save = demo_ppo_save,
                                                   .load_state = demo_ppo_load_state,
                                                   .group_name = demo_ppo_group_name,
-                                                  .trains_experts = demo_ppo_critic_experts,
+                                                  .beside = demo_ppo_beside,
                                                   .loss_text = demo_ppo_text};
 #endif

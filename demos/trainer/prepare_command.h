@@ -108,16 +108,24 @@ static demo_command demo_prepare_words(const demo_job *job, const char *paths, u
     return line;
 }
 
+enum { DEMO_COMMAND_SAID = 4096 }; /* what an error's sentence has room for */
+
 /* The command line that makes a token file of this text, until the next call; NULL: a byte is
-   a token. */
+   a token. Half a command is none: a longer one is named, not said. */
 static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
-    static char text[8192];
+    static char *text;
     if (!demo_folder_has_tokenizer(job->config.pretrain)) return NULL;
     demo_command line = demo_prepare_words(job, paths, kind);
-    size_t used = (size_t)snprintf(text, sizeof text, "python3 demos/prepare.py");
-    for (int64_t i = 0; i < arrlen(line.words); i++, used += strlen(text + used))
-        demo_shell_word(text + used, sizeof text - used, line.words[i]);
+    free(text);
+    text = demo_shell_line("python3 demos/prepare.py", line.words, arrlen(line.words));
+    bool templated = strstr(text, " --apply_chat_template") != NULL;
+    size_t length = strlen(text);
     demo_command_free(&line);
+    if (length > DEMO_COMMAND_SAID)
+        snprintf(text, length,
+                 "python3 demos/prepare.py with the words that --print_prepare prints (%zu "
+                 "characters, too many for a sentence)%s",
+                 length, templated ? " --apply_chat_template" : "");
     return text;
 }
 

@@ -274,9 +274,22 @@ static int demo_stride_suits(const demo_job *job, demo_error *error) {
                      c->schedule);
 }
 
+/* axolotl's batch functions know nothing of documents: in a packed row a token sees the ones
+   before its own. Here it never does. */
+static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
+    const char *name = job->config.ring_attn_func;
+    if (!name || strncmp(name, "batch_", 6) || !job->config.packing_samples) return 0;
+    return demo_fail(error,
+                     "--ring_attn_func %s with --%s: in axolotl tokens then see the earlier "
+                     "documents of their row, which they never do here; give varlen_llama3, or "
+                     "leave one of the two out",
+                     name, demo_job_spelled(job, "packing_samples"));
+}
+
 /* Must not contradict one another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
+    if (demo_batch_function_suits(job, error)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error))
         return -1;
@@ -433,6 +446,21 @@ static bool demo_job_on(const demo_job *job, const char *name) {
     return demo_option_on(job->bindings, job->binding_count, name);
 }
 
+/* What the config says of the model that learns beside the trained one; false: there is none. */
+static bool demo_beside(const demo_job *job, char folder[DEMO_PATH_LIMIT + 1],
+                        seqpar_llama_config *config) {
+    seqpar_error why = {0};
+    *config = job->model;
+    return job->objective->beside && job->objective->beside(job, folder) &&
+           !demo_load_config(folder, config, &why);
+}
+
+static bool demo_experts_learn(const demo_job *job) {
+    char folder[DEMO_PATH_LIMIT + 1];
+    seqpar_llama_config beside;
+    return job->model.experts || (demo_beside(job, folder, &beside) && beside.experts);
+}
+
 /* Options that are given what they are about nowhere. */
 static void demo_idle_notice(const demo_job *job) {
     const demo_config *c = &job->config;
@@ -440,8 +468,7 @@ static void demo_idle_notice(const demo_job *job) {
         !demo_job_on(job, "ref_offload") && !demo_job_on(job, "ref_reward_offload"))
         fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
                         "--adam_offload, --param_offload or --ref_offload\n");
-    if (c->aux_loss_coef > 0 && !job->model.experts &&
-        !(job->objective->trains_experts && job->objective->trains_experts(job)))
+    if (c->aux_loss_coef > 0 && !demo_experts_learn(job))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }
 
