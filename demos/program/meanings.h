@@ -27,13 +27,13 @@ static char *program_trainer_help(const program *p, const char *tool) {
 
 /* Entries are "  --name  kind [default] text"; a default may have line ends. */
 static void program_meanings_add(program_meaning **all, char *help) {
-    char *end = strstr(help, "\n\n  --"), *next, *text;
-    for (char *at = end ? end + 1 : NULL; at; at = next) {
-        next = strstr(at + 1, "\n  --");
-        char *section = strstr(at + 1, "\n\n");
+    char *next = strstr(help, "\n\n  --"), *text;
+    for (char *at = next ? next + 2 : NULL; at; at = next) {
+        char *section = strstr(at, "\n\n");
+        next = strstr(at, "\n  --");
         if (section && (!next || section < next)) *section = 0, next = NULL;
-        if (next) *next = 0;
-        at += strspn(at, " -\n");
+        if (next) *next++ = 0;
+        at += strspn(at, " -");
         text = strstr(at, "] ");
         at[strcspn(at, " ")] = 0;
         if (text && shgeti(*all, at) < 0) shput(*all, at, program_text("%s", text + 2));
