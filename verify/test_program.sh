@@ -42,7 +42,16 @@ until_it() {
         sleep 0.1
     done
 }
-export -f seqpar page hosts copies sft made until_it
+# meant PROGRAM OPTIONS...: which of them seqpar --help PROGRAM lists without saying what they mean
+meant() {
+    local option wrong=0
+    seqpar --help "$1" >help || return; shift
+    for option; do grep -qE "^  $option +[a-z,]+ +(= --[a-z_]+: )?[^ ]+ [^ ]+" help || { echo "nothing of $option"; wrong=1; }; done
+    [ $wrong = 0 ] && [ $# -gt 1 ] && echo "$# options are meant"
+}
+# the options of OpenRLHF's pages, by the rows above
+page_options() { grep -E '^page_(sp|readme|article)' "$S/verify/program.tsv" | cut -f2 | grep -oE -- ' --[a-z0-9_]+' | sort -u | grep -vxE -- ' --(address|module|no|runtime)'; }
+export -f seqpar page hosts copies sft made until_it meant page_options
 
 # ---- what rows read: records of make_arith, a tiny model, a tokenizer for it ----
 cd "$F" || exit 1
