@@ -20,6 +20,8 @@ A document is the chat template's text of a conversation or, without --apply_cha
 
 Messages are {"role", "content"}, where content may be a list of parts of text, or ShareGPT's {"from", "value"}. A record with
 "instruction" is Alpaca's, if no --input_key is given: its prompt is instruction and input below each other, its response output.
+OpenOrca, full-hh-rlhf, oasst1_pairwise_rlhf_reward, chatbot_arena_conversations and webgpt_comparisons are known by their keys, if no
+option names keys, and read as OpenRLHF 0.2 read them; of each there is a notice.
 Pairs without a key of the prompt begin with it: it ends at the last "Assistant:" of both, or where the first turn or word differs.
 
 --train_on says what is learnt: assistant, what the assistant says in every turn; last, in the last turn alone; all, every token.
@@ -613,6 +615,81 @@ def joined(shared, side, key):
     return shared + side
 
 
+class LeftOut(Exception):
+    """A record that says nothing about which of two answers is the better one."""
+
+
+# Sets that OpenRLHF 0.2 knew by the keys of their records, so that its commands name none. A prompt stands in this form,
+# unless --input_template says otherwise; those of full-hh-rlhf and oasst1 hold their speakers already.
+FORM_OF_SETS = "Human: {}\nAssistant: "
+
+
+def spoken(record):
+    """A prompt that names its speakers: its set and its text; None: there is none."""
+    prompt = record.get("prompt")
+    if not isinstance(prompt, str):
+        return None
+    if prompt.startswith("prompter:"):
+        turns = prompt.replace("prompter:", "\nHuman: ").replace("assistant:", "\nAssistant: ")
+        return "tasksource/oasst1_pairwise_rlhf_reward", turns + "\nAssistant: "
+    return ("Dahoas/full-hh-rlhf", prompt) if prompt.rstrip().endswith("Assistant:") else None
+
+
+def as_lines(conversation, form, key):
+    """A conversation as text: what the user says in the form, what the assistant says on the next line."""
+    if not isinstance(conversation, list):
+        raise Refused(f"\"{key}\" is {json.dumps(conversation)[:40]}, but a list of messages is needed")
+    turns = [message_of(turn, f"\"{key}\"[{i}]") for i, turn in enumerate(conversation)]
+    return "\n".join(form.replace("{}", turn["content"]) if turn["role"] == "user" else turn["content"] for turn in turns)
+
+
+def question_of(record):
+    question = record.get("question")
+    return question.get("full_text") if isinstance(question, dict) else None
+
+
+def orca(record):
+    return all(isinstance(record.get(key), str) for key in ("system_prompt", "question", "response"))
+
+
+def arena_pair(record, form):
+    if record.get("winner") not in ("model_a", "model_b"):
+        raise LeftOut
+    better, worse = (f"conversation_{side}" for side in ("ab" if record["winner"] == "model_a" else "ba"))
+    return "lmsys/chatbot_arena_conversations", None, [as_lines(record[key], form, key) for key in (better, worse)]
+
+
+def webgpt_pair(record, form):
+    scores, answers = ([record.get(f"{key}_{side}") for side in (0, 1)] for key in ("score", "answer"))
+    if not all(isinstance(score, (int, float)) and math.isfinite(score) for score in scores):
+        raise Refused(f"\"score_0\" and \"score_1\" are {json.dumps(scores)[:40]}, but two numbers are needed")
+    if scores[0] == scores[1]:
+        raise LeftOut
+    sides = answers if scores[0] > scores[1] else answers[::-1]
+    return "openai/webgpt_comparisons", form.replace("{}", question_of(record)), sides
+
+
+def known_pair(record, form):
+    """Its set, the prompt (None: the answers hold it) and both answers, the better one first; None: of no known set."""
+    if "winner" in record and "conversation_a" in record and "conversation_b" in record:
+        return arena_pair(record, form)
+    if question_of(record) and all(isinstance(record.get(key), str) for key in ("answer_0", "answer_1")):
+        return webgpt_pair(record, form)
+    found = spoken(record) if "chosen" in record and "rejected" in record else None
+    return found and (*found, [record["chosen"], record["rejected"]])
+
+
+def known_prompt(record, form):
+    """Its set and the prompt; None: of no known set."""
+    if orca(record):
+        return "Open-Orca/OpenOrca", form.replace("{}", record["system_prompt"] + "\n" + record["question"])
+    if "winner" in record and isinstance(record.get("conversation_a"), list):
+        return "lmsys/chatbot_arena_conversations", as_lines(record["conversation_a"][:-1], form, "conversation_a")
+    if question_of(record) and "answer_1" in record:
+        return "openai/webgpt_comparisons", form.replace("{}", question_of(record))
+    return spoken(record)
+
+
 class Maker:
     """Documents of records: what a process of --workers has."""
 
@@ -678,6 +755,15 @@ class Maker:
     def formed(self, prompt):
         return self.o.input_template.replace("{}", prompt)
 
+    def known(self, of_set, record):
+        """What a record of a set that is known by its keys says, where no option names keys."""
+        if not self.o.by_form or "input" in record:
+            return None
+        found = of_set(record, self.o.form_of_sets)
+        if found:
+            self.counts["set " + found[0]] += 1
+        return found
+
     # -- records as drafts: a list of documents, and what belongs to them --
 
     def conversation(self, record, messages, last, trims=False):
@@ -697,6 +783,9 @@ class Maker:
             if answer:
                 messages = joined(messages, self.messages(record, answer, "output_key", "assistant"), answer)
             return [self.conversation(record, messages, o.train_on == "last")], None
+        found = self.known(known_prompt, record) if orca(record) else None
+        if found:
+            return [Draft(prompt=found[1], response=record["response"], supervised=o.train_on == "all", ends=True)], None
         prompt = self.text(record, o.input_key, "input_key")
         if not answer or o.pretrain_mode:
             return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode)], None
@@ -734,15 +823,24 @@ class Maker:
         return [self.conversation(record, side, True, True) for side in sides]
 
     def pair_of_texts(self, record, key, keys):
-        sides = [self.text(record, key, option) for key, option in keys]
+        _, asked, sides = self.known(known_pair, record) or (None, None, [self.text(record, *key) for key in keys])
         for (side_key, _), side in zip(keys, sides):
             self.given(side_key, side)
-        if not key:
+        if not key and asked is None:
+            self.no_other_prompt(record, sides)
             shared = common_prompt(*sides)
             return [Draft(prompt=side[:shared], response=side[shared:], ends=True) for side in sides]
-        asked = self.text(record, key, "prompt_key")
-        self.counts["asked_twice"] += bool(asked) and all(side.startswith(asked) for side in sides)
-        return [Draft(prompt=self.formed(asked), response=side, ends=True) for side in sides]
+        if asked is None:
+            asked = self.text(record, key, "prompt_key")
+            self.counts["asked_twice"] += bool(asked) and all(side.startswith(asked) for side in sides)
+            asked = self.formed(asked)
+        return [Draft(prompt=asked, response=side, ends=True) for side in sides]
+
+    def no_other_prompt(self, record, sides):
+        """Answers without a prompt, and a prompt that nobody asked for beside them?"""
+        prompt = record.get("prompt")
+        if isinstance(prompt, str) and not sides[0].startswith(prompt):
+            raise Refused("\"prompt\" stands beside answers that do not begin with it; give --prompt_key prompt")
 
     def labelled(self, record):
         o = self.o
@@ -773,7 +871,8 @@ class Maker:
             tools, messages = tools_of(record), self.messages(record, o.input_key, "input_key", "user")
             text = self.template.render(self.template.settled(messages, tools), tools, True)
             return [Draft(text=text, spans=[])], (text, answer)
-        text = self.formed(self.text(record, o.input_key, "input_key"))
+        found = self.known(known_prompt, record)
+        text = found[1] if found else self.formed(self.text(record, o.input_key, "input_key"))
         return [Draft(prompt=text, response="")], (text, answer)
 
     # -- drafts as tokens --
@@ -887,10 +986,14 @@ class Maker:
             where = f"{path}:{number}"
             try:
                 made.append((*self.shape(record_of(payload)), where))
+            except LeftOut:
+                self.counts["read"] += 1
+                self.counts["ties"] += 1
             except (Refused, RecursionError, MemoryError) as why:
                 raise Refused(f"{where}: {why if isinstance(why, Refused) else reason(why)}") from None
-        self.tokenize_all(made)
-        self.look_at_prompt(made[0][0][0])
+        if made:
+            self.tokenize_all(made)
+            self.look_at_prompt(made[0][0][0])
         kept = [(drafts, more) for drafts, more, _ in made if self.keep(drafts)]
         return self.packed(kept), dict(self.counts)
 
@@ -1431,6 +1534,9 @@ def settle(o):
         raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
                       "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")
     o.alpaca = o.input_key is None and not o.pretrain_mode
+    named = (o.prompt_key, o.chosen_key, o.rejected_key) != (None, "chosen", "rejected") if o.kind == "pairs" else not o.alpaca
+    o.by_form = not (named or o.apply_chat_template or o.output_key or o.kind == "labelled")
+    o.form_of_sets = o.input_template or FORM_OF_SETS
     o.input_key = o.input_key or "input"
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
     if "{}" not in o.input_template:
@@ -1475,6 +1581,12 @@ def notices(o, maker, counts):
         yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and "
                f"{counts['apart']} of {-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts "
                "are sampled for them; a template that ends prompts in a special token, or a line, has none of this")
+    for key in counts:
+        if key.startswith("set ") and counts[key]:
+            yield (f"{counts[key]} records were read as {key[4:]}, as OpenRLHF 0.2 read that set"
+                   f"{'' if 'rlhf' in key else f', with prompts in the form {o.form_of_sets!r}'}; options that name keys say otherwise")
+    if counts["ties"]:
+        yield f"{counts['ties']} pairs are ties and were left out (OpenRLHF 0.2 took the second answer for the better one)"
     if counts["asked_twice"] * 2 > counts["read"]:
         yield (f"in {counts['asked_twice']} of {counts['read']} pairs both responses begin with the prompt; if that is their "
                "prompt, leave out --prompt_key")
@@ -1485,7 +1597,7 @@ def notices(o, maker, counts):
                "stops; name its token in generation_config.json's eos_token_id, or nothing learns to stop")
 
 
-NOT_SHOWN = ("workers", "output", "overwrite", "plain", "alpaca")  # what the documents do not hang on, or what follows
+NOT_SHOWN = ("workers", "output", "overwrite", "plain", "alpaca", "by_form", "form_of_sets")  # what the documents do not hang on, or what follows
 
 
 def about(o, counts, summed):

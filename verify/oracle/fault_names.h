@@ -187,6 +187,13 @@ static const struct fault_name {
     {201, NULL, FAULT_INSIDE},
     {202, NULL, FAULT_INSIDE},
     {203, NULL, FAULT_INSIDE},
-    {204, NULL, FAULT_INSIDE}};
+    {204, NULL, FAULT_INSIDE},
+    {220, NULL, FAULT_BEYOND},
+    {221, NULL, FAULT_BEYOND},
+    {222, NULL, FAULT_BEYOND},
+    {223, NULL, FAULT_BEYOND},
+    {224, NULL, FAULT_BEYOND},
+    {225, NULL, FAULT_BEYOND},
+    {226, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif

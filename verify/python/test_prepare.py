@@ -520,6 +520,43 @@ def test_shapes():
             "data.turn.z")
 
 
+def test_sets_by_their_keys():
+    """Sets that OpenRLHF 0.2 knew by their keys: prompts and answers as it made them, and ties left out."""
+    def whole(records, kind="sft", *more):
+        read = run("chatml", lines("known", records), *more, kind=kind)
+        texts = [(read.text(ids), "".join(read.learnt(i))) for i, ids in enumerate(read.ids)]
+        return [(text[:len(text) - len(answer)], answer.replace("<|im_end|>", "")) for text, answer in texts], read
+    orca = {"id": "x", "system_prompt": "S", "question": "q", "response": "a"}
+    talk = "\n\nHuman: q\n\nAssistant:"
+    full = {"prompt": talk, "response": " a", "chosen": " a", "rejected": " b"}
+    oasst = {"prompt": "prompter:qassistant:wprompter:z", "chosen": "a", "rejected": "b"}
+    said = "\nHuman: q\nAssistant: w\nHuman: z\nAssistant: "
+    chats = [conversation(4, "q", "w", "z", answer) for answer in "ab"]
+    arena = {"winner": "model_b", "conversation_a": chats[1], "conversation_b": chats[0]}
+    gpt = {"question": {"full_text": "q"}, "answer_0": "b", "answer_1": "a", "score_0": -0.25, "score_1": 0.25}
+    found, read = whole([orca, dict(orca, system_prompt="")])
+    assert found == [("Human: S\nq\nAssistant: ", "a"), ("Human: \nq\nAssistant: ", "a")]
+    assert "2 records were read as Open-Orca/OpenOrca" in read.said
+    assert whole([orca], "sft", "--input_template", "[{}]")[0] == [("[S\nq]", "a")]
+    assert whole([full, oasst, arena, gpt], "pairs")[0] == [
+        (talk, " a"), (talk, " b"), (said, "a"), (said, "b"),
+        *[("Human: q\nAssistant: \nw\nHuman: z\nAssistant:", answer) for answer in (" \na", " \nb")],
+        ("Human: q\nAssistant: ", "a"), ("Human: q\nAssistant: ", "b")]
+    prompts = [prompt + answer for prompt, answer in whole([full, oasst, orca, arena, gpt], "prompts")[0]]
+    assert prompts == [talk, said, "Human: S\nq\nAssistant: ", "Human: q\nAssistant: \nw\nHuman: z\nAssistant: ", "Human: q\nAssistant: "]
+    found, read = whole([dict(arena, winner="tie"), gpt, dict(gpt, score_0=0.25), dict(arena, winner="tie (bothbad)")], "pairs")
+    assert len(found) == 2 and read.about["counts"]["ties"] == 3 and "3 pairs are ties" in read.said
+    assert whole([dict(arena, winner="tie")] * 300 + [gpt], "pairs")[0] == found  # a batch of ties alone
+    named = whole([full], "pairs", "--prompt_key", "response", "--input_template", "{}")[0]
+    assert named == [(" a", " a"), (" a", " b")]  # a key that is named is taken
+    refused('"prompt" stands beside answers that do not begin with it; give --prompt_key prompt', "chatml",
+            lines("bad", [dict(full, prompt="q")]), kind="pairs")
+    refused('"score_0" and "score_1" are ["x", 1]', "chatml", lines("bad", [dict(gpt, score_0="x", score_1=1)]), kind="pairs")
+    refused('"conversation_b" is "x", but a list of messages', "chatml", lines("bad", [dict(arena, conversation_b="x")]), kind="pairs")
+    refused('no key "input"', "chatml", lines("bad", [orca]), "--output_key", "response")
+    refused('no key "input"', "chatml", lines("bad", [full]))
+
+
 def test_files():
     """A list of records whatever it is called, gzip, and what is broken in them."""
     records = [{"input": f"text {i}"} for i in range(3)]
