@@ -16,7 +16,7 @@ three=" 4 15 18 "         # train_test_split(test_size=3, seed=7)
 last=" 1 4 8 13 20 "      # shuffle(seed=42), then train_test_split(test_size=0.2, shuffle=False), axolotl 0.19.0's calls
 
 build/make_arith $out/bare.jsonl 230 5 >/dev/null
-awk '{ sub(/}$/, ""); print $0 ", \"label\": " (NR % 3 ? "true" : "false") "}" }' $out/bare.jsonl > $out/many.jsonl
+awk '{ sub(/}$/, ""); print $0 ", \"label\": " (NR % 3 ? "true" : "false") ", \"margin\": " NR % 7 / 10 "}" }' $out/bare.jsonl > $out/many.jsonl
 head -n 23 $out/many.jsonl > $out/arith.jsonl
 # split NAME NUMBERS: those records in NAME.held.jsonl, the others in NAME.rest.jsonl
 split() { awk -v held="$2" -v name=$out/$1 '{ print > (name (index(held, " " NR - 1 " ") ? ".held.jsonl" : ".rest.jsonl")) }' $out/arith.jsonl; }
@@ -50,7 +50,7 @@ held sft_axolotl last sft '--val_set_size 0.2' $texts
 held sft_from_axolotl last sft '--val_size 5' $texts --from axolotl --lr_scheduler constant --gradient_accumulation_steps 1 --micro_train_batch_size 4
 held sft_count three sft '--val_size 3' $texts --seed 7
 held dpo first dpo '--val_size 0.2' $pairs
-held rm first rm '--val_size 0.2' $pairs
+held rm first rm '--val_size 0.2' $pairs --margin_loss
 held kto first kto '--val_size 0.2' --pretrain $out/model $texts --label_key label
 says() { if grep -qE -- "$2" $out/$3.log; then ok $1; else fail $1 "$(grep '^evaluation' $out/$3.log)"; fi; }
 says held_says '^evaluation: 5 of 23 documents by --seed 42, which are not trained on, every 4 steps \(an epoch\) and at the end$' sft
@@ -79,7 +79,7 @@ scored() {
 other="--from llamafactory --learning_rate 1e-3 --micro_train_batch_size 4 --gradient_accumulation_steps 1"
 scored few arith 23 0 $other --train_batch_size 4
 scored hundred many 100 0 $other --max_steps 2
-scored openrlhf many 2 1 --from openrlhf --max_steps 2
+scored openrlhf many 2 1 --from openrlhf --max_steps 2 --margin_loss
 scored spelled many 2 1 --max_steps 2
 says scored_says '^evaluation: none, for there is no --eval_dataset; mean and deviation of the scores, for config.json, are measured after training on the first 100 of 230 pairs$' hundred
 says scored_openrlhf_says '^evaluation: the first 2 of 230 pairs, which are trained on, too, as OpenRLHF does, every 57 steps \(an epoch\) and at the end$' openrlhf
