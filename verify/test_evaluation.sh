@@ -87,6 +87,18 @@ run silent rm --dataset $out/many.jsonl $pairs --from openrlhf --max_steps 2 --e
 if [ "$(metrics silent | grep -c '"eval_loss"')" = 0 ] && grep -q '"std":' $out/silent/config.json; then ok scored_silent; else fail scored_silent "$(tail -n 1 $out/silent.log)"; fi
 if run ppo ppo --pretrain $out/model --reward_pretrain $out/few --normalize_reward --prompt_data $out/arith.jsonl --input_key question --prompt_max_len 160 --generate_max_len 4 --rollout_batch_size 4 --max_epochs 1 --max_steps 1; then ok scored_ppo; else fail scored_ppo "$(tail -n 1 $out/ppo.log)"; fi
 
+# ---- plain text of two files, as LLaMA-Factory's stage pt: texts end in EOS and follow each other ----
+plain="--dataset $out/first.rest.jsonl,$out/first.held.jsonl --input_key question --pretrain_mode --val_size 0.2 --max_len 97"
+run plain sft $plain $other && run plain.4 sft $plain $other --ring_attn_size 4 && run plain.said sft $plain $other --pretrain_eos --pretrain_blocks true && shape="${shape/--packing_samples/--packing false}" run plain.apart sft $plain $other && run plain.openrlhf sft $plain --from openrlhf || fail plain_runs "$(tail -qn 1 $out/plain.*log)"
+alike plain_ranks plain plain.4
+alike plain_options plain plain.said
+# of 23 texts; EOS is a token of each, BOS too where they stand apart
+tokens() { sed -nE 's/^data: ([0-9]+) read, ([0-9]+) kept with ([0-9]+) tokens.*/\1 \2 \3/p' $out/$1.log; }
+letters=$(sed -E 's/^\{"question": "([^"]*)".*/\1/' $out/arith.jsonl | tr -d '\n' | wc -c)
+whole=$(((letters + 23) / 97))
+got="$(tokens plain), $(tokens plain.openrlhf | cut -d' ' -f1,2), $(tokens plain.apart | cut -d' ' -f1,2)"
+[ "$got" = "23 $whole $((whole * 97)), 23 23, 23 23" ] && ok plain_tokens || fail plain_tokens "$got, for $letters letters"
+
 # ---- a token file: its documents stay where they are ----
 P=$(ci/python_with.sh tokenizers jinja2) || P=
 if [ -z "$P" ]; then skip held_tokens "no python has tokenizers and jinja2"; else
