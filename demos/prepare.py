@@ -788,7 +788,7 @@ class Maker:
             return [Draft(prompt=found[1], response=record["response"], supervised=o.train_on == "all", ends=True)], None
         prompt = self.text(record, o.input_key, "input_key")
         if not answer or o.pretrain_mode:
-            return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode)], None
+            return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode or o.pretrain_eos)], None
         response = self.text(record, answer, "output_key")
         return [Draft(prompt=self.formed(prompt) if response else "", response=response, supervised=o.train_on == "all",
                       ends=True)], None
@@ -899,7 +899,8 @@ class Maker:
                 self.response_tokens(d, next(fresh).ids, next(going_on).ids)
 
     def plain_tokens(self, d, ids):
-        d.ids = self.folder.prefix + ids + [self.folder.eos] * d.ends if ids else []
+        prefix = [] if self.o.pretrain_blocks else self.folder.prefix
+        d.ids = prefix + ids + [self.folder.eos] * d.ends if ids else []
         d.mask, d.prompt_tokens = bytearray(b"\1") * len(d.ids), 0
 
     def response_tokens(self, d, prompt, response):
@@ -944,6 +945,8 @@ class Maker:
         """Cuts a document that is too long, as --truncation says; False: it is left out. response: tokens of the answer, of a pair
         those of the longer one. The rules are those of the trainers (demos/trainer/data.h)."""
         most, how = self.o.max_len, "drop" if self.o.kind == "prompts" else self.o.truncation
+        if self.o.pretrain_blocks:  # are cut where a block ends
+            return True
         if most and how == "cut_both":
             cut_both(d, response, most)
         elif most and how == "cut" and d.prompt_tokens and d.prompt_tokens >= most - 2:
@@ -952,7 +955,7 @@ class Maker:
             if how == "drop":
                 return False
             d.ids, d.mask = d.ids[:most], d.mask[:most]
-            if d.ends or d.spans is not None:
+            if (d.ends and not self.o.pretrain_eos) or d.spans is not None:
                 d.ids[-1], d.mask[-1] = self.folder.eos, 1
         return True
 
@@ -1435,6 +1438,22 @@ def make_records(o, now, maker, file, counts, progress):
         progress.step(counts, file.sections[OFFSETS].at)
 
 
+def make_blocks(o, now, maker, file, counts, progress):
+    """Texts, each with its EOS, side by side in documents of max_len tokens, which begin with BOS in the place of their first token
+    where the tokenizer puts one before a text. What fills no document is left out."""
+    left, begin = array.array("i"), maker.folder.prefix[:1] if maker.folder.bos in maker.folder.prefix[:1] else []
+    for made, counted in in_order(o, now, maker, worker_batch, batches(iter(data_items(o)))):
+        left.frombytes(made[IDS])
+        counts.update({name: n for name, n in counted.items() if name not in ("kept", "supervised", "fully_masked")})
+        whole = len(left) // o.max_len * o.max_len
+        for at in range(0, whole, o.max_len):
+            ids = array.array("i", begin) + left[at + len(begin):at + o.max_len]
+            file.add({IDS: ids.tobytes(), MASK: b"\0" + b"\1" * (o.max_len - 1), OFFSETS: [o.max_len]})
+            counts.update(kept=1, supervised=o.max_len - 1)
+        left = left[whole:]
+        progress.step(counts, file.sections[OFFSETS].at if file.sections else 0)
+
+
 def make_stream(o, now, maker, file, counts, progress):
     """Plain text as documents of max_len tokens, every token of them learnt."""
     left = array.array("i")
@@ -1496,6 +1515,11 @@ def options_of(arguments):
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
                    help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
+    p.add_argument("--pretrain_eos", action="store_true",
+                   help="with --pretrain_mode: EOS ends each text, unless it is cut, as in LLaMA-Factory's stage pt")
+    p.add_argument("--pretrain_blocks", action="store_true",
+                   help="with --pretrain_eos: texts follow each other in documents of --max_len tokens, as in that stage with packing; "
+                        "the last tokens are left out")
     p.add_argument("--max_len", type=whole(0), default=1024, help="longest document or prompt, in tokens; 0: no limit (1024)")
     p.add_argument("--truncation", choices=("drop", "cut", "cut_both"),
                    help="what happens to longer ones: they are left out, lose their end as in OpenRLHF, or the ends of prompt and "
@@ -1523,6 +1547,14 @@ def settle(o):
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
     if o.pretrain_mode and o.output_key is not None:
         raise Refused(f"--pretrain_mode learns the text of --input_key alone; leave out --output_key {o.output_key}")
+    if o.pretrain_eos > o.pretrain_mode or o.pretrain_blocks > o.pretrain_eos:
+        wanted, given = ("mode", "eos") if o.pretrain_eos > o.pretrain_mode else ("eos", "blocks")
+        raise Refused(f"--pretrain_{given} needs --pretrain_{wanted}; add it, or leave it out")
+    if o.pretrain_blocks and o.max_len < 2:
+        raise Refused("--pretrain_blocks makes documents of --max_len tokens; give 2 or more")
+    if o.pretrain_eos and o.plain:
+        raise Refused(f"{texts[0]} is one text without an end, where LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl "
+                      "of a text a record, or leave out --pretrain_eos")
     if o.kind == "prompts" and o.output_key is not None:
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
@@ -1612,7 +1644,8 @@ def prepare(arguments):
     now = datetime.datetime.now().replace(minute=0, second=0, microsecond=0)  # the same in all processes
     maker, file, counts, progress = Maker(o, now), TokenFile(o.output), collections.Counter(), Progress()
     try:
-        (make_stream if o.plain else make_records)(o, now, maker, file, counts, progress)
+        make = make_stream if o.plain else make_blocks if o.pretrain_blocks else make_records
+        make(o, now, maker, file, counts, progress)
     finally:
         seconds = progress.end()
     tokens = file.sections[OFFSETS].at if file.sections else 0

@@ -153,6 +153,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     return 0;
 }
 
+static void demo_pairs_part(demo_job *job, const uint8_t *held) {
+    double **margins = ((demo_preference_config *)job->options)->margins;
+    DEMO_PART(margins[1], margins[0], 1, held, job->eval_trained);
+}
+
 static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set,
                                   uint64_t digest) {
     const double *margins =
@@ -538,6 +543,7 @@ static const demo_objective demo_dpo = {
     .close = demo_reference_close,
     .before = demo_dpo_before,
     .load = demo_pairs_as_documents,
+    .part = demo_pairs_part,
     .digest = demo_pairs_digest,
     .rows = demo_dpo_rows,
     .total = demo_units_total,
@@ -668,6 +674,7 @@ static const demo_objective demo_rm = {.unit = "pairs",
                                                   "squared_reward"},
                                        .needs_model = true,
                                        .load = demo_pairs_as_documents,
+                                       .part = demo_pairs_part,
                                        .digest = demo_pairs_digest,
                                        .rows = demo_rm_rows,
                                        .total = demo_units_total,

@@ -67,6 +67,8 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
             demo_command_given(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
+    if (c->pretrain_eos) demo_command_add(line, "pretrain_eos", NULL);
+    if (c->pretrain_blocks) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_given(line, "apply_chat_template", "apply_chat_template");
     demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
     if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
