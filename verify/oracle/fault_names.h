@@ -187,6 +187,9 @@ static const struct fault_name {
     {201, NULL, FAULT_INSIDE},
     {202, NULL, FAULT_INSIDE},
     {203, NULL, FAULT_INSIDE},
-    {204, NULL, FAULT_INSIDE}};
+    {204, NULL, FAULT_INSIDE},
+    {210, NULL, FAULT_DEVICE},
+    {211, NULL, FAULT_DEVICE},
+    {212, NULL, FAULT_DEVICE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
