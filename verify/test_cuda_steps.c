@@ -284,13 +284,21 @@ static void expect_bits(const objective_result *r, const objective_result *one) 
 
 static double worst; /* share of a limit that was used */
 
+/* Near a corner of PPO's losses a rounding says whether a token is clipped: their share. */
+static double clipped_otherwise(int kind, const objective_result *one,
+                                const objective_result *truth) {
+    int clips = kind == OBJECTIVE_POLICY || kind == OBJECTIVE_VALUE;
+    return clips ? fabs(one->columns[1] - truth->columns[1]) : 0;
+}
+
 /* Twice what was measured of fp32; of bf16 twice what the reference device, which rounds in
    the same places, loses of the same numbers, or one rounding. */
-static void expect_near(const objective_result *one, const objective_result *truth,
+static void expect_near(int kind, const objective_result *one, const objective_result *truth,
                         const objective_result *base) {
     double d = test_distance(one->gradient, truth->gradient, one->elements), limit = 1e-5;
     if (base)
-        limit = fmax(2 * test_distance(base->gradient, truth->gradient, one->elements), 1. / 128);
+        limit = fmax(2 * test_distance(base->gradient, truth->gradient, one->elements), 1. / 128) +
+                clipped_otherwise(kind, one, truth);
     worst = fmax(worst, d / limit);
     test_expect(d <= limit && d >= (base ? 1e-4 : 0), "the gradient is %.2e off, at most %.2e",
                 d, limit);
@@ -318,7 +326,7 @@ static void test_case(int n) {
     objective_run(&t, &rounded, &base);
     if (test_expect(!one.status && !truth.status && !base.status, "%s%s%s", one.error.text,
                     truth.error.text, base.error.text))
-        expect_near(&one, &truth, level[STORAGE] ? &base : NULL);
+        expect_near(t.kind, &one, &truth, level[STORAGE] ? &base : NULL);
     expect_bits(&r, &one);
     test_end("cuda_steps_%02d%s", n, case_name(level));
     objective_result_free(&base);
