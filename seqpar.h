@@ -7883,8 +7883,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     if (!status && !io->dlogits)
         status = seqpar_buffer_new(ctx, &logits,
                                    SEQPAR__MIN(SEQPAR__MAX(r.most, r.part), share->tokens) *
-                                       desc->vocab *
-                                       seqpar_dtype_bytes(ctx->device->storage),
+                                       desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                    SEQPAR_MEM_SCRATCH);
     c.logits = io->dlogits ? io->dlogits : logits.data;
     if (!status) status = seqpar__vocab_runs(&c, &r, share);

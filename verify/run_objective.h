@@ -520,10 +520,18 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_job *job = user;
     const objective_task *t = job->task;
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
-    seqpar_optim_desc optim = {
-        job->way->optimizer, job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0, job->way->slice,
-        .offload = job->way->offload, .state_bits = job->way->state_bits,
-        .stochastic = job->way->stochastic, .seed = 5};
+    seqpar_optim_desc optim = {job->way->optimizer,
+                               job->way->zero_stage,
+                               .9,
+                               .95,
+                               1e-8,
+                               0.01,
+                               1.0,
+                               job->way->slice,
+                               .offload = job->way->offload,
+                               .state_bits = job->way->state_bits,
+                               .stochastic = job->way->stochastic,
+                               .seed = 5};
     int64_t all = job->result->elements;
     double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient),
            *params = gradient + 4 * all;

@@ -140,26 +140,25 @@ static const struct rule {
     int factor[2], level[2];
     seqpar_status status;
     const char *words;
-} rules[] = {
-    {{OFFLOAD, ZERO}, {2, 0}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 0"},
-    {{OFFLOAD, ZERO}, {2, 1}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 1"},
-    {{OFFLOAD, ZERO}, {2, 2}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 2"},
-    {{STATE, OFFLOAD}, {1, 1}, SEQPAR_ERR_OPTION, "state_bits is 8 and offload 1"},
-    {{CHANCE, STORAGE}, {1, 0}, SEQPAR_ERR_OPTION, "by chance is for weights in bf16"},
-    {{MEMBERS, RANKS}, {1, 0}, SEQPAR_ERR_ULYSSES, "ulysses_size 2 does not divide"},
-    {{MEMBERS, RANKS}, {1, 2}, SEQPAR_ERR_ULYSSES, "ulysses_size 2 does not divide"},
-    {{MEMBERS, HEADS}, {1, 0}, SEQPAR_ERR_ULYSSES, "is more than the 1 kv_heads"},
-    /* a score has no logits */
-    {{OBJECTIVE, TIED}, {3, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TIED}, {5, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TERMS}, {3, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TERMS}, {3, 2}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TERMS}, {5, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TERMS}, {5, 2}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TEMPERATURE}, {3, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, TEMPERATURE}, {5, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, VOCAB_ROWS}, {3, 1}, SEQPAR_OK, NULL},
-    {{OBJECTIVE, VOCAB_ROWS}, {5, 1}, SEQPAR_OK, NULL}};
+} rules[] = {{{OFFLOAD, ZERO}, {2, 0}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 0"},
+             {{OFFLOAD, ZERO}, {2, 1}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 1"},
+             {{OFFLOAD, ZERO}, {2, 2}, SEQPAR_ERR_OPTION, "offload is 2 at zero_stage 2"},
+             {{STATE, OFFLOAD}, {1, 1}, SEQPAR_ERR_OPTION, "state_bits is 8 and offload 1"},
+             {{CHANCE, STORAGE}, {1, 0}, SEQPAR_ERR_OPTION, "by chance is for weights in bf16"},
+             {{MEMBERS, RANKS}, {1, 0}, SEQPAR_ERR_ULYSSES, "ulysses_size 2 does not divide"},
+             {{MEMBERS, RANKS}, {1, 2}, SEQPAR_ERR_ULYSSES, "ulysses_size 2 does not divide"},
+             {{MEMBERS, HEADS}, {1, 0}, SEQPAR_ERR_ULYSSES, "is more than the 1 kv_heads"},
+             /* a score has no logits */
+             {{OBJECTIVE, TIED}, {3, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TIED}, {5, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TERMS}, {3, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TERMS}, {3, 2}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TERMS}, {5, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TERMS}, {5, 2}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TEMPERATURE}, {3, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, TEMPERATURE}, {5, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, VOCAB_ROWS}, {3, 1}, SEQPAR_OK, NULL},
+             {{OBJECTIVE, VOCAB_ROWS}, {5, 1}, SEQPAR_OK, NULL}};
 enum { RULES = COUNT(rules) };
 
 static int breaks(const int *level, const struct rule *r) {
@@ -241,7 +240,8 @@ static objective_way way_of(const int *level) {
                            .schedule = level[SCHEDULE],
                            .ulysses_size = members[level[MEMBERS]],
                            .reference_device = level[STORAGE] ? 2 : 0,
-                           .optimizer = level[OPTIMIZER] ? SEQPAR_OPTIM_SGD : SEQPAR_OPTIM_ADAMW,
+                           .optimizer = level[OPTIMIZER] ? SEQPAR_OPTIM_SGD
+                                                         : SEQPAR_OPTIM_ADAMW,
                            .zero_stage = level[ZERO],
                            .recompute = level[RECOMPUTE],
                            .offload = offloads[level[OFFLOAD]],
@@ -297,7 +297,8 @@ static void expect_near(int kind, const objective_result *one, const objective_r
                         const objective_result *base) {
     double d = test_distance(one->gradient, truth->gradient, one->elements), limit = 1e-5;
     if (base)
-        limit = fmax(2 * test_distance(base->gradient, truth->gradient, one->elements), 1. / 128) +
+        limit = fmax(2 * test_distance(base->gradient, truth->gradient, one->elements),
+                     1. / 128) +
                 clipped_otherwise(kind, one, truth);
     worst = fmax(worst, d / limit);
     test_expect(d <= limit && d >= (base ? 1e-4 : 0), "the gradient is %.2e off, at most %.2e",
@@ -379,8 +380,8 @@ static int open_way(const int *level) {
     objective_task t;
     objective_way way = way_of(level);
     task_of(level, &t);
-    seqpar_status status = seqpar_run_threads(way.dp * way.sp, rank_open,
-                                              &(opening){&t, &way}, &error);
+    seqpar_status status = seqpar_run_threads(way.dp * way.sp, rank_open, &(opening){&t, &way},
+                                              &error);
     test_expect(r ? status == r->status && strstr(error.text, r->words) : !status,
                 "%s: '%s', not '%s'", case_name(level), error.text, r ? r->words : "");
     objective_task_close(&t);
