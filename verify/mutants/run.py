@@ -4,7 +4,7 @@
 Draws COUNT mutants by SEED over all parts of parts.tsv, builds the tree once with all of them
 in it (draw.py says how), and runs for each the suites of its part until one is red. A suite is
 run once without a mutant first: what it then fails is not held against mutants; mutants whose
-function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT:
+function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT.PARTS:
 
     mutants.tsv     number, part, kind, file, function, line, old and new text, verdict, by
     survivors.diff  each mutant that no suite saw, and which suites call its function
