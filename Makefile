@@ -219,7 +219,8 @@ NVCC ?= nvcc
 CUDA_ARCH ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
 CUDA = $(dir $(shell command -v $(NVCC)))..
 CUDA_LIBS = -L$(CUDA)/lib64 -lcublas -lcudart -lstdc++
-ON_CPU = $(CXX) -std=c++17 -O2 -g $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
+ON_CPU_OPT = -O2 -g
+ON_CPU = $(CXX) -std=c++17 $(ON_CPU_OPT) $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
 TRAINERS = train_sft train_dpo train_kto train_rm train_ppo
 
 build/cuda.o: seqpar_cuda.cu seqpar.h
