@@ -188,6 +188,7 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 
 build/train_ppo build/test_rollout build/test_options build/test_memory build/test_absolute: LDLIBS += -lcurl
 
+build/seqpar build/nvcc/seqpar: LDLIBS += -lyaml
 build/seqpar: $(wildcard demos/program/*.h)
 build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)

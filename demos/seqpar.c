@@ -8,6 +8,7 @@
  * of a hub in a local file, makes tokens of text, and becomes the trainer. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
+#include "program/deepspeed.h"
 #include "program/names.h"
 #include "program/targets.h"
 #include "program/tokens.h"
@@ -166,6 +167,10 @@ static bool program_asks_help(const program *p) {
 
 /* All that changes the trainer's options. */
 static int program_translate(program *p) {
+    bool theirs = p->from == DEMO_FROM_LLAMAFACTORY || p->from == DEMO_FROM_AXOLOTL;
+    if ((theirs && program_deepspeed_options(p)) ||
+        (p->from == DEMO_FROM_LLAMAFACTORY && program_llamafactory(p)))
+        return -1;
     if (program_names_replace(p) || program_world(p)) return -1;
     if (p->from && program_find(p, "from") < 0) program_add(p, "from", demo_from_name[p->from]);
     return program_tokens(p);
