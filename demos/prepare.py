@@ -815,6 +815,8 @@ class Info:
         if self.plain:
             return {"text": turns[0]["content"] if turns else ""}
         if self.format == "alpaca" and self.kind in ("sft", "labelled"):
+            if self.column(record, "response") is None:
+                raise Lapsed
             turns += self.answer(record, "response")
         ends = "user" if self.kind == "pairs" or (self.kind == "prompts" and len(turns) % 2) else "assistant"
         for i, turn in enumerate(turns):
