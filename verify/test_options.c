@@ -289,6 +289,31 @@ static void test_rates(void) {
     test_end("options_rates");
 }
 
+static void test_defaults(void) {
+    static const struct {
+        const char *line, *schedule;
+        double warms, second;
+        int64_t longest;
+    } cases[] = {{"", "cosine_with_min_lr", 0.03, 0.95, 1024},
+                 {"--from llamafactory", "linear", 0, 0.999, 2048},
+                 {"--cutoff_len 77 --lr_scheduler_type cosine", "cosine", 0, 0.999, 77},
+                 {"--from axolotl", "cosine", 0.03, 0.999, 512},
+                 {"--sequence_len 77 --adam_betas 0.9 0.97 --lr_scheduler linear", "linear",
+                  0.03, 0.97, 77}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        const demo_config *c = &x.job.config;
+        test_expect(!wrong && !strcmp(c->lr_scheduler, cases[i].schedule) &&
+                        fabs(c->lr_warmup_ratio - cases[i].warms) < 1e-15 &&
+                        fabs(c->adam_betas[1] - cases[i].second) < 1e-15 &&
+                        c->max_len == cases[i].longest,
+                    "%s: %s, %g, %g, %lld%s", cases[i].line, c->lr_scheduler,
+                    c->lr_warmup_ratio, c->adam_betas[1], (long long)c->max_len,
+                    wrong ? x.error.text : "");
+    }
+    test_end("options_defaults");
+}
+
 /* ---- placement, types, evaluation, long documents ---- */
 
 static void test_placement(void) {
@@ -506,6 +531,7 @@ int main(int argc, char **argv) {
     TEST(test_batch());
     TEST(test_batch_said());
     TEST(test_rates());
+    TEST(test_defaults());
     TEST(test_placement());
     TEST(test_meanings());
     TEST(test_long_documents());

@@ -21,8 +21,9 @@ static int program_axolotl_tool(program_keys *k) {
         program_said(k->p, "ipo", "true", &origin);
     }
     if (!is_rl || !strcmp(k->p->tool, "dpo") || !strcmp(kind, "kto")) return 0;
-    return program_key_wrong(k, &rl, "rl is %.60s, but dpo, ipo and kto are done here; give one "
-                                     "of them, or leave it out for SFT",
+    return program_key_wrong(k, &rl,
+                             "rl is %.60s, but dpo, ipo and kto are done here; give one "
+                             "of them, or leave it out for SFT",
                              kind);
 }
 
@@ -49,7 +50,8 @@ static const char *const program_axolotl_set[] = {"path",
                                                   "shards",
                                                   "trust_remote_code",
                                                   NULL};
-static const char *const program_axolotl_roles[] = {"user", "assistant", "system", "tool", NULL};
+static const char *const program_axolotl_roles[] = {"user", "assistant", "system", "tool",
+                                                    NULL};
 static const char *const program_axolotl_properties[] = {"role", "content", NULL};
 
 /* Keys whose other values would change what is read or learnt. */
@@ -59,8 +61,9 @@ static int program_axolotl_refused(const program_keys *k, const program_node *se
     } refused[] = {
         {"split", "train", "write the split into a file and give that as path"},
         {"name", "default", "write that part into a file and give that as path"},
-        {"chat_template", "tokenizer_default", "one template holds for all; name it beside "
-                                               "base_model"},
+        {"chat_template", "tokenizer_default",
+         "one template holds for all; name it beside "
+         "base_model"},
         {"roles_to_train", "assistant", "what the assistant says is learnt; leave it out"},
         {"train_on_eos", "turn", "a turn is learnt with the token that ends it; leave it out"},
         {"shards", "1", "give max_samples, or write the part into a file"}};
@@ -123,7 +126,8 @@ static int program_axolotl_completion(const program_node *set, cJSON *info) {
 
 /* Files of a folder are named one by one; otherwise the path is what is read. */
 static char *program_axolotl_path(const program_keys *k, const program_node *set) {
-    const char *path = program_entry_text(set, "path"), *type = program_entry_text(set, "ds_type");
+    const char *path = program_entry_text(set, "path"),
+               *type = program_entry_text(set, "ds_type");
     const program_node *files = program_entry(set, "data_files");
     char *one = files && !program_is_null(files) ? program_joined(files) : NULL;
     if (!path || (one && strchr(one, ','))) {
@@ -152,12 +156,13 @@ static int program_axolotl_set_add(const program_keys *k, program_sets *sets,
                          (strcmp(k->p->tool, "sft") && !strcmp(type, "chat_template.default")));
     if (!path) return -1;
     if (!chat && !completion)
-        return program_at(k->p, k->path, program_entry(set, "type") ? program_entry(set, "type")->line : set->line,
-                          "type is %.60s, but chat_template%s are what is read here; write the "
-                          "records as messages with role and content",
-                          type ? type : "not there",
-                          strcmp(k->p->tool, "sft") ? " and chat_template.default"
-                                                    : " and completion");
+        return program_at(
+            k->p, k->path,
+            program_entry(set, "type") ? program_entry(set, "type")->line : set->line,
+            "type is %.60s, but chat_template%s are what is read here; write the "
+            "records as messages with role and content",
+            type ? type : "not there",
+            strcmp(k->p->tool, "sft") ? " and chat_template.default" : " and completion");
     if (chat ? program_axolotl_chat(k, set, info) : program_axolotl_completion(set, info))
         return -1;
     *chats |= chat;
@@ -189,7 +194,9 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     program_key name = {0}, text = {0};
     bool named = program_key_take(k, "chat_template", &name),
          written = program_key_take(k, "chat_template_jinja", &text);
-    const char *what = !named ? "tokenizer_default" : name.value.text ? name.value.text : "{...}";
+    const char *what = !named            ? "tokenizer_default"
+                       : name.value.text ? name.value.text
+                                         : "{...}";
     const program_origin origin = {"chat_template", k->path, name.line};
     if (strcmp(what, "tokenizer_default") && !(written && !strcmp(what, "jinja")))
         return program_key_wrong(k, &name,
@@ -212,10 +219,11 @@ static int program_axolotl_tokens(program_keys *k) {
     for (int64_t i = 0; tokens.value.shape == PROGRAM_MAP && i < arrlen(tokens.value.items);
          i += 2)
         if (strcmp(tokens.value.items[i].text, "pad_token"))
-            return program_at(k->p, k->path, tokens.value.items[i].line,
-                              "%.60s of special_tokens is not set here: the tokens are those of "
-                              "the model's folder; write it into tokenizer_config.json there",
-                              tokens.value.items[i].text);
+            return program_at(
+                k->p, k->path, tokens.value.items[i].line,
+                "%.60s of special_tokens is not set here: the tokens are those of "
+                "the model's folder; write it into tokenizer_config.json there",
+                tokens.value.items[i].text);
     return 0;
 }
 

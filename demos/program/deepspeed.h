@@ -16,8 +16,8 @@ typedef struct {
 static int program_deepspeed_wrong(const program_deepspeed *d, const program_node *value,
                                    const char *key, const char *fix) {
     const char *text = value->shape == PROGRAM_VALUE ? value->text : "{...}";
-    return program_at(d->p, d->path, value->line, "%.100s is %.100s, which is not done here: %s",
-                      key, text, fix);
+    return program_at(d->p, d->path, value->line,
+                      "%.100s is %.100s, which is not done here: %s", key, text, fix);
 }
 
 /* ---- keys with one value ---- */
@@ -96,32 +96,37 @@ static int program_deepspeed_plain(const program_deepspeed *d,
 }
 
 static int program_deepspeed_unknown(const program_deepspeed *d, const program_node *key) {
-    return program_at(d->p, d->path, key->line,
-                      "%.100s is no key whose meaning is known here, and it may change numbers; "
-                      "leave it out",
-                      key->text);
+    return program_at(
+        d->p, d->path, key->line,
+        "%.100s is no key whose meaning is known here, and it may change numbers; "
+        "leave it out",
+        key->text);
 }
 
 /* ---- what must agree with the command, as transformers wants it ---- */
 
 /* otherwise: the value where the command is silent. */
 static int program_deepspeed_agrees(const program_deepspeed *d, const program_node *value,
-                                    const char *key, const char *option, const char *otherwise) {
+                                    const char *key, const char *option,
+                                    const char *otherwise) {
     const char *given = program_given(d->p, option);
     if (program_is_auto(value)) return 0;
-    if (value->shape == PROGRAM_VALUE && demo_same_value(value->text, given ? given : otherwise))
+    if (value->shape == PROGRAM_VALUE &&
+        demo_same_value(value->text, given ? given : otherwise))
         return 0;
-    return program_at(d->p, d->path, value->line,
-                      "%.100s is %.60s, but the command's %.60s is %.60s; write \"auto\", or the "
-                      "same",
-                      key, value->shape == PROGRAM_VALUE ? value->text : "{...}", option,
-                      given ? given : otherwise);
+    return program_at(
+        d->p, d->path, value->line,
+        "%.100s is %.60s, but the command's %.60s is %.60s; write \"auto\", or the "
+        "same",
+        key, value->shape == PROGRAM_VALUE ? value->text : "{...}", option,
+        given ? given : otherwise);
 }
 
 /* The documents of a step are a product, which is the command's. */
 static int program_deepspeed_batch(const program_deepspeed *d, const program_node *value) {
     if (program_is_auto(value) || program_given(d->p, "train_batch_size"))
-        return program_deepspeed_agrees(d, value, "train_batch_size", "train_batch_size", "auto");
+        return program_deepspeed_agrees(d, value, "train_batch_size", "train_batch_size",
+                                        "auto");
     return program_deepspeed_wrong(d, value, "train_batch_size",
                                    "it follows from micro-batch, accumulation and ranks; write "
                                    "\"auto\"");
@@ -137,8 +142,9 @@ static int program_deepspeed_type(const program_deepspeed *d, const char *key,
         return program_deepspeed_agrees(d, enabled, "enabled of bf16", "bf16", "false");
     return demo_truth(enabled->text ? enabled->text : "") == 0
                ? 0
-               : program_deepspeed_wrong(d, enabled, "enabled of fp16",
-                                         "weights and activations are fp32 or bf16; write false");
+               : program_deepspeed_wrong(
+                     d, enabled, "enabled of fp16",
+                     "weights and activations are fp32 or bf16; write false");
 }
 
 /* AdamW with the command's own numbers. */
@@ -146,10 +152,11 @@ static int program_deepspeed_optimizer(const program_deepspeed *d, const program
     const char *type = program_entry_text(block, "type");
     const program_node *params = program_entry(block, "params");
     if (!type || (strcmp(type, "AdamW") && strcmp(type, "Adam")))
-        return program_at(d->p, d->path, block->line,
-                          "optimizer is of type %.60s, but AdamW is what is done here; leave the "
-                          "block out, and give optim",
-                          type ? type : "none");
+        return program_at(
+            d->p, d->path, block->line,
+            "optimizer is of type %.60s, but AdamW is what is done here; leave the "
+            "block out, and give optim",
+            type ? type : "none");
     for (int64_t i = 0; params && i < arrlen(params->items); i += 2)
         if (!program_is_auto(&params->items[i + 1]) &&
             strcmp(params->items[i].text, "torch_adam"))

@@ -14,25 +14,27 @@ static const char *const program_templates[] = {"llama3", "qwen",   "mistral",
 static int program_template_check(program *p) {
     const char *name = program_given(p, "template");
     if (!name || program_is_listed(program_templates, name)) return 0;
-    demo_fail(p->error,
-              "--template is %.100s, but those that are written here are %s; give one of them, "
-              "or have data made by demos/prepare.py --apply_chat_template --train_on assistant "
-              "with the template of the model's folder",
-              name, program_listed(program_templates));
+    demo_fail(
+        p->error,
+        "--template is %.100s, but those that are written here are %s; give one of them, "
+        "or have data made by demos/prepare.py --apply_chat_template --train_on assistant "
+        "with the template of the model's folder",
+        name, program_listed(program_templates));
     return program_error_placed(p);
 }
 
 /* ---- dataset_info.json ---- */
 
 static const char *const program_info_keys[] = {
-    "file_name", "file_sha1", "hf_hub_url", "ms_hub_url",  "om_hub_url", "formatting", "ranking",
-    "subset",    "split",     "folder",     "num_samples", "columns",    "tags",       NULL};
+    "file_name",   "file_sha1", "hf_hub_url", "ms_hub_url", "om_hub_url",
+    "formatting",  "ranking",   "subset",     "split",      "folder",
+    "num_samples", "columns",   "tags",       NULL};
 static const char *const program_info_columns[] = {
     "prompt", "query",  "response", "history", "messages", "system",  "tools",
     "images", "videos", "audios",   "chosen",  "rejected", "kto_tag", NULL};
 static const char *const program_info_tags[] = {
-    "role_tag",     "content_tag", "user_tag", "assistant_tag", "observation_tag",
-    "function_tag", "system_tag",  NULL};
+    "role_tag",        "content_tag",  "user_tag",   "assistant_tag",
+    "observation_tag", "function_tag", "system_tag", NULL};
 
 typedef struct {
     program *p;
@@ -55,8 +57,9 @@ static int program_info_refused(const program_infos *in, const program_node *set
         {"subset", "default", "write the subset into a file and give that as file_name"},
         {"split", "train", "write the split into a file and give that as file_name"},
         {"folder", ".", "give the folder itself by --local_names, or as file_name"},
-        {"num_samples", "", "the records would be drawn anew by chance in every run; give "
-                            "max_samples, or write them into a file"}};
+        {"num_samples", "",
+         "the records would be drawn anew by chance in every run; give "
+         "max_samples, or write them into a file"}};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         const char *text = program_entry_text(set, refused[i].key);
         if (text && strcmp(text, refused[i].harmless))
@@ -71,8 +74,7 @@ static int program_info_columns_check(const program_infos *in, const program_nod
     static const char *const media[] = {"images", "videos", "audios"};
     const program_node *columns = program_entry(set, "columns"),
                        *tags = program_entry(set, "tags");
-    if (columns &&
-        program_names_map(in->p, in->path, columns, "columns", program_info_columns))
+    if (columns && program_names_map(in->p, in->path, columns, "columns", program_info_columns))
         return -1;
     if (tags && program_names_map(in->p, in->path, tags, "tags", program_info_tags)) return -1;
     for (int i = 0; columns && i < 3; i++)
@@ -114,9 +116,8 @@ static char *program_info_path(const program_infos *in, const program_node *set,
             return program_text("%s", program_entry_text(set, hubs[i]));
     const char *file = program_entry_text(set, "file_name");
     if (!file) {
-        program_info_wrong(in, set,
-                           "%.100s has neither file_name nor hf_hub_url; write \"file_name\"",
-                           name);
+        program_info_wrong(
+            in, set, "%.100s has neither file_name nor hf_hub_url; write \"file_name\"", name);
         return NULL;
     }
     char *path = *file == '/' ? program_text("%s", file)
@@ -155,10 +156,11 @@ static int program_info_add(const program_infos *in, program_sets *sets, const c
                             const char *name) {
     const program_node *set = program_entry(&in->root, name);
     if (!set) {
-        demo_fail(in->p->error,
-                  "--%s %.200s does not stand in %.300s, which has %.1000s; correct the name, or "
-                  "add it there",
-                  option, name, in->path, program_info_names(in));
+        demo_fail(
+            in->p->error,
+            "--%s %.200s does not stand in %.300s, which has %.1000s; correct the name, or "
+            "add it there",
+            option, name, in->path, program_info_names(in));
         return program_error_placed(in->p);
     }
     char *of = program_text("%s", name), *path;
@@ -227,9 +229,9 @@ static int program_sets_of_llamafactory(program *p) {
     in.path = program_text("%s/dataset_info.json", in.folder);
     program_drop_all(p, "dataset_dir");
     if (access(in.path, F_OK))
-        return demo_fail(p->error,
-                         "%.300s: %s; data sets are named there, give its folder as dataset_dir",
-                         in.path, strerror(errno));
+        return demo_fail(
+            p->error, "%.300s: %s; data sets are named there, give its folder as dataset_dir",
+            in.path, strerror(errno));
     if (program_yaml_read(p, in.path, &in.root) || program_info_option(&in, "dataset") ||
         program_info_option(&in, "eval_dataset"))
         return -1;

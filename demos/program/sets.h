@@ -54,8 +54,8 @@ static int program_keys_known(program *p, const char *path, const program_node *
 static int program_map_wanted(program *p, const char *path, const program_node *node,
                               const char *what) {
     if (node->shape == PROGRAM_MAP) return 0;
-    return program_at(p, path, node->line, "%.100s is no map of keys; write key: value below it",
-                      what);
+    return program_at(p, path, node->line,
+                      "%.100s is no map of keys; write key: value below it", what);
 }
 
 static cJSON *program_json_value(const program_node *node) {

@@ -59,8 +59,7 @@ static int program_yaml_broken(program_yaml_reader *r) {
                           "a tab indents the line, which yaml does not take; write blanks");
     return program_at(r->p, r->path, line, "this is no yaml: %s%s%s; correct the line",
                       r->parser.problem ? r->parser.problem : "it cannot be read",
-                      r->parser.context ? " " : "",
-                      r->parser.context ? r->parser.context : "");
+                      r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
 }
 
 /* The next event, in r->event. */
@@ -140,8 +139,7 @@ static int program_yaml_node(program_yaml_reader *r, program_node *node, int dep
                    : program_yaml_value(r, node);
     case YAML_SEQUENCE_START_EVENT:
         node->shape = PROGRAM_LIST;
-        return program_yaml_marked(r, e->data.sequence_start.anchor,
-                                   e->data.sequence_start.tag)
+        return program_yaml_marked(r, e->data.sequence_start.anchor, e->data.sequence_start.tag)
                    ? -1
                    : program_yaml_items(r, node, YAML_SEQUENCE_END_EVENT, depth);
     case YAML_MAPPING_START_EVENT:
@@ -165,8 +163,7 @@ static int program_yaml_document(program_yaml_reader *r, program_node *root) {
         return program_at(r->p, r->path, 1, "the file is empty; write key: value lines");
     if (program_yaml_next(r) || program_yaml_node(r, root, 0)) return -1;
     if (root->shape != PROGRAM_MAP)
-        return program_at(r->p, r->path, root->line,
-                          "there is no key; write key: value lines");
+        return program_at(r->p, r->path, root->line, "there is no key; write key: value lines");
     if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the document's end */
     if (r->event.type != YAML_STREAM_END_EVENT)
         return program_at(r->p, r->path, (int)r->event.start_mark.line + 1,
