@@ -62,6 +62,7 @@ static int settle(int tool, const char *line) {
     if (parse(tool, whole)) return -1;
     demo_settle_truncation(&x.job);
     return demo_settle_types(&x.job, &x.error) || demo_settle_rates(&x.job, &x.error) ||
+                   demo_settle_schedule(&x.job, &x.error) ||
                    demo_settle_evaluation(&x.job, &x.error) ||
                    demo_pick_attention(&x.job, &x.error) || demo_job_world(&x.job, &x.error) ||
                    demo_settle_batch(&x.job, &x.error)
@@ -96,9 +97,7 @@ static void value_of(const char *kind, char *text, size_t size) {
 static void refused(int tool, const demo_known *known, const demo_known *target) {
     char value[64], line[256], begins[256], neutral[96];
     value_of(known->kind, value, sizeof value);
-    if (!strcmp(target->name, "do_train") ||
-        !strcmp(target->name, "shuffle_for_sequence_parallel"))
-        snprintf(value, sizeof value, "false");
+    if (!strcmp(target->role, "refused:true")) snprintf(value, sizeof value, "false");
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
     snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
