@@ -23,6 +23,8 @@ static const char program_help[] =
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"
     "  ray job submit --address=... -- python3 -m openrlhf.cli.train_ppo_ray OPTIONS\n"
     "  torchrun --nnodes N --nproc_per_node N, accelerate launch --num_processes N, python3\n"
+    "  llamafactory-cli train FILE.yaml KEY=VALUE..., src/train.py FILE.yaml KEY=VALUE...\n"
+    "  axolotl train FILE.yaml --KEY VALUE..., accelerate launch -m axolotl.cli.train FILE.yaml\n"
     "\n"
     "own options, before COMMAND or among its options:\n"
     "  --cache_dir FOLDER    where tokens of text are kept [beside the data]\n"

@@ -219,7 +219,7 @@ static bool program_has_infos(const program *p, const char *folder) {
     return program_given(p, "dataset_dir") ||
            (data && access(data, F_OK) && !strchr(data, '/') &&
             !access(program_text("%s/dataset_info.json", folder), F_OK)) ||
-           (data && p->origins);
+           program_origin_of(p, "dataset");
 }
 
 static int program_sets_of_llamafactory(program *p) {
