@@ -8,6 +8,7 @@
  * of a hub in a local file, makes tokens of text, and becomes the trainer. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
+#include "program/deepspeed.h"
 #include "program/meanings.h"
 #include "program/names.h"
 #include "program/targets.h"
@@ -23,6 +24,8 @@ static const char program_help[] =
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"
     "  ray job submit --address=... -- python3 -m openrlhf.cli.train_ppo_ray OPTIONS\n"
     "  torchrun --nnodes N --nproc_per_node N, accelerate launch --num_processes N, python3\n"
+    "  llamafactory-cli train FILE.yaml KEY=VALUE..., src/train.py FILE.yaml KEY=VALUE...\n"
+    "  axolotl train FILE.yaml --KEY VALUE..., accelerate launch -m axolotl.cli.train FILE.yaml\n"
     "\n"
     "own options, before COMMAND or among its options:\n"
     "  --cache_dir FOLDER    where tokens of text are kept [beside the data]\n"
@@ -175,6 +178,10 @@ static bool program_asks_help(const program *p) {
 
 /* All that changes the trainer's options. */
 static int program_translate(program *p) {
+    bool theirs = p->from == DEMO_FROM_LLAMAFACTORY || p->from == DEMO_FROM_AXOLOTL;
+    if ((theirs && program_deepspeed_options(p)) ||
+        (p->from == DEMO_FROM_LLAMAFACTORY && program_llamafactory(p)))
+        return -1;
     if (program_names_replace(p) || program_world(p)) return -1;
     if (p->from && program_find(p, "from") < 0) program_add(p, "from", demo_from_name[p->from]);
     return program_tokens(p);

@@ -62,6 +62,7 @@ static int settle(int tool, const char *line) {
     if (parse(tool, whole)) return -1;
     demo_settle_truncation(&x.job);
     return demo_settle_types(&x.job, &x.error) || demo_settle_rates(&x.job, &x.error) ||
+                   demo_settle_schedule(&x.job, &x.error) ||
                    demo_settle_evaluation(&x.job, &x.error) ||
                    demo_pick_attention(&x.job, &x.error) || demo_job_world(&x.job, &x.error) ||
                    demo_settle_batch(&x.job, &x.error)
@@ -96,9 +97,7 @@ static void value_of(const char *kind, char *text, size_t size) {
 static void refused(int tool, const demo_known *known, const demo_known *target) {
     char value[64], line[256], begins[256], neutral[96];
     value_of(known->kind, value, sizeof value);
-    if (!strcmp(target->name, "do_train") ||
-        !strcmp(target->name, "shuffle_for_sequence_parallel"))
-        snprintf(value, sizeof value, "false");
+    if (!strcmp(target->role, "refused:true")) snprintf(value, sizeof value, "false");
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
     snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
@@ -287,6 +286,31 @@ static void test_rates(void) {
                     fabs(x.ppo.critic_learning_rate - 9e-6) < 1e-15,
                 "actor %g, critic %g", x.ppo.actor_learning_rate, x.ppo.critic_learning_rate);
     test_end("options_rates");
+}
+
+static void test_defaults(void) {
+    static const struct {
+        const char *line, *schedule;
+        double warms, second;
+        int64_t longest;
+    } cases[] = {{"", "cosine_with_min_lr", 0.03, 0.95, 1024},
+                 {"--from llamafactory", "linear", 0, 0.999, 2048},
+                 {"--cutoff_len 77 --lr_scheduler_type cosine", "cosine", 0, 0.999, 77},
+                 {"--from axolotl", "cosine", 0.03, 0.999, 512},
+                 {"--sequence_len 77 --adam_betas 0.9 0.97 --lr_scheduler linear", "linear",
+                  0.03, 0.97, 77}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        const demo_config *c = &x.job.config;
+        test_expect(!wrong && !strcmp(c->lr_scheduler, cases[i].schedule) &&
+                        fabs(c->lr_warmup_ratio - cases[i].warms) < 1e-15 &&
+                        fabs(c->adam_betas[1] - cases[i].second) < 1e-15 &&
+                        c->max_len == cases[i].longest,
+                    "%s: %s, %g, %g, %lld%s", cases[i].line, c->lr_scheduler,
+                    c->lr_warmup_ratio, c->adam_betas[1], (long long)c->max_len,
+                    wrong ? x.error.text : "");
+    }
+    test_end("options_defaults");
 }
 
 /* ---- placement, types, evaluation, long documents ---- */
@@ -527,6 +551,7 @@ int main(int argc, char **argv) {
     TEST(test_batch());
     TEST(test_batch_said());
     TEST(test_rates());
+    TEST(test_defaults());
     TEST(test_placement());
     TEST(test_meanings());
     TEST(test_long_documents());

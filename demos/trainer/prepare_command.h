@@ -49,6 +49,12 @@ static void demo_command_given(demo_command *line, const char *here, const char 
         demo_command_add(line, there, flag ? NULL : text);
 }
 
+/* Was a flag given that is not bound? */
+static bool demo_command_on(const demo_command *line, const char *name) {
+    const char *text = line->job->parsed ? demo_options_text(line->job->parsed, name) : NULL;
+    return text && demo_truth(text) == 1;
+}
+
 /* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
    here: the defaults of both are the same. */
 static const char *const demo_shared_options[] = {
@@ -71,7 +77,12 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
     if (c->pretrain_blocks) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_given(line, "apply_chat_template", "apply_chat_template");
     demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
-    if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
+    demo_command_given(line, "template", "template");
+    demo_command_given(line, "default_system", "default_system");
+    if (c->train_on_inputs)
+        demo_command_add(line, "train_on", "all");
+    else if (demo_command_on(line, "mask_history"))
+        demo_command_add(line, "train_on", "last");
     if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
@@ -82,7 +93,9 @@ static void demo_command_records(demo_command *line, const char *paths, uint32_t
     const char *probs = learns_more                   ? "pretrain_data_probs"
                         : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
                                                       : "dataset_probs";
-    if (paths == line->job->config.eval_dataset) return;
+    bool evaluates = paths == line->job->config.eval_dataset;
+    demo_command_given(line, evaluates ? "eval_dataset_info" : "dataset_info", "dataset_info");
+    if (evaluates) return;
     demo_command_given(line, probs, "dataset_probs");
     if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
     demo_command_given(line, "max_samples", "max_samples");

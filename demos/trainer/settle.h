@@ -181,12 +181,18 @@ static int demo_lr_kind(const char *name) {
     return demo_pick(strcmp(name, "constant_with_warmup") ? name : "constant", kinds, 4);
 }
 
-/* transformers' defaults are LLaMA-Factory's. */
+/* transformers' defaults are LLaMA-Factory's, and most of axolotl's. */
+static void demo_settle_transformers(demo_job *job, const char *schedule, int64_t longest) {
+    demo_config *c = &job->config;
+    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = schedule;
+    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
+    if (!demo_job_given(job, "max_len")) c->max_len = longest;
+}
+
 static void demo_settle_llamafactory(demo_job *job) {
     demo_config *c = &job->config;
-    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = "linear";
+    demo_settle_transformers(job, "linear", 2048);
     if (!demo_job_given(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
-    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
     /* PPO's epochs are over a rollout */
     if (!demo_job_given(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
         c->max_epochs = 3;
@@ -195,7 +201,9 @@ static void demo_settle_llamafactory(demo_job *job) {
 /* A constant rate does not warm up, as in transformers; constant_with_warmup does. */
 static int demo_settle_schedule(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
+    int from = demo_job_from(job, "pretrain");
+    if (from == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
+    if (from == DEMO_FROM_AXOLOTL) demo_settle_transformers(job, "cosine", 512);
     if (strcmp(c->lr_scheduler, "constant")) return 0;
     if (c->warmup_steps > 0 || (c->warmup_steps < 0 && demo_job_given(job, "lr_warmup_ratio") &&
                                 c->lr_warmup_ratio > 0))
