@@ -138,12 +138,12 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_resume_compare(job, tool, file, &state, error) ||
                 demo_model_compare(&job->model, folder, error) ||
-                demo_resume_pads(job, file, error) ||
                 demo_resume_chunks(job, file, path, error);
     demo_note *notes = wrong ? NULL : demo_option_notes(bindings, count);
     if (!wrong)
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
+    if (!wrong) wrong = demo_resume_pads(job, file, error); /* of the same definition */
     seqpar_safetensors_close(file);
     arrfree(notes);
     return wrong;
