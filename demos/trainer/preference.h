@@ -638,7 +638,8 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
 }
 
 /* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where
-   PPO's normalize_reward looks for them. */
+   PPO's normalize_reward looks for them. Those that are there are of these very weights, and of
+   other data than what is trained on. */
 static seqpar_status demo_rm_saved(demo_rank *r) {
     const double *m = r->eval_means;
     double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
@@ -649,9 +650,11 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
     snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
     char *text = demo_read_text(path, r->ctx.error);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
-    demo_source_set(json, "mean", cJSON_CreateNumber(mean));
+    bool keeps = r->job->eval_trained && cJSON_HasObjectItem(json, "std");
+    if (!keeps) demo_source_set(json, "mean", cJSON_CreateNumber(mean));
     /* OpenRLHF's floor */
-    demo_source_set(json, "std", cJSON_CreateNumber(variance > 1e-16 ? sqrt(variance) : 1e-8));
+    double deviation = variance > 1e-16 ? sqrt(variance) : 1e-8;
+    if (!keeps) demo_source_set(json, "std", cJSON_CreateNumber(deviation));
     char *with = json ? cJSON_Print(json) : NULL;
     seqpar_status status =
         with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error)
