@@ -101,9 +101,9 @@ class Run:
         return f"{found[1]} x {found[2]}" if found else "?"
 
     def steps(self):
-        """What the metrics say of each step, without times."""
+        """What the metrics say of each step, without times and memory."""
         lines = [json.loads(line) for line in open(os.path.join(self.place, "metrics"))]
-        return [{key: value for key, value in line.items() if not re.search("second|time|rate|per_s", key)} for line in lines]
+        return [{key: value for key, value in line.items() if not re.search("second|peak_bytes", key)} for line in lines]
 
 
 def of_dpo(words):

@@ -73,8 +73,9 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
             demo_command_given(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
-    if (c->pretrain_eos) demo_command_add(line, "pretrain_eos", NULL);
-    if (c->pretrain_blocks) demo_command_add(line, "pretrain_blocks", NULL);
+    bool told = demo_job_given(line->job, "dataset_info"); /* it says both */
+    if (c->pretrain_eos && !told) demo_command_add(line, "pretrain_eos", NULL);
+    if (c->pretrain_blocks && !told) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_given(line, "apply_chat_template", "apply_chat_template");
     demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
     demo_command_given(line, "template", "template");

@@ -224,7 +224,7 @@ class Plain(prepare.Maker):
     def __init__(self, words, template=None):
         self.o = prepare.options_of(BASE + words.split())
         prepare.settle(self.o)
-        self.template, self.counts = template, prepare.collections.Counter()
+        self.template, self.infos, self.counts = template, None, prepare.collections.Counter()
 
 
 def record(shape, found, words="", template=None):
