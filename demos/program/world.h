@@ -113,7 +113,7 @@ static bool program_has_roles(const program *p) {
 
 static void program_world_say(const program *p) {
     const char *ring = program_given(p, "ring_attn_size");
-    bool equals = p->origins && p->from == DEMO_FROM_LLAMAFACTORY; /* behind a yaml file */
+    bool equals = program_origin_of(p, "finetuning_type") != NULL; /* a yaml of LLaMA-Factory */
     if (!p->launch.launcher || p->ranks || program_has_roles(p) ||
         program_given(p, "data_parallel_size") || program_given(p, "world_size"))
         return;
