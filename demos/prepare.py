@@ -919,6 +919,8 @@ def infos_of(o):
 class Maker:
     """Documents of records: what a process of --workers has."""
 
+    named = infos = None
+
     def __init__(self, options, now):
         self.o = options
         self.folder = Folder(options.pretrain)
@@ -1924,7 +1926,8 @@ def settle_info(o):
     given = next((name for name in ("input_key", "output_key", "prompt_key", "label_key") if getattr(o, name) is not None), None)
     if given:
         raise Refused(f"--dataset_info and --{given} both name keys; leave out one of them")
-    if not (o.template or o.apply_chat_template or o.pretrain_mode or all(i.format == "completion" for i in infos_of(o))):
+    completes = all(info.format == "completion" for info in infos_of(o))
+    if not (completes or o.template or o.apply_chat_template or o.pretrain_mode):
         raise Refused("--dataset_info gives conversations, which --template or --apply_chat_template writes; add one of them")
     o.input_key = "messages"
     o.label_key = "label" if o.kind == "labelled" else None

@@ -124,10 +124,10 @@ static int program_axolotl_completion(const program_node *set, cJSON *info) {
     return 0;
 }
 
-/* Files of a folder are named one by one; otherwise the path is what is read. */
+/* Files of a folder are named one by one; otherwise the path is what is read. Its ending says
+   what ds_type does. */
 static char *program_axolotl_path(const program_keys *k, const program_node *set) {
-    const char *path = program_entry_text(set, "path"),
-               *type = program_entry_text(set, "ds_type");
+    const char *path = program_entry_text(set, "path");
     const program_node *files = program_entry(set, "data_files");
     char *one = files && !program_is_null(files) ? program_joined(files) : NULL;
     if (!path || (one && strchr(one, ','))) {
@@ -136,7 +136,6 @@ static char *program_axolotl_path(const program_keys *k, const program_node *set
                    "FILE, and a set for each file");
         return NULL;
     }
-    (void)type; /* the file's ending says it */
     if (one && access(one, F_OK) && !access(program_text("%s/%s", path, one), F_OK))
         return program_text("%s/%s", path, one);
     return program_text("%s", one ? one : path);
