@@ -182,6 +182,7 @@ static int program_translate(program *p) {
     if ((theirs && program_deepspeed_options(p)) ||
         (p->from == DEMO_FROM_LLAMAFACTORY && program_llamafactory(p)))
         return -1;
+    if (p->launch.bf16 && program_find(p, "bf16") < 0) program_add(p, "bf16", NULL);
     if (program_names_replace(p) || program_world(p)) return -1;
     if (p->from && program_find(p, "from") < 0) program_add(p, "from", demo_from_name[p->from]);
     return program_tokens(p);

@@ -22,6 +22,7 @@ typedef struct {
     const char *launcher; /* NULL: there is none */
     const char *hostfile;
     int64_t nodes, per_node, processes;
+    bool bf16; /* the launcher's --mixed_precision */
 } program_launch;
 
 /* Where an option was said: in a line of a file, or (0) behind it. */
