@@ -1264,6 +1264,9 @@ struct seqpar_device {
     int64_t contexts; /* that are open on it, all of one rank */
     int own_memory;   /* 1: alloc gives memory that only copy reads and writes; 0: the host's */
     int plans; /* 1: computes nothing; a step takes no norm, whose sums all ranks would keep */
+    /* weight_grad adds so many tokens of a leaf at once: where a leaf is taken in parts, all but
+       the last are multiples of it, or other bits came out; 0: 1 */
+    int64_t sum_step;
     /* what was freed before, or cudaMalloc */
     void *(*alloc)(seqpar_device *device, int64_t bytes);
     /* kept for alloc: in order of the queue */
@@ -1659,8 +1662,8 @@ typedef struct seqpar_vocab_values {
 
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
-    /* tokens whose logits are there at a time; 0: 256, or hidden if that is more, since a node
-       of dtable is as large then */
+    /* tokens whose logits are there at a time, at least as many as the device adds at once; 0:
+       256, or hidden if that is more, since a node of dtable is as large then */
     int64_t rows_max;
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_vocab_desc;
@@ -7813,7 +7816,9 @@ typedef struct seqpar__vocab_run {
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
     int64_t places; /* most values at the end of a run */
-    int64_t most;   /* tokens of a run */
+    int64_t most;   /* tokens of a run, or */
+    int64_t part;   /* of a leaf that has more of them and so is a run, or some, alone */
+    int alone;      /* this run is one */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this run */
@@ -7897,18 +7902,22 @@ static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__voca
     if (c->ctx) SEQPAR__TRY(seqpar__vocab_execute(c, r));
     r->first += r->rows;
     r->rows = r->count = r->leaf_count = 0;
+    r->alone = 0;
     return SEQPAR_OK;
 }
 
-/* A leaf that does not fit into the run is computed in parts. */
+/* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
+   runs end, and with it r->places, does not hang on how long the parts are. */
 static seqpar_status seqpar__vocab_leaf(const seqpar__vocab_call *c, seqpar__vocab_run *r,
                                         const seqpar_piece *piece) {
-    int64_t most = r->most, at = 0, n;
+    int alone = piece->count > r->most;
+    int64_t most = alone ? r->part : r->most, at = 0, n;
+    if (r->rows > 0 && (r->alone || r->rows + piece->count > r->most))
+        SEQPAR__TRY(seqpar__vocab_end(c, r));
     for (; at < piece->count; at += n) {
-        if (r->rows == most) SEQPAR__TRY(seqpar__vocab_end(c, r));
-        if (at == 0 && r->rows > 0 && r->rows + piece->count > most && piece->count <= most)
-            SEQPAR__TRY(seqpar__vocab_end(c, r));
-        n = SEQPAR__MIN(piece->count - at, most - r->rows);
+        if (at > 0) SEQPAR__TRY(seqpar__vocab_end(c, r));
+        r->alone = alone;
+        n = SEQPAR__MIN(piece->count - at, most);
         r->leaves[r->leaf_count] = *piece;
         r->leaves[r->leaf_count].local = r->rows;
         r->leaves[r->leaf_count].count = n;
@@ -7952,10 +7961,14 @@ static int64_t seqpar__vocab_run_rows(const seqpar_share *share,
     return SEQPAR__MIN(most, leaves * longest);
 }
 
+/* step: seqpar_device.sum_step; with 1 there are most places */
 static int seqpar__vocab_run_new(seqpar__vocab_run *r, const seqpar_share *share,
-                                 const seqpar_token_fold *fold, const seqpar_vocab_desc *desc) {
+                                 const seqpar_token_fold *fold, const seqpar_vocab_desc *desc,
+                                 int64_t step) {
     memset(r, 0, sizeof *r);
     r->most = seqpar__vocab_run_rows(share, desc);
+    step = SEQPAR__MAX(step, 1);
+    r->part = SEQPAR__MAX(r->most / step, 1) * step;
     r->ops = SEQPAR__NEW(seqpar_fold_op,
                          4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
     r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
@@ -8008,7 +8021,7 @@ SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_t
     memset(&c, 0, sizeof c);
     c.fold = fold;
     c.desc = desc;
-    if (seqpar__vocab_run_new(&r, share, fold, desc))
+    if (seqpar__vocab_run_new(&r, share, fold, desc, 1))
         (void)seqpar__vocab_runs(&c, &r, share);
     else
         r.places = fold->depth; /* at least as many; the call itself finds no memory either */
@@ -8056,12 +8069,12 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     c.io = io;
     c.fold = fold;
     c.desc = desc;
-    if (!seqpar__vocab_run_new(&r, share, fold, desc))
+    if (!seqpar__vocab_run_new(&r, share, fold, desc, ctx->device->sum_step))
         status = seqpar__no_memory(ctx->error, "the vocabulary projection");
     if (!status && !io->dlogits)
         status = seqpar_buffer_new(ctx, &logits,
-                                   SEQPAR__MIN(r.most, share->tokens) * desc->vocab *
-                                       seqpar_dtype_bytes(ctx->device->storage),
+                                   SEQPAR__MIN(SEQPAR__MAX(r.most, r.part), share->tokens) *
+                                       desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                                    SEQPAR_MEM_SCRATCH);
     c.logits = io->dlogits ? io->dlogits : logits.data;
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
@@ -8099,7 +8112,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
     c.logits = io->dlogits;
     c.table_first = first;
     c.table_rows = rows;
-    status = seqpar__vocab_run_new(&r, share, fold, desc)
+    status = seqpar__vocab_run_new(&r, share, fold, desc, ctx->device->sum_step)
                  ? SEQPAR_OK
                  : seqpar__no_memory(ctx->error, "the vocabulary projection");
     r.most = SEQPAR__MAX(share->tokens, 1); /* one run: no sum waits */

@@ -3200,6 +3200,7 @@ template <class T> static void fill_table(seqpar_device *d) {
     d->alloc = device_alloc;
     d->free = device_free;
     d->own_memory = 1;
+    d->sum_step = traits<T>::STEP;
     d->copy = device_copy;
     d->copy_rows = device_copy_rows;
     d->zero = device_zero;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* What sequence parallelism costs, by attention over 4,096 tokens in one process whose
    threads are the ranks: SP = 2 against one rank with two threads, zigzag rings of 2, 4 and 8
-   ranks against one, two threads against one where there is one head only. Every way must
-   give the bits of one rank on one thread before it is timed. Ways that are compared take
+   ranks against one, two threads against one where there is one head only; llama3 on 4 ranks
+   by its head stride, with the memory that each takes. Every way must give the bits of one rank on one thread before it is timed. Ways that are compared take
    turns, so that both have the same machine; a ratio is the median of those of the turns,
    and is what `wanted` holds for.
 
@@ -25,6 +25,7 @@ typedef struct way {
     double turn[PASSES];    /* and what counts of a turn */
     /* CLOCK_MONOTONIC, or CLOCK_PROCESS_CPUTIME_ID: of all ranks together */
     clockid_t clock;
+    int64_t exchange; /* bytes of buffers for messages, at most at once, of the first rank */
 } way;
 
 static void gather_results(way *w, attention *a) {
@@ -60,6 +61,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     if (w->check) gather_results(w, &a);
     for (run = 0; !w->check && run < runs_of_turn; run++)
         for (pass = 0; pass < PASSES; pass++) time_pass(w, &a, world, pass);
+    if (!world->rank) w->exchange = a.ctx.memory.peak[SEQPAR_MEM_EXCHANGE];
     attention_close(&a);
     return SEQPAR_OK;
 }
@@ -134,10 +136,30 @@ static void compare_ways(report *r, const char *name, way first, way second, clo
         report_case(r, same,
                     "\"case\": \"%s\", \"pass\": \"%s\", \"shape\": \"%s\", \"clock\": \"%s\", "
                     "\"first_ms\": %.4f, \"second_ms\": %.4f, \"of_best\": %.4f, \"ratio\": "
-                    "%.4f, \"wanted_%s\": %.2f",
+                    "%.4f, \"wanted_%s\": %.2f, \"head_stride\": %lld, "
+                    "\"exchange_bytes\": %lld",
                     name, passes[pass], shape,
                     by_cpu ? "processor time of the process" : "wall", a * 1e3, b * 1e3, a / b,
-                    median, at_most ? "at_most" : "at_least", wanted);
+                    median, at_most ? "at_most" : "at_least", wanted,
+                    (long long)first.desc.heads_k_stride, (long long)first.exchange);
+    }
+}
+
+/* llama3 gathers the keys and values of so many heads at a time: fewer and larger messages, and
+   larger buffers. Against itself with stride 1, which shows how far the clock can be trusted. */
+static void compare_strides(report *r) {
+    const seqpar_attn_desc one = {.heads = 8,
+                                  .kv_heads = 4,
+                                  .head_dim = 64,
+                                  .layout = SEQPAR_LAYOUT_ZIGZAG,
+                                  .schedule = SEQPAR_SCHEDULE_LLAMA3,
+                                  .heads_k_stride = 1};
+    char name[48];
+    for (int64_t stride = 1; stride <= one.kv_heads; stride *= 2) {
+        way first = {.ranks = 4, .threads = 1, .desc = one}, second = first;
+        first.desc.heads_k_stride = stride;
+        snprintf(name, sizeof name, "llama3, stride %lld over stride 1", (long long)stride);
+        compare_ways(r, name, first, second, CLOCK_PROCESS_CPUTIME_ID, 1.05, 1);
     }
 }
 
@@ -180,5 +202,6 @@ int main(int argc, char **argv) {
     one.desc = one_two.desc = single;
     compare_ways(&r, "1 thread over 2 threads, one head", one, one_two, CLOCK_MONOTONIC, 1.7,
                  0);
+    compare_strides(&r);
     return report_close(&r);
 }

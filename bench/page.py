@@ -91,8 +91,18 @@ def vocab(cases):
 
 
 def ranks(cases):
-    rows = [(case["case"], case["pass"], case["shape"], f"{case['ratio']:.2f}") for case in cases]
-    return ["Ranks of this machine: the first time over the second.", ""] + table(("what", "pass", "shape", "ratio"), rows)
+    rows = [(case["case"], case["pass"], case["shape"], f"{case['ratio']:.2f}") for case in cases if not case["head_stride"]]
+    return ["Ranks of this machine: the first time over the second.", ""] + table(("what", "pass", "shape", "ratio"), rows) + \
+        strides([case for case in cases if case["head_stride"]])
+
+
+def strides(cases):
+    """A row for each stride: forward and backward side by side."""
+    passes = {(case["head_stride"], case["pass"]): case["ratio"] for case in cases}
+    bytes_of = {case["head_stride"]: case["exchange_bytes"] for case in cases}
+    rows = [(str(s), f"{passes[s, 'forward']:.2f}", f"{passes[s, 'backward']:.2f}", f"{bytes_of[s] / 2**20:.2f}") for s in sorted(bytes_of)]
+    return [f"llama3 on 4 ranks by `--ring_head_stride` ({cases[0]['shape']}): processor time over that of stride 1, and message buffers.",
+            ""] + table(("stride", "forward", "backward", "MiB a rank"), rows)
 
 
 def sample(cases):

@@ -16,6 +16,7 @@ cjson    libcjson-dev          compiles cjson/cJSON.h -lcjson
 stb      libstb-dev            compiles stb/stb_ds.h
 zlib     zlib1g-dev            compiles zlib.h -lz
 curl     libcurl4-openssl-dev  compiles curl/curl.h -lcurl
+yaml     libyaml-dev           compiles yaml.h -lyaml
 c++      g++                   command -v g++
 objdump  binutils              command -v objdump
 mpicc    libopenmpi-dev        command -v "${MPICC:-mpicc}"
@@ -34,12 +35,13 @@ compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o
 # What a target needs beside what all need. With a question mark: without it some tests are skipped.
 needs() {
     case $1 in
-    setup | demos | cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
+    setup | demos) echo curl yaml ;;
+    cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
     test_headers) echo c++ objdump ;;
     test_cuda) echo c++ ;;
     test_bad_input | test_oracle_refused) echo python ;;
-    test_oracle | test_oracle_bar | test_train | test_program | test_pages) echo 'python?' ;;
+    test_oracle | test_oracle_bar | test_train | test_program | test_pages | test_evaluation | test_yaml) echo 'python?' ;;
     test_python | test_oracle_reports) echo 'numpy?' ;;
     test_mpi) echo 'openmpi? openrun? mpich? mpichrun?' ;;
     test_hosts) echo 'openmpi? openrun? ip?' ;;

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.." || exit 1
 packages="tokenizers==0.23.3 jinja2==3.1.6"
 needed=""
 for suite in "$@"; do
-    case $suite in inputs | pages | program | python | yaml) needed=$suite ;; esac
+    case $suite in evaluation | inputs | pages | program | python | yaml) needed=$suite ;; esac
 done
 [ -n "$needed" ] && [ -z "$SETUP" ] || exit 0
 ci/python_with.sh tokenizers jinja2 >/dev/null && exit 0

@@ -24,6 +24,10 @@ OpenOrca, full-hh-rlhf, oasst1_pairwise_rlhf_reward, chatbot_arena_conversations
 option names keys, and read as OpenRLHF 0.2 read them; of each there is a notice.
 Pairs without a key of the prompt begin with it: it ends at the last "Assistant:" of both, or where the first turn or word differs.
 
+--template NAME writes conversations as LLaMA-Factory 0.9.5 does: what stands before an answer and the answer are tokenized
+apart, a piece at a time, and the answer is learnt with all that the template puts behind it. --dataset_info says of each set
+what LLaMA-Factory's dataset_info.json says of it.
+
 --train_on says what is learnt: assistant, what the assistant says in every turn; last, in the last turn alone; all, every token.
 Pairs and labelled responses are always about the last turn, and end with its stop token.
 """
@@ -58,6 +62,7 @@ OFFSETS, IDS, MASK, STOPS, WORD_OFFSETS, WORDS, WORD_FLAGS, ABOUT, MARGINS, LABE
     ANSWERS = range(1, 15)
 MAGIC, VERSION, HEADER, ENTRY, ALIGNED = b"\x89SEQTOK\n", 1, 96, 32, 64
 BATCH = 256          # records that a process takes at a time
+GROUP = 1000         # texts that LLaMA-Factory makes blocks of at a time
 STREAM = 1 << 22     # characters of plain text that it takes at a time
 AROUND = 256         # and those around them that it sees
 ALL_SAMPLES = 100000000
@@ -263,6 +268,15 @@ class Folder:
         bare, whole = (self.fresh.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next((i for i in range(len(whole) + 1) if whole[i:i + len(bare)] == bare), 0)
         self.prefix = whole[:at]
+
+    def end_with(self, token, why):
+        """From now on texts end with this token, which must be one that no text is split into."""
+        added = next((one["id"] for one in self.json.get("added_tokens") or [] if one["content"] == token), None)
+        if added is None:
+            raise Refused(f"{why} ends what is said with {token}, which {self.name}/tokenizer.json has not among its added_tokens; "
+                          "give the template that the model was made for, or a model that has the token")
+        self.eos, self.stops = added, list(dict.fromkeys([added, *self.stops]))
+        self.special["eos_token"] = token
 
     def words(self):
         """The table id -> bytes. Added tokens stand for themselves."""
@@ -479,6 +493,83 @@ class Template:
         return text[:spans[-1][1]].rstrip().endswith(self.stops)
 
 
+# ---- templates by name ------------------------------------------------------------------------------------------------------
+
+
+BOS, EOS = "bos", "eos"
+CHATML = {"system": ["<|im_start|>system\n{}<|im_end|>\n"],
+          "user": ["<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"],
+          "assistant": ["{}<|im_end|>\n"], "ends": "<|im_end|>"}
+LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
+# What LLaMA-Factory 0.9.5 makes of each message, in pieces that it tokenizes apart; (BOS,) and (EOS,) are these tokens. ends: the
+# tokenizer's EOS from then on. inside: the system's text stands in the first user's message. verify/golden_templates.json has its
+# own renderings.
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama3": {"begin": [(BOS,)], "system": [LLAMA3.format("system") + "{}<|eot_id|>"],
+               "user": [LLAMA3.format("user") + "{}<|eot_id|>" + LLAMA3.format("assistant")],
+               "assistant": ["{}<|eot_id|>"], "ends": "<|eot_id|>", "text_ends": "<|end_of_text|>"},
+    "mistral": {"begin": [(BOS,)], "system": ["{}\n\n"], "inside": True, "user": ["[INST] {}[/INST]"],
+                "assistant": [" {}", (EOS,)]},
+    "qwen": {**CHATML, "default": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."},
+    "zephyr": {"system": ["<|system|>\n{}", (EOS,)], "user": ["<|user|>\n{}", (EOS,), "<|assistant|>\n"],
+               "assistant": ["{}", (EOS,)], "default": "You are Zephyr, a helpful assistant."}}
+
+
+class NamedTemplate:
+    """Conversations as pairs of what is asked and what is said, each a list of texts and ids."""
+
+    def __init__(self, name, folder, system):
+        self.form, self.name, self.folder = TEMPLATES[name], name, folder
+        self.default = self.form.get("default", "") if system is None else system
+        if "ends" in self.form:
+            folder.end_with(self.form["ends"], f"--template {name}")
+        self.tokens = {BOS: [folder.bos] * (folder.bos >= 0), EOS: [folder.eos]}
+
+    def piece(self, role, content):
+        made = []
+        for part in self.form[role]:
+            made += self.tokens[part[0]] if isinstance(part, tuple) else [part.replace("{}", content, 1)]
+        return [part for part in made if part != ""]
+
+    def checked(self, messages, ends):
+        first = messages[0]["role"] == "system"
+        for i, message in enumerate(messages[first:]):
+            if message["role"] != ("user", "assistant")[i % 2] or called(message) or message["content"] is None:
+                raise Refused(f"message {first + i + 1} is of {message['role']}{' and calls a function' * bool(called(message))}, "
+                              f"but --template {self.name} writes texts of user and assistant by turns; calls are written by "
+                              "--apply_chat_template, or remove the record")
+        if messages[-1]["role"] != ends:
+            raise Refused(f"the last of {len(messages)} messages is of {messages[-1]['role']}, but that of the {ends} is needed; "
+                          "end the conversation there")
+        return (messages[0]["content"] if first else "") or self.default, messages[first:]
+
+    def pairs(self, messages, ends="assistant"):
+        system, messages = self.checked(messages, ends)
+        sides = []
+        for i, message in enumerate(messages):
+            side, content = [], message["content"]
+            if i == 0:
+                side += [part for begin in self.form.get("begin", []) for part in self.tokens[begin[0]]]
+                if system and self.form.get("inside"):
+                    content = self.form["system"][0].replace("{}", system, 1) + content
+                elif system:
+                    side += self.piece("system", system)
+            sides.append(side + self.piece(message["role"], content))
+        return [tuple(sides[i:i + 2]) for i in range(0, len(sides), 2)]
+
+    def draft(self, messages, o, ends="assistant"):
+        turns = self.pairs(messages, ends)
+        if o.kind != "sft" and len(turns) > 1:  # only the last answer is learnt: what was said before is its prompt
+            turns = [([part for turn in turns[:-1] for side in turn for part in side] + turns[-1][0], *turns[-1][1:])]
+        return Draft(turns=turns, supervised=o.train_on == "all", last=o.train_on == "last")
+
+    def text(self, draft):
+        """As a person reads it."""
+        parts = [part for turn in draft.turns for side in turn for part in side]
+        return "".join(part if isinstance(part, str) else self.folder.word[part].decode(errors="replace") for part in parts)
+
+
 # ---- documents --------------------------------------------------------------------------------------------------------------
 
 
@@ -488,12 +579,21 @@ def canonical(text):
 
 
 class Draft:
-    """A document whose texts wait for the tokenizer: a conversation, or prompt and response."""
-    __slots__ = ("text", "spans", "prompt", "response", "supervised", "ends", "trims", "ids", "mask", "prompt_tokens")
+    """A document whose texts wait for the tokenizer: a conversation, or prompt and response. turns: of a template by name, what is
+    asked and what is said in pieces, later where these begin and end."""
+    __slots__ = ("text", "spans", "prompt", "response", "supervised", "ends", "trims", "turns", "last", "ids", "mask",
+                 "prompt_tokens")
 
-    def __init__(self, text=None, spans=None, prompt=None, response=None, supervised=False, ends=False, trims=False):
+    def __init__(self, text=None, spans=None, prompt=None, response=None, supervised=False, ends=False, trims=False, turns=None,
+                 last=False):
         self.text, self.spans, self.prompt, self.response = text, spans, prompt, response
-        self.supervised, self.ends, self.trims = supervised, ends, trims
+        self.supervised, self.ends, self.trims, self.turns, self.last = supervised, ends, trims, turns, last
+
+    def texts(self):
+        """What the tokenizer is given as texts of their own."""
+        if self.turns:
+            return [part for turn in self.turns for side in turn for part in side if isinstance(part, str)]
+        return [self.prompt if self.text is None else self.text]
 
 
 MISSING = object()
@@ -688,16 +788,146 @@ def known_prompt(record, form):
     if question_of(record) and "answer_1" in record:
         return "openai/webgpt_comparisons", form.replace("{}", question_of(record))
     return spoken(record)
+# ---- what dataset_info.json says of a set -----------------------------------------------------------------------------------
+
+
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "history": None, "messages": "conversations",
+           "system": None, "tools": None, "chosen": None, "rejected": None, "kto_tag": None}
+TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt", "observation_tag": "observation",
+        "function_tag": "function_call", "system_tag": "system"}
+FORMATS = ("alpaca", "sharegpt", "openai", "messages", "completion")
+ROLES = {"user": ["human", "user"], "assistant": ["gpt", "assistant"], "system": ["system"], "tool": ["tool"]}
+COMPLETIONS = 64  # documents that axolotl makes of one text at most
+
+
+class Lapsed(Exception):
+    """A record that LLaMA-Factory leaves out, too."""
+
+
+class Info:
+    """Records of one set, as messages: what LLaMA-Factory reads of them, or axolotl (the formats messages and completion)."""
+
+    def __init__(self, said, kind, plain):
+        self.format, self.most = said.get("formatting", "alpaca"), said.get("max_samples", ALL_SAMPLES)
+        # of those that are named, others are not there
+        self.columns = {**dict.fromkeys(COLUMNS), **said["columns"]} if "columns" in said else COLUMNS
+        self.tags = {**dict.fromkeys(TAGS), **said["tags"]} if "tags" in said else TAGS
+        self.kind, self.plain, self.blocks = kind, plain, bool(said.get("blocks"))
+        if self.format == "messages":
+            self.tags = {"role_tag": "role", "content_tag": "content", **said.get("tags", {})}
+            self.roles = {word: role for role, words in said.get("roles", ROLES).items() for word in words}
+        if self.format not in FORMATS:
+            raise Refused(f"--dataset_info has the formatting {self.format!r}; {', '.join(FORMATS)} are known")
+
+    def column(self, record, name, needed=True):
+        key = self.columns[name]
+        if not key:
+            return None
+        if key not in record and needed:
+            raise Refused(f"no key \"{key}\", which dataset_info has as {name}; keys: {', '.join(map(repr, record)) or 'none'}")
+        return record.get(key)
+
+    def text(self, record, name):
+        found = self.column(record, name)
+        if found is not None and not isinstance(found, str):
+            raise Refused(f"\"{self.columns[name]}\" is {json.dumps(found)[:40]}, but text is needed")
+        return found or ""
+
+    def message(self, said, where):
+        tags = self.tags
+        if isinstance(said, dict) and (said.get("tool_calls") or said.get("train") is False or said.get("training") is False):
+            raise Refused(f"{where} calls a tool or is not learnt, which is not read here; remove it, or the record")
+        if not isinstance(said, dict) or tags["role_tag"] not in said or not isinstance(said.get(tags["content_tag"]), str):
+            raise Refused(f"{where} is {json.dumps(said)[:60]}, but an object with \"{tags['role_tag']}\" and text as "
+                          f"\"{tags['content_tag']}\" is needed")
+        if self.format == "messages":
+            return {"role": self.roles.get(said[tags["role_tag"]], said[tags["role_tag"]]), "content": said[tags["content_tag"]]}
+        roles = {tags["user_tag"]: "user", tags["assistant_tag"]: "assistant", tags["observation_tag"]: "observation",
+                 tags["function_tag"]: "function", tags["system_tag"]: "system"}
+        return {"role": roles.get(said[tags["role_tag"]], "?"), "content": said[tags["content_tag"]]}
+
+    def alpaca(self, record):
+        history = self.column(record, "history") or []
+        if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+            raise Refused(f"\"{self.columns['history']}\" is {json.dumps(history)[:40]}, but a list of [prompt, response] is needed")
+        asked = "\n".join(filter(None, (self.text(record, "prompt"), self.text(record, "query"))))
+        turns = [*((role, said) for pair in history for role, said in zip(("user", "assistant"), pair)), ("user", asked)]
+        return self.text(record, "system"), [{"role": role, "content": said or ""} for role, said in turns]
+
+    def shared(self, record):
+        key, said = self.columns["messages"], self.column(record, "messages")
+        if not isinstance(said, list):
+            raise Refused(f"\"{key}\" is {json.dumps(said)[:40]}, but a list of messages is needed")
+        turns = [self.message(one, f"\"{key}\"[{i}]") for i, one in enumerate(said)]
+        if turns and turns[0]["role"] == "system" and self.format != "messages":
+            return turns[0]["content"], turns[1:]
+        return self.text(record, "system"), turns
+
+    def conversed(self, record, turns):
+        """A conversation as it is, of axolotl."""
+        made = {"messages": turns}
+        if self.kind == "pairs":
+            made.update({side: turns + self.answer(record, side) for side in ("chosen", "rejected")})
+        if self.kind == "labelled":
+            made["label"] = self.column(record, "kto_tag")
+        return made
+
+    def answer(self, record, name):
+        said = self.column(record, name)
+        if self.format == "alpaca":
+            return [{"role": "assistant", "content": self.text(record, name)}]
+        return [self.message(said, f"\"{self.columns[name]}\"")]
+
+    def converted(self, record):
+        """The record with the keys that Maker reads: messages, chosen, rejected, label; or text."""
+        if self.column(record, "tools", False) not in (None, "", [], "[]"):
+            raise Refused("it has tools, which no template by name writes here; remove them, or the record")
+        if self.format == "completion":
+            return {"text": self.text(record, "prompt")}
+        if self.format == "messages":
+            return self.conversed(record, self.shared(record)[1])
+        system, turns = self.alpaca(record) if self.format == "alpaca" else self.shared(record)
+        if self.plain:
+            return {"text": turns[0]["content"] if turns else ""}
+        if self.format == "alpaca" and self.kind in ("sft", "labelled"):
+            if self.column(record, "response") is None:
+                raise Lapsed
+            turns += self.answer(record, "response")
+        ends = "user" if self.kind == "pairs" or (self.kind == "prompts" and len(turns) % 2) else "assistant"
+        for i, turn in enumerate(turns):
+            if turn["role"] not in (("user", "observation"), ("assistant", "function"))[i % 2]:
+                raise Lapsed
+        if not turns or (turns[-1]["role"] in ("user", "observation")) != (ends == "user"):
+            raise Lapsed
+        if self.kind == "prompts" and ends == "assistant":
+            turns = turns[:-1]
+        return self.conversed(record, [{"role": "system", "content": system}] * bool(system) + turns)
+
+
+def infos_of(o):
+    """One for each set."""
+    try:
+        said = json.loads(o.dataset_info)
+    except ValueError as why:
+        raise Refused(f"--dataset_info is no JSON: {why}; give a list with an object for each set")
+    if not isinstance(said, list) or not all(isinstance(one, dict) for one in said) or len(said) != len(o.dataset.split(",")):
+        raise Refused(f"--dataset_info has {len(said) if isinstance(said, list) else 'no list of'} objects for "
+                      f"{len(o.dataset.split(','))} data sets; give one for each")
+    return [Info(one, o.kind, o.pretrain_mode) for one in said]
 
 
 class Maker:
     """Documents of records: what a process of --workers has."""
 
+    named = infos = None
+
     def __init__(self, options, now):
         self.o = options
         self.folder = Folder(options.pretrain)
+        self.named = NamedTemplate(options.template, self.folder, options.default_system) if options.template else None
         self.template = Template(template_text(options.tokenizer_chat_template, self.folder), self.folder, now) \
-            if options.apply_chat_template else None
+            if options.apply_chat_template else self.named
+        self.infos = infos_of(options) if options.dataset_info else None
         self.counts = collections.Counter()
         self.shape = {"sft": self.sft, "pairs": self.pairs, "labelled": self.labelled, "prompts": self.prompts}[options.kind]
 
@@ -767,6 +997,8 @@ class Maker:
     # -- records as drafts: a list of documents, and what belongs to them --
 
     def conversation(self, record, messages, last, trims=False):
+        if self.named:
+            return self.named.draft(messages, self.o)
         tools = tools_of(record)
         messages = self.template.settled(messages, tools)
         if self.o.train_on == "all" and self.o.kind == "sft":
@@ -775,8 +1007,32 @@ class Maker:
         text, spans = self.template.turns(messages, tools, last)
         return Draft(text=text, spans=spans, trims=trims)
 
+    def whole_text(self, text):
+        """LLaMA-Factory writes EOS behind a text and tokenizes both; axolotl adds its id."""
+        if not self.o.pretrain_mode:
+            return Draft(text=text, ends=True)
+        special, config = self.folder.special, self.folder.config
+        begins = config.get("add_bos_token", "Llama" in str(config.get("tokenizer_class"))) and "bos_token" in special
+        text += self.named.form.get("text_ends", special["eos_token"]) if self.named else special["eos_token"]
+        return Draft(turns=[([], [special["bos_token"] * (begins and not self.blocks()) + text])])
+
+    def blocks(self):
+        return bool(self.infos) and self.infos[0].blocks
+
+    def parted(self, d):
+        """axolotl makes documents of --max_len tokens of a long text."""
+        ids, parts, most = d.ids[:COMPLETIONS * (self.o.max_len or len(d.ids))], [], self.o.max_len or len(d.ids)
+        for at in range(0, len(ids), most):
+            part = Draft()
+            part.ids, part.prompt_tokens = ids[at:at + most], 0
+            part.mask = bytearray(b"\1") * len(part.ids)
+            parts += [part] if len(part.ids) > 1 else []
+        return parts
+
     def sft(self, record):
         o = self.o
+        if self.infos and "text" in record:
+            return [self.whole_text(record["text"])], None
         record, answer = self.asked(record)
         if self.template:
             messages = self.messages(record, o.input_key, "input_key", "user")
@@ -788,7 +1044,7 @@ class Maker:
             return [Draft(prompt=found[1], response=record["response"], supervised=o.train_on == "all", ends=True)], None
         prompt = self.text(record, o.input_key, "input_key")
         if not answer or o.pretrain_mode:
-            return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode)], None
+            return [Draft(prompt="", response="", text=prompt, ends=not o.pretrain_mode or o.pretrain_eos)], None
         response = self.text(record, answer, "output_key")
         return [Draft(prompt=self.formed(prompt) if response else "", response=response, supervised=o.train_on == "all",
                       ends=True)], None
@@ -867,6 +1123,9 @@ class Maker:
         answer = json.dumps(answer) if isinstance(answer, (int, float)) and not isinstance(answer, bool) else answer
         if not isinstance(answer, str):
             raise Refused(f"\"{o.label_key}\" is {json.dumps(answer)[:40]}, but the right answer must be text or a number")
+        if self.named:
+            draft = self.named.draft(self.messages(record, o.input_key, "input_key", "user"), o, "user")
+            return [draft], (self.named.text(draft), answer)
         if self.template:
             tools, messages = tools_of(record), self.messages(record, o.input_key, "input_key", "user")
             text = self.template.render(self.template.settled(messages, tools), tools, True)
@@ -886,12 +1145,14 @@ class Maker:
     def tokenize(self, drafts):
         fresh, going_on = [], []
         for d in drafts:
-            fresh.append(d.prompt if d.text is None else d.text)
-            if d.text is None:
+            fresh += d.texts()
+            if d.text is None and not d.turns:
                 going_on.append(d.response)
         fresh, going_on = self.encode(self.folder.fresh, fresh), self.encode(self.folder.going_on, going_on)
         for d in drafts:
-            if d.spans is not None:
+            if d.turns:
+                self.turns_tokens(d, fresh)
+            elif d.spans is not None:
                 self.conversation_tokens(d, next(fresh))
             elif d.text is not None:
                 self.plain_tokens(d, next(fresh).ids)
@@ -899,7 +1160,8 @@ class Maker:
                 self.response_tokens(d, next(fresh).ids, next(going_on).ids)
 
     def plain_tokens(self, d, ids):
-        d.ids = self.folder.prefix + ids + [self.folder.eos] * d.ends if ids else []
+        prefix = [] if self.o.pretrain_blocks else self.folder.prefix
+        d.ids = prefix + ids + [self.folder.eos] * d.ends if ids else []
         d.mask, d.prompt_tokens = bytearray(b"\1") * len(d.ids), 0
 
     def response_tokens(self, d, prompt, response):
@@ -909,6 +1171,23 @@ class Maker:
             prompt = prompt if response else []
         d.ids, d.prompt_tokens = prompt + response, len(prompt)
         d.mask = bytearray([d.supervised]) * len(prompt) + bytearray(b"\1") * len(response)
+
+    def turns_tokens(self, d, fresh):
+        d.ids, d.mask, ends = [], bytearray(), []
+        for turn in d.turns:
+            ends.append(len(d.ids))
+            for side in turn:
+                for part in side:
+                    d.ids += next(fresh).ids if isinstance(part, str) else [part]
+                ends.append(len(d.ids))
+        d.turns = [ends[i:i + 3] for i in range(0, len(ends), 3)]
+        for begin, middle, *end in d.turns:
+            learnt = not d.last or end == ends[-1:]
+            d.mask += bytes([d.supervised]) * (middle - begin) + bytes([learnt]) * (sum(end) - middle if end else 0)
+        d.prompt_tokens = d.turns[0][1]
+        if self.o.pretrain_mode:  # as transformers' collator for plain text
+            padding = self.folder.pad if self.folder.pad >= 0 else self.folder.eos
+            d.mask = bytearray(i != padding for i in d.ids)
 
     def conversation_tokens(self, d, encoding):
         d.ids, end = encoding.ids, 0
@@ -943,7 +1222,11 @@ class Maker:
     def fits(self, d, response):
         """Cuts a document that is too long, as --truncation says; False: it is left out. response: tokens of the answer, of a pair
         those of the longer one. The rules are those of the trainers (demos/trainer/data.h)."""
+        if self.blocks():
+            return True
         most, how = self.o.max_len, "drop" if self.o.kind == "prompts" else self.o.truncation
+        if self.o.pretrain_blocks:  # are cut where a block ends
+            return True
         if most and how == "cut_both":
             cut_both(d, response, most)
         elif most and how == "cut" and d.prompt_tokens and d.prompt_tokens >= most - 2:
@@ -952,7 +1235,7 @@ class Maker:
             if how == "drop":
                 return False
             d.ids, d.mask = d.ids[:most], d.mask[:most]
-            if d.ends or d.spans is not None:
+            if (d.ends and not self.o.pretrain_eos) or d.spans is not None or d.turns:
                 d.ids[-1], d.mask[-1] = self.folder.eos, 1
         return True
 
@@ -982,18 +1265,23 @@ class Maker:
         """Records of a batch as bytes of sections, and what was counted."""
         self.counts.clear()
         made = []
-        for path, number, payload in items:
+        for path, number, payload, which in items:
             where = f"{path}:{number}"
             try:
-                made.append((*self.shape(record_of(payload)), where))
+                record = record_of(payload)
+                made.append((*self.shape(self.infos[which].converted(record) if self.infos else record), where))
+            except Lapsed:
+                self.counts.update(read=1, lapsed=1)
             except LeftOut:
-                self.counts["read"] += 1
-                self.counts["ties"] += 1
+                self.counts.update(read=1, ties=1)
             except (Refused, RecursionError, MemoryError) as why:
                 raise Refused(f"{where}: {why if isinstance(why, Refused) else reason(why)}") from None
         if made:
             self.tokenize_all(made)
             self.look_at_prompt(made[0][0][0])
+        if self.infos and self.o.kind == "sft":
+            made = [([part], more, where) for (d,), more, where in made for part in (self.parted(d) if d.text is not None and d.ends
+                                                                                      else [d])]
         kept = [(drafts, more) for drafts, more, _ in made if self.keep(drafts)]
         return self.packed(kept), dict(self.counts)
 
@@ -1050,6 +1338,8 @@ def response_share(prompt, response, most):
 
 def turns_of(d):
     """Where each prompt begins, its response begins, and that ends: of a conversation, one for every turn that is learnt."""
+    if d.turns:
+        return d.turns
     if d.spans is None:
         return [(0, d.prompt_tokens, len(d.ids))]
     begins = [t for t in range(1, len(d.ids)) if d.mask[t] and not d.mask[t - 1]]
@@ -1058,18 +1348,21 @@ def turns_of(d):
 
 
 def cut_both(d, response, most):
-    """Every turn loses the ends of its prompt and its response, until no room is left, as LLaMA-Factory does."""
+    """Every turn loses the ends of its prompt and its response, until no room is left, as LLaMA-Factory does; the last turn is the
+    first to have room where it alone is learnt."""
     if d.prompt_tokens + response <= most:
         return
-    ids, mask, turns = [], bytearray(), turns_of(d)
-    for begin, middle, end in turns:
-        room = most - len(ids)
+    kept, room, turns = [], most, turns_of(d)
+    for begin, middle, end in reversed(turns) if d.last else turns:
         if room <= 0:
             break
         share = response_share(middle - begin, response if len(turns) == 1 else end - middle, room)
-        for first, last in ((begin, min(middle, begin + max(room - share, 0))), (middle, min(end, middle + share))):
-            ids, mask = ids + d.ids[first:last], mask + d.mask[first:last]
-    d.ids, d.mask = ids, mask
+        sides = ((begin, min(middle, begin + max(room - share, 0))), (middle, min(end, middle + share)))
+        room -= sum(last - first for first, last in sides)
+        kept.append(sides)
+    spans = [span for sides in (reversed(kept) if d.last else kept) for span in sides]
+    d.ids, d.mask = [i for first, last in spans for i in d.ids[first:last]], b"".join(d.mask[a:b] for a, b in spans)
+    d.mask = bytearray(d.mask)
 
 
 def span_tokens(encoding, begin, end, count):
@@ -1233,17 +1526,23 @@ def in_shares(sets, limit):
     there = [sum(1 for path in files for _ in file_items(path)) for files in sets]
     ends = [0, *itertools.accumulate(there)]
     limit = min(limit, ends[-1])
-    for files, begin, end in zip(sets, ends, ends[1:]):
+    for which, (files, begin, end) in enumerate(zip(sets, ends, ends[1:])):
         share = limit * end // ends[-1] - limit * begin // ends[-1]
-        yield from itertools.islice(itertools.chain.from_iterable(map(file_items, files)), share)
+        yield from itertools.islice(set_items(files, which), share)
 
 
 def data_files(o):
     return [set_files(name, o.split) for name in o.dataset.split(",")]
 
 
+def set_items(files, which):
+    """Records, each with the number of its set."""
+    return ((*item, which) for path in files for item in file_items(path))
+
+
 def data_items(o):
-    sets = [itertools.chain.from_iterable(map(file_items, files)) for files in data_files(o)]
+    most = [info.most for info in infos_of(o)] if o.dataset_info else itertools.repeat(None)
+    sets = [itertools.islice(set_items(files, which), limit) for which, (files, limit) in enumerate(zip(data_files(o), most))]
     if o.dataset_probs is not None and len(o.dataset_probs) != len(sets):
         raise Refused(f"--dataset_probs has {len(o.dataset_probs)} weights for {len(sets)} data sets; give one for each")
     if o.dataset_probs is None and len(sets) > 1 and o.max_samples < ALL_SAMPLES:
@@ -1435,6 +1734,52 @@ def make_records(o, now, maker, file, counts, progress):
         progress.step(counts, file.sections[OFFSETS].at)
 
 
+def make_blocks(o, now, maker, file, counts, progress):
+    """Texts, each with its EOS, side by side in documents of max_len tokens, which begin with BOS in the place of their first token
+    where the tokenizer puts one before a text. What fills no document is left out."""
+    left, begin = array.array("i"), maker.folder.prefix[:1] if maker.folder.bos in maker.folder.prefix[:1] else []
+    for made, counted in in_order(o, now, maker, worker_batch, batches(iter(data_items(o)))):
+        left.frombytes(made[IDS])
+        counts.update({name: n for name, n in counted.items() if name not in ("kept", "supervised", "fully_masked")})
+        whole = len(left) // o.max_len * o.max_len
+        for at in range(0, whole, o.max_len):
+            ids = array.array("i", begin) + left[at + len(begin):at + o.max_len]
+            file.add({IDS: ids.tobytes(), MASK: b"\0" + b"\1" * (o.max_len - 1), OFFSETS: [o.max_len]})
+            counts.update(kept=1, supervised=o.max_len - 1)
+        left = left[whole:]
+        progress.step(counts, file.sections[OFFSETS].at if file.sections else 0)
+
+
+def make_groups(o, now, maker, file, counts, progress):
+    """Plain texts one after the other, in documents of max_len tokens. As in LLaMA-Factory what is left of every 1,000 texts is
+    left out, and each document begins with BOS in the place of a token, where the tokenizer puts one before a text."""
+    texts, pad = collections.deque(), maker.folder.pad if maker.folder.pad >= 0 else maker.folder.eos
+    begins = maker.folder.config.get("add_bos_token", "Llama" in str(maker.folder.config.get("tokenizer_class")))
+    first = maker.folder.bos if begins and maker.folder.bos >= 0 else None
+
+    def flush(count):
+        ids = array.array("i", itertools.chain.from_iterable(texts.popleft() for _ in range(count)))
+        for at in range(0, len(ids) - o.max_len + 1, o.max_len):
+            block = ids[at:at + o.max_len]
+            if first is not None:
+                block[0] = first
+            mask = bytearray(i != pad for i in block)
+            mask[0] = 0
+            file.add({IDS: little("i", block), MASK: bytes(mask), OFFSETS: [len(block)]})
+            counts.update(kept=1, supervised=mask.count(1), fully_masked=int(not any(mask)))
+
+    for made, counted in in_order(o, now, maker, worker_batch, batches(iter(data_items(o)))):
+        counts.update(read=counted["read"])
+        ids, at = array.array("i", made[IDS]), 0
+        for length in made[OFFSETS]:
+            texts.append(ids[at:at + length])
+            at += length
+        while len(texts) >= GROUP:
+            flush(GROUP)
+        progress.step(counts, file.sections[OFFSETS].at if file.sections else 0)
+    flush(len(texts))
+
+
 def make_stream(o, now, maker, file, counts, progress):
     """Plain text as documents of max_len tokens, every token of them learnt."""
     left = array.array("i")
@@ -1492,10 +1837,22 @@ def options_of(arguments):
     p.add_argument("--apply_chat_template", action="store_true",
                    help="texts and lists of messages are written by the chat template")
     p.add_argument("--tokenizer_chat_template", metavar="TEXT_OR_FILE", help="that template, in the place of the folder's")
+    p.add_argument("--template", choices=sorted(TEMPLATES), metavar="NAME",
+                   help="conversations as LLaMA-Factory 0.9.5 writes them by this name, in the place of a chat template: "
+                        f"{', '.join(sorted(TEMPLATES))}")
+    p.add_argument("--default_system", help="the system's text where a record has none, in the place of the template's own")
+    p.add_argument("--dataset_info", metavar="JSON",
+                   help="a list with an object for each data set, as in LLaMA-Factory's dataset_info.json: formatting, columns, tags; "
+                        "also max_samples, and blocks: true for plain text in documents of --max_len tokens (seqpar writes it)")
     p.add_argument("--input_template", help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
                    help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
+    p.add_argument("--pretrain_eos", action="store_true",
+                   help="with --pretrain_mode: EOS ends each text, unless it is cut, as in LLaMA-Factory's stage pt")
+    p.add_argument("--pretrain_blocks", action="store_true",
+                   help="with --pretrain_eos: texts follow each other in documents of --max_len tokens, as in that stage with packing; "
+                        "the last tokens are left out")
     p.add_argument("--max_len", type=whole(0), default=1024, help="longest document or prompt, in tokens; 0: no limit (1024)")
     p.add_argument("--truncation", choices=("drop", "cut", "cut_both"),
                    help="what happens to longer ones: they are left out, lose their end as in OpenRLHF, or the ends of prompt and "
@@ -1519,10 +1876,23 @@ def settle(o):
     if o.apply_chat_template and (o.input_template is not None or o.pretrain_mode):
         other = "--pretrain_mode" if o.pretrain_mode else "--input_template"
         raise Refused(f"--apply_chat_template and {other} are two ways to shape a text; leave out one of them")
+    if o.template and (o.apply_chat_template or o.input_template is not None):
+        other = "--apply_chat_template" if o.apply_chat_template else "--input_template"
+        raise Refused(f"--template {o.template} and {other} are two ways to shape a text; leave out one of them")
+    if o.default_system is not None and not o.template:
+        raise Refused("--default_system is written by --template; add it")
     if o.tokenizer_chat_template is not None and not o.apply_chat_template:
         raise Refused("--tokenizer_chat_template is used by --apply_chat_template; add it")
     if o.pretrain_mode and o.output_key is not None:
         raise Refused(f"--pretrain_mode learns the text of --input_key alone; leave out --output_key {o.output_key}")
+    if o.pretrain_eos > o.pretrain_mode or o.pretrain_blocks > o.pretrain_eos:
+        wanted, given = ("mode", "eos") if o.pretrain_eos > o.pretrain_mode else ("eos", "blocks")
+        raise Refused(f"--pretrain_{given} needs --pretrain_{wanted}; add it, or leave it out")
+    if o.pretrain_blocks and o.max_len < 2:
+        raise Refused("--pretrain_blocks makes documents of --max_len tokens; give 2 or more")
+    if o.pretrain_eos and o.plain:
+        raise Refused(f"{texts[0]} is one text without an end, where LLaMA-Factory's stage pt ends every line in EOS; give a .jsonl "
+                      "of a text a record, or leave out --pretrain_eos")
     if o.kind == "prompts" and o.output_key is not None:
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
@@ -1533,9 +1903,12 @@ def settle(o):
     if o.plain and (not o.pretrain_mode or len(texts) < sum(map(len, data_files(o))) or o.dataset_probs or o.max_len < 2):
         raise Refused(f"{texts[0]} is plain text, cut into documents of --max_len tokens; it needs --pretrain_mode, other .txt "
                       "files alone beside it, no --dataset_probs, and a --max_len of 2 or more")
-    o.alpaca = o.input_key is None and not o.pretrain_mode
+    if o.dataset_info is not None:
+        settle_info(o)
+        o.pretrain_eos = o.pretrain_blocks = False  # it says both
+    o.alpaca = o.input_key is None and not o.pretrain_mode and o.dataset_info is None
     named = (o.prompt_key, o.chosen_key, o.rejected_key) != (None, "chosen", "rejected") if o.kind == "pairs" else not o.alpaca
-    o.by_form = not (named or o.apply_chat_template or o.output_key or o.kind == "labelled")
+    o.by_form = not (named or o.dataset_info is not None or o.apply_chat_template or o.output_key or o.kind == "labelled")
     o.form_of_sets = o.input_template or FORM_OF_SETS
     o.input_key = o.input_key or "input"
     o.input_template = "User: {}\nAssistant: " if o.input_template is None else o.input_template
@@ -1546,6 +1919,18 @@ def settle(o):
     if o.kind == "labelled":
         o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
     place_is_free(o)
+
+
+def settle_info(o):
+    """The keys that Info gives its records."""
+    given = next((name for name in ("input_key", "output_key", "prompt_key", "label_key") if getattr(o, name) is not None), None)
+    if given:
+        raise Refused(f"--dataset_info and --{given} both name keys; leave out one of them")
+    completes = all(info.format == "completion" for info in infos_of(o))
+    if not (completes or o.template or o.apply_chat_template or o.pretrain_mode):
+        raise Refused("--dataset_info gives conversations, which --template or --apply_chat_template writes; add one of them")
+    o.input_key = "messages"
+    o.label_key = "label" if o.kind == "labelled" else None
 
 
 def replaceable(path):
@@ -1577,6 +1962,9 @@ def summary(counts, tokens, kind):
 
 def notices(o, maker, counts):
     yield from maker.folder.notices()
+    if counts["lapsed"]:
+        yield (f"in {counts['lapsed']} records user and assistant do not speak by turns, or too few or too many times; they are left "
+               "out, as LLaMA-Factory does")
     if counts["merged"] or counts["apart"]:
         yield (f"in {counts['merged']} places a prompt's last characters and the answer's first are one token, and "
                f"{counts['apart']} of {-(-counts['read'] // BATCH)} prompts that were looked at have other tokens alone, as texts "
@@ -1592,7 +1980,7 @@ def notices(o, maker, counts):
                "prompt, leave out --prompt_key")
     if counts["unknown"]:
         yield f"{counts['unknown']} documents hold characters that the tokenizer does not know"
-    if o.apply_chat_template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
+    if o.apply_chat_template and not o.template and o.kind != "prompts" and o.train_on != "all" and not maker.template.stops_turns():
         yield (f"the chat template ends what the assistant says in none of {', '.join(maker.template.stops)}, where sampling "
                "stops; name its token in generation_config.json's eos_token_id, or nothing learns to stop")
 
@@ -1612,7 +2000,8 @@ def prepare(arguments):
     now = datetime.datetime.now().replace(minute=0, second=0, microsecond=0)  # the same in all processes
     maker, file, counts, progress = Maker(o, now), TokenFile(o.output), collections.Counter(), Progress()
     try:
-        (make_stream if o.plain else make_records)(o, now, maker, file, counts, progress)
+        make = make_stream if o.plain else make_groups if maker.blocks() else make_blocks if o.pretrain_blocks else make_records
+        make(o, now, maker, file, counts, progress)
     finally:
         seconds = progress.end()
     tokens = file.sections[OFFSETS].at if file.sections else 0

@@ -8,6 +8,8 @@
  * of a hub in a local file, makes tokens of text, and becomes the trainer. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
+#include "program/deepspeed.h"
+#include "program/meanings.h"
 #include "program/names.h"
 #include "program/targets.h"
 #include "program/tokens.h"
@@ -22,6 +24,8 @@ static const char program_help[] =
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"
     "  ray job submit --address=... -- python3 -m openrlhf.cli.train_ppo_ray OPTIONS\n"
     "  torchrun --nnodes N --nproc_per_node N, accelerate launch --num_processes N, python3\n"
+    "  llamafactory-cli train FILE.yaml KEY=VALUE..., src/train.py FILE.yaml KEY=VALUE...\n"
+    "  axolotl train FILE.yaml --KEY VALUE..., accelerate launch -m axolotl.cli.train FILE.yaml\n"
     "\n"
     "own options, before COMMAND or among its options:\n"
     "  --cache_dir FOLDER    where tokens of text are kept [beside the data]\n"
@@ -35,18 +39,30 @@ static const char program_help[] =
 
 /* ---- help ---- */
 
-static void program_help_option(const demo_known *known) {
+/* Of trainers that are not here nothing is explained. */
+static const char *program_unexplained(const demo_known *known) {
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "ppo"};
+    for (int i = 0; i < 5; i++)
+        if (demo_list_has(known->tools, here[i])) return "--help of its trainer explains it";
+    return "its trainer is not here";
+}
+
+static void program_help_option(const demo_known *known, program_meaning *all) {
     const demo_known *target = demo_known_target(known);
-    const char *means = known != target                        ? "= --"
-                        : !strcmp(target->role, "noeffect")    ? "no effect: "
-                        : !strncmp(target->role, "refused", 7) ? "refused: "
-                                                               : "";
-    printf("  --%-40s %-28s %s%s\n", known->name, known->tools, means,
-           known != target ? target->name : target->note);
+    const char *text = target->note;
+    const char *role = !strcmp(target->role, "noeffect")      ? "no effect: "
+                       : !strncmp(target->role, "refused", 7) ? "refused: "
+                                                              : "";
+    if (!strcmp(target->role, "real"))
+        text = shgeti(all, target->name) < 0 ? program_unexplained(known)
+                                             : shget(all, target->name);
+    printf("  --%-40s %-28s %s%s%s%s%s\n", known->name, known->tools,
+           known != target ? "= --" : "", known != target ? target->name : "",
+           known != target ? ": " : "", role, text);
 }
 
 /* The options of one program; 2 if there is no such program. */
-static int program_help_of(const char *name) {
+static int program_help_of(const program *p, const char *name) {
     static const char *const sources[DEMO_FROMS] = {"seqpar", "openrlhf", "360lf", "axolotl"};
     int from = DEMO_FROM_OPENRLHF;
     while (from < DEMO_FROMS && strcmp(name, demo_from_name[from])) from++;
@@ -57,10 +73,12 @@ static int program_help_of(const char *name) {
                 name);
         return 2;
     }
+    program_meaning *all = program_meanings(p);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
         if (strstr(demo_known_options[i].source, sources[from]))
-            program_help_option(&demo_known_options[i]);
-    return 0;
+            program_help_option(&demo_known_options[i], all);
+    shfree(all);
+    return demo_print_failed("the help");
 }
 
 /* ---- the program's own options ---- */
@@ -92,12 +110,6 @@ static int program_own(program *p, char **words, int64_t count) {
 
 /* ---- words that a shell makes of a page ---- */
 
-/* What a backslash makes of the blank behind it, and of a comment close to that. */
-static bool program_blank(const char *word) {
-    size_t blanks = strspn(word, " \t\r\n");
-    return blanks && (!word[blanks] || word[blanks] == '#');
-}
-
 /* Is it the value of an option before it? */
 static bool program_is_value(const program *p, int i) {
     const char *before = p->words[i - 1];
@@ -110,7 +122,7 @@ static bool program_is_value(const program *p, int i) {
 static int program_words_check(program *p) {
     for (int i = p->at; i < p->count; i++) {
         const char *word = p->words[i];
-        if (program_blank(word))
+        if (demo_word_blank(word))
             return demo_fail(
                 p->error,
                 "word %d is a blank: something stands behind a backslash at the end "
@@ -166,6 +178,11 @@ static bool program_asks_help(const program *p) {
 
 /* All that changes the trainer's options. */
 static int program_translate(program *p) {
+    bool theirs = p->from == DEMO_FROM_LLAMAFACTORY || p->from == DEMO_FROM_AXOLOTL;
+    if ((theirs && program_deepspeed_options(p)) ||
+        (p->from == DEMO_FROM_LLAMAFACTORY && program_llamafactory(p)))
+        return -1;
+    if (p->launch.bf16 && program_find(p, "bf16") < 0) program_add(p, "bf16", NULL);
     if (program_names_replace(p) || program_world(p)) return -1;
     if (p->from && program_find(p, "from") < 0) program_add(p, "from", demo_from_name[p->from]);
     return program_tokens(p);
@@ -181,7 +198,7 @@ static int program_become_trainer(program *p) {
 /* What would be run, a line each. */
 static void program_print(const program *p) {
     char **words = program_trainer_words(p);
-    puts(program_line(words, arrlen(words) - 1) + 1);
+    puts(demo_shell_line("", words, arrlen(words) - 1) + 1);
 }
 
 /* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
@@ -215,7 +232,7 @@ static int program_main(program *p) {
     if (own < 0 || program_find_folder(p)) return -1;
     if (p->at >= p->count || !strcmp(p->words[p->at], "--help") ||
         !strcmp(p->words[p->at], "-h")) {
-        if (p->at + 1 < p->count) return program_help_of(p->words[p->at + 1]);
+        if (p->at + 1 < p->count) return program_help_of(p, p->words[p->at + 1]);
         fputs(program_help, p->at < p->count ? stdout : stderr);
         return p->at < p->count ? demo_print_failed("the help") : 2;
     }

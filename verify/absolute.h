@@ -198,20 +198,27 @@ static int64_t text_supervised(const text *t) {
     return t->tokens - (t->prompt > 1 ? t->prompt : 1);
 }
 
-/* What a model says of a text, token by token, at a temperature. Any may be NULL. */
-static void text_values(const slow_config *c, const slow_complex *p, const text *t,
+/* What a model says of a text, token by token, at a temperature. Any may be NULL. What its
+   routers say is added to `routing`. */
+static void text_routed(const slow_config *c, const slow_complex *p, const text *t,
                         double temperature, slow_complex *logp, slow_complex *entropy,
-                        slow_complex *score) {
+                        slow_complex *score, slow_routing *routing) {
     int64_t ends[2] = {0, t->tokens};
     int32_t targets[MOST_TOKENS];
     slow_row row = {.tokens = t->tokens, .docs = 1, .cu_seqlens = ends, .ids = t->ids};
     slow_complex *logits = slow_array(t->tokens * c->vocab);
     text_targets(t, targets);
-    slow_forward(c, p, &row, NULL, logits);
+    slow_forward(c, p, &row, routing, logits);
     if (logp)
         slow_logps(t->tokens, c->vocab, temperature, logits, targets, logp, entropy, NULL);
     for (int64_t k = 0; score && k < t->tokens; k++) score[k] = logits[k * c->vocab];
     free(logits);
+}
+
+static void text_values(const slow_config *c, const slow_complex *p, const text *t,
+                        double temperature, slow_complex *logp, slow_complex *entropy,
+                        slow_complex *score) {
+    text_routed(c, p, t, temperature, logp, entropy, score, NULL);
 }
 
 /* Sum of a text's log-probs. */
@@ -258,6 +265,7 @@ typedef struct rollout_seen {
     int64_t count;
     double *score, *entry; /* (count), (tokens of all texts, ENTRY) */
     double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], coef;
+    double balance, critic_balance; /* losses of their experts */
 } rollout_seen;
 
 typedef struct run {
@@ -368,7 +376,7 @@ static text text_of(const demo_rollout *o, int64_t i) {
     return t;
 }
 
-static void rollout_keep(run *x, const demo_ppo *p) {
+static void rollout_keep(run *x, const demo_rank *r, const demo_ppo *p) {
     const demo_rollout *o = &p->rollout;
     rollout_seen *s = &x->rollout;
     s->count = o->texts;
@@ -381,6 +389,8 @@ static void rollout_keep(run *x, const demo_ppo *p) {
     memcpy(s->policy, p->policy, sizeof s->policy);
     memcpy(s->value, p->value, sizeof s->value);
     s->coef = p->kl.coef;
+    s->balance = r->experts.loss;
+    s->critic_balance = p->critic_experts.loss;
 }
 
 static seqpar_status run_keep(demo_rank *r, run *x, step_seen *s) {
@@ -401,7 +411,7 @@ static seqpar_status run_steps(demo_rank *r, run *x) {
     for (int64_t i = 0; !status && i < MOST_STEPS && r->step < r->job->last_step; i++) {
         double rate = demo_learning_rate(r->job, r->step);
         status = ppo ? demo_ppo_rollout(r, i) : demo_step(r);
-        if (ppo && !status && r->world->rank == 0 && !i) rollout_keep(x, demo_ppo_of(r));
+        if (ppo && !status && r->world->rank == 0 && !i) rollout_keep(x, r, demo_ppo_of(r));
         if (r->world->rank == 0) x->step[x->steps = i].rate = rate;
         if (!status) status = run_keep(r, x, &x->step[i]);
     }

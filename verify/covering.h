@@ -5,9 +5,10 @@
 #ifndef COVERING_H
 #define COVERING_H
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
-enum { COVER_FACTORS = 20, COVER_LEVELS = 6, COVER_TRIES = 12, COVER_OPEN = -1 };
+enum { COVER_FACTORS = 28, COVER_LEVELS = 6, COVER_TRIES = 12, COVER_OPEN = -1 };
 
 typedef struct cover {
     int factors;
@@ -94,6 +95,28 @@ static inline int cover_fill(cover *c, const cover_pair *p, int *level) {
     for (int i = 0; i < c->factors; i++)
         if (level[order[i]] == COVER_OPEN) gain += cover_choose(c, level, order[i]);
     return gain;
+}
+
+/* Pairs of values, possible or not. */
+static inline int64_t cover_pairs(const cover *c) {
+    int64_t sum = 0;
+    for (int f = 0; f < c->factors; f++)
+        for (int g = 0; g < f; g++) sum += c->levels[f] * c->levels[g];
+    return sum;
+}
+
+/* What a case is called, which is valid until the next call; "no ..." is left out. */
+static inline const char *cover_name(int factors, const int *level,
+                                     const char *(*value_name)(int factor, int level)) {
+    static char text[320];
+    size_t used = 0;
+    text[0] = 0;
+    for (int f = 0; f < factors; f++) {
+        const char *value = value_name(f, level[f]);
+        if (strncmp(value, "no ", 3))
+            used += (size_t)snprintf(text + used, sizeof text - used, " %s", value);
+    }
+    return text;
 }
 
 /* A case with this pair, if one is possible. */

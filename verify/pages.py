@@ -18,7 +18,8 @@ SCALED = {"train_batch_size", "micro_train_batch_size", "rollout_batch_size", "m
           "generate_max_len", "cutoff_len", "sequence_len", "max_samples", "per_device_train_batch_size", "micro_batch_size"}
 RANKS = ("ring_attn_size", "ring_head_stride", "sequence_parallel_size")  # of one model
 ROLES = re.compile("--((ref|reward|critic|actor)_num_(nodes|gpus_per_node)|vllm_num_engines|vllm_tensor_parallel_size)$")
-MORE = ["--omp_threads", "1"]
+MORE = {"omp_threads": "1", "metrics_path": "metrics"}
+IN_YAML = re.compile(r"^(sequence_parallel_size|sequence_parallel_degree|heads_k_stride|ring_attn_func): *.*\n", re.M)
 MODELS = {"meta-llama/Meta-Llama-3-8B": "llama3", "OpenRLHF/Llama-3-8b-sft-mixture": "llama3", "meta-llama/Llama-2-70b-chat-hf": "llama",
           "OpenLLMAI/Llama-2-7b-sft-model-ocra-500k": "llama", "meta-llama/Llama-2-7b-hf": "llama",
           "mistralai/Mixtral-8x7B-v0.1": "mixtral", "meta-llama/Llama-3-8B-Instruct": "llama3"}
@@ -51,6 +52,12 @@ def without(words, names):
 
 def elsewhere(words):
     """The same command with other rank options."""
+    if any(word.endswith(".yaml") for word in words):
+        return [word.replace(".yaml", ".alone.yaml") for word in words]
+    if any(word.startswith("--hostfile") for word in words):  # one rank in the place of two replicas, which takes twice the micro-batches
+        words = [word for word in without(words, RANKS) if not word.startswith("--hostfile")]
+        words = after(words, "--gradient_accumulation_steps", lambda value: str(2 * int(value)))
+        return ["deepspeed", "--num_gpus", "1", *words[1:]]
     if any(word[2:] in RANKS for word in words):
         return without(words, RANKS)
     if any(map(ROLES.match, words)):
@@ -74,15 +81,41 @@ def names(folder):
     os.link(f"{folder}/made/prompt-collection-v0.1.jsonl", f"{folder}/made/data/train.jsonl")
 
 
+def write_yaml(folder, place):
+    """The pages' files, with smaller sizes, and the same for one rank; and LLaMA-Factory's dataset_info.json."""
+    os.makedirs(os.path.join(place, "data"))
+    orca = {"file_name": f"{folder}/made/OpenOrca.jsonl",
+            "columns": {"prompt": "question", "response": "response", "system": "system_prompt"}}
+    with open(os.path.join(place, "data/dataset_info.json"), "w") as file:
+        json.dump({"orca": orca}, file)
+    for name in ("360", "axolotl"):
+        with open(os.path.join(ROOT, f"verify/pages/{name}.yaml")) as file:
+            text = re.sub(r"^(\w+): (\d+)$", lambda m: f"{m[1]}: {max(1, int(m[2]) // FACTOR)}" if m[1] in SCALED else m[0], file.read(),
+                          flags=re.M)
+        for ending, said in (("yaml", text), ("alone.yaml", IN_YAML.sub("", text))):
+            with open(os.path.join(place, f"{name}.{ending}"), "w") as file:
+                file.write(said)
+    with open(os.path.join(place, "8nodes.host"), "w") as file:
+        file.writelines(f"node{i} slots=1\n" for i in range(1, 9))
+
+
+def more(words):
+    """Our own words, in the form of the program whose command it is."""
+    if words[0] == "llamafactory-cli":
+        return [f"{key}={value}" for key, value in MORE.items()]
+    return [word for key, value in MORE.items() for word in (f"--{key}", value)]
+
+
 class Run:
     """A command's end: exit code, what it said, what it left."""
 
     def __init__(self, folder, place, words):
         os.makedirs(place)
+        write_yaml(folder, place)
         begin = time.monotonic()
         program = [os.path.join(ROOT, "build/seqpar"), "--local_names", os.path.join(folder, "names.tsv"),
                    "--cache_dir", os.path.join(folder, "cache")]
-        done = subprocess.run([os.path.join(ROOT, "ci/limit.sh"), str(LIMIT), *program, *words, *MORE, "--metrics_path", "metrics"],
+        done = subprocess.run([os.path.join(ROOT, "ci/limit.sh"), str(LIMIT), *program, *words, *more(words)],
                               cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.seconds, self.code, self.said, self.place = time.monotonic() - begin, done.returncode, done.stdout, place
         with open(os.path.join(place, "said"), "w") as file:
@@ -101,9 +134,9 @@ class Run:
         return f"{found[1]} x {found[2]}" if found else "?"
 
     def steps(self):
-        """What the metrics say of each step, without times."""
+        """What the metrics say of each step, without times and memory."""
         lines = [json.loads(line) for line in open(os.path.join(self.place, "metrics"))]
-        return [{key: value for key, value in line.items() if not re.search("second|time|rate|per_s", key)} for line in lines]
+        return [{key: value for key, value in line.items() if not re.search("second|peak_bytes", key)} for line in lines]
 
 
 def of_dpo(words):
@@ -191,6 +224,7 @@ What the pages leave open:
 - axolotl's page contradicts itself: its example has `sequence_parallel_degree: 4`, and its text says of it that a sequence is split
   into "2 subsequences" across 2 GPUs. The degree counts here: 4 ranks.
 - 360-LLaMA-Factory's README names 8 GPUs for 72B in its text and 32 in its table; its command starts what the hostfile holds.
+- `--remote_rm_url`, which the README names, asks a server: the suite reward runs it.
 - The article's reward models mix four sets without naming keys. They are read as OpenRLHF 0.2 read them, by their form; a tie of
   chatbot_arena_conversations or webgpt_comparisons is left out, where 0.2 took the second answer for the better one.
 """

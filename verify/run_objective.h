@@ -46,6 +46,9 @@ typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
     /* reference_device: test_device */
     int layout, schedule, reference_device, optimizer, zero_stage, recompute, offload;
+    int64_t vocab_rows;         /* as in seqpar_llama_run */
+    int64_t slice;              /* as in seqpar_optim_desc */
+    int state_bits, stochastic; /* the same */
 } objective_way;
 
 /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
@@ -56,10 +59,15 @@ typedef struct objective_task {
     int64_t documents;
     /* (documents) log-prob sums to use instead of computing them; NULL: compute */
     double *reference;
-    const double *start; /* parameters to begin with; NULL: from the seed */
+    /* parameters to begin with, and the reference's; NULL: from the seed */
+    const double *start, *reference_start;
     uint64_t seed;
     double lr, temperature; /* of log-probs; 0: 1 */
     int lean;               /* keep no logits: the step as it is */
+    /* ---- what enters the gradient alone, not the loss that is kept ---- */
+    double smooth, zloss, entropy; /* seeds of every token with a target */
+    const double *balance;         /* (experts), as in seqpar_llama_batch; or NULL */
+    int64_t untaught;              /* as in seqpar_llama_run */
 } objective_task;
 
 typedef struct objective_result {
@@ -269,13 +277,24 @@ typedef struct objective_micro {
     double *value, *ref, *seed, *live; /* (tokens) */
 } objective_micro;
 
+/* A policy learns, so its attention drops what the config says; its reference does not. */
+static seqpar_llama_run objective_run_of(const objective_task *t, const objective_way *way,
+                                         int learns) {
+    return (seqpar_llama_run){.layout = way->layout,
+                              .schedule = way->schedule,
+                              .ulysses_size = way->ulysses_size,
+                              .vocab_rows = way->vocab_rows,
+                              .recompute = way->recompute,
+                              .temperature = t->temperature,
+                              .dropout = learns && t->config.attention_dropout > 0,
+                              .dropout_seed = t->seed,
+                              .dropout_step = 3,
+                              .untaught = t->untaught};
+}
+
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
-    seqpar_llama_run run = {.layout = r->job->way->layout,
-                            .schedule = r->job->way->schedule,
-                            .ulysses_size = r->job->way->ulysses_size,
-                            .recompute = r->job->way->recompute,
-                            .temperature = t->temperature};
+    seqpar_llama_run run = objective_run_of(t, r->job->way, 1);
     seqpar_llama_batch ref;
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count,
                                                    &run);
@@ -291,7 +310,9 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
                            objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n,
                            objective_dtype(r, t));
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
+    m->b.balance = t->balance;
     if (status || !objective_at(t->kind)->reference || t->reference) return status;
+    run = objective_run_of(t, r->job->way, 0);
     status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
     if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
@@ -405,11 +426,27 @@ static seqpar_status objective_keep_logits(objective_rank *r, const objective_mi
     return status;
 }
 
+/* One number for every token with a target; NULL: 0. */
+static seqpar_status objective_term(objective_rank *r, const objective_micro *m, double value,
+                                    seqpar_buffer *seed, const void **to) {
+    int64_t n = m->b.tokens, bytes = n * seqpar_dtype_bytes(r->ctx->device->accumulator);
+    seqpar_status status;
+    if (value == 0 || n == 0) return SEQPAR_OK;
+    status = seqpar_buffer_new(r->ctx, seed, bytes, SEQPAR_MEM_ACTIVATIONS);
+    for (int64_t i = 0; !status && i < n; i++) {
+        double x = m->b.targets[i] == SEQPAR_IGNORE ? 0 : value;
+        seqpar_device_write(r->ctx->device, seed->data, i, &x, 1, r->ctx->device->accumulator);
+    }
+    *to = seed->data;
+    return status;
+}
+
 static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
     int whole = objective_whole(r->job->task->kind);
+    const objective_task *t = r->job->task;
     objective_micro m = {0};
     seqpar_vocab_seeds seeds = {0};
-    seqpar_buffer seed = {0};
+    seqpar_buffer seed = {0}, term[3] = {{0}};
     seqpar_status status = seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
     m.rows = r->job->task->batch.row + m.first;
     if (!status) status = objective_forward(r, &m);
@@ -423,8 +460,12 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
         seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens,
                             objective_dtype(r, r->job->task));
     seeds.dlogp = seed.data;
+    if (!status) status = objective_term(r, &m, t->smooth, &term[0], &seeds.dsmooth);
+    if (!status) status = objective_term(r, &m, t->zloss, &term[1], &seeds.dzloss);
+    if (!status) status = objective_term(r, &m, t->entropy, &term[2], &seeds.dentropy);
     if (!status)
         status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
+    for (int i = 0; i < 3; i++) seqpar_buffer_free(r->ctx, &term[i]);
     seqpar_buffer_free(r->ctx, &seed);
     free(m.value);
     seqpar_llama_close_batch(r->ctx, &r->policy, &m.b);
@@ -479,9 +520,18 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     const objective_job *job = user;
     const objective_task *t = job->task;
     seqpar_device *device = test_device(job->way->reference_device, job->way->threads);
-    seqpar_optim_desc optim = {
-        job->way->optimizer,         job->way->zero_stage, .9, .95, 1e-8, 0.01, 1.0,
-        .offload = job->way->offload};
+    seqpar_optim_desc optim = {job->way->optimizer,
+                               job->way->zero_stage,
+                               .9,
+                               .95,
+                               1e-8,
+                               0.01,
+                               1.0,
+                               job->way->slice,
+                               .offload = job->way->offload,
+                               .state_bits = job->way->state_bits,
+                               .stochastic = job->way->stochastic,
+                               .seed = 5};
     int64_t all = job->result->elements;
     double *gradient = calloc((size_t)(5 * all) + 1, sizeof *gradient),
            *params = gradient + 4 * all;
@@ -499,6 +549,8 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
         status = params_read(&ctx, &r.policy, world->rank ? params : job->result->start);
     if (!status)
         seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
+    if (!status && t->reference_start)
+        status = params_write(&ctx, &r.reference, t->reference_start);
     if (!status)
         status = params_read(&ctx, &r.reference,
                              world->rank ? params : job->result->reference_start);
@@ -514,11 +566,12 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
 }
 
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at
-   most pack_len. */
-__attribute__((unused)) static void objective_task_open(objective_task *t, int kind,
-                                                        int64_t pairs, int64_t longest,
-                                                        int64_t pack_len, uint64_t seed) {
-    seqpar_pack_desc desc = {.pack_len = pack_len, .cell = 5};
+   most pack_len, in cells of `cell` tokens. */
+__attribute__((unused)) static void objective_task_cells(objective_task *t, int kind,
+                                                          int64_t pairs, int64_t longest,
+                                                          int64_t pack_len, int64_t cell,
+                                                          uint64_t seed) {
+    seqpar_pack_desc desc = {.pack_len = pack_len, .cell = cell};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
     memset(t, 0, sizeof *t);
@@ -558,6 +611,12 @@ __attribute__((unused)) static void objective_task_open(objective_task *t, int k
         free((void *)docs[i].loss_mask);
     }
     free(docs);
+}
+
+__attribute__((unused)) static void objective_task_open(objective_task *t, int kind,
+                                                        int64_t pairs, int64_t longest,
+                                                        int64_t pack_len, uint64_t seed) {
+    objective_task_cells(t, kind, pairs, longest, pack_len, 5, seed);
 }
 
 static int64_t objective_elements(const seqpar_llama_config *config) {

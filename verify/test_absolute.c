@@ -728,6 +728,17 @@ static slow_config tall = {.layers = 1,
                            .rope_theta = 10000,
                            .rms_eps = 1e-5};
 
+/* With experts: the actor has these, the critic others. */
+static slow_config tall_experts(int64_t experts, int64_t chosen) {
+    slow_config c = tall;
+    c.layers = 2;
+    c.experts = experts;
+    c.experts_per_token = chosen;
+    c.expert_intermediate = c.intermediate;
+    c.topk_norm = true;
+    return c;
+}
+
 static text prompt_text(int64_t i) { return text_new(11 * i + 2, small.vocab, 1, 3 + i % 3); }
 static text ptx_text(int64_t i) { return text_new(17 * i + 4, small.vocab, 1, 7 + 2 * i); }
 
@@ -764,6 +775,8 @@ typedef struct ppo_case {
     bool unbiased;        /* whitening */
     int over;             /* SEQPAR_AGGREGATE_ of the policy loss, without gspo */
     bool added_by_tokens; /* KL and entropy, whatever that is */
+    bool actor_experts, critic_experts;
+    double balance;
 } ppo_case;
 
 static const ppo_case ppo_usual = {.estimator = "gae",
@@ -789,12 +802,14 @@ static const ppo_case ppo_usual = {.estimator = "gae",
 typedef struct experience {
     const ppo_case *how;
     const rollout_seen *rollout;
+    const slow_config *actor, *critic;
     int64_t ends[TEXTS + 1];
     slow_sequences sequences;
     double old[TOKENS_MOST], ref[TOKENS_MOST], value[TOKENS_MOST], kl[TOKENS_MOST];
     double reward[TOKENS_MOST], advantage[TOKENS_MOST], back[TOKENS_MOST], score[TEXTS];
     double
         loss[4]; /* of the last evaluation: all but the pretraining, entropy, KL, pretraining */
+    double balance, critic_balance; /* beside it */
 } experience;
 
 /* Of the tokens that were sampled, what a model says at the place that predicts each. */
@@ -852,7 +867,8 @@ static double length_cost(const ppo_case *how, double score, const text *t) {
 static void experience_make(experience *e, const ppo_case *how, const rollout_seen *rollout,
                             const model *actor, const model *reference, const model *critic,
                             const model *reward) {
-    *e = (experience){.how = how, .rollout = rollout};
+    *e = (experience){
+        .how = how, .rollout = rollout, .actor = &actor->config, .critic = &critic->config};
     for (int64_t i = 0; i < TEXTS; i++) {
         const text *t = &rollout->texts[i];
         e->ends[i + 1] = e->ends[i] + t->tokens - t->prompt;
@@ -880,11 +896,21 @@ static slow_complex ptx_value(const slow_complex *p) {
     return sum / tokens;
 }
 
+/* Of a step's routers, times the coefficient; *shown is what the trainer says of it. */
+static slow_complex balance_value(const experience *e, const slow_config *c,
+                                  slow_routing *routing, double *shown) {
+    slow_complex loss = c->experts ? e->how->balance * slow_balance(c->experts, routing) : 0;
+    slow_routing_close(routing);
+    *shown = creal(loss);
+    return loss;
+}
+
 static slow_complex actor_value(const slow_complex *p, const void *context) {
     experience *e = (experience *)context;
     const ppo_case *how = e->how;
     slow_complex logp[TOKENS_MOST], policy = 0, entropy = 0, kl = 0, ptx = 0;
     double first[TEXTS];
+    slow_routing routing = slow_routing_open(e->actor->experts);
     for (int64_t i = 0; i < TEXTS; i++) {
         const text *t = &e->rollout->texts[i];
         /* GSPO's means are over texts, with all that is added */
@@ -895,7 +921,7 @@ static slow_complex actor_value(const slow_complex *p, const void *context) {
                                                                      : all;
         double added = how->added_by_tokens ? all : n;
         slow_complex of[2][MOST_TOKENS];
-        text_values(&tall, p, t, how->temperature, of[0], of[1], NULL);
+        text_routed(e->actor, p, t, how->temperature, of[0], of[1], NULL, &routing);
         first[i] = e->advantage[e->ends[i]];
         for (int64_t k = e->ends[i]; k < e->ends[i + 1]; k++) {
             int64_t at = t->prompt - 1 + k - e->ends[i];
@@ -911,22 +937,23 @@ static slow_complex actor_value(const slow_complex *p, const void *context) {
     slow_complex loss = slow_actor_loss(&all, policy, kl, entropy, ptx);
     const slow_complex parts[] = {loss - how->ptx * ptx, entropy, kl, ptx};
     for (int i = 0; i < 4; i++) e->loss[i] = creal(parts[i]);
-    return loss;
+    return loss + balance_value(e, e->actor, &routing, &e->balance);
 }
 
 static slow_complex critic_value(const slow_complex *p, const void *context) {
-    const experience *e = (const experience *)context;
+    experience *e = (experience *)context;
     slow_complex loss = 0;
+    slow_routing routing = slow_routing_open(e->critic->experts);
     for (int64_t i = 0; i < TEXTS; i++) {
         const text *t = &e->rollout->texts[i];
         slow_complex value[MOST_TOKENS];
-        text_values(&tall, p, t, 1, NULL, NULL, value);
+        text_routed(e->critic, p, t, 1, NULL, NULL, value, &routing);
         for (int64_t k = e->ends[i]; k < e->ends[i + 1]; k++)
             loss += slow_value_loss(e->how->value_clip, value[t->prompt - 1 + k - e->ends[i]],
                                     e->value[k], e->back[k]) /
                     (double)e->ends[TEXTS];
     }
-    return loss;
+    return loss + balance_value(e, e->critic, &routing, &e->critic_balance);
 }
 
 static void ppo_line(char line[2048], const char *options, int updates) {
@@ -946,11 +973,12 @@ typedef struct ppo_models {
     model actor, reference, critic, reward;
 } ppo_models;
 
-static void ppo_models_write(ppo_models *m, const char *moments) {
-    m->actor = model_new(tall, NULL, 1);
+static void ppo_models_write(ppo_models *m, const ppo_case *c, const char *moments) {
+    m->actor = model_new(c->actor_experts ? tall_experts(3, 2) : tall, NULL, 1);
     m->reference = model_new(tall, NULL, 2);
-    m->critic = model_new(tall, "score", 3);
+    m->critic = model_new(c->critic_experts ? tall_experts(5, 3) : tall, "score", 3);
     m->reward = model_new(tall, "score", 4);
+    /* the row of lm_head.weight, which is last */
     double *end = m->actor.p + m->actor.count + (DEMO_EOS - DEMO_VOCAB) * tall.hidden;
     for (int64_t k = 0; k < tall.hidden; k++) end[k] *= 2;
     model_write(&m->actor, FOLDER "/actor", "");
@@ -1007,10 +1035,15 @@ static void expect_update(experience *e, const ppo_models *m, const run *x, cons
                     e->loss[i]);
     expect_gradient(&m->actor, actor_value, e, actor, x->step[0].params, e->how->rate * factor,
                     exact);
+    test_expect(near(seen->balance, e->balance, exact),
+                "the actor's balance loss is %.12g, not %.12g", seen->balance, e->balance);
     if (!is_one_of(e->how->estimator, "gae")) return;
-    double value = slow_value_of(critic_value, e, m->critic.count, critic);
+    double value = slow_value_of(critic_value, e, m->critic.count, critic) - e->critic_balance;
     test_expect(near(seen->value[LOSS_OF], value, exact),
                 "the critic's loss is %.12g, not %.12g", seen->value[LOSS_OF], value);
+    test_expect(near(seen->critic_balance, e->critic_balance, exact),
+                "the critic's balance loss is %.12g, not %.12g", seen->critic_balance,
+                e->critic_balance);
     expect_gradient(&m->critic, critic_value, e, critic, x->step[0].critic, factor, exact);
 }
 
@@ -1022,7 +1055,7 @@ static void test_ppo(ppo_case c) {
     experience e;
     run first, second;
     snprintf(moments, sizeof moments, "\"mean\": %.17g, \"std\": %.17g, ", c.mean, c.std);
-    ppo_models_write(&m, c.std < 1 || c.std > 1 ? moments : "");
+    ppo_models_write(&m, &c, c.std < 1 || c.std > 1 ? moments : "");
     ppo_line(line, c.options, 1);
     if (run_with(&first, PPO, &m.actor, gae ? &m.critic : NULL, line)) {
         experience_make(&e, &c, &first.rollout, &m.actor, &m.reference, &m.critic, &m.reward);
@@ -1049,7 +1082,7 @@ static void test_critic(const char *options, way w) {
     experience e;
     run x;
     path t = {0};
-    ppo_models_write(&m, "");
+    ppo_models_write(&m, &ppo_usual, "");
     bool *live = (bool *)demo_room(m.critic.count, sizeof *live);
     snprintf(all, sizeof all,
              "--optim adamw --max_norm 1 --adam_betas 0.9,0.95 --critic_learning_rate %.17g %s",
@@ -1081,7 +1114,7 @@ static void test_freezing(int rollouts, int episodes, bool learns) {
     char line[2048], all[256];
     ppo_models m;
     run x;
-    ppo_models_write(&m, "");
+    ppo_models_write(&m, &ppo_usual, "");
     snprintf(all, sizeof all, "--freezing_actor_steps %d --num_episodes %d", rollouts,
              episodes);
     ppo_line(line, all, 2);
@@ -1160,6 +1193,13 @@ static void test_ppo_all(void) {
               "0.3 --use_kl_loss --entropy_loss_coef 0.2",
               (u.over = SEQPAR_AGGREGATE_SEQUENCE_MEAN, u.coef = .3, u.kl_loss = true,
                u.entropy = .2, u.kl_limit = 10, u.added_by_tokens = true, u.updates = 2)));
+#define MIXTRALS (u.actor_experts = u.critic_experts = true)
+    TEST(CASE("--aux_loss_coef 0", MIXTRALS));
+    TEST(CASE("--aux_loss_coef 0.3", (MIXTRALS, u.balance = .3, u.updates = 2)));
+    TEST(CASE("--aux_loss_coef 0.7 " PPO_SPLIT,
+              (u.critic_experts = true, u.balance = .7, u.updates = 2)));
+    TEST(CASE("--aux_loss_coef 0.7 --data_parallel_size 2 --micro_train_batch_size 1",
+              (MIXTRALS, u.balance = .7, u.updates = 2)));
     TEST(test_freezing(0, 1, true));
     TEST(test_freezing(1, 1, false));
     TEST(test_freezing(1, 2, true));

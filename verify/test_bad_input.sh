@@ -266,6 +266,11 @@ for stage in "sft sft arith $labels" "dpo pairs arith $keys" "rm pairs arith $ke
     refuse ${trainer}_keeps_its_template $trainer "$line .*--input_template .'<\{\}\\\\n>' --max_len 200$" $options --dataset $out/$data.jsonl --pretrain $out/complete --input_template $'<{}\n>'
 done
 refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --output $out/arith.jsonl.tokens --input_key question --output_key answer --dataset_probs 0.25,0.75 --seed 3 --max_len 200$" $labels --dataset $out/arith.jsonl,$out/labelled.jsonl --dataset_probs 0.25,0.75 --seed 3 --pretrain $out/complete
+# half a command is none: one that no sentence holds is named, and the words that are printed are whole
+long=$(printf '{}%09000d' 0)
+refuse sft_long_command sft "give those \(add .*\): python3 demos/prepare.py with the words that --print_prepare prints \([0-9]+ characters, too many for a sentence\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
+refuse sft_long_template sft "too many for a sentence\) --apply_chat_template$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --tokenizer_chat_template "$long" --apply_chat_template
+build/train_sft $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long" --print_prepare 2>/dev/null | grep -qF "\"$long\"" && ok bad_long_words || fail bad_long_words "--print_prepare cuts words"
 refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
 # lists of messages are what prepare.py reads
 printf '{"chosen": [{"role": "user", "content": "a"}], "rejected": [{"role": "user", "content": "a"}]}\n' >$out/listed.jsonl

@@ -36,7 +36,7 @@ for program in cpu chunks layers ranks sample vocab; do make build/bench_$progra
 bench cpu 14 12
 bench chunks 64 50
 bench layers 18 24
-bench ranks 10 4
+bench ranks 16 4
 bench sample 2 47
 bench vocab 3 31
 

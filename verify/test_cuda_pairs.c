@@ -80,7 +80,7 @@ static const int levels[FACTORS] = {[LAYOUT] = SEQPAR_LAYOUT_COUNT,
                                     [GAPS] = 2,
                                     [RELAXED] = 2};
 
-/* What a value is called; "no ..." is left out of a case's name. */
+/* What a value is called. */
 static const char *value_name(int factor, int level) {
     static const char *const text[FACTORS][COVER_LEVELS] = {
         [RANKS] = {"P=1", "P=2", "P=3", "P=4", "P=5"},
@@ -106,14 +106,7 @@ static const char *value_name(int factor, int level) {
 }
 
 static const char *case_name(const int *level) {
-    static char text[240];
-    size_t used = 0;
-    for (int f = 0; f < FACTORS; f++) {
-        const char *value = value_name(f, level[f]);
-        if (strncmp(value, "no ", 3))
-            used += (size_t)snprintf(text + used, sizeof text - used, " %s", value);
-    }
-    return text;
+    return cover_name(FACTORS, level, value_name);
 }
 
 /* ---- what is refused, and what has equal bits ---- */
@@ -407,13 +400,6 @@ static void expect_met(const cover met[2], const cover_pair *p, int sort) {
                 sort == WITH_BITS ? " with equal bits" : "");
 }
 
-static int64_t pairs_in_all(void) {
-    int64_t sum = 0;
-    for (int f = 0; f < FACTORS; f++)
-        for (int g = 0; g < f; g++) sum += levels[f] * levels[g];
-    return sum;
-}
-
 /* Every pair is in a case, with equal bits where it can have them. */
 static void test_all_met(void) {
     cover met[2] = {covering(), covering()};
@@ -427,12 +413,12 @@ static void test_all_met(void) {
         expect_met(met, &p, sort);
         count[sort]++;
     }
-    test_expect(count[WITH_BITS] + count[BY_RULE] + count[REFUSED] == pairs_in_all() &&
+    test_expect(count[WITH_BITS] + count[BY_RULE] + count[REFUSED] == cover_pairs(&met[0]) &&
                     count[WITH_BITS] && count[BY_RULE] && count[REFUSED],
                 "pairs were left out");
     test_end("cuda_pairs_met: %lld pairs in %d cases, %lld with equal bits, %lld by the error "
              "rule; %lld refused",
-             (long long)pairs_in_all(), case_count, (long long)count[WITH_BITS],
+             (long long)cover_pairs(&met[0]), case_count, (long long)count[WITH_BITS],
              (long long)count[BY_RULE], (long long)count[REFUSED]);
 }
 

@@ -175,6 +175,8 @@ int main(int argc, char **argv) {
     seqpar_device_close(test_cuda(1)); /* where there is no GPU this says so */
     test_refused();
     test_failures();
+    /* on the stand-in every two features meet in smaller steps: test_cuda_steps.c */
+    if (test_fibers()) return test_summary();
     for (int device = 0; device <= 2; device += 2) {
         test_steps(OBJECTIVE_SFT, device, 2, SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING);
         test_steps(OBJECTIVE_DPO, device, 3, SEQPAR_LAYOUT_CONTIGUOUS, SEQPAR_SCHEDULE_LLAMA3);

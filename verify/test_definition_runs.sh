@@ -84,6 +84,21 @@ for by in openrlhf trl llamafactory; do same pad.$by "inputs teach the embedding
 cmp -s $out/pad.trl/model.safetensors $out/pad.openrlhf/model.safetensors && cmp -s $out/pad.trl/model.safetensors $out/pad.llamafactory/model.safetensors && ! cmp -s $out/pad.trl/model.safetensors $out/plain/model.safetensors && [ -s $out/plain/model.safetensors ] && ok definition_pad || fail definition_pad "the padding token learns as any other"
 grep -q '^loss: ' $out/plain.log && fail definition_silent "$(grep '^loss: ' $out/plain.log)" || ok definition_silent
 
+# resume where the padding token is another one, of the model and of the critic; where nothing hangs on it, and the same, it goes on
+pads() { # NAME FOLDER PATTERN TRAINER OPTIONS...
+    local name=$1 folder=$2 pattern=$3 trainer=$4; shift 4
+    run pads.$name $trainer "$@" --save_steps 1 || fail definition_pads_$name "$(tail -n 1 $out/pads.$name.log)"
+    sed -i -E 's/("pad_token_id":[[:space:]]*)[0-9]+/\146/' $folder/config.json
+    run pads.$name $trainer "$@" --load_checkpoint --overwrite && [ "$pattern" ] && fail definition_pads_$name "went on"
+    { [ -z "$pattern" ] && [ -s $out/pads.$name/model.safetensors ] && ! grep -q '^error' $out/pads.$name.log; } || { [ "$pattern" ] && grep -q "^error: the checkpoint was written with $pattern: inputs" $out/pads.$name.log; } && ok definition_pads_$name || fail definition_pads_$name "$(tail -n 1 $out/pads.$name.log)"
+    sed -i -E 's/("pad_token_id":[[:space:]]*)[0-9]+/\132/' $folder/config.json
+    run pads.$name $trainer "$@" --load_checkpoint --overwrite && ok definition_pads_${name}_same || fail definition_pads_${name}_same "$(tail -n 1 $out/pads.$name.log)"
+}
+cp -r $out/rm $out/padded_rm; sed -i -E 's/("pad_token_id":[[:space:]]*)[0-9]+/\132/' $out/padded_rm/config.json
+pads model $out/padded 'pad_token_id 32, this run has 46' sft $texts --loss_definition trl
+pads free $out/padded '' sft $texts
+pads critic $out/padded_rm 'critic_pad_token_id 32, this run has 46' ppo $prompts --reward_pretrain $out/padded_rm --pretrain $out/padded --loss_definition trl
+
 # resume: by the same definition, and refused by another
 steps="--dataset $out/arith.jsonl $pairs --train_batch_size 6 --learning_rate 1e-4 --ipo"
 run whole dpo $steps --loss_definition trl --max_steps 4

@@ -7,6 +7,7 @@
 #define STB_DS_IMPLEMENTATION
 #include <dirent.h>
 #include "options.h"
+#include "holdout.h"
 #include "pairs.h"
 #include "arith.h"
 #include "plot.h"
@@ -395,6 +396,7 @@ static bool flags_take_an_optional_word(void) {
     EXPECT(parse("--sample_packing yes --tf32 --flash_attn fa2 --tf32 auto --max_len 3") == 0 &&
            config.packing);
     EXPECT(config.max_len == 3);
+    EXPECT(parse("--flash_attn=#2 --max_len 4") == 0 && config.max_len == 4); /* none is near */
     return true;
 }
 
@@ -458,6 +460,13 @@ static bool bad_values_are_refused(void) {
          "--truncation needs a value (one of drop, cut, cut_both), but nothing follows"},
         {"data.jsonl", "stray word data.jsonl; options start with -- (--help lists all)"},
         {"--packing_samples 3", "stray word 3; options start with -- (--help lists all)"},
+        {"--flash_attn #fast", "'#fast' is a comment that the shell has handed over; remove it "
+                               "from the command"},
+        {"--packing_samples # rows",
+         "'#' is a comment that the shell has handed over; remove it from the command"},
+        {"--flash_attn \t --max_len 3",
+         "a word is a blank: something stands behind a backslash at the end of a line, so that "
+         "the lines below it are not read; remove it"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
         {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
         {"--kd_coef 1", "--kd_coef is an option of kd, which is not here; leave it out"},
@@ -736,6 +745,71 @@ static bool streams_are_cut_into_documents(void) {
            holds(message.text, "s.txt: plain text needs --pretrain_mode"));
     EXPECT(load(path, (demo_data_options){.pretrain_mode = true}) == -1 &&
            holds(message.text, "set it to 2 or more"));
+    return true;
+}
+
+/* Texts of two files: ended, cut without an end, and side by side, as LLaMA-Factory's stage pt. */
+static bool texts_end_and_are_joined_as_in_stage_pt(void) {
+    char both[1100];
+    const char *one = make_file("p.jsonl",
+                                "{\"t\": \"abc\"}\n{\"t\": \"\"}\n{\"t\": \"defgh\"}\n");
+    const char *two = make_file("r.jsonl", "{\"t\": \"ij\"}\n{\"t\": \"k\"}\n");
+    demo_data_options how = {.input_key = "t",
+                             .pretrain_mode = true,
+                             .pretrain_eos = true,
+                             .max_len = 5,
+                             .long_documents = DEMO_LONG_CUT_BOTH};
+    snprintf(both, sizeof both, "%s,%s", one, two);
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 4 && set.counts.zero_length == 1);
+    EXPECT_TEXT(shown(0), "[B]|abc[E]");
+    EXPECT_TEXT(shown(1), "[B]|defg");
+    EXPECT_TEXT(shown(2), "[B]|ij[E]");
+    how.long_documents = DEMO_LONG_CUT;
+    EXPECT(load(both, how) == 0);
+    EXPECT_TEXT(shown(1), "[B]|defg");
+    how.pretrain_blocks = true;
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 3 && set.counts.read == 5);
+    EXPECT(set.tokens == 15 && set.supervised_tokens == 12 && set.counts.zero_length == 1);
+    EXPECT_TEXT(shown(0), "a|bc[E]d");
+    EXPECT_TEXT(shown(1), "e|fgh[E]");
+    EXPECT_TEXT(shown(2), "i|j[E]k[E]");
+    how.max_samples = 2; /* a part of each file: abc, and ij */
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 1 && set.counts.read == 2);
+    how.max_len = 16;
+    EXPECT(load(both, how) == -1 && holds(message.text, "0 kept"));
+    EXPECT(load(make_file("s.txt", "one\n"), how) == -1 &&
+           holds(message.text, "s.txt: is one text without an end"));
+    EXPECT(load(make_file("i.jsonl", "{\"input_ids\": [1, 2]}\n"), how) == -1 &&
+           holds(message.text, "i.jsonl:1: \"input_ids\" are tokens already"));
+    return true;
+}
+
+/* numpy 2.4.6: numpy.random.default_rng(seed).permutation(23) */
+static bool permutations_are_those_of_numpy(void) {
+    static const struct {
+        uint64_t seed;
+        int64_t order[23];
+    } known[] = {
+        {42,
+         {18, 10, 17, 22, 16, 15, 7, 6, 9, 3, 0, 19, 12, 5, 11, 14, 21, 2, 4, 20, 1, 13, 8}},
+        {7, {15, 4, 18, 3, 14, 12, 10, 0, 19, 17, 8, 7, 1, 21, 13, 6, 16, 5, 22, 20, 2, 9, 11}},
+        {(1ull << 32) + 5,
+         {2, 4, 6, 20, 5, 18, 14, 19, 22, 15, 9, 12, 8, 10, 16, 7, 11, 13, 0, 1, 21, 3, 17}}};
+    int64_t order[23];
+    for (int i = 0; i < 3; i++) {
+        demo_permutation(order, 23, known[i].seed);
+        EXPECT(!memcmp(order, known[i].order, sizeof order));
+    }
+    demo_permutation(order, 1, 3);
+    EXPECT(order[0] == 0 && demo_held_count(0.2, 23) == 5 && demo_held_count(7, 23) == 7);
+    EXPECT(demo_held_count(1e-9, 23) == 1);
+    static const double none[] = {1, 2.5, -1, NAN, INFINITY, 1e10};
+    for (int i = 0; i < 6; i++)
+        EXPECT(demo_held_size_wrong("val_size", none[i], &message) == -1 &&
+               holds(message.text, "a fraction below 1, or a whole number of at least 2"));
+    EXPECT(!demo_held_size_wrong("val_size", 0, &message) &&
+           !demo_held_size_wrong("val_size", 0.999, &message) &&
+           !demo_held_size_wrong("val_size", 2, &message));
     return true;
 }
 
@@ -1893,6 +1967,8 @@ static const struct {
     TEST(long_documents_are_dropped_or_cut),
     TEST(empty_and_masked_documents_are_counted),
     TEST(streams_are_cut_into_documents),
+    TEST(texts_end_and_are_joined_as_in_stage_pt),
+    TEST(permutations_are_those_of_numpy),
     TEST(samples_and_files_are_limited_and_joined),
     TEST(broken_data_is_named),
     TEST(other_files_hold_the_same),

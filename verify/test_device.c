@@ -2115,11 +2115,11 @@ static seqpar_status call_sgd(seqpar_device *device, const bench *b) {
 static bench update_bench(int64_t count, int64_t t) {
     bench b = {.size = {count, t}};
     int64_t i;
-    add_sums(&b, "p", 1, count, 0, 0.05);
-    add_sums(&b, "m", 1, count, 0, t > 1);
-    add_sums(&b, "v", 1, count, 0, t > 1);
-    add_sums(&b, "g", 1, count, 0, 1);
-    add_field(&b, "working", 1, count, 0, 0.05);
+    add_sums(&b, "p", 1, count, 3, 0.05);
+    add_sums(&b, "m", 1, count, 3, t > 1);
+    add_sums(&b, "v", 1, count, 3, t > 1);
+    add_sums(&b, "g", 1, count, 3, 1);
+    add_field(&b, "working", 1, count, 3, 0.05);
     for (i = 0; i < count; i++) b.field[VARIANCE].value[i] = fabs(b.field[VARIANCE].value[i]);
     return b;
 }

@@ -5,18 +5,11 @@
 # model (M, R, Q, D, K, G) and the functions that are exported. Without such a python rows that need it are skipped.
 # shellcheck disable=SC2016,SC2317 # functions are called by rows, in another shell
 cd "$(dirname "$0")/.." || exit 1
+. verify/rows.sh
 export S=$PWD
 export B=$S/build F=$S/build/test_inputs/made
 out=$S/build/test_inputs
 rm -rf "$out"; mkdir -p "$F" "$out/rows"
-passed=0 failed=0 skipped=0
-ok() { echo "ok $1"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
-skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
-end() {
-    if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
-    [ $failed -eq 0 ]; exit
-}
 export OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=1
 P=$(ci/python_with.sh tokenizers jinja2) || P=
 export P

@@ -69,6 +69,36 @@ foreign() {
     library=$other mpi_run 2 $program $shape $texts --ring_attn_size 2 --save_path $out/foreign >$out/foreign.log 2>&1; local code=$?
     [ $code -ne 0 ] && grep -q '^error: the launcher has started 2 processes (.*), but the MPI of this program knows 1' $out/foreign.log && [ ! -e $out/foreign ] && ok ${name}_foreign_launcher || fail ${name}_foreign_launcher "exit code $code: $(grep -m 1 error $out/foreign.log)"
 }
+# the scripts for several hosts, on this one: the same stages, the same models however many ranks there are and whoever starts them
+scripts() {
+    local bin=$PWD/$out/$library started=$PWD/$out/started trainer model by
+    mkdir -p $started
+    for trainer in sft dpo ppo; do ln -sf train_$trainer $bin/mpi_train_$trainer; done
+    printf '#!/bin/sh\nexec mpirun.openmpi "$@"\n' >$started/mpirun
+    # takes what srun --help has, of what a script may use
+    cat >$started/srun <<'SRUN'
+#!/bin/sh
+while :; do
+    case $1 in
+    --ntasks=[0-9]*) ranks=${1#*=} ;;
+    --cpus-per-task=[0-9]* | --mpi=pmix | --kill-on-bad-exit=1) ;;
+    -*) echo "srun: unrecognized option '$1'" >&2; exit 1 ;;
+    *) exec mpirun.openmpi --oversubscribe -n "$ranks" "$@" ;;
+    esac
+    shift
+done
+SRUN
+    chmod +x $started/*
+    echo "localhost slots=2" >$out/hosts
+    by() { local script=$1; shift; env PATH="$started:$PATH" BIN=$bin OUT=$out/by.$script DATA=$out/arith.jsonl STEPS=2 "$@" ci/limit.sh 400 sh demos/cluster_$script.sh >$out/by.$script.log 2>&1; }
+    [ "$(sed -n '/^# ---- the stages/,$p' demos/cluster_mpirun.sh)" = "$(sed -n '/^# ---- the stages/,$p' demos/cluster_srun.sh)" ] && grep -q '^stage ppo' demos/cluster_srun.sh && ok ${name}_scripts_agree || fail ${name}_scripts_agree "the stages of demos/cluster_mpirun.sh and demos/cluster_srun.sh differ"
+    by mpirun RANKS=4 && ok ${name}_script_mpirun || fail ${name}_script_mpirun "$(grep -m 1 error $out/by.mpirun.log) $(tail -n 1 $out/by.mpirun.log)"
+    mv $out/by.mpirun $out/by.four
+    by mpirun RANKS=2 RING=1 HOSTFILE=$out/hosts && by srun SLURM_NTASKS=4 && for model in sft dpo ppo ppo/critic; do
+        for by in mpirun srun; do cmp -s $out/by.$by/$model/model.safetensors $out/by.four/$model/model.safetensors && ok "${name}_script_$by $model" || fail "${name}_script_$by $model" "another model than that of four ranks"; done
+    done || fail ${name}_scripts "$(grep -h -m 1 error $out/by.mpirun.log $out/by.srun.log) $(tail -n 1 $out/by.srun.log)"
+    by srun && fail ${name}_script_alone "trains without Slurm" || { grep -q 'run this by sbatch or salloc' $out/by.srun.log && ok ${name}_script_alone || fail ${name}_script_alone "$(tail -n 1 $out/by.srun.log)"; }
+}
 
 for library in openmpi mpich; do
     name=mpi_$library
@@ -90,5 +120,6 @@ for library in openmpi mpich; do
     another_program
     never_finalizes
     foreign
+    [ $library = mpich ] || scripts
 done
 summary

@@ -62,6 +62,7 @@ static int settle(int tool, const char *line) {
     if (parse(tool, whole)) return -1;
     demo_settle_truncation(&x.job);
     return demo_settle_types(&x.job, &x.error) || demo_settle_rates(&x.job, &x.error) ||
+                   demo_settle_schedule(&x.job, &x.error) ||
                    demo_settle_evaluation(&x.job, &x.error) ||
                    demo_pick_attention(&x.job, &x.error) || demo_job_world(&x.job, &x.error) ||
                    demo_settle_batch(&x.job, &x.error)
@@ -96,9 +97,7 @@ static void value_of(const char *kind, char *text, size_t size) {
 static void refused(int tool, const demo_known *known, const demo_known *target) {
     char value[64], line[256], begins[256], neutral[96];
     value_of(known->kind, value, sizeof value);
-    if (!strcmp(target->name, "do_train") ||
-        !strcmp(target->name, "shuffle_for_sequence_parallel"))
-        snprintf(value, sizeof value, "false");
+    if (!strcmp(target->role, "refused:true")) snprintf(value, sizeof value, "false");
     if (!strcmp(target->name, "stage")) snprintf(value, sizeof value, "pt");
     snprintf(line, sizeof line, "--%s %s", known->name, value);
     snprintf(begins, sizeof begins, "--%s %s is not done here: ", known->name, value);
@@ -289,7 +288,36 @@ static void test_rates(void) {
     test_end("options_rates");
 }
 
+static void test_defaults(void) {
+    static const struct {
+        const char *line, *schedule;
+        double warms, second;
+        int64_t longest;
+    } cases[] = {{"", "cosine_with_min_lr", 0.03, 0.95, 1024},
+                 {"--from llamafactory", "linear", 0, 0.999, 2048},
+                 {"--cutoff_len 77 --lr_scheduler_type cosine", "cosine", 0, 0.999, 77},
+                 {"--from axolotl", "cosine", 0.03, 0.999, 512},
+                 {"--sequence_len 77 --adam_betas 0.9 0.97 --lr_scheduler linear", "linear",
+                  0.03, 0.97, 77}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        const demo_config *c = &x.job.config;
+        test_expect(!wrong && !strcmp(c->lr_scheduler, cases[i].schedule) &&
+                        fabs(c->lr_warmup_ratio - cases[i].warms) < 1e-15 &&
+                        fabs(c->adam_betas[1] - cases[i].second) < 1e-15 &&
+                        c->max_len == cases[i].longest,
+                    "%s: %s, %g, %g, %lld%s", cases[i].line, c->lr_scheduler,
+                    c->lr_warmup_ratio, c->adam_betas[1], (long long)c->max_len,
+                    wrong ? x.error.text : "");
+    }
+    test_end("options_defaults");
+}
+
 /* ---- placement, types, evaluation, long documents ---- */
+
+/* Every ring_attn_func, and what axolotl takes where it is not told. */
+#define AXOLOTL "--from axolotl --sequence_parallel_degree 4 "
+#define PACKED  AXOLOTL "--sample_packing --train_batch_size 4 "
 
 static void test_placement(void) {
     static const char *const cases[][3] = {
@@ -302,6 +330,23 @@ static void test_placement(void) {
         {"--sequence_parallel_degree 4 --sample_packing --train_batch_size 4", "contiguous",
          "llama3"},
         {"--sequence_parallel_degree 4 --ring_attn_func batch_zigzag", "zigzag", "ring"},
+        {AXOLOTL, "contiguous", "ring"},
+        {AXOLOTL "--ring_attn_func batch_ring", "contiguous", "ring"},
+        {AXOLOTL "--ring_attn_func batch_zigzag", "zigzag", "ring"},
+        {AXOLOTL "--ring_attn_func batch_stripe", "stripe", "ring"},
+        {AXOLOTL "--ring_attn_func varlen_llama3", "contiguous", "llama3"},
+        {PACKED, "contiguous", "llama3"},
+        {PACKED "--ring_attn_func varlen_llama3", "contiguous", "llama3"},
+        {PACKED "--ring_attn_func varlen_ring", "contiguous", "ring"},
+        {PACKED "--ring_attn_func varlen_zigzag", "zigzag-doc", "ring"},
+        {PACKED "--ring_attn_func batch_ring", NULL, "batch_ring with --sample_packing"},
+        {PACKED "--ring_attn_func batch_zigzag", NULL, "batch_zigzag with --sample_packing"},
+        {PACKED "--ring_attn_func batch_stripe", NULL, "batch_stripe with --sample_packing"},
+        {PACKED "--ring_attn_func batch_ring --layout zigzag", NULL, "with --sample_packing"},
+        {AXOLOTL "--ring_attn_func batch_ring --layout zigzag", NULL,
+         "batch_ring means --layout contiguous --schedule ring, but"},
+        {AXOLOTL "--ring_attn_func llama3", NULL,
+         "must be one of batch_ring, batch_zigzag, batch_stripe, varlen_ring, varlen_zigzag"},
         {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
         {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
          "is for the schedule "},
@@ -506,6 +551,7 @@ int main(int argc, char **argv) {
     TEST(test_batch());
     TEST(test_batch_said());
     TEST(test_rates());
+    TEST(test_defaults());
     TEST(test_placement());
     TEST(test_meanings());
     TEST(test_long_documents());

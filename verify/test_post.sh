@@ -173,6 +173,21 @@ done
 played saved smollm3 qwen2 --save_value_network && grep -q '"Qwen2ForSequenceClassification"' $out/of/saved/critic/config.json && grep -q '"SmolLM3ForCausalLM"' $out/of/saved/config.json && mv $out/of/saved/critic $out/of/again.score && cp -r $out/of/qwen2.lm $out/of/again.lm && played again smollm3 again && ok post_family_critic || fail post_family_critic "$(tail -n 1 $out/of/saved.log) $(tail -n 1 $out/of/again.log)"
 played step llama qwen2 --save_steps 1 --ckpt_path $out/of/step.ckpt; sed -i 's/"sliding_window": 7/"sliding_window": 3/' $out/of/qwen2.score/config.json
 ! played step llama qwen2 --max_steps 2 --load_checkpoint --ckpt_path $out/of/step.ckpt && grep -q '^error: the model in .*global_step1/critic has sliding_window 7, this run.s has 3' $out/of/step.log && ok post_family_other_critic || fail post_family_other_critic "$(tail -n 1 $out/of/step.log)"
+# a critic with experts has their balance loss, whatever the actor has: another step than without, the same on all ranks and on ranks of its own
+balanced() { local name=$1; shift; played $name "$@" --save_value_network; sed -i 's/, "generate_seconds.*//' $out/of/$name.jsonl; }
+other_critic() { ! cmp -s $out/of/$1/critic/model.safetensors $out/of/$2/critic/model.safetensors; }
+for actor in llama qwen3_moe; do
+    balanced plain $actor mixtral && balanced whole $actor mixtral --aux_loss_coef 0.3 && other_critic plain whole && grep -q '"critic_aux_loss": 0\.[0-9]' $out/of/whole.jsonl && ! grep -q critic_aux_loss $out/of/plain.jsonl && ! grep -q 'so --aux_loss_coef adds nothing' $out/of/whole.log && ok "post_critic_experts $actor" || fail "post_critic_experts $actor" "$(tail -n 1 $out/of/whole.log) $(cat $out/of/whole.jsonl)"
+    while read -r world; do
+        balanced split $actor mixtral --aux_loss_coef 0.3 $world && ! other_critic split whole && cmp -s $out/of/split/model.safetensors $out/of/whole/model.safetensors && cmp -s $out/of/split.jsonl $out/of/whole.jsonl && ok "post_critic_experts $actor $world" || fail "post_critic_experts $actor $world" "$(tail -n 1 $out/of/split.log) $(diff $out/of/split.jsonl $out/of/whole.jsonl)"
+    done <<'WORLDS'
+--ring_attn_size 2
+--ring_attn_size 4 --micro_train_batch_size 1
+--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3
+--actor_num_gpus_per_node 1 --ref_num_gpus_per_node 1 --critic_num_gpus_per_node 2 --reward_num_gpus_per_node 1
+WORLDS
+done
+played idle llama qwen2 --aux_loss_coef 0.3; grep -q '^notice: the model has no experts, so --aux_loss_coef adds nothing' $out/of/idle.log && ok post_critic_no_experts || fail post_critic_no_experts "$(head -n 3 $out/of/idle.log)"
 # whatever a config says of a reference is in its digest: log-probs of one that is computed otherwise are not taken, a run against it does not go on
 while read -r family change; do
     kept="$tiny --pretrain $out/of/llama.lm --ref_pretrain $out/of/$family.lm --dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --max_samples 4 --train_batch_size 2 --save_path $out/of/digest --ckpt_path $out/of/$family.ckpt"

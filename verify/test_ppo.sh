@@ -132,12 +132,12 @@ cp -r $out/rm $out/bare; sed -i 's/"std":[^}]*/"std": 0/' $out/bare/config.json
 refuse reward_head 'tensor "score.weight" is no part of the model .* name the head by --value_head_prefix' critic --value_head_prefix value
 refuse reward_headless 'there is no tensor "score.weight", so this is no reward model' critic --reward_pretrain $out/sft
 refuse normalize_moments 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/bare --normalize_reward --ring_attn_size 2
-# what a config says of a reward model's scores holds for its own weights alone: trained further they are gone, or made anew, once
+# what a config says of a reward model's scores holds for its own weights alone: trained further they are made anew, once
 further() { build/train_rm $shape --dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 2 --learning_rate 2e-3 --pretrain $out/rm "$@" >$out/further.log 2>&1; }
 further --save_path $out/further && further --save_path $out/measured --eval_dataset $out/eval.jsonl && scores=$(sed -nE 's/ +(chosen|rejected)_reward ([-0-9.]+)/\2/p' $out/further.log | awk '{ sum += $1 } END { print sum / 2 }') || fail ppo_further "$(tail -n 1 $out/further.log)"
-grep -qE '"(mean|std)"' $out/further/config.json && fail ppo_moments_dropped "$(grep -E 'mean|std' $out/further/config.json)" || ok ppo_moments_dropped
+[ "$(grep -cE '"(mean|std)"' $out/further/config.json)" = 2 ] && ! grep -qF "$(grep -E '"mean"' $out/rm/config.json)" $out/further/config.json && ok ppo_moments_not_the_old || fail ppo_moments_not_the_old "$(grep -E 'mean|std' $out/further/config.json)"
 further --save_path $out/kept --max_steps 0; [ "$(grep -E '"(mean|std)"' $out/kept/config.json)" = "$(grep -E '"(mean|std)"' $out/rm/config.json)" ] && ok ppo_moments_kept || fail ppo_moments_kept "$(grep -E 'mean|std' $out/kept/config.json)"
-refuse normalize_further 'normalize_reward needs "mean" and a positive "std"' critic --reward_pretrain $out/further --normalize_reward
+run further_normalized $critic --reward_pretrain $out/further --normalize_reward && ok ppo_moments_of_training_data || fail ppo_moments_of_training_data "$(tail -n 1 $out/further_normalized.log)"
 [ "$(grep -cE '"(mean|std)"' $out/measured/config.json)" = 2 ] && echo "$scores $(sed -nE 's/.*"mean":[[:space:]]*([-0-9.e+]*).*/\1/p' $out/measured/config.json) $(number mean)" | awk '{ d = $1 - $2; exit !(NF == 3 && d < 2e-6 && d > -2e-6 && $2 != $3) }' && run remeasured $critic --reward_pretrain $out/measured --normalize_reward && ok ppo_moments_anew || fail ppo_moments_anew "$scores $(grep -E 'mean|std' $out/measured/config.json | tr '\n' ' ')"
 # rewards whose sum over texts would overflow
 cp -r $out/rm $out/steep; sed -i 's/"std":[^}]*/"std": 1e-300/' $out/steep/config.json

@@ -4,16 +4,9 @@
 # converted, and, where torch is, the trainer whose steps the oracle judges: all of its tests and all of its mistakes with
 # TEST_ALL=1, some of them otherwise.
 cd "$(dirname "$0")/.." || exit 1
+. verify/rows.sh
 oracle=build/seqpar-verify out=build/test_python
 rm -rf $out; mkdir -p $out
-passed=0 failed=0 skipped=0
-ok() { echo "ok $1"; passed=$((passed + 1)); }
-fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
-skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
-end() {
-    if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"; else echo "$passed passed, $failed failed"; fi
-    [ $failed -eq 0 ]; exit
-}
 export PYTHONPATH=verify/python PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
 # run NAME PROGRAM ARGUMENTS...: prints "ok .." and "FAIL .." itself; a line of its own if it breaks off
 run() {

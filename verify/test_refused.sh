@@ -14,6 +14,8 @@ head -n 40 $out/arith.jsonl >$out/fewer.jsonl
 tail -n 60 $out/arith.jsonl | tac >$out/turned.jsonl
 echo "not a line of metrics" >$out/text
 sed -E 's/"wrong": .*/"label": true}/' $out/arith.jsonl >$out/labelled.jsonl
+for i in $(seq 12); do echo "{\"input_ids\": [65, 66, 67], \"loss_mask\": [0, 0, $((i % 2 ? 0 : i > 6))]}"; done >$out/masked.jsonl
+printf 'a text without an end\n' >$out/plain.txt
 tiny="--num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --train_batch_size 12 --max_len 200"
 sft="--dataset $out/arith.jsonl --input_key question --output_key answer $tiny"
 dpo="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong $tiny"

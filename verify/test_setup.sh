@@ -57,7 +57,7 @@ expect() { # NAME WANT GOT
 install="apt-get install --no-install-recommends"
 did="did install --no-install-recommends"
 base="libc6-dev libcjson-dev libstb-dev zlib1g-dev"
-all="THERE=stdio.h cjson/cJSON.h stb/stb_ds.h zlib.h curl/curl.h"
+all="THERE=stdio.h cjson/cJSON.h stb/stb_ds.h zlib.h curl/curl.h yaml.h"
 brings() { echo "($(($# * 3)) packages: 1 kB to download, 26.3 MB installed)"; } # PACKAGE...
 said() { echo "setup: ${root}$install $* $(brings "$@")"; }
 hint="; SETUP=print only says this"
@@ -66,7 +66,7 @@ for target in demo verify quick bench test_fold; do
 $did $base -y -qq
 code 0" "$(run $target)"
 done
-expect demos "$(said $base libcurl4-openssl-dev)
+expect demos "$(said $base libcurl4-openssl-dev libyaml-dev)
 code 0" "$(run SETUP=print setup)"
 expect suites "$(said $base libcurl4-openssl-dev g++ binutils libopenmpi-dev openmpi-bin libmpich-dev mpich)
 code 0" "$(run SETUP=print check test_fold test_headers test_mpi test_rollout)"
@@ -108,7 +108,7 @@ expect make_demo "$(said $base)
 code 0" "$(made SETUP=print make demo)"
 expect make_check "$(said $base)
 code 0" "$(made SETUP=print make check SUITES=fold)"
-expect make_check_demos "$(said $base libcurl4-openssl-dev)
+expect make_check_demos "$(said $base libcurl4-openssl-dev libyaml-dev)
 code 0" "$(made SETUP=print make check SUITES="fold runs")"
 sentence="setup: this needs libcjson-dev; please type: $install libcjson-dev"
 expect make_binary "$sentence

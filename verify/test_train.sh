@@ -198,7 +198,7 @@ refuse option_eval_steps 'eval_steps is 1, but there is nothing to evaluate on; 
 refuse option_lora '\-\-lora_rank 8 is not done here: every weight is trained' $few --lora_rank 8
 refuse option_stage '\-\-stage dpo is not done here: the program is the stage' $few --stage dpo
 refuse option_resume '\-\-resume_from_checkpoint nowhere is not done here: --load_checkpoint goes on' $few --resume_from_checkpoint nowhere
-refuse option_val_size '\-\-val_size 0.1 is not done here: evaluation data is a file of its own' $few --val_size 0.1
+refuse option_val_size '\-\-val_size 50 asks for 50 of 50 documents, which leaves none to train on' $few --val_size 50
 refuse option_template '\-\-apply_chat_template: .*short.jsonl is no token file' $few --apply_chat_template
 refuse option_batch 'train_batch_size 12 is not --micro_train_batch_size 2 x 1 data-parallel ranks x --gradient_accumulation_steps 3 = 6' $few --train_batch_size 12 --micro_train_batch_size 2 --gradient_accumulation_steps 3
 refuse option_packed_rows 'with --sample_packing, axolotl counts packed rows' $few --micro_batch_size 2 --sample_packing

@@ -14,6 +14,7 @@ enum {
     PROGRAM_NODES,
     PROGRAM_PER_NODE,
     PROGRAM_PROCESSES,
+    PROGRAM_PRECISION,
     PROGRAM_REFUSED
 };
 
@@ -85,7 +86,7 @@ static const program_launcher_option program_launcher_options[] = {
      "that file is not read; give the trainer --zero_stage, --adam_offload and the like"},
     {"accelerate launch", "--gradient_accumulation_steps", true, PROGRAM_REFUSED,
      "give it to the trainer"},
-    {"accelerate launch", "--mixed_precision", true, PROGRAM_NOTHING},
+    {"accelerate launch", "--mixed_precision", true, PROGRAM_PRECISION},
     {"accelerate launch", "--multi_gpu", false, PROGRAM_NOTHING},
     {"accelerate launch", "--cpu", false, PROGRAM_NOTHING},
     {"accelerate launch", "--use_deepspeed", false, PROGRAM_NOTHING},
@@ -172,6 +173,14 @@ static const char *program_launcher_value(program *p, const program_launcher_opt
     return NULL;
 }
 
+/* What the trainer computes in, where it is not told. */
+static int program_launcher_precision(program *p, const char *what, const char *value) {
+    p->launch.bf16 = !strcmp(value, "bf16");
+    if (p->launch.bf16 || !strcmp(value, "no")) return 0;
+    return demo_fail(p->error, "%s is %.60s; give no, or bf16 (weights are fp32 or bf16 here)",
+                     what, value);
+}
+
 /* --nnodes 2:4 and --nproc_per_node gpu ask a cluster, or a machine, how many there are. */
 static int program_launcher_take(program *p, const program_launcher_option *o,
                                  const char *value) {
@@ -183,6 +192,7 @@ static int program_launcher_take(program *p, const program_launcher_option *o,
     snprintf(what, sizeof what, "%s %s", o->launcher, o->name);
     if (o->means == PROGRAM_REFUSED)
         return demo_fail(p->error, "%s %.60s is not done here: %s", what, value, o->fix);
+    if (o->means == PROGRAM_PRECISION) return program_launcher_precision(p, what, value);
     if (o->means == PROGRAM_HOSTFILE) return l->hostfile = value, 0;
     return o->means == PROGRAM_NOTHING || o->means == PROGRAM_MODULE
                ? 0

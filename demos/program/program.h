@@ -22,14 +22,22 @@ typedef struct {
     const char *launcher; /* NULL: there is none */
     const char *hostfile;
     int64_t nodes, per_node, processes;
+    bool bf16; /* the launcher's --mixed_precision */
 } program_launch;
+
+/* Where an option was said: in a line of a file, or (0) behind it. */
+typedef struct {
+    const char *name, *path;
+    int line;
+} program_origin;
 
 typedef struct {
     char **words; /* of the command; the next one is at `at` */
     int count, at;
-    const char *tool; /* of options.tsv: "sft", ... */
-    int from;         /* DEMO_FROM_ */
-    char **options;   /* the trainer's, stb_ds array */
+    const char *tool;        /* of options.tsv: "sft", ... */
+    int from;                /* DEMO_FROM_ */
+    char **options;          /* the trainer's, stb_ds array */
+    program_origin *origins; /* of those that a file has; stb_ds array */
     program_launch launch;
     program_host *hosts;  /* of the hostfile, stb_ds array */
     int64_t nodes, ranks; /* 0: nobody said how many */
@@ -50,16 +58,6 @@ __attribute__((format(printf, 1, 2))) static inline char *program_text(const cha
     va_end(again);
     va_end(arguments);
     return text;
-}
-
-/* The words as one line to type, with a blank before each. */
-static inline char *program_line(char *const *words, int64_t count) {
-    size_t size = 1, used = 0;
-    for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;
-    char *line = (char *)demo_room((int64_t)size, 1);
-    for (int64_t i = 0; i < count; i++, used += strlen(line + used))
-        demo_shell_word(line + used, size - used, words[i]);
-    return line;
 }
 
 static inline const char *program_base(const char *path) {
@@ -124,6 +122,30 @@ static inline void program_add(program *p, const char *name, const char *value) 
 static inline void program_drop(program *p, int i) {
     program_value at = program_value_of(p, i);
     arrdeln(p->options, i, at.word > i ? 2 : 1);
+}
+
+/* Where the option was said last; NULL: on a command line without a file. */
+static inline const program_origin *program_origin_of(const program *p, const char *name) {
+    for (int64_t i = arrlen(p->origins) - 1; i >= 0; i--)
+        if (demo_same_name(p->origins[i].name, name)) return &p->origins[i];
+    return NULL;
+}
+
+/* Puts "x.yaml:7: " before a sentence about an option of that file, whose dashes go. -1 */
+static inline int program_error_placed(program *p) {
+    char name[DEMO_NAME_LIMIT];
+    const char *text = p->error->text;
+    size_t dashes = !strncmp(text, "--", 2) ? 2 : 0, length = strcspn(text + dashes, " :=;,");
+    snprintf(name, sizeof name, "%.*s", (int)length, text + dashes);
+    const program_origin *origin = dashes ? program_origin_of(p, name) : NULL;
+    if (!origin) return -1;
+    char *sentence = program_text("%s", text + dashes);
+    if (origin->line)
+        demo_fail(p->error, "%.300s:%d: %s", origin->path, origin->line, sentence);
+    else
+        demo_fail(p->error, "behind %.300s: %s", origin->path, sentence);
+    free(sentence);
+    return -1;
 }
 
 /* A whole number of ranks or the like. 0, or -1 with one sentence. */

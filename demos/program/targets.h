@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* targets.h - which trainer a command starts, and whose command it is: by a trainer's name,
- * by a module or script of OpenRLHF, or by LLaMA-Factory's script and its --stage. */
+ * by a module or script of OpenRLHF, by LLaMA-Factory's script and its --stage, or by a yaml
+ * file of LLaMA-Factory or axolotl. */
 #ifndef PROGRAM_TARGETS_H
 #define PROGRAM_TARGETS_H
 
+#include "axolotl.h"
 #include "launchers.h"
+#include "llamafactory.h"
 
 static const char *const program_tools[] = {"sft", "dpo", "rm", "kto", "ppo"};
 enum { PROGRAM_TOOLS = 5 };
@@ -15,13 +18,19 @@ static int program_tool(const char *name) {
     return -1;
 }
 
-/* A yaml file of LLaMA-Factory or axolotl becomes the trainer's options here. None is read
-   yet. */
-static int program_yaml(program *p, int from, const char *path) {
-    return demo_fail(p->error,
-                     "%.300s: yaml files of %s are not read; type its keys as options of a "
-                     "trainer, as in seqpar train_sft --from %s --max_len 2048",
-                     path, demo_from_name[from], demo_from_name[from]);
+/* A yaml file of LLaMA-Factory or axolotl, the word `at` of the options, becomes the trainer's
+   options here. */
+static int program_yaml(program *p, int from, int at) {
+    program_keys k = {.p = p, .path = p->options[at]};
+    char **behind = p->options + at + 1;
+    int64_t count = arrlen(p->options) - at - 1;
+    bool axolotl = from == DEMO_FROM_AXOLOTL;
+    p->options = NULL; /* the words stay where they are */
+    p->from = from;
+    if (program_keys_read(&k) || (axolotl ? program_keys_dashes(&k, behind, count)
+                                          : program_keys_equals(&k, behind, count)))
+        return -1;
+    return axolotl ? program_yaml_of_axolotl(&k) : program_yaml_of_llamafactory(&k);
 }
 
 static bool program_is_yaml(const char *word) {
@@ -70,17 +79,25 @@ static int program_stage(program *p) {
 }
 
 /* Of axolotl.cli.train, llamafactory-cli train and the like: the file behind the name. */
-static int program_yaml_behind(program *p, int from, const char *word) {
-    for (int i = 0; i < arrlen(p->options); i++)
-        if (program_is_yaml(p->options[i])) return program_yaml(p, from, p->options[i]);
-    return demo_fail(p->error, "%.200s reads a .yaml file, but none is named; give it", word);
+static int program_yaml_behind(program *p, int from, const char *word, bool verb) {
+    int at = verb;
+    if (verb && arrlen(p->options) && strcmp(p->options[0], "train"))
+        return demo_fail(p->error,
+                         "%.100s %.100s does not train, and training is all that is done here; "
+                         "give %.100s train FILE.yaml",
+                         word, p->options[0], word);
+    if (!p->launch.launcher) p->launch.launcher = word;
+    if (at < arrlen(p->options) && program_is_yaml(p->options[at]))
+        return program_yaml(p, from, at);
+    return demo_fail(p->error, "%.200s reads a .yaml file, but none is named; give it%s", word,
+                     at < arrlen(p->options) ? " before all options" : "");
 }
 
 static int program_module(program *p, const char *word) {
     static const char openrlhf[] = "openrlhf.cli.";
     size_t skip = sizeof openrlhf - 1;
     if (!strcmp(word, "axolotl.cli.train"))
-        return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word);
+        return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word, false);
     p->from = DEMO_FROM_OPENRLHF;
     if (strncmp(word, openrlhf, skip) || !program_trainer(p, word + skip, strlen(word + skip)))
         return program_no_trainer(p, word);
@@ -92,7 +109,7 @@ static int program_script(program *p, const char *word) {
     const char *name = program_base(word);
     if (!strcmp(name, "train.py") || !strcmp(name, "train_bash.py"))
         return arrlen(p->options) && program_is_yaml(p->options[0])
-                   ? program_yaml(p, DEMO_FROM_LLAMAFACTORY, p->options[0])
+                   ? program_yaml(p, DEMO_FROM_LLAMAFACTORY, 0)
                    : program_stage(p);
     p->from = DEMO_FROM_OPENRLHF;
     return program_trainer(p, name, strlen(name) - 3) ? 0 : program_no_trainer(p, word);
@@ -105,8 +122,8 @@ static int program_target(program *p, const char *word, bool module) {
     if (module) return program_module(p, word);
     if (length > 3 && !strcmp(word + length - 3, ".py")) return program_script(p, word);
     if (!strcmp(word, "llamafactory-cli"))
-        return program_yaml_behind(p, DEMO_FROM_LLAMAFACTORY, word);
-    if (!strcmp(word, "axolotl")) return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word);
+        return program_yaml_behind(p, DEMO_FROM_LLAMAFACTORY, word, true);
+    if (!strcmp(word, "axolotl")) return program_yaml_behind(p, DEMO_FROM_AXOLOTL, word, true);
     return program_trainer(p, word, length) ? 0 : program_no_trainer(p, word);
 }
 

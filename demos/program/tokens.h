@@ -24,20 +24,20 @@ typedef struct {
 /* ---- another program ---- */
 
 /* In the child: it ends when this program ends, however that happens. */
-static void program_become(char *const *words, int out) {
+static void program_become(char *const *words, int out, int errors) {
 #ifdef __linux__
     prctl(PR_SET_PDEATHSIG, SIGTERM);
 #endif
-    if (dup2(out, 1) >= 0) execvp(words[0], words);
+    if (dup2(out, 1) >= 0 && dup2(errors, 2) >= 0) execvp(words[0], words);
     fprintf(stderr, "error: %s cannot be started: %s\n", words[0], strerror(errno));
     _exit(2);
 }
 
-/* Starts it; what it prints goes to `out`. -1 with one sentence. */
-static pid_t program_begin(program *p, char *const *words, int out) {
+/* Starts it; what it prints goes to `out`, what it says to `errors`. -1 with one sentence. */
+static pid_t program_begin(program *p, char *const *words, int out, int errors) {
     fflush(NULL);
     pid_t child = fork();
-    if (!child) program_become(words, out);
+    if (!child) program_become(words, out, errors);
     if (child < 0) demo_fail(p->error, "%s cannot be started: %s", words[0], strerror(errno));
     return child;
 }
@@ -55,19 +55,36 @@ static int program_end_as(int code) {
     exit(code);
 }
 
+/* What the trainer says of an option stands in a line of a file, perhaps. */
+static void program_say_placed(program *p, FILE *said) {
+    static char line[sizeof(demo_error)];
+    rewind(said);
+    while (fgets(line, sizeof line, said)) {
+        bool error = !strncmp(line, "error: ", 7);
+        snprintf(p->error->text, sizeof p->error->text, "%s", line + 7 * error);
+        if (error) program_error_placed(p);
+        fprintf(stderr, "%s%s", error ? "error: " : "", p->error->text);
+    }
+    fclose(said);
+}
+
 /* All that a program prints, for free(); NULL with one sentence. */
 static char *program_output(program *p, char *const *words) {
     int ends[2];
     char *text = NULL, part[4096];
-    if (pipe(ends)) return demo_fail(p->error, "pipe: %s", strerror(errno)), (char *)NULL;
+    FILE *said = tmpfile();
+    if (!said || pipe(ends))
+        return demo_fail(p->error, "a pipe or a file in /tmp: %s", strerror(errno)),
+               (char *)NULL;
     fcntl(ends[0], F_SETFD, FD_CLOEXEC), fcntl(ends[1], F_SETFD, FD_CLOEXEC);
-    pid_t child = program_begin(p, words, ends[1]);
+    pid_t child = program_begin(p, words, ends[1], fileno(said));
     close(ends[1]);
     for (ssize_t got; child > 0 && (got = read(ends[0], part, sizeof part)) > 0;)
         memcpy(arraddnptr(text, (size_t)got), part, (size_t)got);
     close(ends[0]);
     if (child < 0) return NULL;
     int code = program_exit_code(child);
+    program_say_placed(p, said);
     if (code) program_end_as(code);
     arrput(text, 0);
     return text;
@@ -200,11 +217,11 @@ static char **program_prepare_words(const program_set *set, const char *prepare)
 
 static int program_tokens_make(program *p, const program_set *set, const char *prepare) {
     char **words = program_prepare_words(set, prepare);
-    char *line = program_line(words, arrlen(words) - 1);
+    char *line = demo_shell_line("", words, arrlen(words) - 1);
     int code = 0;
     if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
     fprintf(stderr, "tokens:%s\n", line);
-    pid_t child = program_begin(p, words, 2); /* the trainer's output is its own */
+    pid_t child = program_begin(p, words, 2, 2); /* the trainer's output is its own */
     if (child < 0) return -1;
     code = program_exit_code(child);
     return code ? program_end_as(code) : 0;

@@ -113,13 +113,14 @@ static bool program_has_roles(const program *p) {
 
 static void program_world_say(const program *p) {
     const char *ring = program_given(p, "ring_attn_size");
+    bool equals = program_origin_of(p, "finetuning_type") != NULL; /* a yaml of LLaMA-Factory */
     if (!p->launch.launcher || p->ranks || program_has_roles(p) ||
         program_given(p, "data_parallel_size") || program_given(p, "world_size"))
         return;
     fprintf(stderr,
             "notice: %s was not told how many ranks there are, so they are 1 x ring_attn_size "
-            "%s; add --world_size N for more\n",
-            p->launch.launcher, ring ? ring : "1");
+            "%s; add %sworld_size%sN for more\n",
+            p->launch.launcher, ring ? ring : "1", equals ? "" : "--", equals ? "=" : " ");
 }
 
 /* Hands the launcher's number to the trainer. 0, or -1 with one sentence. */
@@ -150,7 +151,7 @@ static int64_t program_slots(const program *p) {
 
 /* The trainer's options without the number of ranks: the launcher says it. */
 static void program_hosts_say(const program *p, FILE *out) {
-    char *line = program_line(p->options, arrlen(p->options));
+    char *line = demo_shell_line("", p->options, arrlen(p->options));
     int64_t slots = program_slots(p);
     fprintf(out, "mpirun -n %lld --hostfile %s", (long long)p->ranks,
             p->launch.hostfile ? p->launch.hostfile : "HOSTS");

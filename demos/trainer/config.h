@@ -12,10 +12,10 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     int long_documents; /* DEMO_LONG_, which truncation and the program decide */
-    bool pretrain_mode, train_on_inputs, packing_samples, load_checkpoint,
-        gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings, plot_loss, json,
-        overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint, async_save,
-        adam_offload, param_offload, stochastic_rounding;
+    bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
+        load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
+        plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
+        async_save, adam_offload, param_offload, stochastic_rounding;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -25,7 +25,7 @@ typedef struct {
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
     int64_t intermediate_size;
     double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
-    double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef;
+    double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef, val_size;
     double adam_betas[2];
 } demo_config;
 
@@ -60,6 +60,14 @@ typedef struct {
          "them one after the other", \
          DEMO_ANY}, \
         {"eval_dataset", &(c).eval_dataset, DEMO_STRING, NULL, "data to evaluate on", DEMO_ANY}, \
+        {"val_size", \
+         &(c).val_size, \
+         DEMO_FLOAT, \
+         "0", \
+         "documents (or pairs) of the training data that are evaluated and not trained on: a " \
+         "fraction below 1, or how many (2 or more); those that LLaMA-Factory takes by --seed, " \
+         "or axolotl (val_set_size), of the documents kept", \
+         DEMO_AT_LEAST(0)}, \
         {"input_template",        &(c).input_template, DEMO_STRING, \
          "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
         {"max_len",    &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", \
@@ -291,7 +299,8 @@ typedef struct {
          &(c).aux_loss_coef, \
          DEMO_FLOAT, \
          "0", \
-         "coefficient of the load-balancing loss of a model with experts", \
+         "coefficient of the load-balancing loss of a model with experts; with PPO also of the " \
+         "critic, if it has experts", \
          DEMO_AT_LEAST(0)}, \
         {"sharded_checkpoint", \
          &(c).sharded_checkpoint, \

@@ -10,6 +10,9 @@
  *                                                          "attention_mask" 0 is padding left or right, cut off
  *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
  *
+ * With --pretrain_mode a text is BOS and the input; with pretrain_eos EOS ends it, unless it is cut. With pretrain_blocks the texts
+ * follow each other without BOS, cut into documents of max_len tokens; tokens at the end that fill none are left out.
+ *
  * A .jsonl, which may be a .jsonl.gz, may also be one list of such objects. A key a.b is b inside
  * a. All text is UTF-8.
  *
@@ -61,6 +64,8 @@ typedef struct {
     const char *output_key;     /* text of the response; NULL: the input is trained whole */
     const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
     bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
+    bool pretrain_eos;          /* and EOS */
+    bool pretrain_blocks;       /* such texts side by side, cut every max_len tokens */
     bool train_on_inputs;       /* the prompt is supervised too */
     /* longest document in tokens, and the piece of a .txt; 0: no limit */
     int64_t max_len;
@@ -90,6 +95,8 @@ typedef struct {
 typedef struct {
     demo_document *documents; /* stb_ds array */
     demo_token_file *file;    /* which the documents are a part of; NULL: they are their own */
+    bool lent;                /* ids and masks are another set's, which frees them */
+    demo_document begun;      /* pretrain_blocks: tokens that fill no document yet */
     demo_data_counts counts;
     int64_t tokens, supervised_tokens;
     char summary[256]; /* what there is, for the log */
@@ -144,6 +151,16 @@ static inline void demo_push_text(demo_document *document, const char *text, siz
 static inline void demo_document_free(demo_document *document) {
     arrfree(document->ids);
     arrfree(document->loss_mask);
+}
+
+static inline bool demo_same_ids(const demo_document *one, const demo_document *other,
+                                 int64_t tokens) {
+    return !tokens || !memcmp(one->ids, other->ids, (size_t)tokens * sizeof *one->ids);
+}
+
+static inline bool demo_same_document(const demo_document *one, const demo_document *other) {
+    return one->tokens == other->tokens && demo_same_ids(one, other, one->tokens) &&
+           !memcmp(one->loss_mask, other->loss_mask, (size_t)one->tokens);
 }
 
 static inline void demo_push_prompt(demo_document *document, const char *form,
@@ -321,7 +338,7 @@ static inline int demo_record_text(demo_record *record, const demo_reader *reade
     record->prompt_tokens = paired ? document->tokens : 0;
     record->ends_in_eos = !options->pretrain_mode;
     demo_push_text(document, output, strlen(output), true);
-    if (record->ends_in_eos) demo_push(document, DEMO_EOS, true);
+    if (record->ends_in_eos || options->pretrain_eos) demo_push(document, DEMO_EOS, true);
     return 0;
 }
 
@@ -615,6 +632,22 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     arrput(set->documents, *document);
 }
 
+/* The text without its BOS goes on where the one before ended. */
+static inline void demo_dataset_take_block(demo_dataset *set, demo_document *text,
+                                           const demo_data_options *options) {
+    set->counts.read++;
+    set->counts.zero_length += !text->tokens;
+    for (int64_t t = 1; t < text->tokens; t++) {
+        demo_push(&set->begun, text->ids[t], true);
+        if (set->begun.tokens < options->max_len) continue;
+        set->tokens += set->begun.tokens;
+        set->supervised_tokens += set->begun.tokens - 1;
+        arrput(set->documents, set->begun);
+        set->begun = (demo_document){0};
+    }
+    demo_document_free(text);
+}
+
 /* Nothing written could be equal to what is not there: the reward would be 0 whatever is
    learnt. */
 static inline int demo_number_there(const demo_reader *reader, const demo_document *document) {
@@ -630,13 +663,18 @@ static inline int demo_number_there(const demo_reader *reader, const demo_docume
 
 static inline int demo_dataset_take_json(const demo_reader *reader, const cJSON *json) {
     demo_record record = {0};
-    int failed = cJSON_GetObjectItemCaseSensitive(json, "input_ids")
-                     ? demo_record_ids(&record, reader, json, "")
+    bool ids = cJSON_GetObjectItemCaseSensitive(json, "input_ids") != NULL;
+    if (ids && reader->options->pretrain_eos)
+        return demo_wrong(reader, "\"input_ids\" are tokens already, to which no EOS is added; "
+                                  "give --pretrain_eos false --pretrain_blocks false");
+    int failed = ids ? demo_record_ids(&record, reader, json, "")
                      : demo_record_text(&record, reader, json);
     if (!failed && reader->options->number)
         failed = demo_number_there(reader, &record.document);
     if (failed)
         demo_document_free(&record.document);
+    else if (reader->options->pretrain_blocks)
+        demo_dataset_take_block((demo_dataset *)reader->set, &record.document, reader->options);
     else
         demo_dataset_take((demo_dataset *)reader->set, &record, reader->options);
     return failed;
@@ -678,6 +716,11 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     const demo_data_options *options = reader->options;
     if (!options->pretrain_mode)
         return demo_wrong(reader, "plain text needs --pretrain_mode; or give a .jsonl file");
+    if (options->pretrain_eos)
+        return demo_wrong(
+            reader, "is one text without an end, where LLaMA-Factory's stage pt ends every "
+                    "line in EOS; give a .jsonl of a text a record, or --pretrain_eos false "
+                    "--pretrain_blocks false");
     if (options->max_len < 2)
         return demo_wrong(reader,
                           "plain text is cut every --max_len tokens; set it to 2 or more");
@@ -1025,9 +1068,10 @@ static inline void demo_token_file_free(demo_token_file *file) {
 }
 
 static inline void demo_data_free(demo_dataset *set) {
-    for (int64_t i = 0; !set->file && i < arrlen(set->documents); i++)
+    for (int64_t i = 0; !set->file && !set->lent && i < arrlen(set->documents); i++)
         demo_document_free(&set->documents[i]);
     demo_token_file_free(set->file);
+    demo_document_free(&set->begun);
     arrfree(set->documents);
     *set = (demo_dataset){0};
 }

@@ -10,6 +10,7 @@
 #include "data.h"
 #include "definitions.h"
 #include "experts.h"
+#include "holdout.h"
 #include "logs.h"
 #include "progress.h"
 #include "run.h"
@@ -41,6 +42,10 @@ typedef struct {
     void *options;      /* of the objective */
     const char **score; /* the option that names the score head; NULL: a language model */
     demo_dataset train, eval;
+    /* eval is a part of what is trained on: a reward model's; then it may be asked at the end
+       alone, for mean and deviation of its scores */
+    bool eval_trained, eval_scores;
+    int64_t eval_of; /* units that eval was drawn from; 0: it has data of its own */
     int64_t *usable; /* training units whose documents all have a target, in file order */
     int64_t usable_count, total_steps, rounds, warmup; /* rounds: what progress counts */
     /* units that a round takes, and its steps; rounds between evaluations, 0: one at the end;
@@ -131,6 +136,7 @@ struct demo_objective {
     /* what an evaluation's mean is over: "tokens", "pairs"; " nats" or "" behind it */
     const char *weight, *measure;
     int documents_per_unit, columns;
+    int least_evaluated;              /* units that an evaluation needs */
     uint32_t kind;                    /* of the token files that it reads */
     const char *column[DEMO_COLUMNS]; /* of the log; the first is the loss */
     const char *evaluates;            /* what an evaluation is called, if not that */
@@ -148,6 +154,8 @@ struct demo_objective {
        with one sentence. */
     int (*load)(const demo_job *job, demo_dataset *set, const char *paths, int64_t max_samples,
                 demo_error *error);
+    /* What it keeps of them follows the units that become eval's: DEMO_PART. NULL: nothing. */
+    void (*part)(demo_job *job, const uint8_t *held);
     /* What it keeps of them beside the documents goes into the digest; NULL: nothing. */
     uint64_t (*digest)(const demo_job *job, const demo_dataset *set, uint64_t digest);
     /* Rows first .. first + count of this rank, values into the window; micro >= 0: and
@@ -171,6 +179,9 @@ struct demo_objective {
     seqpar_status (*load_state)(demo_rank *r, const demo_state *state);
     /* what a group of ranks is for; of a run in groups */
     void (*group_name)(const demo_job *job, int group, char text[64]);
+    /* the folder (DEMO_PATH_LIMIT + 1) where a model begins that learns beside the trained one;
+       false, or NULL: there is none */
+    bool (*beside)(const demo_job *job, char *folder);
     /* which loss it is, where a program's definition was asked for; NULL: just its name */
     void (*loss_text)(const demo_job *job, char *text, size_t size);
 };
@@ -637,12 +648,112 @@ static int demo_folders_agree(const demo_job *job, demo_error *error) {
 
 /* Does something learn from each of its documents? What is said to a prompt is not there
    yet. */
-static bool demo_unit_usable(const demo_job *job, int64_t unit) {
+static bool demo_unit_usable(const demo_job *job, const demo_dataset *set, int64_t unit) {
     int64_t per_unit = job->objective->documents_per_unit;
-    if (job->train.file && job->train.file->head->kind == DEMO_TOKENS_PROMPTS) return true;
+    if (set->file && set->file->head->kind == DEMO_TOKENS_PROMPTS) return true;
     for (int64_t k = 0; k < per_unit; k++)
-        if (!demo_supervised(&job->train.documents[unit * per_unit + k])) return false;
+        if (!demo_supervised(&set->documents[unit * per_unit + k])) return false;
     return true;
+}
+
+/* ---- evaluation on a part of the training data (holdout.h) ---- */
+
+static int64_t demo_units(const demo_job *job, const demo_dataset *set) {
+    return arrlen(set->documents) / job->objective->documents_per_unit;
+}
+
+/* A pair that prefers nothing: its accuracy would be that of roundings. */
+static bool demo_unit_idle(const demo_job *job, int64_t unit) {
+    const demo_document *d = job->train.documents + 2 * unit;
+    return job->objective->documents_per_unit == 2 && demo_same_document(d, d + 1);
+}
+
+/* The units that are evaluated; idle ones among them are not, and are trained on. */
+static void demo_part_documents(demo_job *job, uint8_t *held) {
+    int64_t idle = 0;
+    for (int64_t i = 0; i < job->eval_of; i++)
+        if (held[i] && demo_unit_idle(job, i)) held[i] = 0, idle++;
+    if (idle && !job->rank)
+        fprintf(stderr,
+                "notice: %lld of the pairs drawn for the evaluation are twice the same "
+                "document, of which neither is preferred; they are trained on in its place\n",
+                (long long)idle);
+    job->eval.lent = job->eval_trained || job->train.file;
+    DEMO_PART(job->eval.documents, job->train.documents, job->objective->documents_per_unit,
+              held, job->eval_trained);
+    if (job->objective->part) job->objective->part(job, held);
+}
+
+static bool demo_any_usable(const demo_job *job, const demo_dataset *set) {
+    for (int64_t i = 0; i < demo_units(job, set); i++)
+        if (demo_unit_usable(job, set, i)) return true;
+    return false;
+}
+
+/* Both parts must have something to say, and KTO's evaluation two responses. */
+static int demo_parts_wrong(const demo_job *job, const char *option, demo_error *error) {
+    const char *unit = job->objective->unit;
+    int64_t evaluated = demo_units(job, &job->eval), least = job->objective->least_evaluated;
+    if (!demo_any_usable(job, &job->train))
+        return demo_fail(error,
+                         "--%s %g: none of the %lld %s that are left to train on has a target; "
+                         "give a smaller one, or another --seed",
+                         option, job->config.val_size, (long long)demo_units(job, &job->train),
+                         unit);
+    if (!demo_any_usable(job, &job->eval))
+        return demo_fail(error,
+                         "--%s %g: none of the %lld %s to evaluate on has a target; give a "
+                         "larger one, or another --seed",
+                         option, job->config.val_size, (long long)evaluated, unit);
+    if (evaluated < least)
+        return demo_fail(error,
+                         "--%s %g: an evaluation of 1 document has no other response to pair "
+                         "its prompt with, as the KL term needs; give 2 or more",
+                         option, job->config.val_size);
+    return 0;
+}
+
+/* Takes val_size of the training units. */
+static int demo_hold_out(demo_job *job, demo_error *error) {
+    const char *option = demo_job_spelled(job, "val_size");
+    int64_t units = demo_units(job, &job->train);
+    int64_t wanted = demo_held_count(job->config.val_size, units);
+    if (wanted >= units)
+        return demo_fail(error,
+                         "--%s %g asks for %lld of %lld %s, which leaves none to train on; "
+                         "give a smaller one, or --eval_dataset",
+                         option, job->config.val_size, (long long)wanted, (long long)units,
+                         job->objective->unit);
+    uint8_t *held = (uint8_t *)demo_room(units + 1, sizeof *held);
+    demo_held_mark(held, units, wanted, (uint64_t)job->config.seed,
+                   demo_job_from(job, "val_size") == DEMO_FROM_AXOLOTL);
+    job->eval_of = units;
+    demo_part_documents(job, held);
+    free(held);
+    return demo_parts_wrong(job, option, error);
+}
+
+/* A reward model's scores are measured on the first pairs of the training data where it has no
+   other evaluation: OpenRLHF's one in a hundred; elsewhere, and where that is none, at least
+   DEMO_SCORED. */
+enum { DEMO_SCORED = 100 };
+
+static void demo_score_trained(demo_job *job) {
+    int64_t units = demo_units(job, &job->train), wanted = units / 100;
+    bool origin = demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
+    if (wanted < DEMO_SCORED && (!origin || !wanted)) wanted = DEMO_SCORED;
+    uint8_t *held = (uint8_t *)demo_room(units + 1, sizeof *held);
+    for (int64_t i = 0; i < units && wanted; i++)
+        if (!demo_unit_idle(job, i)) held[i] = 1, wanted--;
+    job->eval_of = units;
+    demo_part_documents(job, held);
+    free(held);
+}
+
+static int demo_job_part(demo_job *job, demo_error *error) {
+    if (job->config.val_size > 0) return demo_hold_out(job, error);
+    if (job->eval_trained) demo_score_trained(job);
+    return 0;
 }
 
 static int demo_job_data(demo_job *job, demo_error *error) {
@@ -678,12 +789,12 @@ static int demo_job_data(demo_job *job, demo_error *error) {
         demo_settled_agrees(job, &job->eval, c->eval_dataset, error) ||
         demo_sets_agree(job, &job->eval, c->eval_dataset, error) ||
         demo_folders_agree(job, error) || demo_units_fit(job, &job->train, c->dataset, error) ||
-        demo_units_fit(job, &job->eval, c->eval_dataset, error))
+        demo_units_fit(job, &job->eval, c->eval_dataset, error) || demo_job_part(job, error))
         return -1;
-    int64_t units = arrlen(job->train.documents) / o->documents_per_unit;
+    int64_t units = demo_units(job, &job->train);
     job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++)
-        if (demo_unit_usable(job, i)) job->usable[job->usable_count++] = i;
+        if (demo_unit_usable(job, &job->train, i)) job->usable[job->usable_count++] = i;
     return 0;
 }
 

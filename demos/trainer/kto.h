@@ -74,6 +74,11 @@ static int demo_kto_load(const demo_job *job, demo_dataset *set, const char *pat
     return 0;
 }
 
+static void demo_kto_part(demo_job *job, const uint8_t *held) {
+    demo_labelled_set *sets = ((demo_kto_config *)job->options)->sets;
+    DEMO_PART(sets[1].records, sets[0].records, 1, held, false);
+}
+
 static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_labelled_set *labelled = demo_kto_set(job, set);
     for (int64_t i = 0; i < arrlen(labelled->records); i++)
@@ -189,6 +194,8 @@ static const demo_objective demo_kto = {
     .close = demo_reference_close,
     .before = demo_kto_before,
     .load = demo_kto_load,
+    .part = demo_kto_part,
+    .least_evaluated = 2,
     .digest = demo_kto_digest,
     .rows = demo_kto_rows,
     .total = demo_kto_total,

@@ -340,6 +340,18 @@ static inline const char *demo_walk_value(demo_walk *walk) {
     return walk->words[walk->at++];
 }
 
+/* What a backslash makes of the blank behind it, and of a comment close to that. */
+static inline bool demo_word_blank(const char *word) {
+    size_t blanks = strspn(word, " \t\r\n");
+    return blanks && (!word[blanks] || word[blanks] == '#');
+}
+
+/* Of an option that may do without: a comment is no value. */
+static inline const char *demo_walk_perhaps(demo_walk *walk) {
+    const char *next = walk->at < walk->count ? walk->words[walk->at] : "";
+    return *next == '#' || demo_word_blank(next) ? NULL : demo_walk_value(walk);
+}
+
 static inline const char *demo_walk_truth(demo_walk *walk) {
     bool present = walk->at < walk->count && demo_truth(walk->words[walk->at]) >= 0;
     return present ? walk->words[walk->at++] : "true";
@@ -361,8 +373,11 @@ static inline const char *demo_walk_join(demo_options *options, demo_walk *walk,
 static inline const char *demo_walk_collect(demo_options *options, demo_walk *walk,
                                             const char *kind, const char *inlined) {
     if (!strcmp(kind, "flag")) return inlined ? inlined : demo_walk_truth(walk);
-    const char *first = inlined ? inlined : demo_walk_value(walk);
-    if (!strcmp(kind, "optional")) return first ? first : "true";
+    bool optional = !strcmp(kind, "optional");
+    const char *first = inlined    ? inlined
+                        : optional ? demo_walk_perhaps(walk)
+                                   : demo_walk_value(walk);
+    if (optional) return first ? first : "true";
     if (first && !strcmp(kind, "floats2") && !strchr(first, ','))
         return demo_walk_join(options, walk, first, ',', 2);
     if (first && !inlined && !strcmp(kind, "strings"))
@@ -481,6 +496,16 @@ static inline int demo_options_next(demo_options *options, demo_walk *walk) {
     const char *word = walk->words[walk->at++];
     char name[DEMO_NAME_LIMIT] = "";
     if (!strcmp(word, "-h") || !strcmp(word, "--help")) return options->help_wanted = true, 0;
+    if (*word == '#')
+        return demo_refuse(
+            options,
+            "'%.60s' is a comment that the shell has handed over; remove it from "
+            "the command",
+            word);
+    if (demo_word_blank(word))
+        return demo_refuse(options, "a word is a blank: something stands behind a backslash at "
+                                    "the end of a line, so that the lines below it are not "
+                                    "read; remove it");
     if (strncmp(word, "--", 2))
         return demo_refuse(options, "stray word %s; options start with -- (--help lists all)",
                            word);

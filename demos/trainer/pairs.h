@@ -301,16 +301,6 @@ static inline int demo_pair_read(demo_pair_record *pair, const demo_reader *read
                    : demo_pair_text(pair, reader, how, json);
 }
 
-static inline bool demo_same_ids(const demo_document *one, const demo_document *other,
-                                 int64_t tokens) {
-    return !tokens || !memcmp(one->ids, other->ids, (size_t)tokens * sizeof *one->ids);
-}
-
-static inline bool demo_same_document(const demo_document *one, const demo_document *other) {
-    return one->tokens == other->tokens && demo_same_ids(one, other, one->tokens) &&
-           !memcmp(one->loss_mask, other->loss_mask, (size_t)one->tokens);
-}
-
 static inline bool demo_pair_two_prompts(const demo_pair_record *pair) {
     return pair->chosen.prompt_tokens != pair->rejected.prompt_tokens ||
            !demo_same_ids(&pair->chosen.document, &pair->rejected.document,

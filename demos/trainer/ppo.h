@@ -114,6 +114,8 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
     if (r->job->config.aux_loss_coef > 0 && r->model.config.experts)
         demo_report_add(report, "aux_loss", r->experts.loss, DEMO_EXACT);
+    if (p->critic_experts.loss > 0) /* rank 0 may have no critic that says whether it has any */
+        demo_report_add(report, "critic_aux_loss", p->critic_experts.loss, DEMO_EXACT);
     if (demo_ppo_options(r)->pretrain_data)
         demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
     if (demo_ppo_options(r)->dynamic_filtering)
@@ -451,6 +453,7 @@ static void demo_ppo_close(demo_rank *r) {
     arrfree(p->mixed.documents);
     if (p->critic_optim.blocks.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
+    demo_experts_free(&p->critic_experts);
     for (int i = 0; i < p->rewards; i++)
         if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
     for (int i = 0; i < ENTRY; i++) {
@@ -605,6 +608,17 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
                : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
+/* The critic begins as its own folder, as the first reward model or as the actor. */
+static bool demo_ppo_beside(const demo_job *job, char *folder) {
+    const demo_ppo_config *c = (const demo_ppo_config *)job->options;
+    const char *from = c->critic_pretrain   ? c->critic_pretrain
+                       : c->reward_pretrain ? c->reward_pretrain
+                                            : job->config.pretrain;
+    if (!from || strcmp(c->advantage_estimator, "gae")) return false;
+    snprintf(folder, DEMO_PATH_LIMIT + 1, "%.*s", (int)strcspn(from, ","), from);
+    return true;
+}
+
 /* The roles of a group. */
 static void demo_ppo_group_name(const demo_job *job, int group, char text[64]) {
     static const char *const names[DEMO_ROLES] = {"actor", "reference", "critic", "reward",
@@ -640,5 +654,6 @@ static const demo_objective demo_ppo_objective = {.unit = "texts",
                                                   .save = demo_ppo_save,
                                                   .load_state = demo_ppo_load_state,
                                                   .group_name = demo_ppo_group_name,
+                                                  .beside = demo_ppo_beside,
                                                   .loss_text = demo_ppo_text};
 #endif

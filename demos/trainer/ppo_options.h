@@ -342,7 +342,7 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "reward models' scores less their mean, in units of their deviation, as train_rm " \
-         "found them on its evaluation data", \
+         "found them (on its evaluation data, or a part of its training data)", \
          DEMO_ANY}, \
         {"overlong_buffer_len", \
          &(p).overlong_buffer_len, \

@@ -153,6 +153,11 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
     return 0;
 }
 
+static void demo_pairs_part(demo_job *job, const uint8_t *held) {
+    double **margins = ((demo_preference_config *)job->options)->margins;
+    DEMO_PART(margins[1], margins[0], 1, held, job->eval_trained);
+}
+
 static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set,
                                   uint64_t digest) {
     const double *margins =
@@ -538,6 +543,7 @@ static const demo_objective demo_dpo = {
     .close = demo_reference_close,
     .before = demo_dpo_before,
     .load = demo_pairs_as_documents,
+    .part = demo_pairs_part,
     .digest = demo_pairs_digest,
     .rows = demo_dpo_rows,
     .total = demo_units_total,
@@ -632,7 +638,8 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
 }
 
 /* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where
-   PPO's normalize_reward looks for them. */
+   PPO's normalize_reward looks for them. Those that are there are of these very weights, and of
+   other data than what is trained on. */
 static seqpar_status demo_rm_saved(demo_rank *r) {
     const double *m = r->eval_means;
     double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
@@ -643,9 +650,11 @@ static seqpar_status demo_rm_saved(demo_rank *r) {
     snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
     char *text = demo_read_text(path, r->ctx.error);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
-    demo_source_set(json, "mean", cJSON_CreateNumber(mean));
+    bool keeps = r->job->eval_trained && cJSON_HasObjectItem(json, "std");
+    if (!keeps) demo_source_set(json, "mean", cJSON_CreateNumber(mean));
     /* OpenRLHF's floor */
-    demo_source_set(json, "std", cJSON_CreateNumber(variance > 1e-16 ? sqrt(variance) : 1e-8));
+    double deviation = variance > 1e-16 ? sqrt(variance) : 1e-8;
+    if (!keeps) demo_source_set(json, "std", cJSON_CreateNumber(deviation));
     char *with = json ? cJSON_Print(json) : NULL;
     seqpar_status status =
         with ? seqpar_file_write_atomic(path, with, (int64_t)strlen(with), r->ctx.error)
@@ -668,6 +677,7 @@ static const demo_objective demo_rm = {.unit = "pairs",
                                                   "squared_reward"},
                                        .needs_model = true,
                                        .load = demo_pairs_as_documents,
+                                       .part = demo_pairs_part,
                                        .digest = demo_pairs_digest,
                                        .rows = demo_rm_rows,
                                        .total = demo_units_total,

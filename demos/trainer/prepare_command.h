@@ -49,6 +49,12 @@ static void demo_command_given(demo_command *line, const char *here, const char 
         demo_command_add(line, there, flag ? NULL : text);
 }
 
+/* Was a flag given that is not bound? */
+static bool demo_command_on(const demo_command *line, const char *name) {
+    const char *text = line->job->parsed ? demo_options_text(line->job->parsed, name) : NULL;
+    return text && demo_truth(text) == 1;
+}
+
 /* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
    here: the defaults of both are the same. */
 static const char *const demo_shared_options[] = {
@@ -67,9 +73,17 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
             demo_command_given(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
+    bool told = demo_job_given(line->job, "dataset_info"); /* it says both */
+    if (c->pretrain_eos && !told) demo_command_add(line, "pretrain_eos", NULL);
+    if (c->pretrain_blocks && !told) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_given(line, "apply_chat_template", "apply_chat_template");
     demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
-    if (c->train_on_inputs) demo_command_add(line, "train_on", "all");
+    demo_command_given(line, "template", "template");
+    demo_command_given(line, "default_system", "default_system");
+    if (c->train_on_inputs)
+        demo_command_add(line, "train_on", "all");
+    else if (demo_command_on(line, "mask_history"))
+        demo_command_add(line, "train_on", "last");
     if (kind != DEMO_TOKENS_PROMPTS && c->long_documents != DEMO_LONG_CUT)
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
@@ -80,7 +94,9 @@ static void demo_command_records(demo_command *line, const char *paths, uint32_t
     const char *probs = learns_more                   ? "pretrain_data_probs"
                         : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
                                                       : "dataset_probs";
-    if (paths == line->job->config.eval_dataset) return;
+    bool evaluates = paths == line->job->config.eval_dataset;
+    demo_command_given(line, evaluates ? "eval_dataset_info" : "dataset_info", "dataset_info");
+    if (evaluates) return;
     demo_command_given(line, probs, "dataset_probs");
     if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
     demo_command_given(line, "max_samples", "max_samples");
@@ -108,16 +124,24 @@ static demo_command demo_prepare_words(const demo_job *job, const char *paths, u
     return line;
 }
 
+enum { DEMO_COMMAND_SAID = 4096 }; /* what an error's sentence has room for */
+
 /* The command line that makes a token file of this text, until the next call; NULL: a byte is
-   a token. */
+   a token. Half a command is none: a longer one is named, not said. */
 static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
-    static char text[8192];
+    static char *text;
     if (!demo_folder_has_tokenizer(job->config.pretrain)) return NULL;
     demo_command line = demo_prepare_words(job, paths, kind);
-    size_t used = (size_t)snprintf(text, sizeof text, "python3 demos/prepare.py");
-    for (int64_t i = 0; i < arrlen(line.words); i++, used += strlen(text + used))
-        demo_shell_word(text + used, sizeof text - used, line.words[i]);
+    free(text);
+    text = demo_shell_line("python3 demos/prepare.py", line.words, arrlen(line.words));
+    bool templated = strstr(text, " --apply_chat_template") != NULL;
+    size_t length = strlen(text);
     demo_command_free(&line);
+    if (length > DEMO_COMMAND_SAID)
+        snprintf(text, length,
+                 "python3 demos/prepare.py with the words that --print_prepare prints (%zu "
+                 "characters, too many for a sentence)%s",
+                 length, templated ? " --apply_chat_template" : "");
     return text;
 }
 

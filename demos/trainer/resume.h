@@ -13,11 +13,28 @@ static void demo_job_note(demo_job *job, const char *key, const char *value) {
     arrput(job->notes, note);
 }
 
+/* Tokens whose embeddings inputs teach nothing: of the model, and of one that learns beside it. */
+enum { DEMO_PADS = 2 };
+static const char *const demo_pad_keys[DEMO_PADS] = {"pad_token_id", "critic_pad_token_id"};
+
+static void demo_pads_of(const demo_job *job, char text[DEMO_PADS][32]) {
+    char folder[DEMO_PATH_LIMIT + 1];
+    seqpar_llama_config beside;
+    int64_t untaught[DEMO_PADS] = {job->untaught};
+    if (demo_definition_of(job)->padding && demo_beside(job, folder, &beside))
+        untaught[1] = demo_untaught(folder, beside.vocab);
+    for (int i = 0; i < DEMO_PADS; i++)
+        snprintf(text[i], sizeof text[i], untaught[i] ? "%lld" : "none",
+                 (long long)untaught[i] - 1);
+}
+
 /* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
 static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool) {
-    char text[32];
+    char text[32], pads[DEMO_PADS][32];
     job->notes = demo_option_notes(bindings, count);
+    demo_pads_of(job, pads);
+    for (int i = 0; i < DEMO_PADS; i++) demo_job_note(job, demo_pad_keys[i], pads[i]);
     demo_job_note(job, "trainer", tool);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
     demo_job_note(job, "training_data", text);
@@ -47,6 +64,23 @@ static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
                          "%lld; leave it out to go on",
                          (long long)cell, (long long)c->cell);
     c->cell = cell;
+    return 0;
+}
+
+static int demo_resume_pads(const demo_job *job, const seqpar_safetensors_file *file,
+                            demo_error *error) {
+    char pads[DEMO_PADS][32];
+    demo_pads_of(job, pads);
+    for (int i = 0; i < DEMO_PADS; i++) {
+        const char *there = seqpar_safetensors_metadata(file, demo_pad_keys[i]);
+        if (there && strcmp(there, pads[i]))
+            return demo_fail(
+                error,
+                "the checkpoint was written with %s %.30s, this run has %s: inputs "
+                "teach the embedding of that token nothing; put the same into "
+                "config.json to go on",
+                demo_pad_keys[i], there, pads[i]);
+    }
     return 0;
 }
 
@@ -109,6 +143,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
+    if (!wrong) wrong = demo_resume_pads(job, file, error); /* of the same definition */
     seqpar_safetensors_close(file);
     arrfree(notes);
     return wrong;

@@ -99,7 +99,7 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
     if (there) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
                        "%s: normalize_reward needs \"mean\" and a positive \"std\" of the "
-                       "scores there; train_rm writes them when it has an --eval_dataset",
+                       "scores there; train_rm writes them",
                        path);
 }
 

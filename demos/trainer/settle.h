@@ -181,12 +181,18 @@ static int demo_lr_kind(const char *name) {
     return demo_pick(strcmp(name, "constant_with_warmup") ? name : "constant", kinds, 4);
 }
 
-/* transformers' defaults are LLaMA-Factory's. */
+/* transformers' defaults are LLaMA-Factory's, and most of axolotl's. */
+static void demo_settle_transformers(demo_job *job, const char *schedule, int64_t longest) {
+    demo_config *c = &job->config;
+    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = schedule;
+    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
+    if (!demo_job_given(job, "max_len")) c->max_len = longest;
+}
+
 static void demo_settle_llamafactory(demo_job *job) {
     demo_config *c = &job->config;
-    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = "linear";
+    demo_settle_transformers(job, "linear", 2048);
     if (!demo_job_given(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
-    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
     /* PPO's epochs are over a rollout */
     if (!demo_job_given(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
         c->max_epochs = 3;
@@ -195,7 +201,9 @@ static void demo_settle_llamafactory(demo_job *job) {
 /* A constant rate does not warm up, as in transformers; constant_with_warmup does. */
 static int demo_settle_schedule(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
+    int from = demo_job_from(job, "pretrain");
+    if (from == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
+    if (from == DEMO_FROM_AXOLOTL) demo_settle_transformers(job, "cosine", 512);
     if (strcmp(c->lr_scheduler, "constant")) return 0;
     if (c->warmup_steps > 0 || (c->warmup_steps < 0 && demo_job_given(job, "lr_warmup_ratio") &&
                                 c->lr_warmup_ratio > 0))
@@ -274,9 +282,22 @@ static int demo_stride_suits(const demo_job *job, demo_error *error) {
                      c->schedule);
 }
 
+/* axolotl's batch functions know nothing of documents: in a packed row a token sees the ones
+   before its own. Here it never does. */
+static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
+    const char *name = job->config.ring_attn_func;
+    if (!name || strncmp(name, "batch_", 6) || !job->config.packing_samples) return 0;
+    return demo_fail(error,
+                     "--ring_attn_func %s with --%s: in axolotl tokens then see the earlier "
+                     "documents of their row, which they never do here; give varlen_llama3, or "
+                     "leave one of the two out",
+                     name, demo_job_spelled(job, "packing_samples"));
+}
+
 /* Must not contradict one another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
+    if (demo_batch_function_suits(job, error)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->ring_attn_func, error)) return -1;
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error))
         return -1;
@@ -353,18 +374,49 @@ static const char *demo_set_probs(const demo_job *job, const demo_dataset *set) 
 
 /* ---- evaluation ---- */
 
+/* OpenRLHF evaluates a reward model on a part of its training data where it has no other. */
+static bool demo_evaluates_trained(const demo_job *job) {
+    return job->score && demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
+}
+
+/* What an evaluation has to read, as an option; NULL: nothing. */
+static const char *demo_evaluates_on(const demo_job *job) {
+    return job->config.eval_dataset      ? "eval_dataset"
+           : job->config.val_size > 0    ? demo_job_spelled(job, "val_size")
+           : demo_evaluates_trained(job) ? "dataset"
+                                         : NULL;
+}
+
+static int demo_val_size_wrong(const demo_job *job, demo_error *error) {
+    const demo_config *c = &job->config;
+    const char *option = demo_job_spelled(job, "val_size");
+    if (demo_held_size_wrong(option, c->val_size, error)) return -1;
+    if (c->val_size > 0 && job->objective->walk)
+        return demo_fail(error,
+                         "--%s is not for PPO, whose evaluation counts right answers to "
+                         "prompts; give --eval_dataset",
+                         option);
+    if (c->val_size > 0 && c->eval_dataset)
+        return demo_fail(error,
+                         "--eval_dataset and --%s both say what to evaluate on; leave one of "
+                         "them out",
+                         option);
+    return 0;
+}
+
 static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
+    const char *on = demo_evaluates_on(job);
     bool every = c->eval_steps > 0, none = !strcmp(c->eval_strategy, "no");
-    if (every && !c->eval_dataset)
+    if (every && !on)
         return demo_fail(error,
                          "--%s is %lld, but there is nothing to evaluate on; give "
                          "--eval_dataset, or leave it out",
                          demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps);
-    if (none && (every || c->eval_dataset))
+    if (none && (every || (on && strcmp(on, "dataset"))))
         return demo_fail(error, "--eval_strategy no contradicts --%s; leave one of them out",
-                         every ? demo_job_spelled(job, "eval_steps") : "eval_dataset");
-    if (!none && !c->eval_dataset)
+                         every ? demo_job_spelled(job, "eval_steps") : on);
+    if (!none && !on)
         return demo_fail(error,
                          "--eval_strategy is %s, but there is nothing to evaluate on; give "
                          "--eval_dataset",
@@ -381,32 +433,63 @@ static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
 
 static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
+    if (demo_val_size_wrong(job, error)) return -1;
     if (!c->eval_strategy)
-        c->eval_strategy = c->eval_steps > 0 ? "steps" : c->eval_dataset ? "epoch" : "no";
+        c->eval_strategy = c->eval_steps > 0        ? "steps"
+                           : demo_evaluates_on(job) ? "epoch"
+                                                    : "no";
+    job->eval_trained = job->score && !c->eval_dataset && !(c->val_size > 0);
+    job->eval_scores = job->eval_trained && !strcmp(c->eval_strategy, "no");
     return demo_evaluation_wrong(job, error);
 }
 
 /* Rounds (steps or rollouts) from one evaluation to the next; 0: at the end alone. */
 static int64_t demo_eval_every(const demo_job *job, int64_t epoch) {
     int64_t steps = job->config.eval_steps;
-    return steps > 0 ? steps : steps < 0 ? epoch : 0;
+    return job->eval_scores ? 0 : steps > 0 ? steps : steps < 0 ? epoch : 0;
+}
+
+/* Which part of the training data is evaluated. */
+static void demo_part_say(const demo_job *job) {
+    const demo_objective *o = job->objective;
+    long long some = (long long)(arrlen(job->eval.documents) / o->documents_per_unit);
+    long long all = (long long)job->eval_of;
+    if (job->eval_trained)
+        fprintf(stderr,
+                "evaluation: the first %lld of %lld %s, which are trained on, too, as OpenRLHF "
+                "does, ",
+                some, all, o->unit);
+    else
+        fprintf(stderr,
+                "evaluation: %lld of %lld %s by --seed %lld, which are not trained on, ", some,
+                all, o->unit, (long long)job->config.seed);
 }
 
 static void demo_evaluation_say(const demo_job *job) {
     const demo_objective *o = job->objective;
     const char *round = o->round ? o->round : "step";
     char shown[1024];
-    if (!job->config.eval_dataset) {
-        fprintf(stderr, "evaluation: none, for there is no --eval_dataset%s\n",
-                job->score ? "; so the model will have no mean and deviation, which train_ppo "
-                             "--normalize_reward asks for"
-                           : "");
+    if (!job->config.eval_dataset && !job->eval_of) {
+        fprintf(stderr, "evaluation: none, for there is no --eval_dataset\n");
         return;
     }
-    fprintf(stderr, "evaluation: %s, %lld %s, ",
-            seqpar_escape(shown, sizeof shown, job->config.eval_dataset),
+    if (job->eval_scores) {
+        fprintf(
+            stderr,
+            "evaluation: none, for there is no --eval_dataset; mean and deviation of the "
+            "scores, for config.json, are measured after training on the first %lld of %lld "
+            "%s\n",
             (long long)(arrlen(job->eval.documents) / o->documents_per_unit),
-            o->walk ? "prompts" : o->unit);
+            (long long)job->eval_of, o->unit);
+        return;
+    }
+    if (job->eval_of)
+        demo_part_say(job);
+    else
+        fprintf(stderr, "evaluation: %s, %lld %s, ",
+                seqpar_escape(shown, sizeof shown, job->config.eval_dataset),
+                (long long)(arrlen(job->eval.documents) / o->documents_per_unit),
+                o->walk ? "prompts" : o->unit);
     if (job->eval_every > 0)
         fprintf(stderr, "every %lld %s%s%s and at the end\n", (long long)job->eval_every, round,
                 demo_plural(job->eval_every), job->config.eval_steps < 0 ? " (an epoch)" : "");
@@ -433,6 +516,21 @@ static bool demo_job_on(const demo_job *job, const char *name) {
     return demo_option_on(job->bindings, job->binding_count, name);
 }
 
+/* What the config says of the model that learns beside the trained one; false: there is none. */
+static bool demo_beside(const demo_job *job, char folder[DEMO_PATH_LIMIT + 1],
+                        seqpar_llama_config *config) {
+    seqpar_error why = {0};
+    *config = job->model;
+    return job->objective->beside && job->objective->beside(job, folder) &&
+           !demo_load_config(folder, config, &why);
+}
+
+static bool demo_experts_learn(const demo_job *job) {
+    char folder[DEMO_PATH_LIMIT + 1];
+    seqpar_llama_config beside;
+    return job->model.experts || (demo_beside(job, folder, &beside) && beside.experts);
+}
+
 /* Options that are given what they are about nowhere. */
 static void demo_idle_notice(const demo_job *job) {
     const demo_config *c = &job->config;
@@ -440,7 +538,7 @@ static void demo_idle_notice(const demo_job *job) {
         !demo_job_on(job, "ref_offload") && !demo_job_on(job, "ref_reward_offload"))
         fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
                         "--adam_offload, --param_offload or --ref_offload\n");
-    if (c->aux_loss_coef > 0 && !job->model.experts)
+    if (c->aux_loss_coef > 0 && !demo_experts_learn(job))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }
 

@@ -15,12 +15,19 @@ static const char *const demo_settled_options[] = {"input_key",
                                                    "margin_key",
                                                    "truncation",
                                                    "pretrain_mode",
+                                                   "pretrain_eos",
+                                                   "pretrain_blocks",
                                                    "train_on_inputs",
                                                    "dataset_probs",
                                                    "prompt_data_probs",
                                                    "apply_chat_template",
                                                    "tokenizer_chat_template",
                                                    "chat_template",
+                                                   "template",
+                                                   "default_system",
+                                                   "dataset_info",
+                                                   "eval_dataset_info",
+                                                   "mask_history",
                                                    "multiturn"};
 enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
 
@@ -61,6 +68,11 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
         *there = demo_made_text(made, "train_on");
         return !*there || on == !strcmp(*there, "all");
     }
+    if (!strcmp(name, "mask_history")) {
+        *there = demo_made_text(made, "train_on");
+        return !*there || on == !strcmp(*there, "last");
+    }
+    if (strstr(name, "dataset_info")) name = "dataset_info";
     if (strstr(name, "_probs")) {
         *there = demo_made_text(made, "dataset_probs");
         return !*there || demo_same_weights(made, text);
@@ -91,6 +103,12 @@ static int demo_unprepared(const demo_known *spelling, const char *text, const c
                      spelling->name, path);
 }
 
+/* An evaluation reads its sets one after the other, and each says what it is like. */
+static bool demo_settled_of(const demo_job *job, const demo_dataset *set, const char *name) {
+    return set == &job->eval ? !strstr(name, "_probs") && strcmp(name, "dataset_info")
+                             : strcmp(name, "eval_dataset_info") != 0;
+}
+
 static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, const char *path,
                                demo_error *error) {
     const cJSON *made = set->file
@@ -99,8 +117,7 @@ static int demo_settled_agrees(const demo_job *job, const demo_dataset *set, con
     for (int i = 0; job->parsed && path && i < DEMO_SETTLED; i++) {
         const char *name = demo_settled_options[i], *there = NULL, *text;
         const demo_known *spelling = demo_options_spelling(job->parsed, name);
-        /* an evaluation reads its sets one after the other */
-        if (!spelling || (set == &job->eval && strstr(name, "_probs"))) continue;
+        if (!spelling || !demo_settled_of(job, set, name)) continue;
         text = job->parsed->text[spelling - demo_known_options];
         if (!set->file && demo_unprepared(spelling, text, path, error)) return -1;
         if (!made || demo_settled_alike(made, name, text, &there)) continue;

@@ -20,6 +20,19 @@
          NULL, \
          "plain text, every token trained", \
          DEMO_ANY}, \
+        {"pretrain_eos", \
+         &(c).pretrain_eos, \
+         DEMO_FLAG, \
+         NULL, \
+         "EOS ends each of its texts, unless it is cut; LLaMA-Factory's stage pt does", \
+         DEMO_ANY}, \
+        {"pretrain_blocks", \
+         &(c).pretrain_blocks, \
+         DEMO_FLAG, \
+         NULL, \
+         "its texts follow each other in documents of max_len tokens, and see each other; the " \
+         "last tokens are left out; LLaMA-Factory's stage pt does, unless --packing false", \
+         DEMO_ANY}, \
         {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", \
          DEMO_ANY}, \
         {"label_smoothing", \
@@ -33,6 +46,24 @@
             DEMO_AT_LEAST(0) \
     }
 
+/* LLaMA-Factory's stage pt ends its texts in EOS, and joins them where nothing says packing
+   false. */
+static int demo_sft_prepare(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    bool plain = c->pretrain_mode &&
+                 demo_job_from(job, "pretrain_mode") == DEMO_FROM_LLAMAFACTORY;
+    if (plain && !demo_job_given(job, "pretrain_eos")) c->pretrain_eos = true;
+    if (plain && !demo_job_given(job, "pretrain_blocks"))
+        c->pretrain_blocks = c->packing_samples || !demo_job_given(job, "packing_samples");
+    if (!c->pretrain_mode && (c->pretrain_eos || c->pretrain_blocks))
+        return demo_fail(error, "--%s is about --pretrain_mode; add it, or leave this out",
+                         c->pretrain_eos ? "pretrain_eos" : "pretrain_blocks");
+    if (c->pretrain_blocks && !c->pretrain_eos)
+        return demo_fail(error, "--pretrain_blocks needs --pretrain_eos, or nothing would show "
+                                "where a text ends; add it, or leave it out");
+    return 0;
+}
+
 static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     const demo_config *c = &job->config;
@@ -45,6 +76,8 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
                                  .output_key = c->output_key,
                                  .input_template = c->output_key ? c->input_template : NULL,
                                  .pretrain_mode = c->pretrain_mode,
+                                 .pretrain_eos = c->pretrain_eos,
+                                 .pretrain_blocks = c->pretrain_blocks,
                                  .train_on_inputs = c->train_on_inputs,
                                  .max_len = c->max_len,
                                  .long_documents = c->long_documents,
@@ -152,6 +185,7 @@ static const demo_objective demo_sft = {.unit = "documents",
                                         .kind = DEMO_TOKENS_SFT,
                                         .column = {"loss"},
                                         .load = demo_sft_load,
+                                        .prepare = demo_sft_prepare,
                                         .rows = demo_sft_rows,
                                         .total = demo_sft_total};
 #endif

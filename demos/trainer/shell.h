@@ -6,8 +6,9 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include "memory.h"
 
-/* A blank and the word, as a shell reads it. */
+/* A blank and the word, as a shell reads it; size: 2 x its bytes + 8 are enough. */
 static inline void demo_shell_word(char *to, size_t size, const char *word) {
     bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
                                              "XYZ0123456789_./,:@%+=-")];
@@ -19,6 +20,17 @@ static inline void demo_shell_word(char *to, size_t size, const char *word) {
                                                                               : "%c",
                                  *word);
     if (!plain) snprintf(to + used, size - used, "'");
+}
+
+/* The words as one line to type, behind what it begins with; for free(). */
+static inline char *demo_shell_line(const char *begin, char *const *words, int64_t count) {
+    size_t size = strlen(begin) + 1, used = strlen(begin);
+    for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;
+    char *line = (char *)demo_room((int64_t)size, 1);
+    memcpy(line, begin, used);
+    for (int64_t i = 0; i < count; i++, used += strlen(line + used))
+        demo_shell_word(line + used, size - used, words[i]);
+    return line;
 }
 
 #endif

@@ -423,7 +423,7 @@ static seqpar_status demo_evaluate(demo_rank *r, int *stop) {
         demo_window_close(&w);
         if (!status) status = demo_stop_wanted(r, stop);
     }
-    if (!status && !*stop) demo_say_evaluation(r, all);
+    if (!status && !*stop && !job->eval_scores) demo_say_evaluation(r, all);
     return status;
 }
 
@@ -744,7 +744,7 @@ static seqpar_status demo_say_totals(demo_rank *r) {
     const char *evaluates = o->evaluates ? o->evaluates : o->column[0];
     char number[4][32];
     double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
-    bool evaluated = arrlen(r->job->eval.documents) > 0;
+    bool evaluated = arrlen(r->job->eval.documents) > 0 && !r->job->eval_scores;
     char shown[1024];
     demo_progress_end(&r->progress);
     if (r->stopped) {

@@ -125,6 +125,7 @@ typedef struct {
     demo_window *w;
     seqpar_llama *model;
     seqpar_optim *optim;
+    demo_experts *experts;
     seqpar_aggregate aggregate; /* over the generated tokens */
     seqpar_aggregate added;     /* the same of KL and entropy */
     int64_t pretraining;        /* tokens of the pretraining documents */
@@ -300,7 +301,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     if (demo_ppo_options(r)->entropy_loss_coef > 0 && !u->model->config.score)
         seeds.dentropy = buffers.part[1].data;
     if (!status)
-        status = demo_experts_backward(&r->ctx, &r->experts, u->model, &b, u->optim, index,
+        status = demo_experts_backward(&r->ctx, u->experts, u->model, &b, u->optim, index,
                                        &seeds);
     demo_seeds_free(r, &buffers);
     free(host);
@@ -338,15 +339,14 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
     const seqpar_llama_run run = demo_run_of(r, 0);
-    if (!status) /* the critic's experts are as its values want them */
-        status = demo_experts_begin(&r->ctx, &r->experts, u->model, u->optim, u->w->batch.row,
-                                    accumulation, &run,
-                                    u->model == &r->model ? r->job->config.aux_loss_coef : 0);
+    if (!status)
+        status = demo_experts_begin(&r->ctx, u->experts, u->model, u->optim, u->w->batch.row,
+                                    accumulation, &run, r->job->config.aux_loss_coef);
     for (int64_t i = 0; !status && i < accumulation; i++) status = demo_update_micro(u, i);
     if (!status)
         status = seqpar_sum_pieces(&r->ctx, means, u->leaf, u->sums, arrlen(u->leaf),
                                    UPDATE_COLUMNS);
-    if (!status) status = demo_experts_end(&r->ctx, &r->experts);
+    if (!status) status = demo_experts_end(&r->ctx, u->experts);
     if (!status && !(fabs(means[LOSS_OF] + means[PRETRAINING_LOSS]) <= 1e300))
         status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
                              "step %lld: the loss of the %s is %g; lower its learning rate",
@@ -383,7 +383,8 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
     demo_window mixed = {0};
-    demo_update actor = {.r = r, .w = w, .model = &r->model, .optim = &r->optim};
+    demo_update actor = {
+        .r = r, .w = w, .model = &r->model, .optim = &r->optim, .experts = &r->experts};
     double factor = seqpar_lr_factor(r->job->lr_kind, r->step, r->job->warmup,
                                      r->job->total_steps, c->min_lr_ratio);
     seqpar_status status = SEQPAR_OK;
@@ -414,7 +415,11 @@ static double demo_critic_rate(const demo_rank *r) {
 /* A mini-batch: the actor, unless frozen, and the critic. */
 static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
-    demo_update critic = {.r = r, .w = w, .model = &p->critic, .optim = &p->critic_optim};
+    demo_update critic = {.r = r,
+                          .w = w,
+                          .model = &p->critic,
+                          .optim = &p->critic_optim,
+                          .experts = &p->critic_experts};
     seqpar_status status = SEQPAR_OK;
     bool frozen = r->step / r->job->round_steps < demo_ppo_options(r)->freezing_actor_steps;
     if (!frozen && demo_has_role(r, DEMO_ACTOR)) status = demo_actor_step(r, w);
@@ -430,7 +435,9 @@ static seqpar_status demo_share_means(demo_rank *r) {
     int64_t first, ranks;
     if (!p->has_critic || demo_ppo_options(r)->roles.group[DEMO_CRITIC] == 0) return SEQPAR_OK;
     demo_role_group(r, DEMO_CRITIC, &first, &ranks);
-    return seqpar_comm_broadcast(r->world, p->value, sizeof p->value, first);
+    seqpar_status status = seqpar_comm_broadcast(r->world, p->value, sizeof p->value, first);
+    double *balance = &p->critic_experts.loss;
+    return status ? status : seqpar_comm_broadcast(r->world, balance, sizeof *balance, first);
 }
 
 /* max_epochs over the rollout in mini-batches of train_batch_size texts, in another order

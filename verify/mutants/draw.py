@@ -24,8 +24,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
 # asm names: whatever headers a unit includes later, nothing is declared twice.
-SWITCH = """#if !defined(SEQPAR__MUTANTS) && !defined(__cplusplus)
+SWITCH = """#if !defined(SEQPAR__MUTANTS)
 #define SEQPAR__MUTANTS
+#ifdef __cplusplus
+extern "C" {
+#endif
 extern char *seqpar__mutant_getenv(const char *) __asm__("getenv");
 extern int seqpar__mutant_atoi(const char *) __asm__("atoi");
 extern int seqpar__mutant_open(const char *, int, ...) __asm__("open");
@@ -46,6 +49,9 @@ __attribute__((constructor)) static void seqpar__mutant_begin(void) {
     const char *number = seqpar__mutant_getenv("SEQPAR_FAULT");
     if (number) seqpar__fault = seqpar__mutant_atoi(number);
 }
+#ifdef __cplusplus
+}
+#endif
 #define SEQPAR__MUTANT(n) \\
     (seqpar__fault == (n) || (seqpar__fault < 0 && seqpar__mutant_reached(n)))
 #endif
@@ -209,9 +215,9 @@ def c_copy(m):
 def c_call(f, m):
     signature = f.text[:f.body]
     names = ", ".join(name for name, _ in source.parameters(f))
-    call = f"{f.name}__m{m.number}({names});"
-    plain = re.sub(r"\b(static|inline|SEQPAR_DEF|SEQPAR__\w+|__attribute__\s*\(\(.*?\)\))", "",
-                   signature, flags=re.DOTALL)
+    call = f"{f.name}__m{m.number}{source.template_arguments(f)}({names});"
+    plain = re.sub(r"\b(static|inline|SEQPAR_DEF|SEQPAR__\w+|__\w+__|NOINLINE)\b", "",
+                   source.TEMPLATE.sub("", source.ATTRIBUTE.sub("", signature), count=1))
     if re.match(rf"\s*void\s+{f.name}\b", plain):
         return f" if (SEQPAR__MUTANT({m.number})) {{ {call} return; }}"
     return f" if (SEQPAR__MUTANT({m.number})) return {call}"
@@ -308,10 +314,20 @@ FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -I. -Ibuild -Idemos " \
 ERROR = re.compile(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
 
 
-def compilations():
-    found = [["gcc", *FLAGS, unit] for unit in UNITS]
-    if shutil.which("mpicc"):
-        found.append(["mpicc", *FLAGS, "-DDEMO_MPI", "demos/train_sft.c"])
+# The kernels as the CPU runs them (verify/cuda_on_cpu.h).
+CUDA = "-std=c++17 -march=native -I. -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h " \
+    "-ftrack-macro-expansion=0 -fmax-errors=0 -x c++ seqpar_cuda.cu".split()
+
+
+def compilations(mutants):
+    """Of what holds these mutants."""
+    found = []
+    if any(not is_python(m) and not is_cuda(m) for m in mutants):
+        found = [["gcc", *FLAGS, unit] for unit in UNITS]
+        if shutil.which("mpicc"):
+            found.append(["mpicc", *FLAGS, "-DDEMO_MPI", "demos/train_sft.c"])
+    if any(is_cuda(m) for m in mutants):
+        found.append(["g++", *CUDA])
     return found
 
 
@@ -320,10 +336,10 @@ def said(command, planter):
                           check=False)
 
 
-def refused(planter):
+def refused(planter, mutants):
     """Mutants that do not compile; and errors that belong to none."""
     numbers, others = set(), []
-    for command in compilations():
+    for command in compilations(mutants):
         errors = said(command + ["-fsyntax-only"], planter).stderr
         for file, line, what in ERROR.findall(errors):
             number = planter.at(file, int(line))
@@ -331,10 +347,10 @@ def refused(planter):
     return numbers, others
 
 
-def compiled(planter):
+def compiled(planter, mutants):
     """Mutants that stand in what is compiled: not below an #if that is off."""
     numbers = set()
-    for command in compilations():
+    for command in compilations(mutants):
         text = said(command + ["-E", "-P"], planter).stdout
         numbers |= {int(n) for n in re.findall(r"__m(\d+)\b", text)}
     return numbers
@@ -342,6 +358,10 @@ def compiled(planter):
 
 def is_python(m):
     return m.function.file.endswith(".py")
+
+
+def is_cuda(m):
+    return m.function.file.endswith(".cu")
 
 
 def python_compiles(m):
@@ -357,10 +377,11 @@ def wrong_ones(planter, mutants):
     """The numbers of those that do not compile, or that no program holds."""
     bad = {m.number for m in mutants if is_python(m) and not python_compiles(m)}
     planter.plant([m for m in mutants if m.number not in bad])
-    wrong, others = refused(planter)
+    wrong, others = refused(planter, mutants)
     if others and not wrong:
         raise SystemExit("mutants: the planted tree does not compile: " + others[0])
-    return bad | (wrong or {m.number for m in mutants if not is_python(m)} - compiled(planter))
+    held = {m.number for m in mutants if not is_python(m)}
+    return bad | (wrong or held - compiled(planter, mutants))
 
 
 def settle(draw, planter, mutants, known):

@@ -4,7 +4,7 @@
 Draws COUNT mutants by SEED over all parts of parts.tsv, builds the tree once with all of them
 in it (draw.py says how), and runs for each the suites of its part until one is red. A suite is
 run once without a mutant first: what it then fails is not held against mutants; mutants whose
-function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT:
+function it does not call are not tried on it. Writes to build/mutants/SEED.COUNT.PARTS:
 
     mutants.tsv     number, part, kind, file, function, line, old and new text, verdict, by
     survivors.diff  each mutant that no suite saw, and which suites call its function
@@ -13,7 +13,7 @@ function it does not call are not tried on it. Writes to build/mutants/SEED.COUN
 A survivor is a missing test, or it changes nothing that anybody can see; the second kind goes
 into equivalent.tsv, with the reason.
 
-A run that was interrupted goes on where it was. PARTS="llama mpi": only these parts.
+A run that was interrupted goes on where it was. PARTS="llama mpi": drawn from these parts alone.
 MUTANTS="3 14": only these, again. SEQPAR_DATA: data sets for suites that read real ones."""
 import difflib
 import json
@@ -48,13 +48,18 @@ class Suite:
         self.reached, self.fails, self.seconds = set(), set(), 0.0
         self.known = self.usable = False
 
+    def program(self):
+        """on_cpu_NAME: suite NAME on the CUDA device, whose kernels the CPU runs."""
+        on_cpu = self.name.startswith("on_cpu_")
+        return f"build/on_cpu_test_{self.name[7:]}" if on_cpu else f"build/test_{self.name}"
+
     def targets(self):
         if not self.shell:
-            return [f"build/test_{self.name}"]
+            return [self.program()]
         return ORACLE if self.name.startswith("oracle") else ORACLE + DEMOS
 
     def command(self):
-        command = [f"build/test_{self.name}"]
+        command = [self.program()]
         if self.shell:
             command = ["bash", f"verify/test_{self.name}.sh"]
         data = os.environ.get("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
@@ -168,11 +173,15 @@ def sees(suite, mutant, tree):
 
 
 # ---- the build ----
+# Wider heads are the same text once more.
+ON_CPU_OPT = "ON_CPU_OPT=-O1 -DSEQPAR_CUDA_HEAD_DIM_MAX=96"
+
+
 def make(tree, targets):
     env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
     with open(os.path.join(tree, "../build.log"), "w", encoding="utf-8") as log:
-        subprocess.run(["make", "-k", "-j2", "OPT=-O1", "WARN=-w", *targets], cwd=tree, env=env,
-                       stdout=log, stderr=subprocess.STDOUT, check=False)
+        subprocess.run(["make", "-k", "-j2", "OPT=-O1", "WARN=-w", ON_CPU_OPT, *targets],
+                       cwd=tree, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
 
 
 def prepare(world, mutants_drawn, draws, out):
@@ -347,18 +356,19 @@ def main():
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     seed, count = int(os.environ.get("SEED", 7)), int(os.environ.get("COUNT", 50))
-    out = os.path.join(draw.ROOT, f"build/mutants/{seed}.{count}")
+    names, again = os.environ.get("PARTS", ""), os.environ.get("MUTANTS", "").split()
+    folder = ".".join([str(seed), str(count), *names.split()])
+    out = os.path.join(draw.ROOT, "build/mutants", folder)
     os.makedirs(out, exist_ok=True)
     parts = draw.read_parts()
     world = draw.World(parts)
     draws = draw.Draw(world, seed)
-    drawn = draws.all(count, [p.name for p in parts])
+    drawn = draws.all(count, [p.name for p in parts if not names or p.name in names])
     mutants = prepare(world, drawn, draws, out)
     todo = Run(out, mutants, parts, draws.equivalent)
     write_mutants(todo.table, mutants, todo.verdicts)
-    names, again = os.environ.get("PARTS", ""), os.environ.get("MUTANTS", "").split()
-    left = [m for m in mutants if (not names or m.part in names)
-            and (str(m.number) in again if again else todo.verdict(m) == "open")]
+    left = [m for m in mutants
+            if (str(m.number) in again if again else todo.verdict(m) == "open")]
     for m in left if again else ():
         todo.verdicts.pop(m.number, None)
     suites = todo.wanted(left)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""source.py - functions of C and Python files by text, and where the types of names stand. No
-parser: sources here are formatted, so a function in C begins at the margin and ends with a
-brace there."""
+"""source.py - functions of C, CUDA and Python files by text, and where the types of names stand.
+No parser: sources here are formatted, so a function in C begins at the margin and ends with a
+brace there; in CUDA a method of a struct does the same four blanks from it."""
 import ast
 import re
 from dataclasses import dataclass, field
@@ -43,22 +43,35 @@ def tokens(text):
 
 C_FUNCTION = re.compile(r"^(?P<sign>[A-Za-z_][^;{}#=\"]*?\))\s*\{\n(?P<body>.*?\n)?\}$",
                         re.MULTILINE | re.DOTALL)
+CUDA_FUNCTION = re.compile(r"^(?P<indent>|    )(?P<sign>[A-Za-z_][^;{}#=\"]*?\))(?: const)?\s*\{\n"
+                           r"(?P<body>.*?\n)?(?P=indent)\}$", re.MULTILINE | re.DOTALL)
+TEMPLATE = re.compile(r"\s*template <(.*?)>\s")
+# What stands in front of a function's name with a bracket, or says how it is compiled.
+ATTRIBUTE = re.compile(r"__attribute__\s*\(\(.*?\)\)(?=\s|$)|__launch_bounds__\(.*?\)", re.DOTALL)
 
 
 CHAPTER = re.compile(r"^(?:   |/\* ---- )>>(\w+)  ", re.MULTILINE)
 
 
 def c_name(signature):
-    plain = re.sub(r"__attribute__\s*\(\(.*?\)\)(?=\s|$)", "", signature, flags=re.DOTALL)
-    found = re.search(r"(\w+)\s*\(", plain)
+    found = re.search(r"(\w+)\s*\(", ATTRIBUTE.sub("", signature))
     return found.group(1) if found else ""
+
+
+def template_arguments(function):
+    """<T, D> of a template, which a call cannot always tell; "" of others."""
+    found = TEMPLATE.match(function.text)
+    names = [p.split()[-1] for p in found.group(1).split(",")] if found else []
+    return f"<{', '.join(names)}>" if names else ""
 
 
 def c_functions(file, text):
     chapters = [(m.start(), m.group(1)) for m in CHAPTER.finditer(text)]
-    for m in C_FUNCTION.finditer(text):
+    for m in (CUDA_FUNCTION if file.endswith(".cu") else C_FUNCTION).finditer(text):
         name = c_name(m.group("sign"))
         if not name or name in KEYWORDS or name.isupper() or "..." in m.group("sign"):
+            continue
+        if re.search(rf"^\s*(__device__ )?{name}\(", m.group()): # a constructor
             continue
         chapter = [c for at, c in chapters if at < m.start()]
         yield Function(file, name, m.group(), m.group().index("{") + 1, m.start(),

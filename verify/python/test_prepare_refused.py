@@ -73,6 +73,26 @@ OPTIONS = [
      "--apply_chat_template and --pretrain_mode are two ways to shape a text; leave out one of them"),
     ("template_unused", "--tokenizer_chat_template x --apply_chat_template", "--tokenizer_chat_template x",
      "--tokenizer_chat_template is used by --apply_chat_template; add it"),
+    ("template_named_twice", "--template qwen", "--template qwen --apply_chat_template",
+     "--template qwen and --apply_chat_template are two ways to shape a text; leave out one of them"),
+    ("template_named_and_input", "--template qwen", "--template qwen --input_template {}",
+     "--template qwen and --input_template are two ways to shape a text; leave out one of them"),
+    ("default_system", "--template qwen --default_system x", "--default_system x",
+     "--default_system is written by --template; add it"),
+    ("info_json", "--template qwen --dataset_info [{}]", "--template qwen --dataset_info [{",
+     "--dataset_info is no JSON: Expecting property name enclosed in double quotes: line 1 column 3 (char 2); give a list with an "
+     "object for each set"),
+    ("info_count", "--template qwen --dataset_info [{}]", "--template qwen --dataset_info [{},{}]",
+     "--dataset_info has 2 objects for 1 data sets; give one for each"),
+    ("info_key", "--template qwen --dataset_info [{}]", "--template qwen --dataset_info [{}] --input_key a",
+     "--dataset_info and --input_key both name keys; leave out one of them"),
+    ("info_template", "--apply_chat_template --dataset_info [{}]", "--dataset_info [{}]",
+     "--dataset_info gives conversations, which --template or --apply_chat_template writes; add one of them"),
+    ("info_completion", '--dataset_info [{"formatting":"completion"}]', '--dataset_info [{"formatting":"alpaca"}]',
+     "--dataset_info gives conversations, which --template or --apply_chat_template writes; add one of them"),
+    ("info_formatting", '--template qwen --dataset_info [{"formatting":"openai"}]',
+     '--template qwen --dataset_info [{"formatting":"chatml"}]',
+     "--dataset_info has the formatting 'chatml'; alpaca, sharegpt, openai, messages, completion are known"),
     ("pretrain_kind", "--kind sft --pretrain_mode", "--kind pairs --pretrain_mode",
      "--pretrain_mode is for --kind sft, not for pairs; leave it out"),
     ("train_on_kind", "--kind labelled --train_on assistant", "--kind labelled --train_on last",
@@ -215,6 +235,56 @@ check("message_text", message(SAYS), message("a"), f'it is "a", {IS_NONE}')
 check("message_role", message(SAYS), message({"role": 1, "content": "a"}), f'it is {{"role": 1, "content": "a"}}, {IS_NONE}')
 check("message_from", None, message({"from": 1, "value": "a"}), f'it is {{"from": 1, "value": "a"}}, {IS_NONE}')
 
+# ---- records of dataset_info.json, and templates by name ----
+
+
+def informed(record, **said):
+    return lambda: prepare.Info(said, "sft", False).converted(record)
+
+
+class Bare:
+    """A folder whose tokenizer has these added tokens."""
+    name, bos, eos, stops = "F", 1, 2, [2]
+
+    def __init__(self, *tokens):
+        self.json, self.special = {"added_tokens": [{"id": i, "content": token} for i, token in enumerate(tokens)]}, {}
+
+    end_with = prepare.Folder.end_with
+
+
+def named(messages, ends="assistant"):
+    return lambda: prepare.NamedTemplate("qwen", Bare("<|im_end|>"), None).pairs(messages, ends)
+
+
+ASKED = {"instruction": "a", "input": "", "output": "b"}
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+check("info_no_column", informed(ASKED), informed({"instruction": "a", "output": "b"}),
+      "no key \"input\", which dataset_info has as query; keys: 'instruction', 'output'")
+check("info_text", informed(ASKED), informed({**ASKED, "instruction": 1}), '"instruction" is 1, but text is needed')
+check("info_tools", informed({**ASKED, "t": "[]"}, columns={"prompt": "input", "response": "output", "tools": "t"}),
+      informed({**ASKED, "t": "[1]"}, columns={"prompt": "input", "response": "output", "tools": "t"}),
+      "it has tools, which no template by name writes here; remove them, or the record")
+check("info_history", informed({**ASKED, "h": [["a", "b"]]}, columns={"prompt": "input", "response": "output", "history": "h"}),
+      informed({**ASKED, "h": ["a"]}, columns={"prompt": "input", "response": "output", "history": "h"}),
+      '"h" is ["a"], but a list of [prompt, response] is needed')
+check("info_messages", informed({"messages": TURNS}, formatting="messages", columns={"messages": "messages"}),
+      informed({"messages": "a"}, formatting="messages", columns={"messages": "messages"}),
+      '"messages" is "a", but a list of messages is needed')
+check("info_message", informed({"messages": TURNS}, formatting="messages", columns={"messages": "messages"}),
+      informed({"messages": [{"role": "user"}]}, formatting="messages", columns={"messages": "messages"}),
+      '"messages"[0] is {"role": "user"}, but an object with "role" and text as "content" is needed')
+check("info_calls", None, informed({"messages": [{**TURNS[0], "tool_calls": [1]}]}, formatting="messages", columns={"messages": "messages"}),
+      '"messages"[0] calls a tool or is not learnt, which is not read here; remove it, or the record')
+check("named_turns", named(TURNS), named(TURNS[:1] * 2),
+      "message 2 is of user, but --template qwen writes texts of user and assistant by turns; calls are written by "
+      "--apply_chat_template, or remove the record")
+check("named_end", named(TURNS), named(TURNS[:1]),
+      "the last of 1 messages is of user, but that of the assistant is needed; end the conversation there")
+check("named_token", lambda: prepare.NamedTemplate("chatml", Bare("<|im_end|>"), None),
+      lambda: prepare.NamedTemplate("chatml", Bare("</s>"), None),
+      "--template chatml ends what is said with <|im_end|>, which F/tokenizer.json has not among its added_tokens; give the template "
+      "that the model was made for, or a model that has the token")
+
 # ---- records ----
 
 
@@ -224,7 +294,7 @@ class Plain(prepare.Maker):
     def __init__(self, words, template=None):
         self.o = prepare.options_of(BASE + words.split())
         prepare.settle(self.o)
-        self.template, self.counts = template, prepare.collections.Counter()
+        self.template, self.infos, self.counts = template, None, prepare.collections.Counter()
 
 
 def record(shape, found, words="", template=None):

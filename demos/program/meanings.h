@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* meanings.h - what an option of a page means here. The trainers' own --help says it, so that
+ * every text stands in one place. */
+#ifndef PROGRAM_MEANINGS_H
+#define PROGRAM_MEANINGS_H
+
+#include "program.h"
+
+/* name and text, stb_ds string map */
+typedef struct {
+    char *key, *value;
+} program_meaning;
+
+/* A trainer's --help; "" where it cannot be run. For free(). */
+static char *program_trainer_help(const program *p, const char *tool) {
+    char *command = program_text("'%s/train_%s' --help 2>/dev/null", p->folder, tool);
+    FILE *pipe = popen(command, "r");
+    size_t used = 0, got;
+    char *text = (char *)demo_room(1 << 20, 1);
+    while (pipe && used < (1 << 20) - 1 &&
+           (got = fread(text + used, 1, (1 << 20) - 1 - used, pipe)) > 0)
+        used += got;
+    if (pipe) pclose(pipe);
+    free(command);
+    return text;
+}
+
+/* Entries are "  --name  kind [default] text"; a default may have line ends. */
+static void program_meanings_add(program_meaning **all, char *help) {
+    char *next = strstr(help, "\n\n  --"), *text;
+    for (char *at = next ? next + 2 : NULL; at; at = next) {
+        char *section = strstr(at, "\n\n");
+        next = strstr(at, "\n  --");
+        if (section && (!next || section < next)) *section = 0, next = NULL;
+        if (next) *next++ = 0;
+        at += strspn(at, " -");
+        text = strstr(at, "] ");
+        at[strcspn(at, " ")] = 0;
+        if (text && shgeti(*all, at) < 0) shput(*all, at, program_text("%s", text + 2));
+    }
+}
+
+/* All that the trainers beside this program say. */
+static program_meaning *program_meanings(const program *p) {
+    static const char *const tools[] = {"sft", "dpo", "rm", "kto", "ppo"};
+    program_meaning *all = NULL;
+    sh_new_strdup(all);
+    for (int i = 0; i < 5; i++) {
+        char *help = program_trainer_help(p, tools[i]);
+        program_meanings_add(&all, help);
+        free(help);
+    }
+    return all;
+}
+
+#endif

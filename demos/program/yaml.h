@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* yaml.h - a yaml file as a tree in which every value knows its line. Read by libyaml, which
+ * reads JSON, too. What a reader of the file would not see at its place is refused: anchors and
+ * aliases, tags, a key that stands there twice, several documents. */
+#ifndef PROGRAM_YAML_H
+#define PROGRAM_YAML_H
+
+#include <yaml.h>
+#include "program.h"
+
+typedef enum { PROGRAM_VALUE, PROGRAM_LIST, PROGRAM_MAP } program_shape;
+
+typedef struct program_node {
+    program_shape shape;
+    int line;
+    bool plain;                 /* a value without quotes */
+    char *text;                 /* of a value */
+    struct program_node *items; /* stb_ds array; of a map keys and values by turns */
+} program_node;
+
+typedef struct {
+    program *p;
+    const char *path;
+    const char *bytes;
+    size_t size;
+    yaml_parser_t parser;
+    yaml_event_t event;
+} program_yaml_reader;
+
+enum { PROGRAM_YAML_DEEPEST = 32, PROGRAM_YAML_MOST = 1 << 24 };
+
+/* ---- what is refused ---- */
+
+__attribute__((format(printf, 4, 5))) static int program_at(program *p, const char *path,
+                                                            int line, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    demo_fail(p->error, "%.300s:%d: ", path, line);
+    demo_fail_more(p->error, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+/* Of bytes that are no text libyaml names no line. */
+static int program_yaml_line(const program_yaml_reader *r) {
+    int line = 1;
+    if (r->parser.error != YAML_READER_ERROR) return (int)r->parser.problem_mark.line + 1;
+    for (size_t i = 0; i < r->parser.problem_offset && i < r->size; i++)
+        line += r->bytes[i] == '\n';
+    return line;
+}
+
+static int program_yaml_broken(program_yaml_reader *r) {
+    int line = program_yaml_line(r);
+    const char *begin = r->bytes;
+    for (int i = 1; i < line && strchr(begin, '\n'); i++) begin = strchr(begin, '\n') + 1;
+    if (begin[strspn(begin, " ")] == '\t')
+        return program_at(r->p, r->path, line,
+                          "a tab indents the line, which yaml does not take; write blanks");
+    return program_at(r->p, r->path, line, "this is no yaml: %s%s%s; correct the line",
+                      r->parser.problem ? r->parser.problem : "it cannot be read",
+                      r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
+}
+
+/* The next event, in r->event. */
+static int program_yaml_next(program_yaml_reader *r) {
+    yaml_event_delete(&r->event);
+    if (!yaml_parser_parse(&r->parser, &r->event)) return program_yaml_broken(r);
+    return 0;
+}
+
+static int program_yaml_marked(program_yaml_reader *r, const yaml_char_t *anchor,
+                               const yaml_char_t *tag) {
+    int line = (int)r->event.start_mark.line + 1;
+    if (anchor)
+        return program_at(r->p, r->path, line,
+                          "&%.60s is an anchor; they are not followed, write the value where "
+                          "it belongs",
+                          anchor);
+    if (tag)
+        return program_at(r->p, r->path, line,
+                          "%.60s is a tag; they are not followed, leave it out", tag);
+    return 0;
+}
+
+static int program_yaml_key(program_yaml_reader *r, const program_node *map,
+                            const program_node *key) {
+    if (key->shape != PROGRAM_VALUE)
+        return program_at(r->p, r->path, key->line,
+                          "a list or map stands where a key belongs; write key: value");
+    for (int64_t i = 0; i < arrlen(map->items); i += 2)
+        if (!strcmp(map->items[i].text, key->text))
+            return program_at(r->p, r->path, key->line,
+                              "%.100s stands there twice, in line %d, too; leave one of them "
+                              "out",
+                              key->text, map->items[i].line);
+    return 0;
+}
+
+/* ---- the tree ---- */
+
+static int program_yaml_node(program_yaml_reader *r, program_node *node, int depth);
+
+static int program_yaml_items(program_yaml_reader *r, program_node *node, yaml_event_type_t end,
+                              int depth) {
+    if (depth > PROGRAM_YAML_DEEPEST)
+        return program_at(r->p, r->path, node->line,
+                          "lists and maps lie more than %d deep in each other; make it flatter",
+                          PROGRAM_YAML_DEEPEST);
+    while (!program_yaml_next(r)) {
+        program_node item = {0};
+        if (r->event.type == end) return 0;
+        if (program_yaml_node(r, &item, depth + 1)) return -1;
+        bool key = node->shape == PROGRAM_MAP && arrlen(node->items) % 2 == 0;
+        if (key && program_yaml_key(r, node, &item)) return -1;
+        arrput(node->items, item);
+    }
+    return -1;
+}
+
+static int program_yaml_value(program_yaml_reader *r, program_node *node) {
+    const char *text = (const char *)r->event.data.scalar.value;
+    node->shape = PROGRAM_VALUE;
+    node->plain = r->event.data.scalar.style == YAML_PLAIN_SCALAR_STYLE;
+    if (strlen(text) != r->event.data.scalar.length)
+        return program_at(r->p, r->path, node->line, "a zero byte stands in it; leave it out");
+    node->text = program_text("%s", text);
+    return 0;
+}
+
+/* The node that the event begins. */
+static int program_yaml_node(program_yaml_reader *r, program_node *node, int depth) {
+    const yaml_event_t *e = &r->event;
+    node->line = (int)e->start_mark.line + 1;
+    switch (e->type) {
+    case YAML_SCALAR_EVENT:
+        return program_yaml_marked(r, e->data.scalar.anchor, e->data.scalar.tag)
+                   ? -1
+                   : program_yaml_value(r, node);
+    case YAML_SEQUENCE_START_EVENT:
+        node->shape = PROGRAM_LIST;
+        return program_yaml_marked(r, e->data.sequence_start.anchor, e->data.sequence_start.tag)
+                   ? -1
+                   : program_yaml_items(r, node, YAML_SEQUENCE_END_EVENT, depth);
+    case YAML_MAPPING_START_EVENT:
+        node->shape = PROGRAM_MAP;
+        return program_yaml_marked(r, e->data.mapping_start.anchor, e->data.mapping_start.tag)
+                   ? -1
+                   : program_yaml_items(r, node, YAML_MAPPING_END_EVENT, depth);
+    case YAML_ALIAS_EVENT:
+        return program_at(r->p, r->path, node->line,
+                          "*%.60s is an alias; they are not followed, write the value where it "
+                          "belongs",
+                          (const char *)e->data.alias.anchor);
+    default: return program_at(r->p, r->path, node->line, "a value belongs there; write it");
+    }
+}
+
+/* One document with a map, and nothing behind it. */
+static int program_yaml_document(program_yaml_reader *r, program_node *root) {
+    if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the stream's begin */
+    if (r->event.type == YAML_STREAM_END_EVENT)
+        return program_at(r->p, r->path, 1, "the file is empty; write key: value lines");
+    if (program_yaml_next(r) || program_yaml_node(r, root, 0)) return -1;
+    if (root->shape != PROGRAM_MAP)
+        return program_at(r->p, r->path, root->line, "there is no key; write key: value lines");
+    if (program_yaml_next(r) || program_yaml_next(r)) return -1; /* the document's end */
+    if (r->event.type != YAML_STREAM_END_EVENT)
+        return program_at(r->p, r->path, (int)r->event.start_mark.line + 1,
+                          "a second document begins; give one file for each run");
+    return 0;
+}
+
+/* Its tree, which lives as long as the process. 0, or -1 with one sentence. */
+static int program_yaml_read(program *p, const char *path, program_node *root) {
+    program_yaml_reader r = {.p = p, .path = path};
+    const char *why = NULL;
+    *root = (program_node){0};
+    r.bytes = demo_read_whole(path, PROGRAM_YAML_MOST, &r.size, &why);
+    if (!r.bytes)
+        return demo_fail(p->error, "%.300s cannot be read: %s; give the path of the file", path,
+                         why);
+    if (!yaml_parser_initialize(&r.parser)) demo_out_of_memory(0);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)r.bytes, r.size);
+    int wrong = program_yaml_document(&r, root);
+    yaml_event_delete(&r.event);
+    yaml_parser_delete(&r.parser);
+    free((void *)r.bytes);
+    return wrong;
+}
+
+/* ---- what stands in it ---- */
+
+/* The value of a key, and the key; NULL: it is not there. */
+static const program_node *program_entry(const program_node *map, const char *key) {
+    for (int64_t i = 0; map->shape == PROGRAM_MAP && i < arrlen(map->items); i += 2)
+        if (!strcmp(map->items[i].text, key)) return &map->items[i + 1];
+    return NULL;
+}
+
+/* null, ~ and nothing at all, as in python. */
+static bool program_is_null(const program_node *node) {
+    return node->shape == PROGRAM_VALUE && node->plain &&
+           (!*node->text || !strcmp(node->text, "~") || !strcasecmp(node->text, "null"));
+}
+
+/* The text of a key's value; NULL: it is not there, null, or no single value. */
+static const char *program_entry_text(const program_node *map, const char *key) {
+    const program_node *value = program_entry(map, key);
+    return value && value->shape == PROGRAM_VALUE && !program_is_null(value) ? value->text
+                                                                             : NULL;
+}
+
+/* yaml 1.1 reads 010 as 8. */
+static bool program_is_octal(const program_node *node) {
+    const char *text = node->text + strspn(node->text, "+-");
+    return node->plain && text[0] == '0' && strlen(text) > 1 &&
+           strspn(text, "01234567_") == strlen(text);
+}
+
+/* A list of values as a comma list; NULL: it is something else. */
+static char *program_joined(const program_node *list) {
+    char *text = NULL;
+    if (list->shape == PROGRAM_VALUE) return program_text("%s", list->text);
+    for (int64_t i = 0; list->shape == PROGRAM_LIST && i < arrlen(list->items); i++) {
+        if (list->items[i].shape != PROGRAM_VALUE) return NULL;
+        text = program_text("%s%s%s", text ? text : "", text ? "," : "", list->items[i].text);
+    }
+    return list->shape == PROGRAM_LIST && !text ? program_text("%s", "") : text;
+}
+
+#endif
