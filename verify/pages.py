@@ -210,6 +210,8 @@ def read_rows(folder):
 
 ABOUT = f"""# The pages' commands
 
+<!-- SPDX-License-Identifier: MIT OR Unlicense -->
+
 Every command of the OpenRLHF sequence-parallel page, README and article, of 360-LLaMA-Factory's README and of axolotl's page, as it is
 printed ([commands.tsv](commands.tsv)), was run by `seqpar` to its end. Made by `make check SUITES=pages TEST_PAGE=1`, on small models
 and data sets of the form that the page names ([stand_ins.py](../stand_ins.py)): batch sizes, lengths and numbers of records are

@@ -1361,10 +1361,16 @@ static void test_world(void) {
         snprintf(line, sizeof line,
                  "--ring_attn_size %d --world_size %d --data_parallel_size %d", ring, world,
                  dp);
-        snprintf(
-            said, sizeof said,
-            "world_size %d is not data_parallel_size %d x ring_attn_size %d; change one of them",
-            world, dp ? dp : world / ring, ring);
+        if (dp)
+            snprintf(
+                said, sizeof said,
+                "world_size %d is not data_parallel_size %d x ring_attn_size %d; change one "
+                "of them",
+                world, dp, ring);
+        else
+            snprintf(said, sizeof said,
+                     "world_size %d is no multiple of ring_attn_size %d; change one of them",
+                     world, ring);
         test_expect(!run_parse(&x, SFT, line), "%s", x.error.text);
         int wrong = demo_job_world(&x.job, &x.error);
         test_expect(!!wrong == !cases[i].ranks, "%s is %s", line,

@@ -453,7 +453,7 @@ static bool bad_values_are_refused(void) {
         {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing
                                                                          depends on it */
         {"--finetuning_type lora", "--finetuning_type lora is not done here: every weight is "
-                                   "trained, there are no adapters; leave it out"},
+                                   "trained, there are no adapters; give full"},
         {"--max_len", "--max_len needs a value (a whole number), but nothing follows"},
         {"--dataset --max_len 4", "--dataset needs a value (text), but --max_len follows"},
         {"--truncation",

@@ -255,11 +255,25 @@ static char **program_trainer_words(const program *p) {
     return words;
 }
 
+/* Text that is not made into tokens is read as bytes: for a model that was made here. */
+static void program_bytes_say(const program *p) {
+    const char *model = program_given(p, "pretrain"), *data = program_given(p, "dataset");
+    if (!data) data = program_given(p, "prompt_data");
+    char *tokenizer = program_text("%s/tokenizer.json", model ? model : "");
+    if (model && data && program_is_data(data) && access(tokenizer, F_OK))
+        fprintf(stderr,
+                "notice: %s has no tokenizer.json, so the text is read as bytes; put its "
+                "tokenizer there if the model has one\n",
+                model);
+    free(tokenizer);
+}
+
 static int program_tokens(program *p) {
     char **asked = program_trainer_words(p);
     arrput(asked, NULL);
     asked[arrlen(asked) - 2] = program_text("--print_prepare");
     char *text = program_output(p, asked);
+    if (text && !*text) program_bytes_say(p);
     for (char *line = text, *next; line && *line; line = next) {
         next = line + strcspn(line, "\n");
         if (*next) *next++ = 0;

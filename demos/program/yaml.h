@@ -108,7 +108,7 @@ static int program_yaml_items(program_yaml_reader *r, program_node *node, yaml_e
                           "lists and maps lie more than %d deep in each other; make it flatter",
                           PROGRAM_YAML_DEEPEST);
     while (!program_yaml_next(r)) {
-        program_node item = {0};
+        program_node item = {PROGRAM_VALUE};
         if (r->event.type == end) return 0;
         if (program_yaml_node(r, &item, depth + 1)) return -1;
         bool key = node->shape == PROGRAM_MAP && arrlen(node->items) % 2 == 0;
@@ -175,7 +175,7 @@ static int program_yaml_document(program_yaml_reader *r, program_node *root) {
 static int program_yaml_read(program *p, const char *path, program_node *root) {
     program_yaml_reader r = {.p = p, .path = path};
     const char *why = NULL;
-    *root = (program_node){0};
+    *root = (program_node){PROGRAM_VALUE};
     r.bytes = demo_read_whole(path, PROGRAM_YAML_MOST, &r.size, &why);
     if (!r.bytes)
         return demo_fail(p->error, "%.300s cannot be read: %s; give the path of the file", path,

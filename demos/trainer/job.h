@@ -399,6 +399,19 @@ static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
                      (long long)job->config.ring_attn_size);
 }
 
+/* Ranks that do not come out: dp is what they would be divided by. */
+static int demo_world_uneven(const demo_config *c, int64_t dp, demo_error *error) {
+    if (!c->data_parallel_size)
+        return demo_fail(error,
+                         "world_size %lld is no multiple of ring_attn_size %lld; change one of "
+                         "them",
+                         (long long)c->world_size, (long long)c->ring_attn_size);
+    return demo_fail(error,
+                     "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; "
+                     "change one of them",
+                     (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
+}
+
 /* Of a run in groups: data parallelism is the first one's. */
 static int demo_job_groups(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
@@ -465,14 +478,8 @@ static int demo_job_world(demo_job *job, demo_error *error) {
                          "--device cuda needs a program built with CUDA; type make cuda and "
                          "start build/cuda_train_*");
 #endif
-    if (c->world_size && !job->groups && c->world_size != dp * c->ring_attn_size) {
-        demo_fail(
-            error,
-            "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; change "
-            "one of them",
-            (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
-        return -1;
-    }
+    if (c->world_size && !job->groups && c->world_size != dp * c->ring_attn_size)
+        return demo_world_uneven(c, dp, error);
     job->dp = dp;
     if (!job->groups) job->ranks = dp * c->ring_attn_size;
     if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)

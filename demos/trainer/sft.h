@@ -185,7 +185,7 @@ static const demo_objective demo_sft = {.unit = "documents",
                                         .kind = DEMO_TOKENS_SFT,
                                         .column = {"loss"},
                                         .load = demo_sft_load,
-                                        .prepare = demo_sft_prepare,
                                         .rows = demo_sft_rows,
-                                        .total = demo_sft_total};
+                                        .total = demo_sft_total,
+                                        .prepare = demo_sft_prepare};
 #endif

@@ -166,7 +166,7 @@ def main():
     bare_packages()
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-    golden = {"made_by": f"verify/golden/templates.py with LLaMA-Factory {VERSION}", "record": SAID, "records": list(records()), "tokenizers": {}, "cases": []}
+    golden = {"made_by": f"verify/golden/templates.py with LLaMA-Factory {VERSION}; SPDX-License-Identifier: MIT OR Unlicense", "record": SAID, "records": list(records()), "tokenizers": {}, "cases": []}
     for which, tokenizer in tokenizers():
         golden["tokenizers"][which] = json.loads(tokenizer.to_str())
         for name in NAMES:
