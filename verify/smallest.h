@@ -20,6 +20,7 @@
    Grids and formats, which are promised:
    SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR__LEAF_BITS  what bits and checkpoints hang on
    SEQPAR_NCCL__MAGIC|SEQPAR_MPI__(COMMS|ROUND)            between processes; a tag has 15 bits in MPI
+   DEMO_SCORED                                             what a score is measured on
    DEMO_(BOS|EOS|PAD|VOCAB|DIGEST_EMPTY|MT_WORDS|RUN_ID|SECTIONS|TOKENS_ALIGNED)  of files, or of a generator
    VALUE_(TENSOR|METADATA)|TENSOR_STRING                   fields of TensorBoard's format
    ROW_MAJOR|NO_TRANS|TRANS                                CBLAS's
