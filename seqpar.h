@@ -744,6 +744,11 @@ typedef struct seqpar_pack_desc {
     int64_t cell;     /* of the rows */
     int order;        /* SEQPAR_PACK_*: as many units in a row as fit, in order, by default */
     int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
+    /* units are dealt to so many parts, in order and even by tokens, and no row has units of two:
+       data-parallel ranks times micro-batches (seqpar_step_begin); 0: 1 */
+    int64_t parts;
+    /* takes as many times `parts` as bring a part to so many rows, about; 0: just `parts` */
+    int64_t part_rows;
     /* keep units without a supervised token (a batch may then have none at all) */
     int keep_masked;
     int64_t vocab; /* 0: ids are not checked */
@@ -757,7 +762,7 @@ typedef struct seqpar_pack_counts {
 
 typedef struct seqpar_batch {
     seqpar_row *row; /* (rows) */
-    int64_t rows;
+    int64_t rows, parts;
     seqpar_pack_counts counts;
     void *storage;
 } seqpar_batch;
@@ -770,6 +775,11 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
+/* The first row of part `part` of `parts` that are even by tokens, or row_count where part is
+   `parts`: a row belongs to the part in which its middle lies. Parts that seqpar_pack made are
+   found again. */
+SEQPAR_DEF int64_t seqpar_part_row(const seqpar_row *rows, int64_t row_count, int64_t parts,
+                                   int64_t part);
 /* Cells. A document is cut into cells, which begin at fixed positions of it: every `cell` tokens,
    or where cell is 0 every 128 up to token 16,384, every 256 up to 131,072, every 512 from there
    on. The sum over a cell is a leaf of a fold (>>fold). So a text that grows keeps its cells, and
@@ -786,10 +796,10 @@ SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part)
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
 /* A layout is a line of this table: everything that differs between layouts stands in it or in
-   the function seqpar__deal_* it names (chapter >>split), which deals a row's pieces.
+   the function seqpar__deal_* it names (chapter >>split), which deals the rows' pieces.
      whole cells  1: ranks hold whole cells, and bits are equal; 0: the error rule
      slots        a layout dealt by cells gives a rank so many runs of them, forth and back;
-                  of a row, or of each of its documents
+                  of all rows, or of each document
      down         1: in a ring keys go to the position before, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole cells, slots, down, dealt by */ \
@@ -837,12 +847,13 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
     int64_t sp_size, sp_rank;
 } seqpar_share;
 
-/* Contiguous: rank r holds the tokens of a row from about r S/P on. Zigzag: slots r and 2P-1-r
-   of 2P. A slot begins where a cell does: at the highest joint of the fold's tree (>>fold) within
-   1/8 of a slot of token floor(i S/slots), else where the nearest cell begins; so few sums wait
-   for another rank. Zigzag-doc: each document of 2P cells and more is dealt like a row of
-   zigzag, shorter ones go whole to the ranks, in order, evenly by tokens. Stripe: the tokens of
-   a cell that are congruent to r modulo P: the error rule. Free with seqpar_share_free. */
+/* The rows are dealt as one list of S tokens. Contiguous: rank r holds those from about r S/P on.
+   Zigzag: slots r and 2P-1-r of 2P. A slot begins where a cell does: at the highest joint of the
+   fold's tree (>>fold) within 1/8 of a slot of token floor(i S/slots), else where the nearest
+   cell begins; so few sums wait for another rank. Zigzag-doc: each document of 2P cells and more
+   is dealt like a list of its own by zigzag, shorter ones go whole to the ranks, in order, evenly
+   by tokens. Stripe: the tokens of a cell that are congruent to r modulo P: the error rule. Free
+   with seqpar_share_free. */
 typedef struct seqpar_split_desc {
     int layout;
     int64_t sp_size, sp_rank;
@@ -861,8 +872,8 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
 typedef struct seqpar_balance {
     int64_t tokens;     /* of all rows */
     int64_t most, idle; /* tokens of the busiest rank, ranks without any */
-    /* the most tokens of a cell, a power of two, that would deal the longest row evenly; 0: none
-       smaller than now */
+    /* the most tokens of a cell, a power of two, that would deal them evenly; 0: none smaller than
+       now */
     int64_t better_cell;
 } seqpar_balance;
 
@@ -2010,8 +2021,8 @@ typedef struct seqpar_optim {
                  makes them slice by slice has node_count S
                  what comes from others for a slice: W node_count S/W, until it is done
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
-                 power of two of rows, up to log2(m) more for m rows; for a tied table, of two
-                 sums
+                 power of two of documents, up to log2(m) more for m documents; for a tied
+                 table, of two sums
      moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W; offloaded, in 8
                  bits or by chance those of two slices
    Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
@@ -2020,9 +2031,10 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Begins a step over these rows (borrowed to its end): aligned runs of rows go to
-   `accumulation` micro-batches, then to the data-parallel ranks. Every rank passes all rows,
-   and the layout they are split by. A step that was begun and not ended is given up.
+/* Begins a step over these rows (borrowed to its end), which are dealt by tokens, as one list, to
+   `accumulation` micro-batches and in each to the data-parallel ranks: rank d of D has part
+   i D + d of micro-batch i (seqpar_part_row). Rows that were packed for so many parts are even.
+   Every rank passes all rows, and the layout they are split by. A step that was begun and not ended is given up.
    Collective over the world, which is asked whether all ranks were given the same. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_row *rows, int64_t row_count,
@@ -3093,6 +3105,28 @@ SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part)
     return part * q + part * r / parts;
 }
 
+/* What begins behind `before` of `all` tokens and has `tokens` of them belongs to the part in
+   which its middle lies. */
+static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
+    int64_t middle = 2 * before + tokens;
+    return middle < 2 * all ? seqpar_part_begin(parts, 2 * all, middle) : parts - 1;
+}
+
+static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < row_count; i++) tokens += rows[i].tokens;
+    return tokens;
+}
+
+SEQPAR_DEF int64_t seqpar_part_row(const seqpar_row *rows, int64_t row_count, int64_t parts,
+                                   int64_t part) {
+    SEQPAR_MUST("rows", SEQPAR_IF(row_count > 0, rows));
+    int64_t all = seqpar__rows_tokens(rows, row_count), before = 0, i = 0;
+    for (; i < row_count; before += rows[i++].tokens)
+        if (seqpar__part_of(parts, all, before, rows[i].tokens) >= part) break;
+    return i;
+}
+
 /* cap: most tokens of a document */
 typedef struct seqpar__unit {
     int64_t first, docs, tokens, cap, row;
@@ -3113,13 +3147,25 @@ static seqpar_status seqpar__check_cell(seqpar_error *error, const char *of, int
                        of, (long long)cell, (long long)SEQPAR_MAX_TOKENS);
 }
 
-static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
-                                             int64_t count, const seqpar_pack_desc *desc) {
+static seqpar_status seqpar__check_pack_desc(seqpar_error *error,
+                                             const seqpar_pack_desc *desc) {
     if (desc->pack_len <= 0 || desc->pack_len > SEQPAR_MAX_TOKENS)
         return seqpar_fail(error, SEQPAR_ERR_PACK_LEN,
                            "pack_len is %lld; give the most tokens a row may have, 1 to %lld",
                            (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
     SEQPAR__TRY(seqpar__check_cell(error, "pack_desc", desc->cell));
+    if (desc->parts < 0 || desc->parts > SEQPAR_MAX_DOCUMENTS || desc->part_rows < 0)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "pack_desc: parts is %lld and part_rows %lld; give parts of 0 to "
+                           "%lld, and part_rows of 0 or more",
+                           (long long)desc->parts, (long long)desc->part_rows,
+                           (long long)SEQPAR_MAX_DOCUMENTS);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
+                                             int64_t count, const seqpar_pack_desc *desc) {
+    SEQPAR__TRY(seqpar__check_pack_desc(error, desc));
     if (count <= 0 || count > SEQPAR_MAX_DOCUMENTS)
         return seqpar_fail(error, SEQPAR_ERR_NO_DOCUMENTS,
                            "there are %lld documents to pack; give 1 to %lld", (long long)count,
@@ -3223,19 +3269,34 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
 }
 
 /* Gives every unit a row; returns the number of rows. */
-static int64_t seqpar__place_units(seqpar__unit *units, int64_t count,
+static int64_t seqpar__place_units(seqpar__unit *units, int64_t count, int64_t parts,
                                    const seqpar_pack_desc *desc) {
-    int64_t rows = 0, left = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || units[i].tokens > left) {
+    int64_t rows = 0, left = 0, all = 0, before = 0, last = 0;
+    for (int64_t i = 0; i < count; i++) all += units[i].tokens;
+    for (int64_t i = 0; i < count; before += units[i++].tokens) {
+        int64_t part = seqpar__part_of(parts, all, before, units[i].tokens);
+        SEQPAR__WORK(1);
+        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || units[i].tokens > left || part != last) {
             rows++;
             left = desc->pack_len;
         }
         units[i].row = rows - 1;
         left -= units[i].tokens;
-        SEQPAR__WORK(1);
+        last = part;
     }
     return rows;
+}
+
+/* The same over as many parts as are asked for. */
+static void seqpar__place_parts(seqpar_batch *batch, seqpar__unit *units, int64_t count,
+                                const seqpar_pack_desc *desc) {
+    batch->parts = SEQPAR__MAX(desc->parts, (int64_t)1);
+    if (desc->part_rows) {
+        int64_t rows = seqpar__place_units(units, count, 1, desc);
+        int64_t most = (rows + batch->parts - 1) / batch->parts;
+        batch->parts *= (most + desc->part_rows - 1) / desc->part_rows;
+    }
+    batch->rows = seqpar__place_units(units, count, batch->parts, desc);
 }
 
 /* Appends one document to a row; the target of a position is the next token of the same
@@ -3362,7 +3423,7 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
             (long long)count, (long long)batch->counts.zero_length,
             (long long)batch->counts.dropped, (long long)batch->counts.masked,
             (long long)desc->pack_len);
-    batch->rows = seqpar__place_units(units, unit_count, desc);
+    seqpar__place_parts(batch, units, unit_count, desc);
     return seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
 }
 
@@ -3395,7 +3456,7 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 /* =============================================================================================
    >>split  who holds which token
 
-   A layout deals the cells of a row's documents to the ranks of a sequence. Ranks hold whole
+   A layout deals the cells of all documents to the ranks of a sequence. Ranks hold whole
    cells, so that the sum over a cell is one leaf of a fold on one rank. With 16 cells and 4
    ranks:
 
@@ -3507,6 +3568,32 @@ static seqpar__doc seqpar__doc_first(int64_t stripe) {
     return d;
 }
 
+/* The documents of rows, as one list: of[row] has d, and `before` tokens are those of the rows
+   before it. */
+typedef struct seqpar__walk {
+    const seqpar_row *of;
+    int64_t row_count, row, before;
+    seqpar__doc d;
+} seqpar__walk;
+
+static seqpar__walk seqpar__walk_of(const seqpar_row *rows, int64_t row_count, int64_t stripe) {
+    seqpar__walk w;
+    memset(&w, 0, sizeof w);
+    w.of = rows;
+    w.row_count = row_count;
+    w.d = seqpar__doc_first(stripe);
+    return w;
+}
+
+static int seqpar__walk_next(seqpar__walk *w) {
+    for (; w->row < w->row_count; w->row++) {
+        if (seqpar__doc_next(&w->of[w->row], &w->d)) return 1;
+        w->before += w->of[w->row].tokens;
+        w->d = seqpar__doc_first(w->d.stripe);
+    }
+    return 0;
+}
+
 /* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
 static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     int64_t mirror = 2 * sp_size - 1 - slot;
@@ -3583,25 +3670,23 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
 static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row *rows,
                                           int64_t row_count, int64_t stripe) {
     int64_t last = -1, of = 0;
-    for (int64_t i = 0; i < row_count; i++)
-        for (seqpar__doc d = seqpar__doc_first(stripe); seqpar__doc_next(&rows[i], &d);) {
-            if (d.next_leaf >> SEQPAR__ROW_BITS)
-                return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                                   "row %lld: its documents have no numbers, and %lld striped "
-                                   "ranks need more than 2^%d leaves of it; number them "
-                                   "(doc_source)",
-                                   (long long)rows[i].index, (long long)stripe,
-                                   SEQPAR__ROW_BITS);
-            if (d.leaf <= last)
-                return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
-                                   "row %lld has document %lld behind those of row %lld; "
-                                   "numbers of documents (doc_source) rise from row to row, "
-                                   "and each stands there once",
-                                   (long long)rows[i].index, (long long)d.number,
-                                   (long long)of);
-            last = d.leaf + (rows[i].doc_source ? 0 : d.leaves - 1);
-            of = rows[i].index;
-        }
+    for (seqpar__walk w = seqpar__walk_of(rows, row_count, stripe); seqpar__walk_next(&w);) {
+        const seqpar_row *row = &rows[w.row];
+        if (w.d.next_leaf >> SEQPAR__ROW_BITS)
+            return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                               "row %lld: its documents have no numbers, and %lld striped "
+                               "ranks need more than 2^%d leaves of it; number them "
+                               "(doc_source)",
+                               (long long)row->index, (long long)stripe, SEQPAR__ROW_BITS);
+        if (w.d.leaf <= last)
+            return seqpar_fail(error, SEQPAR_ERR_ROW_ORDER,
+                               "row %lld has document %lld behind those of row %lld; "
+                               "numbers of documents (doc_source) rise from row to row, "
+                               "and each stands there once",
+                               (long long)row->index, (long long)w.d.number, (long long)of);
+        last = w.d.leaf + (row->doc_source ? 0 : w.d.leaves - 1);
+        of = row->index;
+    }
     return SEQPAR_OK;
 }
 
@@ -3630,18 +3715,20 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                                 layout == SEQPAR_LAYOUT_STRIPE && sp_size > 1 ? sp_size : 0);
 }
 
-/* The tokens of a document's cells [cell, cell_end). */
-static seqpar_piece seqpar__cells_piece(const seqpar_row *row, const seqpar__doc *d,
-                                        int64_t cell, int64_t cell_end) {
+/* The tokens of the cells [cell, cell_end) of document w->d. */
+static seqpar_piece seqpar__cells_piece(const seqpar__walk *w, int64_t cell, int64_t cell_end) {
+    const seqpar__doc *d = &w->d;
+    int64_t size = w->of[w->row].cell;
     seqpar_piece p;
     memset(&p, 0, sizeof p);
+    p.row = w->row;
     p.document = d->number;
     p.origin = d->begin;
     p.cell = cell;
-    p.leaf = d->leaf + seqpar_cell_leaf(row->cell, cell);
-    p.start = d->begin + seqpar_cell_begin(row->cell, cell);
+    p.leaf = d->leaf + seqpar_cell_leaf(size, cell);
+    p.start = d->begin + seqpar_cell_begin(size, cell);
     p.stride = 1;
-    p.count = SEQPAR__MIN(d->begin + seqpar_cell_begin(row->cell, cell_end), d->end) - p.start;
+    p.count = SEQPAR__MIN(d->begin + seqpar_cell_begin(size, cell_end), d->end) - p.start;
     return p;
 }
 
@@ -3736,13 +3823,13 @@ static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf) {
     return 1;
 }
 
-/* Cells [0, d->cells) of a document. */
-static int seqpar__joints_document(seqpar__joints *j, const seqpar_row *row,
-                                   const seqpar__doc *d) {
-    for (int64_t c = 0; c < d->cells; c++) {
+/* The cells of document w->d. */
+static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
+    int64_t cell = w->of[w->row].cell;
+    for (int64_t c = 0; c < w->d.cells; c++) {
         SEQPAR__WORK(1);
-        if (!seqpar__joints_add(j, d->begin + seqpar_cell_begin(row->cell, c),
-                                d->leaf + seqpar_cell_leaf(row->cell, c)))
+        if (!seqpar__joints_add(j, w->before + w->d.begin + seqpar_cell_begin(cell, c),
+                                w->d.leaf + seqpar_cell_leaf(cell, c)))
             return 0;
     }
     return 1;
@@ -3773,10 +3860,10 @@ static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
     return list[best].token;
 }
 
-/* ---- how a row is dealt: seqpar__deal_* hand its pieces out, in order of their tokens ---- */
+/* ---- how rows are dealt: seqpar__deal_* hand their pieces out, in order of their tokens ---- */
 
-/* Deals the joints' tokens up to `end` over slots, cell by cell: `slots` runs of cells, forth and
-   back over the ranks. The cells are those of documents from *d on, which moves. */
+/* Deals the tokens [begin, end) of all rows over slots, cell by cell: `slots` runs of cells, forth
+   and back over the ranks. */
 typedef struct seqpar__run {
     const seqpar__joints *joints;
     int64_t begin, end, slots; /* tokens */
@@ -3793,13 +3880,11 @@ static void seqpar__run_edge(seqpar__run *r) {
                                tokens / r->slots / 8);
 }
 
-static int seqpar__deal_document(seqpar__splitting *to, const seqpar_row *row,
-                                 int64_t row_number, const seqpar__doc *d, seqpar__run *r) {
-    for (int64_t c = 0; c < d->cells; c++) {
-        seqpar_piece p = seqpar__cells_piece(row, d, c, c + 1);
-        while (r->slot < 0 || (p.start >= r->edge && r->slot + 1 < r->slots))
+static int seqpar__deal_document(seqpar__splitting *to, const seqpar__walk *w, seqpar__run *r) {
+    for (int64_t c = 0; c < w->d.cells; c++) {
+        seqpar_piece p = seqpar__cells_piece(w, c, c + 1);
+        while (r->slot < 0 || (w->before + p.start >= r->edge && r->slot + 1 < r->slots))
             seqpar__run_edge(r);
-        p.row = row_number;
         if (!seqpar__split_add(to, seqpar__slot_rank(r->slot, to->sp_size), p)) return 0;
     }
     return 1;
@@ -3817,18 +3902,19 @@ static seqpar__run seqpar__run_of(const seqpar__joints *joints, int64_t begin, i
     return r;
 }
 
-static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *row,
-                              int64_t row_number) {
+static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
+                              int64_t row_count) {
     seqpar__joints joints;
-    seqpar__doc d = seqpar__doc_first(0);
-    seqpar__run run = seqpar__run_of(&joints, 0, row->tokens, to->layout->slots * to->sp_size);
+    seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
+    seqpar__run run = seqpar__run_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
+                                     to->layout->slots * to->sp_size);
     int fits = 1;
     memset(&joints, 0, sizeof joints);
-    while (fits && to->sp_size > 1 && seqpar__doc_next(row, &d))
-        fits = seqpar__joints_document(&joints, row, &d);
+    while (fits && to->sp_size > 1 && seqpar__walk_next(&w))
+        fits = seqpar__joints_document(&joints, &w);
     if (to->sp_size == 1) run.slots = 1;
-    for (d = seqpar__doc_first(0); fits && seqpar__doc_next(row, &d);)
-        fits = seqpar__deal_document(to, row, row_number, &d, &run);
+    for (w = seqpar__walk_of(rows, row_count, 0); fits && seqpar__walk_next(&w);)
+        fits = seqpar__deal_document(to, &w, &run);
     SEQPAR_FREE(joints.list);
     return fits;
 }
@@ -3839,83 +3925,76 @@ static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
     return d->cells >= 2 * sp_size;
 }
 
-static int seqpar__deal_long(seqpar__splitting *to, const seqpar_row *row, int64_t row_number,
-                             const seqpar__doc *d) {
+static int seqpar__deal_long(seqpar__splitting *to, const seqpar__walk *w) {
     seqpar__joints joints;
-    seqpar__run run = seqpar__run_of(&joints, d->begin, d->end, 2 * to->sp_size);
+    seqpar__run run = seqpar__run_of(&joints, w->before + w->d.begin, w->before + w->d.end,
+                                     2 * to->sp_size);
     int fits;
     memset(&joints, 0, sizeof joints);
-    fits = seqpar__joints_document(&joints, row, d) &&
-           seqpar__deal_document(to, row, row_number, d, &run);
+    fits = seqpar__joints_document(&joints, w) && seqpar__deal_document(to, w, &run);
     SEQPAR_FREE(joints.list);
     return fits;
 }
 
-static int seqpar__deal_short(seqpar__splitting *to, const seqpar_row *row, int64_t row_number,
-                              const seqpar__doc *d, int64_t middle, int64_t all) {
-    int64_t rank = seqpar_part_begin(to->sp_size, 2 * all, middle);
-    for (int64_t c = 0; c < d->cells; c++) {
-        seqpar_piece p = seqpar__cells_piece(row, d, c, c + 1);
-        p.row = row_number;
-        if (!seqpar__split_add(to, rank, p)) return 0;
-    }
+static int seqpar__deal_short(seqpar__splitting *to, const seqpar__walk *w, int64_t rank) {
+    for (int64_t c = 0; c < w->d.cells; c++)
+        if (!seqpar__split_add(to, rank, seqpar__cells_piece(w, c, c + 1))) return 0;
     return 1;
 }
 
-static int seqpar__deal_documents(seqpar__splitting *to, const seqpar_row *row,
-                                  int64_t row_number) {
+static int seqpar__deal_documents(seqpar__splitting *to, const seqpar_row *rows,
+                                  int64_t row_count) {
     int64_t all = 0, before = 0;
-    seqpar__doc d = seqpar__doc_first(0);
-    if (to->sp_size == 1) return seqpar__deal_cells(to, row, row_number);
-    while (seqpar__doc_next(row, &d))
-        if (!seqpar__is_long(&d, to->sp_size)) all += d.end - d.begin;
-    for (d = seqpar__doc_first(0); seqpar__doc_next(row, &d);) {
-        int64_t tokens = d.end - d.begin;
-        if (seqpar__is_long(&d, to->sp_size)) {
-            if (!seqpar__deal_long(to, row, row_number, &d)) return 0;
+    seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
+    if (to->sp_size == 1) return seqpar__deal_cells(to, rows, row_count);
+    while (seqpar__walk_next(&w))
+        if (!seqpar__is_long(&w.d, to->sp_size)) all += w.d.end - w.d.begin;
+    for (w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);) {
+        int64_t tokens = w.d.end - w.d.begin;
+        if (seqpar__is_long(&w.d, to->sp_size)) {
+            if (!seqpar__deal_long(to, &w)) return 0;
             continue;
         }
-        if (!seqpar__deal_short(to, row, row_number, &d, 2 * before + tokens, all)) return 0;
+        if (!seqpar__deal_short(to, &w, seqpar__part_of(to->sp_size, all, before, tokens)))
+            return 0;
         before += tokens;
     }
     return 1;
 }
 
-static int seqpar__deal_striped(seqpar__splitting *to, const seqpar_row *row,
-                                int64_t row_number, const seqpar__doc *d) {
-    int64_t parts = seqpar__stripe_parts(d->cells, to->sp_size);
+static int seqpar__deal_striped(seqpar__splitting *to, const seqpar__walk *w) {
+    int64_t cells = w->d.cells, parts = seqpar__stripe_parts(cells, to->sp_size);
     int64_t first = to->only >= 0 ? to->only : 0;
     int64_t end = to->only >= 0 ? first + 1 : to->sp_size;
     for (int64_t c = 0; c < parts; c++)
         for (int64_t r = first; r < end; r++) {
-            seqpar_piece p = seqpar__cells_piece(row, d, seqpar_part_begin(d->cells, parts, c),
-                                                 seqpar_part_begin(d->cells, parts, c + 1));
-            p.leaf = d->leaf + c * seqpar__stripe_leaves(to->sp_size);
-            p = seqpar__stripe_piece(p, to->sp_size, r);
-            p.row = row_number;
-            if (!seqpar__split_add(to, r, p)) return 0;
+            seqpar_piece p = seqpar__cells_piece(w, seqpar_part_begin(cells, parts, c),
+                                                 seqpar_part_begin(cells, parts, c + 1));
+            p.leaf = w->d.leaf + c * seqpar__stripe_leaves(to->sp_size);
+            if (!seqpar__split_add(to, r, seqpar__stripe_piece(p, to->sp_size, r))) return 0;
         }
     return 1;
 }
 
-static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *row,
-                               int64_t row_number) {
-    if (to->sp_size == 1) return seqpar__deal_cells(to, row, row_number);
-    for (seqpar__doc d = seqpar__doc_first(to->sp_size); seqpar__doc_next(row, &d);)
-        if (!seqpar__deal_striped(to, row, row_number, &d)) return 0;
+static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *rows,
+                               int64_t row_count) {
+    if (to->sp_size == 1) return seqpar__deal_cells(to, rows, row_count);
+    for (seqpar__walk w = seqpar__walk_of(rows, row_count, to->sp_size); seqpar__walk_next(&w);)
+        if (!seqpar__deal_striped(to, &w)) return 0;
     return 1;
 }
 
 /* About how many pieces there will be: one a cell, and of those dealt by stripe one a rank. */
-static int64_t seqpar__expected_pieces(const seqpar_row *row, int layout, int64_t sp_size) {
+static int64_t seqpar__expected_pieces(const seqpar_row *rows, int64_t row_count, int layout,
+                                       int64_t sp_size) {
     int64_t n = 0;
-    for (seqpar__doc d = seqpar__doc_first(0); seqpar__doc_next(row, &d);)
-        n += layout == SEQPAR_LAYOUT_STRIPE ? seqpar__stripe_parts(d.cells, sp_size) * sp_size
-                                            : d.cells;
-    return SEQPAR__MIN(n, row->tokens);
+    for (seqpar__walk w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);)
+        n += layout == SEQPAR_LAYOUT_STRIPE ? seqpar__stripe_parts(w.d.cells, sp_size) * sp_size
+                                            : w.d.cells;
+    return SEQPAR__MIN(n, seqpar__rows_tokens(rows, row_count));
 }
 
-typedef int (*seqpar__dealer)(seqpar__splitting *to, const seqpar_row *row, int64_t row_number);
+typedef int (*seqpar__dealer)(seqpar__splitting *to, const seqpar_row *rows, int64_t row_count);
 
 static const seqpar__dealer seqpar__dealers[] = {
 #define SEQPAR__X(name, text, whole_cells, slots, down, how) seqpar__deal_##how,
@@ -3943,8 +4022,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     to.layout = seqpar_layout_at(layout);
     to.capacity = SEQPAR__NEW(int64_t, count);
     fits = to.capacity != NULL;
-    for (int64_t i = 0; i < row_count; i++)
-        to.expected += seqpar__expected_pieces(&rows[i], layout, sp_size);
+    to.expected = seqpar__expected_pieces(rows, row_count, layout, sp_size);
     for (int64_t i = 0; i < count; i++) {
         shares[i].rows = rows;
         shares[i].row_count = row_count;
@@ -3952,8 +4030,7 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
         shares[i].sp_size = sp_size;
         shares[i].sp_rank = only < 0 ? i : only;
     }
-    for (int64_t i = 0; i < row_count && fits; i++)
-        fits = seqpar__dealers[layout](&to, &rows[i], i);
+    if (fits) fits = seqpar__dealers[layout](&to, rows, row_count);
     SEQPAR_FREE(to.capacity);
     if (fits && order)
         *order = (seqpar__sorted_key *)to.order;
@@ -4047,35 +4124,46 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
-/* The most tokens that a cell of the row may have: those of its longest document's last one. */
-static int64_t seqpar__widest_cell(const seqpar_row *row) {
-    int64_t cells = 1;
-    for (seqpar__doc d = seqpar__doc_first(0); seqpar__doc_next(row, &d);)
-        cells = SEQPAR__MAX(cells, d.cells);
-    return seqpar_cell_begin(row->cell, cells) - seqpar_cell_begin(row->cell, cells - 1);
+/* The most tokens that a cell of the rows may have: those of their longest document's last one. */
+static int64_t seqpar__widest_cell(const seqpar_row *rows, int64_t row_count) {
+    int64_t widest = 1;
+    for (seqpar__walk w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);) {
+        int64_t cell = rows[w.row].cell, last = w.d.cells - 1;
+        widest = SEQPAR__MAX(widest,
+                             seqpar_cell_begin(cell, last + 1) - seqpar_cell_begin(cell, last));
+    }
+    return widest;
+}
+
+/* The largest power of two below the widest cell that would deal the rows evenly; rows: a copy. */
+static seqpar_status seqpar__better_cell(seqpar_error *error, int64_t *better, seqpar_row *rows,
+                                         int64_t row_count, int layout, int64_t sp_size) {
+    int64_t widest = seqpar__widest_cell(rows, row_count), cell = 1;
+    seqpar_balance b;
+    while (2 * cell < widest) cell *= 2;
+    for (; cell > 0 && cell < widest && !*better; cell /= 2) {
+        for (int64_t i = 0; i < row_count; i++) rows[i].cell = cell;
+        SEQPAR__TRY(seqpar__balance_tokens(error, &b, rows, row_count, layout, sp_size));
+        if (!seqpar_balance_poor(&b, sp_size)) *better = cell;
+    }
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balance *b,
                                               const seqpar_row *rows, int64_t row_count,
                                               int layout, int64_t sp_size) {
     SEQPAR_NEED(error, "balance, rows", b, SEQPAR_IF(row_count > 0, rows));
-    int64_t longest = 0, widest, cell = 1;
-    seqpar_balance other;
-    seqpar_row row;
+    seqpar_status status;
+    seqpar_row *other;
     memset(b, 0, sizeof *b);
     SEQPAR__TRY(seqpar__balance_tokens(error, b, rows, row_count, layout, sp_size));
-    for (int64_t i = 1; i < row_count; i++)
-        if (rows[i].tokens > rows[longest].tokens) longest = i;
     if (row_count <= 0 || !seqpar_layout_at(layout)->whole_cells) return SEQPAR_OK;
-    row = rows[longest];
-    widest = seqpar__widest_cell(&row);
-    while (2 * cell < widest) cell *= 2;
-    for (; cell > 0 && cell < widest && !b->better_cell; cell /= 2) {
-        row.cell = cell;
-        SEQPAR__TRY(seqpar__balance_tokens(error, &other, &row, 1, layout, sp_size));
-        if (!seqpar_balance_poor(&other, sp_size)) b->better_cell = cell;
-    }
-    return SEQPAR_OK;
+    other = SEQPAR__NEW(seqpar_row, row_count);
+    if (!other) return seqpar__no_memory(error, "rows");
+    memcpy(other, rows, (size_t)row_count * sizeof *other);
+    status = seqpar__better_cell(error, &b->better_cell, other, row_count, layout, sp_size);
+    SEQPAR_FREE(other);
+    return status;
 }
 
 static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row,
@@ -9033,10 +9121,9 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
    to wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
-    int64_t begin = seqpar_part_begin(s->row_count, s->accumulation, index);
-    int64_t end = seqpar_part_begin(s->row_count, s->accumulation, index + 1);
-    *first = begin + seqpar_part_begin(end - begin, dp_size, dp_rank);
-    *count = begin + seqpar_part_begin(end - begin, dp_size, dp_rank + 1) - *first;
+    int64_t parts = s->accumulation * dp_size, part = index * dp_size + dp_rank;
+    *first = seqpar_part_row(s->rows, s->row_count, parts, part);
+    *count = seqpar_part_row(s->rows, s->row_count, parts, part + 1) - *first;
 }
 
 static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o,

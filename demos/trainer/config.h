@@ -213,7 +213,7 @@ typedef struct {
          &(c).micro_train_batch_size, \
          DEMO_INT, \
          "4", \
-         "rows of a micro-batch on a data-parallel rank", \
+         "rows of a micro-batch on a data-parallel rank, about: a step is dealt by tokens", \
          DEMO_COUNT(1)}, \
         {"gradient_accumulation_steps", \
          &(c).gradient_accumulation_steps, \

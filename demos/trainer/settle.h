@@ -121,7 +121,7 @@ static void demo_batch_say(const demo_job *job) {
     fprintf(stderr, "batch: %lld %s a step", (long long)batch, job->objective->unit);
     if (c->packing_samples && !c->gradient_accumulation_steps)
         fprintf(stderr,
-                ", packed into rows of %lld tokens; a micro-batch has at most %lld row%s on "
+                ", packed into rows of %lld tokens; a micro-batch has about %lld row%s on "
                 "each of %lld replica%s\n",
                 (long long)c->pack_len, (long long)c->micro_train_batch_size,
                 demo_plural(c->micro_train_batch_size), (long long)job->dp,
@@ -132,10 +132,9 @@ static void demo_batch_say(const demo_job *job) {
                 (long long)c->pack_len, (long long)job->dp, demo_plural(job->dp),
                 (long long)steps, steps == 1 ? "" : "es");
     else
-        fprintf(stderr, " = %s%lld row%s x %lld replica%s x %lld micro-batch%s\n",
-                rows * job->dp * steps == batch ? "" : "at most ", (long long)rows,
-                demo_plural(rows), (long long)job->dp, demo_plural(job->dp), (long long)steps,
-                steps == 1 ? "" : "es");
+        fprintf(stderr, " = about %lld row%s x %lld replica%s x %lld micro-batch%s\n",
+                (long long)rows, demo_plural(rows), (long long)job->dp, demo_plural(job->dp),
+                (long long)steps, steps == 1 ? "" : "es");
     if (job->asked_batch > batch)
         fprintf(stderr,
                 "notice: %lld %s a step are more than there are; every step takes all %lld\n",

@@ -111,23 +111,24 @@ static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
     return which;
 }
 
-static seqpar_pack_desc demo_pack_desc(const demo_job *job, int keep_masked) {
-    seqpar_pack_desc desc = {.pack_len = job->config.pack_len,
-                             .cell = job->config.cell,
-                             .order = job->config.packing_samples ? SEQPAR_PACK_IN_ORDER
-                                                                  : SEQPAR_PACK_UNIT_PER_ROW,
-                             .keep_masked = keep_masked,
-                             .vocab = job->model.vocab};
+/* Parts of about so many rows: of a micro-batch, or as many micro-batches as were asked for. */
+static seqpar_pack_desc demo_pack_desc(const demo_rank *r, int keep_masked) {
+    const demo_job *job = r->job;
+    int64_t micro_batches = job->config.gradient_accumulation_steps;
+    seqpar_pack_desc desc = {
+        .pack_len = job->config.pack_len,
+        .cell = job->config.cell,
+        .order = job->config.packing_samples ? SEQPAR_PACK_IN_ORDER : SEQPAR_PACK_UNIT_PER_ROW,
+        .parts = r->ctx.dp_size * (micro_batches ? micro_batches : 1),
+        .part_rows = micro_batches ? 0 : job->config.micro_train_batch_size,
+        .keep_masked = keep_masked,
+        .vocab = job->model.vocab};
     return desc;
 }
 
-/* Micro-batches of a step: enough that none has more than micro_train_batch_size rows. */
-static int64_t demo_accumulation(const demo_rank *r, int64_t rows) {
-    const demo_job *job = r->job;
-    int64_t most = (rows + r->ctx.dp_size - 1) / r->ctx.dp_size;
-    int64_t micro = job->config.micro_train_batch_size;
-    return job->config.gradient_accumulation_steps ? job->config.gradient_accumulation_steps
-                                                   : (most + micro - 1) / micro;
+/* Micro-batches of a step. */
+static int64_t demo_accumulation(const demo_rank *r, const demo_window *w) {
+    return w->batch.parts / r->ctx.dp_size;
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
@@ -158,7 +159,7 @@ static seqpar_llama_run demo_run_of(const demo_rank *r, int64_t micro) {
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit,
                                       int keep_masked) {
     int64_t count = arrlen(w->which);
-    seqpar_pack_desc pack = demo_pack_desc(r->job, keep_masked);
+    seqpar_pack_desc pack = demo_pack_desc(r, keep_masked);
     seqpar_document *documents = (seqpar_document *)demo_room(count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
@@ -184,19 +185,20 @@ static void demo_window_close(demo_window *w) {
 typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro);
 
-/* All rows of a window without gradients: an aligned run of them for every data-parallel
-   rank, a few at a time. All have as many turns, some perhaps without a row: weights that are at
-   their owners are gathered by all. */
+/* All rows of a window without gradients, about `micro` at a time: a part of them for every
+   data-parallel rank and turn, some perhaps without a row. All have as many turns: weights that
+   are at their owners are gathered by all. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
     int64_t micro = r->job->micro_values ? r->job->micro_values
                                          : r->job->config.micro_train_batch_size;
-    int64_t first = seqpar_part_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank);
-    int64_t end = seqpar_part_begin(w->batch.rows, r->ctx.dp_size, r->ctx.dp_rank + 1), count;
-    int64_t most = (w->batch.rows + r->ctx.dp_size - 1) / r->ctx.dp_size;
+    int64_t count = w->batch.rows, ranks = r->ctx.dp_size;
+    int64_t turns = ((count + ranks - 1) / ranks + micro - 1) / micro;
     seqpar_status status = SEQPAR_OK;
-    for (int64_t turn = 0; !status && turn * micro < most; turn++, first += count) {
-        count = end - first < micro ? end - first : micro;
-        status = rows(r, w, first, count, -1);
+    for (int64_t turn = 0; !status && turn < turns; turn++) {
+        int64_t part = turn * ranks + r->ctx.dp_rank;
+        int64_t first = seqpar_part_row(w->batch.row, count, turns * ranks, part);
+        int64_t end = seqpar_part_row(w->batch.row, count, turns * ranks, part + 1);
+        status = rows(r, w, first, end - first, -1);
     }
     return status;
 }
@@ -276,19 +278,20 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
     demo_log(r, &report);
 }
 
-/* Said once: ranks that stand idle, or wait for the busiest. */
+/* Said once: ranks that stand idle, or wait for the busiest, in the first micro-batch. */
 static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     int64_t ranks = r->ctx.sp_size;
+    int64_t rows = seqpar_part_row(batch->row, batch->rows, batch->parts, 1);
     seqpar_balance b;
     char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
-    if (seqpar_split_balance(NULL, &b, batch->row, batch->rows, r->job->layout, ranks) ||
+    if (seqpar_split_balance(NULL, &b, batch->row, rows, r->job->layout, ranks) ||
         !seqpar_balance_poor(&b, ranks))
         return;
     if (b.better_cell)
         snprintf(fix, sizeof fix, "--cell %lld would even it out", (long long)b.better_cell);
     demo_progress_say(&r->progress,
                       "notice: of %lld sequence-parallel ranks %lld have no token in the first "
-                      "step, and the busiest has %lld where the mean is %lld; %s",
+                      "micro-batch, and the busiest has %lld where the mean is %lld; %s",
                       (long long)ranks, (long long)b.idle, (long long)b.most,
                       (long long)(b.tokens / ranks), fix);
 }
@@ -298,7 +301,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     const demo_job *job = r->job;
     const seqpar_llama_run run = demo_run_of(r, 0);
     const demo_objective *o = job->objective;
-    int64_t accumulation = demo_accumulation(r, w->batch.rows), first, count;
+    int64_t accumulation = demo_accumulation(r, w), first, count;
     double weight;
     seqpar_status status = o->before ? o->before(r, w) : SEQPAR_OK;
     if (!status)
