@@ -35,8 +35,10 @@ static seqpar_share split_or_fail(const seqpar_row *rows, int64_t row_count, int
 /* ---- the shares once more, by slow searches ---- */
 
 typedef struct slow_cell {
-    int64_t row, document, origin, number, leaf, begin, end;
-    int64_t at; /* which document of the row */
+    int64_t row, document, origin, number, leaf;
+    int64_t begin, end, before; /* in the list of all rows' tokens, of which `before` are those of
+                                   the rows before */
+    int64_t at;                 /* which document of the list */
 } slow_cell;
 
 /* Level of the node that joins two leaves. */
@@ -71,9 +73,9 @@ static int64_t slow_leaves(int64_t cell, int64_t cells, int64_t fine) {
 }
 
 /* Cells of a row's documents, in order, which go to `to`; returns how many. fine: leaves of
-   each. */
+   each; before, document: tokens and documents of the rows before. */
 static int64_t slow_cells(slow_cell *to, const seqpar_row *row, int64_t row_number,
-                          int64_t fine) {
+                          int64_t fine, int64_t before, int64_t document) {
     int64_t count = 0, d, begin, end, free_leaf = 0;
     for (d = 0; d < (row->docs ? row->docs : 1); d++) {
         int64_t first = count, origin = row->docs ? row->cu_seqlens[d] : 0, i;
@@ -81,7 +83,13 @@ static int64_t slow_cells(slow_cell *to, const seqpar_row *row, int64_t row_numb
         for (begin = origin; begin < last; begin = end, count++) {
             end = begin + slow_cell_tokens(row->cell, count - first);
             end = end < last ? end : last;
-            to[count] = (slow_cell){row_number, 0, origin, count - first, 0, begin, end, d};
+            to[count] = (slow_cell){.row = row_number,
+                                    .origin = origin,
+                                    .number = count - first,
+                                    .begin = before + begin,
+                                    .end = before + end,
+                                    .before = before,
+                                    .at = document + d};
         }
         if (count == first) continue;
         leaf = slow_power(slow_leaves(row->cell, count - first, fine)); /* aligned */
@@ -173,13 +181,14 @@ static seqpar_piece slow_piece(const slow_cell *cells, int64_t count, int64_t i,
     seqpar_piece p = {.row = c->row, .document = c->document, .origin = c->origin};
     p.cell = c->number;
     p.leaf = c->leaf;
-    p.start = c->begin;
+    p.start = c->begin - c->before;
     p.stride = 1;
     if (layout == SEQPAR_LAYOUT_STRIPE) {
+        int64_t end = c->end - c->before;
         p.leaf += rank;
         p.stride = ranks;
         while (p.start % ranks != rank) p.start++;
-        if (p.start < c->end) p.count = (c->end - 1 - p.start) / ranks + 1;
+        if (p.start < end) p.count = (end - 1 - p.start) / ranks + 1;
     } else if (slow_rank(cells, count, i, layout, ranks) == rank)
         p.count = c->end - c->begin;
     return p;
@@ -194,20 +203,22 @@ static seqpar_share slow_split(const seqpar_row *rows, int64_t row_count, int la
                           .sp_size = ranks,
                           .sp_rank = rank};
     int64_t fine = layout == SEQPAR_LAYOUT_STRIPE ? slow_power(ranks) : 1, all = 1, r, i;
+    int64_t count = 0, before = 0, documents = 0;
     slow_cell *cells;
     for (r = 0; r < row_count; r++)
         all += rows[r].docs + 1 + rows[r].tokens / (rows[r].cell ? rows[r].cell : 128);
     cells = malloc((size_t)all * sizeof *cells);
     share.pieces = calloc((size_t)all, sizeof *share.pieces);
-    for (r = 0; r < row_count; r++) {
-        int64_t count = slow_cells(cells, &rows[r], r, fine);
-        for (i = 0; i < count; i++) {
-            seqpar_piece p = slow_piece(cells, count, i, layout, ranks, rank);
-            if (!p.count) continue;
-            p.local = share.tokens;
-            share.pieces[share.count++] = p;
-            share.tokens += p.count;
-        }
+    for (r = 0; r < row_count; before += rows[r++].tokens) {
+        count += slow_cells(cells + count, &rows[r], r, fine, before, documents);
+        documents += rows[r].docs + 1;
+    }
+    for (i = 0; i < count; i++) {
+        seqpar_piece p = slow_piece(cells, count, i, layout, ranks, rank);
+        if (!p.count) continue;
+        p.local = share.tokens;
+        share.pieces[share.count++] = p;
+        share.tokens += p.count;
     }
     free(cells);
     return share;
@@ -721,7 +732,7 @@ static void expect_edges(const seqpar_row *row, int layout, int64_t ranks) {
     int64_t slots = ranks * seqpar_layout_at(layout)->slots, count, i, r, tokens = 0;
     slow_cell *cells = malloc((size_t)(row->tokens / 128 + 9) * sizeof *cells);
     int64_t *edge = calloc((size_t)slots, sizeof *edge);
-    count = slow_cells(cells, row, 0, 1);
+    count = slow_cells(cells, row, 0, 1, 0, 0);
     for (i = 1; i < slots; i++)
         edge[i] = slow_edge(cells, count, i * row->tokens / slots,
                             (double)row->tokens / (double)slots / 8);
@@ -1312,20 +1323,20 @@ static seqpar_balance balance_of(const seqpar_row *rows, int64_t count, int layo
     return b;
 }
 
-/* The first of halved cells that deals the longest row evenly. */
-static int64_t slow_better_cell(const seqpar_row *longest, int64_t now, int layout,
+/* The first of halved cells that deals two rows evenly. */
+static int64_t slow_better_cell(const seqpar_row *rows, int64_t now, int layout,
                                 int64_t ranks) {
-    seqpar_row row = *longest;
-    for (row.cell = 1 << 20; row.cell > 0; row.cell /= 2) {
-        int64_t r, tokens = 0;
-        if (row.cell >= now) continue;
-        for (r = 0; r < ranks; r++) {
-            seqpar_share share = slow_split(&row, 1, layout, ranks, r);
-            tokens = share.tokens && 4 * ranks * share.tokens <= 5 * row.tokens ? tokens + 1
-                                                                                : -RANKS;
+    seqpar_row other[2] = {rows[0], rows[1]};
+    int64_t cell, r, even, all = rows[0].tokens + rows[1].tokens;
+    for (cell = 1 << 20; cell > 0; cell /= 2) {
+        if (cell >= now) continue;
+        other[0].cell = other[1].cell = cell;
+        for (r = even = 0; r < ranks; r++) {
+            seqpar_share share = slow_split(other, 2, layout, ranks, r);
+            even += share.tokens && 4 * ranks * share.tokens <= 5 * all;
             free(share.pieces);
         }
-        if (tokens == ranks) return row.cell;
+        if (even == ranks) return cell;
     }
     return 0;
 }
@@ -1359,9 +1370,7 @@ static void test_better_cell(void) {
                 idle += !t;
                 free(share.pieces);
             }
-            if (layout_on_grid(layout))
-                want = slow_better_cell(&rows[rows[1].tokens > rows[0].tokens], now, layout,
-                                        ranks);
+            if (layout_on_grid(layout)) want = slow_better_cell(rows, now, layout, ranks);
             test_expect(b.tokens == tokens && b.most == at_most && b.idle == idle &&
                             b.better_cell == want,
                         "tokens %lld, most %lld, idle %lld, better %lld; the slow search says "
