@@ -3108,8 +3108,15 @@ SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part)
 /* What begins behind `before` of `all` tokens and has `tokens` of them belongs to the part in
    which its middle lies. */
 static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
-    int64_t middle = 2 * before + tokens;
-    return middle < 2 * all ? seqpar_part_begin(parts, 2 * all, middle) : parts - 1;
+    int64_t middle = 2 * before + tokens, low = 0, high = parts - 1; /* in half tokens */
+    while (low < high) {
+        int64_t part = low + (high - low + 1) / 2;
+        if (seqpar_part_begin(2 * all, parts, part) <= middle)
+            low = part;
+        else
+            high = part - 1;
+    }
+    return low;
 }
 
 static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
@@ -3294,7 +3301,7 @@ static void seqpar__place_parts(seqpar_batch *batch, seqpar__unit *units, int64_
     if (desc->part_rows) {
         int64_t rows = seqpar__place_units(units, count, 1, desc);
         int64_t most = (rows + batch->parts - 1) / batch->parts;
-        batch->parts *= (most + desc->part_rows - 1) / desc->part_rows;
+        batch->parts *= 1 + (most - 1) / desc->part_rows;
     }
     batch->rows = seqpar__place_units(units, count, batch->parts, desc);
 }

@@ -75,7 +75,8 @@ static int predicted(const seqpar_document *d, int64_t t, int64_t length) {
 typedef struct fate {
     int64_t length[DOCS]; /* 0: left out */
     int64_t row[DOCS];    /* -1: left out */
-    int64_t rows;
+    int64_t part[DOCS];
+    int64_t rows, parts;
     seqpar_pack_counts counts;
 } fate;
 
@@ -132,18 +133,40 @@ static int64_t next_unit(const corpus *c, const fate *f) {
     return -1;
 }
 
-static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
-    int64_t used = 0, first, i;
-    for (i = 0; i < c->count; i++) f->row[i] = -1;
+/* The part in which the middle of a unit lies, all counted in half tokens. */
+static int64_t middle_part(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
+    int64_t part = 0;
+    while (part + 1 < parts && 2 * before + tokens >= 2 * all * (part + 1) / parts) part++;
+    return part;
+}
+
+static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc, int64_t parts) {
+    int64_t used = 0, all = 0, before = 0, first, last = 0, i;
+    f->rows = 0;
+    f->parts = parts;
+    for (i = 0; i < c->count; i++) f->row[i] = -1, all += f->length[i];
     while ((first = next_unit(c, f)) >= 0) {
         int64_t tokens = sum_unit(c, f, c->doc[first].unit).tokens;
-        if (!f->rows || desc->order == SEQPAR_PACK_UNIT_PER_ROW ||
+        int64_t part = middle_part(parts, all, before, tokens);
+        if (!f->rows || desc->order == SEQPAR_PACK_UNIT_PER_ROW || part > last ||
             used + tokens > desc->pack_len)
             used = 0, f->rows++;
         used += tokens;
+        before += tokens;
+        last = part;
         for (i = 0; i < c->count; i++)
-            if (c->doc[i].unit == c->doc[first].unit) f->row[i] = f->rows - 1;
+            if (c->doc[i].unit == c->doc[first].unit) {
+                f->row[i] = f->rows - 1;
+                f->part[i] = part;
+            }
     }
+}
+
+static void decide_parts(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
+    int64_t parts = desc->parts ? desc->parts : 1, times = 1;
+    decide_rows(f, c, desc, 1);
+    while (desc->part_rows && times * parts * desc->part_rows < f->rows) times++;
+    decide_rows(f, c, desc, times * parts);
 }
 
 static void decide_counts(fate *f, const corpus *c) {
@@ -160,7 +183,7 @@ static fate decide(const corpus *c, const seqpar_pack_desc *desc) {
     memset(&f, 0, sizeof f);
     decide_lengths(&f, c, desc);
     decide_masked(&f, c, desc);
-    decide_rows(&f, c, desc);
+    decide_parts(&f, c, desc);
     decide_counts(&f, c);
     return f;
 }
@@ -248,6 +271,17 @@ static void expect_rising(const seqpar_batch *batch) {
         }
 }
 
+/* Rows are found again by their parts: from the first of a part on, units are of it. */
+static void expect_parts(const seqpar_batch *batch, const fate *f) {
+    int64_t part, r;
+    EXPECT_EQUAL(batch->parts, f->parts, "the number of parts");
+    for (part = 0; part <= f->parts; part++) {
+        for (r = 0; r < batch->rows && f->part[batch->row[r].doc_source[0]] < part;) r++;
+        EXPECT_EQUAL(seqpar_part_row(batch->row, batch->rows, f->parts, part), r,
+                     "the first row of a part");
+    }
+}
+
 static void expect_batch(const seqpar_batch *batch, const corpus *c,
                          const seqpar_pack_desc *desc, const fate *f) {
     int64_t seen[DOCS] = {0}, i;
@@ -256,6 +290,7 @@ static void expect_batch(const seqpar_batch *batch, const corpus *c,
     for (i = 0; i < c->count; i++)
         EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
     expect_rising(batch);
+    expect_parts(batch, f);
     expect_counts(&batch->counts, &f->counts);
 }
 
@@ -697,6 +732,24 @@ static void test_refusals(void) {
          1,
          {{some_ids, NULL, 3, 0}},
          {"pack_desc: cell is 2147483648", "0 for the default"}},
+        {"parts_negative",
+         SEQPAR_ERR_OPTION,
+         {.pack_len = 8, .parts = -1},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pack_desc: parts is -1 and part_rows 0", "0 to 2147483648", "0 or more"}},
+        {"parts_large",
+         SEQPAR_ERR_OPTION,
+         {.pack_len = 8, .parts = SEQPAR_MAX_DOCUMENTS + 1},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"pack_desc: parts is 2147483649"}},
+        {"part_rows_negative",
+         SEQPAR_ERR_OPTION,
+         {.pack_len = 8, .parts = 3, .part_rows = -2},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"parts is 3 and part_rows -2"}},
         {"pack_len_large",
          SEQPAR_ERR_PACK_LEN,
          {.pack_len = INT64_MAX},
@@ -807,6 +860,8 @@ static void fuzz_one(int order, int truncation) {
                              .cell = test_integer(0, 1) * test_integer(1, 40),
                              .order = order,
                              .truncation = truncation,
+                             .parts = test_integer(0, 9) ? test_integer(0, 11) : 1 << 20,
+                             .part_rows = test_integer(0, 1) * test_integer(1, 7),
                              .keep_masked = !test_integer(0, 2),
                              .vocab = test_integer(0, 1) * VOCAB};
     corpus c = {.count = 0};

@@ -36,9 +36,10 @@ static seqpar_share split_or_fail(const seqpar_row *rows, int64_t row_count, int
 
 typedef struct slow_cell {
     int64_t row, document, origin, number, leaf;
-    int64_t begin, end, before; /* in the list of all rows' tokens, of which `before` are those of
+    int64_t begin, end,
+        before; /* in the list of all rows' tokens, of which `before` are those of
                                    the rows before */
-    int64_t at;                 /* which document of the list */
+    int64_t at; /* which document of the list */
 } slow_cell;
 
 /* Level of the node that joins two leaves. */
@@ -158,7 +159,7 @@ static int64_t slow_rank_by_document(const slow_cell *cells, int64_t count, int6
         before += j < first ? 2 * n : j == first ? n : 0; /* twice the tokens */
         all += n;
     }
-    for (j = 0; j + 1 < ranks && before * ranks >= 2 * all * (j + 1);) j++;
+    for (j = 0; j + 1 < ranks && before >= 2 * all * (j + 1) / ranks;) j++;
     return j;
 }
 
