@@ -860,7 +860,7 @@ static void fuzz_one(int order, int truncation) {
                              .cell = test_integer(0, 1) * test_integer(1, 40),
                              .order = order,
                              .truncation = truncation,
-                             .parts = test_integer(0, 9) ? test_integer(0, 11) : 1 << 20,
+                             .parts = test_integer(0, 9) ? test_integer(0, 11) : 1 << 12,
                              .part_rows = test_integer(0, 1) * test_integer(1, 7),
                              .keep_masked = !test_integer(0, 2),
                              .vocab = test_integer(0, 1) * VOCAB};
