@@ -74,9 +74,9 @@ static void test_segments(void) {
             if (layout_on_grid((int)t.layout))
                 test_expect(!memcmp(t.got, one, sizeof one), "P=%lld: other bits than one rank",
                             (long long)ranks[p]);
-            for (int64_t d = 0; d < 5; d++)
+            for (int64_t d = 0; d < 6; d++)
                 test_expect(fabs(t.got[2 * d] - one[2 * d]) <= 1e-13 &&
-                                t.got[2 * d + 1] == (double[]){39, 57, 0, 23, 1}[d],
+                                t.got[2 * d + 1] == (double[]){1, 39, 0, 0, 57, 23}[d],
                             "P=%lld: document %lld", (long long)ranks[p], (long long)d);
         }
         test_end("segments_%s", seqpar_layout_name((int)t.layout));

@@ -44,49 +44,47 @@ static inline int write_row_room(dump_row *row) {
     return 0;
 }
 
-/* The row as a layout sees it; tokens behind the last document are one more. NULL: no memory.
-   The result is cu_seqlens, to be freed. */
-static inline int64_t *write_plan(seqpar_row *plan, const dump_row *row, int64_t sp) {
-    int64_t docs = row->docs ? row->docs : 1;
-    int64_t *cu = (int64_t *)calloc((size_t)docs + 2, sizeof *cu);
-    if (!cu) return NULL;
-    cu[docs] = row->tokens;
-    if (row->docs) memcpy(cu, row->cu_seqlens, ((size_t)docs + 1) * sizeof *cu);
-    if (cu[docs] < row->tokens) cu[++docs] = row->tokens;
-    *plan = (seqpar_row){.tokens = row->tokens,
-                         .cell = (row->tokens + 2 * sp - 1) / (2 * sp),
-                         .docs = docs,
-                         .cu_seqlens = cu};
-    return cu;
+/* The document that has token t, as [*begin, *end); tokens behind the last one are one more. */
+static inline void write_document(const dump_row *row, int64_t t, int64_t *begin,
+                                  int64_t *end) {
+    *begin = row->docs ? row->cu_seqlens[row->docs] : 0;
+    *end = row->tokens;
+    for (int64_t d = 0; d < row->docs && t < row->cu_seqlens[row->docs]; d++) {
+        if (t >= row->cu_seqlens[d + 1]) continue;
+        *begin = row->cu_seqlens[d];
+        *end = row->cu_seqlens[d + 1];
+        return;
+    }
+}
+
+/* The position that holds token t, as frameworks deal a row: in slots of equal length, the last
+   one shorter, of which a zigzag gives each position one forth and one back. */
+static inline int64_t write_holder(const dump_row *row, int64_t t, int64_t sp, int layout) {
+    int64_t begin = 0, end = row->tokens;
+    int64_t slots = layout == SEQPAR_LAYOUT_CONTIGUOUS ? sp : 2 * sp;
+    if (layout == SEQPAR_LAYOUT_STRIPE) return t % sp;
+    if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC) write_document(row, t, &begin, &end);
+    int64_t slot = (t - begin) / ((end - begin + slots - 1) / slots);
+    return slot < sp ? slot : 2 * sp - 1 - slot;
 }
 
 /* Who holds which token, as the layout deals them to the ranks from `first` on. 0, or -1 with
    the error set. */
 static inline int write_deal(seqpar_error *error, dump_row *row, int64_t first, int64_t sp,
                              int layout) {
-    seqpar_row plan;
-    int64_t *cu = write_plan(&plan, row, sp);
-    int64_t *all = (int64_t *)calloc(2 * (size_t)row->tokens + 1, sizeof *all);
-    int64_t *own = all ? all + row->tokens : NULL;
-    int64_t before = 0;
+    int64_t *own = (int64_t *)calloc((size_t)row->tokens + 1, sizeof *own), before = 0;
     dump_places found = {0};
-    if (!all || !cu) seqpar_fail(error, SEQPAR_ERR_MEMORY, "no memory for a row");
-    for (int64_t t = 0; all && t < row->tokens; t++) {
-        all[t] = t;
-        row->rank[t] = row->next[t] = -1;
+    if (!own) return seqpar_fail(error, SEQPAR_ERR_MEMORY, "no memory for a row"), -1;
+    for (int64_t t = 0; t < row->tokens; t++) row->rank[t] = row->next[t] = -1;
+    for (int64_t p = 0; p < sp; p++) {
+        int64_t count = 0;
+        for (int64_t t = 0; t < row->tokens; t++)
+            if (write_holder(row, t, sp, layout) == p) own[count++] = t;
+        dump_place_rank(row, first + p, own, count, before, &found);
+        before += count;
     }
-    for (int64_t p = 0; p < sp && !error->status; p++) {
-        seqpar_share share;
-        seqpar_split_desc desc = {layout, sp, p};
-        if (seqpar_split(error, &share, &plan, 1, &desc)) break;
-        seqpar_scatter(own, all, &share, 0, sizeof *all);
-        dump_place_rank(row, first + p, own, share.tokens, before, &found);
-        before += share.tokens;
-        seqpar_share_free(&share);
-    }
-    free(all);
-    free(cu);
-    return error->status ? -1 : 0;
+    free(own);
+    return 0;
 }
 
 /* How many of the row's tokens a rank holds; rank -1: all of them. */
