@@ -568,9 +568,9 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at
    most pack_len, in cells of `cell` tokens. */
 __attribute__((unused)) static void objective_task_cells(objective_task *t, int kind,
-                                                          int64_t pairs, int64_t longest,
-                                                          int64_t pack_len, int64_t cell,
-                                                          uint64_t seed) {
+                                                         int64_t pairs, int64_t longest,
+                                                         int64_t pack_len, int64_t cell,
+                                                         uint64_t seed) {
     seqpar_pack_desc desc = {.pack_len = pack_len, .cell = cell};
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};

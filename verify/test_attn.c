@@ -73,8 +73,7 @@ static double *dropout_factors(const setup *s, const seqpar_row *row) {
     double *z = malloc((size_t)(s->p->heads * n * n + 1) * sizeof *z);
     for (h = 0; h < s->p->heads; h++)
         for (i = 0; i < n; i++)
-            for (j = 0; j < n; j++)
-                z[(h * n + i) * n + j] = dropout_factor(s, row, h, i, j);
+            for (j = 0; j < n; j++) z[(h * n + i) * n + j] = dropout_factor(s, row, h, i, j);
     return z;
 }
 

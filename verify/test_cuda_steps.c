@@ -219,7 +219,7 @@ static void task_of(const int *level, objective_task *t) {
     static const double balance[] = {0.02, -0.03, 0.01};
     const struct packing *p = &packings[level[ROWS]];
     objective_task_cells(t, objectives[level[OBJECTIVE]], p->pairs, p->longest, p->pack_len,
-                          p->chunks, 5);
+                         p->chunks, 5);
     const char *score = t->config.score;
     t->config = config_of(level);
     t->config.score = score;
