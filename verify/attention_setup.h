@@ -11,7 +11,7 @@ typedef struct problem {
     int64_t heads, kv_heads, head_dim, row_count;
     seqpar_row rows[3];
     int64_t tokens; /* of all rows */
-    int64_t cu[3][16], prefix[3][16];
+    int64_t cu[3][32], prefix[3][32], source[3][32];
     double sinks[8];
     double *q, *k, *v, *dout; /* global, row after row */
 } problem;
@@ -35,7 +35,7 @@ typedef struct setup { /* one way to run it */
     const seqpar_attn_kernel *kernel;
     int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
-    /* (tokens, heads): of a piece, where it begins; rank after rank; setup_run adds them up into the first */
+    /* (tokens, heads): of a piece, where it begins; rank after rank, added up into the first */
     double *dsinks;
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;

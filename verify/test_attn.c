@@ -13,7 +13,7 @@
 static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t *cells,
                             int64_t heads, int64_t kv_heads, int64_t head_dim) {
     problem *p = calloc(1, sizeof *p);
-    int64_t r, d, at;
+    int64_t r, d, at, number = 0;
     p->heads = heads;
     p->kv_heads = kv_heads;
     p->head_dim = head_dim;
@@ -33,6 +33,9 @@ static problem *problem_new(int64_t rows, const int64_t *lengths, const int64_t 
         }
         row->docs = d;
         row->cu_seqlens = p->cu[r];
+        /* one more: some tests cut a row of one document into three */
+        for (d = 0; d < 15; d++) p->source[r][d] = number += 1 + (d + r) % 3;
+        row->doc_source = p->source[r];
         p->tokens += lengths[r];
     }
     for (r = 0; r < heads; r++) p->sinks[r] = (double)(float)test_normal();
@@ -52,15 +55,25 @@ static int same_results(const setup *a, const setup *b) {
            same(a->dv, b->dv, narrow) && same(a->dsinks, b->dsinks, dsinks_size(p));
 }
 
+/* The factor of a query and a key of a row: of its document, at its position in that. What no
+   mask shows has none. */
+static double dropout_factor(const setup *s, const seqpar_row *row, int64_t head, int64_t query,
+                             int64_t key) {
+    const seqpar_dropout from = {s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM};
+    int64_t d = 0, begin;
+    while (row->cu_seqlens[d + 1] <= query) d++;
+    begin = row->cu_seqlens[d];
+    if (key < begin || key >= row->cu_seqlens[d + 1]) return 0;
+    return seqpar_attn_dropout(&from, row->doc_source[d], head, query - begin, key - begin);
+}
+
 /* Dropout factors of a row for slow.h: (heads, queries, keys). */
 static double *dropout_factors(const setup *s, const seqpar_row *row) {
     int64_t n = row->tokens, h, i, j;
-    seqpar_dropout from = {s->f.dropout, DROPOUT_SEED, DROPOUT_STREAM};
     double *z = malloc((size_t)(s->p->heads * n * n + 1) * sizeof *z);
     for (h = 0; h < s->p->heads; h++)
         for (i = 0; i < n; i++)
-            for (j = 0; j < n; j++)
-                z[(h * n + i) * n + j] = seqpar_attn_dropout(&from, row->index, h, i, j);
+            for (j = 0; j < n; j++) z[(h * n + i) * n + j] = dropout_factor(s, row, h, i, j);
     return z;
 }
 
@@ -194,7 +207,7 @@ static void test_bits(int reference) {
     problem_free(p);
 }
 
-/* Chunks longer than the tiles of the fast device, so that a block is several sums; as many
+/* Cells longer than the tiles of the fast device, so that a block is several sums; as many
    kv heads as heads, and fewer. */
 static void test_long_cells(int kv_heads) {
     static const int64_t lengths[] = {1001, 31}, cells[] = {201, 5}, ranks[] = {2, 3, 5};
@@ -214,6 +227,105 @@ static void test_long_cells(int kv_heads) {
     }
     problem_free(p);
     test_end("attn_long_cells heads=2/%d", kv_heads);
+}
+
+/* ---- packed = alone ---- */
+
+static double *slice(const double *x, int64_t begin, int64_t end, int64_t width) {
+    double *y = malloc((size_t)((end - begin) * width + 1) * sizeof *y);
+    memcpy(y, x + begin * width, (size_t)((end - begin) * width) * sizeof *y);
+    return y;
+}
+
+/* Documents [first, end) of all rows in order, in one row. */
+static problem *problem_part(const problem *p, int64_t first, int64_t end) {
+    problem *part = calloc(1, sizeof *part);
+    seqpar_row *row = &part->rows[0];
+    int64_t n = 0, base = 0, begin = -1, wide = p->heads * p->head_dim;
+    int64_t narrow = p->kv_heads * p->head_dim;
+    part->heads = p->heads, part->kv_heads = p->kv_heads, part->head_dim = p->head_dim;
+    part->row_count = 1;
+    memcpy(part->sinks, p->sinks, sizeof part->sinks);
+    for (int64_t r = 0; r < p->row_count; base += p->rows[r++].tokens)
+        for (int64_t d = 0; d < p->rows[r].docs; d++, n++) {
+            if (n < first || n >= end) continue;
+            if (begin < 0) begin = base + p->cu[r][d];
+            part->prefix[0][row->docs] = p->prefix[r][d];
+            part->source[0][row->docs++] = p->source[r][d];
+            part->cu[0][row->docs] = base + p->cu[r][d + 1] - begin;
+        }
+    row->index = first;
+    row->cell = p->rows[0].cell;
+    row->cu_seqlens = part->cu[0];
+    row->doc_source = part->source[0];
+    row->tokens = part->tokens = part->cu[0][row->docs];
+    part->q = slice(p->q, begin, begin + row->tokens, wide);
+    part->dout = slice(p->dout, begin, begin + row->tokens, wide);
+    part->k = slice(p->k, begin, begin + row->tokens, narrow);
+    part->v = slice(p->v, begin, begin + row->tokens, narrow);
+    return part;
+}
+
+/* Into the results of all tokens those of a part, from token `at` on. */
+static void results_put(setup *all, int64_t at, const setup *part) {
+    const problem *p = part->p;
+    int64_t wide = p->heads * p->head_dim, narrow = p->kv_heads * p->head_dim, n = p->tokens;
+    memcpy(all->out + at * wide, part->out, (size_t)(n * wide) * sizeof(double));
+    memcpy(all->dq + at * wide, part->dq, (size_t)(n * wide) * sizeof(double));
+    memcpy(all->dk + at * narrow, part->dk, (size_t)(n * narrow) * sizeof(double));
+    memcpy(all->dv + at * narrow, part->dv, (size_t)(n * narrow) * sizeof(double));
+    memcpy(all->lse + at * p->heads, part->lse, (size_t)(n * p->heads) * sizeof(double));
+    memcpy(all->dsinks + at * p->heads, part->dsinks, (size_t)(n * p->heads) * sizeof(double));
+}
+
+/* What each document alone in a row of one rank gives. */
+static setup each_alone(problem *p, int reference, features f, int64_t documents) {
+    setup all = {.p = p};
+    int64_t at = 0;
+    setup_results(&all);
+    for (int64_t d = 0; d < documents; d++) {
+        problem *one = problem_part(p, d, d + 1);
+        setup s = {.p = one, .reference = reference, .ranks = 1, .threads = 1, .f = f};
+        setup_run(&s);
+        results_put(&all, at, &s);
+        at += one->tokens;
+        setup_free(&s);
+        problem_free(one);
+    }
+    return all;
+}
+
+/* A document's bits are its own: alone, in one row with all others, in two rows, in rows whose
+   documents nobody numbered (without dropout, which hangs on the number), over any ranks. */
+static void test_packings(int reference) {
+    static const int64_t lengths[] = {61, 43}, cells[] = {4, 4};
+    problem *p = problem_new(2, lengths, cells, 4, 2, 6), unnumbered, *packing[3] = {p};
+    int64_t documents = p->rows[0].docs + p->rows[1].docs;
+    if (reference == 2) round_problem(p);
+    packing[1] = problem_part(p, 0, documents);
+    unnumbered = *p;
+    unnumbered.rows[0].doc_source = unnumbered.rows[1].doc_source = NULL;
+    packing[2] = &unnumbered;
+    for (int i = 0; i < 6 * FEATURES; i++) {
+        features f = features_list[i / 6];
+        setup alone, s = {.p = packing[i % 3],
+                          .reference = reference,
+                          .ranks = ranks_list[(i / 3 + i) % 5],
+                          .threads = 1,
+                          .layout = layout_of_grid(i / 2),
+                          .schedule = SEQPAR_SCHEDULE_RING + i / 3 % 2,
+                          .f = f};
+        if (i % 3 == 2) s.f.dropout = f.dropout = 0;
+        alone = each_alone(p, reference, f, documents);
+        setup_run(&s);
+        s.p = p; /* the same tokens, one row or two */
+        expect_same_bits(&s, &alone, f.name);
+        setup_free(&s);
+        setup_free(&alone);
+        if (i % 6 == 5) test_end("attn_%s_%s_packings", device_names[reference], f.name);
+    }
+    problem_free(packing[1]);
+    problem_free(p);
 }
 
 /* Whether -1e-60 added to 0 gives -0 here: a product that is rounded before it is added
@@ -380,13 +492,12 @@ static void test_probe(int layout, int schedule) {
                    .layout = layout,
                    .schedule = schedule,
                    .f = features_list[feature]};
-        seqpar_dropout from = {s.f.dropout, DROPOUT_SEED, DROPOUT_STREAM};
         bool mask[23 * 23];
         setup_run(&s);
         slow_mask_general(23, p->rows[0].docs, p->rows[0].cu_seqlens, !s.f.full, s.f.window,
                           s.f.prefix ? p->prefix[0] : NULL, mask);
         for (i = 0; i < 23 * 23; i++) {
-            bool seen = mask[i] && seqpar_attn_dropout(&from, 0, 0, i / 23, i % 23) > 0;
+            bool seen = mask[i] && dropout_factor(&s, &p->rows[0], 0, i / 23, i % 23) > 0;
             test_expect((s.out[i] > 0) == seen && s.out[i] >= 0,
                         "%s, P=%lld: query %lld %s key %lld", s.f.name, (long long)s.ranks,
                         (long long)i / 23, seen ? "misses" : "sees", (long long)i % 23);
@@ -439,6 +550,7 @@ static void test_lengths(int64_t ranks) {
             setup s, one;
             cell = length % 3 ? 1 : (length + 2 * ranks - 1) / (2 * ranks);
             p = problem_new(1, &length, &cell, 2, 1, 4);
+            if (length % 2) p->rows[0].doc_source = NULL;
             memset(&s, 0, sizeof s);
             s.p = p;
             s.ranks = 1;
@@ -1377,6 +1489,9 @@ int main(int argc, char **argv) {
 #endif
     TEST(test_many_cells(1));
     TEST(test_many_cells(0));
+    TEST(test_packings(1));
+    TEST(test_packings(0));
+    TEST(test_packings(2));
     TEST(test_truth(1));
     TEST(test_truth(0));
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; i++)

@@ -145,12 +145,12 @@ static seqpar_status run_memory(memory_run *m, const model_task *task, const mod
     return status;
 }
 
-/* One row of `tokens` tokens in `documents` documents, cut over `chunks`. */
+/* One row of `tokens` tokens in `documents` documents of nearly equal length. */
 static void row_task(model_task *task, const seqpar_llama_config *config, int64_t tokens,
-                     int64_t documents, int64_t chunks) {
+                     int64_t documents, int64_t cell) {
     seqpar_document *docs = calloc((size_t)documents, sizeof *docs);
     int32_t *ids = calloc((size_t)tokens, sizeof *ids);
-    seqpar_pack_desc desc = {.pack_len = tokens, .chunks = chunks};
+    seqpar_pack_desc desc = {.pack_len = tokens, .cell = cell};
     seqpar_error error = {0};
     int64_t i;
     memset(task, 0, sizeof *task);
@@ -211,11 +211,16 @@ static int64_t kept_floats(const seqpar_llama_config *c, int recompute) {
     return c->layers * (core + (recompute ? 0 : rest)) + tail;
 }
 
-static void test_activations(int64_t tokens, int64_t chunks, int recompute,
-                             const int64_t *ranks, int64_t count) {
+/* Do slots of the row end where its cells do? Of three documents, as row_task makes them. */
+static int slots_of_cells(int64_t tokens, int64_t cell, int64_t ranks) {
+    return tokens % (3 * cell) == 0 && tokens % (2 * ranks * cell) == 0;
+}
+
+static void test_activations(int64_t tokens, int64_t cell, int recompute, const int64_t *ranks,
+                             int64_t count) {
     model_task task;
     int64_t i, one = 0;
-    row_task(&task, &small, tokens, 3, chunks);
+    row_task(&task, &small, tokens, 3, cell);
     for (i = 0; i < count; i++) {
         model_way way = {.dp = 1,
                          .sp = ranks[i],
@@ -231,7 +236,7 @@ static void test_activations(int64_t tokens, int64_t chunks, int recompute,
                     error.text);
         peak = most(&m, ranks[i], SEQPAR_MEM_ACTIVATIONS);
         if (i == 0) one = peak;
-        test_expect(peak > 0 && (chunks % (2 * ranks[i]) ||
+        test_expect(peak > 0 && (!slots_of_cells(tokens, cell, ranks[i]) ||
                                  (double)peak <= 1.10 * (double)one / (double)ranks[i]),
                     "P=%lld keeps %lld bytes, P=1 %lld", (long long)ranks[i], (long long)peak,
                     (long long)one);
@@ -244,13 +249,14 @@ static void test_activations(int64_t tokens, int64_t chunks, int recompute,
                         1.02 * (double)(share * FLOAT * kept_floats(&small, recompute)),
                     "P=%lld keeps %lld bytes, want %lld", (long long)ranks[i], (long long)peak,
                     (long long)(share * FLOAT * kept_floats(&small, recompute)));
-        printf("#   S=%lld L=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 "
-               "(1/P is %.3f)\n",
-               (long long)tokens, (long long)chunks, (long long)ranks[i], recompute,
-               (long long)peak, (double)peak / (double)one, 1.0 / (double)ranks[i]);
+        printf(
+            "#   S=%lld cell=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 "
+            "(1/P is %.3f)\n",
+            (long long)tokens, (long long)cell, (long long)ranks[i], recompute, (long long)peak,
+            (double)peak / (double)one, 1.0 / (double)ranks[i]);
     }
-    test_end("memory_activations S=%lld L=%lld recompute=%d", (long long)tokens,
-             (long long)chunks, recompute);
+    test_end("memory_activations S=%lld cell=%lld recompute=%d", (long long)tokens,
+             (long long)cell, recompute);
     seqpar_batch_free(&task.batch);
 }
 
@@ -258,7 +264,7 @@ static void test_recompute(void) {
     model_task task;
     int64_t peak[2];
     int recompute;
-    row_task(&task, &small, 480, 2, 16);
+    row_task(&task, &small, 480, 2, 30);
     for (recompute = 0; recompute < 2; recompute++) {
         model_way way = {.dp = 1,
                          .sp = 4,
@@ -319,8 +325,7 @@ static void rows_task(model_task *task, const seqpar_llama_config *config, int64
     enum { TOKENS = 1024 };
     seqpar_document *docs = calloc((size_t)rows, sizeof *docs);
     int32_t *ids = calloc((size_t)rows * TOKENS, sizeof *ids);
-    seqpar_pack_desc desc = {
-        .pack_len = TOKENS, .chunks = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    seqpar_pack_desc desc = {.pack_len = TOKENS, .cell = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
     seqpar_error error = {0};
     memset(task, 0, sizeof *task);
     for (int64_t i = 0; i < rows * TOKENS; i++)
@@ -565,7 +570,7 @@ static void test_zero(int tied) {
 }
 
 /* Values that wait between two runs of the vocabulary, which ends each with whole subtrees: as
-   many as a count of runs has digits. A run of 576 tokens, 18 chunks of 32, would leave six. */
+   many as a count of runs has digits. A run of 576 tokens, 18 cells of 32, would leave six. */
 static void test_vocab_places(void) {
     enum { ROWS = 4, HIDDEN = 576, RUNS_LOG2 = 3 }; /* 8 runs of 512 of 4,096 tokens */
     const seqpar_llama_config config = {.vocab = 99};
@@ -602,7 +607,7 @@ static void test_vocab_places(void) {
 /* ---- attention: buffers, work and bytes of every rank ---- */
 
 typedef struct attn_case {
-    int64_t tokens, chunks, ranks, heads, kv_heads, head_dim, stride;
+    int64_t tokens, cells, ranks, heads, kv_heads, head_dim, stride; /* cells: of the row */
     int layout, schedule, full;
 } attn_case;
 
@@ -688,6 +693,13 @@ static seqpar_status attn_main(seqpar_comm *world, void *user) {
     return status;
 }
 
+static seqpar_row row_of(const attn_case *c, const int64_t *cu) {
+    return (seqpar_row){.tokens = c->tokens,
+                        .cell = (c->tokens + c->cells - 1) / c->cells,
+                        .docs = 1,
+                        .cu_seqlens = cu};
+}
+
 /* returns the most of each over the ranks */
 static attn_rank run_attn(attn_run *run, const attn_case *c) {
     seqpar_error error;
@@ -696,11 +708,7 @@ static attn_rank run_attn(attn_run *run, const attn_case *c) {
     memset(run, 0, sizeof *run);
     run->c = c;
     run->cu[1] = c->tokens;
-    run->row = (seqpar_row){.tokens = c->tokens,
-                            .padded = c->tokens,
-                            .chunks = c->chunks,
-                            .docs = 1,
-                            .cu_seqlens = run->cu};
+    run->row = row_of(c, run->cu);
     test_expect(!seqpar_run_threads(c->ranks, attn_main, run, &error), "%s", error.text);
     for (r = 0; r < c->ranks; r++)
         for (i = 0; i < (int64_t)(sizeof top / sizeof(int64_t)); i++)
@@ -716,8 +724,8 @@ static int64_t ceil_log2(int64_t n) {
 }
 
 static int aligned(const attn_case *c) {
-    return !(c->chunks & (c->chunks - 1)) && !(c->ranks & (c->ranks - 1)) &&
-           c->chunks % (2 * c->ranks) == 0;
+    return !(c->cells & (c->cells - 1)) && !(c->ranks & (c->ranks - 1)) &&
+           c->cells % (2 * c->ranks) == 0;
 }
 
 /* Most nodes a rank makes for a key of another rank. Where 2P divides L and both are powers
@@ -726,7 +734,7 @@ static int aligned(const attn_case *c) {
    falls into at most 2 ceil(log2(n + 1)) nodes. */
 static int64_t nodes_of_share(const attn_case *c) {
     if (aligned(c)) return c->full ? 2 : 1;
-    return 2 * 2 * ceil_log2((c->chunks + 2 * c->ranks - 1) / (2 * c->ranks) + 1);
+    return 2 * 2 * ceil_log2((c->cells + 2 * c->ranks - 1) / (2 * c->ranks) + 1);
 }
 
 /* Ulysses of all ranks: q, k, v, dout, lse, delta of all S tokens for a share of the heads;
@@ -756,7 +764,7 @@ static int64_t exchange_bound(const attn_case *c, int64_t share) {
    the low and of the high slots are two runs each (before and after the wrap), and a run
    from an end of its half falls into at most one node a bit. */
 static int64_t waiting_places(const attn_case *c) {
-    int64_t bits = ceil_log2(aligned(c) ? c->ranks : c->chunks);
+    int64_t bits = ceil_log2(aligned(c) ? c->ranks : c->cells);
     return bits > 1 ? 4 * (bits - 1) : 2;
 }
 
@@ -798,13 +806,13 @@ static void test_attention_memory(const attn_case *c) {
     printf("#   %s %s P=%lld S=%lld L=%lld stride=%lld: exchange %lld of %lld, scratch %lld of "
            "%lld (%lld states, %lld keys wait)\n",
            seqpar_schedule_name(c->schedule), c->full ? "full" : "causal", (long long)c->ranks,
-           (long long)c->tokens, (long long)c->chunks, (long long)c->stride,
+           (long long)c->tokens, (long long)c->cells, (long long)c->stride,
            (long long)top.exchange, (long long)exchange_bound(c, share), (long long)top.scratch,
            (long long)scratch_bound(c, share), (long long)top.query_places,
            (long long)top.key_places);
     test_end("memory_attention %s P=%lld S=%lld L=%lld stride=%lld %s",
              seqpar_schedule_name(c->schedule), (long long)c->ranks, (long long)c->tokens,
-             (long long)c->chunks, (long long)c->stride, c->full ? "full" : "causal");
+             (long long)c->cells, (long long)c->stride, c->full ? "full" : "causal");
 }
 
 /* A causal row of S tokens has S (S + 1) / 2 visible pairs; a pair costs 4 d forward, 10 d
@@ -837,7 +845,7 @@ static void test_work(const attn_case *c) {
 
 static void test_attention(void) {
     static const struct {
-        int64_t tokens, chunks, ranks;
+        int64_t tokens, cells, ranks;
         int full;
     } shapes[] = {{960, 32, 1, 0}, {960, 32, 2, 0}, {960, 32, 4, 0}, {960, 32, 8, 0},
                   {960, 16, 8, 0}, {960, 32, 3, 0}, {997, 32, 5, 0}, {1920, 32, 8, 0},
@@ -845,10 +853,10 @@ static void test_attention(void) {
     size_t i;
     int64_t stride;
     for (i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        attn_case c = {shapes[i].tokens,     shapes[i].chunks,     shapes[i].ranks, 4, 4, 8, 1,
+        attn_case c = {shapes[i].tokens,     shapes[i].cells,      shapes[i].ranks, 4, 4, 8, 1,
                        SEQPAR_LAYOUT_ZIGZAG, SEQPAR_SCHEDULE_RING, shapes[i].full};
         attn_case all_to_all = {shapes[i].tokens,
-                                shapes[i].chunks,
+                                shapes[i].cells,
                                 shapes[i].ranks,
                                 2 * shapes[i].ranks,
                                 shapes[i].ranks,
@@ -960,11 +968,7 @@ static void test_refused(int64_t ranks, int64_t every) {
     attn_run run = {.c = &c, .cu = {0, 48}};
     seqpar_error error;
     int64_t before = blocks_live, made = blocks_made, total, n;
-    run.row = (seqpar_row){.tokens = c.tokens,
-                           .padded = c.tokens,
-                           .chunks = c.chunks,
-                           .docs = 1,
-                           .cu_seqlens = run.cu};
+    run.row = row_of(&c, run.cu);
     test_expect(!seqpar_run_threads(ranks, attn_main, &run, &error), "%s", error.text);
     total = blocks_made - made;
     for (n = 1; n <= total; n += every) {
@@ -1396,8 +1400,8 @@ int main(int argc, char **argv) {
     test_saved();
     test_high_water(); /* these two first: their children start out as small as this process */
     for (recompute = 0; recompute < 2; recompute++) {
-        test_activations(960, 32, recompute, powers, 4);
-        test_activations(960, 16, recompute, powers, 4);
+        test_activations(960, 20, recompute, powers, 4);
+        test_activations(960, 40, recompute, powers, 4);
         test_activations(997, 32, recompute, others, 4);
     }
     test_gradients(0);
