@@ -2414,7 +2414,7 @@ static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
     seqpar_attn_task *task = &p->tasks[n];
     seqpar_fold_init(&fold, l->cells + first, end - first);
     for (int64_t c = first; c < end && !status; c++) {
-        seqpar_node node = {0, c};
+        seqpar_node node = {0, l->cells[c]};
         status = seqpar_fold_push(&fold, node, SEQPAR_FOLD_LEAF, (int32_t)(keys + c));
     }
     memset(task, 0, sizeof *task);
@@ -2570,8 +2570,7 @@ static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     a.u = s->u;
     a.ids = s->chosen;
     SEQPAR__LLAMA_TRY(s->ctx->device->sample(s->ctx->device, &a, s->ctx->queue));
-    for (i = 0; i < s->live_count && s->chosen[i] >= 0; i++) {
-    }
+    for (i = 0; i < s->live_count && s->chosen[i] >= 0;) i++;
     if (i == s->live_count) return seqpar__llama_sample_logp(s);
     prompt = s->slot[s->live[i]].prompt;
     seqpar_device_read(s->ctx->device, &bad, s->logits.data, i * vocab - 1 - s->chosen[i], 1,
@@ -2826,9 +2825,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     int64_t growing = 1;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_sample(ctx->error, &m->config, d, count));
-    for (int64_t i = 0; i < count; i++) {
-        memset(&texts[i], 0, sizeof *texts);
-    }
+    for (int64_t i = 0; i < count; i++) memset(&texts[i], 0, sizeof *texts);
     for (int64_t i = 0; i < count; i++)
         SEQPAR__LLAMA_TRY(
             seqpar__llama_check_prompt(ctx->error, &m->config, d, &prompts[i], i));
