@@ -565,13 +565,12 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* Documents of a prompt and a response each, tokens 0 among them, as pairs in rows of at
-   most pack_len, in cells of `cell` tokens. */
-__attribute__((unused)) static void objective_task_cells(objective_task *t, int kind,
-                                                         int64_t pairs, int64_t longest,
-                                                         int64_t pack_len, int64_t cell,
-                                                         uint64_t seed) {
-    seqpar_pack_desc desc = {.pack_len = pack_len, .cell = cell};
+/* Documents of a prompt and a response each, tokens 0 among them, as pairs that are packed. */
+__attribute__((unused)) static void objective_task_packed(objective_task *t, int kind,
+                                                          int64_t pairs, int64_t longest,
+                                                          const seqpar_pack_desc *pack,
+                                                          uint64_t seed) {
+    seqpar_pack_desc desc = *pack;
     seqpar_document *docs = calloc((size_t)(2 * pairs), sizeof *docs);
     seqpar_error error = {0};
     memset(t, 0, sizeof *t);
@@ -611,6 +610,15 @@ __attribute__((unused)) static void objective_task_cells(objective_task *t, int 
         free((void *)docs[i].loss_mask);
     }
     free(docs);
+}
+
+/* In rows of at most pack_len, in cells of `cell` tokens. */
+__attribute__((unused)) static void objective_task_cells(objective_task *t, int kind,
+                                                         int64_t pairs, int64_t longest,
+                                                         int64_t pack_len, int64_t cell,
+                                                         uint64_t seed) {
+    const seqpar_pack_desc pack = {.pack_len = pack_len, .cell = cell};
+    objective_task_packed(t, kind, pairs, longest, &pack, seed);
 }
 
 __attribute__((unused)) static void objective_task_open(objective_task *t, int kind,

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* verify.c - make verify: sequence parallelism changes nothing. One optimizer step of every
  * objective on 2, 3, 4 and 8 ranks in every schedule against one rank: logits, loss, gradient
- * of every parameter, updated parameters; and the first DPO loss against -log(sigmoid(0)).
+ * of every parameter, updated parameters; the first DPO loss against -log(sigmoid(0)); the same
+ * step packed otherwise and in micro-batches; and log-probs of sampled text against training's.
  *
  *     verify [--json] [--device cpu|cuda] [--ring_attn_size P] [--layout NAME]
  *
@@ -20,6 +21,7 @@
 #include "run_objective.h"
 #include "files.h"
 #include "layouts.h"
+#include "sampled_world.h"
 
 typedef struct {
     const char *name;
@@ -54,10 +56,27 @@ typedef struct {
     cell cells[MOST_CELLS];
 } row;
 
-/* loss and gradient of each; logits, step and first DPO loss */
-enum { MOST_ROWS = 2 * OBJECTIVES + 3 };
+/* loss and gradient of each and of a model with experts; logits, step and first DPO loss */
+enum { MOST_ROWS = 2 * OBJECTIVES + 5 };
 static row rows[MOST_ROWS];
 static int row_count, wrong;
+
+/* Packed otherwise: each document or pair in a row of its own (0), rows of so many tokens, or so
+   many micro-batches. */
+static const struct {
+    int64_t pack_len, micro_batches;
+} packings[] = {{0, 1}, {121, 1}, {260, 1}, {720, 1}, {130, 2}, {130, 3}, {130, 4}};
+enum { PACKINGS = sizeof packings / sizeof *packings, LENGTHS = 4 };
+
+typedef struct {
+    char name[48];
+    cell cells[PACKINGS];
+} packed_row;
+
+static packed_row packed[OBJECTIVES + 1];
+static int packed_count;
+static comparison sampled; /* log-probs of sampled text, sampled and in training */
+static double first_ratio; /* the one that lies farthest from 1 */
 
 static double distance(const double *got, const double *want, int64_t n) {
     double difference = 0, size = 0;
@@ -79,11 +98,15 @@ static row *row_value(row *r, const char *before, double value) {
     return r;
 }
 
-static void compare(row *r, int which, const double *got, const double *want, int64_t n) {
+static cell compared(const double *got, const double *want, int64_t n) {
     int same = !memcmp(got, want, (size_t)n * sizeof *got);
     double error = same ? 0.0 : distance(got, want, n);
-    r->cells[which] = (cell){same ? SAME : DIFFERS, error};
     wrong += !same && (layout_on_grid(layout) || !(error <= cutting_limit));
+    return (cell){same ? SAME : DIFFERS, error};
+}
+
+static void compare(row *r, int which, const double *got, const double *want, int64_t n) {
+    r->cells[which] = compared(got, want, n);
 }
 
 /* Way number `which`; 0 where there is none. */
@@ -130,18 +153,36 @@ static void run(const objective_task *t, const objective_way *way, objective_res
     }
 }
 
+/* Six pairs, for the objective or, behind the last one, for SFT of a model with experts, whose
+   gradient has that of a load-balancing loss in it. */
+static const char *task_open(objective_task *t, int kind, const seqpar_pack_desc *pack) {
+    static const double balance[] = {0.3, -0.1, 0.2, 0.05, -0.25};
+    if (kind < OBJECTIVES) {
+        objective_task_packed(t, kind, 6, 60, pack, 5);
+        return objective_name(kind);
+    }
+    objective_task_packed(t, OBJECTIVE_SFT, 6, 60, pack, 5);
+    t->config.experts = 5;
+    t->config.experts_per_token = 2;
+    t->config.expert_intermediate = 23;
+    t->balance = balance;
+    return "MoE";
+}
+
+static const seqpar_pack_desc usual = {.pack_len = 130, .cell = 5};
+
 /* Rows of one objective: logits (of the first only), loss, gradient, and the step. */
 static void verify_objective(int kind) {
     objective_task t;
     objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1}, way;
     objective_result one, r;
     row *logits, *loss, *gradient, *step;
-    objective_task_open(&t, kind, 6, 60, 130, 5);
+    const char *name = task_open(&t, kind, &usual);
     run(&t, &alone, &one);
-    keep(&t, &one, "sp1");
+    if (kind < OBJECTIVES) keep(&t, &one, "sp1");
     logits = kind == OBJECTIVE_SFT ? row_new("logits", "") : NULL;
-    loss = row_value(row_new(objective_name(kind), "loss"), "", one.loss);
-    gradient = row_value(row_new(objective_name(kind), "gradient"), "norm ", one.norm);
+    loss = row_value(row_new(name, "loss"), "", one.loss);
+    gradient = row_value(row_new(name, "gradient"), "norm ", one.norm);
     step = kind == OBJECTIVE_SFT ? row_new("AdamW step", "") : NULL;
     for (int i = 0; i < CELLS; i++) {
         char where[64];
@@ -153,7 +194,7 @@ static void verify_objective(int kind) {
         run(&t, &way, &r);
         snprintf(where, sizeof where, "%s %s.sp%lld", seqpar_layout_name(layout),
                  modes[i / rank_count].name, (long long)way.sp);
-        keep(&t, &r, where);
+        if (kind < OBJECTIVES) keep(&t, &r, where);
         compare(loss, i, &r.loss, &one.loss, 1);
         compare(gradient, i, r.gradient, one.gradient, one.elements);
         if (logits) compare(logits, i, r.logits, one.logits, one.tokens * one.width);
@@ -162,6 +203,71 @@ static void verify_objective(int kind) {
     }
     objective_result_free(&one);
     objective_task_close(&t);
+}
+
+/* The gradient of one objective, packed otherwise on two ranks, against the usual rows on one. */
+static void verify_packings(int kind) {
+    objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1},
+                  two = {.dp = 1, .sp = 2, .layout = layout};
+    packed_row *line = &packed[packed_count++];
+    objective_result one, r;
+    objective_task t;
+    snprintf(line->name, sizeof line->name, "%s gradient", task_open(&t, kind, &usual));
+    run(&t, &alone, &one);
+    objective_task_close(&t);
+    for (int i = 0; i < PACKINGS; i++) {
+        seqpar_pack_desc pack = usual;
+        if (packings[i].pack_len) pack.pack_len = packings[i].pack_len;
+        if (!packings[i].pack_len) pack.order = SEQPAR_PACK_UNIT_PER_ROW;
+        pack.parts = two.accumulation = packings[i].micro_batches;
+        task_open(&t, kind, &pack);
+        run(&t, &two, &r);
+        line->cells[i] = compared(r.gradient, one.gradient, one.elements);
+        objective_result_free(&r);
+        objective_task_close(&t);
+    }
+    objective_result_free(&one);
+}
+
+static seqpar_device *sampler_device(int64_t threads) { return test_device(0, threads); }
+
+/* Text is sampled on one rank. Training on the most ranks, packed into two rows, is to have the
+   same log-probs: then the ratio of a first PPO update is exp(0). */
+static void verify_sampled(void) {
+    static const int64_t prompts[] = {1, 29, 12, 47};
+    seqpar_error error = {0};
+    objective_task t;
+    world w = {.device = sampler_device,
+               .sample = {.max_new_tokens = 40,
+                          .temperature = 0.7,
+                          .top_p = 1,
+                          .seed = 5,
+                          .cell = usual.cell},
+               .count = 4,
+               .row_docs = {3, 1},
+               .rows = 2,
+               .ranks = ranks[rank_count - 1],
+               .layout = layout};
+    task_open(&t, OBJECTIVE_SFT, &usual);
+    w.config = t.config;
+    objective_task_close(&t);
+    for (int64_t i = 0; i < w.count; i++) {
+        w.prompt_tokens[i] = prompts[i];
+        w.prompt[i] = (int32_t *)calloc((size_t)prompts[i], sizeof *w.prompt[i]);
+        for (int64_t k = 0; k < prompts[i]; k++) w.prompt[i][k] = (int32_t)(7 * i + 5 * k) % 61;
+    }
+    if (!world_sample(&w, &error) || !world_compare(&w, &sampled, &error)) {
+        fprintf(stderr, "sampled text: %s\n", error.text);
+        exit(2);
+    }
+    first_ratio = 1;
+    for (int64_t i = 0; i < w.count; i++)
+        for (int64_t k = 0; k < w.text[i].count; k++) {
+            double ratio = seqpar_exp(w.logp[i][k] - w.text[i].logp[k]);
+            if (!(fabs(ratio - 1) <= fabs(first_ratio - 1))) first_ratio = ratio;
+        }
+    wrong += layout_on_grid(layout) && (sampled.differ || sampled.missing || first_ratio != 1);
+    world_free(&w);
 }
 
 /* The first DPO loss: of this process, before anything else, then with the reference's
@@ -260,6 +366,62 @@ static void print_table(void) {
     for (int i = 0; i < row_count; i++) print_wrong(&rows[i]);
 }
 
+/* The number stands where every bit is that of the usual rows. */
+static void print_number(const cell *c, int64_t number) {
+    char text[24];
+    int wide = snprintf(text, sizeof text, "%lld", (long long)number);
+    printf(" %*s", wide, c->state == SAME ? text : "!");
+}
+
+static void print_packed(void) {
+    printf("\n%-21s alone  rows of", "packed, on 2 ranks");
+    for (int i = 1; i < LENGTHS; i++) printf(" %lld", (long long)packings[i].pack_len);
+    printf("  micro-batches");
+    for (int i = LENGTHS; i < PACKINGS; i++)
+        printf(" %lld", (long long)packings[i].micro_batches);
+    printf("\n");
+    for (int r = 0; r < packed_count; r++) {
+        const cell *c = packed[r].cells;
+        printf("%-21s %-5s  %7s", packed[r].name, c[0].state == SAME ? "yes" : "!", "");
+        for (int i = 1; i < LENGTHS; i++) print_number(&c[i], packings[i].pack_len);
+        printf("  %13s", "");
+        for (int i = LENGTHS; i < PACKINGS; i++) print_number(&c[i], packings[i].micro_batches);
+        printf("\n");
+    }
+    printf("\neach way of packing: every bit is that of rows of %lld on 1 rank\n",
+           (long long)usual.pack_len);
+    for (int r = 0; r < packed_count; r++)
+        for (int i = 0; i < PACKINGS; i++)
+            if (packed[r].cells[i].state == DIFFERS)
+                printf("WRONG: %s, rows of %lld (0: each alone), %lld micro-batches: relative "
+                       "distance %.1e\n",
+                       packed[r].name, (long long)packings[i].pack_len,
+                       (long long)packings[i].micro_batches, packed[r].cells[i].error);
+}
+
+static void print_sampled(void) {
+    printf("sampled text on 1 rank, trained on %lld: %lld of %lld log-probs differ\n",
+           (long long)ranks[rank_count - 1], (long long)(sampled.differ + sampled.missing),
+           (long long)sampled.all);
+    printf("first PPO ratio %.18f = 1: %s\n", first_ratio, first_ratio == 1 ? "bits" : "NO");
+}
+
+static void print_packed_json(FILE *f) {
+    fprintf(f, "\n], \"packed\": [");
+    for (int r = 0; r < packed_count; r++) {
+        fprintf(f, "%s\n  {\"what\": \"%s\"", r ? "," : "", packed[r].name);
+        for (int i = 0; i < PACKINGS; i++)
+            fprintf(f, ", \"rows of %lld, micro-batches %lld\": \"%s\"",
+                    (long long)packings[i].pack_len, (long long)packings[i].micro_batches,
+                    packed[r].cells[i].state == SAME ? "bits" : "differs");
+        fprintf(f, "}");
+    }
+    fprintf(f,
+            "\n], \"sampled_logps\": %lld, \"sampled_logps_that_differ\": %lld, "
+            "\"first_ppo_ratio\": %.17g}\n",
+            (long long)sampled.all, (long long)(sampled.differ + sampled.missing), first_ratio);
+}
+
 static void print_json(FILE *f, double first, int bitwise) {
     static const char *const states[] = {"bits", "differs", "none"};
     fprintf(
@@ -275,7 +437,7 @@ static void print_json(FILE *f, double first, int bitwise) {
                     (long long)ranks[i % rank_count], states[rows[r].cells[i].state]);
         fprintf(f, "}");
     }
-    fprintf(f, "\n]}\n");
+    print_packed_json(f);
 }
 
 #ifdef TEST_CUDA
@@ -345,7 +507,7 @@ int main(int argc, char **argv) {
     double first;
     FILE *file;
     int asked = options(argc, argv, &json);
-    row_count = wrong = 0; /* seqpar-verify calls it more than once */
+    row_count = packed_count = wrong = 0; /* seqpar-verify calls it more than once */
     if (asked) return asked < 0 ? 0 : asked;
 #ifdef TEST_CUDA
     seqpar_error error = {0};
@@ -356,7 +518,10 @@ int main(int argc, char **argv) {
 #endif
     mkdir("build/verify", 0777); /* in a folder of seqpar's alone */
     first = verify_first_loss(&bitwise);
-    for (int kind = 0; kind < OBJECTIVES; kind++) verify_objective(kind);
+    for (int kind = 0; kind <= OBJECTIVES; kind++) verify_objective(kind);
+    for (int kind = 0; kind <= OBJECTIVES && layout_on_grid(layout); kind++)
+        verify_packings(kind);
+    verify_sampled();
     file = fopen("build/verify/verify.json", "w");
     if (file) {
         print_json(file, first, bitwise);
@@ -370,6 +535,8 @@ int main(int argc, char **argv) {
                layout_on_grid(layout)
                    ? "2 3 4 8: on so many ranks every bit is that of 1 rank"
                    : "relative distance from 1 rank: this layout cuts cells");
+        if (packed_count) print_packed();
+        print_sampled();
         printf("first DPO loss %.18f = -log(sigmoid(0)): %s\n", first, bitwise ? "bits" : "NO");
     }
     return demo_print_failed("the table") || wrong || !bitwise;
