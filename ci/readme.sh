@@ -63,7 +63,7 @@ wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # 
 table() { "$@" --table | grep '^|'; }
 # A part that cannot be made ends this, before a page is written.
 chapters=$(wanted chapters chapters) || exit
-layouts=$(wanted layouts build/02_layouts 16 4 16) || exit
+layouts=$(wanted layouts build/02_layouts 16 4 1) || exit
 found=$(wanted found found) || exit
 speed=$(wanted speed speed) || exit
 modes=$(wanted modes table build/test_attn) || exit
