@@ -3585,7 +3585,7 @@ static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row 
     int64_t last = -1, of = 0;
     for (int64_t i = 0; i < row_count; i++)
         for (seqpar__doc d = seqpar__doc_first(stripe); seqpar__doc_next(&rows[i], &d);) {
-            if (d.next_leaf >> SEQPAR__ROW_BITS)
+            if (d.next_leaf > INT64_C(1) << SEQPAR__ROW_BITS)
                 return seqpar_fail(error, SEQPAR_ERR_SIZE,
                                    "row %lld: its documents have no numbers, and %lld striped "
                                    "ranks need more than 2^%d leaves of it; number them "
