@@ -3679,7 +3679,7 @@ static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row 
     int64_t last = -1, of = 0;
     for (seqpar__walk w = seqpar__walk_of(rows, row_count, stripe); seqpar__walk_next(&w);) {
         const seqpar_row *row = &rows[w.row];
-        if (w.d.next_leaf >> SEQPAR__ROW_BITS)
+        if (w.d.next_leaf > INT64_C(1) << SEQPAR__ROW_BITS)
             return seqpar_fail(error, SEQPAR_ERR_SIZE,
                                "row %lld: its documents have no numbers, and %lld striped "
                                "ranks need more than 2^%d leaves of it; number them "

@@ -35,7 +35,7 @@ typedef struct setup { /* one way to run it */
     const seqpar_attn_kernel *kernel;
     int packed; /* q, k, v and dq, dk, dv in one tensor each; 2: its stride is too small */
     double *out, *lse, *dq, *dk, *dv; /* global results */
-    /* (tokens, heads): of a piece, where it begins; rank after rank, added up into the first */
+    /* (tokens, heads): of a cell, where it begins; rank after rank, added up into the first */
     double *dsinks;
     int64_t flops, planned_flops, bytes, planned_bytes, flops_max;
     seqpar_status status;
@@ -218,11 +218,13 @@ static seqpar_status rank_attention(seqpar_ctx *ctx, setup *s) {
         move_rows(ctx, s, seqpar_attn_share(attn), buffer[8], s->dv, narrow, type, 0);
         for (i = 0; s->f.sinks && i < seqpar_attn_share(attn)->count; i++) {
             const seqpar_piece *piece = &seqpar_attn_share(attn)->pieces[i];
+            int64_t cell_begin = piece->origin +
+                                 seqpar_cell_begin(p->rows[piece->row].cell, piece->cell);
             double part[8];
             seqpar_device_read(ctx->device, part, buffer[10], i * p->heads, p->heads, sum);
             for (n = 0; n < p->heads; n++)
                 s->dsinks[ctx->sp_rank * dsinks_size(p) + dsinks_begin(p, piece->row) +
-                          piece->start * p->heads + n] += part[n];
+                          cell_begin * p->heads + n] += part[n];
         }
     }
     for (i = 0; i < 11; i++) ctx->device->free(ctx->device, buffer[i]);

@@ -132,12 +132,19 @@ static seqpar_row step_rows[STEP_ROWS];
 static int64_t step_cu[STEP_ROWS][3];
 static double step_nodes[8 * PARAMS];
 
+/* of documents; and of a row that the step has not */
+static const int64_t step_numbers[STEP_ROWS + 1][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}};
+
 static void make_rows(void) {
     static const int64_t lengths[STEP_ROWS] = {11, 7, 13, 5};
     for (int i = 0; i < STEP_ROWS; i++) {
         step_cu[i][0] = 0, step_cu[i][1] = 3, step_cu[i][2] = lengths[i];
-        step_rows[i] = (seqpar_row){
-            .index = i, .tokens = lengths[i], .cell = 16, .docs = 2, .cu_seqlens = step_cu[i]};
+        step_rows[i] = (seqpar_row){.index = i,
+                                    .tokens = lengths[i],
+                                    .cell = 16,
+                                    .docs = 2,
+                                    .cu_seqlens = step_cu[i],
+                                    .doc_source = step_numbers[i]};
     }
 }
 
@@ -165,8 +172,8 @@ static const limit begin_limits[] = {
 
 /* The share of a micro-batch, of rows that may not be those of the step. */
 typedef struct fold_call {
-    int64_t micro, first, count, tokens, cell, docs, cu, sp_size, sp_rank;
-    int layout, rows_alone;
+    int64_t micro, first, count, tokens, cell, docs, cu, number, sp_size, sp_rank;
+    int layout, rows_alone, unnumbered;
 } fold_call;
 
 static seqpar_status fold_share(void *call) {
@@ -175,18 +182,20 @@ static seqpar_status fold_share(void *call) {
     const seqpar_token_fold *fold;
     seqpar_row rows[STEP_ROWS + 1];
     seqpar_share share = {0};
-    int64_t cu[3], first, count;
+    int64_t cu[3], numbers[2], first, count, at = c->first + c->count - 1;
     if (c->rows_alone) return seqpar_step_rows(&ctx, &step_optim, c->micro, &first, &count);
     memcpy(rows, step_rows, sizeof step_rows);
     rows[STEP_ROWS] = rows[STEP_ROWS - 1];
     rows[STEP_ROWS].index++;
-    seqpar_row *last = &rows[c->first + c->count - 1];
+    seqpar_row *last = &rows[at];
     cu[0] = 0, cu[1] = c->cu, cu[2] = last->tokens + c->tokens;
     last->tokens += c->tokens;
     last->cell = c->cell;
     last->docs = c->docs;
     last->cu_seqlens = cu;
     if (c->docs == 1) cu[1] = cu[2];
+    numbers[0] = step_numbers[at][0], numbers[1] = step_numbers[at][1] + c->number;
+    last->doc_source = c->unnumbered ? NULL : numbers;
     seqpar_status status = seqpar_split(world->error, &share, rows + c->first, c->count, &desc);
     share.sp_size = c->sp_size;
     share.sp_rank = c->sp_rank;
@@ -207,6 +216,9 @@ static const fold_call good_fold = {.first = 0,
 #define OTHER_ROW(tokens, cell) \
     "micro-batch 0: row 1 of the share has " tokens " tokens in cells of " cell \
     ", in the step 7 in cells of 16; give both the same row"
+#define OTHER_NUMBERS \
+    "micro-batch 0: row 1 of the share has documents of other numbers (doc_source) than in the " \
+    "step; give both the same row"
 #define OTHER_DOCUMENTS \
     "micro-batch 0: row 1 of the share has other documents than in the step; give both the same " \
     "row"
@@ -237,6 +249,8 @@ static const limit fold_limits[] = {
     {F(cell, 16), 15, SEQPAR_ERR_STEP, OTHER_ROW("7", "15")},
     {F(docs, 2), 1, SEQPAR_ERR_STEP, OTHER_DOCUMENTS},
     {F(cu, 3), 4, SEQPAR_ERR_STEP, OTHER_DOCUMENTS},
+    {F(number, 0), 1, SEQPAR_ERR_STEP, OTHER_NUMBERS},
+    {F(unnumbered, 0), 1, SEQPAR_ERR_STEP, OTHER_NUMBERS},
 };
 
 static seqpar_status give(const seqpar_step_nodes *nodes) {

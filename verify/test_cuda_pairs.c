@@ -43,19 +43,20 @@ static const int64_t members[] = {0, 2}, strides[] = {1, 2}, windows[] = {0, 3, 
 
 typedef struct packing { /* of one or two rows */
     const char *name;
-    int64_t rows, tokens[2], padded[2], chunks[2], docs[2], cu[2][7];
+    int64_t rows, tokens[2], cell[2], docs[2], cu[2][7];
+    int unnumbered; /* 1: nobody has numbered the documents */
 } packing;
 
-/* Chunks cost, tokens hardly: each is a tile of 16 queries and 64 keys, in which five ranks of
-   a stripe still hold some. One chunk is longer, and leaves all ranks but one without a
+/* Cells cost, tokens hardly: each is a tile of 16 queries and 64 keys, in which five ranks of
+   a stripe still hold some. One cell is longer, and leaves all ranks but one without a
    token. */
 static const packing packings[] = {
-    {"one document", 1, {61}, {61}, {4}, {1}, {{0, 61}}},
-    {"documents", 1, {71}, {71}, {5}, {5}, {{0, 19, 20, 20, 53, 71}}},
-    {"tokens alone", 1, {5}, {5}, {5}, {5}, {{0, 1, 2, 3, 4, 5}}},
-    {"one chunk", 1, {67}, {67}, {1}, {0}, {{0}}},
-    {"pads", 1, {37}, {89}, {6}, {2}, {{0, 36, 37}}},
-    {"two rows", 2, {31, 2}, {31, 2}, {2, 5}, {2, 1}, {{0, 13, 31}, {0, 2}}},
+    {"one document", 1, {61}, {16}, {1}, {{0, 61}}, 0},
+    {"documents", 1, {71}, {17}, {5}, {{0, 19, 20, 20, 53, 71}}, 0},
+    {"tokens alone", 1, {5}, {1}, {5}, {{0, 1, 2, 3, 4, 5}}, 0},
+    {"one cell", 1, {67}, {0}, {0}, {{0}}, 0},
+    {"no numbers", 1, {37}, {7}, {2}, {{0, 36, 37}}, 1},
+    {"two rows", 2, {31, 2}, {16, 1}, {2, 1}, {{0, 13, 31}, {0, 2}}, 0},
 };
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
@@ -215,12 +216,13 @@ static void lay_rows(problem *p, const packing *from) {
     for (int64_t r = 0; r < from->rows; r++) {
         p->rows[r] = (seqpar_row){.index = 2 * r,
                                   .tokens = from->tokens[r],
-                                  .padded = from->padded[r],
-                                  .chunks = from->chunks[r],
+                                  .cell = from->cell[r],
                                   .docs = from->docs[r],
-                                  .cu_seqlens = from->docs[r] ? p->cu[r] : NULL};
+                                  .cu_seqlens = from->docs[r] ? p->cu[r] : NULL,
+                                  .doc_source = from->unnumbered ? NULL : p->source[r]};
         p->tokens += from->tokens[r];
         for (int64_t d = 0; d <= from->docs[r]; d++) p->cu[r][d] = from->cu[r][d];
+        for (int64_t d = 0; d < 7; d++) p->source[r][d] = 3 * (7 * r + d) + 2;
         for (int64_t d = 0; d < from->docs[r]; d++)
             p->prefix[r][d] = (from->cu[r][d + 1] - from->cu[r][d] + 1) * 2 / 3;
     }

@@ -57,13 +57,13 @@ enum { NO_TERMS, SMOOTHED, ENTROPY };
 static const int64_t members[] = {0, 2}, slices[] = {0, 1}, vocab_rows[] = {0, 3};
 static const int offloads[] = {0, SEQPAR_OFFLOAD_STATE, SEQPAR_OFFLOAD_PARAMS};
 
-/* Chunks cost, tokens hardly: each is a tile of 16 queries and 64 keys. */
+/* Cells cost, tokens hardly: each is a tile of 16 queries and 64 keys. */
 static const struct packing {
     const char *name;
-    int64_t pairs, longest, pack_len, chunks;
+    int64_t pairs, longest, pack_len, cell;
 } packings[] = {{"a pair a row", 2, 7, 14, 3},
                 {"pairs in a row", 3, 9, 61, 5},
-                {"one chunk a row", 2, 11, 22, 1}};
+                {"a cell a document", 2, 11, 22, 0}};
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 enum { GRID_LAYOUTS = 2 };
@@ -219,7 +219,7 @@ static void task_of(const int *level, objective_task *t) {
     static const double balance[] = {0.02, -0.03, 0.01};
     const struct packing *p = &packings[level[ROWS]];
     objective_task_cells(t, objectives[level[OBJECTIVE]], p->pairs, p->longest, p->pack_len,
-                         p->chunks, 5);
+                         p->cell, 5);
     const char *score = t->config.score;
     t->config = config_of(level);
     t->config.score = score;

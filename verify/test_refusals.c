@@ -230,6 +230,11 @@ static const limit split_limits[] = {
      SEQPAR_ERR_RANKS,
      "sequence_parallel_size is -1; give at least 1",
      {S(desc.sp_rank, 0)}},
+    {S(desc.sp_size, 2147483647),
+     2147483648.0L,
+     SEQPAR_ERR_RANKS,
+     "sequence_parallel_size is 2147483648; give at most 2147483647",
+     {S(desc.layout, SEQPAR_LAYOUT_ZIGZAG_DOC)}},
     {S(desc.sp_rank, 0), -1, SEQPAR_ERR_RANK, "rank -1 is outside a group of 3"},
     {S(desc.sp_rank, 2), 3, SEQPAR_ERR_RANK, "rank 3 is outside a group of 3"},
     {S(token, 0),
@@ -243,6 +248,25 @@ static const limit split_limits[] = {
      "token 12 is outside a row of 12 tokens",
      {S(owner, 1)}},
 };
+
+/* A striped document has a leaf a rank, rounded up to a power of two: eight of them fill a row
+   that nobody has numbered. */
+static void check_striped(void) {
+    static const int64_t cu[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    const seqpar_split_desc desc = {SEQPAR_LAYOUT_STRIPE, 2147483647, 0};
+    seqpar_row row = {.index = 3, .tokens = 8, .docs = 8, .cu_seqlens = cu};
+    seqpar_share share = {0};
+    ACCEPTED(seqpar_split(&error, &share, &row, 1, &desc), &error);
+    seqpar_share_free(&share);
+    row.tokens = row.docs = 9;
+    REFUSED(seqpar_split(&error, &share, &row, 1, &desc), &error, SEQPAR_ERR_SIZE,
+            "row 3: its documents have no numbers, and 2147483647 striped ranks need more than "
+            "2^34 leaves of it; number them (doc_source)");
+    row.doc_source = cu;
+    ACCEPTED(seqpar_split(&error, &share, &row, 1, &desc), &error);
+    seqpar_share_free(&share);
+    test_end("striped_leaves");
+}
 
 /* ---- plan ---- */
 
@@ -1134,7 +1158,7 @@ static void check_own_kernel(void) {
         OF_BLOCK("returns an out that is not finite"),
         OF_BLOCK("returns an lse that is not finite"),
         "the own block kernel gives an lse to a query that sees nothing for head 0, queries from "
-        "position 2 (3), 2 keys; nothing of it is used",
+        "position 3 (2), 3 keys; nothing of it is used",
         OF_BLOCK("fails backward"),
         OF_BLOCK("returns a dq that is not finite"),
         OF_BLOCK("returns a dk or dv that is not finite"),
@@ -1228,6 +1252,7 @@ int main(int argc, char **argv) {
     test_begin(argc, argv);
     TRY_LIMITS("pack", pack, good_pack, &error, pack_limits);
     TRY_LIMITS("split", split, good_split, &error, split_limits);
+    check_striped();
     TRY_LIMITS("plan", plan, good_plan, &error, plan_limits);
     TRY_LIMITS("attention in one call", attend_whole, good_attn, &error, whole_limits);
     TRY_LIMITS("sft", sft, good_sft, &error, sft_limits);
