@@ -197,7 +197,7 @@ step - "step" is "-"
 documents -20 "documents" is "-20", but it must be a whole number of at least 1
 documents 1e2 "documents" is "1e2"
 optimizer_t 9 "optimizer_t" is 9, more than its "step" 4
-chunks x "chunks" is "x"
+cell x "cell" is "x"
 LIST
 fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; manifest $(ckpt bad)/global_step6 'seal("optimizer.safetensors")'; refused runs_metadata_missing bad 'does not say "step"' $resume
 fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run; manifest $(ckpt run_name)/global_step6 'seal("run")'
