@@ -9,7 +9,7 @@
 
    Limits that refuse inputs; a build may set the guarded ones, the suites' own inputs would be
    refused:
-   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|CHUNKS|RANKS)  sizes whose products stay below 2^63
+   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|RANKS)  sizes whose products stay below 2^63
    SEQPAR_SAFETENSORS_MAX_(DIMS|HEADER)                  what a file may have
    DEMO_(CONFIG_BYTES|INDEX_BYTES|INDEX_TENSORS|MOST_TEXTS|ANSWER_LIMIT|MOST)  files, options and answers
    DEMO_REWARD_MOST                                      of a server
@@ -18,7 +18,7 @@
    SEQPAR_MPI_GRACE                                      seconds
 
    Grids and formats, which are promised:
-   SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR__LEAF_BITS  what bits and checkpoints hang on
+   SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR__(CELL|ROW)_BITS|SEQPAR__MAX_ROWS  what bits and checkpoints hang on
    SEQPAR_NCCL__MAGIC|SEQPAR_MPI__(COMMS|ROUND)            between processes; a tag has 15 bits in MPI
    DEMO_SCORED                                             what a score is measured on
    DEMO_(BOS|EOS|PAD|VOCAB|DIGEST_EMPTY|MT_WORDS|RUN_ID|SECTIONS|TOKENS_ALIGNED)  of files, or of a generator
@@ -35,7 +35,7 @@
 
    Lengths of lists that are written down, and of texts:
    SEQPAR__(ST_SHOWN|LLAMA_NAME_BYTES)|SEQPAR_NCCL__HOST  texts
-   DEMO_(STORY|NAME|THING)_COUNT|DEMO_ARITH_TEXT|DEMO_PATH_LIMIT|DEMO_NAME_LIMIT  texts
+   DEMO_(STORY|NAME|THING)_COUNT|DEMO_ARITH_TEXT|DEMO_PATH_LIMIT|DEMO_NAME_LIMIT|DEMO_COMMAND_SAID  texts
    DEMO_(PARTS_LIMIT|BAR_LIMIT|BAR_LEAST|LINE_LIMIT|SHARD_NAME|WEIGHTS_PATH)  texts
    DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|NUMBERS  lists
    DEMO_TOKEN_MAPS              maps whose loss has a sentence; one more has none
@@ -97,12 +97,11 @@
 #define SEQPAR__HALF_RUN     2   /* 16 */
 
 /* the model, files, transports */
-#define SEQPAR__LLAMA_PART           16   /* 256 */
-#define SEQPAR__LLAMA_PROMPT_QUERIES 2    /* 128 */
-#define SEQPAR__LLAMA_PROMPT_ROWS    1    /* 512 */
-#define SEQPAR__ST_CHUNK             7    /* 2048 */
-#define SEQPAR_MPI_PIECE             1003 /* (INT64_C(1) << 30) */
-#define SEQPAR_NCCL__PINNED          1    /* 4096 */
+#define SEQPAR__LLAMA_PART        16   /* 256 */
+#define SEQPAR__LLAMA_PROMPT_ROWS 1    /* 512 */
+#define SEQPAR__ST_CHUNK          7    /* 2048 */
+#define SEQPAR_MPI_PIECE          1003 /* (INT64_C(1) << 30) */
+#define SEQPAR_NCCL__PINNED       1    /* 4096 */
 
 /* trainers */
 #define DEMO_VALUES       61   /* (1 << 17) */

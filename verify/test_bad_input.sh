@@ -121,9 +121,9 @@ for stage in "sft $labels" "dpo $keys" "rm $keys" "kto $labels --beta 0.1"; do
     trainer=${stage%% *} options=${stage#* }
     run $trainer.one $trainer $options --dataset $out/prompts.jsonl --learning_rate 1e-2
     cmp -s $out/$trainer.one/model.safetensors $out/sft/model.safetensors && fail "bad_${trainer}_learns" "nothing was learnt"
-    for world in "--ring_attn_size 8 --layout contiguous" "--ring_attn_size 8 --layout zigzag --schedule llama3" "--data_parallel_size 8" "--data_parallel_size 4 --ring_attn_size 2 --chunks 3"; do
-        single="$options --learning_rate 1e-2"; [ "${world/chunks/}" != "$world" ] && run $trainer.three $trainer $options --dataset $out/prompts.jsonl --learning_rate 1e-2 --chunks 3
-        want=$out/$trainer.one; [ "${world/chunks/}" != "$world" ] && want=$out/$trainer.three
+    for world in "--ring_attn_size 8 --layout contiguous" "--ring_attn_size 8 --layout zigzag --schedule llama3" "--data_parallel_size 8" "--data_parallel_size 4 --ring_attn_size 2 --cell 3"; do
+        single="$options --learning_rate 1e-2"; [ "${world/cell/}" != "$world" ] && run $trainer.three $trainer $options --dataset $out/prompts.jsonl --learning_rate 1e-2 --cell 3
+        want=$out/$trainer.one; [ "${world/cell/}" != "$world" ] && want=$out/$trainer.three
         if run $trainer.idle $trainer $single --dataset $out/prompts.jsonl $world && cmp -s $out/$trainer.idle/model.safetensors $want/model.safetensors; then ok "bad_${trainer}_idle $world"; else fail "bad_${trainer}_idle $world" "$(tail -n 1 $out/$trainer.idle.log)"; fi
     done
 done

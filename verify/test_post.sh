@@ -254,7 +254,7 @@ refuse ref_eval_data dpo 'evaluation data' $kept --eval_dataset $out/other_eval.
 refuse ref_order dpo 'seed 42, this run has 43' $kept --seed 43
 refuse ref_batch dpo 'train_batch_size 6, this run has 5' $kept --train_batch_size 5
 refuse ref_pack_len dpo 'pack_len 420, this run has 500' $kept --pack_len 500
-refuse ref_chunks dpo 'chunks 0, this run has 8' $kept --chunks 8
+refuse ref_cell dpo 'cell 0, this run has 8' $kept --cell 8
 refuse ref_packing dpo 'packing_samples 1, this run has 0' ${kept/--packing_samples/}
 refuse ref_model dpo 'reference model' $kept --ref_pretrain $out/dpo.one
 cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $out/theta/config.json

@@ -197,7 +197,7 @@ step - "step" is "-"
 documents -20 "documents" is "-20", but it must be a whole number of at least 1
 documents 1e2 "documents" is "1e2"
 optimizer_t 9 "optimizer_t" is 9, more than its "step" 4
-chunks x "chunks" is "x"
+cell x "cell" is "x"
 LIST
 fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; manifest $(ckpt bad)/global_step6 'seal("optimizer.safetensors")'; refused runs_metadata_missing bad 'does not say "step"' $resume
 fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run; manifest $(ckpt run_name)/global_step6 'seal("run")'
@@ -213,11 +213,11 @@ refused runs_other_optim data 'written with --optim adamw, this run has sgd' $re
 refused runs_other_heads data 'has num_attention_heads 4, this run.s has 8' $resume --num_attention_heads 8 --num_key_value_heads 4 --head_dim 8
 refused runs_other_theta data 'has rope_theta 10000, this run.s has 20000' $resume --rope_theta 20000
 run data $resume --learning_rate 1e-3 --adam_betas 0.9,0.999 && grep -q '^notice: other options than before (in brackets): --learning_rate 0.001 (0.002), --adam_betas 0.9,0.999 (0.9,0.95)$' $out/data.log && ! equal data six && ok runs_options_said || fail runs_options_said "$(head -n 1 $out/data.log)"
-# the chunks are those of the checkpoint
-run eight --max_steps 6 --save_steps 3 --chunks 8; equal eight six && fail runs_chunks_differ "8 chunks have the bits of 18"
-fresh chunks eight; latest chunks 3
-refused runs_other_chunks chunks 'written with 8 chunks a row, this run has --chunks 9' $resume --chunks 9
-run chunks $resume --ring_attn_size 2 && equal chunks eight && ok runs_chunks_kept || fail runs_chunks_kept "$(why chunks)"
+# the cells are those of the checkpoint
+run eight --max_steps 6 --save_steps 3 --cell 8; equal eight six && fail runs_cells_differ "cells of 8 tokens have the bits of longer ones"
+fresh cells eight; latest cells 3
+refused runs_other_cells cells 'written with --cell 8, this run has --cell 9' $resume --cell 9
+run cells $resume --ring_attn_size 2 && equal cells eight && ok runs_cells_kept || fail runs_cells_kept "$(why cells)"
 # a second moment that cannot be
 fresh moment; file=$(ckpt moment)/global_step6/optimizer.safetensors; header=$(od -An -t u8 -N 8 $file | tr -d ' ')
 begin=$(head -c $((8 + header)) $file | tail -c $header | sed -E 's/.*"exp_avg_sq.model.norm.weight":\{[^}]*"data_offsets":\[([0-9]+),.*/\1/')
