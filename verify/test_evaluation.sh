@@ -27,7 +27,7 @@ build/train_sft --dataset $out/arith.jsonl --input_key question --output_key ans
 texts="--input_key question --output_key answer"
 pairs="--pretrain $out/model --prompt_key question --chosen_key answer --rejected_key wrong"
 run() { local name=$1 trainer=$2; shift 2; build/train_$trainer $shape --save_path $out/$name --ckpt_path $out/$name.ckpt --metrics_path $out/$name.m.jsonl "$@" >$out/$name.log 2>&1; }
-metrics() { sed -E 's/, "tokens_per_second": [^,}]*//' $out/$1.m.jsonl; }
+metrics() { sed -E 's/, "tokens_per_second": .*//' $out/$1.m.jsonl; }
 # alike NAME ONE OTHER: weights, config.json and metrics
 alike() {
     local file

@@ -271,10 +271,11 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
     if (r->experts.on) demo_report_add(&report, "aux_loss", r->experts.loss, DEMO_EXACT);
     demo_report_add(&report, "grad_norm", r->optim.norm, DEMO_EXACT);
     demo_report_add(&report, "learning_rate", lr, DEMO_EXACT);
-    demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
     demo_report_add(&report, "tokens", (double)n->tokens, DEMO_WHOLE);
     demo_report_add(&report, "supervised_tokens", (double)n->supervised, DEMO_WHOLE);
     demo_report_add(&report, "tokens_per_second", (double)n->tokens / seconds, DEMO_TENTHS);
+    /* last, since they hang on the ranks, as the speed does */
+    demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
     demo_log(r, &report);
 }
 
