@@ -13,11 +13,11 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_ppo train_rm seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post ppo bad_input runs kills processes sizes fuzz parsers smallest reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post ppo bad_input runs certificate kills processes sizes fuzz parsers smallest reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
-.PHONY: suites mutants uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
+.PHONY: suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:
 	@echo "make demo    trains on 1 rank and on 4 and compares the bits (a minute, and one to build)"
 	@echo "make verify  every objective on 2 to 8 ranks against one rank, and the first DPO loss (seconds, once built); DEVICE=cuda: on a GPU"
@@ -25,6 +25,7 @@ help:
 	@echo "make quick   what one types while editing (half a minute, once built)"
 	@echo "make check-all  the same with everything in full: ways to compute attention, nvcc targets, compilers"
 	@echo "make mutants  draws mistakes and says which of them no suite sees (SEED=7 COUNT=50: an hour or more)"
+	@echo "make certificate  230 runs of 20 steps, one hash for each objective whoever computes (ten minutes)"
 	@echo "make demos   builds the programs in demos/ into build/; with CC=nvcc as CUDA C++ into build/nvcc/"
 	@echo "make cuda    builds the trainers with the CUDA device into build/cuda_train_* (nvcc)"
 	@echo "make mpi     builds the trainers for mpirun and srun into build/mpi_train_* (mpicc)"
@@ -42,7 +43,7 @@ help:
 	@echo "SETUP=print make demo  only says what would be installed for it"
 
 # Suites that run the demos, which are built before them.
-RUN_DEMOS = definition_runs evaluation yaml pages refused python train logs runs kills processes mpi hosts post bad_input sizes fuzz reward ppo readme inputs program
+RUN_DEMOS = definition_runs evaluation yaml pages refused python train logs runs certificate kills processes mpi hosts post bad_input sizes fuzz reward ppo readme inputs program
 # What the targets need that were asked for.
 ASKED = $(MAKECMDGOALS) $(if $(filter check check-all,$(MAKECMDGOALS)),$(SUITES:%=test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),demos))
 setup:
@@ -111,6 +112,10 @@ readme: build/02_layouts build/test_attn build/test_plan build/picture build/tes
 	@$(ORACLE) list --markdown > verify/MISTAKES.md
 	@$(ORACLE) list --gallery --markdown > verify/GALLERY.md
 	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
+
+# One hash for each objective, whoever computes; where there is an mpicc, processes too.
+certificate: demos $(if $(shell command -v mpicc),mpi)
+	@bash ci/certificate.sh
 
 # Cases with answers, for those who want no binary.
 vectors: $(ORACLE)

@@ -35,7 +35,7 @@ compiles() { echo 'int main(void) { return 0; }' | cc -include "$1" -x c - $2 -o
 # What a target needs beside what all need. With a question mark: without it some tests are skipped.
 needs() {
     case $1 in
-    setup | demos) echo curl yaml ;;
+    setup | demos | certificate) echo curl yaml ;;
     cuda | check-gpu | bench-gpu | gpu-bundle | test_rollout | test_options | test_absolute | test_faults | test_memory | test_sanitize | test_fuzz | test_parsers | test_smallest) echo curl ;;
     mpi) echo curl mpicc mpirun ;;
     test_headers) echo c++ objdump ;;

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# make certificate: one hash for each objective, whoever computes. Twenty steps of SFT, DPO, a reward model, KTO, PPO and GRPO:
+# every factor by itself, and every two values of two factors in some run. The hash is over the weights and over every loss,
+# figure and gradient norm of every step, as printed with 17 digits.
+#   STEPS=20    steps of a run
+#   EVERY=1     of the runs after the first every so many are made
+#   STAGES=...  of sft dpo rm kto ppo grpo
+#   LAYOUTS=... dealt by (stripe cuts cells, and is to fail)
+# Writes build/certificate/runs.tsv and CERTIFICATE.md; exit code 1 where a run has another hash than the first of its objective.
+cd "$(dirname "$0")/.." || exit 2
+steps=${STEPS:-20} every=${EVERY:-1} stages=${STAGES:-sft dpo rm kto ppo grpo} layouts=${LAYOUTS:-zigzag contiguous zigzag-doc}
+out=${OUT:-build/certificate}
+rm -rf "$out"; mkdir -p "$out"
+export OMP_NUM_THREADS=1
+
+build/make_arith "$out/arith.jsonl" 160 5 >/dev/null || exit 2
+awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' "$out/arith.jsonl" >"$out/labelled.jsonl"
+shape="--max_len 200 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 8 --num_key_value_heads 8 --omp_threads 1 --cell 16 --logging_steps 1000 --max_steps $steps"
+texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
+pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 7 --learning_rate 2e-3"
+labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
+prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 12 --rollout_batch_size 6 --train_batch_size 12 --actor_learning_rate 2e-3 --critic_learning_rate 2e-3 --num_episodes 9 --temperature 0.9"
+declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [ppo]=ppo [grpo]=ppo)
+declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled"
+    [ppo]="$prompts --reward_pretrain $out/rm.1 --n_samples_per_prompt 2"
+    [grpo]="$prompts --reward_pretrain $out/rm.1 --n_samples_per_prompt 4 --advantage_estimator group_norm")
+
+# ---- the runs: ranks, schedule, layout, data-parallel size, rows of a micro-batch, ZeRO, tokens of a row, transport ----
+
+# Lines of levels; the first is the simplest, then every factor by itself, then pairs of values until all have met.
+cases() {
+    awk -v layouts="$layouts" -v mpi="$([ -x build/mpi_train_sft ] && command -v mpirun >/dev/null && echo mpi)" '
+    function draw(n) { seed = (seed * 1103515245 + 12345) % 2147483648; return int(seed / 65536) % n }
+    function level(f) { return value[f, draw(count[f])] }
+    function possible(x) {
+        if (x[1] * x[4] > 12 || (x[8] == "mpi" && x[1] * x[4] > 4)) return 0
+        return x[2] != "2d" || x[1] % 2 == 0
+    }
+    function fresh(x,   f, g, n) { for (f = 1; f < factors; f++) for (g = f + 1; g <= factors; g++) n += !((f, x[f], g, x[g]) in met); return n }
+    function take(x,   f, g, line) {
+        for (f = 1; f <= factors; f++) { line = line (f > 1 ? " " : "") x[f]; for (g = f + 1; g <= factors; g++) met[f, x[f], g, x[g]] }
+        if (!(line in made)) print line
+        made[line]
+    }
+    BEGIN {
+        factors = split("1 2 3 4 8|ring llama3 ulysses 2d|" layouts "|1 2 3|2 1 5|2 0 1 3|0 200 420 1700|threads " mpi, list, "|")
+        for (f = 1; f <= factors; f++) { count[f] = split(list[f], part, " "); for (i = 1; i <= count[f]; i++) value[f, i - 1] = part[i] }
+        seed = 7
+        for (f = 1; f <= factors; f++) x[f] = value[f, 0]
+        take(x)
+        x[1] = 4
+        for (f = 1; f <= factors; f++) for (i = 0; i < count[f]; i++) { was = x[f]; x[f] = value[f, i]; if (possible(x)) take(x); x[f] = was }
+        for (empty = 0; empty < 40;) {
+            best = 0
+            for (n = 0; n < 200; n++) {
+                for (f = 1; f <= factors; f++) x[f] = level(f)
+                if (!possible(x) || (new = fresh(x)) <= best) continue
+                best = new; for (f = 1; f <= factors; f++) y[f] = x[f]
+            }
+            if (best) take(y); else empty++
+        }
+    }'
+}
+
+# run NAME STAGE RANKS SCHEDULE LAYOUT DP MICRO ZERO PACK TRANSPORT
+run() {
+    local name=$1 stage=$2 world="--ring_attn_size $3 --layout $5 --data_parallel_size $6 --micro_train_batch_size $7 --zero_stage $8"
+    case $4 in 2d) world="$world --schedule ring --ulysses_size 2" ;; *) world="$world --schedule $4" ;; esac
+    [ "$9" = 0 ] || world="$world --packing_samples --pack_len $(([[ $stage =~ dpo|rm ]] && [ "$9" -lt 400 ]) && echo 400 || echo "$9")"
+    local start=(build/train_${trainer[$stage]})
+    [ "${10}" = mpi ] && start=(mpirun --allow-run-as-root --oversubscribe -np $(($3 * $6)) build/mpi_train_${trainer[$stage]})
+    # shellcheck disable=SC2086
+    "${start[@]}" $shape ${options[$stage]} $world --save_path "$out/$name" --metrics_path "$out/$name.jsonl" >"$out/$name.log" 2>&1
+}
+
+# of the weights and of every number that is logged, but for times and rows
+hash_of() { { cat "$out/$1/model.safetensors" "$out/$1"/critic/model.safetensors 2>/dev/null; sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$out/$1.jsonl"; } | sha256sum | cut -c1-16; }
+
+cases >"$out/cases" || exit 2
+echo "# SPDX-License-Identifier: MIT OR Unlicense" >"$out/runs.tsv"
+printf '# objective\tranks\tschedule\tlayout\tdata-parallel\tmicro-batch\tZeRO\tpack_len\ttransport\thash\n' >>"$out/runs.tsv"
+wrong=0
+for stage in $stages; do
+    n=0 same=0 first=
+    case $stage in ppo | grpo) [ -e "$out/rm.1/model.safetensors" ] || run rm.1 rm 1 ring zigzag 1 2 2 0 threads || { echo "error: rm: $(tail -n 1 "$out/rm.1.log")" >&2; exit 2; } ;; esac
+    while read -r -a levels; do
+        n=$((n + 1)) name=$stage.$n
+        [ $n -gt 1 ] && [ $((n % every)) -ne 0 ] && continue
+        if run "$name" "$stage" "${levels[@]}"; then hash=$(hash_of "$name"); else hash=failed; echo "error: $stage ${levels[*]}: $(tail -n 1 "$out/$name.log")" >&2; fi
+        [ $n = 1 ] && first=$hash && [ "$hash" = failed ] && exit 1
+        if [ "$hash" = "$first" ]; then same=$((same + 1)); else wrong=$((wrong + 1)); echo "WRONG: $stage ${levels[*]}: $hash, not $first" >&2; fi
+        (IFS=$'\t'; printf '%s\t%s\t%s\n' "$stage" "${levels[*]}" "$hash") >>"$out/runs.tsv"
+        [ "$name" = rm.1 ] || rm -rf "${out:?}/$name"
+    done <"$out/cases"
+    echo "$stage: $same runs, hash $first"
+done
+
+# ---- the page ----
+
+machine="$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1), $(cc --version | head -n 1), seqpar $(sed -n 's/^#define SEQPAR_VERSION "\(.*\)"/\1/p' seqpar.h)"
+{
+    echo "# The certificate"; echo
+    echo "<!-- SPDX-License-Identifier: MIT OR Unlicense -->"; echo
+    echo "$(grep -vc '^#' "$out/runs.tsv") runs of $steps steps, $(date -u +%Y-%m-%d), $machine. \`make certificate\` makes them again. The hash is over the weights and"
+    echo "over every loss, figure and gradient norm of every step as printed with 17 digits. $wrong runs have another hash than the first of"
+    echo "their objective. Another compiler or machine may give other hashes, but one for each objective. 2d: a ring of Ulysses pairs; pack_len 0:"
+    echo "each document alone; micro-batch: rows of one, about."; echo
+    echo "| objective | ranks | schedule | layout | data-parallel | micro-batch | ZeRO | pack_len | transport | hash |"
+    echo "|---|--:|---|---|--:|--:|--:|--:|---|---|"
+    grep -v '^#' "$out/runs.tsv" | sed 's/\t/ | /g; s/.*/| & |/'
+} >"$out/CERTIFICATE.md"
+echo "$(grep -vc '^#' "$out/runs.tsv") runs, $wrong with another hash than the first of their objective"
+[ $wrong = 0 ]

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# make certificate in small; and that a layout with other bits is seen.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_certificate
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+
+STEPS=3 EVERY=7 OUT=$out/small ci/certificate.sh >$out/small.log 2>&1; code=$?
+[ $code = 0 ] && [ "$(grep -cE '^(sft|dpo|rm|kto|ppo|grpo): [4-9] runs, hash [0-9a-f]{16}$' $out/small.log)" = 6 ] && ok certificate_small || fail certificate_small "exit code $code: $(grep -m 1 -E 'WRONG|error' $out/small.log || tail -n 1 $out/small.log)"
+[ "$(grep -v '^#' $out/small/runs.tsv | cut -f10 | sort -u | wc -l)" = 6 ] && ok certificate_hashes_differ || fail certificate_hashes_differ "$(grep -v '^#' $out/small/runs.tsv | cut -f1,10 | sort -u | tr '\n' ' ')"
+# every value of every factor in some run, and every two of two factors that go together
+awk '{ for (f = 1; f <= NF; f++) { seen[f, $f]; for (g = f + 1; g <= NF; g++) pair[f, g, $f, $g] } } END { for (k in seen) n++; for (k in pair) m++; exit !(n >= 23 && m >= 200) }' $out/small/cases && ok certificate_pairs || fail certificate_pairs "$(wc -l <$out/small/cases) cases"
+[ "$(grep -c '^| [a-z]* | [1-8] | ' $out/small/CERTIFICATE.md)" = "$(grep -vc '^#' $out/small/runs.tsv)" ] && ok certificate_page || fail certificate_page "$(tail -n 1 $out/small/CERTIFICATE.md)"
+# a reward and an advantage that are not 0
+[ -n "$(sed -nE 's/.*"reward": (-?[0-9.e-]+).*"policy_loss": (-?[0-9.e-]+).*"grad_norm": ([0-9.e-]+).*/\1 \2 \3/p' $out/small/grpo.1.jsonl | awk '$1 != 0 && $2 != 0 && $3 > 0')" ] && ok certificate_rewards || fail certificate_rewards "$(head -n 1 $out/small/grpo.1.jsonl)"
+# stripe cuts cells: other bits
+STEPS=2 EVERY=9 STAGES=sft LAYOUTS="zigzag stripe" OUT=$out/stripe ci/certificate.sh >$out/stripe.log 2>&1; code=$?
+[ $code = 1 ] && grep -q '^WRONG: sft .* stripe ' $out/stripe.log && ! grep '^WRONG' $out/stripe.log | grep -qv stripe && ok certificate_sees_other_bits || fail certificate_sees_other_bits "exit code $code: $(tail -n 1 $out/stripe.log)"
+# a run that fails is no equal one
+STEPS=2 EVERY=9 STAGES=sft LAYOUTS="zigzag none" OUT=$out/none ci/certificate.sh >$out/none.log 2>&1; code=$?
+[ $code = 1 ] && grep -q '^error: sft .*layout' $out/none.log && ok certificate_sees_failures || fail certificate_sees_failures "exit code $code: $(tail -n 1 $out/none.log)"
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]
