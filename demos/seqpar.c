@@ -204,7 +204,7 @@ static void program_print(const program *p) {
 /* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
 static int program_hosts(program *p) {
     bool elsewhere = program_is_elsewhere(p);
-    if (p->launch.hostfile || p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
+    if (p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
     if (!elsewhere) return 0;
     fprintf(
         stderr,

@@ -71,6 +71,30 @@ static bool program_is_here(const char *name) {
     return !access(name, F_OK) || (at && at[1] && !access(at + 1, F_OK));
 }
 
+/* Is it a path rather than a name on a hub, ORGANISATION/NAME? */
+static bool program_is_path(const char *name) {
+    size_t slash = strcspn(name, "/");
+    bool rooted = strchr("/.~", *name) != NULL,
+         deep = name[slash] && strchr(name + slash + 1, '/');
+    char *folder = program_text("%.*s", (int)slash, name);
+    bool here = name[slash] && !access(folder, F_OK);
+    free(folder);
+    return rooted || deep || here;
+}
+
+static void program_name_missing(program *p, const program_names *n, const char *option,
+                                 const char *name) {
+    if (program_is_path(name))
+        demo_fail(p->error, "--%s %.300s: there is no such file or folder%s; correct the path",
+                  option, name, *name == '~' ? " (~ stands there unreplaced)" : "");
+    else
+        demo_fail(p->error,
+                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
+                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
+                  "where it is",
+                  option, name, name, n->file);
+}
+
 /* Where one name is; NULL with one sentence. */
 static const char *program_name_found(program *p, const program_names *n, const char *option,
                                       const char *name) {
@@ -82,11 +106,7 @@ static const char *program_name_found(program *p, const program_names *n, const 
                   "%.300s says that %.300s is at %.300s, where nothing is; correct the path",
                   n->file, name, path);
     else
-        demo_fail(p->error,
-                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
-                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
-                  "where it is",
-                  option, name, name, n->file);
+        program_name_missing(p, n, option, name);
     return NULL;
 }
 

@@ -20,7 +20,7 @@ typedef struct {
 /* What a launcher was told of the world; 0: it was not told. */
 typedef struct {
     const char *launcher; /* NULL: there is none */
-    const char *hostfile;
+    const char *hostfile, *include;
     int64_t nodes, per_node, processes;
     bool bf16; /* the launcher's --mixed_precision */
 } program_launch;

@@ -861,6 +861,18 @@ static void demo_job_close(demo_job *job) {
     arrfree(job->told);
 }
 
+/* Behind the line of the ranks, which is of the first group. */
+static void demo_groups_say(const demo_job *job) {
+    char name[64], first[64] = "";
+    for (int g = 0; job->groups > 1 && g < job->groups; g++) {
+        job->objective->group_name(job, g, name);
+        if (!g) snprintf(first, sizeof first, "%s", name);
+        fprintf(stderr, "%s %s on %lld", g ? "," : "groups:", name,
+                (long long)job->group_ranks[g]);
+    }
+    if (job->groups > 1) fprintf(stderr, " ranks; the line above is of %s\n", first);
+}
+
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
     char warning[512], shown[512];
@@ -910,17 +922,8 @@ static void demo_job_say(const demo_job *job) {
             job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "",
             (long long)c->zero_stage, (long long)job->total_steps,
             (long long)c->train_batch_size, job->objective->unit);
+    demo_groups_say(job);
     demo_settled_say(job);
-    if (job->groups > 1) {
-        fprintf(stderr, "groups:");
-        for (int g = 0; g < job->groups; g++) {
-            char name[64];
-            job->objective->group_name(job, g, name);
-            fprintf(stderr, "%s %s on %lld", g ? "," : "", name,
-                    (long long)job->group_ranks[g]);
-        }
-        fprintf(stderr, " ranks; the line above is of the first\n");
-    }
 }
 
 #if defined DEMO_NCCL || defined DEMO_MPI
