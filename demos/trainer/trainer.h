@@ -973,10 +973,20 @@ static void demo_leave(demo_job *job) {
     job->world = NULL;
 }
 
+/* A line for each sentence. */
+static void demo_errors_say(const char *text) {
+    static char shown[4 * sizeof(demo_error)];
+    demo_error one;
+    for (size_t length; *text; text += length + !!text[length]) {
+        length = strcspn(text, (const char[]){DEMO_ERROR_NEXT, 0});
+        snprintf(one.text, sizeof one.text, "%.*s", (int)length, text);
+        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, one.text));
+    }
+}
+
 /* A job that never began. Processes that hold together say it once, and all end. Returns the
    exit code. */
 static int demo_never_began(demo_job *job, const char *text) {
-    static char shown[4 * sizeof(demo_error)];
     bool mine = true;
 #ifdef DEMO_MPI
     if (job->world) {
@@ -987,7 +997,7 @@ static int demo_never_began(demo_job *job, const char *text) {
     }
 #endif
     demo_job_close(job);
-    if (mine) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, text));
+    if (mine) demo_errors_say(text);
     return 2;
 }
 
@@ -1054,6 +1064,36 @@ static int demo_print_prepare(demo_job *job) {
     return demo_print_failed("which data becomes tokens");
 }
 
+static bool demo_sentence_names(const char *sentence, const char *option) {
+    char dashes[DEMO_NAME_LIMIT + 4];
+    snprintf(dashes, sizeof dashes, "--%s", option);
+    return strstr(sentence, dashes) != NULL;
+}
+
+/* Is the sentence about an option whose value is refused already? It has its default there. */
+static bool demo_sentence_hangs(const demo_options *options, const char *sentence) {
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        const demo_known *known = &demo_known_options[i];
+        if (options->refused[i] &&
+            (demo_sentence_names(sentence, known->name) ||
+             demo_sentence_names(sentence, demo_known_target(known)->name)))
+            return true;
+    }
+    return false;
+}
+
+/* Beside words that are wrong: what else is, so that it needs no second try. */
+static void demo_settle_besides(demo_job *job, const demo_options *options, demo_error *error) {
+    demo_error more = {""}, one = {""};
+    if (!demo_job_settle(job, &more)) return;
+    for (char *at = more.text, *next; at; at = next) {
+        next = strchr(at, DEMO_ERROR_NEXT);
+        if (next) *next++ = 0;
+        snprintf(one.text, sizeof one.text, "%s", at);
+        if (!demo_sentence_hangs(options, at)) demo_fail_too(error, &one);
+    }
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
@@ -1087,7 +1127,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 demo_shape_agrees(job, &options, &error) ||
                 demo_job_begin(job, bindings, count, tool, &error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
-    }
+    } else
+        demo_settle_besides(job, &options, &error);
     if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
     int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
