@@ -110,7 +110,7 @@ static const char *program_name_found(program *p, const program_names *n, const 
     return NULL;
 }
 
-/* Replaces the names of one option. */
+/* Replaces the names of one option; an option without a place is left out. */
 static int program_names_of(program *p, const program_names *n, int i, const char *option) {
     program_value at = program_value_of(p, i);
     char *paths = NULL;
@@ -128,15 +128,22 @@ static int program_names_of(program *p, const program_names *n, int i, const cha
     return 0;
 }
 
+static bool program_is_named(const char *word) {
+    const demo_known *known = program_known(word);
+    for (int k = 0; known && k < PROGRAM_NAMED; k++)
+        if (!strcmp(known->name, program_named[k])) return true;
+    return false;
+}
+
 static int program_names_replace(program *p) {
     program_names names = {0};
     if (program_names_read(p, &names)) return -1;
     for (int i = 0; i < arrlen(p->options); i++) {
-        const demo_known *known = program_known(p->options[i]);
-        for (int k = 0; known && k < PROGRAM_NAMED; k++)
-            if (!strcmp(known->name, program_named[k]) &&
-                program_names_of(p, &names, i, program_named[k]))
-                return -1;
+        if (!program_is_named(p->options[i])) continue;
+        const char *option = program_known(p->options[i])->name;
+        if (!program_names_of(p, &names, i, option)) continue;
+        program_complain(p, option);
+        program_drop(p, i--);
     }
     return 0;
 }

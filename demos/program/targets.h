@@ -26,6 +26,7 @@ static int program_yaml(program *p, int from, int at) {
     int64_t count = arrlen(p->options) - at - 1;
     bool axolotl = from == DEMO_FROM_AXOLOTL;
     p->options = NULL; /* the words stay where they are */
+    p->file = k.path;
     p->from = from;
     if (program_keys_read(&k) || (axolotl ? program_keys_dashes(&k, behind, count)
                                           : program_keys_equals(&k, behind, count)))

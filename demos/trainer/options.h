@@ -673,7 +673,8 @@ static inline void demo_options_print_ignored(const demo_options *options, FILE 
     }
     if (any) fputc('\n', out);
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        if (options->before[i] && strcmp(options->before[i], options->text[i]))
+        if (options->before[i] && strcmp(options->before[i], options->text[i]) &&
+            strcmp(demo_known_target(&demo_known_options[i])->role, "noeffect"))
             fprintf(
                 out,
                 "notice: --%s was typed twice; the last value, %.100s, is used, not %.100s\n",
