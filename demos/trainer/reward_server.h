@@ -325,7 +325,7 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
                                    curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK)
         demo_server_wrong(error, url,
-                          "no answer in %lld tr%s over %.0f s (%s); start it, correct "
+                          "no answer in %lld tr%s over %.1f s (%s); start it, correct "
                           "remote_rm_url, or raise remote_rm_timeout %g or remote_rm_retries "
                           "%lld",
                           (long long)tries, tries == 1 ? "y" : "ies", demo_clock() - begin,
