@@ -363,7 +363,7 @@ static void test_placement(void) {
         {LF_SP "usp --sequence_parallel_ulysses_degree 3", "zigzag", "ulysses"},
         {LF_SP "usp --sequence_parallel_ring_degree 3", "zigzag", "ulysses"},
         {LF_SP "usp --sequence_parallel_ring_degree 4", NULL,
-         "--sequence_parallel_ring_degree 4 x --ulysses_size 0 is not"},
+         "--sequence_parallel_ring_degree 4 does not divide --sequence_parallel_size 6"},
         {LF_SP "usp --sequence_parallel_ring_degree 3 --sequence_parallel_ulysses_degree 3",
          NULL, "ring_degree 3 x --sequence_parallel_ulysses_degree 3 is not --sequence_par"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

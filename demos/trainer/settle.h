@@ -323,14 +323,22 @@ static int demo_grid_suits(const demo_job *job, demo_error *error) {
             "--sequence_parallel_ulysses_degree and --sequence_parallel_ring_degree, "
             "whose product is --%s %lld",
             demo_job_spelled(job, "ring_attn_size"), (long long)c->ring_attn_size);
-    if (!ring) return 0;
-    if (members ? members * ring == c->ring_attn_size : c->ring_attn_size % ring == 0) return 0;
-    return demo_fail(
-        error,
-        "--sequence_parallel_ring_degree %lld x --%s %lld is not --%s %lld; change "
-        "one of them",
-        (long long)ring, demo_job_spelled(job, "ulysses_size"), (long long)members,
-        demo_job_spelled(job, "ring_attn_size"), (long long)c->ring_attn_size);
+    if (!ring || members * ring == c->ring_attn_size) return 0;
+    if (members)
+        return demo_fail(error,
+                         "--sequence_parallel_ring_degree %lld x --%s %lld is not --%s %lld; "
+                         "change one of them",
+                         (long long)ring, demo_job_spelled(job, "ulysses_size"),
+                         (long long)members, demo_job_spelled(job, "ring_attn_size"),
+                         (long long)c->ring_attn_size);
+    if (c->ring_attn_size % ring)
+        return demo_fail(
+            error,
+            "--sequence_parallel_ring_degree %lld does not divide --%s %lld; change "
+            "one of them",
+            (long long)ring, demo_job_spelled(job, "ring_attn_size"),
+            (long long)c->ring_attn_size);
+    return 0;
 }
 
 /* Without a word of Ulysses the ring is what its degree says, and the rest exchanges heads. */
