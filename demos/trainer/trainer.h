@@ -1127,7 +1127,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 demo_shape_agrees(job, &options, &error) ||
                 demo_job_begin(job, bindings, count, tool, &error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
-    } else
+    } else if (options.program) /* the words were read */
         demo_settle_besides(job, &options, &error);
     if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
