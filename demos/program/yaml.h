@@ -68,12 +68,11 @@ static int program_yaml_broken(program_yaml_reader *r) {
                       r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
 }
 
-/* A tab in these bytes that no comment has; NULL: there is none. */
-static const char *program_yaml_tab(const char *at, const char *end) {
-    for (; at < end && *at != '\t'; at++) {
-        bool comment = *at == '#' && (at[-1] == ' ' || at[-1] == '\n');
-        if (comment) at += strcspn(at, "\n");
-    }
+/* A tab in these bytes of a text that no comment has; NULL: there is none. */
+static const char *program_yaml_tab(const char *text, const char *at, const char *end) {
+    for (; at < end && *at != '\t'; at++)
+        if (*at == '#' && (at == text || at[-1] == ' ' || at[-1] == '\n'))
+            at += strcspn(at, "\n") - 1;
     return at < end ? at : NULL;
 }
 
@@ -88,7 +87,7 @@ static int program_yaml_tabs(program_yaml_reader *r) {
     if (plain) end = r->bytes + e->end_mark.index;
     if (style == YAML_LITERAL_SCALAR_STYLE || style == YAML_FOLDED_SCALAR_STYLE)
         end += strcspn(end, "\n"); /* its first line */
-    const char *tab = r->json || end < begin ? NULL : program_yaml_tab(begin, end);
+    const char *tab = r->json || end < begin ? NULL : program_yaml_tab(r->bytes, begin, end);
     r->seen = e->end_mark.index > r->seen ? e->end_mark.index : r->seen;
     if (!tab) return 0;
     int line = 1;
