@@ -20,7 +20,8 @@ static const char program_help[] =
     "\n"
     "COMMAND is one of OpenRLHF, 360-LLaMA-Factory or axolotl, as it stands on their pages:\n"
     "  train_sft | train_dpo | train_rm | train_kto | train_ppo OPTIONS\n"
-    "  deepspeed [--num_gpus N | --hostfile FILE] --module openrlhf.cli.train_sft OPTIONS\n"
+    "  deepspeed [--num_gpus N | --include localhost:0,1 | --hostfile FILE] --module\n"
+    "      openrlhf.cli.train_sft OPTIONS\n"
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"
     "  ray job submit --address=... -- python3 -m openrlhf.cli.train_ppo_ray OPTIONS\n"
     "  torchrun --nnodes N --nproc_per_node N, accelerate launch --num_processes N, python3\n"
@@ -179,11 +180,12 @@ static bool program_asks_help(const program *p) {
 /* All that changes the trainer's options. */
 static int program_translate(program *p) {
     bool theirs = p->from == DEMO_FROM_LLAMAFACTORY || p->from == DEMO_FROM_AXOLOTL;
-    if ((theirs && program_deepspeed_options(p)) ||
-        (p->from == DEMO_FROM_LLAMAFACTORY && program_llamafactory(p)))
-        return -1;
+    if (theirs && program_deepspeed_options(p)) program_complain(p, "deepspeed");
+    if (p->from == DEMO_FROM_LLAMAFACTORY) program_llamafactory(p);
     if (p->launch.bf16 && program_find(p, "bf16") < 0) program_add(p, "bf16", NULL);
-    if (program_names_replace(p) || program_world(p)) return -1;
+    if (program_names_replace(p)) return -1;
+    if (program_axolotl_pad(p)) program_complain(p, NULL);
+    if (program_world(p)) program_complain(p, "world_size");
     if (p->from && program_find(p, "from") < 0) program_add(p, "from", demo_from_name[p->from]);
     return program_tokens(p);
 }
@@ -204,7 +206,7 @@ static void program_print(const program *p) {
 /* Several hosts are a launcher's: its command is said. 0: run it here; else the exit code. */
 static int program_hosts(program *p) {
     bool elsewhere = program_is_elsewhere(p);
-    if (p->launch.hostfile || p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
+    if (p->nodes > 1) program_hosts_say(p, elsewhere ? stdout : stderr);
     if (!elsewhere) return 0;
     fprintf(
         stderr,
@@ -250,12 +252,12 @@ static int program_main(program *p) {
 }
 
 int main(int argc, char **argv) {
-    static char shown[4 * sizeof(demo_error)];
     demo_error error = {""};
     program p = {argv, argc, 1};
     p.error = &error;
     int code = program_main(&p);
     if (code >= 0) return code;
-    fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, error.text));
+    if (*error.text) program_complain(&p, NULL);
+    program_complaints_say(&p);
     return 2;
 }

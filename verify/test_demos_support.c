@@ -66,7 +66,7 @@ static char *printed(printer print, const void *subject) {
 
 /* A small trainer with every type of variable. */
 static struct {
-    int64_t max_len, save_steps, ring_attn_size;
+    int64_t max_len, warmup_steps, ring_attn_size;
     double learning_rate, betas[2];
     const char *dataset, *optim, *truncation;
     bool packing, pretrain_mode;
@@ -75,7 +75,7 @@ static struct {
 static const demo_binding bindings[] = {
     {"max_len", &config.max_len, DEMO_INT, "2048", "longest document in tokens",
      DEMO_AT_LEAST(1)},
-    {"save_steps", &config.save_steps, DEMO_INT, "-1", "steps between checkpoints",
+    {"warmup_steps", &config.warmup_steps, DEMO_INT, "-1", "steps that warm up",
      DEMO_AT_LEAST(-1)},
     {"ring_attn_size", &config.ring_attn_size, DEMO_INT, "1", "ranks that share a sequence",
      DEMO_BETWEEN(1, 1024)},
@@ -363,7 +363,7 @@ static bool every_option_parses(void) {
 static bool defaults_come_from_the_table(void) {
     EXPECT(parse("--dataset old --packing_samples --max_len 3") == 0);
     EXPECT(parse("") == 0); /* nothing is left over from before */
-    EXPECT(config.max_len == 2048 && config.save_steps == -1 && !config.packing &&
+    EXPECT(config.max_len == 2048 && config.warmup_steps == -1 && !config.packing &&
            !config.dataset);
     EXPECT(!(fabs(config.learning_rate - 5e-6) > 0) && !(fabs(config.betas[1] - 0.95) > 0));
     EXPECT_TEXT(config.optim, "adamw");
@@ -373,9 +373,9 @@ static bool defaults_come_from_the_table(void) {
 
 static bool values_land(void) {
     EXPECT(parse("--max-len=7 --max_len 9 --adam_betas .5 .25 --dataset=a=b.jsonl "
-                 "--packing_samples --save-steps -1") == 0);
+                 "--packing_samples --warmup-steps -1") == 0);
     /* the last mention wins */
-    EXPECT(config.max_len == 9 && config.packing && config.save_steps == -1);
+    EXPECT(config.max_len == 9 && config.packing && config.warmup_steps == -1);
     EXPECT(!(fabs(config.betas[0] - .5) > 0) && !(fabs(config.betas[1] - .25) > 0));
     EXPECT_TEXT(config.dataset, "a=b.jsonl");
     EXPECT(demo_options_given(&options, "max_len") && !demo_options_given(&options, "optim"));

@@ -83,6 +83,12 @@ scored openrlhf many 2 1 --from openrlhf --max_steps 2 --margin_loss
 scored spelled many 2 1 --max_steps 2
 says scored_says '^evaluation: none, for there is no --eval_dataset; mean and deviation of the scores, for config.json, are measured after training on the first 100 of 230 pairs$' hundred
 says scored_openrlhf_says '^evaluation: the first 2 of 230 pairs, which are trained on, too, as OpenRLHF does, every 57 steps \(an epoch\) and at the end$' openrlhf
+# a pair that prefers nothing is none of the hundred: the one behind them takes its place
+awk -v same=7 '{ if (NR - 1 == same) { a = $0; sub(/.*"answer": /, "", a); sub(/, "wrong".*/, "", a); sub(/"wrong": .*, "label"/, "\"wrong\": " a ", \"label\""); } print }' $out/many.jsonl > $out/gap.jsonl
+sed 8d $out/gap.jsonl | head -n 100 > $out/gap.part.jsonl
+run gap rm --dataset $out/gap.jsonl $pairs $other --max_steps 2 && run gap.files rm --dataset $out/gap.jsonl --eval_dataset $out/gap.part.jsonl $pairs $other --max_steps 2 || fail scored_gap_runs "$(tail -qn 1 $out/gap.log $out/gap.files.log)"
+if cmp -s $out/gap/config.json $out/gap.files/config.json && ! cmp -s $out/gap/config.json $out/hundred/config.json; then ok scored_gap; else fail scored_gap "config.json is not that of the 100 pairs"; fi
+says scored_gap_says 'are measured after training on the first 100 of 230 pairs$' gap
 run silent rm --dataset $out/many.jsonl $pairs --from openrlhf --max_steps 2 --eval_strategy no
 if [ "$(metrics silent | grep -c '"eval_loss"')" = 0 ] && grep -q '"std":' $out/silent/config.json; then ok scored_silent; else fail scored_silent "$(tail -n 1 $out/silent.log)"; fi
 if run ppo ppo --pretrain $out/model --reward_pretrain $out/few --normalize_reward --prompt_data $out/arith.jsonl --input_key question --prompt_max_len 160 --generate_max_len 4 --rollout_batch_size 4 --max_epochs 1 --max_steps 1; then ok scored_ppo; else fail scored_ppo "$(tail -n 1 $out/ppo.log)"; fi

@@ -123,8 +123,8 @@ refused() { # NAME PATTERN OPTIONS...
 refused logs_events_in_a_file 'use_tensorboard would write .*, but a part of this path is a file; move it away or give another --use_tensorboard' --use_tensorboard $out/file
 refused logs_history_in_a_file 'wandb_offline would write .*, but a part of this path is a file; move it away or give another --wandb_offline' --wandb_offline $out/file
 refused logs_long_path 'use_tensorboard: .* has 1[0-9]{3} characters, at most 1000 are possible' --use_tensorboard $out/$(printf 'xxxxxxxxx/%.0s' {1..130})
-# a limit of 4 KiB, which the event file meets before the others
-(ulimit -f 4; run limit sft --max_steps 2000000 --metrics_path /dev/null); code=$?
+# a limit of 8 KiB, which the event file meets before the others
+(ulimit -f 8; run limit sft --max_steps 2000000 --metrics_path /dev/null); code=$?
 [ $code -eq 1 ] && grep -qE '^error: cannot write .*(events.out.tfevents.*; make room or give another --use_tensorboard|wandb-history.jsonl: .*; make room or give another --wandb_offline)' $out/limit.log && ok logs_limit || fail logs_limit "exit code $code: $(why limit)"
 $out/read_events $out/limit.tb/*/* >/dev/null && ok logs_limit_readable || fail logs_limit_readable "$($out/read_events $out/limit.tb/*/* 2>&1 | tail -n 1)"
 run named sft --max_steps 1 --report_to tensorboard --use_wandb key --logging_dir $out/named.tb && [ -d $out/named.tb ] && grep -q 'use_wandb (nothing is uploaded; --wandb_offline DIR writes' $out/named.log && ok logs_other_names || fail logs_other_names "$(why named)"

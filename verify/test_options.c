@@ -209,6 +209,10 @@ static void test_batch(void) {
         /* packed rows are no documents */
         {SFT, "--micro_batch_size 2 --sample_packing", 0},
         {SFT, "--micro_batch_size 2 --sample_packing --train_batch_size 9", 9},
+        {SFT,
+         "--micro_batch_size 2 --sample_packing --train_batch_size 9 "
+         "--gradient_accumulation_steps 4",
+         9},
         {SFT, "--micro_train_batch_size 2 --packing_samples", 32},
         {SFT, "--micro_train_batch_size 2000000000 --gradient_accumulation_steps 2000000000",
          0}};
@@ -318,6 +322,7 @@ static void test_defaults(void) {
 /* Every ring_attn_func, and what axolotl takes where it is not told. */
 #define AXOLOTL "--from axolotl --sequence_parallel_degree 4 "
 #define PACKED  AXOLOTL "--sample_packing --train_batch_size 4 "
+#define LF_SP   "--sequence_parallel_size 6 --sequence_parallel_mode "
 
 static void test_placement(void) {
     static const char *const cases[][3] = {
@@ -350,7 +355,17 @@ static void test_placement(void) {
         {"--ring_attn_size 4 --ring_head_stride 2 --layout zigzag", "zigzag", "llama3"},
         {"--ring_attn_size 4 --ring_head_stride 2 --schedule ring", NULL,
          "is for the schedule "},
-        {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"}};
+        {"--sequence_parallel_size 4 --sequence_parallel_mode zigzag-ring", "zigzag", "ring"},
+        {"--sequence_parallel_size 4 --sequence_parallel_mode llama3", "contiguous", "llama3"},
+        {LF_SP "ulysses", "contiguous", "ulysses"},
+        {LF_SP "ulysses --schedule ring", NULL, "ulysses means --layout contiguous"},
+        {LF_SP "usp", NULL, "usp needs the ranks of both"},
+        {LF_SP "usp --sequence_parallel_ulysses_degree 3", "zigzag", "ulysses"},
+        {LF_SP "usp --sequence_parallel_ring_degree 3", "zigzag", "ulysses"},
+        {LF_SP "usp --sequence_parallel_ring_degree 4", NULL,
+         "--sequence_parallel_ring_degree 4 does not divide --sequence_parallel_size 6"},
+        {LF_SP "usp --sequence_parallel_ring_degree 3 --sequence_parallel_ulysses_degree 3",
+         NULL, "ring_degree 3 x --sequence_parallel_ulysses_degree 3 is not --sequence_par"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(SFT, cases[i][0]);
         test_expect(wrong ? !cases[i][1] && strstr(x.error.text, cases[i][2]) != NULL
@@ -375,7 +390,18 @@ static void test_meanings(void) {
         {"--eval_strategy steps --eval_dataset e", "--eval_strategy steps says not how many"},
         {"--eval_strategy no --eval_dataset e", "--eval_strategy no contradicts"},
         {"--eval_strategy epoch --eval_dataset e --eval_steps 3", "epoch contradicts"},
-        {"--eval_strategy steps --eval_dataset e --eval_steps 3", NULL}};
+        {"--eval_strategy steps --eval_dataset e --eval_steps 3", NULL},
+        {"--eval_dataset e --eval_steps 0.25 --save_steps 0.5", NULL},
+        {"--eval_steps 0.25", "--eval_steps is 0.25, but there is nothing to evaluate on"},
+        {"--eval_dataset e --eval_steps 2.5", "--eval_steps is 2.5; give whole steps, a share"},
+        {"--save_steps -0.5", "--save_steps is -0.5; give whole steps, a share of all steps"},
+        {"--ckpt.save_steps 1.5", "--ckpt.save_steps is 1.5; give whole steps"},
+        {"--evals_per_epoch 4", NULL}, /* axolotl's examples have it beside val_set_size 0 */
+        {"--evals_per_epoch 4 --eval_dataset e", NULL},
+        {"--evals_per_epoch 4 --eval_dataset e --eval_steps 2", "both say how often"},
+        {"--evals_per_epoch 4 --eval_dataset e --eval_strategy epoch",
+         "--eval_strategy epoch contradicts --evals_per_epoch 4"},
+        {"--saves_per_epoch 2 --save_steps 5", "--save_steps and --saves_per_epoch both"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         int wrong = settle(SFT, cases[i].line);
         test_expect(wrong ? cases[i].refusal && strstr(x.error.text, cases[i].refusal) != NULL
@@ -387,6 +413,80 @@ static void test_meanings(void) {
     settle(SFT, "--bf16 false");
     test_expect(!demo_wants_bf16(&x.job.config), "--bf16 false does something");
     test_end("options_meanings");
+}
+
+/* How many steps there are from one to the next: transformers rounds a share up, axolotl's
+   numbers an epoch are shares; no more than one an epoch is once an epoch. */
+static void test_often(void) {
+    static const struct {
+        const char *line;
+        int64_t all, evaluations, saves;
+    } cases[] = {{"", 100, -1, -1},
+                 {"--eval_steps 3 --save_steps 7", 100, 3, 7},
+                 {"--eval_steps 0.25 --save_steps 0.5", 10, 3, 5},
+                 {"--eval_steps 1 --save_steps 0", 10, 1, 0},
+                 {"--evals_per_epoch 4 --saves_per_epoch 2 --max_epochs 3", 100, 9, 17},
+                 {"--evals_per_epoch 1 --saves_per_epoch 2", 7, -1, 4},
+                 {"--evals_per_epoch 1 --num_epochs 2", 7, 4, -1}};
+    char line[400];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(line, sizeof line, "--eval_dataset e %s", cases[i].line);
+        int wrong = settle(SFT, line);
+        demo_settle_often(&x.job, cases[i].all);
+        test_expect(!wrong && x.job.config.eval_steps == cases[i].evaluations &&
+                        x.job.config.save_steps == cases[i].saves,
+                    "%s: %lld, %lld %s", line, (long long)x.job.config.eval_steps,
+                    (long long)x.job.config.save_steps, wrong ? x.error.text : "");
+    }
+    test_end("options_often");
+}
+
+/* Tokens of a packed row, of documents (or pairs) of at most so many. */
+static void test_rows(void) {
+    static const struct {
+        const char *line;
+        int64_t longest, row;
+    } cases[] = {{"--packing_samples", 512, 2048},
+                 {"--packing_samples", 4096, 4096},
+                 {"", 512, 512},
+                 {"--packing_samples --from openrlhf", 512, 2048},
+                 {"--sample_packing --train_batch_size 4", 512, 512},
+                 {"--neat_packing --train_batch_size 4", 511, 511},
+                 {"--packing_samples --from axolotl --train_batch_size 4", 512, 512},
+                 {"--packing --train_batch_size 4", 1024, 1024}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        int64_t row = demo_row_tokens(&x.job, cases[i].longest);
+        test_expect(!wrong && row == cases[i].row, "%s: %lld %s", cases[i].line, (long long)row,
+                    wrong ? x.error.text : "");
+    }
+    test_end("options_rows");
+}
+
+/* Every word that is wrong has its sentence, in their order; values behind one are its own. */
+static void test_all_wrong(void) {
+    int wrong = parse(
+        SFT, "--max_len x --seed 7 stray word --lora_rank 8 --zero_stage 9 --no_name a b");
+    const char *at = x.error.text;
+    static const char *const begins[] = {"--max_len is x", "stray word stray",
+                                         "--lora_rank 8 is", "--zero_stage is 9",
+                                         "unknown option --no_name"};
+    for (int i = 0; i < 5; i++, at = at ? at + 1 : NULL) {
+        test_expect(at && !strncmp(at, begins[i], strlen(begins[i])), "%s: not %s",
+                    at ? at : "no more", begins[i]);
+        at = at ? strchr(at, DEMO_ERROR_NEXT) : NULL;
+    }
+    test_expect(wrong && !at && x.job.config.seed == 7, "more than five: %s", x.error.text);
+    test_end("options_all_wrong");
+}
+
+static void test_twice(void) {
+    test_expect(!parse(SFT, "--seed 7 --seed 9 --max_len 9 --max_len 9"), "%s", x.error.text);
+    const demo_options *o = x.job.parsed;
+    int64_t seed = demo_known_find("seed") - demo_known_options;
+    test_expect(x.job.config.seed == 9 && o->before[seed] && !strcmp(o->before[seed], "7"),
+                "the first value is forgotten");
+    test_end("options_twice");
 }
 
 static void test_long_documents(void) {
@@ -554,6 +654,10 @@ int main(int argc, char **argv) {
     TEST(test_defaults());
     TEST(test_placement());
     TEST(test_meanings());
+    TEST(test_often());
+    TEST(test_rows());
+    TEST(test_all_wrong());
+    TEST(test_twice());
     TEST(test_long_documents());
     TEST(test_definitions());
     TEST(test_definitions_refuse());

@@ -73,7 +73,7 @@ refuse() { # MODE PATTERN OPTIONS...
     elif [ -e $out/refused/model.safetensors ]; then fail "refuse_$mode" "wrote a model all the same"
     else ok "refuse_$mode"; fi
 }
-refuse slow 'no answer in 2 tries \(Timeout was reached\)' --remote_rm_timeout 0.2 --ring_attn_size 2
+refuse slow 'no answer in 2 tries over [0-9.]+ s \(Timeout was reached\)' --remote_rm_timeout 0.2 --ring_attn_size 2
 refuse short '23 rewards for 24 texts' --ring_attn_size 4
 refuse long '25 rewards for 24 texts'
 refuse null 'rewards\[1\] is null' --ring_attn_size 2
@@ -87,7 +87,7 @@ refuse behind 'no JSON from byte 17 of 25 on: and more'
 refuse mail 'does not speak HTTP .*; look at the host and the port' --ring_attn_size 2
 refuse endless 'longer than'
 refuse 500 'HTTP status 500 in 2 tries, with: out of order' --ring_attn_size 2
-refuse 404 'HTTP status 404 in 1 tries'
+refuse 404 'HTTP status 404 in 1 try,'
 for mode in "infinite inf" "huge 1e+308"; do # the sum of two of the latter is no number
     serve ${mode% *}
     base="${base/rollout_batch_size 12/rollout_batch_size 3}" run refused --remote_rm_url $url --train_batch_size 6; code=$?
@@ -96,7 +96,7 @@ for mode in "infinite inf" "huge 1e+308"; do # the sum of two of the latter is n
 done
 # nobody there: the port of a server that is gone
 run refused --remote_rm_url $url --remote_rm_retries 2 --remote_rm_backoff 0.01 --data_parallel_size 2
-[ $? -eq 1 ] && grep -qE '^error: .*no answer in 3 tries' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
+[ $? -eq 1 ] && grep -qE '^error: reward server [^ ]+: no answer in 3 tries over 0\.[0-9] s \(.*onnect.*\); start it, correct remote_rm_url, .*\(SEQPAR_ERR_TIMEOUT\)' $out/refused.log && grep -qE '^reward server [^ ]+: .*onnect.*; try 3 of 3 in 0.02 s' $out/refused.log && ok refuse_nobody || fail refuse_nobody "$(tail -n 1 $out/refused.log)"
 # who may ask is nobody else's business
 run refused --remote_rm_url "${url/127/somebody:secret@127}" --remote_rm_retries 0
 [ $? -eq 1 ] && grep -q "^error: reward server $url: no answer" $out/refused.log && ! grep -q 'somebody\|secret' $out/refused.log && ok refuse_password || fail refuse_password "$(tail -n 1 $out/refused.log)"

@@ -42,7 +42,8 @@ done <<'LIST'
 --sequence_parallel_degree 2 --heads_k_stride 1 --ring_attn_func varlen_llama3
 --ring_attn_size 2 --data_parallel_size 2 --zero_stage 3
 --ring_attn_size 5 --zero_stage 3 --gradient_checkpointing --gradient_accumulation_steps 2 --micro_train_batch_size 6
---ring_attn_size 8 --schedule ulysses
+--sequence_parallel_size 8 --sequence_parallel_mode ulysses
+--sequence_parallel_size 4 --sequence_parallel_mode usp --sequence_parallel_ring_degree 2
 --ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 LIST
 

@@ -211,10 +211,28 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     return 0;
 }
 
-/* A pad token changes no number; others would. */
+/* Is it one of the tokens of tokenizer.json? What is no such file, others refuse. */
+static bool program_has_token(const cJSON *json, const char *text) {
+    const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *token;
+    const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
+    if (!model || cJSON_HasObjectItem(vocab, text)) return true;
+    cJSON_ArrayForEach(token, cJSON_GetObjectItemCaseSensitive(json, "added_tokens")) {
+        const char *content = cJSON_GetStringValue(
+            cJSON_GetObjectItemCaseSensitive(token, "content"));
+        if (content && !strcmp(content, text)) return true;
+    }
+    cJSON_ArrayForEach(token, vocab) { /* or a list of pairs */
+        const char *content = cJSON_GetStringValue(cJSON_GetArrayItem(token, 0));
+        if (content && !strcmp(content, text)) return true;
+    }
+    return false;
+}
+
+/* A pad token that the tokenizer has changes no number; others would. */
 static int program_axolotl_tokens(program_keys *k) {
     program_key tokens;
     if (!program_key_take(k, "special_tokens", &tokens)) return 0;
+    const program_node *pad = program_entry(&tokens.value, "pad_token");
     for (int64_t i = 0; tokens.value.shape == PROGRAM_MAP && i < arrlen(tokens.value.items);
          i += 2)
         if (strcmp(tokens.value.items[i].text, "pad_token"))
@@ -223,18 +241,44 @@ static int program_axolotl_tokens(program_keys *k) {
                 "%.60s of special_tokens is not set here: the tokens are those of "
                 "the model's folder; write it into tokenizer_config.json there",
                 tokens.value.items[i].text);
+    if (!pad || pad->shape != PROGRAM_VALUE || program_is_null(pad)) return 0;
+    k->p->pad = pad->text;
+    k->p->pad_line = pad->line;
     return 0;
+}
+
+/* axolotl would make a row of the embedding, and of the head, for a new one. */
+static int program_axolotl_pad(program *p) {
+    const char *model = program_given(p, "pretrain");
+    char *path = program_text("%s/tokenizer.json", model ? model : ".");
+    size_t size = 0;
+    char *bytes = p->pad && model ? demo_read_file(path, &size) : NULL;
+    cJSON *json = bytes ? cJSON_ParseWithLength(bytes, size) : NULL;
+    free(bytes);
+    bool there = !json || program_has_token(json, p->pad);
+    cJSON_Delete(json);
+    if (there) return 0;
+    return program_at(
+        p, p->file, p->pad_line,
+        "pad_token %.60s is no token of %.300s, and a new one would need a row of "
+        "the embedding, which is not made here; give one that it has, or leave it "
+        "out: nothing is padded here",
+        p->pad, path);
 }
 
 static int program_yaml_of_axolotl(program_keys *k) {
     bool chats = false;
     k->p->from = DEMO_FROM_AXOLOTL;
-    if (program_axolotl_tool(k) || program_axolotl_sets(k, "datasets", "dataset", &chats) ||
-        program_axolotl_sets(k, "test_datasets", "eval_dataset", &chats) ||
-        program_axolotl_template(k, chats) || program_axolotl_tokens(k))
-        return -1;
+    if (program_axolotl_tool(k)) return -1;
+    if (program_axolotl_sets(k, "datasets", "dataset", &chats))
+        program_complain(k->p, "dataset");
+    if (program_axolotl_sets(k, "test_datasets", "eval_dataset", &chats))
+        program_complain(k->p, "eval_dataset");
+    if (program_axolotl_template(k, chats)) program_complain(k->p, "chat_template");
+    if (program_axolotl_tokens(k)) program_complain(k->p, NULL);
     program_betas(k);
-    return program_keys_options(k);
+    program_keys_options(k);
+    return 0;
 }
 
 #endif

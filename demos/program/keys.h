@@ -180,7 +180,9 @@ static int program_key_option(program_keys *k, const program_key *key) {
     if (!text) return -1;
     program_said(k->p, known->name, text, &origin);
     if (program_is_own(known->name) || !program_option_check(k->p, known, text)) return 0;
-    return program_error_placed(k->p);
+    program_error_placed(k->p);
+    (void)arrpop(k->p->options);
+    return -1;
 }
 
 /* Two keys there, one option here. */
@@ -198,10 +200,9 @@ static void program_betas(program_keys *k) {
 }
 
 /* All keys that were not handed out. */
-static int program_keys_options(program_keys *k) {
+static void program_keys_options(program_keys *k) {
     for (int64_t i = 0; i < arrlen(k->keys); i++)
-        if (program_key_option(k, &k->keys[i])) return -1;
-    return 0;
+        if (program_key_option(k, &k->keys[i])) program_complain(k->p, k->keys[i].name);
 }
 
 #endif

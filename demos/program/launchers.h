@@ -13,6 +13,7 @@ enum {
     PROGRAM_HOSTFILE,
     PROGRAM_NODES,
     PROGRAM_PER_NODE,
+    PROGRAM_INCLUDE,
     PROGRAM_PROCESSES,
     PROGRAM_PRECISION,
     PROGRAM_REFUSED
@@ -25,7 +26,8 @@ typedef struct {
     const char *fix; /* of those that are refused */
 } program_launcher_option;
 
-#define PROGRAM_HOSTS_WANTED "write the hosts that are wanted into a hostfile"
+#define PROGRAM_GPUS_WANTED \
+    "give --num_gpus N, the GPUs that are left of each host; hosts are left out of the hostfile"
 // clang-format off
 static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "--module", false, PROGRAM_MODULE},
@@ -33,10 +35,10 @@ static const program_launcher_option program_launcher_options[] = {
     {"deepspeed", "-H", true, PROGRAM_HOSTFILE},
     {"deepspeed", "--num_nodes", true, PROGRAM_NODES},
     {"deepspeed", "--num_gpus", true, PROGRAM_PER_NODE},
-    {"deepspeed", "--include", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
-    {"deepspeed", "-i", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
-    {"deepspeed", "--exclude", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
-    {"deepspeed", "-e", true, PROGRAM_REFUSED, PROGRAM_HOSTS_WANTED},
+    {"deepspeed", "--include", true, PROGRAM_INCLUDE},
+    {"deepspeed", "-i", true, PROGRAM_INCLUDE},
+    {"deepspeed", "--exclude", true, PROGRAM_REFUSED, PROGRAM_GPUS_WANTED},
+    {"deepspeed", "-e", true, PROGRAM_REFUSED, PROGRAM_GPUS_WANTED},
     {"deepspeed", "--autotuning", true, PROGRAM_REFUSED, "--dry_run says what a run takes"},
     {"deepspeed", "--master_port", true, PROGRAM_NOTHING},
     {"deepspeed", "--master_addr", true, PROGRAM_NOTHING},
@@ -194,6 +196,7 @@ static int program_launcher_take(program *p, const program_launcher_option *o,
         return demo_fail(p->error, "%s %.60s is not done here: %s", what, value, o->fix);
     if (o->means == PROGRAM_PRECISION) return program_launcher_precision(p, what, value);
     if (o->means == PROGRAM_HOSTFILE) return l->hostfile = value, 0;
+    if (o->means == PROGRAM_INCLUDE) return l->include = value, 0;
     return o->means == PROGRAM_NOTHING || o->means == PROGRAM_MODULE
                ? 0
                : program_count(p, what, value, count);

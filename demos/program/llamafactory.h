@@ -259,10 +259,13 @@ static void program_packing_of_llamafactory(program *p) {
     if (program_find(p, "pretrain_mode") >= 0) program_drop_all(p, "packing_samples");
 }
 
-static int program_llamafactory(program *p) {
-    if (program_template_check(p) || program_sets_of_llamafactory(p)) return -1;
+static void program_llamafactory(program *p) {
+    if (program_template_check(p)) program_complain(p, "template");
+    if (program_sets_of_llamafactory(p)) {
+        program_complain(p, "dataset");
+        program_drop_all(p, "dataset"), program_drop_all(p, "eval_dataset");
+    }
     program_packing_of_llamafactory(p);
-    return 0;
 }
 
 /* ---- its yaml ---- */
@@ -286,7 +289,9 @@ static int program_yaml_of_llamafactory(program_keys *k) {
     }
     if (program_stage(k->p)) return program_error_placed(k->p);
     program_betas(k);
-    return program_finetuning(k) || program_keys_options(k) ? -1 : 0;
+    if (program_finetuning(k)) program_complain(k->p, "finetuning_type");
+    program_keys_options(k);
+    return 0;
 }
 
 #endif

@@ -71,6 +71,30 @@ static bool program_is_here(const char *name) {
     return !access(name, F_OK) || (at && at[1] && !access(at + 1, F_OK));
 }
 
+/* Is it a path rather than a name on a hub, ORGANISATION/NAME? */
+static bool program_is_path(const char *name) {
+    size_t slash = strcspn(name, "/");
+    bool rooted = strchr("/.~", *name) != NULL,
+         deep = name[slash] && strchr(name + slash + 1, '/');
+    char *folder = program_text("%.*s", (int)slash, name);
+    bool here = name[slash] && !access(folder, F_OK);
+    free(folder);
+    return rooted || deep || here;
+}
+
+static void program_name_missing(program *p, const program_names *n, const char *option,
+                                 const char *name) {
+    if (program_is_path(name))
+        demo_fail(p->error, "--%s %.300s: there is no such file or folder%s; correct the path",
+                  option, name, *name == '~' ? " (~ stands there unreplaced)" : "");
+    else
+        demo_fail(p->error,
+                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
+                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
+                  "where it is",
+                  option, name, name, n->file);
+}
+
 /* Where one name is; NULL with one sentence. */
 static const char *program_name_found(program *p, const program_names *n, const char *option,
                                       const char *name) {
@@ -82,15 +106,11 @@ static const char *program_name_found(program *p, const program_names *n, const 
                   "%.300s says that %.300s is at %.300s, where nothing is; correct the path",
                   n->file, name, path);
     else
-        demo_fail(p->error,
-                  "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
-                  "path, or type printf '%.300s\\t/path/on/this/machine\\n' >>%.300s to say "
-                  "where it is",
-                  option, name, name, n->file);
+        program_name_missing(p, n, option, name);
     return NULL;
 }
 
-/* Replaces the names of one option. */
+/* Replaces the names of one option; an option without a place is left out. */
 static int program_names_of(program *p, const program_names *n, int i, const char *option) {
     program_value at = program_value_of(p, i);
     char *paths = NULL;
@@ -108,15 +128,22 @@ static int program_names_of(program *p, const program_names *n, int i, const cha
     return 0;
 }
 
+static bool program_is_named(const char *word) {
+    const demo_known *known = program_known(word);
+    for (int k = 0; known && k < PROGRAM_NAMED; k++)
+        if (!strcmp(known->name, program_named[k])) return true;
+    return false;
+}
+
 static int program_names_replace(program *p) {
     program_names names = {0};
     if (program_names_read(p, &names)) return -1;
     for (int i = 0; i < arrlen(p->options); i++) {
-        const demo_known *known = program_known(p->options[i]);
-        for (int k = 0; known && k < PROGRAM_NAMED; k++)
-            if (!strcmp(known->name, program_named[k]) &&
-                program_names_of(p, &names, i, program_named[k]))
-                return -1;
+        if (!program_is_named(p->options[i])) continue;
+        const char *option = program_known(p->options[i])->name;
+        if (!program_names_of(p, &names, i, option)) continue;
+        program_complain(p, option);
+        program_drop(p, i--);
     }
     return 0;
 }

@@ -20,7 +20,7 @@ typedef struct {
 /* What a launcher was told of the world; 0: it was not told. */
 typedef struct {
     const char *launcher; /* NULL: there is none */
-    const char *hostfile;
+    const char *hostfile, *include;
     int64_t nodes, per_node, processes;
     bool bf16; /* the launcher's --mixed_precision */
 } program_launch;
@@ -30,6 +30,12 @@ typedef struct {
     const char *name, *path;
     int line;
 } program_origin;
+
+/* A sentence about the command, and its line in the yaml file; INT_MAX: it has none there. */
+typedef struct {
+    char *text;
+    int line;
+} program_complaint;
 
 typedef struct {
     char **words; /* of the command; the next one is at `at` */
@@ -43,7 +49,11 @@ typedef struct {
     int64_t nodes, ranks; /* 0: nobody said how many */
     const char *cache_dir, *local_names;
     bool local, print_command;
-    char folder[PATH_MAX]; /* where this program and the trainers are */
+    const char *file, *pad; /* the yaml file, and its pad_token; NULL: there is none */
+    int pad_line;
+    program_complaint *complaints; /* stb_ds arrays, of what is wrong so far */
+    const char **wrong;            /* options that are refused already */
+    char folder[PATH_MAX];         /* where this program and the trainers are */
     demo_error *error;
 } program;
 
@@ -146,6 +156,53 @@ static inline int program_error_placed(program *p) {
         demo_fail(p->error, "behind %.300s: %s", origin->path, sentence);
     free(sentence);
     return -1;
+}
+
+/* ---- all that is wrong is said at once ---- */
+
+/* A sentence of the trainer, which has escaped it. */
+static inline void program_complain_as(program *p, const char *text) {
+    size_t length = p->file ? strlen(p->file) : 0;
+    bool placed = p->file && !strncmp(text, p->file, length) && text[length] == ':';
+    program_complaint one = {program_text("%s", text),
+                             placed ? atoi(text + length + 1) : INT_MAX};
+    arrput(p->complaints, one);
+}
+
+/* The error becomes one of the complaints, and what follows is looked at, too. option: what it
+   is about; NULL: no option. */
+static inline void program_complain(program *p, const char *option) {
+    static char shown[4 * sizeof(demo_error)];
+    program_complain_as(p, seqpar_escape(shown, sizeof shown, p->error->text));
+    if (option) arrput(p->wrong, option);
+    p->error->text[0] = 0;
+}
+
+/* Does this sentence of the trainer name an option that is refused already? It is missing, or
+   has its default there. */
+static inline bool program_is_hanging(const program *p, const char *sentence) {
+    for (int64_t i = 0; i < arrlen(p->wrong); i++) {
+        const demo_known *known = demo_known_find(p->wrong[i]);
+        char *names[] = {
+            program_text("--%s", p->wrong[i]),
+            program_text("--%s", known ? demo_known_target(known)->name : p->wrong[i])};
+        bool named = strstr(sentence, names[0]) || strstr(sentence, names[1]);
+        free(names[0]), free(names[1]);
+        if (named) return true;
+    }
+    return false;
+}
+
+/* In the order of the file, and those without a line behind them. */
+static inline void program_complaints_say(program *p) {
+    program_complaint *all = p->complaints;
+    for (int64_t i = 0; i < arrlen(all); i++) {
+        int64_t k = i;
+        program_complaint one = all[i];
+        for (; k > 0 && all[k - 1].line > one.line; k--) all[k] = all[k - 1];
+        all[k] = one;
+    }
+    for (int64_t i = 0; i < arrlen(all); i++) fprintf(stderr, "error: %s\n", all[i].text);
 }
 
 /* A whole number of ranks or the like. 0, or -1 with one sentence. */

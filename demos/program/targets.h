@@ -26,16 +26,12 @@ static int program_yaml(program *p, int from, int at) {
     int64_t count = arrlen(p->options) - at - 1;
     bool axolotl = from == DEMO_FROM_AXOLOTL;
     p->options = NULL; /* the words stay where they are */
+    p->file = k.path;
     p->from = from;
     if (program_keys_read(&k) || (axolotl ? program_keys_dashes(&k, behind, count)
                                           : program_keys_equals(&k, behind, count)))
         return -1;
     return axolotl ? program_yaml_of_axolotl(&k) : program_yaml_of_llamafactory(&k);
-}
-
-static bool program_is_yaml(const char *word) {
-    const char *dot = strrchr(word, '.');
-    return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
 }
 
 /* train_sft, train_ppo_ray and the like; false: there is no such trainer here. */
@@ -78,6 +74,18 @@ static int program_stage(program *p) {
     return 0;
 }
 
+/* llamafactory-cli starts torchrun with what these say, unless a launcher started it. */
+static int program_launch_of_environment(program *p) {
+    static const char *const names[] = {"NNODES", "NPROC_PER_NODE"};
+    int64_t *const counts[] = {&p->launch.nodes, &p->launch.per_node};
+    const char *started = p->launch.launcher;
+    for (int i = 0; i < 2 && !strcmp(started, "llamafactory-cli"); i++) {
+        const char *text = getenv(names[i]);
+        if (text && *text && program_count(p, names[i], text, counts[i])) return -1;
+    }
+    return 0;
+}
+
 /* Of axolotl.cli.train, llamafactory-cli train and the like: the file behind the name. */
 static int program_yaml_behind(program *p, int from, const char *word, bool verb) {
     int at = verb;
@@ -87,6 +95,7 @@ static int program_yaml_behind(program *p, int from, const char *word, bool verb
                          "give %.100s train FILE.yaml",
                          word, p->options[0], word);
     if (!p->launch.launcher) p->launch.launcher = word;
+    if (from == DEMO_FROM_LLAMAFACTORY && program_launch_of_environment(p)) return -1;
     if (at < arrlen(p->options) && program_is_yaml(p->options[at]))
         return program_yaml(p, from, at);
     return demo_fail(p->error, "%.200s reads a .yaml file, but none is named; give it%s", word,

@@ -60,10 +60,16 @@ static void program_say_placed(program *p, FILE *said) {
     static char line[sizeof(demo_error)];
     rewind(said);
     while (fgets(line, sizeof line, said)) {
-        bool error = !strncmp(line, "error: ", 7);
-        snprintf(p->error->text, sizeof p->error->text, "%s", line + 7 * error);
-        if (error) program_error_placed(p);
-        fprintf(stderr, "%s%s", error ? "error: " : "", p->error->text);
+        if (strncmp(line, "error: ", 7)) {
+            fputs(line, stderr);
+            continue;
+        }
+        line[strcspn(line, "\n")] = 0;
+        if (program_is_hanging(p, line)) continue;
+        demo_fail(p->error, "%s", line + 7);
+        program_error_placed(p);
+        program_complain_as(p, p->error->text);
+        p->error->text[0] = 0;
     }
     fclose(said);
 }
@@ -85,6 +91,7 @@ static char *program_output(program *p, char *const *words) {
     if (child < 0) return NULL;
     int code = program_exit_code(child);
     program_say_placed(p, said);
+    if (arrlen(p->complaints)) return arrfree(text), (char *)NULL;
     if (code) program_end_as(code);
     arrput(text, 0);
     return text;

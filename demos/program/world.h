@@ -77,12 +77,71 @@ static int program_hosts_take(program *p) {
     return 0;
 }
 
+/* ---- --include HOST:0,1: as many ranks on it as GPUs are named ---- */
+
+/* How many ids a comma list has, each once; 0: it is none. */
+static int64_t program_ids(const char *text) {
+    bool seen[SEQPAR_MAX_RANKS] = {false};
+    int64_t count = 0;
+    for (char *end;; text = end + 1, count++) {
+        long id = strtol(text, &end, 10);
+        bool number = isdigit((unsigned char)*text) && id < SEQPAR_MAX_RANKS;
+        if (!number || (*end && *end != ',') || seen[id]) return 0;
+        seen[id] = true;
+        if (!*end) return count + 1;
+    }
+}
+
+/* The one host there is: this one, or that of the hostfile. */
+static int program_include_host(program *p, const char *name, size_t length) {
+    const char *here = p->hosts ? p->hosts[0].name : "localhost";
+    if (strlen(here) == length && !strncmp(here, name, length)) return 0;
+    return demo_fail(
+        p->error,
+        "--include %.200s names a host other than %.100s, which is the one there "
+        "is; write several hosts into a hostfile, with a line host slots=N for each",
+        p->launch.include, here);
+}
+
+static int program_include_take(program *p) {
+    const program_launch *l = &p->launch;
+    const char *colon = l->include ? strchr(l->include, ':') : NULL;
+    if (!l->include) return 0;
+    if (l->nodes || l->per_node)
+        return demo_fail(
+            p->error,
+            "--include %.200s and --%s both say how many GPUs there are; leave one "
+            "of them out",
+            l->include, l->per_node ? "num_gpus" : "num_nodes");
+    if (strchr(l->include, '@') || p->nodes > 1)
+        return demo_fail(p->error,
+                         "--include %.200s is about several hosts; write those that are wanted "
+                         "into a hostfile, with a line host slots=N for each",
+                         l->include);
+    if (program_include_host(p, l->include, strcspn(l->include, ":"))) return -1;
+    int64_t ids = colon ? program_ids(colon + 1) : 0;
+    if (!ids && !(p->hosts && !colon))
+        return demo_fail(
+            p->error,
+            "--include %.200s names no GPUs; give localhost:0,1 for two ranks, each "
+            "number once",
+            l->include);
+    if (p->hosts && ids > p->hosts[0].slots)
+        return demo_fail(p->error,
+                         "--include %.200s names %lld GPUs, but %.300s has %lld slots; name "
+                         "fewer",
+                         l->include, (long long)ids, l->hostfile, (long long)p->ranks);
+    if (ids) p->ranks = ids;
+    return 0;
+}
+
 /* ---- the number of ranks ---- */
 
 static int program_world_of_launcher(program *p) {
     const program_launch *l = &p->launch;
-    if (l->hostfile) return program_hosts_take(p);
+    if (l->hostfile) return program_hosts_take(p) || program_include_take(p) ? -1 : 0;
     p->nodes = l->nodes ? l->nodes : 1;
+    if (l->include) return program_include_take(p);
     if (l->launcher && !strcmp(l->launcher, "deepspeed") && p->nodes > 1)
         return demo_fail(
             p->error,
@@ -113,14 +172,16 @@ static bool program_has_roles(const program *p) {
 
 static void program_world_say(const program *p) {
     const char *ring = program_given(p, "ring_attn_size");
+    const char *word = ring ? p->options[program_find(p, "ring_attn_size")] + 2 : "";
     bool equals = program_origin_of(p, "finetuning_type") != NULL; /* a yaml of LLaMA-Factory */
     if (!p->launch.launcher || p->ranks || program_has_roles(p) ||
         program_given(p, "data_parallel_size") || program_given(p, "world_size"))
         return;
     fprintf(stderr,
-            "notice: %s was not told how many ranks there are, so they are 1 x ring_attn_size "
-            "%s; add %sworld_size%sN for more\n",
-            p->launch.launcher, ring ? ring : "1", equals ? "" : "--", equals ? "=" : " ");
+            "notice: %s was not told how many ranks to start, so it is %s%s%.*s; add "
+            "%sworld_size%sN for more\n",
+            p->launch.launcher, ring ? ring : "1", ring ? ", the " : "",
+            (int)strcspn(word, "="), word, equals ? "" : "--", equals ? "=" : " ");
 }
 
 /* Hands the launcher's number to the trainer. 0, or -1 with one sentence. */

@@ -22,12 +22,18 @@ typedef struct {
     program *p;
     const char *path;
     const char *bytes;
-    size_t size;
+    size_t size, seen; /* bytes of events before this one */
+    bool json;
     yaml_parser_t parser;
     yaml_event_t event;
 } program_yaml_reader;
 
 enum { PROGRAM_YAML_DEEPEST = 32, PROGRAM_YAML_MOST = 1 << 24 };
+
+static bool program_is_yaml(const char *word) {
+    const char *dot = strrchr(word, '.');
+    return dot && (!strcmp(dot, ".yaml") || !strcmp(dot, ".yml"));
+}
 
 /* ---- what is refused ---- */
 
@@ -62,11 +68,39 @@ static int program_yaml_broken(program_yaml_reader *r) {
                       r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
 }
 
+/* A tab in these bytes of a text that no comment has; NULL: there is none. */
+static const char *program_yaml_tab(const char *text, const char *at, const char *end) {
+    for (; at < end && *at != '\t'; at++)
+        if (*at == '#' && (at == text || at[-1] == ' ' || at[-1] == '\n'))
+            at += strcspn(at, "\n") - 1;
+    return at < end ? at : NULL;
+}
+
+/* libyaml takes tabs for blanks; pyyaml, which reads the file there, refuses them outside of
+   quotes and blocks. JSON has them. */
+static int program_yaml_tabs(program_yaml_reader *r) {
+    const yaml_event_t *e = &r->event;
+    bool scalar = e->type == YAML_SCALAR_EVENT;
+    yaml_scalar_style_t style = scalar ? e->data.scalar.style : YAML_ANY_SCALAR_STYLE;
+    const char *begin = r->bytes + r->seen, *end = r->bytes + e->start_mark.index;
+    bool plain = style == YAML_PLAIN_SCALAR_STYLE;
+    if (plain) end = r->bytes + e->end_mark.index;
+    if (style == YAML_LITERAL_SCALAR_STYLE || style == YAML_FOLDED_SCALAR_STYLE)
+        end += strcspn(end, "\n"); /* its first line */
+    const char *tab = r->json || end < begin ? NULL : program_yaml_tab(r->bytes, begin, end);
+    r->seen = e->end_mark.index > r->seen ? e->end_mark.index : r->seen;
+    if (!tab) return 0;
+    int line = 1;
+    for (const char *at = r->bytes; at < tab; at++) line += *at == '\n';
+    return program_at(r->p, r->path, line,
+                      "a tab stands there, which yaml takes in quotes alone; write blanks");
+}
+
 /* The next event, in r->event. */
 static int program_yaml_next(program_yaml_reader *r) {
     yaml_event_delete(&r->event);
     if (!yaml_parser_parse(&r->parser, &r->event)) return program_yaml_broken(r);
-    return 0;
+    return program_yaml_tabs(r);
 }
 
 static int program_yaml_marked(program_yaml_reader *r, const yaml_char_t *anchor,
@@ -176,6 +210,7 @@ static int program_yaml_read(program *p, const char *path, program_node *root) {
     program_yaml_reader r = {.p = p, .path = path};
     const char *why = NULL;
     *root = (program_node){PROGRAM_VALUE};
+    r.json = !program_is_yaml(path);
     r.bytes = demo_read_whole(path, PROGRAM_YAML_MOST, &r.size, &why);
     if (!r.bytes)
         return demo_fail(p->error, "%.300s cannot be read: %s; give the path of the file", path,

@@ -18,9 +18,13 @@ typedef struct {
         async_save, adam_offload, param_offload, stochastic_rounding;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
+    /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
+    double save_asked, eval_asked;
+    int64_t saves_per_epoch, evals_per_epoch;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
     int64_t ddp_timeout;
     int64_t ring_attn_size, ring_head_stride, ulysses_size, data_parallel_size, world_size;
+    int64_t sequence_parallel_ring_degree;
     int64_t gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
     int64_t intermediate_size;
@@ -91,7 +95,8 @@ typedef struct {
          &(c).pack_len, \
          DEMO_INT, \
          "0", \
-         "tokens of a packed row; 0: 2048 or max_len", \
+         "tokens of a packed row; 0: max_len (of a pair twice that), by seqpar and OpenRLHF 2048 " \
+         "if that is more", \
          DEMO_COUNT(0)}, \
         {"cell", \
          &(c).cell, \
@@ -133,11 +138,18 @@ typedef struct {
          "folder for checkpoints; without it save_path/checkpoints_ and the trainer's name", \
          DEMO_ANY}, \
         {"save_steps", \
-         &(c).save_steps, \
-         DEMO_INT, \
+         &(c).save_asked, \
+         DEMO_FLOAT, \
          "-1", \
-         "checkpoint every so many steps; -1: only when interrupted", \
+         "checkpoint every so many steps; below 1: this share of all steps, rounded up; -1: " \
+         "only when interrupted", \
          DEMO_COUNT(-1)}, \
+        {"saves_per_epoch", \
+         &(c).saves_per_epoch, \
+         DEMO_INT, \
+         "0", \
+         "the same as --save_steps 1 / (this x --max_epochs), if that is below 1", \
+         DEMO_COUNT(0)}, \
         {"max_ckpt_num", &(c).max_ckpt_num, DEMO_INT, "3", "checkpoints kept", DEMO_COUNT(1)}, \
         {"load_checkpoint", \
          &(c).load_checkpoint, \
@@ -146,11 +158,18 @@ typedef struct {
          "go on from the newest checkpoint in ckpt_path, if there is one", \
          DEMO_ANY}, \
         {"eval_steps", \
-         &(c).eval_steps, \
-         DEMO_INT, \
+         &(c).eval_asked, \
+         DEMO_FLOAT, \
          "-1", \
-         "evaluate every so many steps; -1: once an epoch; 0: at the end alone", \
+         "evaluate every so many steps; below 1: this share of all steps, rounded up; -1: once " \
+         "an epoch; 0: at the end alone", \
          DEMO_COUNT(-1)}, \
+        {"evals_per_epoch", \
+         &(c).evals_per_epoch, \
+         DEMO_INT, \
+         "0", \
+         "the same as --eval_steps 1 / (this x --max_epochs), if that is below 1", \
+         DEMO_COUNT(0)}, \
         {"eval_strategy", \
          &(c).eval_strategy, \
          DEMO_STRING, \
@@ -381,6 +400,12 @@ typedef struct {
          NULL, \
          "layout and schedule by axolotl's name", \
          DEMO_ANY}, \
+        {"sequence_parallel_ring_degree", \
+         &(c).sequence_parallel_ring_degree, \
+         DEMO_INT, \
+         "0", \
+         "positions of the ring, which with ulysses_size make up ring_attn_size; 0: what is left", \
+         DEMO_COUNT(0)}, \
         {"sequence_parallel_mode", \
          &(c).sequence_parallel_mode, \
          DEMO_STRING, \

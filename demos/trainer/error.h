@@ -13,6 +13,8 @@ typedef struct {
     char text[8192]; /* a command line to type may stand in it */
 } demo_error;
 
+enum { DEMO_ERROR_NEXT = 0x1e }; /* between sentences, each of which is said for itself */
+
 /* The sentence goes behind what *error begins with. -1 */
 __attribute__((format(printf, 2, 0))) static inline int demo_fail_more(demo_error *error,
                                                                        const char *format,
@@ -30,6 +32,14 @@ __attribute__((format(printf, 2, 3))) static inline int demo_fail(demo_error *er
     error->text[0] = 0;
     demo_fail_more(error, format, arguments);
     va_end(arguments);
+    return -1;
+}
+
+/* Adds what `one` says to `all`. -1 */
+static inline int demo_fail_too(demo_error *all, const demo_error *one) {
+    size_t used = strlen(all->text);
+    const char next[2] = {used ? DEMO_ERROR_NEXT : 0, 0};
+    snprintf(all->text + used, sizeof all->text - used, "%s%s", next, one->text);
     return -1;
 }
 

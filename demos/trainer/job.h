@@ -763,6 +763,14 @@ static int demo_job_part(demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* A packed row has sequence_len tokens in axolotl, cutoff_len in LLaMA-Factory; in OpenRLHF as
+   many as the documents of a micro-batch. */
+static int64_t demo_row_tokens(const demo_job *job, int64_t longest) {
+    int from = demo_job_from(job, "packing_samples");
+    bool fixed = from == DEMO_FROM_AXOLOTL || from == DEMO_FROM_LLAMAFACTORY;
+    return job->config.packing_samples && longest < 2048 && !fixed ? 2048 : longest;
+}
+
 static int demo_job_data(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     const demo_objective *o = job->objective;
@@ -783,7 +791,7 @@ static int demo_job_data(demo_job *job, demo_error *error) {
                          "so micro-batches would be empty; lower it",
                          (long long)c->gradient_accumulation_steps,
                          (long long)c->train_batch_size);
-    if (!c->pack_len) c->pack_len = c->packing_samples && longest < 2048 ? 2048 : longest;
+    if (!c->pack_len) c->pack_len = demo_row_tokens(job, longest);
     if (c->pack_len < c->max_len) {
         demo_fail(error,
                   "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
@@ -817,9 +825,10 @@ static void demo_job_steps(demo_job *job) {
         int64_t per_epoch = job->usable_count / c->train_batch_size;
         job->epoch_units = c->train_batch_size;
         job->round_steps = 1;
-        job->eval_every = demo_eval_every(job, per_epoch);
         job->rounds = job->last_step = job->total_steps =
             c->max_steps >= 0 ? c->max_steps : (int64_t)ceil(c->max_epochs * (double)per_epoch);
+        demo_settle_often(job, job->rounds);
+        job->eval_every = demo_eval_every(job, per_epoch);
     }
     job->warmup = c->warmup_steps >= 0
                       ? c->warmup_steps
@@ -827,17 +836,37 @@ static void demo_job_steps(demo_job *job) {
     job->lr_kind = demo_lr_kind(c->lr_scheduler);
 }
 
-/* All that is known before data is read. */
+/* The objective's own options. */
+static int demo_job_prepare(demo_job *job, demo_error *error) {
+    return job->objective->prepare ? job->objective->prepare(job, error) : 0;
+}
+
+/* A sentence for each that is wrong. */
+static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_error *),
+                           int count, demo_error *error) {
+    int wrong = 0;
+    for (int i = 0; i < count; i++) {
+        demo_error one = {""};
+        if (settle[i](job, &one)) wrong = demo_fail_too(error, &one);
+    }
+    return wrong;
+}
+
+/* All that is known before data is read: a sentence for each thing that is wrong. */
 static int demo_job_settle(demo_job *job, demo_error *error) {
+    typedef int (*const settle)(demo_job *, demo_error *);
+    settle alone[] = {demo_settle_types, demo_settle_rates, demo_settle_schedule,
+                      demo_settle_evaluation, demo_settle_output};
+    settle needed[] = {demo_job_prepare, demo_pick_attention, demo_job_world};
+    settle last[] = {demo_settle_batch, demo_job_model};
+    int lost = 0;
+    error->text[0] = 0;
     demo_settle_definition(job);
-    if (job->objective->prepare && job->objective->prepare(job, error)) return -1;
     demo_settle_truncation(job);
-    return demo_settle_types(job, error) || demo_settle_rates(job, error) ||
-                   demo_settle_schedule(job, error) || demo_settle_evaluation(job, error) ||
-                   demo_pick_attention(job, error) || demo_job_world(job, error) ||
-                   demo_settle_batch(job, error) || demo_job_model(job, error)
-               ? -1
-               : 0;
+    for (int i = 0; i < 3 && !lost; i++) lost = demo_settle_all(job, &needed[i], 1, error);
+    int wrong = demo_settle_all(job, alone, 5, error);
+    if (!lost && demo_settle_all(job, last, 2, error)) wrong = -1;
+    return wrong || lost ? -1 : 0;
 }
 
 /* Fills the job from parsed options. Returns 0, or -1 with one sentence. */

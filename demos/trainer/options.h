@@ -103,6 +103,8 @@ typedef struct {
        value */
     int typed[DEMO_KNOWN_COUNT], typed_count;
     const char *text[DEMO_KNOWN_COUNT];
+    const char *before[DEMO_KNOWN_COUNT]; /* what was typed under that name first, and lost */
+    bool refused[DEMO_KNOWN_COUNT];       /* a sentence is about it */
     /* texts that are in argv in another form: "0.9 0.95", a synonym */
     char pool[8192];
     size_t pool_used;
@@ -307,11 +309,15 @@ static inline bool demo_store_number(void *variable, demo_type type, const char 
 
 static inline bool demo_store_word(demo_options *options, void *variable, const char *kind,
                                    const char *text) {
-    if (!strcmp(kind, "flag"))
-        return *(bool *)variable = demo_truth(text) == 1, demo_truth(text) >= 0;
+    if (!strcmp(kind, "flag")) {
+        int truth = demo_truth(text);
+        if (truth >= 0) *(bool *)variable = truth == 1;
+        return truth >= 0;
+    }
     bool choice = !strncmp(kind, "choice:", 7);
     const char *word = choice ? demo_choice_find(options, kind + 7, text) : text;
-    return *(const char **)variable = word, word != NULL;
+    if (word) *(const char **)variable = word;
+    return word != NULL;
 }
 
 static inline int demo_store(demo_options *options, void *variable, const demo_known *typed,
@@ -471,16 +477,19 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
         return demo_options_elsewhere(options, typed);
     const char *text = demo_walk_collect(options, walk, typed->kind, inlined);
     if (!text) return demo_options_missing(options, walk, typed);
-    options->typed[typed - demo_known_options] = ++options->typed_count;
-    options->text[typed - demo_known_options] = text;
+    const int64_t number = typed - demo_known_options;
+    options->typed[number] = ++options->typed_count;
+    options->before[number] = options->text[number];
+    options->text[number] = text;
+    options->refused[number] = true; /* until it is stored */
     const demo_known *target = demo_known_target(typed);
     double scratch[2]; /* even where a good value does nothing, a senseless one is refused */
     if (strcmp(target->role, "real") &&
         demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY))
         return -1;
-    if (demo_is_role(target, "refused"))
-        return demo_options_undone(options, typed, target, text);
-    if (strcmp(target->role, "real")) return 0;
+    if (demo_is_role(target, "refused") && demo_options_undone(options, typed, target, text))
+        return -1;
+    if (strcmp(target->role, "real")) return options->refused[number] = false, 0;
     const demo_binding *binding = demo_binding_find(options, target->name);
     if (!binding)
         return demo_refuse(options, "--%s is known, but this program does not serve it yet",
@@ -489,7 +498,9 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     if (binding->type == DEMO_STRING && !*text)
         return demo_refuse(options, "--%s is empty; give it a value or leave it out",
                            typed->name);
-    return demo_store(options, binding->variable, typed, text, binding->range);
+    options->refused[number] = demo_store(options, binding->variable, typed, text,
+                                          binding->range) != 0;
+    return -options->refused[number];
 }
 
 static inline int demo_options_next(demo_options *options, demo_walk *walk) {
@@ -551,19 +562,33 @@ static inline int demo_options_clash(demo_options *options) {
 
 /* ---- what a program calls ---- */
 
-/* Sets every bound variable to its default, then to what argv says; the last mention of a name wins. Stops at --help or -h with
- * help_wanted set. Returns 0, or -1 with one sentence in error. */
+/* Adds the sentence about the next word, if one is due; words behind a wrong one are its own. */
+static inline int demo_options_wrong(demo_options *options, demo_walk *walk) {
+    demo_error *all = options->error, one = {""};
+    options->error = &one;
+    int wrong = demo_options_next(options, walk);
+    options->error = all;
+    if (!wrong) return 0;
+    while (demo_walk_value(walk)) {
+    }
+    return demo_fail_too(all, &one);
+}
+
+/* Sets every bound variable to its default, then to what argv says; the last mention of a name wins, as with argparse.
+ * Stops at --help or -h with help_wanted set. Returns 0, or -1 with a sentence in error for each word that is wrong. */
 static inline int demo_options_parse(demo_options *options, int argc, char **argv,
                                      demo_error *error) {
     demo_walk walk = {argv, argc, 1};
     const char *slash = strrchr(argv[0], '/');
+    int wrong = 0;
     options->program = slash ? slash + 1 : argv[0];
     options->error = error;
+    error->text[0] = 0;
     if (demo_options_defaults(options)) return -1;
     while (walk.at < argc && !options->help_wanted)
-        if (demo_options_next(options, &walk)) return -1;
-    if (!options->help_wanted && demo_options_clash(options)) return -1;
-    return 0;
+        if (demo_options_wrong(options, &walk)) wrong = -1;
+    if (!wrong && !options->help_wanted && demo_options_clash(options)) return -1;
+    return options->help_wanted ? 0 : wrong;
 }
 
 /* The name by which the user set the option last; NULL: not at all. */
@@ -637,7 +662,7 @@ static inline int demo_options_from(const demo_options *options, const char *fro
 
 /* ---- what is said ---- */
 
-/* One line about accepted options that do nothing; silent if there were none. */
+/* One line about accepted options that do nothing, and one about each that was typed twice. */
 static inline void demo_options_print_ignored(const demo_options *options, FILE *out) {
     bool any = false;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
@@ -647,6 +672,13 @@ static inline void demo_options_print_ignored(const demo_options *options, FILE 
         any = true;
     }
     if (any) fputc('\n', out);
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
+        if (options->before[i] && strcmp(options->before[i], options->text[i]) &&
+            strcmp(demo_known_target(&demo_known_options[i])->role, "noeffect"))
+            fprintf(
+                out,
+                "notice: --%s was typed twice; the last value, %.100s, is used, not %.100s\n",
+                demo_known_options[i].name, options->text[i], options->before[i]);
 }
 
 static inline void demo_help_others(const demo_options *options, FILE *out, const char *role,
@@ -721,9 +753,11 @@ static inline int demo_placement_settle(const char **layout, const char **schedu
     if (!name) return 0;
     const char *its_layout = strstr(name, "varlen_zigzag") ? "zigzag-doc"
                              : strstr(name, "zigzag")      ? "zigzag"
+                             : !strcmp(name, "usp")        ? "zigzag"
                              : strstr(name, "stripe")      ? "stripe"
                                                            : "contiguous";
-    const char *its_schedule = strstr(name, "llama3") ? "llama3" : "ring";
+    bool heads = !strcmp(name, "ulysses") || !strcmp(name, "usp");
+    const char *its_schedule = strstr(name, "llama3") ? "llama3" : heads ? "ulysses" : "ring";
     bool clash = (*layout && strcmp(*layout, its_layout)) ||
                  (*schedule && strcmp(*schedule, its_schedule));
     if (clash)

@@ -181,11 +181,13 @@ static void demo_ppo_count(demo_job *job) {
     /* filtering draws as many as it needs */
     job->epoch_units = p->dynamic_filtering ? job->usable_count : p->rollout_batch_size;
     job->round_steps = demo_ppo_steps(job);
-    job->eval_every = demo_eval_every(job, job->usable_count / p->rollout_batch_size);
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
     job->last_step = job->total_steps = job->rounds * demo_ppo_steps(job);
-    if (c->max_steps < 0 || c->max_steps >= job->total_steps) return;
-    job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
+    bool fewer = c->max_steps >= 0 && c->max_steps < job->total_steps;
+    if (fewer) job->rounds = (c->max_steps + demo_ppo_steps(job) - 1) / demo_ppo_steps(job);
+    demo_settle_often(job, job->rounds);
+    job->eval_every = demo_eval_every(job, job->usable_count / p->rollout_batch_size);
+    if (!fewer) return;
     job->total_steps = c->max_steps; /* which the learning rate goes by */
     job->last_step = job->rounds * demo_ppo_steps(job);
     if (job->last_step > job->total_steps && !job->rank)

@@ -171,7 +171,10 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
         asked = demo_ask_servers(&demo_ppo_options(r)->servers, &question, score, &why);
         demo_question_free(&question);
         if (asked < 0) {
-            (void)seqpar_fail(&r->trouble, SEQPAR_ERR_FILE_FORMAT, "%s", why.text);
+            (void)seqpar_fail(&r->trouble,
+                              asked == DEMO_NO_ANSWER ? SEQPAR_ERR_TIMEOUT
+                                                      : SEQPAR_ERR_FILE_FORMAT,
+                              "%s", why.text);
             demo_interrupted = DEMO_TROUBLE;
             asked = 1;
         }

@@ -15,6 +15,7 @@
 #include <curl/curl.h>
 #include "data.h"
 
+enum { DEMO_NO_ANSWER = -2 };
 #define DEMO_REWARD_MOST \
     1e100 /* so that sums of their squares over all texts do not overflow */
 
@@ -103,7 +104,7 @@ __attribute__((format(printf, 3, 4))) static inline int demo_server_wrong(demo_e
                                                                           const char *format,
                                                                           ...) {
     va_list arguments;
-    char shown[400];
+    char shown[200];
     demo_fail(error, "reward server %s: ", demo_url_shown(shown, sizeof shown, url));
     va_start(arguments, format);
     demo_fail_more(error, format, arguments);
@@ -267,13 +268,33 @@ static inline void demo_wait(const demo_reward_servers *servers, double seconds)
     }
 }
 
+static inline double demo_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* So that nobody takes the waiting for a run that hangs. */
+static inline void demo_wait_say(const demo_reward_servers *servers, const char *url,
+                                 const demo_answer *answer, int64_t tries, double wait) {
+    char shown[200], status[32];
+    snprintf(status, sizeof status, "HTTP status %ld", answer->status);
+    fprintf(stderr, "reward server %s: %s; try %lld of %lld in %g s\n",
+            demo_url_shown(shown, sizeof shown, url),
+            answer->code == CURLE_OK ? status : curl_easy_strerror(answer->code),
+            (long long)tries + 1, (long long)servers->retries + 1, wait);
+}
+
 /* Asks until there is an answer to look at. Returns the number of tries. */
 static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url,
                                           const char *body, demo_answer *answer) {
     double wait = servers->backoff;
     int64_t tries = 1;
     for (demo_post(servers, url, body, answer);
-         demo_answer_may_improve(answer) && tries <= servers->retries; tries++) {
+         demo_answer_may_improve(answer) && tries <= servers->retries &&
+         !demo_given_up(servers);
+         tries++) {
+        demo_wait_say(servers, url, answer, tries, wait);
         demo_wait(servers, wait);
         if (demo_given_up(servers)) break;
         wait = fmin(2 * wait, 60);
@@ -287,6 +308,7 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
                                const char *body, double *rewards, int64_t count,
                                demo_error *error) {
     demo_answer answer;
+    double begin = demo_clock();
     int64_t tries = demo_post_patiently(servers, url, body, &answer);
     int failed;
     if (demo_answer_may_improve(&answer) && demo_given_up(servers))
@@ -302,16 +324,19 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
                                    "host and the port of remote_rm_url",
                                    curl_easy_strerror(answer.code));
     else if (answer.code != CURLE_OK)
-        failed = demo_server_wrong(error, url,
-                                   "no answer in %lld tries (%s); start it, or raise "
-                                   "remote_rm_timeout %g or remote_rm_retries %lld",
-                                   (long long)tries, curl_easy_strerror(answer.code),
-                                   servers->timeout, (long long)servers->retries);
+        demo_server_wrong(error, url,
+                          "no answer in %lld tr%s over %.1f s (%s); start it, correct "
+                          "remote_rm_url, or raise remote_rm_timeout %g or remote_rm_retries "
+                          "%lld",
+                          (long long)tries, tries == 1 ? "y" : "ies", demo_clock() - begin,
+                          curl_easy_strerror(answer.code), servers->timeout,
+                          (long long)servers->retries),
+            failed = DEMO_NO_ANSWER;
     else if (answer.status != 200)
         failed = demo_server_wrong(error, url,
-                                   "HTTP status %ld in %lld tries, with: %.80s; 200 is needed, "
+                                   "HTTP status %ld in %lld tr%s, with: %.80s; 200 is needed, "
                                    "look into the server's log",
-                                   answer.status, (long long)tries,
+                                   answer.status, (long long)tries, tries == 1 ? "y" : "ies",
                                    answer.size ? answer.bytes : "(nothing)");
     else
         failed = demo_answer_read(answer.size ? answer.bytes : "", answer.size, url, rewards,
@@ -321,7 +346,7 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
 }
 
 /* Adds what the servers say to rewards (question->count). Returns 1, and no sentence, where
-   a signal ended the waiting. */
+   a signal ended the waiting; DEMO_NO_ANSWER where one said nothing; -1 with another sentence. */
 static inline int demo_ask_servers(const demo_reward_servers *servers,
                                    const demo_reward_question *question, double *rewards,
                                    demo_error *error) {

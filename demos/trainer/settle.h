@@ -72,6 +72,18 @@ static int demo_batch_contradicts(const demo_job *job, double product, demo_erro
                      (long long)c->gradient_accumulation_steps, product);
 }
 
+/* Packed rows are as many as the documents of a step fill: their number says how many
+   micro-batches there are, which changes no sum. */
+static void demo_accumulation_say(const demo_job *job) {
+    fprintf(
+        stderr,
+        "notice: --%s %lld is not used: packed, the %s of a step fill as many micro-batches "
+        "of at most %lld rows as they need\n",
+        demo_job_spelled(job, "gradient_accumulation_steps"),
+        (long long)job->config.gradient_accumulation_steps, job->objective->unit,
+        (long long)job->config.micro_train_batch_size);
+}
+
 /* Derives the documents of a step where they are not given. */
 static int demo_settle_batch(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
@@ -80,6 +92,11 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
     bool train = demo_job_given(job, "train_batch_size");
     bool micro = demo_job_given(job, "micro_train_batch_size");
     bool steps = c->gradient_accumulation_steps > 0;
+    if (train && steps && c->packing_samples && counts_rows) {
+        if (!job->rank) demo_accumulation_say(job);
+        c->gradient_accumulation_steps = 0;
+        return 0;
+    }
     if (!train && !counts_rows && !(micro && steps)) return 0;
     if (train && !(micro && steps)) return 0;
     if (!micro && !train)
@@ -94,7 +111,7 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
     if (c->packing_samples && counts_rows)
         return demo_fail(error,
                          "with --%s, %s counts packed rows where a step here counts %s, "
-                         "however they are packed; give --train_batch_size, the %s of a step",
+                         "however they are packed; add --train_batch_size, the %s of a step",
                          demo_job_spelled(job, "packing_samples"), demo_from_name[from],
                          job->objective->unit, job->objective->unit);
     if (product > DEMO_MOST)
@@ -293,6 +310,43 @@ static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
                      name, demo_job_spelled(job, "packing_samples"));
 }
 
+/* 360-LLaMA-Factory's degrees: those of usp, whose product is sequence_parallel_size. */
+static int demo_grid_suits(const demo_job *job, demo_error *error) {
+    const demo_config *c = &job->config;
+    const char *mode = c->sequence_parallel_mode;
+    int64_t members = c->ulysses_size, ring = c->sequence_parallel_ring_degree;
+    if (mode && !strcmp(mode, "usp") && c->ring_attn_size > 1 && !members && !ring)
+        return demo_fail(
+            error,
+            "--sequence_parallel_mode usp needs the ranks of both: give "
+            "--sequence_parallel_ulysses_degree and --sequence_parallel_ring_degree, "
+            "whose product is --%s %lld",
+            demo_job_spelled(job, "ring_attn_size"), (long long)c->ring_attn_size);
+    if (!ring || members * ring == c->ring_attn_size) return 0;
+    if (members)
+        return demo_fail(error,
+                         "--sequence_parallel_ring_degree %lld x --%s %lld is not --%s %lld; "
+                         "change one of them",
+                         (long long)ring, demo_job_spelled(job, "ulysses_size"),
+                         (long long)members, demo_job_spelled(job, "ring_attn_size"),
+                         (long long)c->ring_attn_size);
+    if (c->ring_attn_size % ring)
+        return demo_fail(
+            error,
+            "--sequence_parallel_ring_degree %lld does not divide --%s %lld; change "
+            "one of them",
+            (long long)ring, demo_job_spelled(job, "ring_attn_size"),
+            (long long)c->ring_attn_size);
+    return 0;
+}
+
+/* Without a word of Ulysses the ring is what its degree says, and the rest exchanges heads. */
+static void demo_grid_settle(demo_job *job) {
+    demo_config *c = &job->config;
+    if (c->sequence_parallel_ring_degree && !c->ulysses_size)
+        c->ulysses_size = c->ring_attn_size / c->sequence_parallel_ring_degree;
+}
+
 /* Must not contradict one another. Default: zigzag ring. */
 static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
@@ -301,8 +355,10 @@ static int demo_pick_attention(demo_job *job, demo_error *error) {
     if (demo_placement_settle(&c->layout, &c->schedule, c->sequence_parallel_mode, error))
         return -1;
     demo_placement_default(job);
+    if (demo_grid_suits(job, error)) return -1;
     if (!c->layout) c->layout = "zigzag";
     if (!c->schedule) c->schedule = "ring";
+    demo_grid_settle(job);
     job->layout = demo_pick_named(c->layout, seqpar_layout_name, SEQPAR_LAYOUT_COUNT);
     job->schedule = demo_pick_named(c->schedule, seqpar_schedule_name, SEQPAR_SCHEDULE_COUNT);
     return demo_stride_suits(job, error);
@@ -406,15 +462,18 @@ static int demo_val_size_wrong(const demo_job *job, demo_error *error) {
 static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *on = demo_evaluates_on(job);
-    bool every = c->eval_steps > 0, none = !strcmp(c->eval_strategy, "no");
-    if (every && !on)
+    bool typed = c->eval_asked > 0, each = c->evals_per_epoch > 0, every = typed || each;
+    bool none = !strcmp(c->eval_strategy, "no");
+    const char *option = each ? "evals_per_epoch" : demo_job_spelled(job, "eval_steps");
+    double asked = each ? (double)c->evals_per_epoch : c->eval_asked;
+    if (typed && !on)
         return demo_fail(error,
-                         "--%s is %lld, but there is nothing to evaluate on; give "
+                         "--%s is %.15g, but there is nothing to evaluate on; give "
                          "--eval_dataset, or leave it out",
-                         demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps);
-    if (none && (every || (on && strcmp(on, "dataset"))))
+                         demo_job_spelled(job, "eval_steps"), c->eval_asked);
+    if (none && ((every && on) || (on && strcmp(on, "dataset"))))
         return demo_fail(error, "--eval_strategy no contradicts --%s; leave one of them out",
-                         every ? demo_job_spelled(job, "eval_steps") : on);
+                         every ? option : on);
     if (!none && !on)
         return demo_fail(error,
                          "--eval_strategy is %s, but there is nothing to evaluate on; give "
@@ -423,23 +482,88 @@ static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     if (!strcmp(c->eval_strategy, "steps") && !every)
         return demo_fail(error, "--eval_strategy steps says not how many; give "
                                 "--eval_steps");
-    if (!strcmp(c->eval_strategy, "epoch") && every)
+    if (!strcmp(c->eval_strategy, "epoch") && on && every)
         return demo_fail(error,
-                         "--eval_strategy epoch contradicts --%s %lld; leave one of them out",
-                         demo_job_spelled(job, "eval_steps"), (long long)c->eval_steps);
+                         "--eval_strategy epoch contradicts --%s %.15g; leave one of them out",
+                         option, asked);
     return 0;
+}
+
+/* How often, as transformers reads it: whole steps, or a share of all; or as axolotl does. */
+static int demo_often_wrong(const demo_job *job, const char *steps, double asked,
+                            const char *per_epoch, demo_error *error) {
+    if (asked < 0 ? asked > -1 : asked > 1 && asked > floor(asked))
+        return demo_fail(error,
+                         "--%s is %.15g; give whole steps, a share of all steps below 1, or -1",
+                         demo_job_spelled(job, steps), asked);
+    if (demo_job_given(job, steps) && demo_job_given(job, per_epoch))
+        return demo_fail(error, "--%s and --%s both say how often; leave one of them out",
+                         demo_job_spelled(job, steps), per_epoch);
+    return 0;
+}
+
+/* Passes over the data; PPO's max_epochs are over a rollout. */
+static double demo_job_epochs(const demo_job *job) {
+    const demo_binding *b = job->objective->walk
+                                ? demo_binding_of(job->bindings, job->binding_count,
+                                                  "num_episodes")
+                                : NULL;
+    return b ? (double)*(const int64_t *)b->variable : job->config.max_epochs;
+}
+
+/* So many steps of `all`, or rollouts; per_epoch: 0, or so often in each epoch. */
+static int64_t demo_often(const demo_job *job, double asked, int64_t per_epoch, int64_t all) {
+    double times = (double)per_epoch * demo_job_epochs(job);
+    if (per_epoch) asked = times > 1 ? 1 / times : -1;
+    return asked > 0 && asked < 1 ? (int64_t)ceil(asked * (double)all) : (int64_t)asked;
+}
+
+/* Once it is known how many rounds there are: steps, of PPO rollouts. */
+static void demo_settle_often(demo_job *job, int64_t rounds) {
+    demo_config *c = &job->config;
+    c->save_steps = demo_often(job, c->save_asked, c->saves_per_epoch, rounds);
+    c->eval_steps = demo_often(job, c->eval_asked, c->evals_per_epoch, rounds);
 }
 
 static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
-    if (demo_val_size_wrong(job, error)) return -1;
+    bool on = demo_evaluates_on(job) != NULL;
+    if (demo_val_size_wrong(job, error) ||
+        demo_often_wrong(job, "eval_steps", c->eval_asked, "evals_per_epoch", error) ||
+        demo_often_wrong(job, "save_steps", c->save_asked, "saves_per_epoch", error))
+        return -1;
     if (!c->eval_strategy)
-        c->eval_strategy = c->eval_steps > 0        ? "steps"
-                           : demo_evaluates_on(job) ? "epoch"
-                                                    : "no";
+        c->eval_strategy = c->eval_asked > 0          ? "steps"
+                           : on && c->evals_per_epoch ? "steps"
+                           : on                       ? "epoch"
+                                                      : "no";
     job->eval_trained = job->score && !c->eval_dataset && !(c->val_size > 0);
     job->eval_scores = job->eval_trained && !strcmp(c->eval_strategy, "no");
     return demo_evaluation_wrong(job, error);
+}
+
+/* LLaMA-Factory trains into no folder with a model in it unless it is told to. */
+static int demo_settle_output(demo_job *job, demo_error *error) {
+    static const char *const names[] = {
+        "model.safetensors",         "model.safetensors.index.json",
+        "pytorch_model.bin",         "pytorch_model.bin.index.json",
+        "adapter_model.safetensors", "adapter_model.bin"};
+    const demo_config *c = &job->config;
+    const char *option = demo_job_spelled(job, "overwrite");
+    char path[DEMO_PATH_LIMIT + 64];
+    bool careful = !strcmp(option, "overwrite_output_dir") ||
+                   demo_job_from(job, "overwrite") == DEMO_FROM_LLAMAFACTORY;
+    if (c->overwrite || c->load_checkpoint || !careful || job->rank) return 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(path, sizeof path, "%s/%s", c->save_path, names[i]);
+        if (!access(path, F_OK))
+            return demo_fail(error,
+                             "--%s %.300s holds a model already (%s), which LLaMA-Factory does "
+                             "not replace unless it is told to; give another, or "
+                             "--overwrite_output_dir true",
+                             demo_job_spelled(job, "save_path"), c->save_path, names[i]);
+    }
+    return 0;
 }
 
 /* Rounds (steps or rollouts) from one evaluation to the next; 0: at the end alone. */

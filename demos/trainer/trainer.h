@@ -863,6 +863,18 @@ static void demo_job_close(demo_job *job) {
     arrfree(job->told);
 }
 
+/* Behind the line of the ranks, which is of the first group. */
+static void demo_groups_say(const demo_job *job) {
+    char name[64], first[64] = "";
+    for (int g = 0; job->groups > 1 && g < job->groups; g++) {
+        job->objective->group_name(job, g, name);
+        if (!g) snprintf(first, sizeof first, "%s", name);
+        fprintf(stderr, "%s %s on %lld", g ? "," : "groups:", name,
+                (long long)job->group_ranks[g]);
+    }
+    if (job->groups > 1) fprintf(stderr, " ranks; the line above is of %s\n", first);
+}
+
 static void demo_job_say(const demo_job *job) {
     const demo_config *c = &job->config;
     char warning[512], shown[512];
@@ -912,17 +924,8 @@ static void demo_job_say(const demo_job *job) {
             job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "",
             (long long)c->zero_stage, (long long)job->total_steps,
             (long long)c->train_batch_size, job->objective->unit);
+    demo_groups_say(job);
     demo_settled_say(job);
-    if (job->groups > 1) {
-        fprintf(stderr, "groups:");
-        for (int g = 0; g < job->groups; g++) {
-            char name[64];
-            job->objective->group_name(job, g, name);
-            fprintf(stderr, "%s %s on %lld", g ? "," : "", name,
-                    (long long)job->group_ranks[g]);
-        }
-        fprintf(stderr, " ranks; the line above is of the first\n");
-    }
 }
 
 #if defined DEMO_NCCL || defined DEMO_MPI
@@ -972,10 +975,20 @@ static void demo_leave(demo_job *job) {
     job->world = NULL;
 }
 
+/* A line for each sentence. */
+static void demo_errors_say(const char *text) {
+    static char shown[4 * sizeof(demo_error)];
+    demo_error one;
+    for (size_t length; *text; text += length + !!text[length]) {
+        length = strcspn(text, (const char[]){DEMO_ERROR_NEXT, 0});
+        snprintf(one.text, sizeof one.text, "%.*s", (int)length, text);
+        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, one.text));
+    }
+}
+
 /* A job that never began. Processes that hold together say it once, and all end. Returns the
    exit code. */
 static int demo_never_began(demo_job *job, const char *text) {
-    static char shown[4 * sizeof(demo_error)];
     bool mine = true;
 #ifdef DEMO_MPI
     if (job->world) {
@@ -986,7 +999,7 @@ static int demo_never_began(demo_job *job, const char *text) {
     }
 #endif
     demo_job_close(job);
-    if (mine) fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, text));
+    if (mine) demo_errors_say(text);
     return 2;
 }
 
@@ -1053,6 +1066,36 @@ static int demo_print_prepare(demo_job *job) {
     return demo_print_failed("which data becomes tokens");
 }
 
+static bool demo_sentence_names(const char *sentence, const char *option) {
+    char dashes[DEMO_NAME_LIMIT + 4];
+    snprintf(dashes, sizeof dashes, "--%s", option);
+    return strstr(sentence, dashes) != NULL;
+}
+
+/* Is the sentence about an option whose value is refused already? It has its default there. */
+static bool demo_sentence_hangs(const demo_options *options, const char *sentence) {
+    for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
+        const demo_known *known = &demo_known_options[i];
+        if (options->refused[i] &&
+            (demo_sentence_names(sentence, known->name) ||
+             demo_sentence_names(sentence, demo_known_target(known)->name)))
+            return true;
+    }
+    return false;
+}
+
+/* Beside words that are wrong: what else is, so that it needs no second try. */
+static void demo_settle_besides(demo_job *job, const demo_options *options, demo_error *error) {
+    demo_error more = {""}, one = {""};
+    if (!demo_job_settle(job, &more)) return;
+    for (char *at = more.text, *next; at; at = next) {
+        next = strchr(at, DEMO_ERROR_NEXT);
+        if (next) *next++ = 0;
+        snprintf(one.text, sizeof one.text, "%s", at);
+        if (!demo_sentence_hangs(options, at)) demo_fail_too(error, &one);
+    }
+}
+
 /* A trainer's main: from the command line to the exit code. */
 __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                                              const demo_binding *bindings, int count, int argc,
@@ -1086,7 +1129,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
                 demo_shape_agrees(job, &options, &error) ||
                 demo_job_begin(job, bindings, count, tool, &error);
         if (!job->rank) demo_options_print_ignored(&options, stderr);
-    }
+    } else if (options.program) /* the words were read */
+        demo_settle_besides(job, &options, &error);
     if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
     int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);

@@ -303,7 +303,7 @@ class Planter:
 
 
 # ---- which of them a compiler takes ----
-UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/test_nccl.c"] + \
+UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/test_nccl.c", "demos/seqpar.c"] + \
     [f"demos/train_{x}.c" for x in ("sft", "dpo", "kto", "rm", "ppo")]
 FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -I. -Ibuild -Idemos " \
     "-Idemos/trainer -Iverify -ftrack-macro-expansion=0 -fmax-errors=0 " \
