@@ -84,7 +84,8 @@ stored() { # STAGE TRAINER OPTIONS...
     run $stage.stored4 $trainer "$@" --precompute_ref --ring_attn_size 4
     cp -r $out/$stage.stored4/ckpt $out/$stage.kept
     run $stage.used1 $trainer "$@" --precompute_ref --ckpt_path $out/$stage.kept --data_parallel_size 2
-    for name in stored1 stored4 used1; do
+    run $stage.packed $trainer "$@" --precompute_ref --ckpt_path $out/$stage.kept --pack_len 1003
+    for name in stored1 stored4 used1 packed; do
         if ! cmp -s $out/$stage.$name/model.safetensors $out/$stage.one/model.safetensors; then fail "post_ref_${stage}_$name" "weights differ: $(tail -n 1 $out/$stage.$name.log)"
         elif [ "$(losses $out/$stage.$name.jsonl)" != "$(losses $out/$stage.one.jsonl)" ]; then fail "post_ref_${stage}_$name" "metrics differ"
         else ok "post_ref_${stage}_$name"; fi
@@ -253,9 +254,8 @@ refuse ref_data dpo 'training data' $kept --dataset $out/other.jsonl
 refuse ref_eval_data dpo 'evaluation data' $kept --eval_dataset $out/other_eval.jsonl
 refuse ref_order dpo 'seed 42, this run has 43' $kept --seed 43
 refuse ref_batch dpo 'train_batch_size 6, this run has 5' $kept --train_batch_size 5
-refuse ref_pack_len dpo 'pack_len 420, this run has 500' $kept --pack_len 500
 refuse ref_cell dpo 'cell 0, this run has 8' $kept --cell 8
-refuse ref_packing dpo 'packing_samples 1, this run has 0' ${kept/--packing_samples/}
+refuse ref_stripe_packing dpo 'stripe ring on 2 ranks.*rows of 500' $kept --layout stripe --ring_attn_size 2 --pack_len 500
 refuse ref_model dpo 'reference model' $kept --ref_pretrain $out/dpo.one
 cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $out/theta/config.json
 refuse ref_theta dpo 'reference model' $kept --ref_pretrain $out/theta

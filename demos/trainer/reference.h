@@ -154,34 +154,33 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
 
 /* ---- digests ---- */
 
-/* All that the sums of these rows hang on but the model. */
+/* All that the sums of these documents hang on but the model; their rows are not among it. */
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
-        const int64_t numbers[] = {row->index, row->tokens, row->cell, row->docs};
-        digest = demo_digest(digest, numbers, sizeof numbers);
-        digest = demo_digest(digest, row->cu_seqlens,
-                             (row->docs + 1) * (int64_t)sizeof *row->cu_seqlens);
-        digest = demo_digest(digest, row->doc_source,
-                             row->docs * (int64_t)sizeof *row->doc_source);
-        digest = demo_digest(digest, row->ids, row->tokens * (int64_t)sizeof *row->ids);
-        digest = demo_digest(digest, row->targets, row->tokens * (int64_t)sizeof *row->targets);
+        for (int64_t d = 0; d < row->docs; d++) {
+            int64_t at = row->cu_seqlens[d], tokens = row->cu_seqlens[d + 1] - at;
+            const int64_t numbers[] = {row->doc_source[d], tokens, row->cell};
+            digest = demo_digest(digest, numbers, sizeof numbers);
+            digest = demo_digest(digest, row->ids + at, tokens * (int64_t)sizeof *row->ids);
+            digest = demo_digest(digest, row->targets + at,
+                                 tokens * (int64_t)sizeof *row->targets);
+        }
     }
     return digest;
 }
 
 /* ---- what a file was made with ---- */
 
-enum { DEMO_NOTES = 9, DEMO_EVAL_NOTE = 1 };
+enum { DEMO_NOTES = 7, DEMO_EVAL_NOTE = 1 };
 static const char *const demo_note_keys[DEMO_NOTES] = {
-    "training data", "evaluation data",  "reference model",
-    "seed",          "train_batch_size", "pack_len",
-    "cell",          "packing_samples",  "attention"};
+    "training data", "evaluation data", "reference model", "seed", "train_batch_size",
+    "cell",          "attention"};
 typedef struct {
-    char text[DEMO_NOTES][96];
+    char text[DEMO_NOTES][128];
 } demo_notes;
 
-/* Where a layout keeps the bits, the file serves any number of ranks. */
+/* Where a layout keeps the bits, the file serves any number of ranks and any packing. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_cells;
@@ -191,17 +190,18 @@ static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     if (bits)
         snprintf(text + used, size - (size_t)used, ", any ranks");
     else
-        snprintf(text + used, size - (size_t)used, ", %s %s on %lld ranks, ulysses %lld%s",
+        snprintf(text + used, size - (size_t)used,
+                 ", %s %s on %lld ranks, ulysses %lld%s, %s %lld",
                  seqpar_layout_name(r->job->layout), seqpar_schedule_name(r->job->schedule),
                  (long long)c->ring_attn_size, (long long)c->ulysses_size,
-                 c->relaxed_attention ? ", relaxed" : "");
+                 c->relaxed_attention ? ", relaxed" : "",
+                 c->packing_samples ? "rows of" : "alone in rows of", (long long)c->pack_len);
 }
 
 static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     const demo_job *job = r->job;
     const demo_config *c = &job->config;
-    const int64_t numbers[] = {c->seed, c->train_batch_size, c->pack_len, c->cell,
-                               c->packing_samples};
+    const int64_t numbers[] = {c->seed, c->train_batch_size, c->cell};
     size_t size = sizeof notes->text[0];
     snprintf(notes->text[0], size, "%016llx",
              (unsigned long long)demo_digest_documents(&job->train));
@@ -211,7 +211,7 @@ static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     seqpar_status status = demo_digest_model(r, &((demo_reference *)r->own)->model, &digest,
                                              &old);
     snprintf(notes->text[2], size, "%016llx", (unsigned long long)digest);
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 3; i++)
         snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
     demo_note_attention(r, notes->text[DEMO_NOTES - 1], size);
     return status;
