@@ -207,8 +207,9 @@ fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How 
 for other in order word; do refused runs_other_$other data "was trained on other data than $out/$other.jsonl" $resume --dataset $out/$other.jsonl; done
 refused runs_other_template data 'was trained on other data' $resume --input_template 'Q: {} A: '
 cp $out/arith.jsonl $out/copy.jsonl; run data $resume --dataset $out/copy.jsonl && equal data six && ok runs_same_data || fail runs_same_data "$(why data)"
+# other rows change no bit
+fresh data; latest data 4; run data $resume --pack_len 400 && equal data six && ok runs_other_rows || fail runs_other_rows "$(why data)"
 fresh data; latest data 4
-refused runs_other_rows data 'written with --pack_len 300, this run has 400' $resume --pack_len 400
 refused runs_other_optim data 'written with --optim adamw, this run has sgd' $resume --optim sgd
 refused runs_other_heads data 'has num_attention_heads 4, this run.s has 8' $resume --num_attention_heads 8 --num_key_value_heads 4 --head_dim 8
 refused runs_other_theta data 'has rope_theta 10000, this run.s has 20000' $resume --rope_theta 20000

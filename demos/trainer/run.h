@@ -446,7 +446,7 @@ static const char demo_free_options[] =
     "logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
     "adam_offload,param_offload,offload_path,ref_offload,ref_reward_offload,"
     "gradient_checkpointing,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
-    "layout,schedule,ulysses_size,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
+    "layout,schedule,ulysses_size,pack_len,packing_samples,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
     "truncation,from,bf16,eval_strategy,val_size,"
     "max_samples,pretrain_mode,pretrain_eos,pretrain_blocks,train_on_inputs,seed,train_batch_size,cell,hidden_size,num_"
     "hidden_layers,num_attention_heads,num_key_value_heads,head_dim,intermediate_size,"
@@ -458,10 +458,9 @@ static const char demo_free_options[] =
     "colocate_actor_ref,colocate_critic_reward,colocate_all_models,vllm_num_engines,"
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
     "print_prepare";
-/* Without these the rows of the steps to come, or what was kept of those before, would not
-   fit, or the steps to come would have another loss. */
+/* Without these what was kept of the steps before would not fit, or the steps to come would have another loss. */
 static const char demo_fixed_options[] =
-    "pack_len,packing_samples,optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
+    "optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
     "loss_agg_mode";
 
 /* The shortest text that is read back as this number. */
