@@ -202,6 +202,10 @@ LIST
 fresh bad; LC_ALL=C sed -i 's/"step"/"stop"/' $(ckpt bad)/global_step6/optimizer.safetensors; manifest $(ckpt bad)/global_step6 'seal("optimizer.safetensors")'; refused runs_metadata_missing bad 'does not say "step"' $resume
 fresh run_name; echo damaged > $(ckpt run_name)/global_step6/run; manifest $(ckpt run_name)/global_step6 'seal("run")'
 run run_name --max_steps 7 --load_checkpoint && grep -q '^notice: .*global_step6/run does not hold the 16 digits of a run.s name: the checkpoint is damaged, training goes on from global_step4' $out/run_name.log && equal run_name seven && ok runs_damaged_name || fail runs_damaged_name "$(why run_name)"
+# one of an earlier 0.2.0 has chunks of rows in the place of cells: weights, moments and step are taken, in other sums from there on
+run cells --max_steps 6 --save_steps 4 --cell 100; fresh chunks cells; latest chunks 4
+LC_ALL=C sed -i 's/"cell":"100"/"chunks":"8"/' $(ckpt chunks)/global_step4/optimizer.safetensors; manifest $(ckpt chunks)/global_step4 'seal("optimizer.safetensors")'
+run chunks $resume && grep -q '^notice: .*global_step4/optimizer.safetensors is of 0.2.0, whose sums followed rows; from here on they follow documents, in another order$' $out/chunks.log && [ -e $out/chunks/model.safetensors ] && ! equal chunks cells && ok runs_chunks_of_rows || fail runs_chunks_of_rows "$(tail -n 1 $out/chunks.log)"
 # other data, as many documents: another word, another order, another reading
 fresh data; latest data 4; tac $out/arith.jsonl > $out/order.jsonl; sed '7s/How many/How  any/' $out/arith.jsonl > $out/word.jsonl
 for other in order word; do refused runs_other_$other data "was trained on other data than $out/$other.jsonl" $resume --dataset $out/$other.jsonl; done
