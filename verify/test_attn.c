@@ -328,6 +328,78 @@ static void test_packings(int reference) {
     problem_free(p);
 }
 
+/* One row of `tokens` tokens; bit t - 1 of `cuts`: a document begins at token t. */
+static problem *problem_cut(int64_t tokens, int cuts, int64_t cell) {
+    problem *p = problem_new(1, &tokens, &cell, 2, 1, 4);
+    int64_t docs = 0, t;
+    for (t = 1; t < tokens; t++)
+        if (cuts >> (t - 1) & 1) p->cu[0][++docs] = t;
+    p->cu[0][++docs] = tokens;
+    p->rows[0].docs = docs;
+    for (t = 0; t < docs; t++) p->prefix[0][t] = (p->cu[0][t + 1] - p->cu[0][t]) * (t % 3) / 2;
+    return p;
+}
+
+static double results_distance(const setup *a, const setup *b) {
+    const problem *p = a->p;
+    int64_t wide = p->tokens * p->heads * p->head_dim;
+    int64_t narrow = p->tokens * p->kv_heads * p->head_dim;
+    const double each[] = {
+        test_distance(a->out, b->out, wide), test_distance(a->dq, b->dq, wide),
+        test_distance(a->dk, b->dk, narrow), test_distance(a->dv, b->dv, narrow)};
+    double most = 0;
+    for (int i = 0; i < 4; i++)
+        if (most == most && !(each[i] <= most)) most = each[i]; /* a NaN stays */
+    return most;
+}
+
+/* Small rows, for whose ways to be dealt all are tried: every layout and schedule on 1 to 5 ranks
+   against each document alone. A layout that cuts cells is to be near: 1.2e-7 is half a unit, and
+   no sum here has more than 9 terms. */
+static int64_t try_small_row(problem *p, int reference, features f, double *worst) {
+    setup alone = each_alone(p, reference, f, p->rows[0].docs);
+    int64_t cases = 0;
+    for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++)
+        for (int schedule = 0; schedule < SEQPAR_SCHEDULE_COUNT; schedule++)
+            for (int64_t ranks = 1; ranks <= 5; ranks++, cases++) {
+                setup s = {.p = p,
+                           .reference = reference,
+                           .ranks = ranks,
+                           .threads = 1,
+                           .layout = layout,
+                           .schedule = schedule,
+                           .f = f};
+                setup_run(&s);
+                if (layout_on_grid(layout))
+                    expect_same_bits(&s, &alone, f.name);
+                else if (*worst == *worst && !(results_distance(&s, &alone) <= *worst))
+                    *worst = results_distance(&s, &alone);
+                setup_free(&s);
+            }
+    setup_free(&alone);
+    return cases;
+}
+
+/* Every row of up to 9 tokens, cut into documents in every way, in cells of 1, 2 and 3 tokens,
+   with every mask; without TEST_ALL a sample. */
+static void test_every_small_row(void) {
+    int64_t rows = 0, cases = 0;
+    double worst = 0;
+    for (int64_t tokens = 1; tokens <= 9; tokens++)
+        for (int cuts = 0; cuts < 1 << (tokens - 1); cuts++)
+            for (int i = 0; i < 3 * FEATURES; i++) {
+                if (rows++ % 307 && !getenv("TEST_ALL")) continue;
+                problem *p = problem_cut(tokens, cuts, 1 + i % 3);
+                cases += try_small_row(p, (int)(rows / 42 % 2), features_list[i / 3], &worst);
+                problem_free(p);
+            }
+    test_expect(worst <= 2e-6, "a layout that cuts cells is off by %.1e", worst);
+    test_end("attn_every_small_row");
+    printf("#   %lld cases of %lld; layouts that cut cells are off by %.1e at most\n",
+           (long long)cases,
+           (long long)(rows * 5 * SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT), worst);
+}
+
 /* Whether -1e-60 added to 0 gives -0 here: a product that is rounded before it is added
    gives 0, and no sum is -0. */
 static int fused(void) {
@@ -1492,6 +1564,7 @@ int main(int argc, char **argv) {
     TEST(test_packings(1));
     TEST(test_packings(0));
     TEST(test_packings(2));
+    TEST(test_every_small_row());
     TEST(test_truth(1));
     TEST(test_truth(0));
     for (int i = 0; i < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; i++)
