@@ -38,7 +38,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_fail(demo_error *er
 /* Adds what `one` says to `all`. -1 */
 static inline int demo_fail_too(demo_error *all, const demo_error *one) {
     size_t used = strlen(all->text);
-    const char next[2] = {used ? DEMO_ERROR_NEXT : 0, 0};
+    const char next[2] = {used ? (char)DEMO_ERROR_NEXT : (char)0, 0};
     snprintf(all->text + used, sizeof all->text - used, "%s%s", next, one->text);
     return -1;
 }
