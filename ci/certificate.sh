@@ -63,6 +63,7 @@ cases() {
     }'
 }
 
+# Without a stdin: mpirun would read the cases that are left.
 # run NAME STAGE RANKS SCHEDULE LAYOUT DP MICRO ZERO PACK TRANSPORT
 run() {
     local name=$1 stage=$2 world="--ring_attn_size $3 --layout $5 --data_parallel_size $6 --micro_train_batch_size $7 --zero_stage $8"
@@ -71,7 +72,7 @@ run() {
     local start=(build/train_${trainer[$stage]})
     [ "${10}" = mpi ] && start=(mpirun --allow-run-as-root --oversubscribe -np $(($3 * $6)) build/mpi_train_${trainer[$stage]})
     # shellcheck disable=SC2086
-    "${start[@]}" $shape ${options[$stage]} $world --save_path "$out/$name" --metrics_path "$out/$name.jsonl" >"$out/$name.log" 2>&1
+    "${start[@]}" $shape ${options[$stage]} $world --save_path "$out/$name" --metrics_path "$out/$name.jsonl" >"$out/$name.log" 2>&1 </dev/null
 }
 
 # of the weights and of every number that is logged, but for times and rows
@@ -98,7 +99,7 @@ done
 
 # ---- the page ----
 
-machine="$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1), $(cc --version | head -n 1), seqpar $(sed -n 's/^#define SEQPAR_VERSION "\(.*\)"/\1/p' seqpar.h)"
+machine="$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1), $(cc --version | head -n 1), seqpar $(sed -n 's/^#define SEQPAR_VERSION  *"\(.*\)"/\1/p' seqpar.h)"
 {
     echo "# The certificate"; echo
     echo "<!-- SPDX-License-Identifier: MIT OR Unlicense -->"; echo

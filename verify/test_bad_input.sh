@@ -537,9 +537,9 @@ while IFS='|' read -r options pattern; do
 done <<'LIST'
 0|S, the tokens, is '0'
 16 1000000|P, the ranks, is '1000000'; give a whole number from 1 to 64
-16 4 2049|L, the chunks, is '2049'; give a whole number from 1 to 2048
-50000 8 2000|50000 x 8 x 2000, is more than 134217728
-16 4 x|L, the chunks, is 'x'
+16 4 0|C, the tokens of a cell, is '0'; give a whole number from 1 to 1000000
+16 4 1000001|C, the tokens of a cell, is '1000001'
+16 4 x|C, the tokens of a cell, is 'x'
 16 4 16 3|'3' is one too many
 LIST
 

@@ -11,6 +11,8 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 STEPS=3 EVERY=7 OUT=$out/small ci/certificate.sh >$out/small.log 2>&1; code=$?
 [ $code = 0 ] && [ "$(grep -cE '^(sft|dpo|rm|kto|ppo|grpo): [4-9] runs, hash [0-9a-f]{16}$' $out/small.log)" = 6 ] && ok certificate_small || fail certificate_small "exit code $code: $(grep -m 1 -E 'WRONG|error' $out/small.log || tail -n 1 $out/small.log)"
 [ "$(grep -v '^#' $out/small/runs.tsv | cut -f10 | sort -u | wc -l)" = 6 ] && ok certificate_hashes_differ || fail certificate_hashes_differ "$(grep -v '^#' $out/small/runs.tsv | cut -f1,10 | sort -u | tr '\n' ' ')"
+# none is left out: a run that reads the list itself would take cases away
+[ "$(grep -vc '^#' $out/small/runs.tsv)" = $((6 * (1 + $(wc -l <$out/small/cases) / 7))) ] && ok certificate_all_cases || fail certificate_all_cases "$(grep -vc '^#' $out/small/runs.tsv) of $(wc -l <$out/small/cases) cases"
 # every value of every factor in some run, and every two of two factors that go together
 awk '{ for (f = 1; f <= NF; f++) { seen[f, $f]; for (g = f + 1; g <= NF; g++) pair[f, g, $f, $g] } } END { for (k in seen) n++; for (k in pair) m++; exit !(n >= 23 && m >= 200) }' $out/small/cases && ok certificate_pairs || fail certificate_pairs "$(wc -l <$out/small/cases) cases"
 [ "$(grep -c '^| [a-z]* | [1-8] | ' $out/small/CERTIFICATE.md)" = "$(grep -vc '^#' $out/small/runs.tsv)" ] && ok certificate_page || fail certificate_page "$(tail -n 1 $out/small/CERTIFICATE.md)"

@@ -239,11 +239,11 @@ static void test_batch_said(void) {
     static const char *const cases[][2] = {
         {"--per_device_train_batch_size 1 --gradient_accumulation_steps 2 "
          "--sequence_parallel_size 4",
-         "batch: 2 documents a step = 1 row x 1 replica x 2 micro-batches\n"},
+         "batch: 2 documents a step = about 1 row x 1 replica x 2 micro-batches\n"},
         {"--micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8",
-         "batch: 4 documents a step = 2 rows x 2 replicas x 1 micro-batch\n"},
+         "batch: 4 documents a step = about 2 rows x 2 replicas x 1 micro-batch\n"},
         {"--train_batch_size 7 --micro_train_batch_size 2",
-         "batch: 7 documents a step = at most 2 rows x 1 replica x 4 micro-batches\n"}};
+         "batch: 7 documents a step = about 2 rows x 1 replica x 4 micro-batches\n"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *text = NULL;
         size_t size = 0;

@@ -40,7 +40,7 @@ same ipo dpo $pairs --learning_rate 2e-4 --pref_loss ipo --nll_loss_coef 0.2
 same simpo dpo $pairs --learning_rate 2e-3 --pref_loss simpo --beta 2 --label_smoothing 0.1
 same rm rm $pairs --learning_rate 2e-3
 same kto kto $labelled --learning_rate 2e-3 --beta 0.1 --undesirable_loss_weight 1.3
-same grpo ppo $prompts --eval_dataset $out/eval.jsonl --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 2 --use_kl_loss --kl_estimator k3 --max_epochs 2
+same grpo ppo $prompts --eval_dataset $out/eval.jsonl --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 8 --use_kl_loss --kl_estimator k3 --max_epochs 2
 same ppo ppo $prompts --save_value_network --reward_pretrain $out/rm.one,$out/rm.one --entropy_loss_coef 0.01 --kl_target 0.1
 same reinforce ppo $prompts --reward_pretrain $out/rm.one --advantage_estimator reinforce --gamma 0.9 --top_p 0.9 --top_k 20
 

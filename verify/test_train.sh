@@ -179,8 +179,8 @@ for i in $(seq 1 150); do printf '{"q": "a%03d", "a": "bcd"}\n' $i; done > $out/
 # says NAME PATTERN OPTIONS...: a run whose messages hold the pattern; says_not: do not
 says() { local name=$1 pattern=$2; shift 2; ci/limit.sh 120 build/train_sft $tiny --dataset $out/short.jsonl --save_path $out/says "$@" >$out/says.log 2>&1; local code=$?; [ $code -eq 0 ] && grep -qE "$pattern" $out/says.log && ok "option_$name" || fail "option_$name" "code $code, no '$pattern' in: $(head -c 900 $out/says.log)"; }
 dry=--dry_run
-says batch_360 '^batch: 2 documents a step = 1 row x 1 replica x 2 micro-batches$' --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --sequence_parallel_size 4 --max_steps 1
-says batch_axolotl '^batch: 4 documents a step = 2 rows x 2 replicas x 1 micro-batch$' --micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8 --heads_k_stride 1 $dry
+says batch_360 '^batch: 2 documents a step = about 1 row x 1 replica x 2 micro-batches$' --per_device_train_batch_size 1 --gradient_accumulation_steps 2 --sequence_parallel_size 4 --max_steps 1
+says batch_axolotl '^batch: 4 documents a step = about 2 rows x 2 replicas x 1 micro-batch$' --micro_batch_size 2 --sequence_parallel_degree 4 --world_size 8 --heads_k_stride 1 $dry
 says batch_large '^notice: 64 documents a step are more than there are; every step takes all 50$' --train_batch_size 64 $dry
 says rate_fresh '^learning rate: at most 0.002 \(of a model made from nothing\)' $dry
 says rate_given "^learning rate: at most 5e-06 \(openrlhf's default for a given model\), cosine_with_min_lr, 1 of 1 steps warm up$" --pretrain $out/one $dry

@@ -374,21 +374,22 @@ static void print_number(const cell *c, int64_t number) {
 }
 
 static void print_packed(void) {
-    printf("\n%-21s alone  rows of", "packed, on 2 ranks");
+    printf("\n%-21s alone", "packed on 2 ranks");
     for (int i = 1; i < LENGTHS; i++) printf(" %lld", (long long)packings[i].pack_len);
-    printf("  micro-batches");
+    printf(" micro-batches");
     for (int i = LENGTHS; i < PACKINGS; i++)
         printf(" %lld", (long long)packings[i].micro_batches);
     printf("\n");
     for (int r = 0; r < packed_count; r++) {
         const cell *c = packed[r].cells;
-        printf("%-21s %-5s  %7s", packed[r].name, c[0].state == SAME ? "yes" : "!", "");
+        printf("%-21s %-5s", packed[r].name, c[0].state == SAME ? "yes" : "!");
         for (int i = 1; i < LENGTHS; i++) print_number(&c[i], packings[i].pack_len);
-        printf("  %13s", "");
+        printf(" %13s", "");
         for (int i = LENGTHS; i < PACKINGS; i++) print_number(&c[i], packings[i].micro_batches);
         printf("\n");
     }
-    printf("\neach way of packing: every bit is that of rows of %lld on 1 rank\n",
+    printf("\nalone, in rows of 121 to 720 tokens, in 2 to 4 micro-batches: every\n"
+           "bit is that of rows of %lld on 1 rank\n",
            (long long)usual.pack_len);
     for (int r = 0; r < packed_count; r++)
         for (int i = 0; i < PACKINGS; i++)
@@ -400,7 +401,7 @@ static void print_packed(void) {
 }
 
 static void print_sampled(void) {
-    printf("sampled text on 1 rank, trained on %lld: %lld of %lld log-probs differ\n",
+    printf("sampled on 1 rank, trained on %lld: %lld of %lld log-probs differ\n",
            (long long)ranks[rank_count - 1], (long long)(sampled.differ + sampled.missing),
            (long long)sampled.all);
     printf("first PPO ratio %.18f = 1: %s\n", first_ratio, first_ratio == 1 ? "bits" : "NO");

@@ -149,9 +149,10 @@ static void demo_batch_say(const demo_job *job) {
                 (long long)c->pack_len, (long long)job->dp, demo_plural(job->dp),
                 (long long)steps, steps == 1 ? "" : "es");
     else
-        fprintf(stderr, " = about %lld row%s x %lld replica%s x %lld micro-batch%s\n",
-                (long long)rows, demo_plural(rows), (long long)job->dp, demo_plural(job->dp),
-                (long long)steps, steps == 1 ? "" : "es");
+        fprintf(stderr, " = %s%lld row%s x %lld replica%s x %lld micro-batch%s\n",
+                job->dp * steps > 1 ? "about " : "", (long long)rows, demo_plural(rows),
+                (long long)job->dp, demo_plural(job->dp), (long long)steps,
+                steps == 1 ? "" : "es");
     if (job->asked_batch > batch)
         fprintf(stderr,
                 "notice: %lld %s a step are more than there are; every step takes all %lld\n",
