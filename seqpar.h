@@ -744,11 +744,10 @@ typedef struct seqpar_pack_desc {
     int64_t cell;     /* of the rows */
     int order;        /* SEQPAR_PACK_*: as many units in a row as fit, in order, by default */
     int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
-    /* units are dealt to so many parts, in order and even by tokens, and no row has units of two:
-       data-parallel ranks times micro-batches (seqpar_step_begin); 0: 1 */
-    int64_t parts;
-    /* takes as many times `parts` as bring a part to so many rows, about; 0: just `parts` */
-    int64_t part_rows;
+    /* A step's units are dealt to micro-batches and in each to dp_size data-parallel ranks (0: 1), in
+       order and even by tokens; no row has units of two parts. micro_batches 0: as few as bring a
+       part to about micro_rows rows; both 0: one */
+    int64_t dp_size, micro_batches, micro_rows;
     /* keep units without a supervised token (a batch may then have none at all) */
     int keep_masked;
     int64_t vocab; /* 0: ids are not checked */
@@ -762,7 +761,7 @@ typedef struct seqpar_pack_counts {
 
 typedef struct seqpar_batch {
     seqpar_row *row; /* (rows) */
-    int64_t rows, parts;
+    int64_t rows, micro_batches;
     seqpar_pack_counts counts;
     void *storage;
 } seqpar_batch;
@@ -775,11 +774,19 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
-/* The first row of part `part` of `parts` that are even by tokens, or row_count where part is
-   `parts`: a row belongs to the part in which its middle lies. Parts that seqpar_pack made are
-   found again. */
-SEQPAR_DEF int64_t seqpar_part_row(const seqpar_row *rows, int64_t row_count, int64_t parts,
-                                   int64_t part);
+/* One part of a step: micro-batch micro_batch of micro_batches, in it data-parallel rank dp_rank of
+   dp_size. */
+typedef struct seqpar_part {
+    int64_t micro_batches, dp_size, micro_batch, dp_rank;
+} seqpar_part;
+
+/* The rows of a part: rows[*first .. *first + *count). A micro-batch begins at the highest joint of
+   the fold over documents (>>fold) within 1/8 of its tokens from where it would begin, so that few
+   sums wait for the next one; a rank's part within 1/64 of its tokens, so that ranks are even.
+   Parts that seqpar_pack made are found again. MEMORY. */
+SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
+                                          const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_part *part);
 /* Cells. A document is cut into cells, which begin at fixed positions of it: every `cell` tokens,
    or where cell is 0 every 128 up to token 16,384, every 256 up to 131,072, every 512 from there
    on. The sum over a cell is a leaf of a fold (>>fold). So a text that grows keeps its cells, and
@@ -2032,8 +2039,8 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
 /* Begins a step over these rows (borrowed to its end), which are dealt by tokens, as one list, to
-   `accumulation` micro-batches and in each to the data-parallel ranks: rank d of D has part
-   i D + d of micro-batch i (seqpar_part_row). Rows that were packed for so many parts are even.
+   `accumulation` micro-batches and in each to the data-parallel ranks (seqpar_part_rows). Rows that
+   were packed for so many are even.
    Every rank passes all rows, and the layout they are split by. A step that was begun and not ended is given up.
    Collective over the world, which is asked whether all ranks were given the same. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
@@ -3125,18 +3132,100 @@ static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
     return tokens;
 }
 
-SEQPAR_DEF int64_t seqpar_part_row(const seqpar_row *rows, int64_t row_count, int64_t parts,
-                                   int64_t part) {
-    SEQPAR_MUST("rows", SEQPAR_IF(row_count > 0, rows));
-    int64_t all = seqpar__rows_tokens(rows, row_count), before = 0, i = 0;
-    for (; i < row_count; before += rows[i++].tokens)
-        if (seqpar__part_of(parts, all, before, rows[i].tokens) >= part) break;
-    return i;
+#define SEQPAR__CELL_BITS \
+    32 /* of the number of a leaf: its cell; above: its document (>>split) */
+
+/* ---- where parts and slots begin ---- */
+
+/* A place where a part or a slot may begin: a cell's first token, the level of the node that joins
+   the leaves on both sides, and what begins there: a row or a unit. */
+typedef struct seqpar__joint {
+    int64_t token, level, at;
+} seqpar__joint;
+
+/* Places where parts or slots of tokens may begin. */
+typedef struct seqpar__joints {
+    void *list;                      /* seqpar__joint */
+    int64_t count, capacity, before; /* before: the last cell's leaf */
+} seqpar__joints;
+
+static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf, int64_t at) {
+    seqpar__joint *joint;
+    int64_t level = 0;
+    if (!seqpar__grow(&j->list, &j->capacity, j->count + 1, (int64_t)sizeof *joint)) return 0;
+    if (!j->count) level = 63;
+    while (level < 63 && (j->before ^ leaf) >> level) level++;
+    joint = (seqpar__joint *)j->list + j->count++;
+    joint->token = token;
+    joint->level = level;
+    joint->at = at;
+    j->before = leaf;
+    return 1;
 }
 
-/* cap: most tokens of a document */
+/* Is joint a a better place for an edge at `token` than b? */
+static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, int64_t token,
+                                int64_t reach) {
+    int64_t near_a = a->token < token ? token - a->token : a->token - token;
+    int64_t near_b = b->token < token ? token - b->token : b->token - token;
+    if ((near_a <= reach) != (near_b <= reach)) return near_a <= reach;
+    if (near_a <= reach && a->level != b->level) return a->level > b->level;
+    return near_a < near_b;
+}
+
+/* The joint where the slot begins that would begin at `token`, from joint *at on, which moves
+   there: edges rise. */
+static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
+                            int64_t reach) {
+    const seqpar__joint *list = (const seqpar__joint *)j->list;
+    int64_t best = *at;
+    for (int64_t i = *at + 1; i < j->count; i++) {
+        SEQPAR__WORK(1);
+        if (seqpar__joint_better(&list[i], &list[best], token, reach)) best = i;
+        if (list[i].token > token + reach) break;
+    }
+    *at = best;
+    return list[best].token;
+}
+
+static int64_t seqpar__joint_token(const seqpar__joints *j, int64_t index, int64_t all) {
+    return index < j->count ? ((const seqpar__joint *)j->list)[index].token : all;
+}
+
+/* The ranks of a micro-batch, which has the joints [from, to): where each begins. */
+static void seqpar__rank_edges(const seqpar__joints *j, int64_t all, int64_t from, int64_t to,
+                               int64_t dp_size, int64_t *begin) {
+    int64_t token = seqpar__joint_token(j, from, all), at = from;
+    int64_t tokens = seqpar__joint_token(j, to, all) - token;
+    for (int64_t d = 0; d < dp_size; d++) {
+        begin[d] = at;
+        if (at < to)
+            seqpar__edge(j, &at, token + seqpar_part_begin(tokens, dp_size, d + 1),
+                         tokens / dp_size / 64);
+        at = SEQPAR__MIN(at, to);
+    }
+}
+
+/* begin (micro_batches dp_size + 1): which row or unit a part begins with; end: behind the last. */
+static void seqpar__part_edges(const seqpar__joints *j, int64_t all, int64_t end,
+                               int64_t micro_batches, int64_t dp_size, int64_t *begin) {
+    int64_t from = 0, to = 0, parts = micro_batches * dp_size;
+    for (int64_t m = 0; m < micro_batches; m++, from = to) {
+        if (m + 1 == micro_batches)
+            to = j->count;
+        else if (to < j->count)
+            seqpar__edge(j, &to, seqpar_part_begin(all, micro_batches, m + 1),
+                         all / micro_batches / 8);
+        seqpar__rank_edges(j, all, from, to, dp_size, begin + m * dp_size);
+    }
+    for (int64_t i = 0; i < parts; i++)
+        begin[i] = begin[i] < j->count ? ((const seqpar__joint *)j->list)[begin[i]].at : end;
+    begin[parts] = end;
+}
+
+/* cap: most tokens of a document; head, tail: the first and last document that has any */
 typedef struct seqpar__unit {
-    int64_t first, docs, tokens, cap, row;
+    int64_t first, docs, tokens, cap, row, head, tail;
 } seqpar__unit;
 
 static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
@@ -3161,12 +3250,15 @@ static seqpar_status seqpar__check_pack_desc(seqpar_error *error,
                            "pack_len is %lld; give the most tokens a row may have, 1 to %lld",
                            (long long)desc->pack_len, (long long)SEQPAR_MAX_TOKENS);
     SEQPAR__TRY(seqpar__check_cell(error, "pack_desc", desc->cell));
-    if (desc->parts < 0 || desc->parts > SEQPAR_MAX_DOCUMENTS || desc->part_rows < 0)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "pack_desc: parts is %lld and part_rows %lld; give parts of 0 to "
-                           "%lld, and part_rows of 0 or more",
-                           (long long)desc->parts, (long long)desc->part_rows,
-                           (long long)SEQPAR_MAX_DOCUMENTS);
+    if (desc->dp_size < 0 || desc->micro_batches < 0 || desc->micro_rows < 0 ||
+        SEQPAR__MAX(desc->dp_size, (int64_t)1) >
+            SEQPAR_MAX_DOCUMENTS / SEQPAR__MAX(desc->micro_batches, (int64_t)1))
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "pack_desc: dp_size is %lld, micro_batches %lld and micro_rows %lld; "
+            "give 0 or more, and at most %lld parts",
+            (long long)desc->dp_size, (long long)desc->micro_batches,
+            (long long)desc->micro_rows, (long long)SEQPAR_MAX_DOCUMENTS);
     return SEQPAR_OK;
 }
 
@@ -3245,10 +3337,13 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
         u.first = first;
         u.tokens = 0;
         u.row = -1;
+        u.head = u.tail = first;
         u.cap = desc->pack_len;
         for (i = first; i < count && docs[i].unit == docs[first].unit; i++) {
             u.tokens += docs[i].tokens;
-            live += docs[i].tokens > 0;
+            if (!docs[i].tokens) continue;
+            if (!live++) u.head = i;
+            u.tail = i;
         }
         u.docs = i - first;
         for (int64_t j = first; j < i; j++) counts->zero_length += docs[j].tokens == 0;
@@ -3275,35 +3370,57 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
     }
 }
 
-/* Gives every unit a row; returns the number of rows. */
-static int64_t seqpar__place_units(seqpar__unit *units, int64_t count, int64_t parts,
-                                   const seqpar_pack_desc *desc) {
-    int64_t rows = 0, left = 0, all = 0, before = 0, last = 0;
-    for (int64_t i = 0; i < count; i++) all += units[i].tokens;
-    for (int64_t i = 0; i < count; before += units[i++].tokens) {
-        int64_t part = seqpar__part_of(parts, all, before, units[i].tokens);
+/* Gives every unit a row, no row to units of two parts; returns the number of rows. begin: the
+   first units of `parts`. */
+static int64_t seqpar__place_units(seqpar__unit *units, int64_t count, const int64_t *begin,
+                                   int64_t parts, const seqpar_pack_desc *desc) {
+    int64_t rows = 0, left = 0, part = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int edge = 0;
+        for (; part < parts && begin[part] <= i; part++) edge = 1;
         SEQPAR__WORK(1);
-        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || units[i].tokens > left || part != last) {
+        if (desc->order == SEQPAR_PACK_UNIT_PER_ROW || units[i].tokens > left || edge) {
             rows++;
             left = desc->pack_len;
         }
         units[i].row = rows - 1;
         left -= units[i].tokens;
-        last = part;
     }
     return rows;
 }
 
-/* The same over as many parts as are asked for. */
-static void seqpar__place_parts(seqpar_batch *batch, seqpar__unit *units, int64_t count,
-                                const seqpar_pack_desc *desc) {
-    batch->parts = SEQPAR__MAX(desc->parts, (int64_t)1);
-    if (desc->part_rows) {
-        int64_t rows = seqpar__place_units(units, count, 1, desc);
-        int64_t most = (rows + batch->parts - 1) / batch->parts;
-        batch->parts *= 1 + (most - 1) / desc->part_rows;
+static int seqpar__joints_units(seqpar__joints *j, const seqpar__unit *units, int64_t count,
+                                int64_t *all) {
+    for (int64_t i = 0; i < count; *all += units[i++].tokens) {
+        if (!seqpar__joints_add(j, *all, units[i].head << SEQPAR__CELL_BITS, i)) return 0;
+        j->before = units[i].tail << SEQPAR__CELL_BITS;
     }
-    batch->rows = seqpar__place_units(units, count, batch->parts, desc);
+    return 1;
+}
+
+static seqpar_status seqpar__place_parts(seqpar_error *error, seqpar_batch *batch,
+                                         seqpar__unit *units, int64_t count,
+                                         const seqpar_pack_desc *desc) {
+    int64_t dp_size = SEQPAR__MAX(desc->dp_size, (int64_t)1), all = 0, *begin;
+    seqpar__joints joints;
+    int fits;
+    batch->micro_batches = SEQPAR__MAX(desc->micro_batches, (int64_t)1);
+    if (!desc->micro_batches && desc->micro_rows) {
+        int64_t rows = seqpar__place_units(units, count, NULL, 0, desc);
+        int64_t most = (rows + dp_size - 1) / dp_size;
+        batch->micro_batches = 1 + (most - 1) / desc->micro_rows;
+    }
+    memset(&joints, 0, sizeof joints);
+    begin = SEQPAR__NEW(int64_t, batch->micro_batches * dp_size + 1);
+    fits = begin && seqpar__joints_units(&joints, units, count, &all);
+    if (fits) {
+        seqpar__part_edges(&joints, all, count, batch->micro_batches, dp_size, begin);
+        batch->rows = seqpar__place_units(units, count, begin, batch->micro_batches * dp_size,
+                                          desc);
+    }
+    SEQPAR_FREE(joints.list);
+    SEQPAR_FREE(begin);
+    return fits ? SEQPAR_OK : seqpar__no_memory(error, "parts");
 }
 
 /* Appends one document to a row; the target of a position is the next token of the same
@@ -3430,7 +3547,7 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
             (long long)count, (long long)batch->counts.zero_length,
             (long long)batch->counts.dropped, (long long)batch->counts.masked,
             (long long)desc->pack_len);
-    seqpar__place_parts(batch, units, unit_count, desc);
+    SEQPAR__TRY(seqpar__place_parts(error, batch, units, unit_count, desc));
     return seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
 }
 
@@ -3507,9 +3624,8 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
    that nobody numbered are numbered within their row; each begins where as many low bits are 0
    as its cells need, so that its own tree is the same as everywhere. Such a row takes less than
    four times its tokens of numbers. Only this chapter knows; others ask a piece. */
-#define SEQPAR__CELL_BITS 32
-#define SEQPAR__ROW_BITS  34
-#define SEQPAR__MAX_ROWS  (INT64_C(1) << 20) /* with documents that nobody numbered */
+#define SEQPAR__ROW_BITS 34
+#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* with documents that nobody numbered */
 
 typedef struct seqpar__doc { /* document `at` of a row */
     int64_t at, begin, end, cells, number, leaf, next_leaf;
@@ -3599,6 +3715,49 @@ static int seqpar__walk_next(seqpar__walk *w) {
         w->d = seqpar__doc_first(w->d.stripe);
     }
     return 0;
+}
+
+/* A joint for each row that has tokens. */
+static int seqpar__joints_rows(seqpar__joints *j, const seqpar_row *rows, int64_t row_count) {
+    int64_t last = -1;
+    for (seqpar__walk w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);) {
+        if (w.row != last && !seqpar__joints_add(j, w.before, w.d.leaf, w.row)) return 0;
+        j->before = w.d.leaf + seqpar_cell_leaf(rows[w.row].cell, w.d.cells - 1);
+        last = w.row;
+    }
+    return 1;
+}
+
+/* begin (micro_batches dp_size + 1), to be freed; NULL: no memory. */
+static int64_t *seqpar__part_begins(const seqpar_row *rows, int64_t row_count,
+                                    int64_t micro_batches, int64_t dp_size) {
+    int64_t *begin = SEQPAR__NEW(int64_t, micro_batches * dp_size + 1);
+    seqpar__joints joints;
+    memset(&joints, 0, sizeof joints);
+    if (begin && seqpar__joints_rows(&joints, rows, row_count))
+        seqpar__part_edges(&joints, seqpar__rows_tokens(rows, row_count), row_count,
+                           micro_batches, dp_size, begin);
+    else {
+        SEQPAR_FREE(begin);
+        begin = NULL;
+    }
+    SEQPAR_FREE(joints.list);
+    return begin;
+}
+
+SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
+                                          const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_part *part) {
+    SEQPAR_NEED(error, "first, count, rows, part", first, count, SEQPAR_IF(row_count > 0, rows),
+                part);
+    int64_t *begin, at = part->micro_batch * part->dp_size + part->dp_rank;
+    *first = *count = 0;
+    begin = seqpar__part_begins(rows, row_count, part->micro_batches, part->dp_size);
+    if (!begin) return seqpar__no_memory(error, "parts");
+    *first = begin[at];
+    *count = begin[at + 1] - *first;
+    SEQPAR_FREE(begin);
+    return SEQPAR_OK;
 }
 
 /* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
@@ -3805,66 +3964,16 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
 
 /* ---- where slots begin ---- */
 
-/* A place where a slot may begin: a cell's first token, and the level of the node that joins the
-   leaves on both sides. */
-typedef struct seqpar__joint {
-    int64_t token, level;
-} seqpar__joint;
-
-/* Where slots of the tokens [begin, end) may begin: at the cells that begin there. */
-typedef struct seqpar__joints {
-    void *list;                      /* seqpar__joint */
-    int64_t count, capacity, before; /* before: the last cell's leaf */
-} seqpar__joints;
-
-static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf) {
-    seqpar__joint *joint;
-    int64_t level = 0;
-    if (!seqpar__grow(&j->list, &j->capacity, j->count + 1, (int64_t)sizeof *joint)) return 0;
-    if (!j->count) level = 63;
-    while (level < 63 && (j->before ^ leaf) >> level) level++;
-    joint = (seqpar__joint *)j->list + j->count++;
-    joint->token = token;
-    joint->level = level;
-    j->before = leaf;
-    return 1;
-}
-
 /* The cells of document w->d. */
 static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
     int64_t cell = w->of[w->row].cell;
     for (int64_t c = 0; c < w->d.cells; c++) {
         SEQPAR__WORK(1);
         if (!seqpar__joints_add(j, w->before + w->d.begin + seqpar_cell_begin(cell, c),
-                                w->d.leaf + seqpar_cell_leaf(cell, c)))
+                                w->d.leaf + seqpar_cell_leaf(cell, c), w->row))
             return 0;
     }
     return 1;
-}
-
-/* Is joint a a better place for an edge at `token` than b? */
-static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, int64_t token,
-                                int64_t reach) {
-    int64_t near_a = a->token < token ? token - a->token : a->token - token;
-    int64_t near_b = b->token < token ? token - b->token : b->token - token;
-    if ((near_a <= reach) != (near_b <= reach)) return near_a <= reach;
-    if (near_a <= reach && a->level != b->level) return a->level > b->level;
-    return near_a < near_b;
-}
-
-/* The joint where the slot begins that would begin at `token`, from joint *at on, which moves
-   there: edges rise. */
-static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
-                            int64_t reach) {
-    const seqpar__joint *list = (const seqpar__joint *)j->list;
-    int64_t best = *at;
-    for (int64_t i = *at + 1; i < j->count; i++) {
-        SEQPAR__WORK(1);
-        if (seqpar__joint_better(&list[i], &list[best], token, reach)) best = i;
-        if (list[i].token > token + reach) break;
-    }
-    *at = best;
-    return list[best].token;
 }
 
 /* ---- how rows are dealt: seqpar__deal_* hand their pieces out, in order of their tokens ---- */
@@ -8768,6 +8877,7 @@ typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks
 struct seqpar_step {
     const seqpar_row *rows;
     int64_t row_count, accumulation;
+    int64_t *part_begin; /* (accumulation dp_size + 1) rows; NULL: without rows */
     int layout;
     int64_t *leaves, leaf_count;
     seqpar__micro *micro; /* (accumulation) */
@@ -9102,6 +9212,7 @@ static void seqpar__step_free(seqpar_optim *o) {
     SEQPAR_FREE(s->done);
     SEQPAR_FREE(s->given);
     SEQPAR_FREE(s->leaves);
+    SEQPAR_FREE(s->part_begin);
     SEQPAR_FREE(s);
     o->step = NULL;
 }
@@ -9128,9 +9239,9 @@ SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
    to wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
-    int64_t parts = s->accumulation * dp_size, part = index * dp_size + dp_rank;
-    *first = seqpar_part_row(s->rows, s->row_count, parts, part);
-    *count = seqpar_part_row(s->rows, s->row_count, parts, part + 1) - *first;
+    int64_t part = index * dp_size + dp_rank;
+    *first = s->part_begin[part];
+    *count = s->part_begin[part + 1] - *first;
 }
 
 static seqpar_status seqpar__check_micro(seqpar_error *error, const seqpar_optim *o,
@@ -9308,7 +9419,11 @@ static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const se
     s->micro = SEQPAR__NEW(seqpar__micro, s->accumulation);
     s->done = SEQPAR__NEW(unsigned char, 2 * o->blocks.slices);
     s->given = SEQPAR__NEW(int64_t, 2 * o->blocks.slices);
-    if (!s->micro || !s->done || !s->given) return seqpar__no_memory(ctx->error, "a step");
+    if (s->rows)
+        s->part_begin = seqpar__part_begins(s->rows, s->row_count, s->accumulation,
+                                            ctx->dp_size);
+    if (!s->micro || !s->done || !s->given || (s->rows && !s->part_begin))
+        return seqpar__no_memory(ctx->error, "a step");
     SEQPAR__TRY(s->rows ? seqpar__step_leaves(ctx, s) : seqpar__plain_leaves(ctx, s));
     SEQPAR__TRY(seqpar__micros_prepare(ctx, s));
     seqpar__gradient_free(ctx, o);

@@ -204,8 +204,14 @@ static void test_rows(void) {
     REFUSED("batch", seqpar_pack(&error, NULL, &document, 1, &pack));
     REFUSED("documents", seqpar_pack(&error, &batch, NULL, 1, &pack));
     REFUSED("desc", seqpar_pack(&error, &batch, &document, 1, NULL));
-    ABORTS("rows", seqpar_part_row(NULL, 1, 2, 1));
-    test_expect(seqpar_part_row(NULL, 0, 2, 1) == 0, "no rows");
+    const seqpar_part part = {1, 1, 0, 0};
+    int64_t first, count;
+    REFUSED("first", seqpar_part_rows(&error, NULL, &count, &row, 1, &part));
+    REFUSED("count", seqpar_part_rows(&error, &first, NULL, &row, 1, &part));
+    REFUSED("rows", seqpar_part_rows(&error, &first, &count, NULL, 1, &part));
+    REFUSED("part", seqpar_part_rows(&error, &first, &count, &row, 1, NULL));
+    test_expect(!seqpar_part_rows(&error, &first, &count, NULL, 0, &part) && !first && !count,
+                "no rows");
     ABORTS("batch", seqpar_batch_free(NULL));
     REFUSED("share", seqpar_split(&error, NULL, &row, 1, &split_desc));
     REFUSED("rows", seqpar_split(&error, &other, NULL, 1, &split_desc));

@@ -76,7 +76,7 @@ typedef struct fate {
     int64_t length[DOCS]; /* 0: left out */
     int64_t row[DOCS];    /* -1: left out */
     int64_t part[DOCS];
-    int64_t rows, parts;
+    int64_t rows, micro_batches;
     seqpar_pack_counts counts;
 } fate;
 
@@ -133,40 +133,98 @@ static int64_t next_unit(const corpus *c, const fate *f) {
     return -1;
 }
 
-/* The part in which the middle of a unit lies, all counted in half tokens. */
-static int64_t middle_part(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
-    int64_t part = 0;
-    while (part + 1 < parts && 2 * before + tokens >= 2 * all * (part + 1) / parts) part++;
-    return part;
+/* Units that are placed: the document each begins with, the last one, and tokens before it. */
+typedef struct placed {
+    int64_t count, first[DOCS], last[DOCS], before[DOCS + 1];
+} placed;
+
+static placed placed_units(const corpus *c, const fate *f) {
+    placed u = {.count = 0};
+    int64_t i;
+    for (i = 0; i < c->count; i++) {
+        if (!f->length[i]) continue;
+        if (!u.count || c->doc[i].unit != c->doc[u.last[u.count - 1]].unit) {
+            u.first[u.count] = i;
+            u.before[u.count + 1] = u.before[u.count] + sum_unit(c, f, c->doc[i].unit).tokens;
+            u.count++;
+        }
+        u.last[u.count - 1] = i;
+    }
+    return u;
 }
 
-static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc, int64_t parts) {
-    int64_t used = 0, all = 0, before = 0, first, last = 0, i;
+/* Of the units from `at` on the one that a part begins with: of those within `reach` of `token` the
+   one whose number has the least in common with that of the document before, else the nearest. */
+static int64_t slow_part_edge(const placed *u, int64_t at, int64_t token, int64_t reach) {
+    int64_t best = at, i, best_level = -1;
+    for (i = at; i < u->count; i++) {
+        int64_t near = llabs(u->before[i] - token), level = 0, a = i ? u->last[i - 1] : 0;
+        int64_t b = u->first[i];
+        for (; a != b; level++) a /= 2, b /= 2;
+        if (i == 0) level = 99;
+        if (near > reach || level < best_level) continue;
+        if (level == best_level && near >= llabs(u->before[best] - token)) continue;
+        best = i;
+        best_level = level;
+    }
+    for (i = at; i < u->count && best_level < 0; i++)
+        if (llabs(u->before[i] - token) < llabs(u->before[best] - token)) best = i;
+    return best;
+}
+
+/* begin: of every part, the first unit. */
+static void slow_part_edges(const placed *u, int64_t *begin, int64_t micro_batches,
+                            int64_t dp_size) {
+    int64_t m, d, from = 0, to = 0, all = u->before[u->count];
+    for (m = 0; m < micro_batches; m++, from = to) {
+        int64_t tokens, at = from;
+        to = m + 1 == micro_batches ? u->count
+                                    : slow_part_edge(u, from, all * (m + 1) / micro_batches,
+                                                     all / micro_batches / 8);
+        tokens = u->before[to] - u->before[from];
+        for (d = 0; d < dp_size; d++) {
+            begin[m * dp_size + d] = at;
+            if (at < to)
+                at = slow_part_edge(u, at, u->before[from] + tokens * (d + 1) / dp_size,
+                                    tokens / dp_size / 64);
+            at = at < to ? at : to;
+        }
+    }
+    begin[micro_batches * dp_size] = u->count;
+}
+
+static void decide_rows(fate *f, const corpus *c, const seqpar_pack_desc *desc,
+                        int64_t micro_batches, int64_t dp_size) {
+    placed u = placed_units(c, f);
+    int64_t used = 0, n = 0, last = 0, part = 0, first, i;
+    int64_t *begin = calloc((size_t)(micro_batches * dp_size + 1), sizeof *begin);
+    slow_part_edges(&u, begin, micro_batches, dp_size);
     f->rows = 0;
-    f->parts = parts;
-    for (i = 0; i < c->count; i++) f->row[i] = -1, all += f->length[i];
-    while ((first = next_unit(c, f)) >= 0) {
+    f->micro_batches = micro_batches;
+    for (i = 0; i < c->count; i++) f->row[i] = -1;
+    for (; (first = next_unit(c, f)) >= 0; n++, last = part) {
         int64_t tokens = sum_unit(c, f, c->doc[first].unit).tokens;
-        int64_t part = middle_part(parts, all, before, tokens);
+        while (part + 1 < micro_batches * dp_size && begin[part + 1] <= n) part++;
         if (!f->rows || desc->order == SEQPAR_PACK_UNIT_PER_ROW || part > last ||
             used + tokens > desc->pack_len)
             used = 0, f->rows++;
         used += tokens;
-        before += tokens;
-        last = part;
         for (i = 0; i < c->count; i++)
             if (c->doc[i].unit == c->doc[first].unit) {
                 f->row[i] = f->rows - 1;
                 f->part[i] = part;
             }
     }
+    free(begin);
 }
 
 static void decide_parts(fate *f, const corpus *c, const seqpar_pack_desc *desc) {
-    int64_t parts = desc->parts ? desc->parts : 1, times = 1;
-    decide_rows(f, c, desc, 1);
-    while (desc->part_rows && times * parts * desc->part_rows < f->rows) times++;
-    decide_rows(f, c, desc, times * parts);
+    int64_t dp_size = desc->dp_size ? desc->dp_size : 1, times = 1;
+    decide_rows(f, c, desc, 1, 1);
+    while (!desc->micro_batches && desc->micro_rows &&
+           times * dp_size * desc->micro_rows < f->rows)
+        times++;
+    decide_rows(f, c, desc, desc->micro_batches ? desc->micro_batches : times, dp_size);
 }
 
 static void decide_counts(fate *f, const corpus *c) {
@@ -271,15 +329,22 @@ static void expect_rising(const seqpar_batch *batch) {
         }
 }
 
-/* Rows are found again by their parts: from the first of a part on, units are of it. */
-static void expect_parts(const seqpar_batch *batch, const fate *f) {
-    int64_t part, r;
-    EXPECT_EQUAL(batch->parts, f->parts, "the number of parts");
-    for (part = 0; part <= f->parts; part++) {
-        for (r = 0; r < batch->rows && f->part[batch->row[r].doc_source[0]] < part;) r++;
-        EXPECT_EQUAL(seqpar_part_row(batch->row, batch->rows, f->parts, part), r,
-                     "the first row of a part");
+/* Rows are found again by their parts, and each part has those of its units. */
+static void expect_parts(const seqpar_batch *batch, const seqpar_pack_desc *desc,
+                         const fate *f) {
+    seqpar_part part = {f->micro_batches, desc->dp_size ? desc->dp_size : 1};
+    int64_t row = 0, first, count, i;
+    EXPECT_EQUAL(batch->micro_batches, f->micro_batches, "the number of micro-batches");
+    for (i = 0; i < part.micro_batches * part.dp_size; i++) {
+        part.micro_batch = i / part.dp_size;
+        part.dp_rank = i % part.dp_size;
+        test_expect(!seqpar_part_rows(NULL, &first, &count, batch->row, batch->rows, &part),
+                    "no parts");
+        EXPECT_EQUAL(first, row, "the first row of a part");
+        for (; row < batch->rows && f->part[batch->row[row].doc_source[0]] == i;) row++;
+        EXPECT_EQUAL(first + count, row, "the end of a part");
     }
+    EXPECT_EQUAL(row, batch->rows, "the end of the last part");
 }
 
 static void expect_batch(const seqpar_batch *batch, const corpus *c,
@@ -290,7 +355,7 @@ static void expect_batch(const seqpar_batch *batch, const corpus *c,
     for (i = 0; i < c->count; i++)
         EXPECT_EQUAL(seen[i], f->length[i] > 0, "the times a document is there");
     expect_rising(batch);
-    expect_parts(batch, f);
+    expect_parts(batch, desc, f);
     expect_counts(&batch->counts, &f->counts);
 }
 
@@ -732,24 +797,30 @@ static void test_refusals(void) {
          1,
          {{some_ids, NULL, 3, 0}},
          {"pack_desc: cell is 2147483648", "0 for the default"}},
-        {"parts_negative",
+        {"dp_size_negative",
          SEQPAR_ERR_OPTION,
-         {.pack_len = 8, .parts = -1},
+         {.pack_len = 8, .dp_size = -1},
          1,
          {{some_ids, NULL, 3, 0}},
-         {"pack_desc: parts is -1 and part_rows 0", "0 to 2147483648", "0 or more"}},
+         {"pack_desc: dp_size is -1, micro_batches 0 and micro_rows 0", "0 or more"}},
+        {"micro_batches_negative",
+         SEQPAR_ERR_OPTION,
+         {.pack_len = 8, .micro_batches = -3},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"micro_batches -3"}},
+        {"micro_rows_negative",
+         SEQPAR_ERR_OPTION,
+         {.pack_len = 8, .dp_size = 3, .micro_rows = -2},
+         1,
+         {{some_ids, NULL, 3, 0}},
+         {"dp_size is 3, micro_batches 0 and micro_rows -2"}},
         {"parts_large",
          SEQPAR_ERR_OPTION,
-         {.pack_len = 8, .parts = SEQPAR_MAX_DOCUMENTS + 1},
+         {.pack_len = 8, .dp_size = 1 << 16, .micro_batches = (1 << 15) + 1},
          1,
          {{some_ids, NULL, 3, 0}},
-         {"pack_desc: parts is 2147483649"}},
-        {"part_rows_negative",
-         SEQPAR_ERR_OPTION,
-         {.pack_len = 8, .parts = 3, .part_rows = -2},
-         1,
-         {{some_ids, NULL, 3, 0}},
-         {"parts is 3 and part_rows -2"}},
+         {"dp_size is 65536, micro_batches 32769", "at most 2147483648 parts"}},
         {"pack_len_large",
          SEQPAR_ERR_PACK_LEN,
          {.pack_len = INT64_MAX},
@@ -860,8 +931,9 @@ static void fuzz_one(int order, int truncation) {
                              .cell = test_integer(0, 1) * test_integer(1, 40),
                              .order = order,
                              .truncation = truncation,
-                             .parts = test_integer(0, 9) ? test_integer(0, 11) : 1 << 12,
-                             .part_rows = test_integer(0, 1) * test_integer(1, 7),
+                             .dp_size = test_integer(0, 5),
+                             .micro_batches = test_integer(0, 1) * test_integer(0, 9),
+                             .micro_rows = test_integer(0, 1) * test_integer(1, 7),
                              .keep_masked = !test_integer(0, 2),
                              .vocab = test_integer(0, 1) * VOCAB};
     corpus c = {.count = 0};

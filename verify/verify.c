@@ -219,7 +219,7 @@ static void verify_packings(int kind) {
         seqpar_pack_desc pack = usual;
         if (packings[i].pack_len) pack.pack_len = packings[i].pack_len;
         if (!packings[i].pack_len) pack.order = SEQPAR_PACK_UNIT_PER_ROW;
-        pack.parts = two.accumulation = packings[i].micro_batches;
+        pack.micro_batches = two.accumulation = packings[i].micro_batches;
         task_open(&t, kind, &pack);
         run(&t, &two, &r);
         line->cells[i] = compared(r.gradient, one.gradient, one.elements);

@@ -68,7 +68,7 @@ static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal
         walk->tokens = w.batch.counts.tokens;
         walk->supervised = w.batch.counts.supervised;
         walk->rows = w.batch.rows;
-        walk->micro_batches = demo_accumulation(r, &w);
+        walk->micro_batches = w.batch.micro_batches;
     }
     demo_window_close(&w);
     return status;

@@ -111,24 +111,19 @@ static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
     return which;
 }
 
-/* Parts of about so many rows: of a micro-batch, or as many micro-batches as were asked for. */
+/* For as many micro-batches as were asked for, or of about so many rows. */
 static seqpar_pack_desc demo_pack_desc(const demo_rank *r, int keep_masked) {
     const demo_job *job = r->job;
-    int64_t micro_batches = job->config.gradient_accumulation_steps;
-    seqpar_pack_desc desc = {
-        .pack_len = job->config.pack_len,
-        .cell = job->config.cell,
-        .order = job->config.packing_samples ? SEQPAR_PACK_IN_ORDER : SEQPAR_PACK_UNIT_PER_ROW,
-        .parts = r->ctx.dp_size * (micro_batches ? micro_batches : 1),
-        .part_rows = micro_batches ? 0 : job->config.micro_train_batch_size,
-        .keep_masked = keep_masked,
-        .vocab = job->model.vocab};
+    seqpar_pack_desc desc = {.pack_len = job->config.pack_len,
+                             .cell = job->config.cell,
+                             .order = job->config.packing_samples ? SEQPAR_PACK_IN_ORDER
+                                                                  : SEQPAR_PACK_UNIT_PER_ROW,
+                             .dp_size = r->ctx.dp_size,
+                             .micro_batches = job->config.gradient_accumulation_steps,
+                             .micro_rows = job->config.micro_train_batch_size,
+                             .keep_masked = keep_masked,
+                             .vocab = job->model.vocab};
     return desc;
-}
-
-/* Micro-batches of a step. */
-static int64_t demo_accumulation(const demo_rank *r, const demo_window *w) {
-    return w->batch.parts / r->ctx.dp_size;
 }
 
 static seqpar_llama_run demo_run_desc(const demo_job *job) {
@@ -195,10 +190,10 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     int64_t turns = ((count + ranks - 1) / ranks + micro - 1) / micro;
     seqpar_status status = SEQPAR_OK;
     for (int64_t turn = 0; !status && turn < turns; turn++) {
-        int64_t part = turn * ranks + r->ctx.dp_rank;
-        int64_t first = seqpar_part_row(w->batch.row, count, turns * ranks, part);
-        int64_t end = seqpar_part_row(w->batch.row, count, turns * ranks, part + 1);
-        status = rows(r, w, first, end - first, -1);
+        const seqpar_part part = {turns, ranks, turn, r->ctx.dp_rank};
+        int64_t first, own;
+        status = seqpar_part_rows(r->ctx.error, &first, &own, w->batch.row, count, &part);
+        if (!status) status = rows(r, w, first, own, -1);
     }
     return status;
 }
@@ -282,10 +277,12 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
 /* Said once: ranks that stand idle, or wait for the busiest, in the first micro-batch. */
 static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     int64_t ranks = r->ctx.sp_size;
-    int64_t rows = seqpar_part_row(batch->row, batch->rows, batch->parts, 1);
+    const seqpar_part part = {batch->micro_batches, r->ctx.dp_size, 0, 0};
+    int64_t first, rows;
     seqpar_balance b;
     char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
-    if (seqpar_split_balance(NULL, &b, batch->row, rows, r->job->layout, ranks) ||
+    if (seqpar_part_rows(NULL, &first, &rows, batch->row, batch->rows, &part) ||
+        seqpar_split_balance(NULL, &b, batch->row + first, rows, r->job->layout, ranks) ||
         !seqpar_balance_poor(&b, ranks))
         return;
     if (b.better_cell)
@@ -302,7 +299,7 @@ static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, d
     const demo_job *job = r->job;
     const seqpar_llama_run run = demo_run_of(r, 0);
     const demo_objective *o = job->objective;
-    int64_t accumulation = demo_accumulation(r, w), first, count;
+    int64_t accumulation = w->batch.micro_batches, first, count;
     double weight;
     seqpar_status status = o->before ? o->before(r, w) : SEQPAR_OK;
     if (!status)

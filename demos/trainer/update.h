@@ -334,7 +334,7 @@ static void demo_update_counts(demo_update *u) {
 /* One optimizer step of actor or critic on a mini-batch; means (UPDATE_COLUMNS). */
 static seqpar_status demo_update_step(demo_update *u, double lr, double *means) {
     demo_rank *r = u->r;
-    int64_t accumulation = demo_accumulation(r, u->w);
+    int64_t accumulation = u->w->batch.micro_batches;
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
