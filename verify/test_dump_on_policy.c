@@ -39,6 +39,9 @@ static void test_right(int layout, int64_t sp) {
              (long long)supervised(), (long long)supervised());
     more_options = "--strict";
     expect(0, "right", text);
+    test_expect(strstr(said, "mean 1, worst 1; 0 of ") && strstr(said, "k1 0, k3 0 ") &&
+                    !strstr(said, "document of"),
+                "equal, and it says '%.600s'", said);
     more_options = "";
     test_end("on_policy_right_%s_P%lld", seqpar_layout_name(layout), (long long)sp);
 }
@@ -190,8 +193,7 @@ static void test_not_finite(double logp, double old) {
 static void test_shift(int64_t by, const char *text) {
     make("ppo", SEQPAR_LAYOUT_ZIGZAG, 3, 2, 2);
     EACH_ROW(dp, a)
-    for (int64_t t = 1; t + 1 < TOKENS; t++)
-        s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t + by];
+    for (int64_t t = 1; t + 1 < TOKENS; t++) s.of[dp][a].old_logp[t] = s.of[dp][a].logp[t + by];
     expect(1, "wrong: old_log_probs_shifted", text);
     s.of[0][0].old_logp[5] += 0.5; /* not all fit */
     expect(1, "wrong: unknown", "no shift by a token explains it");
@@ -230,6 +232,13 @@ static void test_one_document(void) {
     test_end("on_policy_without_documents");
 }
 
+static void test_sequence(void) {
+    make_equal(SEQPAR_LAYOUT_ZIGZAG, 3);
+    say_word("importance", "sequence");
+    expect(0, "right", "these are ratios of tokens; metadata importance says");
+    test_end("on_policy_importance");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     asked_verb = "on_policy";
@@ -254,5 +263,6 @@ int main(int argc, char **argv) {
     test_lacks("old_logp");
     test_nothing();
     test_one_document();
+    test_sequence();
     return test_summary();
 }

@@ -79,8 +79,8 @@ static inline void policy_place(char *text, size_t size, const dump_row *row, in
                                 int64_t micro) {
     char place[160];
     snprintf(text, size, "%s, position %lld, of micro-batch %lld",
-             place_text(place, sizeof place, row, t),
-             (long long)policy_position(row, t), (long long)micro);
+             place_text(place, sizeof place, row, t), (long long)policy_position(row, t),
+             (long long)micro);
 }
 
 /* What is left of the distance where writing the two numbers is taken off. */
@@ -132,18 +132,19 @@ static inline void policy_add_token(on_policy *p, const dump_row *row, int64_t t
 /* Refuses a dump that lacks what is compared: then -1 with d->error. */
 static inline int policy_lacks(dump *d, const dump_row *row, int64_t dp, int64_t micro) {
     const char *path = d->ranks[dp * d->sp].path;
-    const char *lacks = !row->rank      ? "index"
-                        : !row->labels  ? "labels"
-                        : !row->logp    ? "logp"
+    const char *lacks = !row->rank       ? "index"
+                        : !row->labels   ? "labels"
+                        : !row->logp     ? "logp"
                         : !row->old_logp ? "old_logp"
                                          : NULL;
     if (lacks)
-        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
-                    "%.300s: no tensor %lld.%s; on_policy compares logp, which training "
-                    "computes, with old_logp, which came with the sampled text: write both with "
-                    "seqpar_dump.Dump(..., objective=\"ppo\") and micro_batch(%lld, index=, "
-                    "labels=, logp=, old_logp=)",
-                    path, (long long)micro, lacks, (long long)micro);
+        seqpar_fail(
+            &d->error, SEQPAR_ERR_FILE_FORMAT,
+            "%.300s: no tensor %lld.%s; on_policy compares logp, which training "
+            "computes, with old_logp, which came with the sampled text: write both with "
+            "seqpar_dump.Dump(..., objective=\"ppo\") and micro_batch(%lld, index=, "
+            "labels=, logp=, old_logp=)",
+            path, (long long)micro, lacks, (long long)micro);
     return lacks ? -1 : 0;
 }
 
@@ -241,10 +242,10 @@ static inline void policy_say_figures(on_policy *p) {
     verdict_say(&p->v, "%lld of %lld supervised tokens have logp = old_logp to the bit",
                 (long long)p->equal, (long long)p->tokens);
     if (!n) return;
-    verdict_say(&p->v,
-                "|logp - old_logp|: mean %.6g, worst %.6g, at %s: logp %.9g, old_logp %.9g",
-                share_of(p->all.sum, n), p->all.worst, p->worst_place, p->worst[0],
-                p->worst[1]);
+    if (p->all.worst > 0)
+        verdict_say(
+            &p->v, "|logp - old_logp|: mean %.6g, worst %.6g, at %s: logp %.9g, old_logp %.9g",
+            share_of(p->all.sum, n), p->all.worst, p->worst_place, p->worst[0], p->worst[1]);
     verdict_say(&p->v,
                 "ratio exp(logp - old_logp): mean %.9g, worst %.9g; %lld of %lld tokens (%.3g "
                 "%%) outside the clip, %.6g to %.6g",
@@ -253,6 +254,9 @@ static inline void policy_say_figures(on_policy *p) {
                 1 + f->clip_high);
     verdict_say(&p->v, "KL of sampler and trainer: k1 %.6g, k3 %.6g", share_of(p->k1, n),
                 share_of(p->k3, n));
+    if (f->importance == DUMP_RATIO_OF_SEQUENCE)
+        verdict_say(&p->v, "these are ratios of tokens; metadata importance says that a "
+                           "document has one, exp of its tokens' mean");
     if (p->whole_rows)
         verdict_say(&p->v, "%lld rows have no cu_seqlens: each is taken for one document",
                     (long long)p->whole_rows);
