@@ -12,14 +12,15 @@
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
  *     seqpar-verify ver DUMP --require gradients,norm   no pass where these were not judged
+ *     seqpar-verify on_policy DUMP            log-probs of the sampler against training's
  *     seqpar-verify --man | man -l -          all of it
  *
  *     seqpar-verify run OPERATION DUMP --out DIR   DUMP with what OPERATION computes: right
  *                                                  values of packing, labels, split, attention,
  *                                                  loss, step, ... (run --help has all)
  *
- * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal with
- * --strict, 6 the reference and slow.h disagree, so that there is no verdict, 7 a mutant
+ * Exit codes: 0 right, 1 wrong, 2 usage, 3 file, 4 insufficient evidence, 5 marginal or close
+ * with --strict, 6 the reference and slow.h disagree, so that there is no verdict, 7 a mutant
  * survived. */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
@@ -30,6 +31,7 @@
 #include "oracle/junit.h"
 #include "oracle/manual.h"
 #include "oracle/mutants.h"
+#include "oracle/on_policy.h"
 #include "oracle/operations.h"
 #include "oracle/same_step.h"
 #include "oracle/summary.h"
@@ -93,6 +95,10 @@ static option options[] = {
      "stages that must be judged, as gradients,norm; else exit code 4", 0, stage_words},
     {"ver", "strict", "", OPTION_FLAG, &strict,
      "exit code 5 for a marginal verdict, 4 where gradients were not judged", 0},
+    {"on_policy", "DUMP", "", OPTION_NAME, &folder,
+     "a folder with a file of every rank, with logp and old_logp", 0},
+    {"on_policy", "strict", "", OPTION_FLAG, &strict,
+     "exit code 5 where log-probs are close, not equal", 0},
     {"gen", "out", "DIR", OPTION_TEXT, &making.out, "a folder that is made", 0},
     {"gen", "layout", "NAME", OPTION_WORD, &making.layout, "who holds what (zigzag)", 0,
      layouts},
@@ -416,6 +422,26 @@ static int run_ver(void) {
     return status;
 }
 
+/* ---- on_policy ---- */
+
+static int run_on_policy(void) {
+    static on_policy p; /* large */
+    dump d;
+    int status;
+    if (!folder) return usage("on_policy needs the folder of a dump");
+    status = dump_open(&d, folder) || on_policy_check(&p, &d);
+    if (status)
+        fprintf(stderr, "error: %s\n", d.error.text);
+    else if (as_json)
+        json_print(stdout, on_policy_json(&p));
+    else
+        on_policy_print(&p);
+    dump_close(&d);
+    if (status) return VERDICT_FILE;
+    if (p.v.kind == VERDICT_CLOSE) return strict ? VERDICT_MARGINAL : 0;
+    return (int)p.v.kind;
+}
+
 /* ---- gen ---- */
 
 static int run_gen(void) {
@@ -718,6 +744,8 @@ static int run_list(void) { return as_gallery ? list_gallery() : list_mistakes()
 static const verb verbs[] = {
     {"law", "two numbers, or a loss and its sums and counts: which mistake is it?", run_law},
     {"ver", "a dump of a step: what is right, what is wrong, which mistake", run_ver},
+    {"on_policy", "log-probs of sampler and trainer before any update: are they equal?",
+     run_on_policy},
     {"gen", "dumps of a step, right or with a mistake, and the same on one rank", run_gen},
     {"run", "one operation on a dump's tensors: right values in place of a verdict", run_run},
     {"test", "seqpar itself: N ranks against one, every objective, by bits", run_test},

@@ -53,13 +53,16 @@ static inline void write_ranks(int64_t world, void (*write_rank)(int64_t rank)) 
     for (int64_t r = 0; r < world; r++) write_rank(r);
 }
 
+static const char *asked_verb = "ver";
+
 /* All that the oracle prints, and its exit code. */
 static inline int ask_with(const char *options, char *said, size_t size) {
     char command[200];
     FILE *out;
     size_t bytes;
     int is;
-    snprintf(command, sizeof command, "build/seqpar-verify ver " FOLDER " 2>&1 %s", options);
+    snprintf(command, sizeof command, "build/seqpar-verify %s " FOLDER " 2>&1 %s", asked_verb,
+             options);
     out = popen(command, "r");
     bytes = out ? fread(said, 1, size - 1, out) : 0;
     is = out ? pclose(out) : -1;

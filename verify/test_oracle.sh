@@ -102,6 +102,7 @@ refuses oracle_got_lacks "--got lacks its value" law --got
 refuses oracle_tolerance "--tolerance is a relative distance" law --got 1 --want 1 --sp 2 --tolerance nan
 refuses oracle_unknown_option "what is '--spp'?" law --spp 2
 refuses oracle_ver_nothing "ver needs the folder of a dump" ver
+refuses oracle_on_policy_nothing "on_policy needs the folder of a dump" on_policy
 refuses oracle_explain_nothing "explain needs the name" explain
 refuses oracle_explain_escaped "no mistake is called '\\x1b[31mred'" explain $'\e[31mred'
 refuses oracle_explain_unknown "no mistake is called 'over_spp'" explain over_spp

@@ -76,6 +76,7 @@ same completion_layout "$(offered seqpar-verify gen --layout z)" zigzag,zigzag-d
 same completion_objective "$(offered seqpar-verify gen --objective '')" dpo,sft
 same completion_folders "$(offered seqpar-verify ver '')" "dump one,other"
 same completion_folder_of_an_option "$(offered seqpar-verify ver 'dump one' --want o)" other
+same completion_folders_on_policy "$(offered seqpar-verify on_policy '')" "dump one,other"
 same completion_files "$(offered seqpar-verify ver other --html d)" "d.html,dump one"
 same completion_numbers "$(offered seqpar-verify law --got '')" ""
 same completion_after_a_flag "$(offered seqpar-verify law --json --s)" --sp,--strict,--sums

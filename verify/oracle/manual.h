@@ -27,7 +27,7 @@ static const struct {
                   {VERDICT_USAGE, "usage"},
                   {VERDICT_FILE, "file"},
                   {VERDICT_INSUFFICIENT, "insufficient"},
-                  {VERDICT_MARGINAL, "marginal with --strict"},
+                  {VERDICT_MARGINAL, "marginal or close with --strict"},
                   {VERDICT_VOID, "the reference and slow.h disagree"},
                   {VERDICT_SURVIVED, "a mutant survived"}};
 enum { EXIT_CODES = sizeof exit_codes / sizeof *exit_codes };
@@ -115,6 +115,8 @@ static const struct {
        "against the model in fp64, as test cases for CI; no pass without gradients"},
       {"seqpar-verify gen --out case --mistake shift_after_split",
        "a step with a mistake in it, to try it out"},
+      {"seqpar-verify on_policy dump",
+       "log-probs of the sampler against those of training, before any update"},
       {"seqpar-verify mutants --score \"python compare.py\"",
        "which mistakes a test of your own would see"}};
 

@@ -841,6 +841,17 @@ static const mistake mistakes[] = {
      .example = "logp -1, old -1.3, A = -1, clip 0.2: right max(1.35, 1.2) = 1.35, got "
                 "max(0.741, 0.8) = 0.8.",
      .fix = "New minus old."},
+    {.name = "old_log_probs_shifted",
+     .family = "ppo",
+     .symptom = "the first PPO ratio is far from 1, and the KL to the sampler is large",
+     .cause = "old_logp stands one token beside its own: one side counts the log-prob at the "
+              "token that is predicted, the other at the token before it.",
+     .right = "old_logp[t] = log p(id[t + 1] | id[0 .. t])",
+     .wrong = "old_logp[t] = log p(id[t] | id[0 .. t - 1]), or that of id[t + 2]",
+     .example =
+         "Sampled with log-probs -1 -2 -3: training has -1 -2 -3 there, old_logp is 0 -1 "
+         "-2; the ratios are 0.37 in place of 1.",
+     .fix = "Shift labels, logp and old_logp alike, once, before the split."},
     {.name = "ratio_of_parts",
      .family = "ppo",
      .symptom = "GSPO's loss depends on where ranks' shares end within responses",

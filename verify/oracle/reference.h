@@ -280,6 +280,7 @@ static inline int reference_row_make(const reference *f, int64_t i, reference_ro
         to->positions[t] = (int32_t)way_position(f, row, t);
     }
     to->cu_seqlens[1] = n;
+    to->source[0] = i;
     to->row = (seqpar_row){.index = i,
                            .tokens = n,
                            .cell = n,

@@ -75,28 +75,35 @@ static inline void untried_say(const untried *u, double budget, verdict *v) {
 
 /* ---- the limit ---- */
 
+enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES }; /* the later, the coarser */
+static const struct {
+    seqpar_safetensors_dtype dtype;
+    const char *name;
+    double ratio; /* of units, to bf16 */
+} compute_types[TYPES] = {{SEQPAR_SAFETENSORS_F64, "float64", 0x1p-44},
+                          {SEQPAR_SAFETENSORS_F32, "float32", 0x1p-15},
+                          {SEQPAR_SAFETENSORS_NONE, "tf32", 0x1p-2},
+                          {SEQPAR_SAFETENSORS_F16, "float16", 0x1p-3},
+                          {SEQPAR_SAFETENSORS_BF16, "bfloat16", 1}};
+
 /* The coarsest type among the dump's parameters, gradients and log-probs, unless it is said. */
-static inline void truth_unit(truth *t) {
-    static const struct {
-        seqpar_safetensors_dtype dtype;
-        const char *name;
-        double ratio;
-    } units[] = {{SEQPAR_SAFETENSORS_F64, "float64", 0x1p-44},
-                 {SEQPAR_SAFETENSORS_F32, "float32", 0x1p-15},
-                 {SEQPAR_SAFETENSORS_NONE, "tf32", 0x1p-2},
-                 {SEQPAR_SAFETENSORS_F16, "float16", 0x1p-3},
-                 {SEQPAR_SAFETENSORS_BF16, "bfloat16", 1}};
-    int found = t->d->facts.dtype ? (int)t->d->facts.dtype - 1 : 0;
-    const seqpar_safetensors_file *file = t->d->ranks[0].file;
-    for (int64_t i = 0; !t->d->facts.dtype && i < seqpar_safetensors_count(file); i++) {
+static inline int computed_in(const dump *d) {
+    int found = d->facts.dtype ? (int)d->facts.dtype - 1 : TYPE_F64;
+    const seqpar_safetensors_file *file = d->ranks[0].file;
+    for (int64_t i = 0; !d->facts.dtype && i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *x = seqpar_safetensors_at(file, i);
         int matters = after_prefix(x->name, "grad.") || after_prefix(x->name, "param.") ||
                       strstr(x->name, ".logp") || strstr(x->name, ".values");
-        for (int k = 0; matters && k < 5; k++)
-            if (units[k].dtype == x->dtype && k > found) found = k;
+        for (int k = 0; matters && k < TYPES; k++)
+            if (compute_types[k].dtype == x->dtype && k > found) found = k;
     }
-    t->ratio = units[found].ratio;
-    t->unit = units[found].name;
+    return found;
+}
+
+static inline void truth_unit(truth *t) {
+    int type = computed_in(t->d);
+    t->ratio = compute_types[type].ratio;
+    t->unit = compute_types[type].name;
 }
 
 /* Log-probs of the dump, or values of RM. */

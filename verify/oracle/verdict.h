@@ -19,7 +19,8 @@ typedef enum verdict_kind {
     VERDICT_INSUFFICIENT = 4,
     VERDICT_VOID = 6,     /* the two references disagree */
     VERDICT_SURVIVED = 7, /* a mutant, which a test did not see */
-    VERDICT_MARGINAL = 5  /* beyond the limit, by less than half of it; 0 without --strict */
+    VERDICT_MARGINAL = 5, /* beyond the limit, by less than half of it; 0 without --strict */
+    VERDICT_CLOSE = 8     /* not equal, by no more than roundings; no exit code: 0, or 5 */
 } verdict_kind;
 
 enum { VERDICT_LINES = 16 };
@@ -97,6 +98,7 @@ static inline const char *verdict_word(const verdict *v) {
     return v->kind == VERDICT_RIGHT          ? "right"
            : v->kind == VERDICT_WRONG        ? "wrong"
            : v->kind == VERDICT_INSUFFICIENT ? "insufficient"
+           : v->kind == VERDICT_CLOSE        ? "close"
                                              : "marginal";
 }
 
