@@ -257,13 +257,14 @@ static int program_axolotl_pad(program *p) {
     free(bytes);
     bool there = !json || program_has_token(json, p->pad);
     cJSON_Delete(json);
-    if (there) return 0;
-    return program_at(
-        p, p->file, p->pad_line,
-        "pad_token %.60s is no token of %.300s, and a new one would need a row of "
-        "the embedding, which is not made here; give one that it has, or leave it "
-        "out: nothing is padded here",
-        p->pad, path);
+    if (!there)
+        program_at(p, p->file, p->pad_line,
+                   "pad_token %.60s is no token of %.300s, and a new one would need a row of "
+                   "the embedding, which is not made here; give one that it has, or leave it "
+                   "out: nothing is padded here",
+                   p->pad, path);
+    free(path);
+    return there ? 0 : -1;
 }
 
 static int program_yaml_of_axolotl(program_keys *k) {

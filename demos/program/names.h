@@ -86,7 +86,7 @@ static void program_name_missing(program *p, const program_names *n, const char 
                                  const char *name) {
     if (program_is_path(name))
         demo_fail(p->error, "--%s %.300s: there is no such file or folder%s; correct the path",
-                  option, name, *name == '~' ? " (~ stands there unreplaced)" : "");
+                  option, name, *name == '~' ? " (the shell did not replace ~)" : "");
     else
         demo_fail(p->error,
                   "--%s %.300s is no file or folder here, and nothing is downloaded; give a "
@@ -128,6 +128,7 @@ static int program_names_of(program *p, const program_names *n, int i, const cha
     return 0;
 }
 
+/* Is it an option whose value is a path, or a name on a hub? */
 static bool program_is_named(const char *word) {
     const demo_known *known = program_known(word);
     for (int k = 0; known && k < PROGRAM_NAMED; k++)

@@ -323,16 +323,16 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
                                    "what answers there does not speak HTTP (%s); look at the "
                                    "host and the port of remote_rm_url",
                                    curl_easy_strerror(answer.code));
-    else if (answer.code != CURLE_OK)
+    else if (answer.code != CURLE_OK) {
         demo_server_wrong(error, url,
                           "no answer in %lld tr%s over %.1f s (%s); start it, correct "
                           "remote_rm_url, or raise remote_rm_timeout %g or remote_rm_retries "
                           "%lld",
                           (long long)tries, tries == 1 ? "y" : "ies", demo_clock() - begin,
                           curl_easy_strerror(answer.code), servers->timeout,
-                          (long long)servers->retries),
-            failed = DEMO_NO_ANSWER;
-    else if (answer.status != 200)
+                          (long long)servers->retries);
+        failed = DEMO_NO_ANSWER;
+    } else if (answer.status != 200)
         failed = demo_server_wrong(error, url,
                                    "HTTP status %ld in %lld tr%s, with: %.80s; 200 is needed, "
                                    "look into the server's log",

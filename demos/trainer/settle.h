@@ -72,8 +72,8 @@ static int demo_batch_contradicts(const demo_job *job, double product, demo_erro
                      (long long)c->gradient_accumulation_steps, product);
 }
 
-/* Packed rows are as many as the documents of a step fill: their number says how many
-   micro-batches there are, which changes no sum. */
+/* The documents of a step fill some number of packed rows, and that number decides how many
+   micro-batches there are. Micro-batches change no sum. */
 static void demo_accumulation_say(const demo_job *job) {
     fprintf(
         stderr,
