@@ -336,6 +336,7 @@ int main(void) {
 #define SEQPAR_MAX_VOCAB     (INT64_C(1) << 24)
 #define SEQPAR_MAX_LAYERS    (INT64_C(1) << 16)
 #define SEQPAR_MAX_DOCUMENTS (INT64_C(1) << 31) /* of a step */
+#define SEQPAR_MAX_PARTS     (INT64_C(1) << 24) /* of a step: micro-batches x dp_size */
 #define SEQPAR_MAX_RANKS     (INT64_C(1) << 12) /* that are threads of one process */
 
 /* What stands before every function. Define it to export them from a shared library. */
@@ -775,7 +776,7 @@ SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_pack_desc *desc);
 SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch);
 /* One part of a step: micro-batch micro_batch of micro_batches, in it data-parallel rank dp_rank of
-   dp_size. */
+   dp_size, both from 0. */
 typedef struct seqpar_part {
     int64_t micro_batches, dp_size, micro_batch, dp_rank;
 } seqpar_part;
@@ -783,7 +784,8 @@ typedef struct seqpar_part {
 /* The rows of a part: rows[*first .. *first + *count). A micro-batch begins at the highest joint of
    the fold over documents (>>fold) within 1/8 of its tokens from where it would begin, so that few
    sums wait for the next one; a rank's part within 1/64 of its tokens, so that ranks are even.
-   Parts that seqpar_pack made are found again. MEMORY. */
+   Parts that seqpar_pack made are found again. rows may be NULL where row_count is 0. OPTION: part
+   is none; otherwise as seqpar_split. */
 SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_part *part);
@@ -3109,21 +3111,26 @@ SEQPAR_DEF int64_t seqpar_cell_leaf(int64_t cell, int64_t number) {
 SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part) {
     /* floor(part * total / parts) without overflow */
     int64_t q = total / parts, r = total % parts;
-    return part * q + part * r / parts;
+    return part * q + (int64_t)((uint64_t)part * (uint64_t)r / (uint64_t)parts);
 }
 
-/* What begins behind `before` of `all` tokens and has `tokens` of them belongs to the part in
-   which its middle lies. */
-static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
-    int64_t middle = 2 * before + tokens, low = 0, high = parts - 1; /* in half tokens */
+/* The last part that begins at `limit` or before. */
+static int64_t seqpar__last_part(int64_t total, int64_t parts, int64_t limit) {
+    int64_t low = 0, high = parts - 1;
     while (low < high) {
         int64_t part = low + (high - low + 1) / 2;
-        if (seqpar_part_begin(2 * all, parts, part) <= middle)
+        if (seqpar_part_begin(total, parts, part) <= limit)
             low = part;
         else
             high = part - 1;
     }
     return low;
+}
+
+/* What begins behind `before` of `all` tokens and has `tokens` of them belongs to the part in
+   which its middle lies. */
+static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
+    return seqpar__last_part(2 * all, parts, 2 * before + tokens); /* in half tokens */
 }
 
 static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
@@ -3252,13 +3259,13 @@ static seqpar_status seqpar__check_pack_desc(seqpar_error *error,
     SEQPAR__TRY(seqpar__check_cell(error, "pack_desc", desc->cell));
     if (desc->dp_size < 0 || desc->micro_batches < 0 || desc->micro_rows < 0 ||
         SEQPAR__MAX(desc->dp_size, (int64_t)1) >
-            SEQPAR_MAX_DOCUMENTS / SEQPAR__MAX(desc->micro_batches, (int64_t)1))
+            SEQPAR_MAX_PARTS / SEQPAR__MAX(desc->micro_batches, (int64_t)1))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "pack_desc: dp_size is %lld, micro_batches %lld and micro_rows %lld; "
             "give 0 or more, and at most %lld parts",
             (long long)desc->dp_size, (long long)desc->micro_batches,
-            (long long)desc->micro_rows, (long long)SEQPAR_MAX_DOCUMENTS);
+            (long long)desc->micro_rows, (long long)SEQPAR_MAX_PARTS);
     return SEQPAR_OK;
 }
 
@@ -3745,21 +3752,6 @@ static int64_t *seqpar__part_begins(const seqpar_row *rows, int64_t row_count,
     return begin;
 }
 
-SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
-                                          const seqpar_row *rows, int64_t row_count,
-                                          const seqpar_part *part) {
-    SEQPAR_NEED(error, "first, count, rows, part", first, count, SEQPAR_IF(row_count > 0, rows),
-                part);
-    int64_t *begin, at = part->micro_batch * part->dp_size + part->dp_rank;
-    *first = *count = 0;
-    begin = seqpar__part_begins(rows, row_count, part->micro_batches, part->dp_size);
-    if (!begin) return seqpar__no_memory(error, "parts");
-    *first = begin[at];
-    *count = begin[at + 1] - *first;
-    SEQPAR_FREE(begin);
-    return SEQPAR_OK;
-}
-
 /* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
 static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     int64_t mirror = 2 * sp_size - 1 - slot;
@@ -3881,6 +3873,48 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                                 layout == SEQPAR_LAYOUT_STRIPE && sp_size > 1 ? sp_size : 0);
 }
 
+/* of: what has them. */
+static seqpar_status seqpar__check_parts(seqpar_error *error, const char *of,
+                                         int64_t micro_batches, int64_t dp_size) {
+    if (micro_batches > 0 && dp_size > 0 && dp_size <= SEQPAR_MAX_PARTS / micro_batches)
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "%s: %lld micro-batches on %lld data-parallel ranks; give at least 1 of "
+                       "each, and at most %lld parts",
+                       of, (long long)micro_batches, (long long)dp_size,
+                       (long long)SEQPAR_MAX_PARTS);
+}
+
+static seqpar_status seqpar__check_part_rank(seqpar_error *error, const seqpar_part *p) {
+    SEQPAR__TRY(seqpar__check_parts(error, "part", p->micro_batches, p->dp_size));
+    if (p->micro_batch >= 0 && p->micro_batch < p->micro_batches && p->dp_rank >= 0 &&
+        p->dp_rank < p->dp_size)
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "part: micro-batch %lld of %lld, data-parallel rank %lld of %lld; count "
+                       "both from 0",
+                       (long long)p->micro_batch, (long long)p->micro_batches,
+                       (long long)p->dp_rank, (long long)p->dp_size);
+}
+
+SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
+                                          const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_part *part) {
+    SEQPAR_NEED(error, "first, count, rows, part", first, count, SEQPAR_IF(row_count > 0, rows),
+                part);
+    int64_t *begin, at;
+    *first = *count = 0;
+    SEQPAR__TRY(seqpar__check_part_rank(error, part));
+    SEQPAR__TRY(seqpar__check_split(error, rows, row_count, SEQPAR_LAYOUT_CONTIGUOUS, 1, 0));
+    at = part->micro_batch * part->dp_size + part->dp_rank;
+    begin = seqpar__part_begins(rows, row_count, part->micro_batches, part->dp_size);
+    if (!begin) return seqpar__no_memory(error, "parts");
+    *first = begin[at];
+    *count = begin[at + 1] - *first;
+    SEQPAR_FREE(begin);
+    return SEQPAR_OK;
+}
+
 /* The tokens of the cells [cell, cell_end) of document w->d. */
 static seqpar_piece seqpar__cells_piece(const seqpar__walk *w, int64_t cell, int64_t cell_end) {
     const seqpar__doc *d = &w->d;
@@ -3983,24 +4017,37 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
 typedef struct seqpar__run {
     const seqpar__joints *joints;
     int64_t begin, end, slots; /* tokens */
+    int64_t reach;             /* how far from its place a slot may begin */
     int64_t slot, at, edge;    /* edge: where the next slot begins */
+    int64_t joint;             /* of the next cell */
 } seqpar__run;
 
 static void seqpar__run_edge(seqpar__run *r) {
-    int64_t tokens = r->end - r->begin;
     r->slot++;
     r->edge = r->end;
     if (r->slot + 1 < r->slots)
-        r->edge = seqpar__edge(r->joints, &r->at,
-                               r->begin + seqpar_part_begin(tokens, r->slots, r->slot + 1),
-                               tokens / r->slots / 8);
+        r->edge = seqpar__edge(
+            r->joints, &r->at,
+            r->begin + seqpar_part_begin(r->end - r->begin, r->slots, r->slot + 1), r->reach);
+}
+
+/* Slots without reach begin at the nearest joint, many of them at one. The last of those, at
+   once: there may be 2^32. */
+static int64_t seqpar__narrow_slot(const seqpar__run *r) {
+    const seqpar__joint *cell = (const seqpar__joint *)r->joints->list + r->joint;
+    if (r->joint + 1 == r->joints->count) return r->slots - 1;
+    return seqpar__last_part(r->end - r->begin, r->slots,
+                             (cell[0].token + cell[1].token) / 2 - r->begin);
 }
 
 static int seqpar__deal_document(seqpar__splitting *to, const seqpar__walk *w, seqpar__run *r) {
     for (int64_t c = 0; c < w->d.cells; c++) {
         seqpar_piece p = seqpar__cells_piece(w, c, c + 1);
-        while (r->slot < 0 || (w->before + p.start >= r->edge && r->slot + 1 < r->slots))
+        if (!r->reach && r->slots > 1) r->slot = seqpar__narrow_slot(r);
+        while (r->slot < 0 ||
+               (r->reach && w->before + p.start >= r->edge && r->slot + 1 < r->slots))
             seqpar__run_edge(r);
+        r->joint++;
         if (!seqpar__split_add(to, seqpar__slot_rank(r->slot, to->sp_size), p)) return 0;
     }
     return 1;
@@ -4014,6 +4061,7 @@ static seqpar__run seqpar__run_of(const seqpar__joints *joints, int64_t begin, i
     r.begin = begin;
     r.end = end;
     r.slots = slots;
+    r.reach = (end - begin) / slots / 8;
     r.slot = -1;
     return r;
 }
@@ -4023,12 +4071,11 @@ static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
     seqpar__joints joints;
     seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
     seqpar__run run = seqpar__run_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
-                                     to->layout->slots * to->sp_size);
+                                     to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
     int fits = 1;
     memset(&joints, 0, sizeof joints);
     while (fits && to->sp_size > 1 && seqpar__walk_next(&w))
         fits = seqpar__joints_document(&joints, &w);
-    if (to->sp_size == 1) run.slots = 1;
     for (w = seqpar__walk_of(rows, row_count, 0); fits && seqpar__walk_next(&w);)
         fits = seqpar__deal_document(to, &w, &run);
     SEQPAR_FREE(joints.list);
@@ -9391,12 +9438,6 @@ static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows,
     return seqpar__ranks_agree(ctx->world, "a step", given, 4);
 }
 
-static seqpar_status seqpar__check_accumulation(seqpar_error *error, int64_t accumulation) {
-    if (accumulation > 0) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_OPTION, "accumulation is %lld; give at least 1",
-                       (long long)accumulation);
-}
-
 static seqpar_status seqpar__micros_prepare(seqpar_ctx *ctx, seqpar_step *s) {
     seqpar_fold owner;
     seqpar_status status = SEQPAR_OK;
@@ -9437,7 +9478,7 @@ SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *o,
                 SEQPAR_IF(row_count > 0, rows));
     seqpar_step s;
     seqpar__step_free(o);
-    SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
+    SEQPAR__TRY(seqpar__check_parts(ctx->error, "step", accumulation, ctx->dp_size));
     if (row_count <= 0)
         return seqpar_fail(ctx->error, SEQPAR_ERR_NO_DOCUMENTS,
                            "a step has %lld rows; give at least 1", (long long)row_count);
@@ -9457,7 +9498,7 @@ SEQPAR_DEF seqpar_status seqpar_step_begin_plain(seqpar_ctx *ctx, seqpar_optim *
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim", ctx, o);
     seqpar_step s;
     seqpar__step_free(o);
-    SEQPAR__TRY(seqpar__check_accumulation(ctx->error, accumulation));
+    SEQPAR__TRY(seqpar__check_parts(ctx->error, "step", accumulation, ctx->dp_size));
     SEQPAR__TRY(seqpar__step_agree(ctx, NULL, 0, 0, accumulation));
     memset(&s, 0, sizeof s);
     s.accumulation = accumulation;

@@ -6,11 +6,12 @@
 #   STEPS=20    steps of a run
 #   EVERY=1     of the runs after the first every so many are made
 #   STAGES=...  of sft dpo rm kto ppo grpo
+#   WORLDS=0    so many worlds drawn by SEED in the place of those, with rows of any length
 #   LAYOUTS=... dealt by (stripe cuts cells, and is to fail)
 # Writes build/certificate/runs.tsv and CERTIFICATE.md; exit code 1 where a run has another hash than the first of its objective.
 cd "$(dirname "$0")/.." || exit 2
 steps=${STEPS:-20} every=${EVERY:-1} stages=${STAGES:-sft dpo rm kto ppo grpo} layouts=${LAYOUTS:-zigzag contiguous zigzag-doc}
-out=${OUT:-build/certificate}
+worlds=${WORLDS:-0} seed=${SEED:-7} out=${OUT:-build/certificate}
 rm -rf "$out"; mkdir -p "$out"
 export OMP_NUM_THREADS=1
 
@@ -30,7 +31,7 @@ declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled
 
 # Lines of levels; the first is the simplest, then every factor by itself, then pairs of values until all have met.
 cases() {
-    awk -v layouts="$layouts" -v mpi="$([ -x build/mpi_train_sft ] && command -v mpirun >/dev/null && echo mpi)" '
+    awk -v layouts="$layouts" -v worlds="$worlds" -v seed="$seed" -v mpi="$([ -x build/mpi_train_sft ] && command -v mpirun >/dev/null && echo mpi)" '
     function draw(n) { seed = (seed * 1103515245 + 12345) % 2147483648; return int(seed / 65536) % n }
     function level(f) { return value[f, draw(count[f])] }
     function possible(x) {
@@ -40,15 +41,20 @@ cases() {
     function fresh(x,   f, g, n) { for (f = 1; f < factors; f++) for (g = f + 1; g <= factors; g++) n += !((f, x[f], g, x[g]) in met); return n }
     function take(x,   f, g, line) {
         for (f = 1; f <= factors; f++) { line = line (f > 1 ? " " : "") x[f]; for (g = f + 1; g <= factors; g++) met[f, x[f], g, x[g]] }
-        if (!(line in made)) print line
+        if (!(line in made)) { print line; lines++ }
         made[line]
     }
     BEGIN {
         factors = split("1 2 3 4 8|ring llama3 ulysses 2d|" layouts "|1 2 3|2 1 5|2 0 1 3|0 200 420 1700|threads " mpi, list, "|")
         for (f = 1; f <= factors; f++) { count[f] = split(list[f], part, " "); for (i = 1; i <= count[f]; i++) value[f, i - 1] = part[i] }
-        seed = 7
         for (f = 1; f <= factors; f++) x[f] = value[f, 0]
         take(x)
+        while (lines <= worlds && worlds) {
+            for (f = 1; f <= factors; f++) x[f] = level(f)
+            x[4] = 1 + draw(4); x[5] = 1 + draw(7); if (x[7]) x[7] = 200 + draw(1800)
+            if (possible(x)) take(x)
+        }
+        if (worlds) exit
         x[1] = 4
         for (f = 1; f <= factors; f++) for (i = 0; i < count[f]; i++) { was = x[f]; x[f] = value[f, i]; if (possible(x)) take(x); x[f] = was }
         for (empty = 0; empty < 40;) {

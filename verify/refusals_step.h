@@ -136,7 +136,7 @@ static double step_nodes[8 * PARAMS];
 static const int64_t step_numbers[STEP_ROWS + 1][2] = {{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}};
 
 static void make_rows(void) {
-    static const int64_t lengths[STEP_ROWS] = {11, 7, 13, 5};
+    static const int64_t lengths[STEP_ROWS] = {11, 7, 5, 13};
     for (int i = 0; i < STEP_ROWS; i++) {
         step_cu[i][0] = 0, step_cu[i][1] = 3, step_cu[i][2] = lengths[i];
         step_rows[i] = (seqpar_row){.index = i,
@@ -158,12 +158,11 @@ static seqpar_status begin_step(void *call) {
 #define B(member, value) SET(step_call, member, value)
 static const step_call good_step = {ACCUMULATION, STEP_ROWS, SEQPAR_LAYOUT_ZIGZAG, 0};
 static const limit begin_limits[] = {
-    {B(accumulation, 1), 0, SEQPAR_ERR_OPTION, "accumulation is 0; give at least 1"},
-    {B(accumulation, 1),
-     0,
-     SEQPAR_ERR_OPTION,
-     "accumulation is 0; give at least 1",
-     {B(plain, 1)}},
+#define NO_STEP_PARTS \
+    " micro-batches on 1 data-parallel ranks; give at least 1 of each, and at most 16777216 parts"
+    {B(accumulation, 1), 0, SEQPAR_ERR_OPTION, "step: 0" NO_STEP_PARTS},
+    {B(accumulation, 1000), 16777217, SEQPAR_ERR_OPTION, "step: 16777217" NO_STEP_PARTS},
+    {B(accumulation, 1), 0, SEQPAR_ERR_OPTION, "step: 0" NO_STEP_PARTS, {B(plain, 1)}},
     {B(row_count, 1), 0, SEQPAR_ERR_NO_DOCUMENTS, "a step has 0 rows; give at least 1"},
     {B(row_count, 1), -1, SEQPAR_ERR_NO_DOCUMENTS, "a step has -1 rows; give at least 1"},
     {B(layout, 0), -1, SEQPAR_ERR_LAYOUT,

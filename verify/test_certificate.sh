@@ -24,5 +24,10 @@ STEPS=2 EVERY=9 STAGES=sft LAYOUTS="zigzag stripe" OUT=$out/stripe ci/certificat
 # a run that fails is no equal one
 STEPS=2 EVERY=9 STAGES=sft LAYOUTS="zigzag none" OUT=$out/none ci/certificate.sh >$out/none.log 2>&1; code=$?
 [ $code = 1 ] && grep -q '^error: sft .*layout' $out/none.log && ok certificate_sees_failures || fail certificate_sees_failures "exit code $code: $(tail -n 1 $out/none.log)"
+# worlds drawn by a seed, with rows of any length; another seed draws others
+STEPS=2 WORLDS=6 SEED=5 STAGES=sft OUT=$out/drawn ci/certificate.sh >$out/drawn.log 2>&1; code=$?
+[ $code = 0 ] && [ "$(grep -vc '^#' $out/drawn/runs.tsv)" = 7 ] && ok certificate_drawn || fail certificate_drawn "exit code $code: $(tail -n 1 $out/drawn.log)"
+STEPS=1 WORLDS=6 SEED=6 STAGES=sft EVERY=9 OUT=$out/other ci/certificate.sh >$out/other.log 2>&1
+[ "$(cat $out/drawn/cases $out/other/cases | sort -u | wc -l)" -gt 10 ] && ok certificate_seed || fail certificate_seed "$(head -n 3 $out/other/cases | tr '\n' ',')"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

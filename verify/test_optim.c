@@ -299,7 +299,7 @@ static const misuse misuses[MISUSES] = {
     [NORM_ON_ONE] = {"norm_on_one_rank",
                      "calls of seqpar_step_norm is 0 on rank 1 and 1 on rank 0"},
     [PLAIN_ON_ONE] = {"plain_on_one_rank", "rows"},
-    [NO_MICRO_BATCH] = {"no_micro_batch", "accumulation is 0"},
+    [NO_MICRO_BATCH] = {"no_micro_batch", "step: 0 micro-batches on"},
     [SHARED_EVERYWHERE] = {"shared_at_stage_0", "but zero_stage is 0; use 1 or 2"},
     [SHARED_APART] = {"shared_that_are_two",
                       "the shared parameters of rank 1 are not those of rank 0"},

@@ -54,6 +54,20 @@ static const limit pack_limits[] = {
     {P(desc.cell, 2147483647), 2147483648.0L, SEQPAR_ERR_CELL,
      "pack_desc: cell is 2147483648; give the tokens of a cell, 1 to 2147483647, or 0 for the "
      "default"},
+#define PARTS "; give 0 or more, and at most 16777216 parts"
+    {P(desc.dp_size, 0), -1, SEQPAR_ERR_OPTION,
+     "pack_desc: dp_size is -1, micro_batches 0 and micro_rows 0" PARTS},
+    {P(desc.micro_batches, 0), -1, SEQPAR_ERR_OPTION,
+     "pack_desc: dp_size is 0, micro_batches -1 and micro_rows 0" PARTS},
+    {P(desc.micro_rows, 0), -1, SEQPAR_ERR_OPTION,
+     "pack_desc: dp_size is 0, micro_batches 0 and micro_rows -1" PARTS},
+    {P(desc.micro_batches, 16777216), 16777217, SEQPAR_ERR_OPTION,
+     "pack_desc: dp_size is 0, micro_batches 16777217 and micro_rows 0" PARTS},
+    {P(desc.dp_size, 5592405),
+     5592406,
+     SEQPAR_ERR_OPTION,
+     "pack_desc: dp_size is 5592406, micro_batches 3 and micro_rows 0" PARTS,
+     {P(desc.micro_batches, 3)}},
     {P(count, 1), 0, SEQPAR_ERR_NO_DOCUMENTS,
      "there are 0 documents to pack; give 1 to 2147483648"},
     {P(count, 1), -1, SEQPAR_ERR_NO_DOCUMENTS,
@@ -230,11 +244,8 @@ static const limit split_limits[] = {
      SEQPAR_ERR_RANKS,
      "sequence_parallel_size is -1; give at least 1",
      {S(desc.sp_rank, 0)}},
-    {S(desc.sp_size, 2147483647),
-     2147483648.0L,
-     SEQPAR_ERR_RANKS,
-     "sequence_parallel_size is 2147483648; give at most 2147483647",
-     {S(desc.layout, SEQPAR_LAYOUT_ZIGZAG_DOC)}},
+    {S(desc.sp_size, 2147483647), 2147483648.0L, SEQPAR_ERR_RANKS,
+     "sequence_parallel_size is 2147483648; give at most 2147483647"},
     {S(desc.sp_rank, 0), -1, SEQPAR_ERR_RANK, "rank -1 is outside a group of 3"},
     {S(desc.sp_rank, 2), 3, SEQPAR_ERR_RANK, "rank 3 is outside a group of 3"},
     {S(token, 0),
@@ -267,6 +278,50 @@ static void check_striped(void) {
     seqpar_share_free(&share);
     test_end("striped_leaves");
 }
+
+/* ---- parts ---- */
+
+typedef struct parting {
+    seqpar_part part;
+    int64_t docs;
+} parting;
+
+static seqpar_status part_rows(void *call) {
+    static const int64_t cu[] = {0, 5, 7};
+    parting *c = call;
+    const seqpar_row row = {.tokens = 7, .cell = 2, .docs = c->docs, .cu_seqlens = cu};
+    int64_t first, count;
+    return seqpar_part_rows(&error, &first, &count, &row, 1, &c->part);
+}
+
+#define PT(member, value) SET(parting, member, value)
+#define NO_PARTING        "; give at least 1 of each, and at most 16777216 parts"
+#define NOT_COUNTED       "; count both from 0"
+static const parting good_parting = {{3, 5, 2, 4}, 2};
+static const limit parting_limits[] = {
+    {PT(part.micro_batches, 1),
+     0,
+     SEQPAR_ERR_OPTION,
+     "part: 0 micro-batches on 5 data-parallel ranks" NO_PARTING,
+     {PT(part.micro_batch, 0)}},
+    {PT(part.dp_size, 1),
+     0,
+     SEQPAR_ERR_OPTION,
+     "part: 3 micro-batches on 0 data-parallel ranks" NO_PARTING,
+     {PT(part.dp_rank, 0)}},
+    {PT(part.dp_size, 5592405), 5592406, SEQPAR_ERR_OPTION,
+     "part: 3 micro-batches on 5592406 data-parallel ranks" NO_PARTING},
+    {PT(part.micro_batch, 2), 3, SEQPAR_ERR_OPTION,
+     "part: micro-batch 3 of 3, data-parallel rank 4 of 5" NOT_COUNTED},
+    {PT(part.micro_batch, 0), -1, SEQPAR_ERR_OPTION,
+     "part: micro-batch -1 of 3, data-parallel rank 4 of 5" NOT_COUNTED},
+    {PT(part.dp_rank, 4), 5, SEQPAR_ERR_OPTION,
+     "part: micro-batch 2 of 3, data-parallel rank 5 of 5" NOT_COUNTED},
+    {PT(part.dp_rank, 0), -1, SEQPAR_ERR_OPTION,
+     "part: micro-batch 2 of 3, data-parallel rank -1 of 5" NOT_COUNTED},
+    {PT(docs, 2), -1, SEQPAR_ERR_CU_SEQLENS,
+     "row 0 has -1 documents; give 0 or more, and cu_seqlens with docs + 1 entries"},
+};
 
 /* ---- plan ---- */
 
@@ -1253,6 +1308,7 @@ int main(int argc, char **argv) {
     TRY_LIMITS("pack", pack, good_pack, &error, pack_limits);
     TRY_LIMITS("split", split, good_split, &error, split_limits);
     check_striped();
+    TRY_LIMITS("part", part_rows, good_parting, &error, parting_limits);
     TRY_LIMITS("plan", plan, good_plan, &error, plan_limits);
     TRY_LIMITS("attention in one call", attend_whole, good_attn, &error, whole_limits);
     TRY_LIMITS("sft", sft, good_sft, &error, sft_limits);

@@ -324,7 +324,7 @@ static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
     }
     if (!status) status = seqpar_llama_forward(&f->ctx, &f->model, &b, seeds != NULL);
     if (!status && seeds)
-        status = seqpar_llama_backward(&f->ctx, &f->model, &b, &f->optim, i, &given);
+        status = seqpar_llama_backward(&f->ctx, &f->model, &b, &f->optim, 0, &given);
     if (!status && !seeds) status = seqpar_llama_values(&f->ctx, &f->model, &b);
     if (!status && !seeds) reference_read(f, &b, i);
     if (seed.data) seqpar_buffer_free(&f->ctx, &seed);
@@ -346,32 +346,51 @@ static inline int reference_logp(reference *f, const reference_way *way) {
     return status;
 }
 
+/* Adds the gradient of the step that was just taken. 0, or -1 with d->error. */
+static inline int reference_add(reference *f) {
+    int64_t most = 0;
+    int status = seqpar_step_norm(&f->ctx, &f->optim);
+    for (int64_t i = 0; i < f->model.tensor_count; i++)
+        if (f->model.tensors[i].rows * f->model.tensors[i].cols > most)
+            most = f->model.tensors[i].rows * f->model.tensors[i].cols;
+    double *one = (double *)calloc((size_t)most + 1, sizeof *one);
+    for (int64_t i = 0; one && !status && i < f->model.tensor_count; i++) {
+        const seqpar_tensor *t = &f->model.tensors[i];
+        seqpar_optim_part part = {.state = SEQPAR_STATE_GRADIENT, .tensor = i};
+        part.count = t->rows * t->cols;
+        status = seqpar_optim_read(&f->ctx, &f->optim, one, &part);
+        for (int64_t e = 0; !status && e < part.count; e++)
+            f->gradient[t->offset + e] += one[e];
+    }
+    if (!one) return reference_no_memory(f);
+    free(one);
+    return status ? reference_failed(f) : 0;
+}
+
+/* A step of row i alone: rows of one step are dealt by their tokens, and here one of them is in
+   memory at a time. */
+static inline int reference_step(reference *f, const seqpar_row *row, int64_t i,
+                                 const double *seeds) {
+    if (seqpar_step_begin(&f->ctx, &f->optim, row, 1, SEQPAR_LAYOUT_CONTIGUOUS, 1))
+        return reference_failed(f);
+    return reference_pass(f, row, i, seeds) ? -1 : reference_add(f);
+}
+
 /* The gradient in that way, from dL/dlogp of every token: seeds (count), each (tokens); NULL:
    none of that row. 0, or -1 with d->error. */
 static inline int reference_gradient(reference *f, const reference_way *way,
                                      double *const *seeds) {
-    reference_row *made = (reference_row *)calloc((size_t)f->count, sizeof *made);
-    seqpar_row *rows = (seqpar_row *)calloc((size_t)f->count, sizeof *rows);
-    int status = made && rows ? 0 : -1;
+    int status = 0;
     f->way = way;
-    if (status) seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for rows");
+    memset(f->gradient, 0, (size_t)f->model.elements * sizeof *f->gradient);
     for (int64_t i = 0; !status && i < f->count; i++) {
-        status = reference_row_make(f, i, &made[i]);
-        rows[i] = made[i].row;
-    }
-    if (!status && seqpar_step_begin(&f->ctx, &f->optim, rows, f->count,
-                                     SEQPAR_LAYOUT_CONTIGUOUS, f->count))
-        status = reference_failed(f);
-    for (int64_t i = 0; !status && i < f->count; i++) {
-        status = reference_pass(f, &rows[i], i, seeds[i]);
+        reference_row row;
+        status = reference_row_make(f, i, &row);
+        if (!status && row.row.tokens && seeds[i])
+            status = reference_step(f, &row.row, i, seeds[i]);
         bar_step(1);
+        free(row.ids);
     }
-    if (!status && (seqpar_step_norm(&f->ctx, &f->optim) ||
-                    kept_read(&f->ctx, &f->optim, f->gradient, SEQPAR_STATE_GRADIENT)))
-        status = reference_failed(f);
-    for (int64_t i = 0; made && i < f->count; i++) free(made[i].ids);
-    free(made);
-    free(rows);
     return status;
 }
 #endif
