@@ -6,6 +6,7 @@
 #include <unistd.h>
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include "small_gradient.h"
 
 /* two groups, a gap between tensors, a tensor of more than one block, and with `slice` 1 of two
    slices: 64 rows and 30 */
@@ -590,5 +591,6 @@ int main(int argc, char **argv) {
     check_pool(NULL, 50); /* more than wait at a time */
     check_pool("build", 3);
     check_head(seqpar_device_cpu(1), "cpu");
+    check_every_small_gradient();
     return test_summary();
 }
