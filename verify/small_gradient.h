@@ -78,10 +78,8 @@ static seqpar_status small_micro(seqpar_ctx *ctx, seqpar_optim *optim, const sma
     int64_t room = status ? 0 : (fold->node_count + 1) * SMALL_WIDTH;
     if (!status) nodes = calloc((size_t)room, sizeof *nodes);
     if (!status) status = seqpar_fold_leaves(ctx, nodes, SMALL_WIDTH, fold, &leaves);
-    seqpar_step_nodes given = {.nodes = nodes,
-                               .node_stride = SMALL_WIDTH,
-                               .elements = room,
-                               .micro_batch = micro};
+    seqpar_step_nodes given = {
+        .nodes = nodes, .node_stride = SMALL_WIDTH, .elements = room, .micro_batch = micro};
     if (!status) status = seqpar_step_gradient(ctx, optim, &given);
     seqpar_share_free(&share);
     free(nodes);
@@ -125,13 +123,13 @@ static void small_try(small_step *s, const small_step *one, double *worst) {
     }
     if (s->layout == SEQPAR_LAYOUT_STRIPE) *worst = fmax(*worst, off / size);
     test_expect(!status, "%s", error.text);
-    test_expect(s->layout == SEQPAR_LAYOUT_STRIPE ||
-                    !memcmp(s->gradient, one->gradient, sizeof s->gradient),
-                "%s, P = %lld, D = %lld, %lld micro-batches, %lld rows in cells of %lld: off by "
-                "%.1e",
-                seqpar_layout_name(s->layout), (long long)s->sp, (long long)s->dp,
-                (long long)s->accumulation, (long long)s->row_count,
-                (long long)s->rows[0].cell, off);
+    test_expect(
+        s->layout == SEQPAR_LAYOUT_STRIPE ||
+            !memcmp(s->gradient, one->gradient, sizeof s->gradient),
+        "%s, P = %lld, D = %lld, %lld micro-batches, %lld rows in cells of %lld: off by "
+        "%.1e",
+        seqpar_layout_name(s->layout), (long long)s->sp, (long long)s->dp,
+        (long long)s->accumulation, (long long)s->row_count, (long long)s->rows[0].cell, off);
     memset(s->gradient, 0xff, sizeof s->gradient);
 }
 

@@ -104,6 +104,12 @@ run alone $critic --micro_rollout_batch_size 1 --micro_train_batch_size 1 && run
 # evaluation with samples
 run sampled $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 && run sampled.4 $group --max_steps 2 --eval_dataset $out/eval.jsonl --eval_temperature 0.8 --eval_n_samples_per_prompt 5 --ring_attn_size 4
 [ "$(metrics sampled)" = "$(metrics sampled.4)" ] && grep -q 'of 60 texts for held-out prompts are right' $out/sampled.log && weights_equal sampled sampled.4 && ok ppo_eval_samples || fail ppo_eval_samples "$(tail -n 1 $out/sampled.log)"
+# nothing has moved before the first update; where the sampler sums otherwise there is a pass, which is said
+first_step() { sed -nE 's/^first step: ratio exactly 1 for ([0-9]+) of ([0-9]+) tokens, KL against the reference exactly 0 for ([0-9]+)(; .*)?$/\1 \2 \3\4/p' $out/$1.log; }
+for name in sampled sampled.4; do
+    [[ "$(first_step $name)" =~ ^([1-9][0-9]*)\ ([0-9]+)\ ([0-9]+)$ ]] && [ "${BASH_REMATCH[1]} ${BASH_REMATCH[1]}" = "${BASH_REMATCH[2]} ${BASH_REMATCH[3]}" ] && ok ppo_first_step_$name || fail ppo_first_step_$name "'$(first_step $name)'"
+done
+run relaxed $group --max_steps 2 --ring_attn_size 3 --relaxed_attention && [[ "$(first_step relaxed)" =~ ^[0-9]+\ [1-9][0-9]*\ [0-9]+\;\ old\ log-probs\ are\ not\ the\ sampler\'s:\ --relaxed_attention ]] && ok ppo_first_step_relaxed || fail ppo_first_step_relaxed "'$(first_step relaxed)' $(tail -n 1 $out/relaxed.log)"
 run cold $group --max_steps 2 --eval_dataset $out/eval.jsonl && ! [ "$(first sampled eval_exact)" = "$(first cold eval_exact)" ] && weights_equal sampled cold && ok ppo_eval_temperature || fail ppo_eval_temperature "$(first sampled eval_exact) at temperature 0.8 and at 0"
 
 # ---- resume in the middle, elsewhere: what was drawn, the mean of the weights, the pretraining documents ----

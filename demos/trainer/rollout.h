@@ -27,7 +27,7 @@ typedef struct {
     const demo_document **source; /* (texts) the prompt's document in the training set */
 } demo_rollout;
 
-enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 5 };
+enum { DEMO_REWARDS = 8, UPDATE_COLUMNS = 8 };
 typedef struct {
     double mean, std;
 } demo_moments;

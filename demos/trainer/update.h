@@ -79,11 +79,15 @@ static seqpar_status demo_advantages(demo_rank *r) {
 }
 
 /* The sampler computes what training computes, bit for bit, where sums keep their order: then
-   the log-probs of the actor are known, and need no pass. */
-static bool demo_sampled_are_old(const demo_rank *r) {
+   the log-probs of the actor are known, and need no pass. Why there is one; NULL: there is none. */
+static const char *demo_old_pass(const demo_rank *r) {
     const demo_config *c = &r->job->config;
-    return !demo_ppo_options(r)->recompute_old_logp && !c->relaxed_attention && !c->cublas &&
-           seqpar_layout_at(r->job->layout)->whole_cells;
+    return demo_ppo_options(r)->recompute_old_logp ? "--recompute_old_logp"
+           : c->relaxed_attention ? "--relaxed_attention sums in another order than the sampler"
+           : c->cublas            ? "cuBLAS rounds products of other shapes otherwise"
+           : !seqpar_layout_at(r->job->layout)->whole_cells
+               ? "this layout sums in another order than the sampler"
+               : NULL;
 }
 
 static void demo_take_sampled(demo_rollout *o) {
@@ -101,7 +105,7 @@ static seqpar_status demo_experience(demo_rank *r) {
                                           demo_critic_rows};
     for (int64_t i = 0; i < p->rollout.texts; i++) arrput(w.which, i);
     seqpar_status status = demo_window_open(r, &w, 1, 0);
-    int first = demo_sampled_are_old(r);
+    int first = !demo_old_pass(r);
     if (first) demo_take_sampled(&p->rollout);
     /* groups work at the same time; what they have seen is shared behind it */
     for (int i = first; !status && i < 3; i++) {
@@ -134,7 +138,18 @@ typedef struct {
     int64_t *leaf;
 } demo_update;
 
-enum { LOSS_OF, CLIPPED, ENTROPY_OF, KL_OF, PRETRAINING_LOSS }; /* columns of the means */
+/* Columns of the means; the last three are counts of the actor's tokens: all, those whose ratio
+   is 1, and those whose log-prob is the reference's, to the bit. */
+enum {
+    LOSS_OF,
+    CLIPPED,
+    ENTROPY_OF,
+    KL_OF,
+    PRETRAINING_LOSS,
+    ACTOR_TOKENS,
+    RATIO_ONE,
+    KL_ZERO
+};
 
 /* 0 of eps_clip_low_high: eps_clip. */
 static seqpar_policy_desc demo_clip(const demo_job *job) {
@@ -243,6 +258,11 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
     for (int c = 0; c < UPDATE_COLUMNS; c++) columns[c] *= weight;
     seed[0] *= weight;
     seed[1] *= weight;
+    if (u->model->config.score) return;
+    const double *e = o->entry + place.entry * ENTRY;
+    columns[ACTOR_TOKENS] = 1;
+    columns[RATIO_ONE] = x == e[OLD_LOGP];
+    columns[KL_ZERO] = x == e[REF_LOGP_OF];
 }
 
 /* ---- a step ---- */
@@ -379,6 +399,17 @@ static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const dem
     return demo_window_open(r, mixed, 1, 0);
 }
 
+/* What the first step shows of a right trainer: nothing has moved yet. */
+static void demo_say_first(const demo_rank *r, const double *means) {
+    const char *pass = demo_old_pass(r);
+    fprintf(
+        stderr,
+        "first step: ratio exactly 1 for %.0f of %.0f tokens, KL against the reference exactly "
+        "0 for %.0f%s%s\n",
+        means[RATIO_ONE], means[ACTOR_TOKENS], means[KL_ZERO],
+        pass ? "; old log-probs are not the sampler's: " : "", pass ? pass : "");
+}
+
 static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -392,6 +423,7 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
     if (!status)
         status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor,
                                   p->policy);
+    if (!status && r->step == 0 && r->world->rank == 0) demo_say_first(r, p->policy);
     if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
     demo_window_close(&mixed);
     return status;
