@@ -2041,9 +2041,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
 /* Begins a step over these rows (borrowed to its end), which are dealt by tokens, as one list, to
-   `accumulation` micro-batches and in each to the data-parallel ranks (seqpar_part_rows). Rows that
-   were packed for so many are even.
-   Every rank passes all rows, and the layout they are split by. A step that was begun and not ended is given up.
+   `accumulation` micro-batches and in each to the data-parallel ranks (seqpar_part_rows); rows that
+   were packed for so many are even. Every rank passes all rows, and the layout they are split by.
+   A step that was begun and not ended is given up. OPTION: more than SEQPAR_MAX_PARTS parts.
    Collective over the world, which is asked whether all ranks were given the same. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_row *rows, int64_t row_count,
