@@ -2210,7 +2210,7 @@ SEQPAR_DEF const char *seqpar_version(void);
 /* clang-format off */
 #define SEQPAR_STRUCTS(X) \
     X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(mismatch) X(node) \
-    X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(pack_counts) X(batch) \
+    X(fold_op) X(fold) X(document) X(row) X(pack_desc) X(part) X(pack_counts) X(batch) \
     X(layout) X(piece) X(share) X(split_desc) X(balance) X(device) X(cuda_desc) \
     X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \
     X(plan_desc) X(plan) X(attn_source) X(attn_kernel) X(attn_desc) X(attn_io) \
@@ -4070,10 +4070,11 @@ static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
                               int64_t row_count) {
     seqpar__joints joints;
     seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
-    seqpar__run run = seqpar__run_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
-                                     to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
+    seqpar__run run;
     int fits = 1;
     memset(&joints, 0, sizeof joints);
+    run = seqpar__run_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
+                         to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
     while (fits && to->sp_size > 1 && seqpar__walk_next(&w))
         fits = seqpar__joints_document(&joints, &w);
     for (w = seqpar__walk_of(rows, row_count, 0); fits && seqpar__walk_next(&w);)
@@ -4090,10 +4091,11 @@ static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
 
 static int seqpar__deal_long(seqpar__splitting *to, const seqpar__walk *w) {
     seqpar__joints joints;
-    seqpar__run run = seqpar__run_of(&joints, w->before + w->d.begin, w->before + w->d.end,
-                                     2 * to->sp_size);
+    seqpar__run run;
     int fits;
     memset(&joints, 0, sizeof joints);
+    run = seqpar__run_of(&joints, w->before + w->d.begin, w->before + w->d.end,
+                         2 * to->sp_size);
     fits = seqpar__joints_document(&joints, w) && seqpar__deal_document(to, w, &run);
     SEQPAR_FREE(joints.list);
     return fits;
