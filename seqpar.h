@@ -218,8 +218,8 @@
    attention, loss, backward and optimizer on P ranks. demos/01_ring.c, ring attention alone,
    stands here complete; what is seqpar in it is attend(), 24 lines. It prints
 
-       1 rank : out[999] = 0.0642131 ..., rank 0 sent 0 bytes
-       4 ranks: out[999] = 0.0642131 ..., rank 0 sent 192024 bytes
+       1 rank : out[999] = 0.064213 ..., rank 0 sent 0 bytes
+       4 ranks: out[999] = 0.064213 ..., rank 0 sent 196632 bytes
        identical bits: yes
    ========================================================================================== */
 #if 0 /* SAMPLE */
@@ -293,7 +293,7 @@ static int run(problem *p, int64_t ranks) {
     p->ranks = ranks;
     if (seqpar_run_threads(ranks, rank_main, p, &error))
         return fprintf(stderr, "%s\n", error.text), 1;
-    printf("%lld rank%s: out[999] = %.6g ..., rank 0 sent %lld bytes\n", (long long)ranks,
+    printf("%lld rank%s: out[999] = %.5g ..., rank 0 sent %lld bytes\n", (long long)ranks,
            ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
     return 0;
 }

@@ -68,7 +68,7 @@ static int run(problem *p, int64_t ranks) {
     p->ranks = ranks;
     if (seqpar_run_threads(ranks, rank_main, p, &error))
         return fprintf(stderr, "%s\n", error.text), 1;
-    printf("%lld rank%s: out[999] = %.6g ..., rank 0 sent %lld bytes\n", (long long)ranks,
+    printf("%lld rank%s: out[999] = %.5g ..., rank 0 sent %lld bytes\n", (long long)ranks,
            ranks > 1 ? "s" : " ", (double)p->out[999 * WIDE], (long long)p->sent);
     return 0;
 }

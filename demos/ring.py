@@ -108,7 +108,7 @@ def run(ranks):
 
     if lib.seqpar_run_threads(ranks, rank_main, None, error):
         sys.exit(error.text.decode())
-    print(f"{ranks} rank{'s' if ranks > 1 else ' '}: out[999] = {out[999 * WIDE]:.6g} ..., rank 0 sent {sent[0]} bytes")
+    print(f"{ranks} rank{'s' if ranks > 1 else ' '}: out[999] = {out[999 * WIDE]:.5g} ..., rank 0 sent {sent[0]} bytes")
     return bytes(out)
 
 
