@@ -16,7 +16,7 @@ train() { # RANKS: sets `seconds`, of the processor
     count; before=$used
     echo "training on $ranks rank(s), zigzag ring, packed rows"
     build/train_sft --dataset "$out/arith.jsonl" --input_key question --output_key answer --packing_samples \
-        --max_len 256 --pack_len 512 --train_batch_size 24 --max_steps 110 --learning_rate 4e-3 --num_hidden_layers 2 --hidden_size 96 \
+        --max_len 256 --pack_len 512 --train_batch_size 24 --max_steps 110 --learning_rate 4e-3 --num_hidden_layers 2 --hidden_size 96 --cell 32 \
         --ring_attn_size "$ranks" --logging_steps 40 --save_path "$out/sp$ranks" --metrics_path "$out/sp$ranks/metrics.jsonl"
     count; seconds=$(awk "BEGIN { print $used - $before }")
 }
@@ -24,5 +24,5 @@ train 1; seconds1=$seconds
 train 4; seconds4=$seconds
 echo "preferring right answers to wrong ones (DPO), 4 ranks"
 build/train_dpo --dataset "$out/arith.jsonl" --prompt_key question --chosen_key answer --rejected_key wrong --pretrain "$out/sp4" --packing_samples \
-    --max_len 256 --pack_len 512 --train_batch_size 16 --max_steps 12 --learning_rate 5e-4 --ring_attn_size 4 --logging_steps 4 --save_path "$out/dpo" --metrics_path "$out/dpo/metrics.jsonl"
+    --max_len 256 --pack_len 512 --train_batch_size 16 --max_steps 12 --learning_rate 5e-4 --cell 32 --ring_attn_size 4 --logging_steps 4 --save_path "$out/dpo" --metrics_path "$out/dpo/metrics.jsonl"
 build/compare_runs "$out/sp1" "$out/sp4" "$out/dpo" "$out" "$seconds1" "$seconds4"

@@ -43,7 +43,7 @@ static void make_task(model_task *task, int kind) {
     if (kind == UNTIED_EXPERTS) add_experts(&config);
     task->balance = kind == UNTIED_EXPERTS ? 0.3 : 0;
     task->config = config;
-    random_batch(&task->batch, 31, 40, 307, 61, 0);
+    random_batch(&task->batch, 31, 40, 307, 61, 7); /* ranks share documents */
     task->objective.count = task->batch.counts.supervised;
     task->objective.label_smoothing = tied ? 0.1 : 0;
     task->objective.z_loss = tied ? 0.01 : 0;

@@ -11,7 +11,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 build/make_arith $out/arith.jsonl 40 5 >/dev/null
 head -n 1 $out/arith.jsonl > $out/first.jsonl; sed -n 2p $out/arith.jsonl > $out/second.jsonl; cat $out/first.jsonl $out/second.jsonl > $out/both.jsonl
-shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000 --lr_scheduler constant --warmup_steps 0"
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000 --lr_scheduler constant --warmup_steps 0"
 for steps in 4 8; do
     build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps $steps --max_epochs 9 --learning_rate 5e-3 --save_path $out/sft$steps >$out/sft.log 2>&1 || fail definition_sft "$(tail -n 1 $out/sft.log)"
 done

@@ -22,7 +22,7 @@ head -n 23 $out/many.jsonl > $out/arith.jsonl
 split() { awk -v held="$2" -v name=$out/$1 '{ print > (name (index(held, " " NR - 1 " ") ? ".held.jsonl" : ".rest.jsonl")) }' $out/arith.jsonl; }
 split first "$first"; split three "$three"; split last "$last"
 
-shape="--max_len 200 --pack_len 420 --packing_samples --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000 --train_batch_size 4 --max_epochs 2"
+shape="--max_len 200 --pack_len 420 --packing_samples --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000 --train_batch_size 4 --max_epochs 2"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --max_steps 2 --save_path $out/model >$out/model.log 2>&1 || fail evaluation_model "$(tail -n 1 $out/model.log)"
 texts="--input_key question --output_key answer"
 pairs="--pretrain $out/model --prompt_key question --chosen_key answer --rejected_key wrong"

@@ -15,7 +15,7 @@ flags="-std=gnu11 ${ARCH:--march=native} -fopenmp -DTEST_FAULTS -Ibuild/faults -
 linked=$(make --no-print-directory -s linked-flags)
 # smallest_NAME: the suite where every block is at its smallest, so that there is a second one (verify/smallest.h).
 for suite in $suites; do
-    case $suite in smallest_*) how="-O1 -include verify/smallest.h" ;; attn | device) how="-O2" ;; numerics) how="-O1" ;; absolute) how="-O1 $linked build/faults/seqpar.o -lcurl" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
+    case $suite in smallest_*) how="-O1 -include verify/smallest.h" ;; attn | device | plan) how="-O2" ;; numerics) how="-O1" ;; absolute) how="-O1 $linked build/faults/seqpar.o -lcurl" ;; *) how="-O2 $linked build/faults/seqpar.o" ;; esac
     $cc $flags verify/test_${suite#smallest_}.c $how -o build/faults/test_$suite -lcjson -lz -lm -lpthread 2>build/faults/$suite.log || {
         echo "FAIL faults_build_$suite: $(head -n 1 build/faults/$suite.log)"; failed=$((failed + 1)); }
 done

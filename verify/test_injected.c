@@ -67,7 +67,7 @@ static void make_task(void) {
                                         .head_dim = 4,
                                         .intermediate = 24,
                                         .vocab = 61};
-    random_batch(&task.batch, 9, 24, 61, 40, 0);
+    random_batch(&task.batch, 9, 24, 61, 40, 5);
     task.objective.count = task.batch.counts.supervised;
     task.seed = 3;
     task.lr = 0.01;

@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY=passive # the program need not start itself again
 
 ${CC:-cc} -std=gnu11 -O1 -Wall -Wextra -shared -fPIC verify/kill_at.c -o $out/kill_at.so -ldl || { echo "FAIL kills_build: kill_at.c"; echo "0 passed, 1 failed"; exit 1; }
 build/make_arith $out/arith.jsonl 120 5 >/dev/null
-shape="--packing_samples --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --omp_threads 1 --logging_steps 1000 --max_ckpt_num 2 --save_steps 1"
+shape="--packing_samples --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --omp_threads 1 --logging_steps 1000 --max_ckpt_num 2 --save_steps 1"
 sft="train_sft $shape --dataset $out/arith.jsonl --input_key question --output_key answer --max_len 200 --pack_len 300 --train_batch_size 8 --max_steps 5 --enable_ema"
 ppo="train_ppo $shape --prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 8 --rollout_batch_size 4 --train_batch_size 2 --reward_rule last_number --max_steps 8 --save_value_network"
 files="model.safetensors config.json"

@@ -16,7 +16,7 @@ ${CC:-cc} -std=c11 -O1 -Wall -Wextra verify/read_events.c -o $out/read_events ||
 $build/make_arith $out/arith.jsonl 120 5 >/dev/null
 $build/make_arith $out/eval.jsonl 12 6 >/dev/null
 awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/arith.jsonl > $out/labelled.jsonl
-shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --omp_threads 1 --logging_steps 1000 --lr_scheduler constant --warmup_steps 0"
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --omp_threads 1 --logging_steps 1000 --lr_scheduler constant --warmup_steps 0"
 declare -A data=(
     [sft]="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --input_key question --output_key answer --train_batch_size 8"
     [dpo]="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6"

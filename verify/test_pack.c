@@ -820,7 +820,7 @@ static void test_refusals(void) {
          {.pack_len = 8, .dp_size = 1 << 16, .micro_batches = (1 << 15) + 1},
          1,
          {{some_ids, NULL, 3, 0}},
-         {"dp_size is 65536, micro_batches 32769", "at most 2147483648 parts"}},
+         {"dp_size is 65536, micro_batches 32769", "at most 16777216 parts"}},
         {"pack_len_large",
          SEQPAR_ERR_PACK_LEN,
          {.pack_len = INT64_MAX},

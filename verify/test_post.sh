@@ -12,7 +12,7 @@ build/make_arith $out/arith.jsonl 120 5 >/dev/null
 build/make_arith $out/eval.jsonl 12 6 >/dev/null
 for set in arith eval; do awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/$set.jsonl > $out/$set.labelled.jsonl; done
 mv $out/arith.labelled.jsonl $out/labelled.jsonl
-shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 200 --pack_len 420 --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 12 --max_steps 12 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail post_sft "$(tail -n 1 $out/sft.log)"
 pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3"
 labelled="--dataset $out/labelled.jsonl --eval_dataset $out/eval.labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3"
@@ -254,7 +254,7 @@ refuse ref_data dpo 'training data' $kept --dataset $out/other.jsonl
 refuse ref_eval_data dpo 'evaluation data' $kept --eval_dataset $out/other_eval.jsonl
 refuse ref_order dpo 'seed 42, this run has 43' $kept --seed 43
 refuse ref_batch dpo 'train_batch_size 6, this run has 5' $kept --train_batch_size 5
-refuse ref_cell dpo 'cell 0, this run has 8' $kept --cell 8
+refuse ref_cell dpo 'cell 16, this run has 8' $kept --cell 8
 refuse ref_stripe_packing dpo 'stripe ring on 2 ranks.*rows of 500' $kept --layout stripe --ring_attn_size 2 --pack_len 500
 refuse ref_model dpo 'reference model' $kept --ref_pretrain $out/dpo.one
 cp -r $out/sft $out/theta; sed -i 's/"rope_theta": 10000/"rope_theta": 20000/' $out/theta/config.json

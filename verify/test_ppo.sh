@@ -11,7 +11,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 build/make_arith $out/arith.jsonl 600 5 >/dev/null
 build/make_arith $out/eval.jsonl 12 6 >/dev/null
 build/make_arith $out/text.jsonl 12 7 >/dev/null
-shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --cell 16 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail ppo_sft "$(tail -n 1 $out/sft.log)"
 build/train_rm $shape --dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 12 --max_steps 3 --learning_rate 2e-3 --pretrain $out/sft --save_path $out/rm >$out/rm.log 2>&1 || fail ppo_rm "$(tail -n 1 $out/rm.log)"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --max_samples 96"

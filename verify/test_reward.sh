@@ -10,7 +10,7 @@ ok() { echo "ok $1"; passed=$((passed + 1)); }
 fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 build/make_arith $out/arith.jsonl 600 5 >/dev/null
-shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
+shape="--packing_samples --max_len 210 --pack_len 420 --num_hidden_layers 1 --cell 16 --hidden_size 64 --num_attention_heads 4 --logging_steps 1000"
 build/train_sft --dataset $out/arith.jsonl --input_key question --output_key answer $shape --train_batch_size 16 --max_steps 300 --learning_rate 5e-3 --save_path $out/sft >$out/sft.log 2>&1 || fail reward_sft "$(tail -n 1 $out/sft.log)"
 base="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 48 --rollout_batch_size 12 --n_samples_per_prompt 2
       --train_batch_size 12 --max_steps 6 --advantage_estimator rloo --temperature 0.5 --max_samples 60"

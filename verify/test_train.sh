@@ -13,7 +13,7 @@ skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
 build/make_arith $out/arith.jsonl 300 5 >/dev/null
 build/make_arith $out/eval.jsonl 40 6 >/dev/null
 base="--dataset $out/arith.jsonl --input_key question --output_key answer --packing_samples --max_len 200 --pack_len 300
-      --train_batch_size 12 --micro_train_batch_size 2 --max_steps 6 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
+      --train_batch_size 12 --micro_train_batch_size 2 --max_steps 6 --num_hidden_layers 1 --cell 16 --hidden_size 32 --num_attention_heads 4 --logging_steps 1000"
 # train NAME OPTIONS...: a run of 6 steps in $out/NAME
 train() { name=$1; shift; build/train_sft $base --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
 losses() { sed -E 's/, "tokens_per_second.*//' "$1"; }
