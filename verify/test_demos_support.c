@@ -283,7 +283,7 @@ static const char names_people_type[] =
     "field_prompt field_chosen "
     "field_rejected field_completion field_label "
     /* ours */
-    "truncation max_steps adam_eps layout schedule pack_len chunks z_loss data_parallel_size "
+    "truncation max_steps adam_eps layout schedule pack_len cell z_loss data_parallel_size "
     "world_size "
     "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
     "intermediate_size "
