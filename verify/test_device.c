@@ -1573,7 +1573,7 @@ static void check_attention(int in, int gradient) {
     int full;
     for (full = 0; full < 2; full++) {
         bench b;
-        set_rows(small_cu, 3);
+        set_rows(small_cu, 6);
         b = attention_bench(6, 2, 5);
         b.mode = full;
         if (!gradient || !test_fibers()) check_attention_values(&b);
@@ -1581,7 +1581,7 @@ static void check_attention(int in, int gradient) {
         bench_free(&b);
         /* the gradients are all of one pass: once full, twice causal */
         if (test_fibers() && gradient && full != (in == K)) continue;
-        set_rows(large_cu, 1 + full);
+        set_rows(large_cu, full ? 154 : 307);
         b = attention_bench(3, 3 - 2 * full, 7 + 12 * full);
         b.mode = full;
         expect_fast(&b, gradient ? &attention_grad_pass : &attention_pass);
@@ -1607,7 +1607,7 @@ static void check_attn_delta(void) {
     bench b;
     double *want;
     int64_t i, d = 19;
-    set_rows(large_cu, 2);
+    set_rows(large_cu, 154);
     b = attention_bench(5, 1, d);
     want = calloc((size_t)(b.size[0] * 5), sizeof *want);
     for (i = 0; i < b.size[0] * 5 * d; i++)
