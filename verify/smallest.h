@@ -9,12 +9,12 @@
 
    Limits that refuse inputs; a build may set the guarded ones, the suites' own inputs would be
    refused:
-   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|RANKS)  sizes whose products stay below 2^63
+   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|PARTS|RANKS)  sizes whose products stay below 2^63
    SEQPAR_SAFETENSORS_MAX_(DIMS|HEADER)                  what a file may have
    DEMO_(CONFIG_BYTES|INDEX_BYTES|INDEX_TENSORS|MOST_TEXTS|ANSWER_LIMIT|MOST)  files, options and answers
    DEMO_REWARD_MOST                                      of a server
    DUMP_TOKENS_MAX|LAW_GROUPS|SHARES|SWAP_RANKS|WHERE_(RANKS|PAIRS)|SECOND_WORK  of a dump
-   ATTENTION_(ALL|ROOM|PART|WAY|ELEMENTS|KEYS)           how much of a dump is judged: the verdict says less
+   ATTENTION_(ALL|ROOM|PART|WAY|ELEMENTS|KEYS)|POLICY_(POWERS|BINS)  how much of a dump is judged: the verdict says less
    SEQPAR_MPI_GRACE                                      seconds
 
    Grids and formats, which are promised:
@@ -31,13 +31,13 @@
    SEQPAR__(AC|VOCAB_AHEAD)     a distance in the cache: what is read early
    ATTEND_(TILE|EXP)            lanes; what a cost is
    SEQPAR__LLAMA_TURN|SEQPAR__TOO_MANY|DEMO_PLAN_FIRST|DEMO_TROUBLE  a number of mathematics, numbers that are none
-   OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)  bits of a set
+   OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)|VERDICT_CLOSE  bits of a set, and a kind
 
    Lengths of lists that are written down, and of texts:
    SEQPAR__(ST_SHOWN|LLAMA_NAME_BYTES)|SEQPAR_NCCL__HOST  texts
    DEMO_(STORY|NAME|THING)_COUNT|DEMO_ARITH_TEXT|DEMO_PATH_LIMIT|DEMO_NAME_LIMIT  texts
    DEMO_(COMMAND_SAID|ERROR_NEXT|PARTS_LIMIT|BAR_LIMIT|BAR_LEAST|LINE_LIMIT|SHARD_NAME|WEIGHTS_PATH)  texts
-   DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|NUMBERS  lists
+   DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|UPDATE_COLUMNS|NUMBERS  lists
    DEMO_TOKEN_MAPS              maps whose loss has a sentence; one more has none
    ADVANTAGE_WAYS|ANSWERS|APARTS|SHARE_FORMS|WAY_REPORTED|VERDICT_LINES  lists
    PAGE|GALLERY_COLUMN|CHART_.*|STRIP_.*|TENSORS_SHOWN|figures\.h:(16|18)|plot\.h:64  pages and pictures
