@@ -292,6 +292,122 @@ static void visit_golden(const golden_case *c, void *seen) {
                     golden_advantages(c) || golden_aggregate(c);
 }
 
+/* Numbers of documents to their tokens. A share without a token takes nothing from either. */
+static void test_spread(void) {
+    static const int64_t cu[] = {0, 3, 3, 10}, source[] = {3, 4, 6};
+    const seqpar_row rows[2] = {
+        {.index = 0, .tokens = 10, .cell = 2, .docs = 3, .cu_seqlens = cu},
+        {.index = 1,
+         .tokens = 10,
+         .cell = 3,
+         .docs = 3,
+         .cu_seqlens = cu,
+         .doc_source = source}};
+    static const double per_document[] = {5, -1, 7, 0.5, 11, 3, 2.5};
+    static const double of[2][3] = {{5, -1, 7}, {0.5, 11, 2.5}};
+    seqpar_error error = {0};
+    for (int64_t rank = 0; rank < 3; rank++) {
+        const seqpar_split_desc split = {SEQPAR_LAYOUT_ZIGZAG, 3, rank};
+        double values[21];
+        int64_t wrong = 0;
+        seqpar_share share;
+        for (int i = 0; i < 21; i++) values[i] = -99;
+        test_expect(!seqpar_split(&error, &share, rows, 2, &split), "%s", error.text);
+        seqpar_segments_spread(values, per_document, &share);
+        for (int64_t i = 0; i < share.count; i++)
+            for (int64_t k = 0; k < share.pieces[i].count; k++) {
+                const seqpar_piece *p = &share.pieces[i];
+                wrong += values[p->local + k] !=
+                         of[p->row][p->start + k * p->stride < 3 ? 0 : 2];
+            }
+        for (int64_t i = share.tokens; i < 21; i++) wrong += values[i] != -99;
+        test_expect(!wrong, "rank %lld: %lld values are wrong", (long long)rank,
+                    (long long)wrong);
+        seqpar_share_free(&share);
+        seqpar_segments_spread(values, per_document, &share);
+        seqpar_segments_spread(NULL, NULL, &share);
+    }
+    test_end("segments_spread");
+}
+
+/* ---- the vocabulary ---- */
+
+enum { HEAD_TOKENS = 11, HEAD_HIDDEN = 6, HEAD_VOCAB = 13 };
+typedef struct head_bits {
+    double forward[4][HEAD_TOKENS], backward[4][HEAD_TOKENS];
+    double dhidden[HEAD_TOKENS * HEAD_HIDDEN], dtable[HEAD_VOCAB * HEAD_HIDDEN];
+} head_bits;
+
+/* As many of the device's numbers, in memory that spoils what reads more of it. */
+static void *head_numbers(seqpar_device *device, int64_t count, int dtype, uint64_t key) {
+    double x[HEAD_VOCAB * HEAD_HIDDEN];
+    void *data = device->alloc(device, count * seqpar_dtype_bytes(dtype));
+    for (int64_t i = 0; i < count; i++)
+        x[i] = key ? seqpar_random_normal(7, key, (uint64_t)i) : (double)1e30f;
+    seqpar_device_write(device, data, 0, x, count, dtype);
+    return data;
+}
+
+static void head_of(seqpar_ctx *ctx, int64_t rows_max, head_bits *to) {
+    enum { INPUTS = 6, VALUES = 4, ALL = INPUTS + VALUES + 2 };
+    const seqpar_vocab_desc desc = {
+        .hidden = HEAD_HIDDEN, .vocab = HEAD_VOCAB, .rows_max = rows_max};
+    seqpar_device *d = ctx->device;
+    int32_t targets[HEAD_TOKENS];
+    void *at[ALL];
+    for (int i = 0; i < ALL; i++) {
+        int64_t count = i == 1 || i == ALL - 1   ? HEAD_VOCAB * HEAD_HIDDEN
+                        : i == 0 || i == ALL - 2 ? HEAD_TOKENS * HEAD_HIDDEN
+                                                 : HEAD_TOKENS;
+        at[i] = head_numbers(d, count, i < 2 || i == ALL - 2 ? d->storage : d->accumulator,
+                             i < INPUTS ? (uint64_t)i + 1 : 0);
+    }
+    for (int t = 0; t < HEAD_TOKENS; t++)
+        targets[t] = t % 5 == 3 ? SEQPAR_IGNORE : (t * 7 + 2) % HEAD_VOCAB;
+    const seqpar_vocab_io io = {.hidden = at[0],
+                                .table = at[1],
+                                .targets = targets,
+                                .tokens = HEAD_TOKENS,
+                                .values = {at[6], at[7], at[8], at[9]},
+                                .seeds = {at[2], at[3], at[4], at[5]},
+                                .dhidden = at[10],
+                                .nodes = at[11],
+                                .node_stride = HEAD_VOCAB * HEAD_HIDDEN};
+    test_expect(seqpar_vocab_places(NULL, NULL, &desc) == 1,
+                "a plain sum is said to have %lld places",
+                (long long)seqpar_vocab_places(NULL, NULL, &desc));
+    test_expect(!seqpar_vocab_forward(ctx, &io, &desc), "%s", ctx->error->text);
+    for (int i = 0; i < VALUES; i++)
+        seqpar_device_read(d, to->forward[i], at[INPUTS + i], 0, HEAD_TOKENS, d->accumulator);
+    test_expect(!seqpar_vocab_backward(ctx, &io, NULL, NULL, &desc), "%s", ctx->error->text);
+    for (int i = 0; i < VALUES; i++)
+        seqpar_device_read(d, to->backward[i], at[INPUTS + i], 0, HEAD_TOKENS, d->accumulator);
+    seqpar_device_read(d, to->dhidden, at[10], 0, HEAD_TOKENS * HEAD_HIDDEN, d->storage);
+    seqpar_device_read(d, to->dtable, at[11], 0, HEAD_VOCAB * HEAD_HIDDEN, d->accumulator);
+    for (int i = 0; i < ALL; i++) d->free(d, at[i]);
+}
+
+/* However many rows of logits there are at a time: the same bits, and those of both entries. */
+static void test_rows_at_a_time(seqpar_device *device, const char *name) {
+    static const int64_t rows_max[] = {1, 3, 4, HEAD_TOKENS, 0};
+    static head_bits whole, parts;
+    seqpar_comm *world = seqpar_comm_self();
+    seqpar_ctx ctx;
+    test_expect(!seqpar_ctx_open(&ctx, world, device, 1), "%s", world->error->text);
+    head_of(&ctx, HEAD_TOKENS + 2, &whole);
+    test_expect(!memcmp(whole.forward, whole.backward, sizeof whole.forward),
+                "backward has other values than forward");
+    for (size_t i = 0; i < sizeof rows_max / sizeof *rows_max; i++) {
+        head_of(&ctx, rows_max[i], &parts);
+        test_expect(!memcmp(&whole, &parts, sizeof whole), "rows_max %lld has other bits",
+                    (long long)rows_max[i]);
+    }
+    seqpar_ctx_close(&ctx);
+    seqpar_comm_free(world);
+    seqpar_device_close(device);
+    test_end("head_rows_at_a_time_%s", name);
+}
+
 static void test_golden(void) {
     int seen = 0, cases = golden_each(GOLDEN_PATH, visit_golden, &seen);
     test_expect(cases > 80 && seen >= 35, "%d of %d cases are for the core", seen, cases);
@@ -932,6 +1048,9 @@ static void test_gradient(int kind) {
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_segments());
+    TEST(test_spread());
+    TEST(test_rows_at_a_time(seqpar_device_reference(), "reference"));
+    TEST(test_rows_at_a_time(seqpar_device_cpu(1), "cpu"));
     TEST(test_golden());
     TEST(test_identities());
     TEST(test_kinds());

@@ -478,6 +478,95 @@ static void check_pool(const char *path, int64_t count) {
     test_end("pool_%s_%lld", path ? "files" : "memory", (long long)count);
 }
 
+/* A device whose moves are done when they are waited for, and no sooner. */
+enum { LATE_MOVES = 64 };
+static _Thread_local struct {
+    struct {
+        void *to;
+        const void *from;
+        int64_t bytes;
+    } move[LATE_MOVES];
+    int64_t begun, done;
+} late;
+
+static int64_t late_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                         void *queue) {
+    (void)device;
+    (void)queue;
+    if (!test_expect(late.begun < LATE_MOVES, "too many moves")) return late.begun;
+    late.move[late.begun].to = to;
+    late.move[late.begun].from = from;
+    late.move[late.begun].bytes = bytes;
+    return ++late.begun;
+}
+
+static void late_moved(seqpar_device *device, int64_t moves, void *queue) {
+    (void)device;
+    (void)queue;
+    for (; late.done < moves && late.done < late.begun; late.done++)
+        memcpy(late.move[late.done].to, late.move[late.done].from,
+               (size_t)late.move[late.done].bytes);
+}
+
+static const seqpar_tensor late_tensors[] = {
+    {"a", 3, 7, 0, 0, 0}, {"b", 5, 1030, 21, 0, 1}, {"c", 2, 11, 21 + 5150, 0, 2}};
+enum { LATE_GROUPS = 3, LATE_ELEMENTS = 21 + 5150 + 22 };
+
+static double late_value(int64_t i) { return (double)(i % 2039) + 1; }
+
+static seqpar_status late_write(seqpar_ctx *ctx, seqpar_shards *s) {
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t t = 0; t < LATE_GROUPS; t++)
+        for (int64_t i = 0, n = late_tensors[t].rows * late_tensors[t].cols; !status && i < n;
+             i++) {
+            double value = late_value(late_tensors[t].offset + i);
+            if (seqpar_shards_owns(ctx, s, t, i, 1))
+                status = seqpar_shards_write(ctx, s, &value, t, i, 1);
+        }
+    late_moved(ctx->device, late.begun, NULL);
+    return status;
+}
+
+static seqpar_status late_main(seqpar_comm *world, void *user) {
+    seqpar_device *device = seqpar_device_cpu(1);
+    seqpar_shards shards = {0};
+    seqpar_ctx ctx;
+    (void)user;
+    memset(&late, 0, sizeof late);
+    device->move = late_move;
+    device->moved = late_moved;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
+    if (!status) status = seqpar_shards_open(&ctx, &shards, late_tensors, LATE_GROUPS, 0, 1);
+    if (!status) status = late_write(&ctx, &shards);
+    for (int64_t g = 0; !status && g < LATE_GROUPS; g++) {
+        const seqpar_tensor *t = &late_tensors[g];
+        int64_t wrong = 0, n = t->rows * t->cols;
+        double got[5150];
+        void *params;
+        status = seqpar_shards_use(&ctx, &shards, g, g + 1 < LATE_GROUPS ? g + 1 : -1, &params);
+        if (status) break;
+        seqpar_device_read(device, got, params, 0, n, device->storage);
+        for (int64_t i = 0; i < n; i++) wrong += got[i] != late_value(t->offset + i);
+        test_expect(!wrong, "rank %lld of %lld: %lld values of group %lld are wrong",
+                    (long long)world->rank, (long long)world->size, (long long)wrong,
+                    (long long)g);
+        /* those of the next group are on their way while this one is used */
+        test_expect(world->size > 1 || g + 1 == LATE_GROUPS || late.done < late.begun,
+                    "group %lld was waited for before its use", (long long)g + 1);
+    }
+    seqpar_shards_close(&ctx, &shards);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+/* What is sent or used has been waited for; what only sets out has not. */
+static void check_late_moves(int64_t ranks) {
+    seqpar_error error = {0};
+    test_expect(!seqpar_run_threads(ranks, late_main, NULL, &error), "%s", error.text);
+    test_end("late_moves_%lld", (long long)ranks);
+}
+
 /* ---- the vocabulary projection alone ---- */
 
 enum { TOKENS = 37, HIDDEN = 6, VOCAB = 11 };
@@ -590,6 +679,7 @@ int main(int argc, char **argv) {
     check_pool(NULL, 3);
     check_pool(NULL, 50); /* more than wait at a time */
     check_pool("build", 3);
+    for (int64_t ranks = 1; ranks <= 3; ranks++) check_late_moves(ranks);
     check_head(seqpar_device_cpu(1), "cpu");
     check_every_small_gradient();
     return test_summary();

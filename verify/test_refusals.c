@@ -982,6 +982,67 @@ static void check_failed_rank(void) {
     test_end("failed_rank");
 }
 
+/* ---- what is freed ---- */
+
+/* Freed, it holds nothing, and may be freed again. */
+#define FREED(what, free_it) \
+    do { \
+        static const unsigned char nothing[sizeof(what)]; \
+        test_expect(memcmp(&(what), nothing, sizeof nothing) != 0, "%s is empty", #what); \
+        free_it; \
+        if (test_expect(!memcmp(&(what), nothing, sizeof nothing), "%s holds something", \
+                        #what)) \
+            free_it; \
+    } while (0)
+
+static void check_freed_twice(void) {
+    static const int64_t leaves[] = {2, 5, 9}, cu[] = {0, 5};
+    static const int32_t ids[] = {1, 3, 2, 6, 4};
+    static const double value[] = {4, 7, 1};
+    const seqpar_document doc = {.ids = ids, .tokens = 5, .unit = 1};
+    const seqpar_pack_desc packing = {.pack_len = 7, .vocab = VOCAB};
+    const seqpar_row row = {.tokens = 5, .cell = 2, .docs = 1, .cu_seqlens = cu};
+    const seqpar_split_desc cut = {SEQPAR_LAYOUT_ZIGZAG, 1, 0};
+    const seqpar_optim_desc adamw = {.kind = SEQPAR_OPTIM_ADAMW};
+    const seqpar_tensor tensor = {"weight", 3, 11, 0, 0, 0};
+    const seqpar_llama_config config = {.layers = 1,
+                                        .hidden = 6,
+                                        .heads = 3,
+                                        .kv_heads = 1,
+                                        .head_dim = 2,
+                                        .intermediate = 7,
+                                        .vocab = VOCAB};
+    seqpar_fold fold;
+    seqpar_batch batch;
+    seqpar_share share;
+    seqpar_plan made;
+    seqpar_segments sums = {.width = 3};
+    seqpar_buffer buffer;
+    seqpar_optim optim = {0};
+    seqpar_llama model;
+    open_rank(seqpar_device_cpu(1));
+    seqpar_fold_init(&fold, leaves, 3);
+    ACCEPTED(seqpar_fold_push(&fold, (seqpar_node){5, 0}, SEQPAR_FOLD_LEAF, 0), &error);
+    ACCEPTED(seqpar_fold_flush(&fold), &error);
+    ACCEPTED(seqpar_pack(&error, &batch, &doc, 1, &packing), &error);
+    ACCEPTED(seqpar_split(&error, &share, &row, 1, &cut), &error);
+    ACCEPTED(seqpar_plan_make(&error, &made, &good_plan), &error);
+    ACCEPTED(seqpar_segments_push(&error, &sums, 0, 4, value), &error);
+    ACCEPTED(seqpar_buffer_new(&ctx, &buffer, 40, SEQPAR_MEM_SCRATCH), world->error);
+    ACCEPTED(seqpar_optim_open(&ctx, &optim, &tensor, 1, &adamw), world->error);
+    ACCEPTED(seqpar_llama_open(&ctx, &model, &config), world->error);
+    FREED(fold, seqpar_fold_free(&fold));
+    FREED(batch, seqpar_batch_free(&batch));
+    FREED(share, seqpar_share_free(&share));
+    FREED(made, seqpar_plan_free(&made));
+    FREED(sums, seqpar_segments_free(&sums));
+    FREED(buffer, seqpar_buffer_free(&ctx, &buffer));
+    FREED(optim, seqpar_optim_close(&ctx, &optim));
+    FREED(model, seqpar_llama_close(&ctx, &model));
+    close_rank();
+    test_end("freed_twice");
+}
+
 /* ---- contexts and devices ---- */
 
 typedef struct open_call {
@@ -1043,6 +1104,50 @@ static void check_agreement(void) {
     REFUSED(seqpar_run_threads(2, scale_of_rank, &other, &error), &error, SEQPAR_ERR_STEP,
             "attention: the scales of rank 1 are not those of rank 0; give all ranks the same");
     test_end("ranks_agree");
+}
+
+/* Tensors of rank 1, one of which is decayed or turned as on no other rank. */
+enum { AGREED = 3 };
+typedef struct tensor_call {
+    int64_t decayed, turned; /* its number; AGREED: none */
+} tensor_call;
+
+static seqpar_status tensors_of_rank(seqpar_comm *on, void *user) {
+    static const int64_t rows[AGREED] = {3, 5, 2}, cols[AGREED] = {7, 1, 11};
+    const tensor_call *c = user;
+    const seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_tensor t[AGREED] = {{"first"}, {"second"}, {"last"}};
+    seqpar_device *mine = seqpar_device_reference();
+    seqpar_optim optim = {0};
+    seqpar_ctx rank;
+    for (int64_t i = 0, at = 0; i < AGREED; at += rows[i] * cols[i], i++) {
+        int turned = on->rank == 1 && i == c->turned;
+        t[i].rows = turned ? cols[i] : rows[i];
+        t[i].cols = turned ? rows[i] : cols[i];
+        t[i].offset = at;
+        t[i].decay = on->rank == 1 && i == c->decayed;
+        t[i].group = i;
+    }
+    seqpar_status status = seqpar_ctx_open(&rank, on, mine, 1);
+    if (!status) status = seqpar_optim_open(&rank, &optim, t, AGREED, &sgd);
+    seqpar_optim_close(&rank, &optim);
+    seqpar_ctx_close(&rank);
+    seqpar_device_close(mine);
+    return status;
+}
+
+/* Every tensor is compared, the first as the last. */
+static void check_tensors_agree(void) {
+    for (int64_t i = 0; i < 2 * AGREED; i++) {
+        tensor_call c = {AGREED, AGREED};
+        ACCEPTED(seqpar_run_threads(2, tensors_of_rank, &c, &error), &error);
+        *(i < AGREED ? &c.decayed : &c.turned) = i % AGREED;
+        REFUSED(
+            seqpar_run_threads(2, tensors_of_rank, &c, &error), &error, SEQPAR_ERR_STEP,
+            "an optimizer: the tensors of rank 1 are not those of rank 0; give all ranks the "
+            "same");
+    }
+    test_end("tensors_agree");
 }
 
 static seqpar_status open_only(void) {
@@ -1332,6 +1437,8 @@ int main(int argc, char **argv) {
     check_threads();
     check_failed_rank();
     check_agreement();
+    check_tensors_agree();
+    check_freed_twice();
     check_arithmetic();
     check_claims();
     check_pool();
