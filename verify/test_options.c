@@ -721,7 +721,6 @@ static void test_yarn(void) {
         {"{}", 0},
         {"{\"mscale\": 0.7}", 0},
         {"{\"mscale_all_dim\": 1.3}", 0},
-        {"{\"mscale\": 0.7, \"mscale_all_dim\": 0}", 0},
         {"{\"mscale\": 0.7, \"mscale_all_dim\": 1.3}", both},
         {"{\"attention_factor\": 1.7, \"mscale\": 0.7, \"mscale_all_dim\": 1.3}", 1.7}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
