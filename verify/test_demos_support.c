@@ -6,6 +6,8 @@
  * Prints "ok NAME" or "FAIL NAME line: what", then "N passed, N failed". */
 #define STB_DS_IMPLEMENTATION
 #include <dirent.h>
+#include <poll.h>
+#include <pthread.h>
 #include "options.h"
 #include "holdout.h"
 #include "pairs.h"
@@ -871,6 +873,8 @@ static bool broken_data_is_named(void) {
          "lists of messages"},
         {"{\"q\": \"a\\u0000b\", \"a\": \"b\"}\n",
          "x.jsonl:1: the line holds a zero character"},
+        {"{\"\\u0000\": 1, \"q\": \"a\", \"a\": \"b\"}\n", /* within the first bytes */
+         "x.jsonl:1: the line holds a zero character"},
         {"{\"input_ids\": \"abc\"}\n",
          "x.jsonl:1: \"input_ids\" is text, but a list is needed"},
         {"{\"input_ids\": [1], \"labels\": 1}\n",
@@ -1004,6 +1008,42 @@ static bool writing_is_all_or_nothing(void) {
     char left[320];
     snprintf(left, sizeof left, "%s.%ld.tmp", scratch, (long)getpid());
     EXPECT(access(left, F_OK) != 0);
+    return true;
+}
+
+/* What arrives in a pipe whose reader begins late. */
+typedef struct {
+    int descriptor;
+    size_t bytes;
+} late_reader;
+
+static void *read_late(void *reader) {
+    late_reader *r = (late_reader *)reader;
+    struct pollfd more = {.fd = r->descriptor, .events = POLLIN};
+    char part[4096];
+    usleep(20000);
+    for (ssize_t got = 1; got > 0; r->bytes += (size_t)(got > 0 ? got : 0))
+        got = poll(&more, 1, 5000) > 0 ? read(r->descriptor, part, sizeof part) : 0;
+    return NULL;
+}
+
+/* More than a pipe holds: writing waits for the reader. */
+static bool a_pipe_takes_its_time(void) {
+    static char text[200003];
+    const char *path = in_scratch("pipe");
+    late_reader reader = {0};
+    pthread_t thread;
+    EXPECT(mkfifo(path, 0600) == 0);
+    EXPECT(!demo_open_output(path, 0) && errno == ENXIO); /* nobody reads it */
+    reader.descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    EXPECT(reader.descriptor >= 0);
+    FILE *file = demo_open_output(path, 1);
+    EXPECT(file && !pthread_create(&thread, NULL, read_late, &reader));
+    size_t written = fwrite(text, 1, sizeof text, file);
+    bool closed = !fclose(file);
+    pthread_join(thread, NULL);
+    close(reader.descriptor);
+    EXPECT(closed && written == sizeof text && reader.bytes == sizeof text);
     return true;
 }
 
@@ -1976,6 +2016,7 @@ static const struct {
     TEST(files_that_cannot_be_read_are_named),
     TEST(templates_are_checked),
     TEST(writing_is_all_or_nothing),
+    TEST(a_pipe_takes_its_time),
     TEST(pairs_share_a_prompt),
     TEST(prompts_are_found_in_whole_texts),
     TEST(pair_ids_are_taken_as_they_are),

@@ -36,6 +36,7 @@ typedef struct step_row {
     double desirable[DOCS], kl[DOCS];
 } step_row;
 static step_row rows[ROWS];
+static int64_t row_count = ROWS, micro_count = MICRO; /* of the step: all, or one */
 static double *parameters, *gradient;
 static slow_tensor *table;
 static int64_t count;
@@ -52,7 +53,7 @@ static struct {
 
 /* ---- the step ---- */
 
-static int64_t row_of(int64_t rank, int64_t micro) { return rank / SP * MICRO + micro; }
+static int64_t row_of(int64_t rank, int64_t micro) { return rank / SP * micro_count + micro; }
 
 static void deal(int64_t r) {
     step_row *row = &rows[r];
@@ -106,7 +107,7 @@ static void make_rows(void) {
 
 static double counted(int (*in)(int64_t r, int64_t t, int64_t group), int64_t group) {
     double n = 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++)
             n += rows[r].targets[t] != SLOW_IGNORED && in(r, t, group);
     return n;
@@ -129,7 +130,7 @@ static int in_last(int64_t r, int64_t t, int64_t group) {
 static void seed_means(int (*in)(int64_t r, int64_t t, int64_t group), int64_t groups) {
     double filled = 0;
     for (int64_t g = 0; g < groups; g++) filled += counted(in, g) > 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++) {
             rows[r].seeds[t] = 0;
             for (int64_t g = 0; g < groups; g++)
@@ -149,13 +150,13 @@ static double margin_of(int64_t r, int64_t d, int64_t rank, double reference) {
 /* DPO, whose pairs are here documents 0 and 1; the third document is cut off then. */
 enum { RIGHT_PAIRS, OF_PARTS, AVERAGED, WITHOUT_REFERENCE };
 static void seed_pairs(int wrong) {
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++) {
             int64_t part = wrong == OF_PARTS ? rows[r].rank[t] % SP : -1;
             double reference = wrong == WITHOUT_REFERENCE ? 0 : 1;
             double h = margin_of(r, 0, part, reference) - margin_of(r, 1, part, reference);
             if (wrong == AVERAGED) h = h / SP;
-            rows[r].seeds[t] = 0.3 / (1 + exp(0.3 * h)) / ROWS *
+            rows[r].seeds[t] = 0.3 / (1 + exp(0.3 * h)) / (double)row_count *
                                (document_of(r, t) == 1 ? 1 : -1);
         }
 }
@@ -175,6 +176,8 @@ enum {
     KTO_NO_Z,
     KTO_Z_OVER_P,
     KTO_SWAPPED,
+    KTO_FIRST_REFERENCE,
+    KTO_OWN_KL,
     PPO_NO_CLIP,
     PPO_INVERTED,
     PPO_NO_KL,
@@ -203,7 +206,7 @@ static double softplus_of(double x) { return log1p(exp(x)); }
 
 static double rm_loss(int wrong, int64_t rank) {
     double sum = 0;
-    for (int64_t r = 0; r < ROWS; r++) {
+    for (int64_t r = 0; r < row_count; r++) {
         double score[2];
         for (int64_t d = 0; d < 2; d++) {
             int64_t at = score_place(r, d, wrong);
@@ -212,38 +215,50 @@ static double rm_loss(int wrong, int64_t rank) {
         }
         sum += softplus_of(wrong == RM_SWAPPED ? score[0] - score[1] : score[1] - score[0]);
     }
-    return sum / ROWS / (wrong == RM_OF_PARTS ? SP : 1);
+    return sum / (double)row_count / (wrong == RM_OF_PARTS ? SP : 1);
 }
 
 /* The mean of kl over documents of a micro-batch, of all replicas or one. */
-static double kto_z_of(int64_t r, int wrong) {
+static double kto_z_of(int64_t r, int wrong, int64_t rank) {
     double sum = 0, count = 0;
     if (wrong == KTO_NO_Z) return 0;
-    for (int64_t other = 0; other < ROWS; other++)
+    for (int64_t other = 0; other < row_count; other++)
         for (int64_t d = 0; d < DOCS && other % MICRO == r % MICRO; d++) {
             if (wrong == KTO_ONE_REPLICA && other != r) continue;
             sum += rows[other].kl[d];
             count++;
         }
-    return sum / count / (wrong == KTO_Z_OVER_P ? SP : 1);
+    sum /= count;
+    if (wrong == KTO_OWN_KL) return sum * (rank % SP ? 0.375 : 0.625);
+    return sum / (wrong == KTO_Z_OVER_P ? SP : 1);
 }
 
-static double kto_loss_of(int wrong) {
+/* Of a document, where each rank takes the first n of the row's ref_logp. */
+static double first_reference(int64_t r, int64_t d) {
     double sum = 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t t = cu_seqlens[r][d]; t < cu_seqlens[r][d + 1]; t++)
+        if (rows[r].targets[t] != SLOW_IGNORED) sum += rows[r].ref_logp[rows[r].local[t]];
+    return sum;
+}
+
+static double kto_loss_of(int wrong, int64_t rank) {
+    double sum = 0;
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t d = 0; d < DOCS; d++) {
-            double h = margin_of(r, d, -1, 1) / (wrong == KTO_AVERAGED ? SP : 1);
+            double h = wrong == KTO_FIRST_REFERENCE
+                           ? margin_of(r, d, -1, 0) - first_reference(r, d)
+                           : margin_of(r, d, -1, 1) / (wrong == KTO_AVERAGED ? SP : 1);
             int good = (rows[r].desirable[d] != 0) != (wrong == KTO_SWAPPED);
-            double gain = h - kto_z_of(r, wrong);
+            double gain = h - kto_z_of(r, wrong, rank);
             sum += 1 - 1 / (1 + exp(-0.3 * (good ? gain : -gain)));
         }
-    return sum / (ROWS * DOCS);
+    return sum / (double)(row_count * DOCS);
 }
 
 static double whitened(int64_t r, int64_t t) {
     double n = 0, mean = 0, squares = 0;
     for (int64_t pass = 0; pass < 2; pass++)
-        for (int64_t i = 0; i < ROWS; i++)
+        for (int64_t i = 0; i < row_count; i++)
             for (int64_t k = 0; k < rows[i].tokens; k++) {
                 if (rows[i].targets[k] == SLOW_IGNORED || rows[i].rank[k] != rows[r].rank[t])
                     continue;
@@ -270,7 +285,7 @@ static double ppo_token(int64_t r, int64_t t, int wrong) {
 
 static double ppo_loss(int wrong) {
     double sum = 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++) {
             double count = wrong == PPO_BY_RANK ? WORLD * counted(in_rank, rows[r].rank[t])
                                                 : counted(in_all, 0);
@@ -281,11 +296,11 @@ static double ppo_loss(int wrong) {
 
 static double loss_of(int wrong, int64_t rank) {
     if (!strcmp(how.objective, "rm")) return rm_loss(wrong, rank);
-    return !strcmp(how.objective, "kto") ? kto_loss_of(wrong) : ppo_loss(wrong);
+    return !strcmp(how.objective, "kto") ? kto_loss_of(wrong, rank) : ppo_loss(wrong);
 }
 
 static void seed_by_differences(int wrong) {
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++) {
             double *x = &rows[r].logp[t], was = *x, high, h = 1e-5;
             *x = was + h;
@@ -326,7 +341,7 @@ static void push_token(int64_t at, int64_t r, int64_t t) {
 
 static void whole_rows(int documents) {
     slow.n = 0;
-    for (int64_t r = 0; r < ROWS; r++) {
+    for (int64_t r = 0; r < row_count; r++) {
         for (int64_t t = 0; t < rows[r].tokens; t++) push_token(t, r, t);
         memcpy(slow.cu[slow.n], cu_seqlens[r], sizeof slow.cu[0]);
         slow.cu[slow.n][documents ? DOCS : 1] = rows[r].tokens;
@@ -337,7 +352,7 @@ static void whole_rows(int documents) {
 /* Each rank alone with its tokens, in its order; positions count them. */
 static void rows_of_ranks(void) {
     slow.n = 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t p = 0; p < SP; p++) {
             int64_t at = 0, docs = 0, last = -1;
             for (int64_t t = 0; t < rows[r].tokens; t++) {
@@ -370,7 +385,7 @@ static void run_slow(void) {
 
 /* Log-probs back to the rows: of whole ones, or of ranks'. */
 static void take_logp(int of_ranks) {
-    for (int64_t r = 0; r < ROWS; r++) {
+    for (int64_t r = 0; r < row_count; r++) {
         int64_t at[SP] = {0};
         for (int64_t t = 0; t < rows[r].tokens; t++) {
             int64_t p = rows[r].rank[t] % SP;
@@ -516,16 +531,20 @@ static void write_dump(void) {
     if (system("rm -rf " FOLDER)) exit(1);
     mkdir(FOLDER, 0777);
     for (int64_t i = 0; i < count; i++) scaled[i] = gradient[i] * how.scale;
-    for (int64_t r = 0; r < WORLD; r++) {
+    for (int64_t r = 0; r < row_count / micro_count * SP; r++) {
         char text[24], path[64];
-        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},  {"rank", text},
-                                           {"world", "4"},        {"sp", "2"},
-                                           {"accumulation", "2"}, {"objective", how.objective},
-                                           {"beta", "0.3"},       {"kl_coef", "0.05"}};
+        seqpar_safetensors_pair pairs[] = {{"seqpar_dump", "1"},
+                                           {"rank", text},
+                                           {"world", row_count > 1 ? "4" : "2"},
+                                           {"sp", "2"},
+                                           {"accumulation", row_count > 1 ? "2" : "1"},
+                                           {"objective", how.objective},
+                                           {"beta", "0.3"},
+                                           {"kl_coef", "0.05"}};
         snprintf(text, sizeof text, "%lld", (long long)r);
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
-        for (int64_t a = 0; a < MICRO; a++) put_micro(r, a);
+        for (int64_t a = 0; a < micro_count; a++) put_micro(r, a);
         put_tensors("grad.", scaled);
         if (how.with_loss) put("loss", &how.loss[r], SEQPAR_SAFETENSORS_F64, 1, 0);
         save(path, pairs, 8);
@@ -632,7 +651,7 @@ static void test_pairs(void) {
         restart();
         how.dpo = 1;
         how.objective = "dpo";
-        for (int64_t r = 0; r < ROWS; r++) /* pairs alone */
+        for (int64_t r = 0; r < row_count; r++) /* pairs alone */
             for (int64_t t = cu_seqlens[r][2]; t < rows[r].tokens; t++)
                 rows[r].targets[t] = SLOW_IGNORED;
         right_step();
@@ -649,7 +668,7 @@ static void test_pairs(void) {
 
 /* Log-prob l of token 0 where the head has one row, and else 0, is a value. */
 static void values_of_logp(void) {
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++)
             rows[r].logp[t] += log((double)config.vocab - 1) - log(-expm1(rows[r].logp[t]));
 }
@@ -657,7 +676,7 @@ static void values_of_logp(void) {
 static void begin_values(void) {
     int64_t head = table[slow_tensors(&config) - 1].offset;
     for (int64_t i = head + config.hidden; i < count; i++) parameters[i] = 0;
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++) rows[r].targets[t] = 0;
 }
 
@@ -665,11 +684,11 @@ static void begin_values(void) {
 static void wrong_step(int wrong) {
     right_step();
     if (how.score) values_of_logp();
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; t < rows[r].tokens; t++)
             rows[r].old_logp[t] = rows[r].logp[t] + 0.1 * (double)((3 * t + r) % 7) - 0.3;
     seed_by_differences(wrong);
-    for (int64_t r = 0; r < ROWS; r++)
+    for (int64_t r = 0; r < row_count; r++)
         for (int64_t t = 0; how.score && t < rows[r].tokens; t++)
             rows[r].seeds[t] *= 1 + exp(rows[r].logp[t]) / ((double)config.vocab - 1);
     right_step();
@@ -724,6 +743,49 @@ static void test_objectives(void) {
     write_model("");
 }
 
+/* How often the name stands in the verdict as JSON: once for all, once for each stage. */
+static int times_named(const char *name) {
+    char command[200];
+    int times = -1;
+    snprintf(command, sizeof command,
+             "build/seqpar-verify ver " FOLDER " --model " MODEL
+             " --json | grep -c '\"name\":.*\"%s\"'",
+             name);
+    FILE *out = popen(command, "r");
+    if (out && fscanf(out, "%d", &times) != 1) times = -1;
+    if (out) pclose(out);
+    return times;
+}
+
+/* KTO on the ranks of one row, where no micro-batch is the last of several. */
+static void test_one_row(void) {
+    static const struct {
+        int wrong;
+        const char *name, *text;
+    } cases[] = {{NOTHING_WRONG, NULL, "gradients right"},
+                 {KTO_FIRST_REFERENCE, "side_tensor_not_split", "gradients wrong"},
+                 {KTO_OWN_KL, "kl_of_own_part", "which add up to"}};
+    row_count = micro_count = 1;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        restart();
+        how.objective = "kto";
+        for (int64_t d = 0; d < DOCS; d++) rows[0].desirable[d] = 1; /* a loss is of one z */
+        wrong_step(cases[i].wrong);
+        how.with_loss = cases[i].wrong == KTO_OWN_KL; /* by which z is found */
+        for (int64_t r = 0; r < SP; r++) how.loss[r] = kto_loss_of(cases[i].wrong, r);
+        if (cases[i].name)
+            expect_named(cases[i].name, cases[i].text);
+        else
+            expect(0, "right: places", cases[i].text);
+        if (cases[i].wrong == KTO_OWN_KL)
+            test_expect(times_named(cases[i].name) == 3, "loss or gradients do not name it");
+        test_end("dump_model_one_row_%d", cases[i].wrong);
+    }
+    row_count = ROWS;
+    micro_count = MICRO;
+    for (int64_t d = 0; d < DOCS; d++) rows[0].desirable[d] = (double)(d % 2);
+}
+
 static void test_forward(void) {
     restart();
     whole_rows(0);
@@ -745,7 +807,7 @@ static void test_forward(void) {
 /* Losses of supervised tokens that rank r holds, of all: -1. */
 static double losses_of(int64_t r, double *n) {
     double sum = *n = 0;
-    for (int64_t i = 0; i < ROWS; i++)
+    for (int64_t i = 0; i < row_count; i++)
         for (int64_t t = 0; t < rows[i].tokens; t++) {
             if (rows[i].targets[t] == SLOW_IGNORED || (r >= 0 && rows[i].rank[t] != r))
                 continue;
@@ -821,6 +883,7 @@ int main(int argc, char **argv) {
     test_gradients();
     test_pairs();
     test_objectives();
+    test_one_row();
     test_forward();
     test_packing_unknown();
     test_loss();

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The whole table of options: what each line changes where it comes from, and that it is done,
    said or refused here. What a command line means by its program: batches, learning rates,
-   placement, long documents, mixed sets. */
+   placement, long documents, mixed sets. Which files, sets and models belong together. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
@@ -447,6 +447,8 @@ static void test_rows(void) {
         const char *line;
         int64_t longest, row;
     } cases[] = {{"--packing_samples", 512, 2048},
+                 {"--packing_samples", 2047, 2048},
+                 {"--packing_samples", 2049, 2049},
                  {"--packing_samples", 4096, 4096},
                  {"", 512, 512},
                  {"--packing_samples --from openrlhf", 512, 2048},
@@ -644,6 +646,97 @@ static void test_mixing(void) {
     test_end("options_mixing");
 }
 
+/* ---- what belongs together ---- */
+
+#define FOLDER "build/test_options.d"
+
+/* Files that are not there yet: one and the same, however the way to their folder is spelled. */
+static void test_same_file(void) {
+    static const struct {
+        const char *a, *b;
+        bool same;
+    } cases[] = {{"/there", "/link", true},
+                 {"/there/new.x", "/there/../there/./new.x", true},
+                 {"/there/new.x", "/link/new.x", true},
+                 {"/there/deep/new.x", "/link/deep/new.x", true},
+                 {"/there/new.x", "/there//new.x", true},
+                 {"/there/new.x", "/there/new.y", false},
+                 {"/there/new.x", "/new.x", false},
+                 {"/there/deep/new.x", "/there/new.x", false}};
+    seqpar_error error = {0};
+    char a[80], b[80];
+    test_expect(!demo_make_folder(FOLDER "/there", &error), "%s", error.text);
+    unlink(FOLDER "/link");
+    test_expect(!symlink("there", FOLDER "/link"), "no link: %s", strerror(errno));
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        snprintf(a, sizeof a, FOLDER "%s", cases[i].a);
+        snprintf(b, sizeof b, FOLDER "%s", cases[i].b);
+        test_expect(demo_same_file(a, b) == cases[i].same &&
+                        demo_same_file(b, a) == cases[i].same,
+                    "%s and %s are%s the same", a, b, cases[i].same ? " not" : "");
+    }
+    test_end("options_same_file");
+}
+
+/* Two sets: tokens of one tokenizer, or both without a token file. */
+static void test_sets_agree(void) {
+    enum { NONE, FIRST, LIKE_FIRST, LONGER, OTHER_SUM };
+    static const struct {
+        int train, other;
+        bool taken;
+    } cases[] = {{NONE, NONE, true},        {FIRST, LIKE_FIRST, true}, {FIRST, LONGER, false},
+                 {FIRST, OTHER_SUM, false}, {NONE, FIRST, false},      {FIRST, NONE, false}};
+    demo_token_head heads[] = {{.tokenizer_bytes = 0},
+                               {.tokenizer_bytes = 57, .tokenizer_crc = 7},
+                               {.tokenizer_bytes = 57, .tokenizer_crc = 7},
+                               {.tokenizer_bytes = 58, .tokenizer_crc = 7},
+                               {.tokenizer_bytes = 57, .tokenizer_crc = 8}};
+    static demo_job job;
+    demo_error error;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_token_file a = {.head = &heads[cases[i].train]},
+                        b = {.head = &heads[cases[i].other]};
+        demo_dataset other = {.file = cases[i].other ? &b : NULL};
+        job.train.file = cases[i].train ? &a : NULL;
+        job.config.dataset = "one";
+        test_expect(!demo_sets_agree(&job, &other, "two", &error), "an empty set is refused");
+        arrput(other.documents, (demo_document){0});
+        error.text[0] = 0;
+        bool taken = !demo_sets_agree(&job, &other, "two", &error);
+        test_expect(taken == cases[i].taken &&
+                        (taken || !strncmp(error.text, "one and two are not tokens of", 29)),
+                    "case %d: %s", (int)i, taken ? "taken" : error.text);
+        arrfree(other.documents);
+    }
+    test_end("options_sets_agree");
+}
+
+/* What YaRN scales by, as transformers has it: both weights, or the factor's own. */
+static void test_yarn(void) {
+    const double both = (0.07 * log(8) + 1) / (0.13 * log(8) + 1);
+    const struct {
+        const char *json;
+        double factor; /* 0: the factor's own */
+    } cases[] = {
+        {"{}", 0},
+        {"{\"mscale\": 0.7}", 0},
+        {"{\"mscale_all_dim\": 1.3}", 0},
+        {"{\"mscale\": 0.7, \"mscale_all_dim\": 1.3}", both},
+        {"{\"attention_factor\": 1.7, \"mscale\": 0.7, \"mscale_all_dim\": 1.3}", 1.7}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        seqpar_error error = {0};
+        seqpar_llama_rope rope = {.factor = 8};
+        cJSON *json = cJSON_Parse(cases[i].json);
+        demo_config_reader reader = {json, "config.json", "", &error};
+        demo_rope_yarn(&reader, &rope);
+        test_expect(!error.status && fabs(rope.attention_factor - cases[i].factor) < 1e-12,
+                    "%s: %.17g, not %.17g %s", cases[i].json, rope.attention_factor,
+                    cases[i].factor, error.text);
+        cJSON_Delete(json);
+    }
+    test_end("options_yarn");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     for (int tool = 0; tool < TOOLS; tool++) TEST(test_table(tool));
@@ -663,5 +756,8 @@ int main(int argc, char **argv) {
     TEST(test_definitions_refuse());
     TEST(test_shares());
     TEST(test_mixing());
+    TEST(test_same_file());
+    TEST(test_sets_agree());
+    TEST(test_yarn());
     return test_summary();
 }

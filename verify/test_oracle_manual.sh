@@ -71,6 +71,9 @@ same completion_options "$wrong" ""
 names=$(sorted $($oracle list | awk '{ print $1 }'))
 same completion_explain "$(offered seqpar-verify explain '')" "$names"
 same completion_explain_begun "$(offered seqpar-verify explain shift_)" shift_after_split
+operations=$(sorted $($oracle run --help | awk '/^    [a-z]/ { print $1 }')) # as help has them
+same completion_operations "$(offered seqpar-verify run '')" "$operations"
+same completion_dump_of_an_operation "$(offered seqpar-verify run pack '')" "dump one,other"
 same completion_mistake "$(offered seqpar-verify gen --sp 2 --mistake '')" "$names"
 same completion_layout "$(offered seqpar-verify gen --layout z)" zigzag,zigzag-doc
 same completion_objective "$(offered seqpar-verify gen --objective '')" dpo,sft
@@ -92,6 +95,9 @@ for verb in $verbs; do
     for option in $(options "$verb"); do grep -q -- "'$option\[" $out/section || missing="$missing $verb$option"; done
 done
 same completion_zsh_names_all "$missing" ""
+same completion_zsh_operations "$(sorted $(sed -nE "s/.*'1:OPERATION:\((.*)\)'.*/\1/p" $out/_seqpar-verify))" "$operations"
+# words without a name are numbered: two of one number are refused by zsh
+same completion_zsh_places "$(sed -n '/^        run) _arguments/,/;;$/p' $out/_seqpar-verify | grep -oE "'[0-9]:[A-Z]+" | tr -d "'" | paste -sd,)" 1:OPERATION,2:DUMP
 # texts are quoted: outside of '...' there is no blank but between words
 if [ -n "$(sed "s/'\\\\''//g" $out/_seqpar-verify | awk -F"'" '/^            .--|^        .[a-z-]+:/ && NF != 3 && !/verbs=|_arguments/' | head -n 1)" ]; then fail completion_zsh_quotes "$(sed "s/'\\\\''//g" $out/_seqpar-verify | awk -F"'" '/^            .--|^        .[a-z-]+:/ && NF != 3' | head -n 1)"; else ok completion_zsh_quotes; fi
 if command -v zsh >/dev/null 2>&1; then zsh -fn $out/_seqpar-verify 2>$out/stderr && ok completion_zsh_syntax || fail completion_zsh_syntax "$(cat $out/stderr)"

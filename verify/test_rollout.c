@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The plain arithmetic of train_ppo: texts and answers of reward servers, what lengths cost,
- * which groups are kept, the stream of prompts, and the derivatives of every loss by finite
- * differences. */
+ * which groups are kept, the stream of prompts, the derivatives of every loss by finite
+ * differences; what is counted of held-out prompts, and what is freed. */
 #pragma GCC diagnostic ignored "-Wunused-function" /* of a whole trainer a few functions are \
                                                       called */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include <malloc.h>
 #include "seqpar_safetensors.h"
 #include "ppo.h"
 #include "test.h"
@@ -406,6 +407,112 @@ static void test_gspo_weights(void) {
     test_end("gspo_weights");
 }
 
+/* ---- evaluation ---- */
+
+/* Right texts, and prompts with at least one: of three texts a prompt. */
+static void test_counted_right(void) {
+    enum { PROMPTS = 5, TEXTS = 3, LONGEST = 2 };
+    static const char answers[] = "31415", said[] = "323000444212999";
+    static demo_job job;
+    demo_ppo_config ppo = {.label_key = "label", .eval_n_samples_per_prompt = TEXTS};
+    demo_rank r = {.job = &job};
+    demo_texts texts = demo_texts_new(PROMPTS * TEXTS, LONGEST);
+    int64_t right[2] = {0};
+    job.options = &ppo;
+    for (int i = 0; i < PROMPTS; i++) {
+        demo_document d = {.tokens = 2};
+        arrput(d.ids, '?');
+        arrput(d.ids, answers[i]);
+        arrput(d.loss_mask, 0);
+        arrput(d.loss_mask, 1);
+        arrput(job.eval.documents, d);
+    }
+    for (int i = 0; i < PROMPTS * TEXTS; i++) {
+        int32_t *ids = &texts.ids[i * (LONGEST + 1)];
+        ids[0] = 1 + i % 2; /* behind a text of one token stands another number */
+        ids[1] = said[i];
+        ids[2] = i % 2 ? ' ' : '7';
+    }
+    demo_count_right(&r, &texts, right);
+    test_expect(right[0] == 2 + 3 + 1 && right[1] == 3, "%lld texts, %lld prompts",
+                (long long)right[0], (long long)right[1]);
+    demo_data_free(&job.eval);
+    demo_texts_free(&texts);
+    test_end("counted_right");
+}
+
+/* The digest of the training set has what is learnt besides; where nothing is, and of the set
+   for evaluation, it is the set's alone. */
+static void test_digests(void) {
+    static demo_job job;
+    demo_ppo_config ppo = {0};
+    demo_document d = {.tokens = 1};
+    arrput(d.ids, 5);
+    arrput(d.loss_mask, 1);
+    job.options = &ppo;
+    for (int more = 0; more < 2; more++) {
+        uint64_t train = demo_ppo_digest(&job, &job.train, 17);
+        test_expect((train != 17) == more && demo_ppo_digest(&job, &job.eval, 17) == 17,
+                    "%d documents besides: %llx", more, (unsigned long long)train);
+        if (!more) arrput(ppo.pretraining.documents, d);
+    }
+    demo_data_free(&ppo.pretraining);
+    test_end("digests");
+}
+
+/* ---- what is freed ---- */
+
+/* Nothing is left of a rank's own arrays: each is large enough to be a mapping of its own. */
+static void test_closed(void) {
+    enum { LARGE = 40009 };
+    demo_rank r = {0};
+    mallopt(M_MMAP_THRESHOLD, 1 << 16);
+    size_t before = mallinfo2().hblks;
+    demo_ppo *p = (demo_ppo *)calloc(1, sizeof *p);
+    r.own = p;
+    for (int i = 0; i < ENTRY; i++) {
+        arrsetlen(p->place[i], LARGE + i);
+        arrsetlen(p->seen[i], LARGE + 2 * i);
+    }
+    arrsetlen(p->mixed.documents, LARGE);
+    demo_ppo_close(&r);
+    test_expect(!r.own && mallinfo2().hblks == before, "%d of %d arrays are left",
+                (int)(mallinfo2().hblks - before), 2 * ENTRY + 1);
+    test_end("closed");
+}
+
+/* What is freed is empty, and may be freed again. */
+static void test_freed_twice(void) {
+    demo_experts experts = {.on = true, .loss = 3};
+    demo_rollout rollout = {.texts = 3, .entries = 5};
+    demo_pair_set pairs = {0};
+    demo_labelled_set labelled = {0};
+    experts.chosen = (int64_t *)calloc(3, sizeof *experts.chosen);
+    experts.slopes = (double *)calloc(3, sizeof *experts.slopes);
+    arrput(experts.leaf, 7);
+    arrput(experts.value, 0.5);
+    rollout.prompt = (int64_t *)calloc(6, sizeof *rollout.prompt);
+    rollout.score = (double *)calloc(3, sizeof *rollout.score);
+    rollout.entry = (double *)calloc(5 * ENTRY, sizeof *rollout.entry);
+    arrput(rollout.sampled, 0.25);
+    arrput(rollout.set.documents, (demo_document){0});
+    arrput(pairs.pairs, (demo_pair){0});
+    arrput(labelled.records, (demo_labelled){0});
+    for (int i = 0; i < 2; i++) {
+        demo_experts_free(&experts);
+        demo_rollout_free(&rollout);
+        demo_pairs_free(&pairs);
+        demo_labelled_free(&labelled);
+        bool empty = !experts.on && !experts.chosen && !experts.slopes && !experts.leaf &&
+                     !experts.value && !rollout.texts && !rollout.entries && !rollout.prompt &&
+                     !rollout.score && !rollout.entry && !rollout.sampled &&
+                     !rollout.set.documents && !pairs.pairs && !labelled.records;
+        test_expect(empty, "something is left");
+        if (!empty) break; /* freeing it again would end the program */
+    }
+    test_end("freed_twice");
+}
+
 /* ---- every option of ppo in options.tsv is bound, and those of its own are real there ---- */
 
 static void test_bindings(void) {
@@ -447,6 +554,10 @@ int main(int argc, char **argv) {
     test_gspo();
     test_seeds();
     test_gspo_weights();
+    test_counted_right();
+    test_digests();
+    test_closed();
+    test_freed_twice();
     test_bindings();
     return test_summary();
 }

@@ -197,11 +197,12 @@ static inline void bash_values(const manual *m) {
 static inline void bash_verbs(const manual *m) {
     printf("    [ \"$of\" != verb ] || case \"$verb\" in\n");
     for (int k = 0; k < m->verb_count; k++) {
-        const option *named = NULL;
+        const option *first = NULL, *named = NULL; /* of words without a name */
         printf("        %s) words=\"--help", m->verbs[k].name);
         for (int i = 0; i < m->option_count; i++) {
             const option *o = &m->options[i];
             if (!option_is_of(o, m->verbs[k].name)) continue;
+            if (o->kind == OPTION_NAME && !first) first = o;
             if (o->kind == OPTION_NAME)
                 named = o;
             else
@@ -211,7 +212,9 @@ static inline void bash_verbs(const manual *m) {
         if (named) printf("; [[ $word == -* ]] || { ");
         if (named && option_offers(named) != OFFER_WORDS) printf("words=; ");
         if (named) bash_offer(named);
-        printf("%s ;;\n", named ? "; }" : "");
+        if (first != named) printf("; [ \"$COMP_CWORD\" -ne 2 ] || { of=; ");
+        if (first != named) bash_offer(first);
+        printf("%s%s ;;\n", first != named ? "; }" : "", named ? "; }" : "");
     }
     printf("    esac\n");
 }
@@ -264,10 +267,11 @@ static inline void zsh_offer(const option *o) {
     printf(")");
 }
 
-static inline void zsh_option(const option *o) {
+/* place: of a word without a name, from 1. */
+static inline void zsh_option(const option *o, int place) {
     printf(" \\\n            '");
     if (o->kind == OPTION_NAME) {
-        printf("1");
+        printf("%d", place);
     } else {
         printf("--%s[", o->name);
         zsh_text(o->help);
@@ -296,9 +300,13 @@ static inline int zsh_print(const manual *m) {
     shell_words(m->shells);
     printf(" ;;\n");
     for (int k = 0; k < m->verb_count; k++) {
+        int place = 0;
         printf("        %s) _arguments '--help'", m->verbs[k].name);
-        for (int i = 0; i < m->option_count; i++)
-            if (option_is_of(&m->options[i], m->verbs[k].name)) zsh_option(&m->options[i]);
+        for (int i = 0; i < m->option_count; i++) {
+            if (!option_is_of(&m->options[i], m->verbs[k].name)) continue;
+            place += m->options[i].kind == OPTION_NAME;
+            zsh_option(&m->options[i], place);
+        }
         printf(" ;;\n");
     }
     printf("    esac\n}\n"

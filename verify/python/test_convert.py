@@ -116,6 +116,16 @@ def test_sglang():
     check("convert_sglang_leaves_nothing", not (made / "bad").exists(), "a folder was made")
 
 
+def test_dimensions():
+    """A batch of one row loses that dimension; a parameter, whatever it is called, keeps its own."""
+    import seqpar_convert
+    for name, shape, wanted in (("0.ids", (1, 5), [5]), ("1.logp", (5,), [5]), ("0.logits", (1, 5, 3), [5, 3]),
+                                ("0.lse", (1, 5, 2), [5, 2]), ("10.q", (1, 5, 2, 4), [5, 2, 4]), ("0.q", (5, 2, 4), [5, 2, 4]),
+                                ("grad.experts.0", (1, 5), [1, 5]), ("grad.w", (1, 5), [1, 5]), ("loss", (1,), []), ("norm", (), [])):
+        found = seqpar_convert.tensor_of("x.pt", name, numpy.ones(shape))["shape"]
+        check(f"convert_dimensions_{name}_{len(shape)}", found == wanted, f"{shape} becomes {found}, not {wanted}")
+
+
 def test_refusals():
     made = step("refused")
     as_npz(made / "got", made / "npz")
@@ -173,6 +183,7 @@ def test_damaged_pt():
 
 test_npz()
 test_sglang()
+test_dimensions()
 test_damaged_pt()
 test_refusals()
 sys.exit(failed > 0)

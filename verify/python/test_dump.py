@@ -41,6 +41,11 @@ try:
     print(entry["dtype"], entry["shape"], entry["data"] == x.t().contiguous().view(torch.int16).numpy().tobytes())
 except ImportError:
     print("BF16 [3, 2] True")
+# a batch of one row: what each array keeps of its dimensions
+one = seqpar_dump.Dump(folder, 0, 1)
+one.micro_batch(0, logits=numpy.ones((1, 3, 5)), logp=numpy.ones((1, 3)), ids=numpy.ones(3, int))
+one.attention(0, q=numpy.ones((1, 3, 2, 4)), lse=numpy.ones((1, 3, 2)), part_out=numpy.ones((1, 2, 3, 2, 4)))
+print(*(x["shape"] for x in one.tensors.values()))
 for mistake in (lambda: seqpar_dump.Dump(folder, 2, 2), lambda: seqpar_dump.Dump(folder, 0, 3, sp=2),
                 lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(1),
                 lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, label=ids),

@@ -4,6 +4,7 @@ boundaries of turns, what is refused, the same bytes by any number of processes,
 
     test_prepare.py FOLDER [DATA]     DATA: a folder with gsm8k_train.jsonl and gsm8k_preferences.jsonl
 """
+import collections
 import contextlib
 import gzip
 import http.server
@@ -492,6 +493,7 @@ def test_shapes():
         same(lines("shared", [{"conversations": shared}]), shape, [{"messages": chat[1:]}], CHAT, model)
         same(lines("shared", [{"conversations": shared, "system": "s"}]), shape, [{"messages": chat}], CHAT, model)
         same(lines("shared", [{"conversations": [{"from": "system", "value": "s"}, *shared]}]), shape, [{"messages": chat}], CHAT, model)
+        same(lines("shared", [{"conversations": [shared[0], chat[2]], "system": "s"}]), shape, [{"messages": chat}], CHAT, model)
     call = {"from": "function_call", "value": '{"name": "add", "arguments": {"x": 1}}'}
     seen = run("chatml", lines("shared", [{"conversations": [shared[0], call, {"from": "observation", "value": "1"}, shared[1]]}]),
                *shape, "--tokenizer_chat_template", CALLS)
@@ -518,6 +520,16 @@ def test_shapes():
     same(lines("deep", deep), ["--input_key", "data.turn.q", "--output_key", "x.y"], [{"q": "a", "a": "c"}], keys)
     refused('no key "data.turn.z"; set --input_key to one of those present: \'data\'', "chatml", lines("bad", deep), "--input_key",
             "data.turn.z")
+
+
+def test_summary():
+    """What is said of a run: pairs are called so, and what pairs alone may be is said of them alone."""
+    counts = collections.Counter(read=29, kept=23, supervised=101, dropped_long=3, zero_length=2, cut=5, fully_masked=7, identical=4,
+                                 two_prompts=6)
+    for kind in ("sft", "pairs", "labelled", "prompts"):
+        what, more = ("pairs", ", 4 identical, 6 with two prompts") if kind == "pairs" else ("records", "")
+        wanted = f"29 {what} read, 23 kept with 211 tokens, 101 of them supervised; 3 too long, 2 empty, 5 cut, 7 masked whole{more}"
+        assert prepare.summary(counts, 211, kind) == wanted, prepare.summary(counts, 211, kind)
 
 
 def test_sets_by_their_keys():

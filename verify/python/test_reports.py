@@ -189,6 +189,34 @@ def check_owners(figure, row):
         assert abs(area[r] - wanted) < 0.02 * WIDE * 32 / row.sp + 1, f"rank {r} has {area[r]}, not {wanted}"
 
 
+def check_documents(figure, row):
+    """Documents that have a token lie side by side, odd and even by turns, padding behind them; a line stands where one begins."""
+    boxes_of = [(r.get("class"), float(r.get("x")), float(r.get("width"))) for r in figure.iter("rect")
+                if r.get("class") in ("odd", "even", "padding")]
+    lines = [float(re.fullmatch(r"M([\d.]+) 0V[\d.]+", p.get("d")).group(1)) for p in figure.iter("path") if p.get("class") == "line"]
+    place = lambda t: LEFT + WIDE * min(t, row.tokens) / row.tokens
+    cut = list(zip(row.cu, row.cu[1:])) if row.cu else []
+    filled = [(a, b) for a, b in cut if a < b]
+    wanted = [(("even", "odd")[i % 2], a, b) for i, (a, b) in enumerate(filled if len(cut) <= 1000 else [])]
+    wanted += [("padding", row.end, row.tokens)] * (row.end < row.tokens)
+    assert [kind for kind, _, _ in boxes_of] == [kind for kind, _, _ in wanted], f"{boxes_of}, not {wanted}"
+    for (_, left, wide), (_, a, b) in zip(boxes_of, wanted):
+        assert abs(left - place(a)) < 0.02 and abs(wide - place(b) + place(a)) < 0.02, f"{left}, {wide}: not tokens {a} to {b}"
+    starts = [place(a) for a, _ in cut if a > 0 and len(cut) <= 100]
+    assert len(lines) == len(starts) and all(abs(x - y) < 0.02 for x, y in zip(lines, starts)), f"{lines}, not {starts}"
+
+
+def check_names(figure):
+    """Every strip has its name beside it; that of the scale stands where its numbers do."""
+    at = {t.text: float(t.get("y")) for t in figure.iter("text") if t.get("class") == "at"}
+    for strip in figure.iter("rect"):
+        top, high = float(strip.get("y")), float(strip.get("height"))
+        if strip.get("class") == "back" and high >= 11:
+            assert sum(top < y < top + high for y in at.values()) == 1, f"the strip at {top}: {at}"
+    numbers = {float(t.get("y")) for t in figure.iter("text") if t.get("class") == "on"} - {11}
+    assert 0 < at["document"] < 14 and numbers == {at["token"]}, f"{at}, numbers at {numbers}"
+
+
 def check_marks(figure, row, stages):
     of = {"nobody": "places", "twice": "places", "position": "positions", "label": "labels", "cut, no label": "labels"}
     drawn = {mark: {} for mark in of}
@@ -312,6 +340,8 @@ def check_page(page, folder, said, changed=None):
     for figure in figures:
         row = Row(ranks, int(figure.get("data-row")))
         check_owners(figure, row)
+        check_documents(figure, row)
+        check_names(figure)
         check_marks(figure, row, stages)
         if row.tokens <= 1000 or changed:
             heat += check_heat(figure, row, changed, stages["log-probs"]["verdict"])
