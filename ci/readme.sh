@@ -70,8 +70,9 @@ options() { # table or sentence
         FNR == NR { first[$1] = $3; next }
         { kind = $3; sub(/:.*/, "", kind); there = "," $5 ","; counted = 0
           if (kind == "alias") {
-              to = substr($3, 7); of = first[to]; sub(/:.*/, "", of)
-              if (!(to in first) || of == "alias") stop($1 " is another name for " to ", which is none of the options")
+              to = substr($3, 7)
+              if (!(to in first) || first[to] ~ /^alias/) stop($1 " is another name for " to ", which is none of the options")
+              of = first[to]; sub(/:.*/, "", of)
               if (of == "noeffect" || of == "refused") kind = of }
           for (c = 1; c <= 5 && class[c] != kind; c++);
           if (c > 5) stop("class " kind " has no column")
