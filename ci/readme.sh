@@ -58,32 +58,38 @@ speed() {
     done
     [ $gpus -eq 1 ] || printf 'Nothing has run on a GPU yet: the CUDA kernels and the NCCL\ntransport are built, and tested thread by thread on the CPU.\n'
 }
-# What becomes of the options and keys of each program's pages: counted in the option table.
-options() {
+# What becomes of the options and keys of each program's pages, counted in the option table; another name for an option that is
+# refused or without effect is so, too.
+options() { # table or sentence
     awk -F'\t' -v how="$1" '
+        function stop(text) { print "ci/readme.sh: options.tsv: " text >"/dev/stderr"; failed = 1; exit 1 }
         BEGIN { split("openrlhf-0.5 openrlhf-0.8 openrlhf-head 360lf axolotl", page, " ")
                 split("OpenRLHF 0.5,OpenRLHF 0.8,OpenRLHF 0.11,360-LLaMA-Factory,axolotl", title, ",")
                 split("real alias prepared noeffect refused", class, " ") }
-        NR == 1 { next }
+        FNR == 1 { next }
+        FNR == NR { first[$1] = $3; next }
         { kind = $3; sub(/:.*/, "", kind); there = "," $5 ","; counted = 0
+          if (kind == "alias") {
+              to = substr($3, 7)
+              if (!(to in first) || first[to] ~ /^alias/) stop($1 " is another name for " to ", which is none of the options")
+              of = first[to]; sub(/:.*/, "", of)
+              if (of == "noeffect" || of == "refused") kind = of }
           for (c = 1; c <= 5 && class[c] != kind; c++);
-          if (c > 5) { print "ci/readme.sh: options.tsv has class " kind ", of which the table does not know" >"/dev/stderr"; failed = 1; exit 1 }
+          if (c > 5) stop("class " kind " has no column")
           for (p = 1; p <= 5; p++) if (index(there, "," page[p] ",")) { n[p, kind]++; counted = 1 }
           all[kind] += counted }
         END { if (failed) exit 1
-              taken = all["real"] + all["alias"] + all["prepared"]
               if (how == "sentence") {
                   printf "Options of OpenRLHF, 360-LLaMA-Factory and axolotl: %d taken, %d without effect (said), %d refused by name.\n",
-                      taken, all["noeffect"], all["refused"]
+                      all["real"] + all["alias"] + all["prepared"], all["noeffect"], all["refused"]
                   exit }
               print "| options and keys of | taken | by another name here | taken by `prepare.py` | no effect, which is said | refused by name |"
               print "|---|---:|---:|---:|---:|---:|"
               for (p = 1; p <= 5; p++) {
                   printf "| %s |", title[p]
                   for (c = 1; c <= 5; c++) printf " %d |", n[p, class[c]]
-                  print "" } }' demos/trainer/options.tsv
+                  print "" } }' demos/trainer/options.tsv demos/trainer/options.tsv
 }
-sentence() { options sentence | fold -s -w 118 | sed 's/ *$//'; }
 page=${1:-README.md}
 wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows
 table() { "$@" --table | grep '^|'; }
@@ -93,7 +99,7 @@ layouts=$(wanted layouts build/02_layouts 16 4 1) || exit
 found=$(wanted found found) || exit
 speed=$(wanted speed speed) || exit
 options=$(wanted options options table) || exit
-counted=$(wanted counted sentence) || exit
+counted=$(wanted counted options sentence) || exit
 modes=$(wanted modes table build/test_attn) || exit
 costs=$(wanted costs table build/test_plan) || exit
 awk -v chapters="$chapters" -v layouts="$layouts" -v found="$found" -v speed="$speed" -v modes="$modes" -v costs="$costs" -v options="$options" -v counted="$counted" '
