@@ -67,22 +67,10 @@ static inline void take(int64_t token, int64_t rank) {
 }
 
 static inline void split(int layout, int64_t sp) {
-    seqpar_row row = {
-        .tokens = s.tokens, .cell = (s.tokens + 15) / 16, .docs = s.docs, .cu_seqlens = s.cu};
-    int32_t *all = malloc((size_t)s.tokens * sizeof *all), *own = malloc((size_t)s.tokens * 4);
-    for (int32_t t = 0; t < s.tokens; t++) all[t] = t;
     s.sp = sp;
     memset(s.held, 0, sizeof s.held);
-    for (int64_t r = 0; r < sp; r++) {
-        seqpar_share share;
-        seqpar_split_desc desc = {layout, sp, r};
-        test_expect(!seqpar_split(NULL, &share, &row, 1, &desc), "no split");
-        seqpar_scatter(own, all, &share, 0, sizeof *all);
-        for (int64_t i = 0; i < share.tokens; i++) take(own[i], r);
-        seqpar_share_free(&share);
-    }
-    free(all);
-    free(own);
+    for (int64_t t = 0; t < s.tokens; t++)
+        take(t, deal_rank(layout, sp, s.tokens, s.cu, s.docs, t));
 }
 
 static inline void randomize(void) {

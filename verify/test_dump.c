@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include "deal.h"
 #include "seqpar_safetensors.h"
 #include "test.h"
 
@@ -14,8 +15,6 @@
 #define WANTED "build/test_dump.want"
 enum { TOKENS = 61, DOCS = 4, RANKS = 8, MICRO = 2, NONE = -100, GRADIENT = 23 };
 static int64_t cu_seqlens[DOCS + 1] = {0, 17, 18, 41, TOKENS}; /* one has one token */
-static const seqpar_row plan = {
-    .tokens = TOKENS, .cell = TOKENS / 16 + 1, .docs = DOCS, .cu_seqlens = cu_seqlens};
 
 /* What a rank holds of a micro-batch. */
 typedef struct held {
@@ -48,12 +47,12 @@ static int ends_document(int64_t token) {
     return token + 1 == cu_seqlens[document_of(token) + 1];
 }
 
-static void hold(scene *s, int64_t rank, int64_t micro, const seqpar_share *share) {
+static void hold(scene *s, int64_t rank, int64_t micro, int layout) {
     held *h = &s->of[rank][micro];
-    int32_t all[TOKENS];
-    for (int32_t t = 0; t < TOKENS; t++) all[t] = t;
-    h->tokens = share->tokens;
-    seqpar_scatter(h->index, all, share, 0, sizeof *all);
+    h->tokens = 0;
+    for (int32_t t = 0; t < TOKENS; t++)
+        if (deal_rank(layout, s->sp, TOKENS, cu_seqlens, DOCS, t) == rank % s->sp)
+            h->index[h->tokens++] = t;
     for (int64_t i = 0; i < h->tokens; i++) {
         int64_t t = h->index[i], begin = cu_seqlens[document_of(t)];
         h->ids[i] = s->ids[rank / s->sp][micro][t];
@@ -62,7 +61,7 @@ static void hold(scene *s, int64_t rank, int64_t micro, const seqpar_share *shar
         if (s->masked && ((t % 2 == 0 && t % 11 < 5) || (t % 3 == 1 && t % 7 < 3)))
             h->labels[i] = NONE;
         if (t - begin < 4) h->labels[i] = NONE; /* a prompt */
-        h->logp[i] = -0.1 - 0.3 * (double)rank - 0.05 * (double)test_integer(0, 90);
+        h->logp[i] = -0.1 - 0.3 * (double)rank - 0.0005 * (double)test_integer(0, 9000);
         h->ref_logp[i] = -0.1 - 0.02 * (double)test_integer(0, 90);
     }
 }
@@ -101,13 +100,8 @@ static void make(scene *s, int layout, int64_t sp, int64_t dp, int64_t accumulat
     for (int64_t n = 0; n < dp * accumulation * TOKENS; n++) /* no two alike: a label tells */
         s->ids[n / TOKENS / accumulation][n / TOKENS % accumulation][n % TOKENS] =
             (int32_t)(n * 7 % 1009);
-    for (int64_t r = 0; r < s->world; r++) {
-        seqpar_share share;
-        seqpar_split_desc desc = {layout, sp, r % sp};
-        test_expect(!seqpar_split(NULL, &share, &plan, 1, &desc), "no split");
-        for (int64_t a = 0; a < accumulation; a++) hold(s, r, a, &share);
-        seqpar_share_free(&share);
-    }
+    for (int64_t r = 0; r < s->world; r++)
+        for (int64_t a = 0; a < accumulation; a++) hold(s, r, a, layout);
     set_loss(s, right_loss(s));
     for (int i = 0; i < 2 * GRADIENT; i++)
         for (int64_t r = 0; r < s->world; r++)
@@ -651,11 +645,13 @@ static void test_pairs(void) {
     expect(4, "insufficient", "dump a later step");
     test_end("dump_pairs_of_the_first_step");
     for (int64_t r = 0; r < 3; r++)
-        for (int64_t i = 0; i < s.of[r][0].tokens; i++) s.of[r][0].logp[i] += 1e-4;
+        for (int64_t i = 0; i < s.of[r][0].tokens; i++)
+            s.of[r][0].logp[i] += 1e-4 * (double)(1 + i);
     make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
     expect_named(&s, "one of sigmoid_of_parts, log_probs_averaged", "loss      wrong");
     for (int64_t r = 0; r < 3; r++)
-        for (int64_t i = 0; i < s.of[r][0].tokens; i++) s.of[r][0].logp[i] -= 1e-4 - 1e-8;
+        for (int64_t i = 0; i < s.of[r][0].tokens; i++)
+            s.of[r][0].logp[i] = s.of[r][0].ref_logp[i] + 1e-8;
     make_pairs(pairs_loss(0, 3, 1.0 / 3, 1, 0));
     write_scene(&s);
     expect(4, "insufficient", "dump a later step");

@@ -375,7 +375,7 @@ static void test_nan(void) {
         make(SEQPAR_LAYOUT_ZIGZAG, 3);
         right_step();
         at(t, 20, 1)[0] = t % 2 ? NAN : INFINITY;
-        expect_said("nan", 1, "wrong: unknown", "first at rank 2, local row 2, token 20");
+        expect_said("nan", 1, "wrong: unknown", "first at rank 2, local row 1, token 20");
         test_expect(strstr(said, "token 20, document 2, head 1: element 0 is ") != NULL,
                     "said '%.400s'", strstr(said, "first at"));
         test_end("attention_nan_of_%s", names[t]);
@@ -491,10 +491,10 @@ static void test_parts(void) {
 static void test_refused(void) {
     static const char *const odd[][2] = {
         {"lacks", "rank1.safetensors: tensor 0.k is missing, and another rank has it; write"},
-        {"heads", "tensor 0.dk is (22, 1, 14), and another rank's has 2 heads of 7; write all"},
-        {"flat", "tensor 0.out is (22, 30); write (22, heads, head_dim), one row a token"},
-        {"turned", "tensor 0.lse is (6, 22); write (22, heads), one row a token"},
-        {"batch", "tensor 0.q is (22, 1, 6, 7); write (22, heads, head_dim), one row a token"},
+        {"heads", "tensor 0.dk is (20, 1, 14), and another rank's has 2 heads of 7; write all"},
+        {"flat", "tensor 0.out is (20, 30); write (20, heads, head_dim), one row a token"},
+        {"turned", "tensor 0.lse is (6, 20); write (20, heads), one row a token"},
+        {"batch", "tensor 0.q is (20, 1, 6, 7); write (20, heads, head_dim), one row a token"},
         {"dim", "tensor 0.dq has 42 heads, and q 6; write as many"},
         {"whole", "tensor \"0.v\""}};
     for (size_t i = 0; i < sizeof odd / sizeof *odd; i++) {

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include "deal.h"
 #include "seqpar_safetensors.h"
 #include "slow.h"
 #include "test.h"
@@ -57,22 +58,11 @@ static int64_t row_of(int64_t rank, int64_t micro) { return rank / SP * micro_co
 
 static void deal(int64_t r) {
     step_row *row = &rows[r];
-    seqpar_row plan = {.tokens = row->tokens,
-                       .cell = row->tokens / 8 + 1,
-                       .docs = DOCS,
-                       .cu_seqlens = cu_seqlens[r]};
-    int64_t all[MOST], own[MOST];
-    for (int64_t t = 0; t < row->tokens; t++) all[t] = t;
-    for (int64_t p = 0; p < SP; p++) {
-        seqpar_share share;
-        seqpar_split_desc desc = {SEQPAR_LAYOUT_ZIGZAG, SP, p};
-        test_expect(!seqpar_split(NULL, &share, &plan, 1, &desc), "no split");
-        seqpar_scatter(own, all, &share, 0, sizeof *all);
-        for (int64_t i = 0; i < share.tokens; i++) {
-            row->rank[own[i]] = p + r / MICRO * SP;
-            row->local[own[i]] = i;
-        }
-        seqpar_share_free(&share);
+    int64_t held[SP] = {0};
+    for (int64_t t = 0; t < row->tokens; t++) {
+        int64_t p = deal_rank(SEQPAR_LAYOUT_ZIGZAG, SP, row->tokens, cu_seqlens[r], DOCS, t);
+        row->rank[t] = p + r / MICRO * SP;
+        row->local[t] = held[p]++;
     }
 }
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include "deal.h"
 #include "seqpar_safetensors.h"
 #include "test.h"
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <cjson/cJSON.h>
+#include "deal.h"
 #include "seqpar_safetensors.h"
 #include "test.h"
 
@@ -852,24 +853,6 @@ static void test_step(void) {
 
 /* ---- split, gather, pack ---- */
 
-static const char *const layouts[] = {"contiguous", "zigzag", "zigzag-doc", "stripe"};
-
-/* Which of sp ranks holds token t of n, in two slots each: r and 2 sp - 1 - r. */
-static int64_t of_zigzag(int64_t t, int64_t n, int64_t sp) {
-    int64_t slot = 0;
-    while ((slot + 1) * n / (2 * sp) <= t) slot++;
-    return slot < sp ? slot : 2 * sp - 1 - slot;
-}
-
-static int64_t holder(int layout, const row *w, int64_t t, int64_t sp) {
-    int64_t r = 0, i = document_of(w, t), end = i < w->docs ? w->cu[i + 1] : w->n;
-    if (layout == 3) return t % sp;
-    if (layout == 2) return of_zigzag(t - w->cu[i], end - w->cu[i], sp);
-    if (layout == 1) return of_zigzag(t, w->n, sp);
-    while ((r + 1) * w->n / sp <= t) r++;
-    return r;
-}
-
 static void put_everything(void) {
     for (int64_t i = 0; i < rows(); i++) {
         row *w = &s.of[i];
@@ -913,7 +896,7 @@ static void check_share(int64_t i, int layout, int64_t sp, int64_t m) {
     snprintf(name, sizeof name, "%sindex", prefix);
     if (!test_expect((index = find(to, name)) != NULL, "no index")) return;
     for (int64_t t = 0; t < w->n; t++)
-        if (holder(layout, w, t, sp) == m)
+        if (deal_rank(layout, sp, w->n, w->cu, w->docs, t) == m)
             test_expect(at < index->count && index->x[at++] == (double)t,
                         "row %lld, rank %lld: token %lld is not where it belongs", (long long)i,
                         (long long)m, (long long)t);
@@ -937,7 +920,7 @@ static void check_share(int64_t i, int layout, int64_t sp, int64_t m) {
 
 static void test_split(void) {
     for (int64_t sp = 1; sp <= 8; sp += sp == 5 ? 3 : 1)
-        for (int layout = 0; layout < 4; layout++) {
+        for (int layout = 0; layout < SEQPAR_LAYOUT_COUNT; layout++) {
             char options[64];
             make(1, sp == 8 ? 1 : 2, 2);
             put_everything();
@@ -945,7 +928,7 @@ static void test_split(void) {
             books_free(&made);
             read_books("in", &made); /* as it is rounded there */
             snprintf(options, sizeof options, "--sp %lld --layout %s", (long long)sp,
-                     layouts[layout]);
+                     seqpar_layout_name(layout));
             for (int64_t i = 0, most = 0; i < rows(); i++) {
                 if (s.of[i].n > most) most = s.of[i].n;
                 if (i + 1 == rows() && most < sp) s.of[0].n = 0; /* too few tokens */
@@ -969,7 +952,7 @@ static void test_split(void) {
             books_free(&got);
             read_books("back", &got);
             for (int64_t i = 0; i < rows(); i++) check_share(i, 0, 1, 0);
-            test_end("run_split_%s_P%lld", layouts[layout], (long long)sp);
+            test_end("run_split_%s_P%lld", seqpar_layout_name(layout), (long long)sp);
         }
 }
 

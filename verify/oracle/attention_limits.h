@@ -35,6 +35,10 @@ enum {
     LIMIT_FEW_ROWS = 64
 };
 
+/* Terms of a row that are smaller are taken to be as large: F32 has no number below 2^-126 that
+   kernels do not take for 0, and such a row is right if it is 0. */
+#define LIMIT_LEAST 0x1p-100
+
 /* How far an answer is from another. */
 typedef struct attend_far {
     double all, row; /* of the whole; of the worst row */
@@ -92,7 +96,7 @@ static inline attend_far attend_measure(const attend *p, int tensor, const doubl
         size += own;
         terms += scale[i] * scale[i];
         squares += scale[i] * scale[i] * scale[i] * scale[i];
-        ratio = attend_ratio(sqrt(d), of);
+        ratio = attend_ratio(sqrt(d), fmax(of, LIMIT_LEAST));
         if (ratio > f.row) f.worst = i;
         if (ratio > f.row) f.row = ratio;
     }

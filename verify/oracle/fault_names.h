@@ -197,6 +197,20 @@ static const struct fault_name {
     {223, NULL, FAULT_BEYOND},
     {224, NULL, FAULT_BEYOND},
     {225, NULL, FAULT_BEYOND},
-    {226, NULL, FAULT_BEYOND}};
+    {226, NULL, FAULT_BEYOND},
+    {227, NULL, FAULT_INSIDE},
+    {228, NULL, FAULT_INSIDE},
+    {229, NULL, FAULT_INSIDE},
+    {230, NULL, FAULT_INSIDE},
+    {231, NULL, FAULT_INSIDE},
+    {232, NULL, FAULT_INSIDE},
+    {233, NULL, FAULT_INSIDE},
+    {234, NULL, FAULT_INSIDE},
+    {235, NULL, FAULT_INSIDE},
+    {236, NULL, FAULT_INSIDE},
+    {237, NULL, FAULT_INSIDE},
+    {238, NULL, FAULT_INSIDE},
+    {239, NULL, FAULT_INSIDE},
+    {240, NULL, FAULT_INSIDE}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif

@@ -57,14 +57,14 @@ static inline void write_document(const dump_row *row, int64_t t, int64_t *begin
     }
 }
 
-/* The position that holds token t, as frameworks deal a row: in slots of equal length, the last
-   one shorter, of which a zigzag gives each position one forth and one back. */
+/* The position that holds token t, as frameworks deal a row: in slots whose lengths differ by one
+   token at most, of which a zigzag gives each position one forth and one back. */
 static inline int64_t write_holder(const dump_row *row, int64_t t, int64_t sp, int layout) {
     int64_t begin = 0, end = row->tokens;
     int64_t slots = layout == SEQPAR_LAYOUT_CONTIGUOUS ? sp : 2 * sp;
     if (layout == SEQPAR_LAYOUT_STRIPE) return t % sp;
     if (layout == SEQPAR_LAYOUT_ZIGZAG_DOC) write_document(row, t, &begin, &end);
-    int64_t slot = (t - begin) / ((end - begin + slots - 1) / slots);
+    int64_t slot = ((t - begin + 1) * slots - 1) / (end - begin);
     return slot < sp ? slot : 2 * sp - 1 - slot;
 }
 
