@@ -12,7 +12,7 @@ fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
 
 # ---- dumps and models ----
 gen() { local name=$1; shift; $oracle gen --out $out/$name "$@" >$out/gen.log 2>&1 || fail "gen_$name" "$(tail -n 1 $out/gen.log)"; }
-gen sft --sp 2 --tokens 13 --docs 2 --layout contiguous # 7 and 6 tokens
+gen sft --sp 2 --tokens 13 --docs 2
 gen dpo --sp 2 --tokens 13 --docs 2 --objective dpo
 gen one --sp 2 --tokens 61 --docs 2
 gen other --sp 2 --tokens 61 --docs 2 --seed 2

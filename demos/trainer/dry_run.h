@@ -2,10 +2,11 @@
 /* dry_run.h - what a run would do, without a step and without a byte on the disk (--dry_run).
  *
  * Options, data, model folders and the checkpoint to go on from are read as for training, of
- * weights the names and shapes. Memory is what the library counts while every rank takes two
- * steps on a device that computes nothing (plan_device.h): the next one, and one with the
- * longest documents. What a program needs beside that - data, the device's own workspace - is
- * not in it. */
+ * weights the names and shapes. Memory is what the library counts while every rank takes steps
+ * on a device that computes nothing (plan_device.h): DEMO_WALKED from the next one to the last,
+ * and one with the longest documents. Which of them needs most room for sums that wait depends
+ * on where its documents end. What a program needs beside that - data, the device's own
+ * workspace - is not in it. */
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
 
@@ -34,7 +35,9 @@ typedef struct {
     double peak, last, end; /* learning rates: end is where the schedule goes to */
 } demo_forecast;
 
-/* ---- steps: the next one, and the largest ---- */
+/* ---- steps: some from the next one to the last, and the largest ---- */
+
+enum { DEMO_WALKED = 16 };
 
 static int demo_by_length(const void *a, const void *b) {
     const int64_t *x = (const int64_t *)a, *y = (const int64_t *)b;
@@ -82,8 +85,11 @@ static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
         for (int64_t k = 0; k < job->objective->documents_per_unit; k++)
             arrput(which, units[i] + k);
     arrfree(units);
-    if (r->step < job->total_steps)
-        status = demo_walk_step(r, demo_step_documents(r, r->step), walk);
+    int64_t left = job->last_step - r->step, some = left < DEMO_WALKED ? left : DEMO_WALKED;
+    for (int64_t i = 0; !status && i < some; i++) {
+        int64_t step = r->step + (i ? i * (left - 1) / (some - 1) : 0);
+        status = demo_walk_step(r, demo_step_documents(r, step), i ? NULL : walk);
+    }
     if (!status) return demo_walk_step(r, which, NULL);
     arrfree(which);
     return status;

@@ -280,18 +280,22 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     const seqpar_part part = {batch->micro_batches, r->ctx.dp_size, 0, 0};
     int64_t first, rows;
     seqpar_balance b;
-    char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
+    char idle[48] = "",
+         fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
     if (seqpar_part_rows(NULL, &first, &rows, batch->row, batch->rows, &part) ||
         seqpar_split_balance(NULL, &b, batch->row + first, rows, r->job->layout, ranks) ||
         !seqpar_balance_poor(&b, ranks))
         return;
     if (b.better_cell)
         snprintf(fix, sizeof fix, "--cell %lld would even it out", (long long)b.better_cell);
+    if (b.idle)
+        snprintf(idle, sizeof idle, ", and %lld ha%s none", (long long)b.idle,
+                 b.idle == 1 ? "s" : "ve");
     demo_progress_say(&r->progress,
-                      "notice: of %lld sequence-parallel ranks %lld have no token in the first "
-                      "micro-batch, and the busiest has %lld where the mean is %lld; %s",
-                      (long long)ranks, (long long)b.idle, (long long)b.most,
-                      (long long)(b.tokens / ranks), fix);
+                      "notice: the busiest of %lld sequence-parallel ranks has %lld tokens of "
+                      "the first micro-batch, the mean is %lld%s; %s",
+                      (long long)ranks, (long long)b.most, (long long)(b.tokens / ranks), idle,
+                      fix);
 }
 
 /* The optimizer's step over a window that is open. */
