@@ -1478,7 +1478,7 @@ static void test_feature(int feature, int device) {
 
 /* Without a GPU: other orders of threads between barriers, the same bits. */
 static void test_thread_orders(int device) {
-    static const int64_t lengths[] = {29, 17}, cells[] = {6, 6};
+    static const int64_t lengths[] = {37, 17}, cells[] = {3, 3};
     problem *p = problem_new(2, lengths, cells, 4, 2, 6);
     setup one = {.p = p,
                  .reference = device,
@@ -1494,7 +1494,8 @@ static void test_thread_orders(int device) {
     for (uint64_t seed = 0; seed < (test_fibers() ? 2 : 5); seed++) {
         setup s = one;
         char what[32];
-        s.ranks = 3;
+        s.ranks = 5; /* a sum that waits is loaded, added to, and stored where it was */
+        s.layout = SEQPAR_LAYOUT_ZIGZAG;
         cuda_on_cpu_seed = seed * 977;
         setup_run(&s);
         snprintf(what, sizeof what, "order %d", (int)seed);

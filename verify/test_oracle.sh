@@ -120,7 +120,7 @@ if [ $? -eq 3 ] && grep -q 'could not be written' $out/stderr; then ok oracle_fu
 names=$($oracle list | awk '{ print $1 }')
 if [ "$(echo "$names" | sort -u | wc -l)" = "$(echo "$names" | wc -l)" ] && [ "$(echo "$names" | wc -l)" -ge 15 ]; then ok oracle_names_differ; else fail oracle_names_differ "$names"; fi
 for name in $names; do
-    [[ "$named " = *" $name "* ]] || grep -q "\"$name\"" verify/test_dump*.c || fail oracle_named "no case here or in test_dump*.c is $name"
+    [[ "$named " = *" $name "* ]] || grep -qE "\"(wrong: )?$name\"" verify/test_dump*.c || fail oracle_named "no case here or in test_dump*.c is $name"
     $oracle explain "$name" >$out/explained && [ "$(head -n 1 $out/explained | cut -d' ' -f1)" = "$name" ] && [ "$(grep -cE '^    (symptom|cause|right|wrong|by hand|fix|seen) ' $out/explained)" -eq 7 ] && awk 'length > 96 { exit 1 }' $out/explained || fail "oracle_explain_$name" "$(head -n 1 $out/explained)"
 done
 ok oracle_explains
