@@ -1702,6 +1702,7 @@ typedef struct seqpar_vocab_io {
     /* NULL, or (tokens, vocab), storage type: then backward leaves dlogits here and makes no
        nodes, which seqpar_vocab_nodes does */
     void *dlogits;
+    int frozen; /* 1: backward makes no gradient of the table; nodes and dlogits may be NULL */
 } seqpar_vocab_io;
 
 /* Entry A: the values alone. One product. */
@@ -8133,7 +8134,7 @@ static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__
     void *logits = seqpar__at(c->logits, kept, dev->storage);
     memset(&w, 0, sizeof w);
     if (!c->table_rows) SEQPAR__TRY(seqpar__vocab_tokens(c, logits, r));
-    if (!c->table_rows && c->io->dlogits) return SEQPAR_OK;
+    if (!c->table_rows && (c->io->dlogits || c->io->frozen)) return SEQPAR_OK;
     w.fold.program = r->ops;
     w.fold.program_count = r->count;
     w.fold.depth = c->fold->depth + 2;
@@ -8312,10 +8313,10 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     SEQPAR_NEED(ctx->error, "io->dhidden", SEQPAR_IF(io->tokens > 0, io->dhidden));
     seqpar__vocab_plain_take(ctx, io, &plain, &share, &fold,
-                             io->dlogits ? 0 : desc->vocab * desc->hidden);
+                             io->dlogits || io->frozen ? 0 : desc->vocab * desc->hidden);
     SEQPAR__TRY(seqpar__check_vocab_fold(ctx->error, share, fold));
     SEQPAR_NEED(ctx->error, "io->nodes",
-                SEQPAR_IF(!io->dlogits && fold->node_count > 0, io->nodes));
+                SEQPAR_IF(!io->dlogits && !io->frozen && fold->node_count > 0, io->nodes));
     memset(&c, 0, sizeof c);
     memset(&logits, 0, sizeof logits);
     c.ctx = ctx;

@@ -89,6 +89,27 @@ typedef struct seqpar_llama_config {
     double attention_dropout;
 } seqpar_llama_config;
 
+/* ---- adapters (LoRA) ---- */
+
+/* Matrices of a layer that have adapters; of a model with experts those of attention alone. */
+enum seqpar_adapter_target {
+    SEQPAR_ADAPT_Q = 1,
+    SEQPAR_ADAPT_K = 2,
+    SEQPAR_ADAPT_V = 4,
+    SEQPAR_ADAPT_O = 8,
+    SEQPAR_ADAPT_GATE = 16,
+    SEQPAR_ADAPT_UP = 32,
+    SEQPAR_ADAPT_DOWN = 64,
+    SEQPAR_ADAPT_ALL = 127
+};
+/* y = x W^T + scale (x A^T) B^T, A (rank, inputs), B (outputs, rank). scale: alpha / rank, or in
+   rsLoRA alpha / sqrt(rank). LoRA: Hu et al. 2021; rsLoRA: Kalajdzievski 2023. */
+typedef struct seqpar_adapter_desc {
+    int64_t rank;
+    double scale;
+    int targets; /* SEQPAR_ADAPT_.., added */
+} seqpar_adapter_desc;
+
 typedef struct seqpar_llama {
     seqpar_llama_config config;
     seqpar_tensor *tensors; /* in Hugging Face's names; offsets into params */
@@ -101,6 +122,10 @@ typedef struct seqpar_llama {
     int64_t positions;
     char *names;
     int64_t *parts; /* numbers of tensors by layer and part, 0 for one that is not there */
+    seqpar_adapter_desc adapter; /* of adapters; rank 0: a model */
+    /* Borrowed: while it is set, the model computes with them, and its own parameters are frozen:
+       backward gives the adapters' gradients alone. NULL: without */
+    struct seqpar_llama *adapters;
 } seqpar_llama;
 
 /* Makes the tensor table and room for the parameters (zero). Free with seqpar_llama_close. */
@@ -124,7 +149,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
    there. Of others: nothing. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
-/* The end of a step: seqpar_step_end with the model's parameters, whole or at their owners. */
+/* The end of a step: seqpar_step_end with the model's parameters, or its adapters' where it has any
+   in use, whole or at their owners. */
 SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_optim *optim, double lr);
 /* values (count) of a tensor from its element `first` on, out of the parameters and into them. Of
@@ -139,8 +165,20 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *model
 SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *model,
                                  int64_t tensor, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
+/* Adapters of that model, as a seqpar_llama of their own that cannot compute: seqpar_llama_init,
+   _read, _write, _owns, _gather, _drop, _step_end and _close take them, the optimizer is opened
+   with their tensors, and model->adapters = adapters puts them to use. Names are those of PEFT; of a
+   score model the score is a tensor of theirs, too. sharded: as in seqpar_llama_open_sharded, with
+   that slice. OPTION: no rank, no scale, or no target. Collective over the world if sharded. */
+SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llama *adapters,
+                                                    const seqpar_llama *model,
+                                                    const seqpar_adapter_desc *desc,
+                                                    int sharded, int64_t slice);
+/* The model's parameters become W + scale B A, and its adapters are no longer in use. Sums in fp64,
+   rounded once. Collective over the world where either is sharded. */
+SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
-   0. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
+   0. Of adapters A uniform in +-1/sqrt(columns), as in PEFT, and B 0; a score as above. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, int64_t tensor,
                                          uint64_t seed);
@@ -214,6 +252,10 @@ typedef struct seqpar_llama_batch {
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
     seqpar_buffer ones; /* (tokens), of a model with biases */
+    /* ---- of a model with adapters: scratch (tokens, rank), (tokens) times their scale ---- */
+    seqpar_buffer adapted, adapted_scale;
+    double adapted_by;  /* that scale; 0: not yet */
+    int32_t *tokens_of; /* (tokens) their own numbers */
     /* ---- of a model with experts ---- */
     /* (experts) how often each was chosen in the last forward pass, by the own tokens in all
        layers */
@@ -554,6 +596,11 @@ static int64_t seqpar__llama_head(const seqpar_llama *m) {
     return seqpar__llama_own_head(m) ? m->tensor_count - 1 : 0;
 }
 
+/* Whose tensor that is: a score learns with the adapters. */
+static const seqpar_llama *seqpar__llama_head_of(const seqpar_llama *m) {
+    return m->adapters && m->config.score ? m->adapters : m;
+}
+
 /* A tensor's number; 0: the model has no such part. */
 static int64_t seqpar__llama_part(const seqpar_llama *m, int64_t layer, int part) {
     return m->parts[layer * SEQPAR__LLAMA_PLACES + part];
@@ -590,12 +637,26 @@ static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t
                             ctx->device->storage);
 }
 
-/* The parameters of a group are wanted, and then those of another (-1: none). */
-static seqpar_status seqpar__llama_use(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
-                                       int64_t next) {
+static seqpar_status seqpar__llama_use_of(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
+                                          int64_t next) {
     void *params;
     if (m->params.data || !m->shards) return SEQPAR_OK;
     return seqpar_shards_use(ctx, m->shards, group, next, &params);
+}
+
+/* The adapters' group for a group of the model: layers alone have any, and a score. -1: none */
+static int64_t seqpar__llama_adapter_group(const seqpar_llama *m, int64_t group) {
+    return group > 0 && group <= m->config.layers + !!m->config.score ? group - 1 : -1;
+}
+
+/* The parameters of a group are wanted, and then those of another (-1: none). */
+static seqpar_status seqpar__llama_use(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
+                                       int64_t next) {
+    int64_t adapted = seqpar__llama_adapter_group(m, group);
+    SEQPAR__LLAMA_TRY(seqpar__llama_use_of(ctx, m, group, next));
+    if (!m->adapters || (adapted < 0 && group >= 0)) return SEQPAR_OK;
+    return seqpar__llama_use_of(ctx, m->adapters, adapted,
+                                seqpar__llama_adapter_group(m, next));
 }
 
 /* Nothing is held between two calls: an optimizer's step may lie there. After an error nobody
@@ -604,6 +665,7 @@ static seqpar_status seqpar__llama_used(seqpar_ctx *ctx, const seqpar_llama *m,
                                         seqpar_status status) {
     if (!status) return seqpar__llama_use(ctx, m, -1, -1);
     if (m->shards) m->shards->held[0].group = m->shards->held[1].group = -1;
+    if (m->adapters) return seqpar__llama_used(ctx, m->adapters, status);
     return status;
 }
 
@@ -747,15 +809,19 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
-                                           const seqpar_llama_config *config) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
-    SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
+static seqpar_status seqpar__llama_params_new(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
                                         m->elements * seqpar_dtype_bytes(ctx->device->storage),
                                         SEQPAR_MEM_WEIGHTS));
     ctx->device->zero(ctx->device, m->params.data, m->params.bytes, ctx->queue);
     return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *m,
+                                           const seqpar_llama_config *config) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
+    SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
+    return seqpar__llama_params_new(ctx, m);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *m,
@@ -766,6 +832,149 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
     m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
     return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice, offload);
+}
+
+/* ---- adapters ---- */
+
+/* The part of a layer that a bit of seqpar_adapter_desc.targets is for. */
+static const int seqpar__llama_adapted_parts[] = {
+    SEQPAR__LLAMA_Q,    SEQPAR__LLAMA_K,  SEQPAR__LLAMA_V,   SEQPAR__LLAMA_O,
+    SEQPAR__LLAMA_GATE, SEQPAR__LLAMA_UP, SEQPAR__LLAMA_DOWN};
+enum {
+    SEQPAR__LLAMA_TARGETS = 7,
+    SEQPAR__LLAMA_ADAPT_MLP = 4 /* the first target of an MLP */
+};
+
+static seqpar_status seqpar__llama_check_adapter(seqpar_error *error, const seqpar_llama *m,
+                                                 const seqpar_adapter_desc *d) {
+    if (d->rank <= 0 || d->rank > SEQPAR_MAX_WIDTH)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the adapters' rank is %lld; give 1 to %lld", (long long)d->rank,
+                           (long long)SEQPAR_MAX_WIDTH);
+    if (!seqpar__llama_is_above(d->scale, 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the adapters' scale is %g; give alpha / rank, above 0", d->scale);
+    if (d->targets <= 0 || d->targets > SEQPAR_ADAPT_ALL)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the adapters' targets are %d; give a sum of SEQPAR_ADAPT_..",
+                           d->targets);
+    if (m->config.experts && d->targets >> SEQPAR__LLAMA_ADAPT_MLP)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "the model has experts, whose MLPs have no adapters here; take targets "
+            "of attention alone");
+    return SEQPAR_OK;
+}
+
+static void seqpar__llama_adapter_tensors(seqpar_llama *a, int64_t layer, int part) {
+    const seqpar_llama_config *c = &a->config;
+    const char *name = seqpar__llama_parts[part].name;
+    char prefix[SEQPAR__LLAMA_NAME_BYTES];
+    snprintf(prefix, sizeof prefix, "base_model.model.model.layers.%lld.%.*s", (long long)layer,
+             (int)(strlen(name) - strlen("weight")), name);
+    seqpar__llama_tensor(a, a->adapter.rank,
+                         seqpar__llama_size(c, seqpar__llama_parts[part].cols), layer, prefix,
+                         "lora_A.weight");
+    seqpar__llama_tensor(a, seqpar__llama_size(c, seqpar__llama_parts[part].rows),
+                         a->adapter.rank, layer, prefix, "lora_B.weight");
+    a->parts[layer * SEQPAR__LLAMA_PLACES + part] = a->tensor_count - 1;
+}
+
+static void seqpar__llama_adapter_table(seqpar_llama *a) {
+    char score[SEQPAR__LLAMA_NAME_BYTES];
+    for (int64_t layer = 0; layer < a->config.layers; layer++)
+        for (int i = 0; i < SEQPAR__LLAMA_TARGETS; i++)
+            if (a->adapter.targets >> i & 1)
+                seqpar__llama_adapter_tensors(a, layer, seqpar__llama_adapted_parts[i]);
+    if (a->config.score) {
+        snprintf(score, sizeof score, "base_model.model.%.64s", a->config.score);
+        seqpar__llama_tensor(a, 1, a->config.hidden, a->config.layers, score, ".weight");
+    }
+    for (int64_t i = 0; i < a->tensor_count; i++) a->tensors[i].decay = 1; /* no gains */
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llama *a,
+                                                    const seqpar_llama *m,
+                                                    const seqpar_adapter_desc *desc,
+                                                    int sharded, int64_t slice) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, adapters, model, desc", ctx, a, m, desc);
+    int64_t count = 1 + 2 * SEQPAR__LLAMA_TARGETS * m->config.layers;
+    memset(a, 0, sizeof *a);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_adapter(ctx->error, m, desc));
+    a->config = m->config;
+    a->adapter = *desc;
+    a->tensors = SEQPAR__LLAMA_NEW(seqpar_tensor, count);
+    a->names = SEQPAR__LLAMA_NEW(char, count *SEQPAR__LLAMA_NAME_BYTES);
+    a->parts = SEQPAR__LLAMA_NEW(int64_t, m->config.layers * SEQPAR__LLAMA_PLACES);
+    if (sharded) a->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
+    if (!a->tensors || !a->names || !a->parts || (sharded && !a->shards))
+        return seqpar__llama_no_memory(ctx->error, "the adapters");
+    seqpar__llama_adapter_table(a);
+    if (sharded)
+        return seqpar_shards_open(ctx, a->shards, a->tensors, a->tensor_count, slice, 0);
+    return seqpar__llama_params_new(ctx, a);
+}
+
+/* Rows [first, end) of the matrix `tensor` become W + scale B A; a (rank, columns) of A. */
+static seqpar_status seqpar__llama_merge_rows(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
+                                              int64_t b_tensor, const double *a, int64_t first,
+                                              int64_t end, double *w) {
+    const seqpar_llama *adapters = m->adapters;
+    int64_t cols = m->tensors[tensor].cols, rank = adapters->adapter.rank, n = end - first;
+    double *b = w + n * cols;
+    SEQPAR__LLAMA_TRY(seqpar_llama_read(ctx, m, w, tensor, first * cols, n * cols));
+    SEQPAR__LLAMA_TRY(seqpar_llama_read(ctx, adapters, b, b_tensor, first * rank, n * rank));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = 0; k < rank; k++)
+            for (int64_t j = 0; j < cols; j++)
+                w[i * cols + j] += adapters->adapter.scale * b[i * rank + k] * a[k * cols + j];
+    return seqpar_llama_write(ctx, m, w, tensor, first * cols, n * cols);
+}
+
+#ifndef SEQPAR__LLAMA_MERGE_ROWS
+#define SEQPAR__LLAMA_MERGE_ROWS 64 /* of a matrix, that are merged at a time */
+#endif
+static seqpar_status seqpar__llama_merge_part(seqpar_ctx *ctx, seqpar_llama *m, int64_t layer,
+                                              int part) {
+    int64_t tensor = seqpar__llama_part(m, layer, part);
+    int64_t b = seqpar__llama_part(m->adapters, layer, part);
+    const seqpar_tensor *t = &m->tensors[tensor];
+    int64_t rank = m->adapters->adapter.rank, n = SEQPAR__LLAMA_MERGE_ROWS;
+    double *room;
+    seqpar_status status;
+    if (!b) return SEQPAR_OK;
+    room = SEQPAR__LLAMA_NEW(double, rank * t->cols + n * (t->cols + rank));
+    if (!room) return seqpar__llama_no_memory(ctx->error, "merged rows");
+    status = seqpar_llama_read(ctx, m->adapters, room, b - 1, 0, rank * t->cols);
+    for (int64_t i = 0; !status && i < t->rows; i += n)
+        status = seqpar__llama_merge_rows(ctx, m, tensor, b, room, i,
+                                          SEQPAR__LLAMA_MIN(i + n, t->rows),
+                                          room + rank * t->cols);
+    SEQPAR_FREE(room);
+    return status;
+}
+
+static seqpar_status seqpar__llama_merge_score(seqpar_ctx *ctx, seqpar_llama *m) {
+    int64_t hidden = m->config.hidden;
+    double *room = SEQPAR__LLAMA_NEW(double, hidden);
+    seqpar_status status;
+    if (!room) return seqpar__llama_no_memory(ctx->error, "a merged score");
+    status = seqpar_llama_read(ctx, m->adapters, room, m->adapters->tensor_count - 1, 0,
+                               hidden);
+    if (!status) status = seqpar_llama_write(ctx, m, room, seqpar__llama_head(m), 0, hidden);
+    SEQPAR_FREE(room);
+    return status;
+}
+
+SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *m) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, model->adapters", ctx, m, m->adapters);
+    for (int64_t layer = 0; layer < m->config.layers; layer++)
+        for (int i = 0; i < SEQPAR__LLAMA_TARGETS; i++)
+            SEQPAR__LLAMA_TRY(
+                seqpar__llama_merge_part(ctx, m, layer, seqpar__llama_adapted_parts[i]));
+    if (m->config.score) SEQPAR__LLAMA_TRY(seqpar__llama_merge_score(ctx, m));
+    m->adapters = NULL;
+    return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
@@ -785,6 +994,7 @@ SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *m) {
 SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
                                                seqpar_optim *optim, double lr) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, optim", ctx, m, optim);
+    if (m->adapters) return seqpar_llama_step_end(ctx, m->adapters, optim, lr);
     if (!m->shards) return seqpar_step_end(ctx, optim, m->params.data, m->elements, lr);
     return seqpar_step_end(ctx, optim, m->shards->own.data, m->shards->blocks.own_elements, lr);
 }
@@ -844,9 +1054,20 @@ static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
 
+/* B is 0: a model with new adapters is the model. */
+static double seqpar__llama_first_adapter(const seqpar_tensor *t, int64_t tensor, uint64_t seed,
+                                          int64_t index) {
+    double bound = 1.0 / sqrt((double)t->cols);
+    if (strstr(t->name, ".lora_B.")) return 0.0;
+    if (strstr(t->name, ".lora_A."))
+        return bound * (2 * seqpar_random_uniform(seed, (uint64_t)tensor, (uint64_t)index) - 1);
+    return bound * seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
+}
+
 static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, uint64_t seed,
                                         int64_t index) {
     const seqpar_tensor *t = &m->tensors[tensor];
+    if (m->adapter.rank) return seqpar__llama_first_adapter(t, tensor, seed, index);
     if (!t->decay) return strstr(t->name, ".bias") ? 0.0 : 1.0;
     return seqpar__llama_spread(m, tensor) *
            seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
@@ -1166,6 +1387,8 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->hidden);
     seqpar_buffer_free(ctx, &b->wide);
     seqpar_buffer_free(ctx, &b->ones);
+    seqpar_buffer_free(ctx, &b->adapted);
+    seqpar_buffer_free(ctx, &b->adapted_scale);
     seqpar_buffer_free(ctx, &b->slots_in);
     seqpar_buffer_free(ctx, &b->slots_out);
     seqpar_buffer_free(ctx, &b->slots_wide);
@@ -1185,10 +1408,37 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_FREE(b->route_lists);
     SEQPAR_FREE(b->route_begins);
     SEQPAR_FREE(b->chosen);
+    SEQPAR_FREE(b->tokens_of);
     SEQPAR_FREE(b->expert_pieces);
     seqpar_attn_close(ctx, b->attn);
     seqpar_attn_close(ctx, b->windowed);
     memset(b, 0, sizeof *b);
+}
+
+/* Scratch of the adapters in use, which may be others than those of the call before. */
+static seqpar_status seqpar__llama_adapted_room(seqpar_ctx *ctx, const seqpar_llama *m,
+                                                seqpar_llama_batch *b) {
+    int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1), bytes;
+    if (!m->adapters) return SEQPAR_OK;
+    bytes = n * m->adapters->adapter.rank * seqpar_dtype_bytes(ctx->device->storage);
+    if (b->adapted.bytes < bytes) {
+        seqpar_buffer_free(ctx, &b->adapted);
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->adapted, bytes, SEQPAR_MEM_SCRATCH));
+    }
+    if (m->adapters->adapter.scale == b->adapted_by) return SEQPAR_OK;
+    if (!b->tokens_of) {
+        b->tokens_of = SEQPAR__LLAMA_NEW(int32_t, n);
+        if (!b->tokens_of) return seqpar__llama_no_memory(ctx->error, "adapted tokens");
+        for (int64_t t = 0; t < n; t++) b->tokens_of[t] = (int32_t)t;
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->adapted_scale,
+                                            n * seqpar_dtype_bytes(ctx->device->accumulator),
+                                            SEQPAR_MEM_SCRATCH));
+    }
+    for (int64_t t = 0; t < n; t++)
+        seqpar_device_write(ctx->device, b->adapted_scale.data, t, &m->adapters->adapter.scale,
+                            1, ctx->device->accumulator);
+    b->adapted_by = m->adapters->adapter.scale;
+    return SEQPAR_OK;
 }
 
 /* ---- >>layer  one layer forward and backward ---- */
@@ -1218,20 +1468,31 @@ static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
 }
 
 /* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w
-   is tensor number `tensor` */
-static seqpar_status seqpar__llama_linear(const seqpar__llama_layer_call *c, void *y, void *x,
-                                          int64_t tensor, int transposed, int accumulate) {
-    const seqpar_tensor *t = &c->m->tensors[tensor];
+   is tensor number `tensor` of m, the model or its adapters */
+static seqpar_status seqpar__llama_linear_of(const seqpar__llama_layer_call *c,
+                                             const seqpar_llama *m, void *y, void *x,
+                                             int64_t tensor, int transposed, int accumulate) {
+    const seqpar_tensor *t = &m->tensors[tensor];
     seqpar_matmul_args a;
     a.out = transposed ? t->cols : t->rows;
     a.in = transposed ? t->rows : t->cols;
     a.y = seqpar__llama_mat(y, a.out);
     a.x = seqpar__llama_mat(x, a.in);
-    a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, c->m, tensor), t->cols);
+    a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, m, tensor), t->cols);
     a.rows = c->b->tokens;
     a.transposed = transposed;
     a.accumulate = accumulate;
     return c->dev->matmul(c->dev, &a, c->ctx->queue);
+}
+
+static seqpar_status seqpar__llama_linear(const seqpar__llama_layer_call *c, void *y, void *x,
+                                          int64_t tensor, int transposed, int accumulate) {
+    return seqpar__llama_linear_of(c, c->m, y, x, tensor, transposed, accumulate);
+}
+
+/* What learns: the model, or its adapters. */
+static const seqpar_llama *seqpar__llama_learner(const seqpar_llama *m) {
+    return m->adapters ? m->adapters : m;
 }
 
 static seqpar_fold_run seqpar__llama_token_run(const seqpar__llama_layer_call *c,
@@ -1240,16 +1501,18 @@ static seqpar_fold_run seqpar__llama_token_run(const seqpar__llama_layer_call *c
     r.program = c->fold->program;
     r.program_count = c->fold->program_count;
     r.depth = c->fold->depth;
-    r.store = seqpar__llama_at(c->nodes, c->m->tensors[tensor].offset - c->group_begin,
-                               c->dev->accumulator);
+    r.store = seqpar__llama_at(
+        c->nodes, seqpar__llama_learner(c->m)->tensors[tensor].offset - c->group_begin,
+        c->dev->accumulator);
     r.store_stride = c->node_stride;
     r.finish = NULL; /* a partial fold always stores */
     return r;
 }
 
+/* Of tensor number `tensor` of what learns. */
 static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c, void *dy,
                                                void *x, int64_t tensor) {
-    const seqpar_tensor *t = &c->m->tensors[tensor];
+    const seqpar_tensor *t = &seqpar__llama_learner(c->m)->tensors[tensor];
     seqpar_weight_grad_args a;
     a.fold = seqpar__llama_token_run(c, tensor);
     a.leaves = c->b->share->pieces;
@@ -1269,19 +1532,70 @@ static int64_t seqpar__llama_bias_of(const seqpar__llama_layer_call *c, int part
     return part == SEQPAR__LLAMA_ROUTER ? 0 : seqpar__llama_part_of(c, part + 1);
 }
 
-/* y (tokens, outputs of the matrix) = x . W^T + b; accumulate: is added to y */
+/* The number of B among the adapters, A is the one before; 0: the matrix has none in use. */
+static int64_t seqpar__llama_adapter_of(const seqpar__llama_layer_call *c, int part) {
+    return c->m->adapters ? seqpar__llama_part(c->m->adapters, c->layer, part) : 0;
+}
+
+/* b->adapted (tokens, rank) = scale x A^T, or with transposed scale x B */
+static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, void *x,
+                                           int64_t tensor, int transposed) {
+    const seqpar_adapter_desc *d = &c->m->adapters->adapter;
+    void *u = c->b->adapted.data;
+    seqpar_mix_args a;
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_of(c, c->m->adapters, u, x, tensor, transposed, 0));
+    if (d->scale == 1) return SEQPAR_OK;
+    a.y = a.x = seqpar__llama_mat(u, d->rank);
+    a.rows = c->b->tokens;
+    a.terms = 1;
+    a.width = d->rank;
+    a.from = c->b->tokens_of;
+    a.at = NULL;
+    a.weights = c->b->adapted_scale.data;
+    a.accumulate = 0;
+    return c->dev->mix(c->dev, &a, c->ctx->queue);
+}
+
+/* y (tokens, outputs of the matrix) = x . W^T + b, and what its adapter adds; accumulate: is added
+   to y */
 static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, void *y, void *x,
                                            int part, int accumulate) {
     int64_t bias = seqpar__llama_bias_of(c, part);
     SEQPAR__LLAMA_TRY(
         seqpar__llama_linear(c, y, x, seqpar__llama_part_of(c, part), 0, accumulate));
-    if (!bias) return SEQPAR_OK;
-    return seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1);
+    if (bias) SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1));
+    if (!seqpar__llama_adapter_of(c, part)) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, seqpar__llama_adapter_of(c, part) - 1, 0));
+    return seqpar__llama_linear_of(c, c->m->adapters, y, c->b->adapted.data,
+                                   seqpar__llama_adapter_of(c, part), 0, 1);
+}
+
+/* dx (tokens, inputs of the matrix) = the gradient of what it was given, from dy */
+static seqpar_status seqpar__llama_project_back(const seqpar__llama_layer_call *c, void *dx,
+                                                void *dy, int part, int accumulate) {
+    int64_t b = seqpar__llama_adapter_of(c, part);
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_linear(c, dx, dy, seqpar__llama_part_of(c, part), 1, accumulate));
+    if (!b) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));
+    return seqpar__llama_linear_of(c, c->m->adapters, dx, c->b->adapted.data, b - 1, 1, 1);
+}
+
+/* dB = dy^T (scale x A^T), dA = (scale dy B)^T x */
+static seqpar_status seqpar__llama_adapter_grad(const seqpar__llama_layer_call *c, void *dy,
+                                                void *x, int part) {
+    int64_t b = seqpar__llama_adapter_of(c, part);
+    if (!b) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, b - 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, dy, c->b->adapted.data, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));
+    return seqpar__llama_linear_grad(c, c->b->adapted.data, x, b - 1);
 }
 
 static seqpar_status seqpar__llama_project_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int part) {
     int64_t bias = seqpar__llama_bias_of(c, part);
+    if (c->m->adapters) return seqpar__llama_adapter_grad(c, dy, x, part);
     SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, dy, x, seqpar__llama_part_of(c, part)));
     if (!bias) return SEQPAR_OK;
     return seqpar__llama_linear_grad(c, c->b->ones.data, dy, bias);
@@ -1312,9 +1626,12 @@ static seqpar_status seqpar__llama_norm_rows_grad(const seqpar__llama_layer_call
                                                   void *dy, void *x, void *rstd, int64_t tensor,
                                                   int64_t heads, const seqpar_piece *pieces) {
     seqpar_rmsnorm_grad_args a;
+    memset(&a, 0, sizeof a);
     a.width = c->m->tensors[tensor].cols;
-    a.fold = seqpar__llama_token_run(c, tensor);
-    a.leaves = pieces;
+    if (!c->m->adapters) { /* else the gain is frozen, and has no leaves */
+        a.fold = seqpar__llama_token_run(c, tensor);
+        a.leaves = pieces;
+    }
     a.dx = seqpar__llama_mat(dx, a.width);
     a.dy = seqpar__llama_mat(dy, a.width);
     a.x = seqpar__llama_mat(x, a.width);
@@ -1562,7 +1879,9 @@ static void seqpar__llama_expert_leaves(const seqpar__llama_layer_call *c, int64
 
 static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int matrix) {
-    for (int64_t e = 0; e < c->m->config.experts; e++) {
+    int64_t learning = c->m->adapters ? 0
+                                      : c->m->config.experts; /* adapters have none of them */
+    for (int64_t e = 0; e < learning; e++) {
         int64_t number = seqpar__llama_expert(c->m, c->layer, e, matrix);
         const seqpar_tensor *t = &c->m->tensors[number];
         seqpar_weight_grad_args a;
@@ -1758,23 +2077,20 @@ static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, in
    place */
 static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *c, void *dx,
                                                 void *dn) {
-    int64_t gate = seqpar__llama_part_of(c, SEQPAR__LLAMA_GATE);
-    int64_t up = seqpar__llama_part_of(c, SEQPAR__LLAMA_UP);
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
     void *wide = c->b->wide.data, *n = c->b->n.data;
     if (seqpar__llama_is_sparse(&c->m->config, c->layer))
         return seqpar__llama_experts_backward(c, dx, dn);
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_linear(c, wide, dx, seqpar__llama_part_of(c, SEQPAR__LLAMA_DOWN), 1, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, wide, dx, SEQPAR__LLAMA_DOWN, 0));
     /* gate and up become their gradients */
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->gate, n, SEQPAR__LLAMA_GATE));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->up, n, SEQPAR__LLAMA_UP));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->gate, gate, 1, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, dn, c->up, up, 1, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, dn, c->gate, SEQPAR__LLAMA_GATE, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, dn, c->up, SEQPAR__LLAMA_UP, 1));
     return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
 }
 
@@ -1809,8 +2125,8 @@ static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_cal
     const seqpar_llama_config *f = &c->m->config;
     seqpar_attn_io io = seqpar__llama_attention_io(c);
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dx.data, c->out, SEQPAR__LLAMA_O));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dout.data, g->dx.data,
-                                           seqpar__llama_part_of(c, SEQPAR__LLAMA_O), 1, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_project_back(c, g->dout.data, g->dx.data, SEQPAR__LLAMA_O, 0));
     io.dout = g->dout.data;
     io.dq = g->dq.data;
     io.dk = g->dk.data;
@@ -1824,9 +2140,6 @@ static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_cal
 /* x2 = x + attention(norm1(x)) Wo^T, backwards */
 static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_call *c,
                                                       seqpar__llama_layer_gradients *g) {
-    int64_t q = seqpar__llama_part_of(c, SEQPAR__LLAMA_Q);
-    int64_t k = seqpar__llama_part_of(c, SEQPAR__LLAMA_K);
-    int64_t v = seqpar__llama_part_of(c, SEQPAR__LLAMA_V);
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM1);
     void *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_attend_backward(c, g));
@@ -1834,9 +2147,13 @@ static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dq.data, n, SEQPAR__LLAMA_Q));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dk.data, n, SEQPAR__LLAMA_K));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dv.data, n, SEQPAR__LLAMA_V));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dq.data, q, 1, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dk.data, k, 1, 1));
-    SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, g->dn.data, g->dv.data, v, 1, 1));
+    if (c->m->adapters && c->layer == 0) return SEQPAR_OK; /* nothing learns below */
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_project_back(c, g->dn.data, g->dq.data, SEQPAR__LLAMA_Q, 0));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_project_back(c, g->dn.data, g->dk.data, SEQPAR__LLAMA_K, 1));
+    SEQPAR__LLAMA_TRY(
+        seqpar__llama_project_back(c, g->dn.data, g->dv.data, SEQPAR__LLAMA_V, 1));
     return seqpar__llama_norm_grad(c, g->dx.data, g->dn.data, c->x, c->rstd1, norm);
 }
 
@@ -1907,6 +2224,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     /* a model of the same shape may not have opened a batch yet */
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
     SEQPAR__LLAMA_TRY(seqpar__llama_used(ctx, m, seqpar__llama_to_hidden(&c, keep)));
@@ -1975,8 +2293,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
     c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
-    return seqpar__llama_used(
-        ctx, m, seqpar__llama_linear(&c, logits, b->hidden.data, seqpar__llama_head(m), 0, 0));
+    const seqpar_llama *head = seqpar__llama_head_of(m);
+    return seqpar__llama_used(ctx, m,
+                              seqpar__llama_linear_of(&c, head, logits, b->hidden.data,
+                                                      seqpar__llama_head(head), 0, 0));
 }
 
 /* Room for `places` nodes of a group, or of its elements first .. first + count. */
@@ -1985,7 +2305,7 @@ static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
                                                   int64_t first, int64_t count, int64_t places,
                                                   seqpar_buffer *nodes) {
     c->group = group;
-    c->group_begin = c->m->tensors[optim->blocks.group_tensor[group]].offset;
+    c->group_begin = optim->blocks.tensors[optim->blocks.group_tensor[group]].offset;
     c->first = first;
     c->node_stride = count;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
@@ -1998,8 +2318,9 @@ static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
 static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
                                              const seqpar_optim *optim, int64_t group,
                                              int64_t places, seqpar_buffer *nodes) {
-    const seqpar_tensor *first = &c->m->tensors[optim->blocks.group_tensor[group]];
-    const seqpar_tensor *last = &c->m->tensors[optim->blocks.group_tensor[group + 1] - 1];
+    const seqpar_tensor *all = optim->blocks.tensors;
+    const seqpar_tensor *first = &all[optim->blocks.group_tensor[group]];
+    const seqpar_tensor *last = &all[optim->blocks.group_tensor[group + 1] - 1];
     return seqpar__llama_part_nodes_new(c, optim, group, 0,
                                         last->offset + last->rows * last->cols - first->offset,
                                         places, nodes);
@@ -2026,11 +2347,12 @@ static seqpar_status seqpar__llama_nodes_send(const seqpar__llama_layer_call *c,
 
 /* dn (tokens, hidden) becomes dscore w */
 static seqpar_status seqpar__llama_score_backward(const seqpar__llama_layer_call *c,
-                                                  int64_t head, const seqpar_vocab_seeds *seeds,
-                                                  void *dn) {
+                                                  const seqpar_vocab_seeds *seeds, void *dn) {
+    const seqpar_llama *of = seqpar__llama_head_of(c->m);
+    int64_t head = seqpar__llama_head(of);
     SEQPAR__LLAMA_TRY(
         seqpar__llama_linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
-    return seqpar__llama_linear(c, dn, (void *)seeds->dlogp, head, 1, 0);
+    return seqpar__llama_linear_of(c, of, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
 /* Nodes of a table that is its group's only tensor, made and sent slice by slice: nobody holds
@@ -2104,6 +2426,17 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
+/* dn (tokens, hidden) becomes the gradient of the final norm's output; the table does not learn. */
+static seqpar_status seqpar__llama_vocab_frozen(const seqpar__llama_layer_call *c,
+                                                const seqpar_vocab_seeds *seeds, void *dn) {
+    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, c->m, c->b);
+    seqpar_vocab_desc desc = seqpar__llama_vocab_desc(c->m, c->b);
+    io.seeds = *seeds;
+    io.dhidden = dn;
+    io.frozen = 1;
+    return seqpar_vocab_backward(c->ctx, &io, c->b->share, c->fold, &desc);
+}
+
 /* dx (tokens, hidden) becomes the gradient of the last layer's output */
 static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  seqpar_optim *optim, int64_t micro,
@@ -2111,20 +2444,23 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  void *dn) {
     const seqpar_llama *m = c->m;
     int64_t norm = m->config.layers + 1; /* and a score, in one group */
+    int learns = !m->adapters || m->config.score;
     seqpar_buffer nodes;
     seqpar_status status = seqpar__llama_use_head(c->ctx, m, norm);
     memset(&nodes, 0, sizeof nodes);
     if (!status && !m->config.score)
-        status = seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
+        status = m->adapters ? seqpar__llama_vocab_frozen(c, seeds, dn)
+                             : seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
     if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
-    if (!status) status = seqpar__llama_nodes_new(c, optim, norm, c->fold->node_count, &nodes);
-    if (!status && m->config.score)
-        status = seqpar__llama_score_backward(c, seqpar__llama_head(m), seeds, dn);
+    if (!status && learns)
+        status = seqpar__llama_nodes_new(c, optim, norm - !!m->adapters, c->fold->node_count,
+                                         &nodes);
+    if (!status && m->config.score) status = seqpar__llama_score_backward(c, seeds, dn);
     c->dev->zero(c->dev, dx, seqpar__llama_hidden_bytes(c), c->ctx->queue);
     if (!status)
         status = seqpar__llama_norm_grad(c, dx, dn, c->b->x.data, c->b->rstd.data,
                                          seqpar__llama_final_norm(m));
-    if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
+    if (!status && learns) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
     return status;
 }
@@ -2139,7 +2475,8 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
         seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer > 0 ? c->layer : -1));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
     if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
-    status = seqpar__llama_nodes_new(c, optim, c->layer + 1, c->fold->node_count, &nodes);
+    status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters, c->fold->node_count,
+                                     &nodes);
     if (!status) status = seqpar__llama_mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__llama_attention_backward(c, g);
     if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
@@ -2185,12 +2522,12 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
-    if (optim->blocks.tensors != m->tensors)
+    if (optim->blocks.tensors != seqpar__llama_learner(m)->tensors)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,
             "the optimizer was opened with other tensors than this model's (%lld elements, the "
-            "model %lld); give seqpar_optim_open model.tensors",
-            (long long)optim->blocks.elements, (long long)m->elements);
+            "model %lld); give seqpar_optim_open model.tensors, or those of its adapters",
+            (long long)optim->blocks.elements, (long long)seqpar__llama_learner(m)->elements);
     return SEQPAR_OK;
 }
 
@@ -2218,6 +2555,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
     b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
@@ -2226,7 +2564,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
         status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
     for (c.layer = m->config.layers - 1; !status && c.layer >= 0; c.layer--)
         status = seqpar__llama_layer_backward(&c, optim, micro, &g);
-    if (!status)
+    if (!status && !m->adapters)
         status = seqpar__llama_table_backward(&c, optim, micro, 0, 0,
                                               seqpar__llama_embedding_nodes, g.dx.data);
     for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
@@ -2786,6 +3124,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
                                         rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
                                         SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(s->ctx, &s->b, rows));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(s->ctx, s->m, &s->b));
     SEQPAR__LLAMA_TRY(seqpar__llama_experts_new(s->ctx, &s->b, rows, 1));
     return seqpar__llama_layer_call_open(&c, 0);
 }

@@ -55,6 +55,8 @@ typedef struct objective_way { /* how to do it */
 typedef struct objective_task {
     int kind, same_reference; /* same_reference: the policy itself, as before the first step */
     seqpar_llama_config config;
+    /* rank above 0: they learn, the policy is frozen, and the reference is the policy without them */
+    seqpar_adapter_desc adapter;
     seqpar_batch batch;
     int64_t documents;
     /* (documents) log-prob sums to use instead of computing them; NULL: compute */
@@ -90,7 +92,7 @@ typedef struct objective_job {
 typedef struct objective_rank { /* one rank at work */
     seqpar_ctx *ctx;
     const objective_job *job;
-    seqpar_llama policy, reference;
+    seqpar_llama policy, reference, adapters;
     seqpar_optim optim;
     /* columns of documents, pairs or tokens' sums that this rank answers for */
     seqpar_segments units;
@@ -312,14 +314,17 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
     m->b.balance = t->balance;
     if (status || !objective_at(t->kind)->reference || t->reference) return status;
+    seqpar_llama *of = t->adapter.rank ? &r->policy : &r->reference;
     run = objective_run_of(t, r->job->way, 0);
-    status = seqpar_llama_open_batch(r->ctx, &r->reference, &ref, m->rows, m->count, &run);
-    if (!status) status = seqpar_llama_forward(r->ctx, &r->reference, &ref, 0);
-    if (!status) status = seqpar_llama_values(r->ctx, &r->reference, &ref);
+    of->adapters = NULL;
+    status = seqpar_llama_open_batch(r->ctx, of, &ref, m->rows, m->count, &run);
+    if (!status) status = seqpar_llama_forward(r->ctx, of, &ref, 0);
+    if (!status) status = seqpar_llama_values(r->ctx, of, &ref);
     if (!status)
         seqpar_device_read(r->ctx->device, m->ref, ref.logp.data, 0, n,
                            r->ctx->device->accumulator);
-    seqpar_llama_close_batch(r->ctx, &r->reference, &ref);
+    seqpar_llama_close_batch(r->ctx, of, &ref);
+    if (t->adapter.rank) of->adapters = &r->adapters;
     return status;
 }
 
@@ -492,6 +497,10 @@ static seqpar_status objective_columns(objective_rank *r, double *means) {
     return status;
 }
 
+static seqpar_llama *objective_learner(objective_rank *r) {
+    return r->policy.adapters ? r->policy.adapters : &r->policy;
+}
+
 static seqpar_status objective_step(objective_rank *r, double *gradient, double *state,
                                     double *params) {
     const objective_task *t = r->job->task;
@@ -504,16 +513,26 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     if (!status) status = objective_columns(r, means);
     if (!status) status = seqpar_llama_step_end(r->ctx, &r->policy, &r->optim, t->lr);
     if (!status) status = kept_read(r->ctx, &r->optim, gradient, SEQPAR_STATE_GRADIENT);
-    if (!status) status = kept_state(r->ctx, &r->optim, state, r->policy.elements);
-    if (!status) status = params_read(r->ctx, &r->policy, params);
+    const seqpar_llama *learner = objective_learner(r);
+    if (!status) status = kept_state(r->ctx, &r->optim, state, learner->elements);
+    if (!status) status = params_read(r->ctx, learner, params);
     if (status || r->ctx->world->rank) return status;
     r->job->result->loss = means[0];
     memcpy(r->job->result->columns, means, sizeof means);
     r->job->result->norm = r->optim.norm;
-    memcpy(r->job->result->gradient, gradient, (size_t)r->policy.elements * sizeof *gradient);
-    memcpy(r->job->result->state, state, (size_t)(3 * r->policy.elements) * sizeof *state);
-    memcpy(r->job->result->params, params, (size_t)r->policy.elements * sizeof *params);
+    memcpy(r->job->result->gradient, gradient, (size_t)learner->elements * sizeof *gradient);
+    memcpy(r->job->result->state, state, (size_t)(3 * learner->elements) * sizeof *state);
+    memcpy(r->job->result->params, params, (size_t)learner->elements * sizeof *params);
     return SEQPAR_OK;
+}
+
+/* values: its parameters */
+static seqpar_status objective_reference(objective_rank *r, double *values) {
+    const objective_task *t = r->job->task;
+    seqpar_status status = SEQPAR_OK;
+    seqpar_llama_init(r->ctx, &r->reference, t->same_reference ? t->seed : t->seed + 1);
+    if (t->reference_start) status = params_write(r->ctx, &r->reference, t->reference_start);
+    return status ? status : params_read(r->ctx, &r->reference, values);
 }
 
 static seqpar_status objective_main(seqpar_comm *world, void *user) {
@@ -539,25 +558,27 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     objective_rank r = {.ctx = &ctx, .job = job};
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, job->way->sp);
     if (!status) status = params_open(&ctx, &r.policy, &t->config, &optim);
-    if (!status) status = params_open(&ctx, &r.reference, &t->config, &optim);
+    if (!status && t->adapter.rank)
+        status = seqpar_llama_open_adapters(&ctx, &r.adapters, &r.policy, &t->adapter,
+                                            optim.zero_stage == 3, optim.slice);
+    if (t->adapter.rank) r.policy.adapters = &r.adapters;
+    seqpar_llama *learner = objective_learner(&r);
+    if (!status && !t->adapter.rank)
+        status = params_open(&ctx, &r.reference, &t->config, &optim);
     if (!status)
-        status = seqpar_optim_open(&ctx, &r.optim, r.policy.tensors, r.policy.tensor_count,
+        status = seqpar_optim_open(&ctx, &r.optim, learner->tensors, learner->tensor_count,
                                    &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
-    if (!status && t->start) status = params_write(&ctx, &r.policy, t->start);
-    if (!status)
-        status = params_read(&ctx, &r.policy, world->rank ? params : job->result->start);
-    if (!status)
-        seqpar_llama_init(&ctx, &r.reference, t->same_reference ? t->seed : t->seed + 1);
-    if (!status && t->reference_start)
-        status = params_write(&ctx, &r.reference, t->reference_start);
-    if (!status)
-        status = params_read(&ctx, &r.reference,
-                             world->rank ? params : job->result->reference_start);
+    if (!status && t->adapter.rank) seqpar_llama_init(&ctx, &r.adapters, t->seed);
+    if (!status && t->start) status = params_write(&ctx, learner, t->start);
+    if (!status) status = params_read(&ctx, learner, world->rank ? params : job->result->start);
+    if (!status && !t->adapter.rank)
+        status = objective_reference(&r, world->rank ? params : job->result->reference_start);
     if (!status) status = objective_step(&r, gradient, gradient + all, params);
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
     seqpar_llama_close(&ctx, &r.reference);
+    seqpar_llama_close(&ctx, &r.adapters);
     seqpar_llama_close(&ctx, &r.policy);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -627,14 +648,17 @@ __attribute__((unused)) static void objective_task_open(objective_task *t, int k
     objective_task_cells(t, kind, pairs, longest, pack_len, 5, seed);
 }
 
-static int64_t objective_elements(const seqpar_llama_config *config) {
+/* Of what learns. */
+static int64_t objective_elements(const objective_task *t) {
     seqpar_comm *self = seqpar_comm_self();
     seqpar_device *device = seqpar_device_reference();
-    seqpar_llama model = {0};
+    seqpar_llama model = {0}, adapters = {0};
     seqpar_ctx ctx;
     seqpar_ctx_open(&ctx, self, device, 1);
-    seqpar_llama_open(&ctx, &model, config);
-    int64_t elements = model.elements;
+    seqpar_llama_open(&ctx, &model, &t->config);
+    if (t->adapter.rank) seqpar_llama_open_adapters(&ctx, &adapters, &model, &t->adapter, 0, 0);
+    int64_t elements = t->adapter.rank ? adapters.elements : model.elements;
+    seqpar_llama_close(&ctx, &adapters);
     seqpar_llama_close(&ctx, &model);
     seqpar_ctx_close(&ctx);
     seqpar_device_close(device);
@@ -649,7 +673,7 @@ static void objective_run(const objective_task *t, const objective_way *way,
     memset(result, 0, sizeof *result);
     for (i = 0; i < t->batch.rows; i++) result->tokens += t->batch.row[i].tokens;
     result->width = t->config.score ? 1 : t->config.vocab;
-    result->elements = objective_elements(&t->config);
+    result->elements = objective_elements(t);
     result->logits = t->lean ? NULL
                              : calloc((size_t)(result->tokens * result->width), sizeof(double));
     result->gradient = calloc((size_t)result->elements, sizeof(double));

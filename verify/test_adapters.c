@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Adapters (LoRA): their step has the bits of one rank however it is split; their gradients are
+   what the chain rule gives of a whole model with merged weights; new ones change nothing. */
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "test.h"
+#include "run_objective.h"
+#include "layouts.h"
+
+enum { PAIRS = 6, LONGEST = 31, PACK_LEN = 70 };
+static const seqpar_adapter_desc everywhere = {3, 1.25, SEQPAR_ADAPT_ALL};
+static const objective_way alone = {
+    .dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .optimizer = SEQPAR_OPTIM_ADAMW};
+
+/* Adapters as after some steps: no B is 0. */
+static double *adapters_drawn(const objective_task *t) {
+    int64_t n = objective_elements(t);
+    double *start = calloc((size_t)n, sizeof *start);
+    for (int64_t i = 0; i < n; i++)
+        start[i] = (double)(float)(0.15 * seqpar_random_normal(21, 0, (uint64_t)i));
+    return start;
+}
+
+static void task_open(objective_task *t, int kind, const seqpar_adapter_desc *adapter) {
+    objective_task_open(t, kind, PAIRS, LONGEST, PACK_LEN, 5);
+    t->adapter = *adapter;
+}
+
+static void task_close(objective_task *t) {
+    free((void *)t->start);
+    objective_task_close(t);
+}
+
+static void same(const double *got, const double *want, int64_t n, const char *of,
+                 const char *what) {
+    int64_t i = 0;
+    if (!memcmp(got, want, (size_t)n * sizeof *got)) return;
+    while (i < n - 1 && !memcmp(&got[i], &want[i], sizeof *got)) i++;
+    test_expect(0, "%s: %s %lld is %.17g, not %.17g", what, of, (long long)i, got[i], want[i]);
+}
+
+static void expect_same_step(const objective_result *got, const objective_result *want,
+                             const char *what) {
+    if (!test_expect(!got->status, "%s: %s", what, got->error.text)) return;
+    same(&got->loss, &want->loss, 1, "loss", what);
+    same(&got->norm, &want->norm, 1, "norm", what);
+    same(got->gradient, want->gradient, want->elements, "gradient", what);
+    same(got->params, want->params, want->elements, "parameter", what);
+    same(got->state, want->state, 3 * want->elements, "state", what);
+    same(got->logits, want->logits, want->tokens * want->width, "logit", what);
+}
+
+/* All of them: 2,592, and a score. */
+static void expect_learnt(const objective_task *t, const objective_result *r) {
+    int64_t moved = 0, values = 2592 + (t->config.score ? t->config.hidden : 0);
+    for (int64_t i = 0; i < r->elements; i++) moved += r->params[i] != r->start[i];
+    test_expect(!r->status && r->norm > 0 && moved >= values && moved <= r->elements,
+                "%s, norm %g, %lld of %lld", r->error.text, r->norm, (long long)moved,
+                (long long)values);
+}
+
+static objective_way way_drawn(int device) {
+    static const int64_t shapes[][2] = {{1, 2}, {1, 3}, {1, 4}, {1, 5}, {1, 8},
+                                        {2, 2}, {4, 1}, {2, 3}, {3, 1}};
+    int shape = (int)test_integer(0, 8);
+    return (objective_way){.dp = shapes[shape][0],
+                           .sp = shapes[shape][1],
+                           .accumulation = test_integer(1, 4),
+                           .threads = test_integer(1, 2),
+                           .optimizer = SEQPAR_OPTIM_ADAMW,
+                           .layout = layout_of_grid(test_integer(0, layouts_on_grid() - 1)),
+                           .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_LLAMA3),
+                           .reference_device = device,
+                           .zero_stage = (int)test_integer(0, 3),
+                           .recompute = (int)test_integer(0, 1),
+                           .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
+}
+
+static void test_ways(int device, int kind, int ways) {
+    objective_task t;
+    objective_result one, other;
+    objective_way way = alone;
+    task_open(&t, kind, &everywhere);
+    t.start = adapters_drawn(&t);
+    way.reference_device = device;
+    objective_run(&t, &way, &one);
+    expect_learnt(&t, &one);
+    for (int i = 0; i < ways; i++) {
+        objective_way w = way_drawn(device);
+        char what[120];
+        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d slice=%lld",
+                 (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage,
+                 w.recompute, (long long)w.slice);
+        objective_run(&t, &w, &other);
+        expect_same_step(&other, &one, what);
+        objective_result_free(&other);
+    }
+    objective_result_free(&one);
+    task_close(&t);
+    test_end("adapters_%s_%s", (const char *[]){"fp32", "fp64", "bf16"}[device],
+             objective_name(kind));
+}
+
+/* ---- by the chain rule ---- */
+
+/* The tables of a task's model and adapters. */
+typedef struct tables {
+    seqpar_comm *self;
+    seqpar_device *device;
+    seqpar_ctx ctx;
+    seqpar_llama model, adapters;
+} tables;
+
+static void tables_open(tables *x, const objective_task *t) {
+    memset(x, 0, sizeof *x);
+    x->self = seqpar_comm_self();
+    x->device = seqpar_device_reference();
+    seqpar_ctx_open(&x->ctx, x->self, x->device, 1);
+    seqpar_llama_open(&x->ctx, &x->model, &t->config);
+    seqpar_llama_open_adapters(&x->ctx, &x->adapters, &x->model, &t->adapter, 0, 0);
+}
+
+static void tables_close(tables *x) {
+    seqpar_llama_close(&x->ctx, &x->adapters);
+    seqpar_llama_close(&x->ctx, &x->model);
+    seqpar_ctx_close(&x->ctx);
+    seqpar_device_close(x->device);
+    seqpar_comm_free(x->self);
+}
+
+/* The model's tensor that A, number `a`, is of: by its name alone. */
+static const seqpar_tensor *adapted(const tables *x, int64_t a) {
+    const char *name = x->adapters.tensors[a].name + strlen("base_model.model.");
+    size_t length = (size_t)(strstr(name, "lora_A") - name);
+    for (int64_t i = 0; i < x->model.tensor_count; i++)
+        if (!strncmp(x->model.tensors[i].name, name, length) &&
+            !strcmp(x->model.tensors[i].name + length, "weight"))
+            return &x->model.tensors[i];
+    return NULL;
+}
+
+/* w (of the model) += scale B A. */
+static void merge(const tables *x, double *w, const double *adapters) {
+    const seqpar_tensor *all = x->adapters.tensors;
+    int64_t rank = x->adapters.adapter.rank;
+    for (int64_t n = 0; n < x->adapters.tensor_count / 2 * 2; n += 2) {
+        const seqpar_tensor *t = adapted(x, n);
+        const double *a = adapters + all[n].offset, *b = adapters + all[n + 1].offset;
+        for (int64_t i = 0; i < t->rows; i++)
+            for (int64_t j = 0; j < t->cols; j++)
+                for (int64_t k = 0; k < rank; k++)
+                    w[t->offset + i * t->cols + j] +=
+                        x->adapters.adapter.scale * b[i * rank + k] * a[k * t->cols + j];
+    }
+}
+
+/* The adapters' gradient from that of merged weights: dA = scale B^T dW, dB = scale dW A^T. */
+static void chain(const tables *x, double *gradient, const double *dw, const double *adapters) {
+    const seqpar_tensor *all = x->adapters.tensors;
+    int64_t rank = x->adapters.adapter.rank;
+    double scale = x->adapters.adapter.scale;
+    for (int64_t n = 0; n < x->adapters.tensor_count / 2 * 2; n += 2) {
+        const seqpar_tensor *t = adapted(x, n);
+        for (int64_t i = 0; i < t->rows; i++)
+            for (int64_t j = 0; j < t->cols; j++)
+                for (int64_t k = 0; k < rank; k++) {
+                    double d = scale * dw[t->offset + i * t->cols + j];
+                    int64_t a = all[n].offset + k * t->cols + j;
+                    int64_t b = all[n + 1].offset + i * rank + k;
+                    gradient[a] += d * adapters[b];
+                    gradient[b] += d * adapters[a];
+                }
+    }
+}
+
+static void test_chain(int kind, const char *name, void (*change)(seqpar_llama_config *),
+                       const seqpar_adapter_desc *desc) {
+    objective_task t, plain;
+    objective_result got, base, merged;
+    objective_way way = alone;
+    tables x;
+    way.reference_device = 1;
+    task_open(&t, kind, desc);
+    if (change) change(&t.config);
+    t.start = adapters_drawn(&t);
+    plain = t;
+    plain.adapter.rank = 0;
+    plain.start = NULL;
+    plain.same_reference = 1;
+    tables_open(&x, &t);
+    objective_run(&t, &way, &got);
+    objective_run(&plain, &way, &base);
+    double *want = calloc((size_t)got.elements, sizeof *want);
+    merge(&x, base.start, t.start);
+    if (t.config.score) { /* which learns as it is */
+        const seqpar_tensor *own = &x.adapters.tensors[x.adapters.tensor_count - 1];
+        const seqpar_tensor *of = &x.model.tensors[x.model.tensor_count - 1];
+        memcpy(base.start + of->offset, t.start + own->offset, (size_t)of->cols * sizeof *want);
+    }
+    plain.start = base.start;
+    objective_run(&plain, &way, &merged);
+    chain(&x, want, merged.gradient, t.start);
+    if (t.config.score)
+        memcpy(want + x.adapters.tensors[x.adapters.tensor_count - 1].offset,
+               merged.gradient + x.model.tensors[x.model.tensor_count - 1].offset,
+               (size_t)t.config.hidden * sizeof *want);
+    double off = test_distance(got.gradient, want, got.elements);
+    double logits = test_distance(got.logits, merged.logits, got.tokens * got.width);
+    test_expect(!got.status && !merged.status && got.norm > 0, "%s%s", got.error.text,
+                merged.error.text);
+    test_expect(off <= 1e-12, "the gradient is off by %.1e", off);
+    test_expect(logits <= 1e-13 && fabs(got.loss - merged.loss) <= 1e-13 * fabs(merged.loss),
+                "logits are off by %.1e, the loss by %.1e", logits, got.loss - merged.loss);
+    objective_result_free(&got);
+    objective_result_free(&base);
+    objective_result_free(&merged);
+    tables_close(&x);
+    free(want);
+    task_close(&t);
+    test_end("adapters_chain_%s: off by %.1e", name, off);
+}
+
+static void with_parts(seqpar_llama_config *c) {
+    c->qkv_bias = c->o_bias = c->mlp_bias = c->qk_norm = c->tied = 1;
+    c->window = 11;
+}
+
+static void with_experts(seqpar_llama_config *c) {
+    c->experts = 5;
+    c->experts_per_token = 2;
+    c->expert_intermediate = 11;
+}
+
+/* ---- new ones ---- */
+
+/* B is 0: the model is as it was, its first DPO loss ln 2, and of the gradient A's is 0. */
+static void test_new(void) {
+    objective_task t, plain;
+    objective_result got, want;
+    int64_t moved = 0;
+    task_open(&t, OBJECTIVE_DPO, &everywhere);
+    plain = t;
+    plain.adapter.rank = 0;
+    plain.same_reference = 1;
+    objective_run(&t, &alone, &got);
+    objective_run(&plain, &alone, &want);
+    test_expect(!got.status && !want.status, "%s%s", got.error.text, want.error.text);
+    for (int64_t i = 0; i < got.tokens * got.width; i++)
+        moved += got.logits[i] != want.logits[i];
+    test_expect(!moved, "%lld logits differ", (long long)moved);
+    test_expect(got.loss == want.loss && got.loss == log(2.0), "first loss %.18f", got.loss);
+    test_expect(got.norm > 0, "norm %g", got.norm);
+    objective_result_free(&got);
+    objective_result_free(&want);
+    objective_task_close(&t);
+    test_end("adapters_new");
+}
+
+int main(int argc, char **argv) {
+    static const seqpar_adapter_desc attention = {1, 2, 15}, some = {5, 0.5, 1 + 4 + 64};
+    test_begin(argc, argv);
+    test_new();
+    test_chain(OBJECTIVE_SFT, "sft", NULL, &everywhere);
+    test_chain(OBJECTIVE_SFT, "parts", with_parts, &everywhere);
+    test_chain(OBJECTIVE_SFT, "experts", with_experts, &attention);
+    test_chain(OBJECTIVE_RM, "rm", NULL, &some);
+    test_chain(OBJECTIVE_VALUE, "value", with_parts, &some);
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, 2);
+    test_ways(0, OBJECTIVE_SFT, 12);
+    test_ways(1, OBJECTIVE_DPO, 6);
+    test_ways(2, OBJECTIVE_RM, 6);
+    return test_summary();
+}
