@@ -775,10 +775,12 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
                            .state = states,
                            .run = state->run,
                            .step = step};
+    char master[160];
     seqpar_safetensors_file *file = NULL;
+    snprintf(master, sizeof master, "master.%s", model->tensors[0].name);
     seqpar_status status = demo_open_state(&file, state, folder, step, ctx->error);
     if (!status && !state->shards && seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
-        !seqpar_safetensors_find(file, "master.model.norm.weight"))
+        !seqpar_safetensors_find(file, master))
         status = seqpar_fail(
             ctx->error, SEQPAR_ERR_OPTION,
             "%s was written without masters, but weights in bf16 need them; go "
@@ -794,7 +796,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
             status = demo_load_file(&store, path, count, prefix + 1, demo_optimizer_put);
     }
     if (!status && !seqpar_optim_keeps(ctx, optim, SEQPAR_STATE_MASTER) &&
-        seqpar_safetensors_find(file, "master.model.norm.weight"))
+        seqpar_safetensors_find(file, master))
         status = seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
                              "%s was written in bf16, with master parameters that this device "
                              "does not keep; go on with --param_dtype bf16",

@@ -11,11 +11,13 @@ typedef struct {
     const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
+    const char *target_modules, *finetuning_type, *adapter;
     int long_documents; /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
         plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
-        async_save, adam_offload, param_offload, stochastic_rounding;
+        async_save, adam_offload, param_offload, stochastic_rounding, lora_target_linear,
+        save_merged;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
@@ -27,7 +29,7 @@ typedef struct {
     int64_t sequence_parallel_ring_degree;
     int64_t gradient_accumulation_steps;
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
-    int64_t intermediate_size;
+    int64_t intermediate_size, lora_rank, lora_alpha;
     double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
     double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef, val_size;
     double adam_betas[2];
@@ -110,6 +112,46 @@ typedef struct {
          DEMO_STRING, \
          NULL, \
          "folder with config.json and model.safetensors to start from", \
+         DEMO_ANY}, \
+        {"lora_rank", \
+         &(c).lora_rank, \
+         DEMO_INT, \
+         "0", \
+         "train adapters (LoRA) of this rank beside the weights of --pretrain, which stay as they " \
+         "are; 0: train the weights", \
+         DEMO_BETWEEN(0, SEQPAR_MAX_WIDTH)}, \
+        {"lora_alpha", \
+         &(c).lora_alpha, \
+         DEMO_INT, \
+         "16", \
+         "adapters are scaled by this / lora_rank; LLaMA-Factory: 2 x lora_rank", \
+         DEMO_COUNT(1)}, \
+        {"target_modules", \
+         &(c).target_modules, \
+         DEMO_STRING, \
+         NULL, \
+         "what has adapters: names from q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and " \
+         "down_proj, or all-linear, the default (of a model with experts: those of attention)", \
+         DEMO_ANY}, \
+        {"lora_target_linear", \
+         &(c).lora_target_linear, \
+         DEMO_FLAG, \
+         NULL, \
+         "the same as --target_modules all-linear", \
+         DEMO_ANY}, \
+        {"finetuning_type", \
+         &(c).finetuning_type, \
+         DEMO_STRING, \
+         NULL, \
+         "lora: adapters, of rank 8 unless --lora_rank says otherwise", \
+         DEMO_ANY}, \
+        {"adapter", &(c).adapter, DEMO_STRING, NULL, "lora: adapters, of rank --lora_r", \
+         DEMO_ANY}, \
+        {"save_merged", \
+         &(c).save_merged, \
+         DEMO_FLAG, \
+         NULL, \
+         "beside adapters the whole model with them, in save_path/merged", \
          DEMO_ANY}, \
         {"save_path", &(c).save_path, DEMO_STRING, "./ckpt", "folder for the final model", \
          DEMO_ANY}, \

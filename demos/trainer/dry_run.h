@@ -23,7 +23,7 @@ typedef struct {
 typedef struct { /* a walk through what a rank does, but for the steps */
     const demo_job *job;
     demo_memory memory;
-    int64_t parameters, checkpoint_bytes, storage_bytes;
+    int64_t parameters, learning, checkpoint_bytes, storage_bytes;
     /* the next step: seqpar_pack_counts tokens and supervised, rows, micro-batches */
     int64_t tokens, supervised, rows, micro_batches;
 } demo_rehearsal;
@@ -98,8 +98,9 @@ static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
 /* Its average would be the host's. */
 static int64_t demo_average_bytes(const demo_rank *r) {
     int64_t rank = r->ctx.world->rank;
-    return r->job->config.enable_ema ? 8 * (demo_average_begin(&r->ctx, &r->model, rank + 1) -
-                                            demo_average_begin(&r->ctx, &r->model, rank))
+    const seqpar_llama *of = demo_learner(r);
+    return r->job->config.enable_ema ? 8 * (demo_average_begin(&r->ctx, of, rank + 1) -
+                                            demo_average_begin(&r->ctx, of, rank))
                                      : 0;
 }
 
@@ -125,13 +126,13 @@ static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
 
 static void demo_walk_sizes(const demo_rank *r, demo_rehearsal *walk) {
     static const int states[] = {SEQPAR_STATE_M, SEQPAR_STATE_V, SEQPAR_STATE_MASTER};
-    for (int64_t i = 0; i < r->model.tensor_count; i++)
-        walk->parameters += r->model.tensors[i].rows * r->model.tensors[i].cols;
+    walk->parameters = demo_values_of(&r->model);
+    walk->learning = demo_values_of(demo_learner(r));
     walk->storage_bytes = seqpar_dtype_bytes(r->device->storage);
-    walk->checkpoint_bytes = walk->parameters * walk->storage_bytes;
+    walk->checkpoint_bytes = walk->learning * walk->storage_bytes;
     for (int i = 0; i < 3; i++)
         if (seqpar_optim_keeps(&r->ctx, &r->optim, states[i]))
-            walk->checkpoint_bytes += walk->parameters *
+            walk->checkpoint_bytes += walk->learning *
                                       seqpar_dtype_bytes(r->device->accumulator);
 }
 
@@ -243,9 +244,12 @@ static void demo_say_files(const demo_forecast *f) {
     else
         printf("only when interrupted");
     printf(", %s each%s\n", demo_size_text(size, (double)w->checkpoint_bytes), more);
-    printf("model: %s, %lld parameters, %s\n", seqpar_escape(shown, sizeof shown, c->save_path),
-           (long long)w->parameters,
-           demo_size_text(size, (double)(w->parameters * w->storage_bytes)));
+    printf("%s: %s, %lld parameters, %s\n", f->job->adapter.rank ? "adapters" : "model",
+           seqpar_escape(shown, sizeof shown, c->save_path), (long long)w->learning,
+           demo_size_text(size, (double)(w->learning * w->storage_bytes)));
+    if (f->job->adapter.rank)
+        printf("model: its %lld parameters stay as they are%s\n", (long long)w->parameters,
+               c->save_merged ? "; with the adapters in the folder's merged" : "");
     if (c->enable_ema) printf("moving average: the model's folder, in ema\n");
     if (c->plot_loss) printf("loss curve: the model's folder, as training_loss.svg\n");
     demo_say_place("metrics", c->metrics_path);
@@ -316,7 +320,7 @@ static void demo_json_files(cJSON *to, const demo_forecast *f) {
     demo_forecast_add(to, "save_steps", (double)c->save_steps);
     demo_forecast_add(to, "max_ckpt_num", (double)c->max_ckpt_num);
     demo_forecast_add(to, "checkpoint_bytes", (double)w->checkpoint_bytes);
-    demo_forecast_add(to, "model_bytes", (double)(w->parameters * w->storage_bytes));
+    demo_forecast_add(to, "model_bytes", (double)(w->learning * w->storage_bytes));
 }
 
 static void demo_json_steps(cJSON *to, const demo_forecast *f) {
@@ -341,6 +345,7 @@ static void demo_json_steps(cJSON *to, const demo_forecast *f) {
     demo_forecast_add(to, "last_learning_rate", f->last);
     demo_forecast_add(to, "learning_rate_floor", f->end);
     demo_forecast_add(to, "parameters", (double)w->parameters);
+    demo_forecast_add(to, "learning", (double)w->learning);
 }
 
 static void demo_say_json(const demo_forecast *f) {

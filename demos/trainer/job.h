@@ -58,7 +58,8 @@ typedef struct {
     uint64_t data;    /* digest of what is trained on */
     demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
-    int64_t untaught; /* as in seqpar_llama_run */
+    seqpar_adapter_desc adapter; /* rank 0: the model itself is trained */
+    int64_t untaught;            /* as in seqpar_llama_run */
     int layout, schedule, lr_kind;
     double temperature; /* of log-probs; 0: 1 */
     /* rows at a time where there are no gradients; 0: micro_train_batch_size */
@@ -86,6 +87,7 @@ typedef struct { /* one rank at work */
     seqpar_ctx ctx;
     seqpar_device *device;
     seqpar_llama model;        /* of the first group, and the generators */
+    seqpar_llama adapters;     /* of the model, where those are trained */
     seqpar_llama *critic;      /* PPO's, where it has one */
     const char *critic_source; /* the folder that it began with; NULL: none */
     seqpar_optim optim;
@@ -165,8 +167,8 @@ struct demo_objective {
     /* Means over the window, the same on all ranks, and their weight. Collective over the
        world. */
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
-    /* after the final model is written; NULL: nothing to add */
-    seqpar_status (*saved)(demo_rank *r);
+    /* after the final model is written into the folder; NULL: nothing to add */
+    seqpar_status (*saved)(demo_rank *r, const char *folder);
     /* Where steps are not drawn from the documents in turn: */
     /* before data is read; NULL: nothing */
     int (*prepare)(demo_job *job, demo_error *error);
@@ -203,6 +205,7 @@ static int demo_pick_named(const char *text, const char *name(int), int count) {
 
 #include "settle.h"
 #include "settled.h"
+#include "lora.h"
 
 static int demo_wants_bf16(const demo_config *c) {
     return c->param_dtype && !strcmp(c->param_dtype, "bf16");
@@ -507,7 +510,7 @@ static int demo_job_memory(const demo_job *job, demo_error *error) {
     double values = (double)m->layers * layer +
                     (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0);
     double ranks = job->processes ? 1.0 : (double)job->ranks;
-    double needed = values * (4.0 * ranks + 12.0);
+    double needed = values * (job->config.lora_rank ? 4.0 : 4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
     return demo_fail(error,
@@ -855,17 +858,17 @@ static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_
 /* All that is known before data is read: a sentence for each thing that is wrong. */
 static int demo_job_settle(demo_job *job, demo_error *error) {
     typedef int (*const settle)(demo_job *, demo_error *);
-    settle alone[] = {demo_settle_types, demo_settle_rates, demo_settle_schedule,
-                      demo_settle_evaluation, demo_settle_output};
+    settle alone[] = {demo_settle_types,      demo_settle_rates,  demo_settle_schedule,
+                      demo_settle_evaluation, demo_settle_output, demo_settle_lora};
     settle needed[] = {demo_job_prepare, demo_pick_attention, demo_job_world};
-    settle last[] = {demo_settle_batch, demo_job_model};
+    settle last[] = {demo_settle_batch, demo_job_model, demo_settle_targets};
     int lost = 0;
     error->text[0] = 0;
     demo_settle_definition(job);
     demo_settle_truncation(job);
     for (int i = 0; i < 3 && !lost; i++) lost = demo_settle_all(job, &needed[i], 1, error);
-    int wrong = demo_settle_all(job, alone, 5, error);
-    if (!lost && demo_settle_all(job, last, 2, error)) wrong = -1;
+    int wrong = demo_settle_all(job, alone, 6, error);
+    if (!lost && demo_settle_all(job, last, 3, error)) wrong = -1;
     return wrong || lost ? -1 : 0;
 }
 

@@ -640,14 +640,14 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
 /* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where
    PPO's normalize_reward looks for them. Those that are there are of these very weights, and of
    other data than what is trained on. */
-static seqpar_status demo_rm_saved(demo_rank *r) {
+static seqpar_status demo_rm_saved(demo_rank *r, const char *folder) {
     const double *m = r->eval_means;
     double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
     double mean = 0.5 * (m[CHOSEN_REWARD] + m[REJECTED_REWARD]);
     double variance = (m[SQUARED_REWARD] - mean * mean) * scores / (scores - 1.0);
     char path[1280];
     if (!(scores > 0)) return SEQPAR_OK;
-    snprintf(path, sizeof path, "%s/config.json", r->job->config.save_path);
+    snprintf(path, sizeof path, "%s/config.json", folder);
     char *text = demo_read_text(path, r->ctx.error);
     cJSON *json = text ? cJSON_Parse(text) : NULL;
     bool keeps = r->job->eval_trained && cJSON_HasObjectItem(json, "std");

@@ -38,7 +38,8 @@ typedef struct { /* of one set of documents, window after window */
 } demo_stored;
 
 typedef struct {
-    seqpar_llama model;
+    seqpar_llama
+        model; /* its own, if it is there; else it is the one whose adapters are trained */
     int there;
     demo_stored stored[DEMO_SETS];
 } demo_reference;
@@ -59,42 +60,26 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                        folder, (long long)config->vocab, (long long)r->job->model.vocab);
 }
 
-/* Of what 0.2.0 knew of a config. */
-static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
-    const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
-                               c->head_dim, c->intermediate, c->vocab, c->tied};
-    const double reals[] = {c->rope_theta, c->rms_eps};
-    const double rope[] = {(double)c->rope.type,  c->rope.factor,   c->rope.first_positions,
-                           c->rope.low,           c->rope.high,     c->rope.attention_factor,
-                           (double)c->rope.exact, (double)c->window};
-    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
-                                  reals, sizeof reals);
-    return c->rope.type || c->window ? demo_digest(digest, rope, sizeof rope) : digest;
+/* Adapters leave the model as it is, so that without them it is its own reference. */
+static bool demo_reference_shared(const demo_job *job, const char *folder) {
+    return job->adapter.rank && (!folder || demo_same_file(folder, job->config.pretrain));
 }
 
-#ifndef DEMO_DIGEST_PART
-#define DEMO_DIGEST_PART 4096 /* numbers */
-#endif
-/* Config and weights; old: as 0.2.0 had it in its checkpoints. Collective where the weights are at
-   their owners. */
-static seqpar_status demo_digest_model(demo_rank *r, const seqpar_llama *model,
-                                       uint64_t *result, uint64_t *old) {
-    double config[DEMO_MODEL_NUMBERS];
-    uint64_t digest = demo_digest_shape(&model->config);
-    seqpar_status status = SEQPAR_OK;
-    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
-        const seqpar_tensor *t = &model->tensors[i];
-        double values[DEMO_DIGEST_PART];
-        for (int64_t first = 0, count, all = t->rows * t->cols; !status && first < all;
-             first += count) {
-            count = all - first < DEMO_DIGEST_PART ? all - first : DEMO_DIGEST_PART;
-            status = seqpar_llama_read(&r->ctx, model, values, i, first, count);
-            digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
-        }
-    }
-    demo_model_numbers(&model->config, config);
-    *old = digest;
-    *result = demo_digest(digest, config, sizeof config);
+static seqpar_llama *demo_reference_model(demo_rank *r) {
+    demo_reference *reference = (demo_reference *)r->own;
+    return reference->there ? &reference->model : &r->model;
+}
+
+/* Beside that of a model whose adapters are trained. */
+static seqpar_status demo_reference_digest(demo_rank *r) {
+    uint64_t digests[DEMO_REFERENCES], base = r->reference[DEMO_REFERENCE];
+    seqpar_status status = demo_digest_model(&r->ctx, demo_reference_model(r),
+                                             &digests[DEMO_REFERENCE],
+                                             &digests[DEMO_REFERENCE_OLD]);
+    for (int i = 0; !status && i < DEMO_REFERENCES; i++)
+        r->reference[i] = r->job->adapter.rank
+                              ? demo_digest_number(base, (int64_t)digests[DEMO_REFERENCE])
+                              : digests[i];
     return status;
 }
 
@@ -105,6 +90,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
+    if (demo_reference_shared(r->job, folder)) return SEQPAR_OK;
     if (!folder) folder = c->pretrain;
     seqpar_status status = demo_reference_config(r, folder, &config);
     if (!status)
@@ -115,8 +101,7 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     if (status || demo_is_planned(r->device) ||
         (r->ctx.world->rank && !reference->model.shards))
         return status;
-    return demo_digest_model(r, &reference->model, &r->reference[DEMO_REFERENCE],
-                             &r->reference[DEMO_REFERENCE_OLD]);
+    return demo_reference_digest(r);
 }
 
 static void demo_reference_close(demo_rank *r) {
@@ -134,11 +119,14 @@ static void demo_reference_close(demo_rank *r) {
 /* Log-probs of the reference on these rows, in b->logp. */
 static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count) {
-    seqpar_llama *model = &((demo_reference *)r->own)->model;
+    seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
     seqpar_llama_run run = demo_run_desc(r->job);
+    model->adapters = NULL;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, b, rows, count, &run);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, b, 0);
-    return status ? status : seqpar_llama_values(&r->ctx, model, b);
+    if (!status) status = seqpar_llama_values(&r->ctx, model, b);
+    model->adapters = adapters;
+    return status;
 }
 
 /* The same in a step; logp (tokens). */
@@ -148,7 +136,7 @@ static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, i
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
     if (!status)
         seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
-    seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
+    seqpar_llama_close_batch(&r->ctx, demo_reference_model(r), &b);
     return status;
 }
 
@@ -208,8 +196,7 @@ static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     snprintf(notes->text[DEMO_EVAL_NOTE], size, "%016llx",
              (unsigned long long)demo_digest_documents(&job->eval));
     uint64_t digest = 0, old;
-    seqpar_status status = demo_digest_model(r, &((demo_reference *)r->own)->model, &digest,
-                                             &old);
+    seqpar_status status = demo_digest_model(&r->ctx, demo_reference_model(r), &digest, &old);
     snprintf(notes->text[2], size, "%016llx", (unsigned long long)digest);
     for (int i = 0; i < 3; i++)
         snprintf(notes->text[3 + i], size, "%lld", (long long)numbers[i]);
@@ -248,7 +235,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
         if (b.targets[t] == SEQPAR_IGNORE) logp[t] = 0.0;
     w->seen.width = 1;
     if (!status) status = seqpar_segments_add(r->ctx.error, &w->seen, logp, b.share);
-    seqpar_llama_close_batch(&r->ctx, &((demo_reference *)r->own)->model, &b);
+    seqpar_llama_close_batch(&r->ctx, demo_reference_model(r), &b);
     free(logp);
     return status;
 }
@@ -474,7 +461,7 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     if (!status)
         status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch,
                                                                &stop);
-    seqpar_llama_close(&r->ctx, &reference->model);
+    if (reference->there) seqpar_llama_close(&r->ctx, &reference->model);
     reference->there = 0;
     if (!status && !stop && r->ctx.world->rank == 0)
         fprintf(stderr, "reference: log-probs of %lld steps %s %s\n",

@@ -28,13 +28,17 @@ static void demo_pads_of(const demo_job *job, char text[DEMO_PADS][32]) {
                  (long long)untaught[i] - 1);
 }
 
+static const char demo_targets_key[] = "target_modules"; /* of adapters; "": there are none */
+
 /* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
 static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool) {
-    char text[32], pads[DEMO_PADS][32];
+    char text[32], pads[DEMO_PADS][32], targets[DEMO_LORA_TEXT];
     job->notes = demo_option_notes(bindings, count);
     demo_pads_of(job, pads);
     for (int i = 0; i < DEMO_PADS; i++) demo_job_note(job, demo_pad_keys[i], pads[i]);
+    demo_lora_text(targets, job->adapter.targets);
+    demo_job_note(job, demo_targets_key, targets);
     demo_job_note(job, "trainer", tool);
     snprintf(text, sizeof text, "%016llx", (unsigned long long)job->data);
     demo_job_note(job, "training_data", text);
@@ -82,6 +86,18 @@ static int demo_resume_pads(const demo_job *job, const seqpar_safetensors_file *
                 demo_pad_keys[i], there, pads[i]);
     }
     return 0;
+}
+
+static int demo_resume_targets(const demo_job *job, const seqpar_safetensors_file *file,
+                               demo_error *error) {
+    const char *there = seqpar_safetensors_metadata(file, demo_targets_key);
+    char targets[DEMO_LORA_TEXT];
+    demo_lora_text(targets, job->adapter.targets);
+    if (!there || !strcmp(there, targets)) return 0;
+    return demo_fail(error,
+                     "the checkpoint has adapters of %.64s, this run of %s; give the same "
+                     "--target_modules to go on",
+                     there, targets);
 }
 
 static int demo_resume_compare(demo_job *job, const char *tool,
@@ -144,6 +160,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
     if (!wrong) wrong = demo_resume_pads(job, file, error); /* of the same definition */
+    if (!wrong) wrong = demo_resume_targets(job, file, error);
     seqpar_safetensors_close(file);
     arrfree(notes);
     return wrong;

@@ -109,6 +109,8 @@ static const demo_output demo_outputs[] = {
     {"save_path", "/training_loss.svg", "plot_loss"},
     {"save_path", "/ema/model.safetensors", "enable_ema"},
     {"save_path", "/ema/config.json", "enable_ema"},
+    {"save_path", "/merged/model.safetensors", "save_merged"},
+    {"save_path", "/merged/config.json", "save_merged"},
     {"save_path", "/critic/model.safetensors", "save_value_network"},
     {"save_path", "/critic/config.json", "save_value_network"},
     {"save_path", "/lock", NULL},
@@ -374,9 +376,10 @@ static bool demo_visit_half_model(const char *folder, const char *name, void *us
     size_t number = strncmp(name, "training_loss.svg.", 18) ? 0
                                                             : strspn(name + 18, "0123456789");
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    if ((!strcmp(name, "ema") || !strcmp(name, "critic")) && demo_is_folder(path))
+    if (demo_list_has("ema,critic,merged", name) && demo_is_folder(path))
         demo_each_name(path, demo_visit_half_model, user);
     else if ((demo_checkpoint_file(name) && strstr(name, ".tmp.")) || demo_half_shard(name) ||
+             !strncmp(name, "adapter_model.safetensors.tmp.", 30) ||
              (number && !strcmp(name + 18 + number, ".tmp")))
         unlink(path);
     return true;
@@ -457,11 +460,12 @@ static const char demo_free_options[] =
     "critic_num_nodes,critic_num_gpus_per_node,reward_num_nodes,reward_num_gpus_per_node,"
     "colocate_actor_ref,colocate_critic_reward,colocate_all_models,vllm_num_engines,"
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
+    "finetuning_type,adapter,lora_target_linear,save_merged,"
     "print_prepare";
 /* Without these what was kept of the steps before would not fit, or the steps to come would have another loss. */
 static const char demo_fixed_options[] =
     "optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
-    "loss_agg_mode";
+    "loss_agg_mode,lora_rank,lora_alpha";
 
 /* The shortest text that is read back as this number. */
 static void demo_number_text(char *text, size_t size, double value) {
@@ -516,6 +520,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         const char *name = notes[i].key + 7;
         size_t used = strlen(others);
         if (!there && !strcmp(name, "loss_definition")) there = "seqpar"; /* all of 0.3.0 */
+        if (!there && !strcmp(name, "lora_rank")) there = "0";
         if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
             continue;
         if (demo_list_has(demo_fixed_options, name) || demo_list_has(fixed, name))

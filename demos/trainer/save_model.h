@@ -234,29 +234,46 @@ static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model
     return status;
 }
 
+static inline bool demo_is_ours(const seqpar_safetensors_file *file) {
+    const char *writer = seqpar_safetensors_metadata(file, "written_by");
+    return writer && !strcmp(writer, "seqpar");
+}
+
+/* Whether a folder's adapters are somebody else's. */
+static inline bool demo_is_foreign_adapter(const char *folder) {
+    char path[DEMO_WEIGHTS_PATH];
+    seqpar_safetensors_file *file = NULL;
+    seqpar_error ignored = {0};
+    snprintf(path, sizeof path, "%s/adapter_model.bin", folder);
+    bool ours = access(path, F_OK) != 0;
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    if (!ours || access(path, F_OK)) return !ours;
+    ours = !seqpar_safetensors_open(&file, path, &ignored) && demo_is_ours(file);
+    seqpar_safetensors_close(file);
+    return !ours;
+}
+
 /* Whether a folder's weights are somebody else's. */
 static inline bool demo_is_foreign_model(const char *folder) {
     char path[DEMO_WEIGHTS_PATH];
     demo_weights w;
     seqpar_error ignored = {0};
-    const char *writer;
     snprintf(path, sizeof path, "%s/model.safetensors", folder);
     bool there = !access(path, F_OK);
     snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
     there = there || !access(path, F_OK);
-    if (!there) return false;
+    if (!there) return demo_is_foreign_adapter(folder);
     if (demo_weights_open(&w, folder, &ignored)) return true;
-    writer = seqpar_safetensors_metadata(w.shards[0].file, "written_by");
-    bool ours = writer && !strcmp(writer, "seqpar");
+    bool ours = demo_is_ours(w.shards[0].file);
     demo_weights_close(&w);
     return !ours;
 }
 
 /* Refuses to replace what the trainers did not write. */
 static inline seqpar_status demo_check_foreign(const char *save_path, seqpar_error *error) {
-    static const char *const below[] = {"", "/ema", "/critic"};
+    static const char *const below[] = {"", "/ema", "/critic", "/merged"};
     char folder[1100];
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         snprintf(folder, sizeof folder, "%s%s", save_path, below[i]);
         if (demo_is_foreign_model(folder))
             return seqpar_fail(error, SEQPAR_ERR_OPTION,

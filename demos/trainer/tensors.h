@@ -389,4 +389,45 @@ static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, cons
     seqpar_status status = demo_model_written(ctx, model);
     return status || !folder ? status : demo_load_weights(ctx, model, folder);
 }
+
+/* ---- which model it is ---- */
+
+/* Of what 0.2.0 knew of a config. */
+static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
+    const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
+                               c->head_dim, c->intermediate, c->vocab, c->tied};
+    const double reals[] = {c->rope_theta, c->rms_eps};
+    const double rope[] = {(double)c->rope.type,  c->rope.factor,   c->rope.first_positions,
+                           c->rope.low,           c->rope.high,     c->rope.attention_factor,
+                           (double)c->rope.exact, (double)c->window};
+    uint64_t digest = demo_digest(demo_digest(DEMO_DIGEST_EMPTY, numbers, sizeof numbers),
+                                  reals, sizeof reals);
+    return c->rope.type || c->window ? demo_digest(digest, rope, sizeof rope) : digest;
+}
+
+#ifndef DEMO_DIGEST_PART
+#define DEMO_DIGEST_PART 4096 /* numbers */
+#endif
+/* Config and weights; old: as 0.2.0 had it in its checkpoints. Collective where the weights are at
+   their owners. */
+static seqpar_status demo_digest_model(seqpar_ctx *ctx, const seqpar_llama *model,
+                                       uint64_t *result, uint64_t *old) {
+    double config[DEMO_MODEL_NUMBERS];
+    uint64_t digest = demo_digest_shape(&model->config);
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = 0; !status && i < model->tensor_count; i++) {
+        const seqpar_tensor *t = &model->tensors[i];
+        double values[DEMO_DIGEST_PART];
+        for (int64_t first = 0, count, all = t->rows * t->cols; !status && first < all;
+             first += count) {
+            count = all - first < DEMO_DIGEST_PART ? all - first : DEMO_DIGEST_PART;
+            status = seqpar_llama_read(ctx, model, values, i, first, count);
+            digest = demo_digest(digest, values, count * (int64_t)sizeof *values);
+        }
+    }
+    demo_model_numbers(&model->config, config);
+    *old = digest;
+    *result = demo_digest(digest, config, sizeof config);
+    return status;
+}
 #endif

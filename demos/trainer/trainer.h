@@ -329,7 +329,7 @@ static seqpar_status demo_step(demo_rank *r) {
     seqpar_status status = demo_window_open(r, &w, job->objective->documents_per_unit, 0);
     if (!status && r->world->rank == 0 && !arrlen(r->losses)) demo_notice_balance(r, &w.batch);
     if (!status) status = demo_step_window(r, &w, lr, means);
-    if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
+    if (!status) status = demo_average_step(&r->ctx, demo_learner(r), &r->average);
     if (!status) {
         r->step++;
         demo_log_step(r, means, lr, &w.batch, demo_seconds() - began);
@@ -458,12 +458,13 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
-/* Threads share weights that owners update; those on a GPU are left to each. At zero_stage 3
-   nobody has them whole. */
+/* Threads share weights that owners update, or nobody does; those on a GPU are left to each. At
+   zero_stage 3 nobody has them whole. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
-    return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 && c->zero_stage > 0 &&
-           c->zero_stage < 3 && strcmp(c->device, "cuda");
+    return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 &&
+           (c->zero_stage > 0 || job->adapter.rank) && c->zero_stage < 3 &&
+           strcmp(c->device, "cuda");
 }
 
 static demo_shared demo_shared_of(const demo_config *c) {
@@ -518,9 +519,9 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status && demo_trains_model(r))
-        status = demo_save_checkpoint(&r->ctx, &r->model, &r->optim, folder, &state);
+        status = demo_save_checkpoint(&r->ctx, demo_learner(r), &r->optim, folder, &state);
     if (!status && state.average)
-        status = demo_save_average(&r->ctx, &r->model, folder, state.average);
+        status = demo_save_average(&r->ctx, demo_learner(r), folder, state.average);
     arrfree(notes);
     r->saved = r->step;
     r->saving = state;
@@ -534,20 +535,25 @@ static seqpar_status demo_resume(demo_rank *r) {
     char folder[1100];
     demo_checkpoint_path(folder, sizeof folder, c->ckpt_path, r->job->run.from);
     seqpar_status status = demo_trains_model(r)
-                               ? demo_load_checkpoint(&r->ctx, &r->model, &r->optim, folder,
-                                                      r->job->run.from, &state)
+                               ? demo_load_checkpoint(&r->ctx, demo_learner(r), &r->optim,
+                                                      folder, r->job->run.from, &state)
                                : demo_look_at_state(&state, folder, r->job->run.from,
                                                     r->ctx.error);
     if (!status && demo_trains_model(r))
-        status = demo_load_average(&r->ctx, &r->model, folder, &r->average);
+        status = demo_load_average(&r->ctx, demo_learner(r), folder, &r->average);
     if (status) return status;
     if (r->reference[DEMO_REFERENCE] && state.reference &&
         state.reference != r->reference[DEMO_REFERENCE] &&
         state.reference != r->reference[DEMO_REFERENCE_OLD])
-        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
-                           "the checkpoint in %.300s was trained against another reference "
-                           "model; give the same --pretrain or --ref_pretrain to go on",
-                           c->ckpt_path);
+        return seqpar_fail(
+            r->ctx.error, SEQPAR_ERR_OPTION,
+            r->job->adapter.rank
+                ? "the adapters in %.300s are of another model, or learnt against "
+                  "another reference; give the same --pretrain or --ref_pretrain "
+                  "to go on"
+                : "the checkpoint in %.300s was trained against another reference "
+                  "model; give the same --pretrain or --ref_pretrain to go on",
+            c->ckpt_path);
     r->saved = r->step = state.step;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
@@ -597,35 +603,42 @@ static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
     return seqpar_comm_split(world, r->group, world->rank, &r->own_world);
 }
 
-/* The model that is trained, its optimizer and its average. */
+/* The model that is trained or whose adapters are, their optimizer and their average. */
 static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *optim) {
     const demo_config *c = &r->job->config;
+    const seqpar_llama *learner = demo_learner(r);
     seqpar_status status = demo_model_open(&r->ctx, &r->model, &r->job->model, r->job->shared,
                                            false);
+    if (!status && r->job->adapter.rank)
+        status = seqpar_llama_open_adapters(&r->ctx, &r->adapters, &r->model, &r->job->adapter,
+                                            c->zero_stage == 3, 0);
     if (!status)
-        status = seqpar_optim_open(&r->ctx, &r->optim, r->model.tensors, r->model.tensor_count,
+        status = seqpar_optim_open(&r->ctx, &r->optim, learner->tensors, learner->tensor_count,
                                    optim);
     if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
+    if (!status && r->job->adapter.rank) status = demo_lora_begin(r);
     return status || !c->enable_ema
                ? status
-               : demo_average_open(&r->ctx, &r->model, &r->average, c->ema_beta);
+               : demo_average_open(&r->ctx, learner, &r->average, c->ema_beta);
 }
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    seqpar_optim_desc optim = {.kind = demo_optim_kind(c->optim),
-                               .zero_stage = (int)c->zero_stage,
-                               .beta1 = c->adam_betas[0],
-                               .beta2 = c->adam_betas[1],
-                               .eps = c->adam_eps,
-                               .decay = c->l2,
-                               .max_norm = c->max_norm,
-                               .params_shared = r->job->shared->device != NULL,
-                               .offload = (c->adam_offload ? SEQPAR_OFFLOAD_STATE : 0) |
-                                          (c->param_offload ? SEQPAR_OFFLOAD_PARAMS : 0),
-                               .state_bits = demo_optim_bits(c->optim),
-                               .stochastic = c->stochastic_rounding,
-                               .seed = (uint64_t)c->seed};
+    bool whole = !r->job->adapter.rank; /* else the weights are frozen, wherever they lie */
+    seqpar_optim_desc optim = {
+        .kind = demo_optim_kind(c->optim),
+        .zero_stage = (int)c->zero_stage,
+        .beta1 = c->adam_betas[0],
+        .beta2 = c->adam_betas[1],
+        .eps = c->adam_eps,
+        .decay = c->l2,
+        .max_norm = c->max_norm,
+        .params_shared = whole && r->job->shared->device != NULL,
+        .offload = (c->adam_offload ? SEQPAR_OFFLOAD_STATE : 0) |
+                   (whole && c->param_offload ? SEQPAR_OFFLOAD_PARAMS : 0),
+        .state_bits = demo_optim_bits(c->optim),
+        .stochastic = c->stochastic_rounding,
+        .seed = (uint64_t)c->seed};
     /* before a group is made of different numbers of ranks */
     seqpar_status status = demo_ranks_agree(r->job, world);
     r->world = world;
@@ -654,7 +667,8 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
-    bool critic = model != &r->model;
+    bool critic = model == r->critic;
+    if (model == &r->adapters) return demo_save_adapters(r, folder, average);
     demo_save_form form = {.source = critic ? r->critic_source : c->pretrain,
                            .dtype = demo_dtype_named(c->save_dtype),
                            .shard_bytes = demo_size_named(c->max_shard_size),
@@ -675,7 +689,26 @@ static seqpar_status demo_average_save(demo_rank *r) {
     snprintf(folder, sizeof folder, "%s/ema", r->job->config.save_path);
     seqpar_status status = r->ctx.world->rank == 0 ? demo_make_folder(folder, r->ctx.error)
                                                    : SEQPAR_OK;
-    return status ? status : demo_save_model(r, &r->model, folder, &r->average);
+    return status ? status : demo_save_model(r, demo_learner(r), folder, &r->average);
+}
+
+/* Rank 0 writes the whole model into a folder beside the adapters'. */
+static seqpar_status demo_write_merged(demo_rank *r) {
+    char folder[1280];
+    snprintf(folder, sizeof folder, "%s/merged", r->job->config.save_path);
+    seqpar_status status = demo_make_folder(folder, r->ctx.error);
+    if (!status) status = demo_save_model(r, &r->model, folder, NULL);
+    return status || !r->job->objective->saved ? status : r->job->objective->saved(r, folder);
+}
+
+/* The last that is done with the model: its weights are others behind it. Collective. */
+static seqpar_status demo_merged_save(demo_rank *r) {
+    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {&r->model};
+    if (!r->job->config.save_merged) return SEQPAR_OK;
+    seqpar_status status = demo_lora_merge(r);
+    if (!status && r->ctx.world->rank) return demo_hand_over(&r->ctx, models, &r->model);
+    if (!status) status = demo_write_merged(r);
+    return demo_handed_over(&r->ctx, &r->model, status);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
@@ -698,8 +731,8 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
 static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
                                  int *stop) {
     seqpar_error *error = r->ctx.error;
-    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {&r->model, r->critic};
-    const seqpar_llama *first = demo_trains_model(r) || !r->critic ? &r->model : r->critic;
+    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {demo_learner(r), r->critic};
+    const seqpar_llama *first = demo_trains_model(r) || !r->critic ? models[0] : r->critic;
     int64_t failed = 0;
     r->ctx.error = &r->trouble;
     if (r->ctx.world->rank == 0) failed = write(r) != SEQPAR_OK;
@@ -714,8 +747,10 @@ static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank 
 static seqpar_status demo_write_model(demo_rank *r) {
     /* it may have gone since */
     seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
-    if (!status) status = demo_save_model(r, &r->model, r->job->config.save_path, NULL);
-    if (!status && r->job->objective->saved) status = r->job->objective->saved(r);
+    const char *folder = r->job->config.save_path;
+    if (!status) status = demo_save_model(r, demo_learner(r), folder, NULL);
+    if (!status && r->job->objective->saved && !r->job->adapter.rank)
+        status = r->job->objective->saved(r, folder);
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
 }
 
@@ -742,6 +777,18 @@ static seqpar_status demo_train(demo_rank *r) {
     return status;
 }
 
+/* What was trained, and where it is. */
+static void demo_say_place_of(const demo_rank *r, char *text, size_t size) {
+    char shown[1024];
+    seqpar_escape(shown, sizeof shown, r->job->config.save_path);
+    if (r->job->adapter.rank)
+        snprintf(text, size, "adapters (%lld values beside %lld) in %s",
+                 (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model),
+                 shown);
+    else
+        snprintf(text, size, "model in %s", shown);
+}
+
 static seqpar_status demo_say_totals(demo_rank *r) {
     const demo_objective *o = r->job->objective;
     bool trained = arrlen(r->losses) > 0;
@@ -750,7 +797,7 @@ static seqpar_status demo_say_totals(demo_rank *r) {
     char number[4][32];
     double speed = r->seconds > 0 ? (double)r->tokens / r->seconds : 0.0;
     bool evaluated = arrlen(r->job->eval.documents) > 0 && !r->job->eval_scores;
-    char shown[1024];
+    char where[1200];
     demo_progress_end(&r->progress);
     if (r->stopped) {
         const char *how = r->trouble.status ? "stopped" : "interrupted";
@@ -772,14 +819,13 @@ static seqpar_status demo_say_totals(demo_rank *r) {
                    demo_json_number(number[3], r->eval_means[0]));
         printf("}\n");
     } else {
+        demo_say_place_of(r, where, sizeof where);
         if (trained)
-            printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, model in %s\n",
-                   o->column[0], first, last, r->norm_last, speed,
-                   seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+            printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, %s\n", o->column[0],
+                   first, last, r->norm_last, speed, where);
         else
-            printf("nothing to train: step %lld of %lld is done, model in %s\n",
-                   (long long)r->step, (long long)r->job->last_step,
-                   seqpar_escape(shown, sizeof shown, r->job->config.save_path));
+            printf("nothing to train: step %lld of %lld is done, %s\n", (long long)r->step,
+                   (long long)r->job->last_step, where);
         if (evaluated)
             printf("evaluation %s %.6f%s\n", evaluates, r->eval_means[0], o->measure);
     }
@@ -807,6 +853,7 @@ static void demo_rank_close(demo_rank *r) {
     demo_average_close(&r->average);
     demo_experts_free(&r->experts);
     seqpar_optim_close(&r->ctx, &r->optim);
+    seqpar_llama_close(&r->ctx, &r->adapters);
     seqpar_llama_close(&r->ctx, &r->model);
     seqpar_ctx_close(&r->ctx);
     seqpar_comm_free(r->own_world);
@@ -822,12 +869,14 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
         demo_progress_begin(
             &r.progress, r.step * r.job->rounds / (r.job->last_step > 0 ? r.job->last_step : 1),
             r.job->rounds, r.job->config.logging_steps);
+    if (!status) demo_lora_say(&r);
     r.progress.round = r.job->objective->round;
     r.progress.value = r.job->objective->column[0];
     if (!status)
         status = r.job->objective->train ? r.job->objective->train(&r) : demo_train(&r);
     if (!status) status = demo_checkpoint_written(&r, true);
     if (!status && !r.stopped) status = demo_average_save(&r);
+    if (!status && !r.stopped) status = demo_merged_save(&r);
     /* a run that was killed while it did */
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,

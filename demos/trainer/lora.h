@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* lora.h - training adapters (LoRA) while the model's own weights stay as they are: which ones,
+ * from options; and their folder, as PEFT reads it. The adapters are a seqpar_llama of their own,
+ * so that the optimizer, checkpoints and the moving average take them like a model. */
+#ifndef DEMO_LORA_H
+#define DEMO_LORA_H
+
+/* By the bits of SEQPAR_ADAPT_.. */
+static const char *const demo_lora_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
+                                              "gate_proj", "up_proj", "down_proj"};
+enum {
+    DEMO_LORA_NAMES = 7,
+    DEMO_LORA_TEXT = 64,
+    DEMO_LORA_ATTENTION = SEQPAR_ADAPT_Q | SEQPAR_ADAPT_K | SEQPAR_ADAPT_V | SEQPAR_ADAPT_O,
+    DEMO_LORA_SPLIT = SEQPAR_ADAPT_ALL & ~(SEQPAR_ADAPT_O | SEQPAR_ADAPT_DOWN)
+};
+
+/* ---- which: from options ---- */
+
+static bool demo_lora_asked(const demo_config *c) {
+    return c->lora_rank > 0 || c->adapter ||
+           (c->finetuning_type && !strcmp(c->finetuning_type, "lora"));
+}
+
+/* Whose defaults hold. */
+static int demo_lora_from(const demo_job *job) {
+    const demo_config *c = &job->config;
+    return c->adapter           ? DEMO_FROM_AXOLOTL
+           : c->finetuning_type ? DEMO_FROM_LLAMAFACTORY
+                                : demo_job_from(job, "lora_rank");
+}
+
+/* Options that are about adapters, where there are none; NULL: none was typed. */
+static const char *demo_lora_idle(const demo_job *job) {
+    static const char *const names[] = {"lora_alpha", "target_modules", "lora_target_linear"};
+    for (int i = 0; i < 3 && !job->config.lora_rank; i++)
+        if (demo_job_given(job, names[i])) return demo_job_spelled(job, names[i]);
+    return NULL;
+}
+
+static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
+    const demo_config *c = &job->config;
+    const char *rank = demo_job_spelled(job, "lora_rank");
+    bool zero = demo_job_given(job, "lora_rank") && !c->lora_rank;
+    if (c->finetuning_type && !strcmp(c->finetuning_type, "full") && c->lora_rank)
+        return demo_fail(error,
+                         "--finetuning_type full trains every weight, and --%s %lld adapters; "
+                         "leave one of them out",
+                         rank, (long long)c->lora_rank);
+    if (zero && demo_lora_asked(c))
+        return demo_fail(error, "--%s 0 means no adapters, and --%s lora wants some; give 1 or more",
+                         rank, c->adapter ? "adapter" : "finetuning_type");
+    if (!strcmp(rank, "lora_r") && c->lora_rank && !c->adapter)
+        return demo_fail(error, "--lora_r %lld stands without --adapter, and then axolotl trains "
+                                "every weight; add --adapter lora, or leave it out",
+                         (long long)c->lora_rank);
+    if (c->save_merged && !demo_lora_asked(c))
+        return demo_fail(error, "--save_merged is about adapters; add --lora_rank, or leave it out");
+    return 0;
+}
+
+/* What was not typed; axolotl has no defaults. */
+static int demo_lora_defaults(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    int from = demo_lora_from(job);
+    const char *missing = !demo_job_given(job, "lora_rank")    ? "lora_r"
+                          : !demo_job_given(job, "lora_alpha") ? "lora_alpha"
+                          : !c->target_modules && !c->lora_target_linear ? "lora_target_linear"
+                                                                         : NULL;
+    if (from == DEMO_FROM_AXOLOTL && missing)
+        return demo_fail(error,
+                         "axolotl has no default for %s, and this command line is one of its "
+                         "kind; give --%s",
+                         missing, missing);
+    if (!c->lora_rank) c->lora_rank = 8;
+    if (!demo_job_given(job, "lora_alpha") && from == DEMO_FROM_LLAMAFACTORY)
+        c->lora_alpha = 2 * c->lora_rank;
+    return 0;
+}
+
+static int demo_lora_possible(const demo_job *job, demo_error *error) {
+    const char *name = job->config.adapter ? "adapter" : demo_job_given(job, "lora_rank")
+                                                   ? demo_job_spelled(job, "lora_rank")
+                                                   : "finetuning_type";
+    if (job->objective->walk)
+        return demo_fail(error,
+                         "--%s is not for train_ppo yet, which trains every weight; leave it out",
+                         name);
+    if (!job->config.pretrain)
+        return demo_fail(error,
+                         "--%s trains adapters of a model that stays as it is; give its folder "
+                         "by --pretrain",
+                         name);
+    return 0;
+}
+
+/* The bits of a word; 0: it names nothing. */
+static int demo_lora_bits(const char *word, size_t length) {
+    static const char *const all[] = {"all-linear", "all"};
+    for (int i = 0; i < 2; i++)
+        if (strlen(all[i]) == length && !strncmp(word, all[i], length)) return SEQPAR_ADAPT_ALL;
+    for (int i = 0; i < DEMO_LORA_NAMES; i++)
+        if (strlen(demo_lora_names[i]) == length && !strncmp(word, demo_lora_names[i], length))
+            return 1 << i;
+    return 0;
+}
+
+/* q_proj,v_proj */
+static void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
+    *text = 0;
+    for (int i = 0; i < DEMO_LORA_NAMES; i++)
+        if (targets >> i & 1)
+            snprintf(text + strlen(text), DEMO_LORA_TEXT - strlen(text), "%s%s",
+                     *text ? "," : "", demo_lora_names[i]);
+}
+
+/* The sum of what --target_modules names, with commas or blanks between. */
+static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) {
+    static const char between[] = ", ";
+    char known[DEMO_LORA_TEXT];
+    const char *at = job->config.target_modules;
+    *targets = at && !job->config.lora_target_linear ? 0 : SEQPAR_ADAPT_ALL;
+    for (at = at ? at : ""; *(at += strspn(at, between)); at += strcspn(at, between)) {
+        size_t length = strcspn(at, between);
+        int bits = demo_lora_bits(at, length);
+        *targets |= bits;
+        if (bits) continue;
+        demo_lora_text(known, SEQPAR_ADAPT_ALL);
+        return demo_fail(error, "--%s names %.*s, which no layer has; give some of %s, or all-linear",
+                         demo_job_spelled(job, "target_modules"), (int)length, at, known);
+    }
+    return *targets ? 0
+                    : demo_fail(error, "--%s names nothing; give all-linear, or leave it out",
+                                demo_job_spelled(job, "target_modules"));
+}
+
+/* In whose files several matrices of a layer are one: adapters of the parts are none of it. */
+static bool demo_lora_fused(const demo_job *job) {
+    demo_weights w;
+    seqpar_error ignored = {0}; /* said where the weights are read */
+    if (demo_weights_open(&w, job->config.pretrain, &ignored)) return false;
+    int names = demo_names_of(&w);
+    demo_weights_close(&w);
+    return names == DEMO_NAMES_FUSED;
+}
+
+/* Rank, scale and targets, once the model is known. */
+static int demo_settle_targets(demo_job *job, demo_error *error) {
+    const demo_config *c = &job->config;
+    seqpar_adapter_desc *a = &job->adapter;
+    bool mlp = job->model.experts > 0;
+    *a = (seqpar_adapter_desc){.rank = c->lora_rank};
+    if (!a->rank) return 0;
+    a->scale = (double)c->lora_alpha / (double)c->lora_rank;
+    if (demo_lora_read(job, &a->targets, error)) return -1;
+    if (mlp && a->targets == SEQPAR_ADAPT_ALL) a->targets = DEMO_LORA_ATTENTION;
+    if (mlp && a->targets & ~DEMO_LORA_ATTENTION)
+        return demo_fail(error,
+                         "the model has experts, whose MLPs have no adapters here; name q_proj, "
+                         "k_proj, v_proj and o_proj alone in --%s",
+                         demo_job_spelled(job, "target_modules"));
+    if (c->pretrain && a->targets & DEMO_LORA_SPLIT && demo_lora_fused(job))
+        return demo_fail(error,
+                         "in --pretrain %.300s q_proj, k_proj and v_proj are one matrix, and "
+                         "gate_proj and up_proj: PEFT reads no adapters of the parts; give "
+                         "--target_modules o_proj,down_proj",
+                         c->pretrain);
+    return 0;
+}
+
+/* Of a folder one kind is read: beside adapters weights are no model of their own. */
+static int demo_lora_output(const demo_job *job, demo_error *error) {
+    static const char *const kinds[][2] = {{"adapter_config.json", "adapters"},
+                                           {"model.safetensors", "a whole model"},
+                                           {"model.safetensors.index.json", "a whole model"}};
+    const demo_config *c = &job->config;
+    char path[DEMO_PATH_LIMIT + 64];
+    int first = c->lora_rank > 0, end = c->lora_rank > 0 ? 3 : 1;
+    for (int i = first; i < end && !job->rank; i++) {
+        snprintf(path, sizeof path, "%s/%s", c->save_path, kinds[i][0]);
+        if (!access(path, F_OK))
+            return demo_fail(error,
+                             "--%s %.300s holds %s (%s), beside which %s would not be read; give "
+                             "another",
+                             demo_job_spelled(job, "save_path"), c->save_path, kinds[i][1],
+                             kinds[i][0], first ? "adapters" : "a whole model");
+    }
+    return 0;
+}
+/* Without adapters nothing hangs on what is said of them. */
+static void demo_lora_none(demo_job *job) {
+    const char *idle = demo_lora_idle(job);
+    if (idle && !job->rank)
+        fprintf(stderr, "notice: there are no adapters, so --%s is not used; add --lora_rank\n",
+                idle);
+    job->config.lora_alpha = 0;
+}
+
+static int demo_settle_lora(demo_job *job, demo_error *error) {
+    if (demo_lora_contradicts(job, error)) return -1;
+    if (!demo_lora_asked(&job->config))
+        demo_lora_none(job);
+    else if (demo_lora_possible(job, error) || demo_lora_defaults(job, error))
+        return -1;
+    return demo_lora_output(job, error);
+}
+
+/* ---- what learns ---- */
+
+static seqpar_llama *demo_learner(const demo_rank *r) {
+    return (seqpar_llama *)(r->job->adapter.rank ? &r->adapters : &r->model);
+}
+
+static int64_t demo_values_of(const seqpar_llama *model) {
+    int64_t values = 0;
+    for (int64_t i = 0; i < model->tensor_count; i++)
+        values += model->tensors[i].rows * model->tensors[i].cols;
+    return values;
+}
+
+static void demo_lora_say(const demo_rank *r) {
+    const demo_job *job = r->job;
+    char text[DEMO_LORA_TEXT];
+    if (!job->adapter.rank || r->world->rank) return;
+    demo_lora_text(text, job->adapter.targets);
+    fprintf(stderr, "adapters: LoRA of rank %lld, alpha %lld, of %s%s; %lld values learn, %lld stay\n",
+            (long long)job->adapter.rank, (long long)job->config.lora_alpha, text,
+            job->model.experts ? " (experts have none)" : "",
+            (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
+}
+
+/* Of a score model the head learns whole, and begins as the model's: PEFT's modules_to_save. */
+static seqpar_status demo_lora_score(demo_rank *r) {
+    int64_t hidden = r->model.config.hidden;
+    double *score = (double *)demo_room(hidden, sizeof *score);
+    seqpar_status status = seqpar_llama_read(&r->ctx, &r->model, score,
+                                             r->model.tensor_count - 1, 0, hidden);
+    if (!status)
+        status = seqpar_llama_write(&r->ctx, &r->adapters, score, r->adapters.tensor_count - 1,
+                                    0, hidden);
+    free(score);
+    return status;
+}
+
+/* Behind the model's weights, which a checkpoint's digest tells from another model's. */
+static seqpar_status demo_lora_begin(demo_rank *r) {
+    uint64_t *digests = r->reference;
+    seqpar_status status = SEQPAR_OK;
+    r->model.adapters = &r->adapters;
+    if (demo_is_planned(r->device)) return SEQPAR_OK;
+    seqpar_llama_init(&r->ctx, &r->adapters, (uint64_t)r->job->config.seed);
+    if (r->model.config.score) status = demo_lora_score(r);
+    if (!status && (r->model.shards || !r->ctx.world->rank))
+        status = demo_digest_model(&r->ctx, &r->model, &digests[DEMO_REFERENCE],
+                                   &digests[DEMO_REFERENCE_OLD]);
+    return status;
+}
+
+/* ---- their folder ---- */
+
+/* What PEFT's LoraConfig is made from. */
+static cJSON *demo_peft_config(const demo_rank *r) {
+    const demo_job *job = r->job;
+    const char *score = job->model.score;
+    cJSON *json = cJSON_CreateObject(), *targets;
+    cJSON_AddStringToObject(json, "peft_type", "LORA");
+    cJSON_AddStringToObject(json, "task_type", score ? "SEQ_CLS" : "CAUSAL_LM");
+    cJSON_AddStringToObject(json, "base_model_name_or_path", job->config.pretrain);
+    cJSON_AddNumberToObject(json, "r", (double)job->adapter.rank);
+    cJSON_AddNumberToObject(json, "lora_alpha", (double)job->config.lora_alpha);
+    cJSON_AddNumberToObject(json, "lora_dropout", 0);
+    cJSON_AddStringToObject(json, "bias", "none");
+    targets = cJSON_AddArrayToObject(json, "target_modules");
+    for (int i = 0; i < DEMO_LORA_NAMES; i++)
+        if (job->adapter.targets >> i & 1)
+            cJSON_AddItemToArray(targets, cJSON_CreateString(demo_lora_names[i]));
+    cJSON_AddItemToObject(json, "modules_to_save",
+                          score ? cJSON_CreateStringArray(&score, 1) : cJSON_CreateNull());
+    cJSON_AddBoolToObject(json, "use_rslora", 0);
+    cJSON_AddBoolToObject(json, "use_dora", 0);
+    cJSON_AddBoolToObject(json, "fan_in_fan_out", 0);
+    cJSON_AddBoolToObject(json, "init_lora_weights", 1);
+    cJSON_AddBoolToObject(json, "inference_mode", 1);
+    return json;
+}
+
+/* Rank 0 writes what belongs to the adapters beside them. */
+static seqpar_status demo_peft_files(const demo_rank *r, const char *folder) {
+    char path[1400];
+    seqpar_status status;
+    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    status = demo_source_write(demo_peft_config(r), path, r->ctx.error);
+    for (size_t i = 0; !status && i < sizeof demo_source_files / sizeof *demo_source_files; i++)
+        status = demo_source_copy(r->job->config.pretrain, folder, demo_source_files[i],
+                                  r->ctx.error);
+    return status;
+}
+
+/* Rank 0 writes the adapters into an existing folder, while the others demo_hand_over; with
+   `average` (collective) that in their place. */
+static seqpar_status demo_save_adapters(demo_rank *r, const char *folder,
+                                        demo_average *average) {
+    demo_transfer store = {.ctx = &r->ctx, .model = &r->adapters, .average = average};
+    seqpar_safetensors_dtype dtype = demo_dtype_named(r->job->config.save_dtype);
+    char path[1400];
+    if (!dtype) dtype = demo_dtype(r->device->storage);
+    demo_entry *entries = demo_entries(&store, 1, demo_no_prefix, dtype);
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
+    seqpar_status status = demo_write_entries(&store, path, entries, r->adapters.tensor_count,
+                                              average ? demo_average_get : demo_weights_get,
+                                              demo_written, 2);
+    free(entries);
+    return status || r->ctx.world->rank ? status : demo_peft_files(r, folder);
+}
+
+/* The weights become those with the adapters. Ranks that share them leave it to the first.
+   Collective. */
+static seqpar_status demo_lora_merge(demo_rank *r) {
+    if (!demo_is_shared(&r->model) || !r->ctx.world->rank) {
+        seqpar_status status = seqpar_llama_merge(&r->ctx, &r->model);
+        if (status) return status;
+    }
+    r->model.adapters = NULL;
+    return demo_model_written(&r->ctx, &r->model);
+}
+#endif
