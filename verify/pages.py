@@ -126,7 +126,7 @@ class Run:
 
     def weights(self):
         out = os.path.join(self.place, "out")
-        found = [os.path.join(at, name) for at, _, files in os.walk(out) for name in files if name == "model.safetensors"]
+        found = [os.path.join(at, name) for at, _, files in os.walk(out) for name in files if name in ("model.safetensors", "adapter_model.safetensors")]
         return [open(path, "rb").read() for path in sorted(found)]
 
     def world(self):

@@ -271,12 +271,9 @@ static void program_llamafactory(program *p) {
 /* ---- its yaml ---- */
 
 /* Without a word of it LLaMA-Factory trains adapters. */
-static int program_finetuning(program_keys *k) {
-    if (program_key_find(k, "finetuning_type")) return 0;
-    return demo_fail(k->p->error,
-                     "%.300s:1: finetuning_type is not there, which means lora in "
-                     "LLaMA-Factory; every weight is trained here, write finetuning_type: full",
-                     k->path);
+static void program_finetuning(program_keys *k) {
+    if (!program_key_find(k, "finetuning_type"))
+        program_key_override(k, "finetuning_type", "lora");
 }
 
 static int program_stage(program *p);
@@ -289,7 +286,7 @@ static int program_yaml_of_llamafactory(program_keys *k) {
     }
     if (program_stage(k->p)) return program_error_placed(k->p);
     program_betas(k);
-    if (program_finetuning(k)) program_complain(k->p, "finetuning_type");
+    program_finetuning(k);
     program_keys_options(k);
     return 0;
 }

@@ -1,0 +1,185 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# Adapters (LoRA) as a user meets them: SFT, DPO, KTO and reward model on one rank and in other worlds, their folder, the merged
+# model, how a run goes on, what other programs' options mean, and what is refused.
+cd "$(dirname "$0")/.." || exit 1
+out=build/test_lora
+rm -rf $out; mkdir -p $out
+passed=0 failed=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+check() { local name=$1 why=$2; shift 2; if "$@"; then ok "$name"; else fail "$name" "$why"; fi; } # NAME WHY COMMAND...
+export OMP_WAIT_POLICY=passive # a program need not start itself again
+
+build/make_arith $out/arith.jsonl 60 5 >/dev/null
+build/make_arith $out/eval.jsonl 8 6 >/dev/null
+for set in arith eval; do awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' $out/$set.jsonl >$out/$set.labelled.jsonl; done
+tiny="--omp_threads 1 --lr_scheduler constant --warmup_steps 0 --logging_steps 1000 --max_len 200"
+shape="$tiny --packing_samples --pack_len 420"
+texts="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 5e-3"
+pairs="--dataset $out/arith.jsonl --eval_dataset $out/eval.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 6 --max_steps 3 --learning_rate 5e-3"
+labelled="--dataset $out/arith.labelled.jsonl --eval_dataset $out/eval.labelled.jsonl --input_key question --output_key answer --train_batch_size 8 --max_steps 3 --learning_rate 5e-3 --beta 0.1"
+build/train_sft $texts $shape --num_hidden_layers 2 --hidden_size 32 --num_attention_heads 4 --max_steps 8 --save_path $out/base >$out/base.log 2>&1 || fail lora_base "$(tail -n 1 $out/base.log)"
+base=$(sha256sum <$out/base/model.safetensors)
+
+# run NAME TRAINER OPTIONS...
+run() { local name=$1 trainer=$2 micro="--micro_train_batch_size 2"; shift 2; [[ "$*" == *accumulation* ]] && micro=; build/train_$trainer $shape $micro --pretrain $out/base --lora_rank 4 --save_path $out/$name --ckpt_path $out/$name.ckpt --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
+losses() { sed -E 's/, "tokens_per_second.*//' "$1"; }
+first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
+last() { grep "\"$2\": " $out/$1.jsonl | tail -n 1 | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
+alike() { cmp -s $out/$1/adapter_model.safetensors $out/$2/adapter_model.safetensors; }
+# same STAGE TRAINER OPTIONS...: one rank, then every world; adapters and metrics to the bit
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --schedule llama3 --pack_len 1003" "--data_parallel_size 3 --zero_stage 1 --gradient_checkpointing" "--ring_attn_size 3 --zero_stage 0 --gradient_accumulation_steps 4")
+same() {
+    local stage=$1 trainer=$2 i=0 world; shift 2
+    run $stage.one $trainer "$@" || { fail "lora_$stage" "$(tail -n 1 $out/$stage.one.log)"; return; }
+    check lora_learns_$stage "the loss stays at $(first $stage.one loss)" [ "$(first $stage.one loss)" != "$(last $stage.one loss)" ]
+    for world in "${worlds[@]}"; do
+        i=$((i + 1))
+        if ! run $stage.$i $trainer "$@" $world; then fail "lora_$stage $world" "$(tail -n 1 $out/$stage.$i.log)"
+        elif ! alike $stage.$i $stage.one; then fail "lora_$stage $world" "adapters differ"
+        elif [ "$(losses $out/$stage.$i.jsonl | sed 's/, "rows.*//')" != "$(losses $out/$stage.one.jsonl | sed 's/, "rows.*//')" ]; then fail "lora_$stage $world" "metrics differ"
+        else ok "lora_$stage $world"; fi
+    done
+}
+same sft sft $texts
+same dpo dpo $pairs
+same kto kto $labelled
+same rm rm $pairs --save_merged
+worlds=("--ring_attn_size 2 --param_dtype bf16 --zero_stage 3")
+same bf16 sft $texts --param_dtype bf16 --enable_ema
+check lora_ema "the averages differ, or are no averages" eval 'alike bf16.1/ema bf16.one/ema && ! alike bf16.one/ema bf16.one'
+
+# the reference is the model without its adapters: it gives what a second copy gives
+for stage in dpo.one dpo.1 dpo.2; do check lora_first_loss_$stage "$(first $stage loss)" [ "$(first $stage loss)" = 0.69314718055994529 ]; done
+cp -r $out/base $out/copy
+run dpo.copy dpo $pairs --ref_pretrain $out/copy --ring_attn_size 2
+check lora_reference "$(tail -n 1 $out/dpo.copy.log)" alike dpo.copy dpo.one
+run dpo.itself dpo $pairs --ref_pretrain $out/base/../base
+memory() { build/train_dpo $shape $pairs --pretrain $out/base --lora_rank 4 --dry_run --json "$@" 2>/dev/null | grep -o '"weights":{"rank":[0-9]*' | head -n 1; }
+check lora_reference_itself "$(memory) $(memory --ref_pretrain $out/base) $(memory --ref_pretrain $out/copy)" eval 'alike dpo.itself dpo.one && [ -n "$(memory)" ] && [ "$(memory)" = "$(memory --ref_pretrain $out/base)" ] && [ "$(memory)" != "$(memory --ref_pretrain $out/copy)" ]'
+for stage in "dpo $pairs" "kto $labelled"; do
+    trainer=${stage%% *}
+    run $trainer.stored $trainer ${stage#* } --precompute_ref --ring_attn_size 2
+    check lora_stored_$trainer "$(tail -n 1 $out/$trainer.stored.log)" alike $trainer.stored $trainer.one
+done
+
+# the folder that PEFT reads, and no more
+for pair in 'sft "task_type":	"CAUSAL_LM"' 'rm "task_type":	"SEQ_CLS"' 'rm "modules_to_save":	["score"]' 'sft "modules_to_save":	null' "sft \"base_model_name_or_path\":	\"$out/base\"" 'sft "r":	4' 'sft "lora_alpha":	16' 'sft "bias":	"none"'; do
+    check "lora_config $pair" "$(head -c 400 $out/${pair%% *}.one/adapter_config.json)" grep -qF "${pair#* }" $out/${pair%% *}.one/adapter_config.json
+done
+names() { head -c $((8 + $(od -An -t u8 -N 8 $1))) $1 | tail -c +9 | grep -oE '"[^"]*(weight|bias)"' | tr -d '"' | sort; }
+wanted() { for layer in 0 1; do for part in self_attn.{q,k,v,o}_proj mlp.{gate,up,down}_proj; do echo base_model.model.model.layers.$layer.$part.lora_{A,B}.weight | tr ' ' '\n'; done; done; [ "$1" = rm ] && echo base_model.model.score.weight; }
+for stage in sft rm; do check lora_names_$stage "$(names $out/$stage.one/adapter_model.safetensors | head -n 3)" [ "$(names $out/$stage.one/adapter_model.safetensors)" = "$(wanted $stage | sort)" ]; done
+check lora_alone "$(ls $out/sft.one)" [ "$(ls $out/sft.one | tr '\n' ' ')" = "adapter_config.json adapter_model.safetensors " ]
+grep -q '^adapters: LoRA of rank 4, alpha 16, of q_proj,.*; 4864 values learn, ' $out/sft.one.log && grep -q 'adapters (4864 values beside [0-9]*) in ' $out/sft.one.log && ok lora_said || fail lora_said "$(grep adapters $out/sft.one.log)"
+
+# merged: a model like any other, which gives the adapters' losses
+for stage in "sft $texts" "rm $pairs"; do
+    trainer=${stage%% *}
+    run $trainer.merged $trainer ${stage#* } --save_merged --ring_attn_size 2 --zero_stage 3
+    run $trainer.shared $trainer ${stage#* } --save_merged --ring_attn_size 2
+    cmp -s $out/$trainer.merged/merged/model.safetensors $out/$trainer.shared/merged/model.safetensors && alike $trainer.merged $trainer.one && ok lora_merged_ranks_$trainer || fail lora_merged_ranks_$trainer "$(tail -n 1 $out/$trainer.shared.log)"
+    run $trainer.again $trainer ${stage#* } --pretrain $out/$trainer.merged/merged --lora_rank 0 --max_steps 0
+    echo "$(last $trainer.merged loss) $(last $trainer.again loss) $(first $trainer.merged loss)" | awk '{ d = $1 - $2; if (d < 0) d = -d; exit !(NF == 3 && $1 > 0 && d <= 1e-5 && $1 != $3) }' && ok lora_merged_$trainer || fail lora_merged_$trainer "$(last $trainer.merged loss) and $(last $trainer.again loss): $(tail -n 1 $out/$trainer.again.log)"
+done
+check lora_merged_scores "$(head -n 3 $out/rm.merged/merged/config.json)" grep -q '"std"' $out/rm.merged/merged/config.json
+check lora_not_merged "save_merged was not asked for" [ ! -e $out/sft.one/merged ]
+
+# stopped after a step and gone on at another world size; a checkpoint holds adapters and their state alone
+half() { # STAGE TRAINER OPTIONS...
+    local stage=$1 trainer=$2; shift 2
+    run $stage.half $trainer "$@" --max_steps 1 --save_steps 1 --ring_attn_size 2 --zero_stage 3 && run $stage.half $trainer "$@" --load_checkpoint --data_parallel_size 2 && grep -q '"step": 2' $out/$stage.half.jsonl &&
+        alike $stage.half $stage.one && ok "lora_resume_$stage $*" || fail "lora_resume_$stage $*" "$(tail -n 1 $out/$stage.half.log)"
+}
+half sft sft $texts
+names $out/sft.half.ckpt/global_step1/model.safetensors | sort >$out/kept
+check lora_checkpoint "$(head -n 3 $out/kept)" [ "$(cat $out/kept)" = "$(wanted sft | sort)" ]
+half dpo dpo $pairs
+half kto kto $labelled
+half rm rm $pairs
+half bf16 sft $texts --param_dtype bf16 --enable_ema
+rm -rf $out/sft.half*; half sft sft $texts --async_save
+
+# what other programs say
+from() { local name=$1; shift; build/train_sft $shape $texts --from openrlhf --micro_train_batch_size 2 --pretrain $out/base --save_path $out/from.$name "$@" >$out/from.$name.log 2>&1 || fail "lora_from_$name" "$(tail -n 1 $out/from.$name.log)"; }
+from here --lora_rank 8 --lora_alpha 16 --target_modules q_proj v_proj
+from commas --lora_rank 8 --target_modules v_proj,q_proj
+from llamafactory --finetuning_type lora --lora_target q_proj,v_proj
+from axolotl --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_modules q_proj v_proj --lora_dropout 0
+from head --ds.lora.rank 8 --ds.lora.alpha 16 --ds.lora.target_modules q_proj v_proj
+for name in commas llamafactory axolotl head; do check lora_from_$name "$(tail -n 1 $out/from.$name.log)" alike from.$name from.here; done
+from all --lora_rank 8
+from linear --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_linear
+from alpha --lora_rank 8 --lora_alpha 32 --target_modules q_proj v_proj
+check lora_from_linear "$(tail -n 1 $out/from.linear.log)" eval 'alike from.linear from.all && ! alike from.all from.here && ! alike from.alpha from.here'
+from full --finetuning_type full --lora_alpha 32
+grep -q '^notice: there are no adapters, so --lora_alpha is not used' $out/from.full.log && [ -e $out/from.full/model.safetensors ] && ok lora_idle || fail lora_idle "$(head -n 1 $out/from.full.log)"
+build/train_sft $shape $texts --pretrain $out/base --save_path $out/dry --lora_rank 4 --dry_run >$out/dry.log 2>&1
+grep -q '^adapters: .*, 4864 parameters' $out/dry.log && grep -q 'parameters stay as they are' $out/dry.log && [ ! -e $out/dry ] && ok lora_dry_run || fail lora_dry_run "$(tail -n 1 $out/dry.log)"
+
+# three steps of PEFT and torch in float64, as lora_peft.py wrote them down: losses and adapters, by AdamW and by SGD
+plain="--dataset verify/golden_lora.jsonl --device reference --omp_threads 1 --train_batch_size 4 --lr_scheduler constant --warmup_steps 0 --max_norm 0 --packing_samples --max_len 64"
+build/train_sft $plain --num_hidden_layers 1 --hidden_size 8 --num_attention_heads 2 --num_key_value_heads 1 --intermediate_size 8 --seed 3 --max_steps 0 --save_path $out/golden >$out/golden.log 2>&1 || fail lora_golden "$(tail -n 1 $out/golden.log)"
+off() { awk -v n=$1 '{ d = $1 - $2; off += d * d; all += $2 * $2 } END { off = sqrt(off / all); print off; exit !(NR == n && off <= 1e-12) }'; } # NUMBERS: pairs of them, relative L2 error
+golden() { # WAY OPTIONS...
+    local way=$1 file=$out/golden.$1/adapter_model.safetensors; shift
+    build/train_sft $plain --pretrain $out/golden --lora_rank 2 --lora_alpha 5 --max_steps 3 --save_path $out/golden.$way --metrics_path $out/golden.$way.jsonl "$@" >$out/golden.$way.log 2>&1
+    paste <(sed -nE 's/.*"loss": ([^,]*),.*/\1/p' $out/golden.$way.jsonl) <(awk -F'\t' -v w=$way '$1 == w && $2 == "loss" { for (i = 3; i <= NF; i++) print $i }' verify/golden_lora.tsv) | off 3 >$out/off && ok lora_golden_loss_$way || fail lora_golden_loss_$way "off by $(cat $out/off): $(tail -n 1 $out/golden.$way.log)"
+    paste <(tail -c +$((9 + $(od -An -t u8 -N 8 $file))) $file | od -An -v -t f8 -w8) <(awk -F'\t' -v w=$way '$1 == w && $2 != "loss" { for (i = 3; i <= NF; i++) print $i }' verify/golden_lora.tsv) | off 208 >$out/off && ok lora_golden_$way || fail lora_golden_$way "off by $(cat $out/off): $(tail -n 1 $out/golden.$way.log)"
+}
+golden adamw --optim adamw --learning_rate 0.01 --adam_betas 0.9,0.95 --l2 0.1
+golden sgd --optim sgd --learning_rate 0.5 --l2 0
+
+# families: experts have none, and one matrix of several parts is refused
+python3 verify/family_folders.py $out/of || fail lora_families "no folders"
+moe() { local name=$1; shift; build/train_sft $tiny $texts --pretrain $out/of/qwen3_moe.lm --lora_rank 2 --max_steps 2 --save_path $out/$name "$@" >$out/$name.log 2>&1; }
+moe moe.one --aux_loss_coef 0.1 && moe moe.2 --aux_loss_coef 0.1 --ring_attn_size 2 --zero_stage 3 && moe moe.plain && alike moe.one moe.2 && ! alike moe.one moe.plain && grep -q ' of q_proj,k_proj,v_proj,o_proj (experts have none)' $out/moe.one.log && ok lora_experts || fail lora_experts "$(tail -n 1 $out/moe.one.log) $(tail -n 1 $out/moe.2.log)"
+
+# refused: one sentence, a code, nothing written
+refuse() { # NAME TRAINER PATTERN OPTIONS...
+    local name=$1 trainer=$2 pattern=$3 code; shift 3
+    rm -rf $out/refused
+    ci/limit.sh 120 build/train_$trainer $shape --save_path $out/refused "$@" >$out/refused.log 2>&1
+    code=$?
+    if [ $code -eq 0 ] || [ $code -ge 124 ]; then fail "refuse_$name" "exit code $code"
+    elif [ "$(grep -c '^error: ' $out/refused.log)" -ne 1 ] || ! grep -qE "^error: .*($pattern)" $out/refused.log; then fail "refuse_$name" "$(head -c 400 $out/refused.log)"
+    elif [ -e $out/refused/adapter_model.safetensors ]; then fail "refuse_$name" "wrote adapters all the same"
+    else ok "refuse_$name"; fi
+}
+lora="$texts --pretrain $out/base --lora_rank 4"
+refuse target sft 'target_modules names qproj, which no layer has; give some of q_proj,k_proj,.*down_proj, or all-linear' $lora --target_modules q_proj,qproj
+refuse no_target sft 'target_modules names nothing' $lora --target_modules ,
+refuse rank sft 'lora_rank is -1, but it must be' $lora --lora_rank -1
+refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
+refuse dropout sft 'lora_dropout 0.1 is not done here: adapters have no dropout yet' $lora --lora_dropout 0.1
+refuse four_bit sft 'load_in_4bit' $lora --load_in_4bit
+refuse no_model sft 'give its folder by --pretrain' $texts --lora_rank 4
+refuse adapters_of_adapters sft 'adapter_config.json is an adapter' $lora --pretrain $out/sft.one
+refuse full sft 'finetuning_type full trains every weight' $lora --finetuning_type full
+refuse zero sft 'lora_rank 0 means no adapters' $texts --pretrain $out/base --finetuning_type lora --lora_rank 0
+refuse merged sft 'save_merged is about adapters' $texts --pretrain $out/base --save_merged
+refuse no_adapter sft 'lora_r 8 stands without --adapter' $texts --pretrain $out/base --lora_r 8
+refuse axolotl_alpha sft 'axolotl has no default for lora_alpha' $texts --pretrain $out/base --adapter lora --lora_r 8
+refuse qlora sft 'adapter is qlora, but it must be one of lora' $texts --pretrain $out/base --adapter qlora
+refuse experts sft 'the model has experts, whose MLPs have no adapters' $lora --pretrain $out/of/qwen3_moe.lm --target_modules q_proj,up_proj
+refuse fused sft 'are one matrix, .*give --target_modules o_proj,down_proj' $lora --pretrain $out/of/phi3.lm
+refuse beside_model sft 'holds a whole model \(model.safetensors\), beside which adapters' $lora --save_path $out/copy
+refuse beside_adapters sft 'holds adapters \(adapter_config.json\), beside which a whole model' $texts --pretrain $out/base --save_path $out/sft.one
+cp -r $out/sft.one $out/theirs; LC_ALL=C sed -i 's/written_by/written_at/' $out/theirs/adapter_model.safetensors
+refuse foreign sft 'holds a model that seqpar did not write' $lora --save_path $out/theirs
+if [ -x build/train_ppo ]; then refuse ppo ppo 'lora_rank is not for train_ppo yet' --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --pretrain $out/base --lora_rank 4; fi
+# a checkpoint of other adapters, of another model, or of none
+goes() { refuse "$1" "${3:-sft}" "$2" ${5:-$texts} --pretrain ${4:-$out/base} --ckpt_path $out/kept.ckpt --load_checkpoint "${@:6}"; }
+run kept sft $texts --max_steps 1 --save_steps 1; mv $out/kept.ckpt $out/kept.first; cp -r $out/kept.first $out/kept.ckpt
+goes resume_rank 'written with --lora_rank 4, this run has 8' sft $out/base "$texts" --lora_rank 8
+goes resume_alpha 'written with --lora_alpha 16, this run has 8' sft $out/base "$texts" --lora_rank 4 --lora_alpha 8
+goes resume_targets 'has adapters of q_proj,k_proj,.*, this run of q_proj; give the same --target_modules' sft $out/base "$texts" --lora_rank 4 --target_modules q_proj
+goes resume_full 'written with --lora_rank 4, this run has 0' sft $out/base "$texts"
+goes resume_model 'are of another model, .*give the same --pretrain' sft $out/sft.merged/merged "$texts" --lora_rank 4
+run plain sft $texts --lora_rank 0 --max_steps 1 --save_steps 1; rm -rf $out/kept.ckpt; mv $out/plain.ckpt $out/kept.ckpt
+goes resume_none 'written with --lora_rank 0, this run has 4' sft $out/base "$texts" --lora_rank 4
+
+check lora_base_untouched "the weights of --pretrain have changed" [ "$(sha256sum <$out/base/model.safetensors)" = "$base" ]
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
