@@ -48,14 +48,17 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
                          "leave one of them out",
                          rank, (long long)c->lora_rank);
     if (zero && demo_lora_asked(c))
-        return demo_fail(error, "--%s 0 means no adapters, and --%s lora wants some; give 1 or more",
+        return demo_fail(error,
+                         "--%s 0 means no adapters, and --%s lora wants some; give 1 or more",
                          rank, c->adapter ? "adapter" : "finetuning_type");
     if (!strcmp(rank, "lora_r") && c->lora_rank && !c->adapter)
-        return demo_fail(error, "--lora_r %lld stands without --adapter, and then axolotl trains "
-                                "every weight; add --adapter lora, or leave it out",
+        return demo_fail(error,
+                         "--lora_r %lld stands without --adapter, and then axolotl trains "
+                         "every weight; add --adapter lora, or leave it out",
                          (long long)c->lora_rank);
     if (c->save_merged && !demo_lora_asked(c))
-        return demo_fail(error, "--save_merged is about adapters; add --lora_rank, or leave it out");
+        return demo_fail(error,
+                         "--save_merged is about adapters; add --lora_rank, or leave it out");
     return 0;
 }
 
@@ -63,8 +66,8 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
 static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);
-    const char *missing = !demo_job_given(job, "lora_rank")    ? "lora_r"
-                          : !demo_job_given(job, "lora_alpha") ? "lora_alpha"
+    const char *missing = !demo_job_given(job, "lora_rank")              ? "lora_r"
+                          : !demo_job_given(job, "lora_alpha")           ? "lora_alpha"
                           : !c->target_modules && !c->lora_target_linear ? "lora_target_linear"
                                                                          : NULL;
     if (from == DEMO_FROM_AXOLOTL && missing)
@@ -79,13 +82,13 @@ static int demo_lora_defaults(demo_job *job, demo_error *error) {
 }
 
 static int demo_lora_possible(const demo_job *job, demo_error *error) {
-    const char *name = job->config.adapter ? "adapter" : demo_job_given(job, "lora_rank")
-                                                   ? demo_job_spelled(job, "lora_rank")
-                                                   : "finetuning_type";
+    const char *name = job->config.adapter                ? "adapter"
+                       : demo_job_given(job, "lora_rank") ? demo_job_spelled(job, "lora_rank")
+                                                          : "finetuning_type";
     if (job->objective->walk)
-        return demo_fail(error,
-                         "--%s is not for train_ppo yet, which trains every weight; leave it out",
-                         name);
+        return demo_fail(
+            error, "--%s is not for train_ppo yet, which trains every weight; leave it out",
+            name);
     if (!job->config.pretrain)
         return demo_fail(error,
                          "--%s trains adapters of a model that stays as it is; give its folder "
@@ -126,7 +129,8 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
         *targets |= bits;
         if (bits) continue;
         demo_lora_text(known, SEQPAR_ADAPT_ALL);
-        return demo_fail(error, "--%s names %.*s, which no layer has; give some of %s, or all-linear",
+        return demo_fail(error,
+                         "--%s names %.*s, which no layer has; give some of %s, or all-linear",
                          demo_job_spelled(job, "target_modules"), (int)length, at, known);
     }
     return *targets ? 0
@@ -155,10 +159,11 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
     if (demo_lora_read(job, &a->targets, error)) return -1;
     if (mlp && a->targets == SEQPAR_ADAPT_ALL) a->targets = DEMO_LORA_ATTENTION;
     if (mlp && a->targets & ~DEMO_LORA_ATTENTION)
-        return demo_fail(error,
-                         "the model has experts, whose MLPs have no adapters here; name q_proj, "
-                         "k_proj, v_proj and o_proj alone in --%s",
-                         demo_job_spelled(job, "target_modules"));
+        return demo_fail(
+            error,
+            "the model has experts, whose MLPs have no adapters here; name q_proj, "
+            "k_proj, v_proj and o_proj alone in --%s",
+            demo_job_spelled(job, "target_modules"));
     if (c->pretrain && a->targets & DEMO_LORA_SPLIT && demo_lora_fused(job))
         return demo_fail(error,
                          "in --pretrain %.300s q_proj, k_proj and v_proj are one matrix, and "
@@ -179,11 +184,12 @@ static int demo_lora_output(const demo_job *job, demo_error *error) {
     for (int i = first; i < end && !job->rank; i++) {
         snprintf(path, sizeof path, "%s/%s", c->save_path, kinds[i][0]);
         if (!access(path, F_OK))
-            return demo_fail(error,
-                             "--%s %.300s holds %s (%s), beside which %s would not be read; give "
-                             "another",
-                             demo_job_spelled(job, "save_path"), c->save_path, kinds[i][1],
-                             kinds[i][0], first ? "adapters" : "a whole model");
+            return demo_fail(
+                error,
+                "--%s %.300s holds %s (%s), beside which %s would not be read; give "
+                "another",
+                demo_job_spelled(job, "save_path"), c->save_path, kinds[i][1], kinds[i][0],
+                first ? "adapters" : "a whole model");
     }
     return 0;
 }
@@ -223,7 +229,8 @@ static void demo_lora_say(const demo_rank *r) {
     char text[DEMO_LORA_TEXT];
     if (!job->adapter.rank || r->world->rank) return;
     demo_lora_text(text, job->adapter.targets);
-    fprintf(stderr, "adapters: LoRA of rank %lld, alpha %lld, of %s%s; %lld values learn, %lld stay\n",
+    fprintf(stderr,
+            "adapters: LoRA of rank %lld, alpha %lld, of %s%s; %lld values learn, %lld stay\n",
             (long long)job->adapter.rank, (long long)job->config.lora_alpha, text,
             job->model.experts ? " (experts have none)" : "",
             (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
