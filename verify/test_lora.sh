@@ -29,7 +29,7 @@ first() { grep -m 1 "\"$2\": " $out/$1.jsonl | sed -nE "s/.*\"$2\": ([-0-9.e+]*)
 last() { grep "\"$2\": " $out/$1.jsonl | tail -n 1 | sed -nE "s/.*\"$2\": ([-0-9.e+]*).*/\1/p"; }
 alike() { cmp -s $out/$1/adapter_model.safetensors $out/$2/adapter_model.safetensors; }
 # same STAGE TRAINER OPTIONS...: one rank, then every world; adapters and metrics to the bit
-worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --schedule llama3 --pack_len 1003" "--data_parallel_size 3 --zero_stage 1 --gradient_checkpointing" "--ring_attn_size 3 --zero_stage 0 --gradient_accumulation_steps 4")
+worlds=("--ring_attn_size 4" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3 --param_offload --schedule llama3 --pack_len 1003" "--data_parallel_size 3 --zero_stage 1 --gradient_checkpointing" "--ring_attn_size 3 --zero_stage 0 --gradient_accumulation_steps 4")
 same() {
     local stage=$1 trainer=$2 i=0 world; shift 2
     run $stage.one $trainer "$@" || { fail "lora_$stage" "$(tail -n 1 $out/$stage.one.log)"; return; }
@@ -81,7 +81,9 @@ for stage in "sft $texts" "rm $pairs"; do
     run $trainer.shared $trainer ${stage#* } --save_merged --ring_attn_size 2
     cmp -s $out/$trainer.merged/merged/model.safetensors $out/$trainer.shared/merged/model.safetensors && alike $trainer.merged $trainer.one && ok lora_merged_ranks_$trainer || fail lora_merged_ranks_$trainer "$(tail -n 1 $out/$trainer.shared.log)"
     run $trainer.again $trainer ${stage#* } --pretrain $out/$trainer.merged/merged --lora_rank 0 --max_steps 0
-    echo "$(last $trainer.merged loss) $(last $trainer.again loss) $(first $trainer.merged loss)" | awk '{ d = $1 - $2; if (d < 0) d = -d; exit !(NF == 3 && $1 > 0 && d <= 1e-5 && $1 != $3) }' && ok lora_merged_$trainer || fail lora_merged_$trainer "$(last $trainer.merged loss) and $(last $trainer.again loss): $(tail -n 1 $out/$trainer.again.log)"
+    run $trainer.before $trainer ${stage#* } --lora_rank 0 --max_steps 0
+    echo "$(last $trainer.merged eval_loss) $(last $trainer.again eval_loss) $(last $trainer.before eval_loss)" >$out/merged
+    awk '{ d = $1 - $2; off = $1 - $3; exit !(NF == 3 && $1 > 0 && d * d <= 1e-10 && off * off > 1e-8) }' $out/merged && ok lora_merged_$trainer || fail lora_merged_$trainer "$(cat $out/merged): $(tail -n 1 $out/$trainer.again.log)"
 done
 check lora_merged_scores "$(head -n 3 $out/rm.merged/merged/config.json)" grep -q '"std"' $out/rm.merged/merged/config.json
 check lora_not_merged "save_merged was not asked for" [ ! -e $out/sft.one/merged ]
@@ -171,7 +173,7 @@ refuse foreign sft 'holds a model that seqpar did not write' $lora --save_path $
 if [ -x build/train_ppo ]; then refuse ppo ppo 'lora_rank is not for train_ppo yet' --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --pretrain $out/base --lora_rank 4; fi
 # a checkpoint of other adapters, of another model, or of none
 goes() { refuse "$1" "${3:-sft}" "$2" ${5:-$texts} --pretrain ${4:-$out/base} --ckpt_path $out/kept.ckpt --load_checkpoint "${@:6}"; }
-run kept sft $texts --max_steps 1 --save_steps 1; mv $out/kept.ckpt $out/kept.first; cp -r $out/kept.first $out/kept.ckpt
+run kept.run sft $texts --max_steps 1 --save_steps 1; mv $out/kept.run.ckpt $out/kept.ckpt
 goes resume_rank 'written with --lora_rank 4, this run has 8' sft $out/base "$texts" --lora_rank 8
 goes resume_alpha 'written with --lora_alpha 16, this run has 8' sft $out/base "$texts" --lora_rank 4 --lora_alpha 8
 goes resume_targets 'has adapters of q_proj,k_proj,.*, this run of q_proj; give the same --target_modules' sft $out/base "$texts" --lora_rank 4 --target_modules q_proj

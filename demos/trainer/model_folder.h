@@ -504,8 +504,9 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
     snprintf(path, room, "%s/config.json", folder);
     char *text = demo_read_whole(path, DEMO_CONFIG_BYTES, &size, &why);
     if (!text) {
-        seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
-                    "%s cannot be read: %s; give the folder of a model", path, why);
+        if (!demo_weights_adapter(folder, error))
+            seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
+                        "%s cannot be read: %s; give the folder of a model", path, why);
         return NULL;
     }
     const char *end = text;

@@ -90,7 +90,12 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
-    if (demo_reference_shared(r->job, folder)) return SEQPAR_OK;
+    if (demo_reference_shared(r->job, folder)) {
+        if (offload && !r->world->rank)
+            fprintf(stderr, "notice: the reference is the model without its adapters, so "
+                            "--ref_offload is not used\n");
+        return SEQPAR_OK;
+    }
     if (!folder) folder = c->pretrain;
     seqpar_status status = demo_reference_config(r, folder, &config);
     if (!status)

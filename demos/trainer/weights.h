@@ -163,7 +163,7 @@ static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_erro
     return seqpar_fail(
         error, SEQPAR_ERR_FILE_OPEN,
         "%s is an adapter, which is not added here; merge it into its model with "
-        "peft's merge_and_unload and save the result",
+        "peft's merge_and_unload and save the result, or by --save_merged",
         path);
 }
 
