@@ -70,7 +70,7 @@ def peft_steps(base, start, way):
 
 
 def apart(a, b):
-    return float((a - b).norm() / b.norm())
+    return float(((a - b).norm() / b.norm()).detach())
 
 
 def main(path):
