@@ -55,7 +55,8 @@ for stage in dpo.one dpo.1 dpo.2; do check lora_first_loss_$stage "$(first $stag
 cp -r $out/base $out/copy
 run dpo.copy dpo $pairs --ref_pretrain $out/copy --ring_attn_size 2
 check lora_reference "$(tail -n 1 $out/dpo.copy.log)" alike dpo.copy dpo.one
-run dpo.itself dpo $pairs --ref_pretrain $out/base/../base
+run dpo.itself dpo $pairs --ref_pretrain $out/base/../base --ref_offload
+check lora_reference_offload "$(head -n 2 $out/dpo.itself.log)" grep -q '^notice: the reference is the model without its adapters, so --ref_offload is not used' $out/dpo.itself.log
 memory() { build/train_dpo $shape $pairs --pretrain $out/base --lora_rank 4 --dry_run --json "$@" 2>/dev/null | grep -o '"weights":{"rank":[0-9]*' | head -n 1; }
 check lora_reference_itself "$(memory) $(memory --ref_pretrain $out/base) $(memory --ref_pretrain $out/copy)" eval 'alike dpo.itself dpo.one && [ -n "$(memory)" ] && [ "$(memory)" = "$(memory --ref_pretrain $out/base)" ] && [ "$(memory)" != "$(memory --ref_pretrain $out/copy)" ]'
 for stage in "dpo $pairs" "kto $labelled"; do
