@@ -43,7 +43,8 @@
    PAGE|GALLERY_COLUMN|CHART_.*|STRIP_.*|TENSORS_SHOWN|figures\.h:(16|18)|plot\.h:64  pages and pictures
    TOKENS|HEAD_DIM|seqpar\.h:999  the sample in seqpar.h
 
-   How sure the oracle is; another number is another verdict:
+   How sure the oracle is, and --dry_run; another number is another verdict:
+   DEMO_WALKED                                             steps that --dry_run walks
    COARSE_NUMBERS|LIMIT_.*|MOVED_ROWS|FACTOR_SHOWS|GRADIENT_ROUNDINGS|NARROW|SAME_TOKENS|LOGITS_MOST|WRITTEN_.*|MADE_VOCAB  bounds */
 #ifndef SMALLEST_H
 #define SMALLEST_H

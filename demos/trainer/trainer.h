@@ -280,8 +280,8 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     const seqpar_part part = {batch->micro_batches, r->ctx.dp_size, 0, 0};
     int64_t first, rows;
     seqpar_balance b;
-    char idle[48] = "",
-         fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
+    char idle[48] = "";
+    char fix[128] = "use longer rows (--packing_samples, --pack_len) or fewer ranks";
     if (seqpar_part_rows(NULL, &first, &rows, batch->row, batch->rows, &part) ||
         seqpar_split_balance(NULL, &b, batch->row + first, rows, r->job->layout, ranks) ||
         !seqpar_balance_poor(&b, ranks))
