@@ -178,7 +178,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llam
    rounded once. Collective over the world where either is sharded. */
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
-   0. Of adapters A uniform in +-1/sqrt(columns), as in PEFT, and B 0; a score as above. A value depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
+   0. Of adapters A uniform in +-1/sqrt(columns), as in PEFT, and B 0; a score as above. A value
+   depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
 SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, int64_t tensor,
                                          uint64_t seed);
@@ -915,6 +916,47 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llam
     return seqpar__llama_params_new(ctx, a);
 }
 
+static int seqpar__llama_same_parts(const seqpar_llama_config *x,
+                                    const seqpar_llama_config *y) {
+    return x->window == y->window && x->window_from == y->window_from &&
+           x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias && x->mlp_bias == y->mlp_bias &&
+           x->qk_norm == y->qk_norm && x->experts == y->experts &&
+           x->experts_per_token == y->experts_per_token &&
+           x->expert_intermediate == y->expert_intermediate &&
+           x->sparse_every == y->sparse_every;
+}
+
+/* what: "batch was" or "adapters were", opened with config y, is used with a model of config x. */
+static seqpar_status seqpar__llama_check_same(seqpar_error *error, const char *what,
+                                              const seqpar_llama_config *y,
+                                              const seqpar_llama_config *x) {
+    if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads &&
+        x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
+        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score &&
+        seqpar__llama_same_parts(x, y))
+        return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_STEP,
+                       "the %s opened for another model: %lld layers, hidden %lld, "
+                       "vocab %lld%s; this one has %lld, %lld, %lld%s",
+                       what, (long long)y->layers, (long long)y->hidden, (long long)y->vocab,
+                       y->score ? ", scores" : "", (long long)x->layers, (long long)x->hidden,
+                       (long long)x->vocab, x->score ? ", scores" : "");
+}
+
+/* Of a model that is to compute. */
+static seqpar_status seqpar__llama_check_adapters(seqpar_error *error, const seqpar_llama *m) {
+    if (m->adapter.rank)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "adapters do not compute alone; give the model, with "
+                           "model->adapters set");
+    if (!m->adapters) return SEQPAR_OK;
+    if (!m->adapters->adapter.rank)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "model->adapters is a model; open adapters with "
+                           "seqpar_llama_open_adapters");
+    return seqpar__llama_check_same(error, "adapters were", &m->adapters->config, &m->config);
+}
+
 /* Rows [first, end) of the matrix `tensor` become W + scale B A; a (rank, columns) of A. */
 static seqpar_status seqpar__llama_merge_rows(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
                                               int64_t b_tensor, const double *a, int64_t first,
@@ -968,6 +1010,7 @@ static seqpar_status seqpar__llama_merge_score(seqpar_ctx *ctx, seqpar_llama *m)
 
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, model->adapters", ctx, m, m->adapters);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(ctx->error, m));
     for (int64_t layer = 0; layer < m->config.layers; layer++)
         for (int i = 0; i < SEQPAR__LLAMA_TARGETS; i++)
             SEQPAR__LLAMA_TRY(
@@ -2190,31 +2233,11 @@ static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int ke
                               seqpar__llama_final_norm(c->m));
 }
 
-static int seqpar__llama_same_parts(const seqpar_llama_config *x,
-                                    const seqpar_llama_config *y) {
-    return x->window == y->window && x->window_from == y->window_from &&
-           x->qkv_bias == y->qkv_bias && x->o_bias == y->o_bias && x->mlp_bias == y->mlp_bias &&
-           x->qk_norm == y->qk_norm && x->experts == y->experts &&
-           x->experts_per_token == y->experts_per_token &&
-           x->expert_intermediate == y->expert_intermediate &&
-           x->sparse_every == y->sparse_every;
-}
-
 /* Buffers have the sizes of the model that the batch was opened for. */
 static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar_llama *m,
                                                const seqpar_llama_batch *b) {
-    const seqpar_llama_config *x = &m->config, *y = &b->config;
-    if (x->layers == y->layers && x->hidden == y->hidden && x->heads == y->heads &&
-        x->kv_heads == y->kv_heads && x->head_dim == y->head_dim &&
-        x->intermediate == y->intermediate && x->vocab == y->vocab && !x->score == !y->score &&
-        seqpar__llama_same_parts(x, y))
-        return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_STEP,
-                       "the batch was opened for another model: %lld layers, hidden %lld, "
-                       "vocab %lld%s; this one has %lld, %lld, %lld%s",
-                       (long long)y->layers, (long long)y->hidden, (long long)y->vocab,
-                       y->score ? ", scores" : "", (long long)x->layers, (long long)x->hidden,
-                       (long long)x->vocab, x->score ? ", scores" : "");
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(error, m));
+    return seqpar__llama_check_same(error, "batch was", &b->config, &m->config);
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
@@ -2526,8 +2549,9 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,
             "the optimizer was opened with other tensors than this model's (%lld elements, the "
-            "model %lld); give seqpar_optim_open model.tensors, or those of its adapters",
-            (long long)optim->blocks.elements, (long long)seqpar__llama_learner(m)->elements);
+            "model %lld); give seqpar_optim_open %s",
+            (long long)optim->blocks.elements, (long long)seqpar__llama_learner(m)->elements,
+            m->adapters ? "those of model.adapters" : "model.tensors");
     return SEQPAR_OK;
 }
 
@@ -3163,13 +3187,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar__llama_sampler s;
     seqpar_status status;
     int64_t growing = 1;
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(ctx->error, m));
     SEQPAR__LLAMA_TRY(seqpar__llama_check_sample(ctx->error, &m->config, d, count));
     for (int64_t i = 0; i < count; i++) memset(&texts[i], 0, sizeof *texts);
     for (int64_t i = 0; i < count; i++)
         SEQPAR__LLAMA_TRY(
             seqpar__llama_check_prompt(ctx->error, &m->config, d, &prompts[i], i));
     if (count == 0) return SEQPAR_OK;
-    if (!m->params.data)
+    if (!m->params.data || (m->adapters && !m->adapters->params.data))
         return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
                            "the model's parameters are at their owners alone, but every rank "
                            "makes texts of its own; call seqpar_llama_gather first");

@@ -294,6 +294,82 @@ static seqpar_status pass(void *call) {
     return status;
 }
 
+/* ---- adapters ---- */
+
+typedef struct adapters_call {
+    seqpar_llama_config other; /* of the model that they are of */
+    seqpar_adapter_desc desc;
+    int64_t experts; /* of both models */
+    int use;         /* what is set, or what computes */
+} adapters_call;
+
+enum { ADAPTERS, MODEL, ALONE };
+
+static seqpar_status adapt(void *call) {
+    adapters_call *c = call;
+    seqpar_llama own = {0}, other = {0}, adapters = {0};
+    seqpar_llama_config config = good_model.config;
+    config.experts = c->experts;
+    if (c->experts) c->other.experts = c->experts;
+    config.experts_per_token = c->other.experts_per_token;
+    config.expert_intermediate = c->other.expert_intermediate;
+    seqpar_status status = seqpar_llama_open(&ctx, &own, &config);
+    if (!status) status = seqpar_llama_open(&ctx, &other, &c->other);
+    if (!status) status = seqpar_llama_open_adapters(&ctx, &adapters, &other, &c->desc, 0, 0);
+    own.adapters = c->use == MODEL ? &other : &adapters;
+    adapters.adapters = own.adapters;
+    if (!status) status = seqpar_llama_merge(&ctx, c->use == ALONE ? &adapters : &own);
+    seqpar_llama_close(&ctx, &adapters);
+    seqpar_llama_close(&ctx, &other);
+    seqpar_llama_close(&ctx, &own);
+    return status;
+}
+
+#define ADAPT(member, value) SET(adapters_call, member, value)
+#define ADAPTED_OTHER(layers, hidden, vocab) \
+    "the adapters were opened for another model: " layers " layers, hidden " hidden \
+    ", vocab " vocab "; this one has 2, 6, 11"
+static const adapters_call good_adapters = {.other = {.layers = 2,
+                                                      .hidden = 6,
+                                                      .heads = 4,
+                                                      .kv_heads = 2,
+                                                      .head_dim = 2,
+                                                      .intermediate = 5,
+                                                      .vocab = VOCAB,
+                                                      .experts_per_token = 2,
+                                                      .expert_intermediate = 3},
+                                            .desc = {3, 2, SEQPAR_ADAPT_ALL}};
+static const limit adapters_limits[] = {
+    {ADAPT(desc.rank, 1), 0, SEQPAR_ERR_OPTION, "the adapters' rank is 0; give 1 to 1048576"},
+    {ADAPT(desc.rank, 1), -1, SEQPAR_ERR_OPTION, "the adapters' rank is -1; give 1 to 1048576"},
+    {ADAPT(desc.rank, 1048576), 1048577, SEQPAR_ERR_OPTION,
+     "the adapters' rank is 1048577; give 1 to 1048576"},
+    {ADAPT(desc.scale, 1e-300), 0, SEQPAR_ERR_OPTION,
+     "the adapters' scale is 0; give alpha / rank, above 0"},
+    {ADAPT(desc.scale, 1), -0.5L, SEQPAR_ERR_OPTION,
+     "the adapters' scale is -0.5; give alpha / rank, above 0"},
+    {ADAPT(desc.scale, 1), NAN, SEQPAR_ERR_OPTION,
+     "the adapters' scale is nan; give alpha / rank, above 0"},
+    {ADAPT(desc.scale, 1), INFINITY, SEQPAR_ERR_OPTION,
+     "the adapters' scale is inf; give alpha / rank, above 0"},
+    {ADAPT(desc.targets, 1), 0, SEQPAR_ERR_OPTION,
+     "the adapters' targets are 0; give a sum of SEQPAR_ADAPT_.."},
+    {ADAPT(desc.targets, 127), 128, SEQPAR_ERR_OPTION,
+     "the adapters' targets are 128; give a sum of SEQPAR_ADAPT_.."},
+    {ADAPT(desc.targets, 15),
+     16,
+     SEQPAR_ERR_OPTION,
+     "the model has experts, whose MLPs have no adapters here; take targets of attention alone",
+     {ADAPT(experts, 3)}},
+    {ADAPT(use, ADAPTERS), MODEL, SEQPAR_ERR_STEP,
+     "model->adapters is a model; open adapters with seqpar_llama_open_adapters"},
+    {ADAPT(use, ADAPTERS), ALONE, SEQPAR_ERR_STEP,
+     "adapters do not compute alone; give the model, with model->adapters set"},
+    {ADAPT(other.layers, 2), 3, SEQPAR_ERR_STEP, ADAPTED_OTHER("3", "6", "11")},
+    {ADAPT(other.hidden, 6), 7, SEQPAR_ERR_STEP, ADAPTED_OTHER("2", "7", "11")},
+    {ADAPT(other.vocab, 11), 12, SEQPAR_ERR_STEP, ADAPTED_OTHER("2", "6", "12")},
+};
+
 #define OTHER(member, value) SET(pass_call, other.member, value)
 #define SWAPPED(layers, hidden, vocab, scores) \
     "the batch was opened for another model: 2 layers, hidden 6, vocab 11; this one has " layers \
@@ -462,6 +538,7 @@ static const limit text_limits[] = {
 static void check_llama(void) {
     TRY_LIMITS("model", open_model, good_model, world->error, model_limits);
     TRY_LIMITS("batch", open_batch, good_batch, world->error, batch_limits);
+    TRY_LIMITS("adapters", adapt, good_adapters, world->error, adapters_limits);
     TRY_LIMITS("pass", pass, good_pass, world->error, pass_limits);
     TRY_LIMITS("text", text, good_text, world->error, text_limits);
 }

@@ -31,12 +31,12 @@
    SEQPAR__(AC|VOCAB_AHEAD)     a distance in the cache: what is read early
    ATTEND_(TILE|EXP)            lanes; what a cost is
    SEQPAR__LLAMA_TURN|SEQPAR__TOO_MANY|DEMO_PLAN_FIRST|DEMO_TROUBLE  a number of mathematics, numbers that are none
-   OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)|VERDICT_CLOSE  bits of a set, and a kind
+   SEQPAR_ADAPT_.*|OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)|VERDICT_CLOSE  bits of a set, and a kind
 
    Lengths of lists that are written down, and of texts:
    SEQPAR__(ST_SHOWN|LLAMA_NAME_BYTES)|SEQPAR_NCCL__HOST  texts
    DEMO_(STORY|NAME|THING)_COUNT|DEMO_ARITH_TEXT|DEMO_PATH_LIMIT|DEMO_NAME_LIMIT  texts
-   DEMO_(COMMAND_SAID|ERROR_NEXT|PARTS_LIMIT|BAR_LIMIT|BAR_LEAST|LINE_LIMIT|SHARD_NAME|WEIGHTS_PATH)  texts
+   DEMO_(LORA_TEXT|COMMAND_SAID|ERROR_NEXT|PARTS_LIMIT|BAR_LIMIT|BAR_LEAST|LINE_LIMIT|SHARD_NAME|WEIGHTS_PATH)  texts
    DEMO_(ROPE_KEYS|FAMILY_KEYS|COLUMNS|MODEL_NUMBERS|NOTES|FIGURES|REWARDS|INPUTS)|UPDATE_COLUMNS|NUMBERS  lists
    DEMO_TOKEN_MAPS              maps whose loss has a sentence; one more has none
    ADVANTAGE_WAYS|ANSWERS|APARTS|SHARE_FORMS|WAY_REPORTED|VERDICT_LINES  lists
@@ -100,6 +100,7 @@
 /* the model, files, transports */
 #define SEQPAR__LLAMA_PART        16   /* 256 */
 #define SEQPAR__LLAMA_PROMPT_ROWS 1    /* 512 */
+#define SEQPAR__LLAMA_MERGE_ROWS  1    /* 64 */
 #define SEQPAR__ST_CHUNK          7    /* 2048 */
 #define SEQPAR_MPI_PIECE          1003 /* (INT64_C(1) << 30) */
 #define SEQPAR_NCCL__PINNED       1    /* 4096 */

@@ -88,10 +88,11 @@ static void test_ways(int device, int kind, int ways) {
     for (int i = 0; i < ways; i++) {
         objective_way w = way_drawn(device);
         char what[120];
-        snprintf(what, sizeof what, "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d slice=%lld",
-                 (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
-                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage,
-                 w.recompute, (long long)w.slice);
+        snprintf(what, sizeof what,
+                 "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d slice=%lld", (long long)w.dp,
+                 (long long)w.sp, (long long)w.accumulation, seqpar_layout_name(w.layout),
+                 seqpar_schedule_name(w.schedule), w.zero_stage, w.recompute,
+                 (long long)w.slice);
         objective_run(&t, &w, &other);
         expect_same_step(&other, &one, what);
         objective_result_free(&other);
@@ -150,8 +151,8 @@ static void merge(const tables *x, double *w, const double *adapters) {
         for (int64_t i = 0; i < t->rows; i++)
             for (int64_t j = 0; j < t->cols; j++)
                 for (int64_t k = 0; k < rank; k++)
-                    w[t->offset + i * t->cols + j] +=
-                        x->adapters.adapter.scale * b[i * rank + k] * a[k * t->cols + j];
+                    w[t->offset + i * t->cols + j] += x->adapters.adapter.scale *
+                                                      b[i * rank + k] * a[k * t->cols + j];
     }
 }
 
