@@ -13,6 +13,7 @@ enum { TEXTS = 7 };
 /* Prompts, what was sampled after them, and the same texts in training. */
 typedef struct world {
     seqpar_llama_config config;
+    seqpar_adapter_desc adapter; /* rank 0: none */
     seqpar_device *(*device)(int64_t threads);
     seqpar_llama_sample_desc sample;
     int64_t count, prompt_tokens[TEXTS];
@@ -25,7 +26,8 @@ typedef struct world {
     _Atomic int64_t found; /* log-probs that training has */
 } world;
 
-/* Weights three times as far apart as init's, so that texts are not all alike; biases are not 0. */
+/* Weights three times as far apart as init's, so that texts are not all alike; biases are not 0,
+   nor is an adapter's B. */
 static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m) {
     seqpar_llama_init(ctx, m, 11);
     for (int64_t i = 0; i < m->tensor_count; i++)
@@ -33,7 +35,8 @@ static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m) {
             int64_t at = m->tensors[i].offset + n;
             double x;
             seqpar_device_read(ctx->device, &x, m->params.data, at, 1, ctx->device->storage);
-            x = m->tensors[i].decay ? 3 * x : x + 0.3 * cos((double)(7 * i + n));
+            x = m->tensors[i].decay && !m->adapter.rank ? 3 * x
+                                                        : x + 0.3 * cos((double)(7 * i + n));
             seqpar_device_write(ctx->device, m->params.data, at, &x, 1, ctx->device->storage);
         }
 }
@@ -42,7 +45,7 @@ static void spread_weights(seqpar_ctx *ctx, seqpar_llama *m) {
 typedef struct place {
     seqpar_device *device;
     seqpar_ctx ctx;
-    seqpar_llama model;
+    seqpar_llama model, adapters;
 } place;
 
 static seqpar_status place_open(place *p, seqpar_comm *comm, const world *w, int64_t threads) {
@@ -50,10 +53,16 @@ static seqpar_status place_open(place *p, seqpar_comm *comm, const world *w, int
     seqpar_status status = seqpar_ctx_open(&p->ctx, comm, p->device, comm->size);
     if (!status) status = seqpar_llama_open(&p->ctx, &p->model, &w->config);
     if (!status) spread_weights(&p->ctx, &p->model);
+    memset(&p->adapters, 0, sizeof p->adapters);
+    if (status || !w->adapter.rank) return status;
+    status = seqpar_llama_open_adapters(&p->ctx, &p->adapters, &p->model, &w->adapter, 0, 0);
+    if (!status) spread_weights(&p->ctx, &p->adapters);
+    p->model.adapters = &p->adapters;
     return status;
 }
 
 static void place_close(place *p) {
+    seqpar_llama_close(&p->ctx, &p->adapters);
     seqpar_llama_close(&p->ctx, &p->model);
     seqpar_ctx_close(&p->ctx);
     seqpar_device_close(p->device);

@@ -13,6 +13,7 @@
 static const struct {
     const char *name;
     seqpar_llama_config config;
+    seqpar_adapter_desc adapter;
 } models[] = {
     {"grouped",
      {.layers = 2,
@@ -78,6 +79,17 @@ static const struct {
       .intermediate = 80,
       .vocab = 1009,
       .qk_norm = 1}},
+    {"adapters",
+     {.layers = 2,
+      .hidden = 24,
+      .heads = 6,
+      .kv_heads = 2,
+      .head_dim = 10,
+      .intermediate = 37,
+      .vocab = 53,
+      .window = 90,
+      .qkv_bias = 1},
+     {3, 0.75, SEQPAR_ADAPT_ALL}},
 };
 
 enum { MOST = 330 };
@@ -159,7 +171,9 @@ static void test_worlds(int model, const kind *k) {
     const int turns = getenv("TEST_ALL") ? 12 : k->slow ? 1 : 2;
     int64_t compared = 0;
     for (int turn = 0; turn < turns; turn++) {
-        world w = {.config = models[model].config, .device = k->device};
+        world w = {.config = models[model].config,
+                   .adapter = models[model].adapter,
+                   .device = k->device};
         w.sample = (seqpar_llama_sample_desc){.max_new_tokens = k->slow ? 20 : 150,
                                               .temperature = temperatures[test_integer(0, 3)],
                                               .top_p = test_integer(0, 1) ? 1 : 0.6,
