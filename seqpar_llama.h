@@ -146,7 +146,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
                                                    int64_t slice, int offload);
 /* Of a sharded model: the parameters whole, until seqpar_llama_drop, for texts
    (seqpar_llama_generate), of which every rank makes its own. An optimizer does not update them
-   there. Of others: nothing. Collective over the world. */
+   there. Of others: nothing. Both of the adapters in use, too. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
 /* The end of a step: seqpar_step_end with the model's parameters, or its adapters' where it has any
@@ -1022,6 +1022,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *m) {
 
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
+    if (m->adapters) SEQPAR__LLAMA_TRY(seqpar_llama_gather(ctx, m->adapters));
     if (m->params.data || !m->shards) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->params,
                                         m->elements * seqpar_dtype_bytes(ctx->device->storage),
@@ -1031,6 +1032,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *m) {
 
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_MUST("ctx, model", ctx, m);
+    if (m->adapters) seqpar_llama_drop(ctx, m->adapters);
     if (m->shards) seqpar_buffer_free(ctx, &m->params);
 }
 

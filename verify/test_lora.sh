@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# Adapters (LoRA) as a user meets them: SFT, DPO, KTO and reward model on one rank and in other worlds, their folder, the merged
+# Adapters (LoRA) as a user meets them: SFT, DPO, KTO, reward model and PPO on one rank and in other worlds, their folder, the merged
 # model, how a run goes on, what other programs' options mean, and what is refused.
 cd "$(dirname "$0")/.." || exit 1
 out=build/test_lora
@@ -64,6 +64,25 @@ for stage in "dpo $pairs" "kto $labelled"; do
     run $trainer.stored $trainer ${stage#* } --precompute_ref --ring_attn_size 2
     check lora_stored_$trainer "$(tail -n 1 $out/$trainer.stored.log)" alike $trainer.stored $trainer.one
 done
+
+# PPO: actor and critic learn adapters, and the reference is the actor without its own, wherever the roles are
+texts_of="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --max_samples 24 --generate_max_len 16 --reward_rule last_number --rollout_batch_size 6 --n_samples_per_prompt 2 --train_batch_size 6 --max_steps 4 --actor_learning_rate 3e-3 --critic_learning_rate 3e-3 --save_value_network"
+ppo() { local name=$1; shift; run $name ppo $texts_of "$@"; }
+ppo ppo.one --save_merged || fail lora_ppo "$(tail -n 1 $out/ppo.one.log)"
+sampled() { sed 's/, "generate_seconds.*//' $out/$1.jsonl; }
+both() { alike $1 $2 && alike $1/critic $2/critic; }
+n=0
+for world in "--ring_attn_size 3" "--data_parallel_size 2 --ring_attn_size 2 --zero_stage 3 --save_merged" "--actor_num_gpus_per_node 2 --ref_num_gpus_per_node 1 --critic_num_gpus_per_node 2 --vllm_num_engines 2 --zero_stage 3" "--recompute_old_logp"; do
+    n=$((n + 1))
+    if ppo ppo.$n $world && both ppo.$n ppo.one && [ "$(sampled ppo.$n)" = "$(sampled ppo.one)" ]; then ok "lora_ppo $world"; else fail "lora_ppo $world" "$(tail -n 1 $out/ppo.$n.log)"; fi
+done
+grep -qE '^first step: ratio exactly 1 for ([0-9]+) of \1 tokens, KL against the reference exactly 0 for \1$' $out/ppo.one.log && ok lora_ppo_first || fail lora_ppo_first "$(grep first $out/ppo.one.log)"
+check lora_ppo_learns "nothing has moved, or everything alike" eval '! alike ppo.one ppo.one/critic && [ "$(last ppo.one kl)" != "$(first ppo.one kl)" ]'
+check lora_ppo_merged "$(ls $out/ppo.2)" eval 'cmp -s $out/ppo.2/merged/model.safetensors $out/ppo.one/merged/model.safetensors && cmp -s $out/ppo.2/critic/merged/model.safetensors $out/ppo.one/critic/merged/model.safetensors'
+ppo ppo.copy --ref_pretrain $out/copy
+check lora_ppo_reference "$(tail -n 1 $out/ppo.copy.log)" both ppo.copy ppo.one
+ppo ppo.half --max_steps 2 --save_steps 1 && cp -r $out/ppo.half.ckpt $out/ppo.kept && ppo ppo.half --load_checkpoint --actor_num_gpus_per_node 2 --ref_num_gpus_per_node 1 --critic_num_gpus_per_node 2
+check lora_resume_ppo "$(tail -n 1 $out/ppo.half.log)" both ppo.half ppo.one
 
 # the folder that PEFT reads, and no more
 for pair in 'sft "task_type":	"CAUSAL_LM"' 'rm "task_type":	"SEQ_CLS"' 'rm "modules_to_save":	["score"]' 'sft "modules_to_save":	null' "sft \"base_model_name_or_path\":	\"$out/base\"" 'sft "r":	4' 'sft "lora_alpha":	16' 'sft "bias":	"none"'; do
@@ -171,7 +190,6 @@ refuse beside_model sft 'holds a whole model \(model.safetensors\), beside which
 refuse beside_adapters sft 'holds adapters \(adapter_config.json\), beside which a whole model' $texts --pretrain $out/base --save_path $out/sft.one
 cp -r $out/sft.one $out/theirs; LC_ALL=C sed -i 's/written_by/written_at/' $out/theirs/adapter_model.safetensors
 refuse foreign sft 'holds a model that seqpar did not write' $lora --save_path $out/theirs
-if [ -x build/train_ppo ]; then refuse ppo ppo 'lora_rank is not for train_ppo yet' --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --pretrain $out/base --lora_rank 4; fi
 # a checkpoint of other adapters, of another model, or of none
 goes() { refuse "$1" "${3:-sft}" "$2" ${5:-$texts} --pretrain ${4:-$out/base} --ckpt_path $out/kept.ckpt --load_checkpoint "${@:6}"; }
 run kept.run sft $texts --max_steps 1 --save_steps 1; mv $out/kept.run.ckpt $out/kept.ckpt
@@ -179,6 +197,7 @@ goes resume_rank 'written with --lora_rank 4, this run has 8' sft $out/base "$te
 goes resume_alpha 'written with --lora_alpha 16, this run has 8' sft $out/base "$texts" --lora_rank 4 --lora_alpha 8
 goes resume_targets 'has adapters of q_proj,k_proj,.*, this run of q_proj; give the same --target_modules' sft $out/base "$texts" --lora_rank 4 --target_modules q_proj
 goes resume_full 'written with --lora_rank 4, this run has 0' sft $out/base "$texts"
+goes resume_critic 'are of another model, .*--ref_pretrain, and --critic_pretrain, to go on' ppo $out/base "$texts_of" --lora_rank 4 --ckpt_path $out/ppo.kept --critic_pretrain $out/sft.merged/merged
 goes resume_model 'are of another model, .*give the same --pretrain' sft $out/sft.merged/merged "$texts" --lora_rank 4
 run plain sft $texts --lora_rank 0 --max_steps 1 --save_steps 1; rm -rf $out/kept.ckpt; mv $out/plain.ckpt $out/kept.ckpt
 goes resume_none 'written with --lora_rank 0, this run has 4' sft $out/base "$texts" --lora_rank 4

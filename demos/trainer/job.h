@@ -86,9 +86,10 @@ typedef struct { /* one rank at work */
     int group;
     seqpar_ctx ctx;
     seqpar_device *device;
-    seqpar_llama model;        /* of the first group, and the generators */
-    seqpar_llama adapters;     /* of the model, where those are trained */
-    seqpar_llama *critic;      /* PPO's, where it has one */
+    seqpar_llama model;    /* of the first group, and the generators */
+    seqpar_llama adapters; /* of the model, where those are trained */
+    seqpar_llama *critic;  /* PPO's, where it has one */
+    bool saves_critic;
     const char *critic_source; /* the folder that it began with; NULL: none */
     seqpar_optim optim;
     demo_average average; /* of the weights, where one is kept */
@@ -99,6 +100,7 @@ typedef struct { /* one rank at work */
     int stopped;          /* by a signal, before the end */
     /* digests of the frozen model, on rank 0; 0: there is none */
     uint64_t reference[DEMO_REFERENCES];
+    uint64_t base;         /* digest of the model whose adapters are trained */
     char run[DEMO_RUN_ID]; /* what the run is called, the same on all ranks */
     demo_progress progress;
     demo_logs logs;         /* rank 0 */

@@ -85,10 +85,6 @@ static int demo_lora_possible(const demo_job *job, demo_error *error) {
     const char *name = job->config.adapter                ? "adapter"
                        : demo_job_given(job, "lora_rank") ? demo_job_spelled(job, "lora_rank")
                                                           : "finetuning_type";
-    if (job->objective->walk)
-        return demo_fail(
-            error, "--%s is not for train_ppo yet, which trains every weight; leave it out",
-            name);
     if (!job->config.pretrain)
         return demo_fail(error,
                          "--%s trains adapters of a model that stays as it is; give its folder "
@@ -217,6 +213,11 @@ static seqpar_llama *demo_learner(const demo_rank *r) {
     return (seqpar_llama *)(r->job->adapter.rank ? &r->adapters : &r->model);
 }
 
+/* Of a model that is open. */
+static const seqpar_llama *demo_learner_of(const seqpar_llama *model) {
+    return model && model->adapters ? model->adapters : model;
+}
+
 static int64_t demo_values_of(const seqpar_llama *model) {
     int64_t values = 0;
     for (int64_t i = 0; i < model->tensor_count; i++)
@@ -237,49 +238,63 @@ static void demo_lora_say(const demo_rank *r) {
 }
 
 /* Of a score model the head learns whole, and begins as the model's: PEFT's modules_to_save. */
-static seqpar_status demo_lora_score(demo_rank *r) {
-    int64_t hidden = r->model.config.hidden;
+static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
+                                     seqpar_llama *adapters) {
+    int64_t hidden = model->config.hidden;
     double *score = (double *)demo_room(hidden, sizeof *score);
-    seqpar_status status = seqpar_llama_read(&r->ctx, &r->model, score,
-                                             r->model.tensor_count - 1, 0, hidden);
+    seqpar_status status = seqpar_llama_read(&r->ctx, model, score, model->tensor_count - 1, 0,
+                                             hidden);
     if (!status)
-        status = seqpar_llama_write(&r->ctx, &r->adapters, score, r->adapters.tensor_count - 1,
-                                    0, hidden);
+        status = seqpar_llama_write(&r->ctx, adapters, score, adapters->tensor_count - 1, 0,
+                                    hidden);
     free(score);
     return status;
 }
 
-/* Behind the model's weights, which a checkpoint's digest tells from another model's. */
-static seqpar_status demo_lora_begin(demo_rank *r) {
-    uint64_t *digests = r->reference;
+/* What a checkpoint of adapters hangs on. Parts of it, each from one group of ranks, add up. */
+enum { DEMO_OF_MODEL, DEMO_OF_CRITIC, DEMO_OF_REFERENCE, DEMO_SPARE_BITS };
+
+static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
+    uint64_t part = demo_digest_number(demo_digest_number(DEMO_DIGEST_EMPTY, on),
+                                       (int64_t)digest);
+    for (int i = 0; i < DEMO_REFERENCES; i++) r->reference[i] += part >> DEMO_SPARE_BITS;
+}
+
+/* Of a model whose weights are there: DEMO_OF_MODEL or DEMO_OF_CRITIC. */
+static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_llama *adapters,
+                                     int of) {
     seqpar_status status = SEQPAR_OK;
-    r->model.adapters = &r->adapters;
+    uint64_t digest, old;
+    model->adapters = adapters;
     if (demo_is_planned(r->device)) return SEQPAR_OK;
-    seqpar_llama_init(&r->ctx, &r->adapters, (uint64_t)r->job->config.seed);
-    if (r->model.config.score) status = demo_lora_score(r);
-    if (!status && (r->model.shards || !r->ctx.world->rank))
-        status = demo_digest_model(&r->ctx, &r->model, &digests[DEMO_REFERENCE],
-                                   &digests[DEMO_REFERENCE_OLD]);
-    return status;
+    seqpar_llama_init(&r->ctx, adapters, (uint64_t)(r->job->config.seed + of));
+    if (model->config.score) status = demo_lora_score(r, model, adapters);
+    if (status || (r->ctx.world->rank && !model->shards)) return status;
+    status = demo_digest_model(&r->ctx, model, &digest, &old);
+    if (status) return status;
+    if (of == DEMO_OF_MODEL) r->base = digest;
+    demo_lora_hangs(r, of, digest);
+    return SEQPAR_OK;
 }
 
 /* ---- their folder ---- */
 
-/* What PEFT's LoraConfig is made from. */
-static cJSON *demo_peft_config(const demo_rank *r) {
+/* What PEFT's LoraConfig is made from. source: the model's folder. */
+static cJSON *demo_peft_config(const demo_rank *r, const seqpar_llama *adapters,
+                               const char *source) {
     const demo_job *job = r->job;
-    const char *score = job->model.score;
+    const char *score = adapters->config.score;
     cJSON *json = cJSON_CreateObject(), *targets;
     cJSON_AddStringToObject(json, "peft_type", "LORA");
     cJSON_AddStringToObject(json, "task_type", score ? "SEQ_CLS" : "CAUSAL_LM");
-    cJSON_AddStringToObject(json, "base_model_name_or_path", job->config.pretrain);
+    cJSON_AddStringToObject(json, "base_model_name_or_path", source);
     cJSON_AddNumberToObject(json, "r", (double)job->adapter.rank);
     cJSON_AddNumberToObject(json, "lora_alpha", (double)job->config.lora_alpha);
     cJSON_AddNumberToObject(json, "lora_dropout", 0);
     cJSON_AddStringToObject(json, "bias", "none");
     targets = cJSON_AddArrayToObject(json, "target_modules");
     for (int i = 0; i < DEMO_LORA_NAMES; i++)
-        if (job->adapter.targets >> i & 1)
+        if (adapters->adapter.targets >> i & 1)
             cJSON_AddItemToArray(targets, cJSON_CreateString(demo_lora_names[i]));
     cJSON_AddItemToObject(json, "modules_to_save",
                           score ? cJSON_CreateStringArray(&score, 1) : cJSON_CreateNull());
@@ -292,42 +307,47 @@ static cJSON *demo_peft_config(const demo_rank *r) {
 }
 
 /* Rank 0 writes what belongs to the adapters beside them. */
-static seqpar_status demo_peft_files(const demo_rank *r, const char *folder) {
+static seqpar_status demo_peft_files(const demo_rank *r, const seqpar_llama *adapters,
+                                     const char *source, const char *folder) {
     char path[1400];
     seqpar_status status;
     snprintf(path, sizeof path, "%s/adapter_config.json", folder);
-    status = demo_source_write(demo_peft_config(r), path, r->ctx.error);
+    status = demo_source_write(demo_peft_config(r, adapters, source), path, r->ctx.error);
     for (size_t i = 0; !status && i < sizeof demo_source_files / sizeof *demo_source_files; i++)
-        status = demo_source_copy(r->job->config.pretrain, folder, demo_source_files[i],
-                                  r->ctx.error);
+        status = demo_source_copy(source, folder, demo_source_files[i], r->ctx.error);
     return status;
 }
 
 /* Rank 0 writes the adapters into an existing folder, while the others demo_hand_over; with
    `average` (collective) that in their place. */
-static seqpar_status demo_save_adapters(demo_rank *r, const char *folder,
+static seqpar_status demo_save_adapters(demo_rank *r, const seqpar_llama *adapters,
+                                        const char *source, const char *folder,
                                         demo_average *average) {
-    demo_transfer store = {.ctx = &r->ctx, .model = &r->adapters, .average = average};
+    bool critic = r->critic && adapters == r->critic->adapters;
+    demo_transfer store = {.ctx = &r->ctx,
+                           .model = adapters,
+                           .average = average,
+                           .which = critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL};
     seqpar_safetensors_dtype dtype = demo_dtype_named(r->job->config.save_dtype);
     char path[1400];
     if (!dtype) dtype = demo_dtype(r->device->storage);
     demo_entry *entries = demo_entries(&store, 1, demo_no_prefix, dtype);
     snprintf(path, sizeof path, "%s/adapter_model.safetensors", folder);
-    seqpar_status status = demo_write_entries(&store, path, entries, r->adapters.tensor_count,
+    seqpar_status status = demo_write_entries(&store, path, entries, adapters->tensor_count,
                                               average ? demo_average_get : demo_weights_get,
                                               demo_written, 2);
     free(entries);
-    return status || r->ctx.world->rank ? status : demo_peft_files(r, folder);
+    return status || r->ctx.world->rank ? status : demo_peft_files(r, adapters, source, folder);
 }
 
 /* The weights become those with the adapters. Ranks that share them leave it to the first.
    Collective. */
-static seqpar_status demo_lora_merge(demo_rank *r) {
-    if (!demo_is_shared(&r->model) || !r->ctx.world->rank) {
-        seqpar_status status = seqpar_llama_merge(&r->ctx, &r->model);
+static seqpar_status demo_lora_merge(demo_rank *r, seqpar_llama *model) {
+    if (!demo_is_shared(model) || !r->ctx.world->rank) {
+        seqpar_status status = seqpar_llama_merge(&r->ctx, model);
         if (status) return status;
     }
-    r->model.adapters = NULL;
-    return demo_model_written(&r->ctx, &r->model);
+    model->adapters = NULL;
+    return demo_model_written(&r->ctx, model);
 }
 #endif

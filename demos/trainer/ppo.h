@@ -210,7 +210,8 @@ static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *
                                : SEQPAR_OK;
     return status || !demo_has_role(r, DEMO_CRITIC)
                ? status
-               : demo_save_checkpoint(&r->ctx, &p->critic, &p->critic_optim, critic, state);
+               : demo_save_checkpoint(&r->ctx, demo_learner_of(&p->critic), &p->critic_optim,
+                                      critic, state);
 }
 
 static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
@@ -222,7 +223,8 @@ static seqpar_status demo_ppo_load_critic(demo_rank *r, int64_t step) {
              (long long)step);
     if (demo_model_compare(&p->critic.config, folder, &why))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION, "%s", why.text);
-    return demo_load_checkpoint(&r->ctx, &p->critic, &p->critic_optim, folder, step, &state);
+    seqpar_llama *critic = p->critic.adapters ? p->critic.adapters : &p->critic;
+    return demo_load_checkpoint(&r->ctx, critic, &p->critic_optim, folder, step, &state);
 }
 
 static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) {
@@ -245,9 +247,8 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
-    bool critic = demo_ppo_options(r)->save_value_network && demo_has_role(r, DEMO_CRITIC);
-    seqpar_llama *const models[] = {demo_has_role(r, DEMO_ACTOR) ? &r->model : NULL,
-                                    critic ? &p->critic : NULL};
+    const seqpar_llama *const models[] = {demo_has_role(r, DEMO_ACTOR) ? demo_learner(r) : NULL,
+                                          r->saves_critic ? demo_learner_of(&p->critic) : NULL};
     static const char *const names[] = {"", "/critic"};
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; !status && i < 2; i++) {
@@ -366,6 +367,17 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
     return status;
 }
 
+/* As the actor's; of a model with experts those of attention alone. */
+static seqpar_status demo_critic_adapters(demo_rank *r) {
+    demo_ppo *p = demo_ppo_of(r);
+    seqpar_adapter_desc desc = r->job->adapter;
+    if (p->critic.config.experts) desc.targets &= DEMO_LORA_ATTENTION;
+    seqpar_status status = seqpar_llama_open_adapters(&r->ctx, &p->critic_adapters, &p->critic,
+                                                      &desc, r->job->config.zero_stage == 3, 0);
+    return status ? status
+                  : demo_lora_begin(r, &p->critic, &p->critic_adapters, DEMO_OF_CRITIC);
+}
+
 static seqpar_status demo_open_critic(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -383,9 +395,11 @@ static seqpar_status demo_open_critic(demo_rank *r) {
     if (c->critic.max_norm >= 0) optim.max_norm = c->critic.max_norm;
     seqpar_status status = p->critic.tensors ? SEQPAR_OK
                                              : demo_critic_begin(r, c->critic_pretrain);
+    if (!status && r->job->adapter.rank) status = demo_critic_adapters(r);
+    const seqpar_llama *learner = demo_learner_of(&p->critic);
     return status ? status
-                  : seqpar_optim_open(&r->ctx, &p->critic_optim, p->critic.tensors,
-                                      p->critic.tensor_count, &optim);
+                  : seqpar_optim_open(&r->ctx, &p->critic_optim, learner->tensors,
+                                      learner->tensor_count, &optim);
 }
 
 /* Room for a rollout's texts, the pretraining documents behind it. */
@@ -399,7 +413,6 @@ static void demo_open_mixed(demo_rank *r) {
         arrput(mixed->documents, more->documents[i]);
 }
 
-/* All ranks get to know its digests. */
 static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *reference) {
     const demo_ppo_config *c = demo_ppo_options(r);
     seqpar_status status = SEQPAR_OK;
@@ -409,11 +422,6 @@ static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *refer
     if (r->own) *reference = *(demo_reference *)r->own;
     free(r->own);
     r->own = NULL;
-    if (status || r->job->groups < 2) return status;
-    int64_t digests[DEMO_REFERENCES] = {0};
-    if (!r->ctx.world->rank) memcpy(digests, r->reference, sizeof digests);
-    status = seqpar_comm_sum_i64(r->world, digests, DEMO_REFERENCES);
-    memcpy(r->reference, digests, sizeof digests);
     return status;
 }
 
@@ -423,6 +431,11 @@ static seqpar_status demo_generators_open(demo_rank *r) {
     if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
     seqpar_status status = generates ? seqpar_llama_open(&r->ctx, &r->model, &r->job->model)
                                      : SEQPAR_OK;
+    if (!status && generates && r->job->adapter.rank) {
+        status = seqpar_llama_open_adapters(&r->ctx, &r->adapters, &r->model, &r->job->adapter,
+                                            0, 0);
+        r->model.adapters = &r->adapters;
+    }
     seqpar_comm *part = NULL;
     bool hands = generates || r->world->rank == 0;
     if (!status) status = seqpar_comm_split(r->world, hands, r->world->rank, &part);
@@ -430,6 +443,17 @@ static seqpar_status demo_generators_open(demo_rank *r) {
         demo_ppo_of(r)->handing = part;
     else
         seqpar_comm_free(part);
+    return status;
+}
+
+/* All ranks get to know the digests of models that are not trained: the sum over groups, of which
+   each has told its first rank. */
+static seqpar_status demo_ppo_digests(demo_rank *r) {
+    int64_t digests[DEMO_REFERENCES] = {0};
+    if (r->job->groups < 2) return SEQPAR_OK;
+    if (!r->ctx.world->rank) memcpy(digests, r->reference, sizeof digests);
+    seqpar_status status = seqpar_comm_sum_i64(r->world, digests, DEMO_REFERENCES);
+    memcpy(r->reference, digests, sizeof digests);
     return status;
 }
 
@@ -443,7 +467,9 @@ static seqpar_status demo_ppo_open(demo_rank *r) {
     p->has_critic = !strcmp(c->advantage_estimator, "gae");
     if (demo_has_role(r, DEMO_CRITIC)) r->critic = &p->critic;
     if (!status) status = demo_open_rewards(r);
+    r->saves_critic = c->save_value_network && demo_has_role(r, DEMO_CRITIC);
     if (!status && demo_has_role(r, DEMO_CRITIC)) status = demo_open_critic(r);
+    if (!status) status = demo_ppo_digests(r);
     if (c->pretrain_data) demo_open_mixed(r);
     return status;
 }
@@ -454,6 +480,7 @@ static void demo_ppo_close(demo_rank *r) {
     demo_rollout_free(&p->rollout);
     arrfree(p->mixed.documents);
     if (p->critic_optim.blocks.tensors) seqpar_optim_close(&r->ctx, &p->critic_optim);
+    if (p->critic_adapters.tensors) seqpar_llama_close(&r->ctx, &p->critic_adapters);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
     demo_experts_free(&p->critic_experts);
     for (int i = 0; i < p->rewards; i++)

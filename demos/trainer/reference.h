@@ -61,7 +61,7 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
 }
 
 /* Adapters leave the model as it is, so that without them it is its own reference. */
-static bool demo_reference_shared(const demo_job *job, const char *folder) {
+static bool demo_reference_is_base(const demo_job *job, const char *folder) {
     return job->adapter.rank && (!folder || demo_same_file(folder, job->config.pretrain));
 }
 
@@ -70,16 +70,15 @@ static seqpar_llama *demo_reference_model(demo_rank *r) {
     return reference->there ? &reference->model : &r->model;
 }
 
-/* Beside that of a model whose adapters are trained. */
 static seqpar_status demo_reference_digest(demo_rank *r) {
-    uint64_t digests[DEMO_REFERENCES], base = r->reference[DEMO_REFERENCE];
+    uint64_t digests[DEMO_REFERENCES];
     seqpar_status status = demo_digest_model(&r->ctx, demo_reference_model(r),
                                              &digests[DEMO_REFERENCE],
                                              &digests[DEMO_REFERENCE_OLD]);
-    for (int i = 0; !status && i < DEMO_REFERENCES; i++)
-        r->reference[i] = r->job->adapter.rank
-                              ? demo_digest_number(base, (int64_t)digests[DEMO_REFERENCE])
-                              : digests[i];
+    if (!status && r->job->adapter.rank)
+        demo_lora_hangs(r, DEMO_OF_REFERENCE, digests[DEMO_REFERENCE]);
+    else if (!status)
+        memcpy(r->reference, digests, sizeof digests);
     return status;
 }
 
@@ -90,10 +89,12 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
-    if (demo_reference_shared(r->job, folder)) {
+    /* ranks of another group than the actor's have no such model */
+    if (!r->group && demo_reference_is_base(r->job, folder)) {
         if (offload && !r->world->rank)
             fprintf(stderr, "notice: the reference is the model without its adapters, so "
                             "--ref_offload is not used\n");
+        if (r->base) demo_lora_hangs(r, DEMO_OF_REFERENCE, r->base);
         return SEQPAR_OK;
     }
     if (!folder) folder = c->pretrain;

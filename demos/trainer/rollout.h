@@ -34,7 +34,7 @@ typedef struct {
 
 typedef struct { /* an actor's rank carries these */
     demo_reference reference;
-    seqpar_llama critic, reward[DEMO_REWARDS];
+    seqpar_llama critic, critic_adapters, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
     demo_experts critic_experts; /* another number of them than the actor has, perhaps */
     char critic_source[DEMO_PATH_LIMIT + 1];
@@ -58,6 +58,7 @@ typedef struct { /* an actor's rank carries these */
     int64_t *place[ENTRY];
     double *seen[ENTRY];
     seqpar_comm *handing; /* the actor's first rank and the generators, where there are such */
+    bool handed;          /* generators have the model */
     /* means of the last update; generate, score, train, and of the first: weights on their way */
     double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], seconds[4];
 } demo_ppo;
@@ -184,24 +185,35 @@ static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
 #ifndef DEMO_HANDED_BYTES
 #define DEMO_HANDED_BYTES (1 << 24)
 #endif
-/* The actor's weights go to the generators, as they are, a piece at a time: from its first rank,
-   which has all of them for that time. Collective over all. */
-static seqpar_status demo_hand_weights(demo_rank *r) {
+/* Weights go to the generators, as they are, a piece at a time: from the actor's first rank. */
+static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) {
     demo_ppo *p = demo_ppo_of(r);
-    double began = demo_seconds();
-    seqpar_status status = SEQPAR_OK;
-    if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
-    if (r->group == 0) status = seqpar_llama_gather(&r->ctx, &r->model);
-    int64_t bytes = r->model.elements * seqpar_dtype_bytes(r->device->storage), n;
+    int64_t bytes = model->elements * seqpar_dtype_bytes(r->device->storage), n;
     char *host = p->handing ? (char *)demo_room(DEMO_HANDED_BYTES, 1) : NULL;
+    seqpar_status status = SEQPAR_OK;
     for (int64_t at = 0; !status && p->handing && at < bytes; at += n) {
-        char *part = (char *)r->model.params.data + at;
+        char *part = (char *)model->params.data + at;
         n = bytes - at < DEMO_HANDED_BYTES ? bytes - at : (int64_t)DEMO_HANDED_BYTES;
         if (r->group == 0) r->device->copy(r->device, host, part, n, NULL);
         status = seqpar_comm_broadcast(p->handing, host, n, 0);
         if (r->group) r->device->copy(r->device, part, host, n, NULL);
     }
     free(host);
+    return status;
+}
+
+/* What has changed since: adapters, and the weights of a model without. The actor has all of them
+   for that time. Collective over all. */
+static seqpar_status demo_hand_weights(demo_rank *r) {
+    demo_ppo *p = demo_ppo_of(r);
+    double began = demo_seconds();
+    seqpar_status status = SEQPAR_OK;
+    if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
+    if (r->group == 0) status = seqpar_llama_gather(&r->ctx, &r->model);
+    if (!status && (!r->job->adapter.rank || !p->handed))
+        status = demo_hand_over_to(r, &r->model);
+    if (!status && r->job->adapter.rank) status = demo_hand_over_to(r, &r->adapters);
+    p->handed = true;
     if (r->group == 0) seqpar_llama_drop(&r->ctx, &r->model);
     p->seconds[3] += demo_seconds() - began;
     return status;
@@ -369,8 +381,14 @@ static seqpar_status demo_actor_rows(demo_rank *r, demo_window *w, int64_t first
 
 static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t first,
                                          int64_t count, int64_t micro) {
+    demo_reference *reference = &demo_ppo_of(r)->reference;
+    seqpar_llama *model = reference->there ? &reference->model : &r->model;
+    seqpar_llama *adapters = model->adapters;
     (void)micro;
-    return demo_pass_rows(r, w, &demo_ppo_of(r)->reference.model, first, count);
+    model->adapters = NULL; /* the actor's, without them, is the reference */
+    seqpar_status status = demo_pass_rows(r, w, model, first, count);
+    model->adapters = adapters;
+    return status;
 }
 
 static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t first,

@@ -549,11 +549,12 @@ static seqpar_status demo_resume(demo_rank *r) {
             r->ctx.error, SEQPAR_ERR_OPTION,
             r->job->adapter.rank
                 ? "the adapters in %.300s are of another model, or learnt against "
-                  "another reference; give the same --pretrain or --ref_pretrain "
+                  "another reference; give the same --pretrain or --ref_pretrain%s "
                   "to go on"
                 : "the checkpoint in %.300s was trained against another reference "
-                  "model; give the same --pretrain or --ref_pretrain to go on",
-            c->ckpt_path);
+                  "model; give the same --pretrain or --ref_pretrain%s to go on",
+            c->ckpt_path,
+            r->job->adapter.rank && r->job->objective->walk ? ", and --critic_pretrain," : "");
     r->saved = r->step = state.step;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
@@ -616,7 +617,8 @@ static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *op
         status = seqpar_optim_open(&r->ctx, &r->optim, learner->tensors, learner->tensor_count,
                                    optim);
     if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
-    if (!status && r->job->adapter.rank) status = demo_lora_begin(r);
+    if (!status && r->job->adapter.rank)
+        status = demo_lora_begin(r, &r->model, &r->adapters, DEMO_OF_MODEL);
     return status || !c->enable_ema
                ? status
                : demo_average_open(&r->ctx, learner, &r->average, c->ema_beta);
@@ -667,9 +669,10 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
-    bool critic = model == r->critic;
-    if (model == &r->adapters) return demo_save_adapters(r, folder, average);
-    demo_save_form form = {.source = critic ? r->critic_source : c->pretrain,
+    bool critic = r->critic && (model == r->critic || model == r->critic->adapters);
+    const char *source = critic ? r->critic_source : c->pretrain;
+    if (model->adapter.rank) return demo_save_adapters(r, model, source, folder, average);
+    demo_save_form form = {.source = source,
                            .dtype = demo_dtype_named(c->save_dtype),
                            .shard_bytes = demo_size_named(c->max_shard_size),
                            .which = critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL,
@@ -692,23 +695,35 @@ static seqpar_status demo_average_save(demo_rank *r) {
     return status ? status : demo_save_model(r, demo_learner(r), folder, &r->average);
 }
 
-/* Rank 0 writes the whole model into a folder beside the adapters'. */
-static seqpar_status demo_write_merged(demo_rank *r) {
+/* Rank 0 writes the whole model into a folder beside its adapters'. */
+static seqpar_status demo_write_merged(demo_rank *r, const seqpar_llama *model) {
     char folder[1280];
-    snprintf(folder, sizeof folder, "%s/merged", r->job->config.save_path);
+    bool critic = model == r->critic;
+    snprintf(folder, sizeof folder, "%s%s/merged", r->job->config.save_path,
+             critic ? "/critic" : "");
     seqpar_status status = demo_make_folder(folder, r->ctx.error);
-    if (!status) status = demo_save_model(r, &r->model, folder, NULL);
-    return status || !r->job->objective->saved ? status : r->job->objective->saved(r, folder);
+    if (!status) status = demo_save_model(r, model, folder, NULL);
+    return status || critic || !r->job->objective->saved ? status
+                                                         : r->job->objective->saved(r, folder);
 }
 
-/* The last that is done with the model: its weights are others behind it. Collective. */
+/* The last that is done with a model: its weights are others behind it. Collective over its
+   ranks. */
+static seqpar_status demo_merge_and_save(demo_rank *r, seqpar_llama *model) {
+    const seqpar_llama *models[DEMO_SAVED_MODELS] = {NULL, NULL};
+    models[model == r->critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL] = model;
+    seqpar_status status = demo_lora_merge(r, model);
+    if (!status && r->ctx.world->rank) return demo_hand_over(&r->ctx, models, model);
+    if (!status) status = demo_write_merged(r, model);
+    return demo_handed_over(&r->ctx, model, status);
+}
+
 static seqpar_status demo_merged_save(demo_rank *r) {
-    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {&r->model};
+    seqpar_status status = SEQPAR_OK;
     if (!r->job->config.save_merged) return SEQPAR_OK;
-    seqpar_status status = demo_lora_merge(r);
-    if (!status && r->ctx.world->rank) return demo_hand_over(&r->ctx, models, &r->model);
-    if (!status) status = demo_write_merged(r);
-    return demo_handed_over(&r->ctx, &r->model, status);
+    if (demo_trains_model(r)) status = demo_merge_and_save(r, &r->model);
+    return status || !r->critic || !r->saves_critic ? status
+                                                    : demo_merge_and_save(r, r->critic);
 }
 
 static seqpar_status demo_draw_loss(demo_rank *r) {
@@ -731,8 +746,9 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
 static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
                                  int *stop) {
     seqpar_error *error = r->ctx.error;
-    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {demo_learner(r), r->critic};
-    const seqpar_llama *first = demo_trains_model(r) || !r->critic ? models[0] : r->critic;
+    const seqpar_llama *const models[DEMO_SAVED_MODELS] = {demo_learner(r),
+                                                           demo_learner_of(r->critic)};
+    const seqpar_llama *first = demo_trains_model(r) || !r->critic ? models[0] : models[1];
     int64_t failed = 0;
     r->ctx.error = &r->trouble;
     if (r->ctx.world->rank == 0) failed = write(r) != SEQPAR_OK;

@@ -424,7 +424,7 @@ static seqpar_status demo_actor_step(demo_rank *r, demo_window *w) {
         status = demo_update_step(&actor, demo_ppo_options(r)->actor_learning_rate * factor,
                                   p->policy);
     if (!status && r->step == 0 && r->world->rank == 0) demo_say_first(r, p->policy);
-    if (!status) status = demo_average_step(&r->ctx, &r->model, &r->average);
+    if (!status) status = demo_average_step(&r->ctx, demo_learner(r), &r->average);
     demo_window_close(&mixed);
     return status;
 }
