@@ -1176,6 +1176,18 @@ typedef struct seqpar_mix_args {
     int accumulate;
 } seqpar_mix_args;
 
+/* y[t, i] = x[t, i] times seqpar_attn_dropout(document[t], head 0, query position[t], key i);
+   accumulate: is added to y. document, position (rows): the host's. y may be x. */
+typedef struct seqpar_drop_args {
+    seqpar_mat y, x;
+    int64_t rows, width;
+    const int64_t *document;
+    const int32_t *position;
+    double dropout;
+    uint64_t seed, stream;
+    int accumulate;
+} seqpar_drop_args;
+
 /* out[to[t]] = a[t] . b[t]; out: accumulators, to (rows): the host's */
 typedef struct seqpar_dots_args {
     seqpar_mat a, b;
@@ -1252,6 +1264,7 @@ typedef struct seqpar_pack_args {
     X(route)          /* own kernel, a warp a row, + cudaMemcpyAsync */ \
     X(route_grad)     /* own kernel, a warp a row */ \
     X(mix)            /* own kernel, a block a row */ \
+    X(drop)           /* own kernel, a block a row */ \
     X(dots)           /* own kernel, a warp a row */ \
     X(pack)           /* own kernel, a warp a group */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */
@@ -12867,6 +12880,21 @@ static void seqpar__mix_row(const seqpar__row_run *w, int64_t t, double *sums) {
     for (int64_t i = 0; i < a->width; i++) seqpar__put(a->y, t, i, S, sums[i]);
 }
 
+static void seqpar__drop_row(const seqpar__row_run *w, int64_t t, double *scratch) {
+    const seqpar_drop_args *a = (const seqpar_drop_args *)w->args;
+    int S = w->device->storage;
+    seqpar_dropout from;
+    (void)scratch;
+    from.dropout = a->dropout;
+    from.seed = a->seed;
+    from.stream = a->stream;
+    for (int64_t i = 0; i < a->width; i++) {
+        double z = seqpar_attn_dropout(&from, a->document[t], 0, a->position[t], i);
+        double y = a->accumulate ? seqpar__of(a->y, t, i, S) : 0;
+        seqpar__put(a->y, t, i, S, SEQPAR__FMA(z, seqpar__of(a->x, t, i, S), y));
+    }
+}
+
 static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratch) {
     const seqpar_dots_args *a = (const seqpar_dots_args *)w->args;
     int S = w->device->storage;
@@ -12899,6 +12927,7 @@ static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratc
 SEQPAR__ROW_OP(route, a->experts)
 SEQPAR__ROW_OP(route_grad, a->experts)
 SEQPAR__ROW_OP(mix, a->width)
+SEQPAR__ROW_OP(drop, 1)
 SEQPAR__ROW_OP(dots, 1)
 
 /* ---- numbers in fewer bits ---- */

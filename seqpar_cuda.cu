@@ -3168,6 +3168,51 @@ static seqpar_status op_mix(seqpar_device *device, const seqpar_mix_args *a, voi
                   queue);
 }
 
+struct drop_view {
+    int64_t y_stride, x_stride, width;
+    const int64_t *document;
+    const int32_t *position;
+    uint64_t key;
+    double dropout;
+    float keep;
+    int accumulate;
+};
+
+template <class T> __global__ void drop_kernel(T *y, const T *x, drop_view v) {
+    int64_t row = blockIdx.x;
+    uint64_t high = (uint64_t)v.document[row] << 24, low = (uint64_t)v.position[row] << 32;
+    for (int64_t i = threadIdx.x; i < v.width; i += blockDim.x) {
+        uint32_t draw = random_word(v.key, high, low | (uint64_t)i >> 2, (int)(i & 3));
+        float z = (double)draw < v.dropout * 4294967296.0 ? 0.0f : v.keep;
+        float sum = v.accumulate ? wide(y[row * v.y_stride + i]) : 0;
+        narrow(&y[row * v.y_stride + i], fmaf(z, wide(x[row * v.x_stride + i]), sum));
+    }
+}
+
+template <class T>
+static seqpar_status op_drop(seqpar_device *device, const seqpar_drop_args *a, void *queue) {
+    cuda_device *self = of(device);
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    int64_t document = pack(self, a->document, a->rows * 8);
+    int64_t position = pack(self, a->position, a->rows * 4);
+    const char *lists = upload(self);
+    if (document < 0 || position < 0 || !lists) return SEQPAR_ERR_MEMORY;
+    drop_view v = {a->y.stride,
+                   a->x.stride,
+                   a->width,
+                   (const int64_t *)(lists + document),
+                   (const int32_t *)(lists + position),
+                   seqpar_attn_dropout_key(a->seed, a->stream),
+                   a->dropout,
+                   (float)(1.0 / (1.0 - a->dropout)),
+                   a->accumulate};
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, drop_kernel<T>, dim3((unsigned)a->rows), dim3(BLOCK),
+                                     0, (T *)a->y.data, (const T *)a->x.data, v),
+                  queue);
+}
+
 template <class T>
 __global__ void dots_kernel(float *out, const int32_t *to, const T *a, int64_t a_stride,
                             const T *b, int64_t b_stride, int64_t rows, int64_t width) {

@@ -108,6 +108,8 @@ typedef struct seqpar_adapter_desc {
     int64_t rank;
     double scale;
     int targets; /* SEQPAR_ADAPT_.., added */
+    double
+        dropout; /* share of what A is given that becomes 0 where seqpar_llama_run.dropout is set */
 } seqpar_adapter_desc;
 
 typedef struct seqpar_llama {
@@ -198,8 +200,9 @@ typedef struct seqpar_llama_run {
     const seqpar_attn_kernel *kernel;
     /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
     double temperature;
-    /* 1: attention drops what the config says, as where a model learns. What is dropped hangs on
-       seed, step, layer, row (seqpar_row.index), head and positions alone. Also changes numbers */
+    /* 1: attention drops what the config says, and adapters what theirs say, as where a model learns.
+       What is dropped hangs on seed, step, layer, matrix, head or column, document
+       (seqpar_row.doc_source) and positions in it alone. Also changes numbers */
     int dropout;
     uint64_t dropout_seed;
     int64_t dropout_step;
@@ -254,9 +257,11 @@ typedef struct seqpar_llama_batch {
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
     seqpar_buffer ones; /* (tokens), of a model with biases */
     /* ---- of a model with adapters: scratch (tokens, rank), (tokens) times their scale ---- */
-    seqpar_buffer adapted, adapted_scale;
-    double adapted_by;  /* that scale; 0: not yet */
-    int32_t *tokens_of; /* (tokens) their own numbers */
+    seqpar_buffer adapted, adapted_scale, dropped; /* dropped: (tokens, widest input) */
+    double adapted_by;                             /* that scale; 0: not yet */
+    int32_t *tokens_of;                            /* (tokens) their own numbers */
+    int64_t *document_of; /* (tokens) with dropout: the documents' numbers, */
+    int32_t *position_of; /* and positions in them */
     /* ---- of a model with experts ---- */
     /* (experts) how often each was chosen in the last forward pass, by the own tokens in all
        layers */
@@ -855,6 +860,10 @@ static seqpar_status seqpar__llama_check_adapter(seqpar_error *error, const seqp
     if (!seqpar__llama_is_above(d->scale, 0))
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "the adapters' scale is %g; give alpha / rank, above 0", d->scale);
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "the adapters' dropout is %g; give at least 0 and less than 1",
+                           d->dropout);
     if (d->targets <= 0 || d->targets > SEQPAR_ADAPT_ALL)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "the adapters' targets are %d; give a sum of SEQPAR_ADAPT_..",
@@ -1434,6 +1443,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->ones);
     seqpar_buffer_free(ctx, &b->adapted);
     seqpar_buffer_free(ctx, &b->adapted_scale);
+    seqpar_buffer_free(ctx, &b->dropped);
     seqpar_buffer_free(ctx, &b->slots_in);
     seqpar_buffer_free(ctx, &b->slots_out);
     seqpar_buffer_free(ctx, &b->slots_wide);
@@ -1454,10 +1464,40 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_FREE(b->route_begins);
     SEQPAR_FREE(b->chosen);
     SEQPAR_FREE(b->tokens_of);
+    SEQPAR_FREE(b->document_of);
+    SEQPAR_FREE(b->position_of);
     SEQPAR_FREE(b->expert_pieces);
     seqpar_attn_close(ctx, b->attn);
     seqpar_attn_close(ctx, b->windowed);
     memset(b, 0, sizeof *b);
+}
+
+static int seqpar__llama_drops(const seqpar_llama *m, const seqpar_llama_batch *b) {
+    return m->adapters && m->adapters->adapter.dropout > 0 && b->run.dropout;
+}
+
+/* What dropout's draws hang on, for each of the rank's tokens. */
+static seqpar_status seqpar__llama_dropped_room(seqpar_ctx *ctx, const seqpar_llama *m,
+                                                seqpar_llama_batch *b) {
+    const seqpar_llama_config *c = &m->config;
+    int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1);
+    int64_t width = SEQPAR__LLAMA_MAX(c->heads * c->head_dim,
+                                      SEQPAR__LLAMA_MAX(c->hidden, c->intermediate));
+    if (!seqpar__llama_drops(m, b) || b->document_of) return SEQPAR_OK;
+    b->document_of = SEQPAR__LLAMA_NEW(int64_t, n);
+    b->position_of = SEQPAR__LLAMA_NEW(int32_t, n);
+    if (!b->document_of || !b->position_of)
+        return seqpar__llama_no_memory(ctx->error, "dropped tokens");
+    for (int64_t i = 0; i < b->share->count; i++) {
+        const seqpar_piece *p = &b->share->pieces[i];
+        for (int64_t k = 0; k < p->count; k++) {
+            b->document_of[p->local + k] = p->document;
+            b->position_of[p->local + k] = (int32_t)(p->start + k * p->stride - p->origin);
+        }
+    }
+    return seqpar_buffer_new(ctx, &b->dropped,
+                             n * width * seqpar_dtype_bytes(ctx->device->storage),
+                             SEQPAR_MEM_SCRATCH);
 }
 
 /* Scratch of the adapters in use, which may be others than those of the call before. */
@@ -1470,6 +1510,7 @@ static seqpar_status seqpar__llama_adapted_room(seqpar_ctx *ctx, const seqpar_ll
         seqpar_buffer_free(ctx, &b->adapted);
         SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->adapted, bytes, SEQPAR_MEM_SCRATCH));
     }
+    SEQPAR__LLAMA_TRY(seqpar__llama_dropped_room(ctx, m, b));
     if (m->adapters->adapter.scale == b->adapted_by) return SEQPAR_OK;
     if (!b->tokens_of) {
         b->tokens_of = SEQPAR__LLAMA_NEW(int32_t, n);
@@ -1601,6 +1642,36 @@ static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, vo
     return c->dev->mix(c->dev, &a, c->ctx->queue);
 }
 
+/* y (tokens, inputs of the matrix) = x, of which some become 0, another choice for each matrix,
+   layer and step. Attention's draws have streams from 0 on, these from the other end. accumulate:
+   is added to y */
+static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void *y, void *x,
+                                        int part, int accumulate) {
+    const seqpar_llama_run *run = &c->b->run;
+    int64_t layer = run->dropout_step * c->m->config.layers + c->layer;
+    seqpar_drop_args a;
+    a.width = c->m->tensors[seqpar__llama_part_of(c, part)].cols;
+    a.y = seqpar__llama_mat(y, a.width);
+    a.x = seqpar__llama_mat(x, a.width);
+    a.rows = c->b->tokens;
+    a.document = c->b->document_of;
+    a.position = c->b->position_of;
+    a.dropout = c->m->adapters->adapter.dropout;
+    a.seed = run->dropout_seed;
+    a.stream = ~(uint64_t)(layer * SEQPAR__LLAMA_PLACES + part);
+    a.accumulate = accumulate;
+    return c->dev->drop(c->dev, &a, c->ctx->queue);
+}
+
+/* *x: what A is given in its place, in scratch where something is dropped. */
+static seqpar_status seqpar__llama_to_adapter(const seqpar__llama_layer_call *c, void **x,
+                                              int part) {
+    void *from = *x;
+    if (!seqpar__llama_drops(c->m, c->b)) return SEQPAR_OK;
+    *x = c->b->dropped.data;
+    return seqpar__llama_drop(c, *x, from, part, 0);
+}
+
 /* y (tokens, outputs of the matrix) = x . W^T + b, and what its adapter adds; accumulate: is added
    to y */
 static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, void *y, void *x,
@@ -1610,6 +1681,7 @@ static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, vo
         seqpar__llama_linear(c, y, x, seqpar__llama_part_of(c, part), 0, accumulate));
     if (bias) SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1));
     if (!seqpar__llama_adapter_of(c, part)) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar__llama_to_adapter(c, &x, part));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, seqpar__llama_adapter_of(c, part) - 1, 0));
     return seqpar__llama_linear_of(c, c->m->adapters, y, c->b->adapted.data,
                                    seqpar__llama_adapter_of(c, part), 0, 1);
@@ -1623,7 +1695,11 @@ static seqpar_status seqpar__llama_project_back(const seqpar__llama_layer_call *
         seqpar__llama_linear(c, dx, dy, seqpar__llama_part_of(c, part), 1, accumulate));
     if (!b) return SEQPAR_OK;
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));
-    return seqpar__llama_linear_of(c, c->m->adapters, dx, c->b->adapted.data, b - 1, 1, 1);
+    if (!seqpar__llama_drops(c->m, c->b))
+        return seqpar__llama_linear_of(c, c->m->adapters, dx, c->b->adapted.data, b - 1, 1, 1);
+    SEQPAR__LLAMA_TRY(seqpar__llama_linear_of(c, c->m->adapters, c->b->dropped.data,
+                                              c->b->adapted.data, b - 1, 1, 0));
+    return seqpar__llama_drop(c, dx, c->b->dropped.data, part, 1);
 }
 
 /* dB = dy^T (scale x A^T), dA = (scale dy B)^T x */
@@ -1631,6 +1707,7 @@ static seqpar_status seqpar__llama_adapter_grad(const seqpar__llama_layer_call *
                                                 void *x, int part) {
     int64_t b = seqpar__llama_adapter_of(c, part);
     if (!b) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar__llama_to_adapter(c, &x, part));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, b - 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, dy, c->b->adapted.data, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));

@@ -288,7 +288,8 @@ static seqpar_llama_run objective_run_of(const objective_task *t, const objectiv
                               .vocab_rows = way->vocab_rows,
                               .recompute = way->recompute,
                               .temperature = t->temperature,
-                              .dropout = learns && t->config.attention_dropout > 0,
+                              .dropout = learns &&
+                                         t->config.attention_dropout + t->adapter.dropout > 0,
                               .dropout_seed = t->seed,
                               .dropout_step = 3,
                               .untaught = t->untaught};

@@ -76,11 +76,11 @@ static objective_way way_drawn(int device) {
                            .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
 }
 
-static void test_ways(int device, int kind, int ways) {
+static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int ways) {
     objective_task t;
     objective_result one, other;
     objective_way way = alone;
-    task_open(&t, kind, &everywhere);
+    task_open(&t, kind, desc);
     t.start = adapters_drawn(&t);
     way.reference_device = device;
     objective_run(&t, &way, &one);
@@ -99,8 +99,8 @@ static void test_ways(int device, int kind, int ways) {
     }
     objective_result_free(&one);
     task_close(&t);
-    test_end("adapters_%s_%s", (const char *[]){"fp32", "fp64", "bf16"}[device],
-             objective_name(kind));
+    test_end("adapters_%s_%s%s", (const char *[]){"fp32", "fp64", "bf16"}[device],
+             objective_name(kind), desc->dropout > 0 ? "_dropout" : "");
 }
 
 /* ---- by the chain rule ---- */
@@ -233,6 +233,102 @@ static void with_experts(seqpar_llama_config *c) {
     c->expert_intermediate = 11;
 }
 
+/* ---- dropout ---- */
+
+static const seqpar_adapter_desc dropping = {3, 1.25, SEQPAR_ADAPT_ALL, 0.3};
+
+/* Another world drops the same, and the gradient is the loss's slope. */
+static void test_slope(void) {
+    objective_task t;
+    objective_result at, side[2];
+    objective_way way = alone;
+    double slope = 0, step = 1e-6;
+    way.reference_device = 1;
+    task_open(&t, OBJECTIVE_SFT, &dropping);
+    double *start = adapters_drawn(&t);
+    t.start = start;
+    objective_run(&t, &way, &at);
+    for (int k = 0; k < 2; k++) {
+        double *moved = malloc((size_t)at.elements * sizeof *moved);
+        for (int64_t i = 0; i < at.elements; i++)
+            moved[i] = start[i] + (k ? step : -step) * sin((double)(3 * i + 1));
+        t.start = moved;
+        objective_run(&t, &way, &side[k]);
+        free(moved);
+    }
+    for (int64_t i = 0; i < at.elements; i++)
+        slope += at.gradient[i] * sin((double)(3 * i + 1));
+    double found = (side[1].loss - side[0].loss) / (2 * step);
+    test_expect(!at.status && fabs(found - slope) <= 1e-7 * at.norm,
+                "%s: slope %.12g, by the loss %.12g, norm %g", at.error.text, slope, found,
+                at.norm);
+    for (int k = 0; k < 2; k++) objective_result_free(&side[k]);
+    objective_result_free(&at);
+    t.start = start;
+    task_close(&t);
+    test_end("adapters_dropout_slope: off by %.1e", fabs(found - slope));
+}
+
+/* What the device was asked to drop. */
+enum { DROPS = 64 };
+static struct {
+    int64_t count, tokens, wrong;
+    uint64_t stream[DROPS], seed;
+    double dropout;
+    seqpar_status (*drop)(seqpar_device *device, const seqpar_drop_args *a, void *queue);
+} dropped;
+
+static seqpar_status note_drop(seqpar_device *device, const seqpar_drop_args *a, void *queue) {
+    static const int64_t lengths[] = {5, 1, 9};
+    int64_t t = 0;
+    if (dropped.count < DROPS) dropped.stream[dropped.count++] = a->stream;
+    dropped.tokens = a->rows;
+    dropped.seed = a->seed;
+    dropped.dropout = a->dropout;
+    for (int64_t d = 0; d < 3; d++)
+        for (int64_t k = 0; k < lengths[d]; k++, t++)
+            dropped.wrong += a->document[t] != 40 + 3 * d || a->position[t] != k;
+    return dropped.drop(device, a, queue);
+}
+
+/* Every matrix of every layer has draws of its own, by document and position in it. */
+static void test_draws(int on) {
+    static const int64_t cu_seqlens[] = {0, 5, 6, 15}, source[] = {40, 43, 46};
+    int32_t ids[15] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 6, 5, 4, 3}, positions[15] = {0};
+    seqpar_row row = {.tokens = 15,
+                      .docs = 3,
+                      .cu_seqlens = cu_seqlens,
+                      .doc_source = source,
+                      .ids = ids,
+                      .targets = ids,
+                      .position_ids = positions};
+    seqpar_llama_run run = {.dropout = on, .dropout_seed = 9, .dropout_step = 2};
+    seqpar_llama_batch b = {0};
+    objective_task t;
+    tables x;
+    int64_t alike = 0;
+    task_open(&t, OBJECTIVE_SFT, &dropping);
+    tables_open(&x, &t);
+    memset(&dropped, 0, sizeof dropped);
+    dropped.drop = x.device->drop;
+    x.device->drop = note_drop;
+    x.model.adapters = &x.adapters;
+    seqpar_status status = seqpar_llama_open_batch(&x.ctx, &x.model, &b, &row, 1, &run);
+    if (!status) status = seqpar_llama_forward(&x.ctx, &x.model, &b, 1);
+    for (int64_t i = 0; i < dropped.count; i++)
+        for (int64_t k = 0; k < i; k++) alike += dropped.stream[i] == dropped.stream[k];
+    test_expect(
+        !status && dropped.count == (on ? 7 * t.config.layers : 0) && !alike &&
+            !dropped.wrong &&
+            (!on || (dropped.tokens == 15 && dropped.seed == 9 && dropped.dropout == 0.3)),
+        "status %d, %lld draws, %lld alike, %lld of other tokens", status,
+        (long long)dropped.count, (long long)alike, (long long)dropped.wrong);
+    seqpar_llama_close_batch(&x.ctx, &x.model, &b);
+    tables_close(&x);
+    objective_task_close(&t);
+    test_end("adapters_dropout_draws%s", on ? "" : "_none");
+}
+
 /* ---- new ones ---- */
 
 /* B is 0: the model is as it was, its first DPO loss ln 2, and of the gradient A's is 0. */
@@ -267,9 +363,14 @@ int main(int argc, char **argv) {
     test_chain(OBJECTIVE_SFT, "experts", with_experts, &attention);
     test_chain(OBJECTIVE_RM, "rm", NULL, &some);
     test_chain(OBJECTIVE_VALUE, "value", with_parts, &some);
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, 2);
-    test_ways(0, OBJECTIVE_SFT, 12);
-    test_ways(1, OBJECTIVE_DPO, 6);
-    test_ways(2, OBJECTIVE_RM, 6);
+    test_slope();
+    test_draws(1);
+    test_draws(0);
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, &everywhere, 2);
+    test_ways(0, OBJECTIVE_SFT, &everywhere, 12);
+    test_ways(1, OBJECTIVE_DPO, &everywhere, 6);
+    test_ways(2, OBJECTIVE_RM, &everywhere, 6);
+    test_ways(0, OBJECTIVE_SFT, &dropping, 6);
+    test_ways(2, OBJECTIVE_DPO, &dropping, 4);
     return test_summary();
 }

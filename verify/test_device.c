@@ -1243,6 +1243,63 @@ static void check_mix(void) {
     }
 }
 
+enum { DROP_ROWS = 23, DROP_WIDTH = 37, DROP_ACCUMULATE = 1, DROP_IN_PLACE = 2, DROP_NONE = 4 };
+
+static double drop_rate(const bench *b) { return b->mode & DROP_NONE ? 0 : 0.3; }
+
+/* numbers beyond 24 bits of document and of 2^16 in position */
+static int64_t drop_document(int64_t t) { return t / 5 * 8388617; }
+static int32_t drop_position(int64_t t) { return (int32_t)(t % 5 * 70001); }
+
+static seqpar_status call_drop(seqpar_device *device, const bench *b) {
+    const field *f = b->field;
+    int64_t document[DROP_ROWS];
+    int32_t position[DROP_ROWS];
+    for (int64_t t = 0; t < DROP_ROWS; t++) {
+        document[t] = drop_document(t);
+        position[t] = drop_position(t);
+    }
+    seqpar_drop_args a = {mat(&f[0]),   mat(&f[b->mode & DROP_IN_PLACE ? 0 : 1]),
+                          DROP_ROWS,    DROP_WIDTH,
+                          document,     position,
+                          drop_rate(b), 77,
+                          ~UINT64_C(5), b->mode & DROP_ACCUMULATE};
+    return device->drop(device, &a, device->queue);
+}
+
+static const pass drop_pass = {call_drop, 1, 0};
+
+static void expect_drop(const bench *b) {
+    const field *x = &b->field[b->mode & DROP_IN_PLACE ? 0 : 1];
+    double *want = packed(&b->field[0], b->field[0].value);
+    seqpar_dropout from = {drop_rate(b), 77, ~UINT64_C(5)};
+    int64_t dropped = 0;
+    for (int64_t t = 0; t < DROP_ROWS; t++)
+        for (int64_t i = 0; i < DROP_WIDTH; i++) {
+            double z = seqpar_attn_dropout(&from, drop_document(t), 0, drop_position(t), i);
+            double *y = &want[t * DROP_WIDTH + i];
+            *y = (b->mode & DROP_ACCUMULATE ? *y : 0) + z * x->value[t * x->stride + i];
+            dropped += z == 0;
+        }
+    test_expect(drop_rate(b) == 0
+                    ? !dropped
+                    : llabs(dropped - (int64_t)(0.3 * DROP_ROWS * DROP_WIDTH)) < 60,
+                "%lld are dropped", (long long)dropped);
+    expect_values(b, 0, want);
+    free(want);
+}
+
+static void check_drop(void) {
+    for (int mode = 0; mode < 8; mode++) {
+        bench b = {.mode = mode};
+        add_field(&b, "y", DROP_ROWS, DROP_WIDTH, 3, 1);
+        add_field(&b, "x", DROP_ROWS, DROP_WIDTH, 2, 1);
+        expect_fast(&b, &drop_pass);
+        expect_drop(&b);
+        bench_free(&b);
+    }
+}
+
 static seqpar_status call_dots(seqpar_device *device, const bench *b) {
     seqpar_dots_args a = {mat(&b->field[1]), mat(&b->field[2]), b->size[0], b->size[1], b->ids,
                           b->field[0].data};
@@ -2370,6 +2427,7 @@ static const struct op_check {
     {"route", check_route, 2e-7, 1},
     {"route_grad", check_route_grad, 3e-7, 1},
     {"mix", check_mix, 1.2e-7, 1},
+    {"drop", check_drop, 1.2e-7, 1},
     {"dots", check_dots, 1.8e-7, 1},
     {"sample", check_sample, 0, 0},
     {"sumsq", check_sumsq, 6e-15, 1},
