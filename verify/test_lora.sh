@@ -50,6 +50,10 @@ worlds=("--ring_attn_size 2 --param_dtype bf16 --zero_stage 3")
 same bf16 sft $texts --param_dtype bf16 --enable_ema
 check lora_ema "the averages differ, or are no averages" eval 'alike bf16.1/ema bf16.one/ema && ! alike bf16.one/ema bf16.one'
 
+worlds=("--ring_attn_size 3 --zero_stage 3" "--data_parallel_size 2 --ring_attn_size 2 --gradient_accumulation_steps 2 --gradient_checkpointing --pack_len 1003")
+same dropout sft $texts --lora_dropout 0.2 --enable_ema
+check lora_drops "nothing is dropped, or evaluation drops, too" eval '! alike dropout.one sft.one && [ "$(first dropout.one loss)" = "$(first sft.one loss)" ] && [ "$(sed -n 2p $out/dropout.one.jsonl)" != "$(sed -n 2p $out/sft.one.jsonl)" ]'
+
 # the reference is the model without its adapters: it gives what a second copy gives
 for stage in dpo.one dpo.1 dpo.2; do check lora_first_loss_$stage "$(first $stage loss)" [ "$(first $stage loss)" = 0.69314718055994529 ]; done
 cp -r $out/base $out/copy
@@ -135,6 +139,9 @@ from all --lora_rank 8
 from linear --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_linear
 from alpha --lora_rank 8 --lora_alpha 32 --target_modules q_proj v_proj
 check lora_from_linear "$(tail -n 1 $out/from.linear.log)" eval 'alike from.linear from.all && ! alike from.all from.here && ! alike from.alpha from.here'
+from rooted --lora_rank 4 --lora_alpha 16 --target_modules q_proj v_proj --use_rslora
+from by_hand --lora_rank 4 --lora_alpha 32 --target_modules q_proj v_proj
+check lora_rslora "alpha / sqrt(rank) is not 16 / 2" eval 'alike from.rooted from.by_hand && grep -q "\"use_rslora\":	true" $out/from.rooted/adapter_config.json'
 from full --finetuning_type full --lora_alpha 32
 grep -q '^notice: there are no adapters, so --lora_alpha is not used' $out/from.full.log && [ -e $out/from.full/model.safetensors ] && ok lora_idle || fail lora_idle "$(head -n 1 $out/from.full.log)"
 build/train_sft $shape $texts --pretrain $out/base --save_path $out/dry --lora_rank 4 --dry_run >$out/dry.log 2>&1
@@ -174,7 +181,7 @@ refuse target sft 'target_modules names qproj, which no layer has; give some of 
 refuse no_target sft 'target_modules names nothing' $lora --target_modules ,
 refuse rank sft 'lora_rank is -1, but it must be' $lora --lora_rank -1
 refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
-refuse dropout sft 'lora_dropout 0.1 is not done here: adapters have no dropout yet' $lora --lora_dropout 0.1
+refuse dropout sft 'lora_dropout is 1, but it must be' $lora --lora_dropout 1
 refuse four_bit sft 'load_in_4bit' $lora --load_in_4bit
 refuse no_model sft 'give its folder by --pretrain' $texts --lora_rank 4
 refuse adapters_of_adapters sft 'adapter_config.json is an adapter' $lora --pretrain $out/sft.one

@@ -17,7 +17,7 @@ typedef struct {
         load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
         plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
         async_save, adam_offload, param_offload, stochastic_rounding, lora_target_linear,
-        save_merged;
+        use_rslora, save_merged;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
@@ -31,7 +31,7 @@ typedef struct {
     int64_t hidden_size, num_hidden_layers, num_attention_heads, num_key_value_heads, head_dim;
     int64_t intermediate_size, lora_rank, lora_alpha;
     double max_epochs, max_norm, learning_rate, lr_warmup_ratio, min_lr_ratio, l2, adam_eps;
-    double label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef, val_size;
+    double lora_dropout, label_smoothing, z_loss, rope_theta, ema_beta, aux_loss_coef, val_size;
     double adam_betas[2];
 } demo_config;
 
@@ -126,6 +126,18 @@ typedef struct {
          "16", \
          "adapters are scaled by this / lora_rank; LLaMA-Factory: 2 x lora_rank", \
          DEMO_COUNT(1)}, \
+        {"lora_dropout", \
+         &(c).lora_dropout, \
+         DEMO_FLOAT, \
+         "0", \
+         "share of what adapters are given that becomes 0 while they are trained", \
+         DEMO_BETWEEN(0, 0.99)}, \
+        {"use_rslora", \
+         &(c).use_rslora, \
+         DEMO_FLAG, \
+         NULL, \
+         "adapters are scaled by lora_alpha / sqrt(lora_rank)", \
+         DEMO_ANY}, \
         {"target_modules", \
          &(c).target_modules, \
          DEMO_STRING, \

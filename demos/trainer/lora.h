@@ -32,8 +32,9 @@ static int demo_lora_from(const demo_job *job) {
 
 /* Options that are about adapters, where there are none; NULL: none was typed. */
 static const char *demo_lora_idle(const demo_job *job) {
-    static const char *const names[] = {"lora_alpha", "target_modules", "lora_target_linear"};
-    for (int i = 0; i < 3 && !job->config.lora_rank; i++)
+    static const char *const names[] = {"lora_alpha", "lora_dropout", "use_rslora",
+                                        "target_modules", "lora_target_linear"};
+    for (int i = 0; i < 5 && !job->config.lora_rank; i++)
         if (demo_job_given(job, names[i])) return demo_job_spelled(job, names[i]);
     return NULL;
 }
@@ -149,9 +150,10 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     seqpar_adapter_desc *a = &job->adapter;
     bool mlp = job->model.experts > 0;
-    *a = (seqpar_adapter_desc){.rank = c->lora_rank};
+    *a = (seqpar_adapter_desc){.rank = c->lora_rank, .dropout = c->lora_dropout};
     if (!a->rank) return 0;
-    a->scale = (double)c->lora_alpha / (double)c->lora_rank;
+    a->scale = (double)c->lora_alpha /
+               (c->use_rslora ? sqrt((double)c->lora_rank) : (double)c->lora_rank);
     if (demo_lora_read(job, &a->targets, error)) return -1;
     if (mlp && a->targets == SEQPAR_ADAPT_ALL) a->targets = DEMO_LORA_ATTENTION;
     if (mlp && a->targets & ~DEMO_LORA_ATTENTION)
@@ -196,6 +198,8 @@ static void demo_lora_none(demo_job *job) {
         fprintf(stderr, "notice: there are no adapters, so --%s is not used; add --lora_rank\n",
                 idle);
     job->config.lora_alpha = 0;
+    job->config.lora_dropout = 0;
+    job->config.use_rslora = false;
 }
 
 static int demo_settle_lora(demo_job *job, demo_error *error) {
@@ -290,7 +294,7 @@ static cJSON *demo_peft_config(const demo_rank *r, const seqpar_llama *adapters,
     cJSON_AddStringToObject(json, "base_model_name_or_path", source);
     cJSON_AddNumberToObject(json, "r", (double)job->adapter.rank);
     cJSON_AddNumberToObject(json, "lora_alpha", (double)job->config.lora_alpha);
-    cJSON_AddNumberToObject(json, "lora_dropout", 0);
+    cJSON_AddNumberToObject(json, "lora_dropout", job->config.lora_dropout);
     cJSON_AddStringToObject(json, "bias", "none");
     targets = cJSON_AddArrayToObject(json, "target_modules");
     for (int i = 0; i < DEMO_LORA_NAMES; i++)
@@ -298,7 +302,7 @@ static cJSON *demo_peft_config(const demo_rank *r, const seqpar_llama *adapters,
             cJSON_AddItemToArray(targets, cJSON_CreateString(demo_lora_names[i]));
     cJSON_AddItemToObject(json, "modules_to_save",
                           score ? cJSON_CreateStringArray(&score, 1) : cJSON_CreateNull());
-    cJSON_AddBoolToObject(json, "use_rslora", 0);
+    cJSON_AddBoolToObject(json, "use_rslora", job->config.use_rslora);
     cJSON_AddBoolToObject(json, "use_dora", 0);
     cJSON_AddBoolToObject(json, "fan_in_fan_out", 0);
     cJSON_AddBoolToObject(json, "init_lora_weights", 1);

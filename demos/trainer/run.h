@@ -465,7 +465,7 @@ static const char demo_free_options[] =
 /* Without these what was kept of the steps before would not fit, or the steps to come would have another loss. */
 static const char demo_fixed_options[] =
     "optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
-    "loss_agg_mode,lora_rank,lora_alpha";
+    "loss_agg_mode,lora_rank,lora_alpha,lora_dropout,use_rslora";
 
 /* The shortest text that is read back as this number. */
 static void demo_number_text(char *text, size_t size, double value) {
