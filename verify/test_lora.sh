@@ -147,6 +147,14 @@ grep -q '^notice: there are no adapters, so --lora_alpha is not used' $out/from.
 build/train_sft $shape $texts --pretrain $out/base --save_path $out/dry --lora_rank 4 --dry_run >$out/dry.log 2>&1
 grep -q '^adapters: .*, 4864 parameters' $out/dry.log && grep -q 'parameters stay as they are' $out/dry.log && [ ! -e $out/dry ] && ok lora_dry_run || fail lora_dry_run "$(tail -n 1 $out/dry.log)"
 
+# adapters that are there begin as they are: of what is trained with a rate of 0 nothing changes, and what goes on does
+run begun sft $texts --lora_rank 0 --max_steps 0 # the model alone, to compare with
+on() { local name=$1; shift; build/train_sft $shape $texts --micro_train_batch_size 2 --pretrain $out/base --save_path $out/$name --metrics_path $out/$name.jsonl "$@" >$out/$name.log 2>&1; }
+on on.one --adapter_name_or_path $out/sft.one --max_steps 0 && alike on.one sft.one && [ "$(last on.one eval_loss)" = "$(last sft.one eval_loss)" ] && [ "$(last on.one eval_loss)" != "$(last begun eval_loss)" ] && ok lora_begins || fail lora_begins "$(tail -n 1 $out/on.one.log): $(last on.one eval_loss), not $(last sft.one eval_loss)"
+on on.2 --adapter_name_or_path $out/sft.one && on on.3 --lora_model_dir $out/sft.one --ring_attn_size 3 --zero_stage 3 --lora_rank 4 --lora_alpha 16 --target_modules all-linear && alike on.2 on.3 && ! alike on.2 on.one && cmp -s $out/on.2/adapter_config.json $out/sft.one/adapter_config.json && ok lora_goes_on || fail lora_goes_on "$(tail -n 1 $out/on.2.log) $(tail -n 1 $out/on.3.log)"
+run on.dpo dpo $pairs --adapter_name_or_path $out/dpo.one && grep -q '^notice: the reference is the model without adapters; to learn against' $out/on.dpo.log && [ "$(first on.dpo loss)" != "$(first dpo.one loss)" ] && ok lora_goes_on_dpo || fail lora_goes_on_dpo "$(tail -n 1 $out/on.dpo.log)"
+on on.some --adapter_name_or_path $out/from.here && grep -q ' of rank 8, alpha 16, of q_proj,v_proj;' $out/on.some.log && ok lora_targets_there || fail lora_targets_there "$(grep adapters $out/on.some.log)"
+
 # three steps of PEFT and torch in float64, as lora_peft.py wrote them down: losses and adapters, by AdamW and by SGD
 plain="--dataset verify/golden_lora.jsonl --device reference --omp_threads 1 --train_batch_size 4 --lr_scheduler constant --warmup_steps 0 --max_norm 0 --packing_samples --max_len 64"
 build/train_sft $plain --num_hidden_layers 1 --hidden_size 8 --num_attention_heads 2 --num_key_value_heads 1 --intermediate_size 8 --seed 3 --max_steps 0 --save_path $out/golden >$out/golden.log 2>&1 || fail lora_golden "$(tail -n 1 $out/golden.log)"
@@ -182,6 +190,24 @@ refuse no_target sft 'target_modules names nothing' $lora --target_modules ,
 refuse rank sft 'lora_rank is -1, but it must be' $lora --lora_rank -1
 refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
 refuse dropout sft 'lora_dropout is 1, but it must be' $lora --lora_dropout 1
+there="$texts --pretrain $out/base --adapter_name_or_path"
+changed() { rm -rf $out/changed; cp -r $out/sft.one $out/changed; sed -i "$1" $out/changed/adapter_config.json; } # SED
+refuse there_rank sft 'have lora_rank 4, and --lora_r is 8; leave that out' $there $out/sft.one --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_linear
+refuse there_alpha sft 'have lora_alpha 16, and --lora_alpha is 32; leave that out' $there $out/sft.one --lora_alpha 32
+refuse there_rslora sft 'have use_rslora 0, and --use_rslora is 1; leave that out' $there $out/sft.one --use_rslora
+refuse there_targets sft 'are of q_proj,k_proj,.*; leave --target_modules out' $there $out/sft.one --target_modules q_proj
+refuse there_none sft 'adapter_config.json cannot be read: .*give the folder of an adapter' $there $out/base
+changed 's/"LORA"/"IA3"/'; refuse there_kind sft 'peft_type is IA3, and LORA is what is done here' $there $out/changed
+changed 's/"use_dora":.*/"use_dora": true,/'; refuse there_dora sft 'adapter_config.json: use_dora is set, and is not done here' $there $out/changed
+changed 's/"bias":.*/"bias": "all",/'; refuse there_bias sft 'adapter_config.json: bias is set, and is not done here' $there $out/changed
+changed 's/"r":.*/"r": 4, "rank_pattern": {"q_proj": 2},/'; refuse there_pattern sft 'rank_pattern is set, and is not done here' $there $out/changed
+changed 's/"r":.*/"r": 0,/'; refuse there_zero sft ': r is 0, and must be a number from 1 to 1048576' $there $out/changed
+changed 's/"lora_alpha":.*/"lora_alpha": 0.5,/'; refuse there_half sft ': lora_alpha is 0.5, and must be a number from 1 to 2147483647' $there $out/changed
+changed 's/"q_proj"/"qkv_proj"/'; refuse there_module sft 'target_modules has qkv_proj, which no layer has here' $there $out/changed
+changed 's/"modules_to_save":.*/"modules_to_save": ["lm_head"],/'; refuse there_saved sft 'modules_to_save has lm_head, which has no second copy here' $there $out/changed
+changed 's/"q_proj", *//; /^.*"q_proj",$/d'; refuse there_more sft 'has base_model.*self_attn.q_proj.lora_A.weight, which adapters of this model have not' $there $out/changed
+changed 's/"r":.*/"r": 2,/'; refuse there_shape sft 'lora_A.weight is \[4, 32\].*\[2, 32\]|shape|2, 32' $there $out/changed
+rm $out/changed/adapter_model.safetensors; changed 's/x/x/'; rm $out/changed/adapter_model.safetensors; refuse there_gone sft 'adapter_model.safetensors' $there $out/changed
 refuse four_bit sft 'load_in_4bit' $lora --load_in_4bit
 refuse no_model sft 'give its folder by --pretrain' $texts --lora_rank 4
 refuse adapters_of_adapters sft 'adapter_config.json is an adapter' $lora --pretrain $out/sft.one

@@ -11,7 +11,7 @@ typedef struct {
     const char *param_dtype, *save_dtype, *max_shard_size, *use_tensorboard, *wandb_offline;
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
-    const char *target_modules, *finetuning_type, *adapter;
+    const char *target_modules, *finetuning_type, *adapter, *adapter_name_or_path;
     int long_documents; /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
@@ -158,6 +158,13 @@ typedef struct {
          "lora: adapters, of rank 8 unless --lora_rank says otherwise", \
          DEMO_ANY}, \
         {"adapter", &(c).adapter, DEMO_STRING, NULL, "lora: adapters, of rank --lora_r", \
+         DEMO_ANY}, \
+        {"adapter_name_or_path", \
+         &(c).adapter_name_or_path, \
+         DEMO_STRING, \
+         NULL, \
+         "folder with adapter_config.json: adapters that begin as they are there, of that rank, " \
+         "alpha and targets", \
          DEMO_ANY}, \
         {"save_merged", \
          &(c).save_merged, \

@@ -12,6 +12,7 @@
 #include "experts.h"
 #include "holdout.h"
 #include "logs.h"
+#include "peft.h"
 #include "progress.h"
 #include "run.h"
 #ifdef DEMO_NCCL /* ranks can be processes, each with a GPU: make cuda */
@@ -58,8 +59,9 @@ typedef struct {
     uint64_t data;    /* digest of what is trained on */
     demo_note *notes; /* for checkpoints; stb_ds array */
     seqpar_llama_config model;
-    seqpar_adapter_desc adapter; /* rank 0: the model itself is trained */
-    int64_t untaught;            /* as in seqpar_llama_run */
+    seqpar_adapter_desc adapter;          /* rank 0: the model itself is trained */
+    char adapter_targets[DEMO_LORA_TEXT]; /* of a folder that they begin with */
+    int64_t untaught;                     /* as in seqpar_llama_run */
     int layout, schedule, lr_kind;
     double temperature; /* of log-probs; 0: 1 */
     /* rows at a time where there are no gradients; 0: micro_train_batch_size */

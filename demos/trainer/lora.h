@@ -5,12 +5,7 @@
 #ifndef DEMO_LORA_H
 #define DEMO_LORA_H
 
-/* By the bits of SEQPAR_ADAPT_.. */
-static const char *const demo_lora_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
-                                              "gate_proj", "up_proj", "down_proj"};
 enum {
-    DEMO_LORA_NAMES = 7,
-    DEMO_LORA_TEXT = 64,
     DEMO_LORA_ATTENTION = SEQPAR_ADAPT_Q | SEQPAR_ADAPT_K | SEQPAR_ADAPT_V | SEQPAR_ADAPT_O,
     DEMO_LORA_SPLIT = SEQPAR_ADAPT_ALL & ~(SEQPAR_ADAPT_O | SEQPAR_ADAPT_DOWN)
 };
@@ -18,7 +13,7 @@ enum {
 /* ---- which: from options ---- */
 
 static bool demo_lora_asked(const demo_config *c) {
-    return c->lora_rank > 0 || c->adapter ||
+    return c->lora_rank > 0 || c->adapter || c->adapter_name_or_path ||
            (c->finetuning_type && !strcmp(c->finetuning_type, "lora"));
 }
 
@@ -63,10 +58,75 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
     return 0;
 }
 
+/* The sum of what --target_modules names, with commas or blanks between. */
+static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) {
+    static const char between[] = ", ";
+    char known[DEMO_LORA_TEXT];
+    const char *at = job->config.target_modules;
+    *targets = at && !job->config.lora_target_linear ? 0 : SEQPAR_ADAPT_ALL;
+    for (at = at ? at : ""; *(at += strspn(at, between)); at += strcspn(at, between)) {
+        size_t length = strcspn(at, between);
+        int bits = demo_lora_bits(at, length);
+        *targets |= bits;
+        if (bits) continue;
+        demo_lora_text(known, SEQPAR_ADAPT_ALL);
+        return demo_fail(error,
+                         "--%s names %.*s, which no layer has; give some of %s, or all-linear",
+                         demo_job_spelled(job, "target_modules"), (int)length, at, known);
+    }
+    return *targets ? 0
+                    : demo_fail(error, "--%s names nothing; give all-linear, or leave it out",
+                                demo_job_spelled(job, "target_modules"));
+}
+
+/* One number of a folder's adapters, and what was typed. */
+static int demo_lora_same(const demo_job *job, const char *name, int64_t there, int64_t *typed,
+                          demo_error *error) {
+    if (demo_job_given(job, name) && *typed != there)
+        return demo_fail(error,
+                         "the adapters in --%s %.300s have %s %lld, and --%s is %lld; leave "
+                         "that out",
+                         demo_job_spelled(job, "adapter_name_or_path"),
+                         job->config.adapter_name_or_path, name, (long long)there,
+                         demo_job_spelled(job, name), (long long)*typed);
+    *typed = there;
+    return 0;
+}
+
+/* Adapters that are there begin as they are. Dropout may be another. */
+static int demo_lora_folder(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    demo_peft there;
+    int64_t rooted = c->use_rslora, targets;
+    if (demo_peft_read(c->adapter_name_or_path, &there, error)) return -1;
+    if (demo_lora_same(job, "lora_rank", there.rank, &c->lora_rank, error) ||
+        demo_lora_same(job, "lora_alpha", there.alpha, &c->lora_alpha, error) ||
+        demo_lora_same(job, "use_rslora", there.rooted, &rooted, error))
+        return -1;
+    c->use_rslora = there.rooted;
+    if (!demo_job_given(job, "lora_dropout")) c->lora_dropout = there.dropout;
+    demo_lora_text(job->adapter_targets, there.targets);
+    targets = there.targets;
+    if (c->target_modules || c->lora_target_linear) {
+        int typed;
+        if (demo_lora_read(job, &typed, error)) return -1;
+        if (typed != targets)
+            return demo_fail(error, "the adapters in --%s %.300s are of %s; leave --%s out",
+                             demo_job_spelled(job, "adapter_name_or_path"),
+                             c->adapter_name_or_path, job->adapter_targets,
+                             demo_job_spelled(job, c->target_modules ? "target_modules"
+                                                                     : "lora_target_linear"));
+    }
+    c->target_modules = job->adapter_targets;
+    c->lora_target_linear = false;
+    return 0;
+}
+
 /* What was not typed; axolotl has no defaults. */
 static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);
+    if (c->adapter_name_or_path) return demo_lora_folder(job, error);
     const char *missing = !demo_job_given(job, "lora_rank")              ? "lora_r"
                           : !demo_job_given(job, "lora_alpha")           ? "lora_alpha"
                           : !c->target_modules && !c->lora_target_linear ? "lora_target_linear"
@@ -92,47 +152,6 @@ static int demo_lora_possible(const demo_job *job, demo_error *error) {
                          "by --pretrain",
                          name);
     return 0;
-}
-
-/* The bits of a word; 0: it names nothing. */
-static int demo_lora_bits(const char *word, size_t length) {
-    static const char *const all[] = {"all-linear", "all"};
-    for (int i = 0; i < 2; i++)
-        if (strlen(all[i]) == length && !strncmp(word, all[i], length)) return SEQPAR_ADAPT_ALL;
-    for (int i = 0; i < DEMO_LORA_NAMES; i++)
-        if (strlen(demo_lora_names[i]) == length && !strncmp(word, demo_lora_names[i], length))
-            return 1 << i;
-    return 0;
-}
-
-/* q_proj,v_proj */
-static void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
-    *text = 0;
-    for (int i = 0; i < DEMO_LORA_NAMES; i++)
-        if (targets >> i & 1)
-            snprintf(text + strlen(text), DEMO_LORA_TEXT - strlen(text), "%s%s",
-                     *text ? "," : "", demo_lora_names[i]);
-}
-
-/* The sum of what --target_modules names, with commas or blanks between. */
-static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) {
-    static const char between[] = ", ";
-    char known[DEMO_LORA_TEXT];
-    const char *at = job->config.target_modules;
-    *targets = at && !job->config.lora_target_linear ? 0 : SEQPAR_ADAPT_ALL;
-    for (at = at ? at : ""; *(at += strspn(at, between)); at += strcspn(at, between)) {
-        size_t length = strcspn(at, between);
-        int bits = demo_lora_bits(at, length);
-        *targets |= bits;
-        if (bits) continue;
-        demo_lora_text(known, SEQPAR_ADAPT_ALL);
-        return demo_fail(error,
-                         "--%s names %.*s, which no layer has; give some of %s, or all-linear",
-                         demo_job_spelled(job, "target_modules"), (int)length, at, known);
-    }
-    return *targets ? 0
-                    : demo_fail(error, "--%s names nothing; give all-linear, or leave it out",
-                                demo_job_spelled(job, "target_modules"));
 }
 
 /* In whose files several matrices of a layer are one: adapters of the parts are none of it. */
@@ -264,6 +283,28 @@ static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
     for (int i = 0; i < DEMO_REFERENCES; i++) r->reference[i] += part >> DEMO_SPARE_BITS;
 }
 
+/* Of a folder as PEFT writes it. A tensor that these adapters do not have is refused. */
+static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
+    demo_transfer store = {.ctx = &r->ctx, .model = adapters};
+    seqpar_safetensors_file *file = NULL;
+    char path[DEMO_PATH_LIMIT + 64];
+    snprintf(path, sizeof path, "%s/adapter_model.safetensors",
+             r->job->config.adapter_name_or_path);
+    seqpar_status status = seqpar_safetensors_open(&file, path, r->ctx.error);
+    for (int64_t i = 0; !status && i < seqpar_safetensors_count(file); i++) {
+        const char *name = seqpar_safetensors_at(file, i)->name;
+        int64_t k = 0;
+        while (k < adapters->tensor_count && strcmp(adapters->tensors[k].name, name)) k++;
+        if (k == adapters->tensor_count)
+            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_FORMAT,
+                                 "%.300s has %.200s, which adapters of this model have not; "
+                                 "give those of --pretrain",
+                                 path, name);
+    }
+    seqpar_safetensors_close(file);
+    return status ? status : demo_load_file(&store, path, 1, demo_no_prefix, demo_weights_put);
+}
+
 /* Of a model whose weights are there: DEMO_OF_MODEL or DEMO_OF_CRITIC. */
 static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_llama *adapters,
                                      int of) {
@@ -273,6 +314,8 @@ static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_l
     if (demo_is_planned(r->device)) return SEQPAR_OK;
     seqpar_llama_init(&r->ctx, adapters, (uint64_t)(r->job->config.seed + of));
     if (model->config.score) status = demo_lora_score(r, model, adapters);
+    if (!status && of == DEMO_OF_MODEL && r->job->config.adapter_name_or_path)
+        status = demo_lora_load(r, adapters);
     if (status || (r->ctx.world->rank && !model->shards)) return status;
     status = demo_digest_model(&r->ctx, model, &digest, &old);
     if (status) return status;

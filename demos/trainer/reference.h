@@ -94,6 +94,10 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
         if (offload && !r->world->rank)
             fprintf(stderr, "notice: the reference is the model without its adapters, so "
                             "--ref_offload is not used\n");
+        if (c->adapter_name_or_path && !r->world->rank)
+            fprintf(stderr,
+                    "notice: the reference is the model without adapters; to learn against "
+                    "those of --adapter_name_or_path, merge them (--save_merged) first\n");
         if (r->base) demo_lora_hangs(r, DEMO_OF_REFERENCE, r->base);
         return SEQPAR_OK;
     }
