@@ -58,7 +58,7 @@ static int demo_peft_number(const cJSON *json, const char *path, const char *key
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(json, key);
     *number = value ? value->valuedouble : NAN;
     if (cJSON_IsNumber(value) && *number >= low && *number <= high) return 0;
-    return demo_fail(error, "%.300s: %s is %s%.9g, and must be a number from %.9g to %.9g", path,
+    return demo_fail(error, "%.300s: %s is %s%.9g, and must be a number from %.10g to %.10g", path,
                      key, cJSON_IsNumber(value) ? "" : "no number, ", *number, low, high);
 }
 
