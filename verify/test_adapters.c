@@ -329,6 +329,54 @@ static void test_draws(int on) {
     test_end("adapters_dropout_draws%s", on ? "" : "_none");
 }
 
+/* ---- merged ---- */
+
+static void logits_of(tables *x, const seqpar_row *row, double *logits) {
+    const seqpar_llama_run run = {0};
+    seqpar_llama_batch b = {0};
+    seqpar_status status = seqpar_llama_open_batch(&x->ctx, &x->model, &b, row, 1, &run);
+    if (!status) status = seqpar_llama_forward(&x->ctx, &x->model, &b, 0);
+    if (!status) status = seqpar_llama_logits(&x->ctx, &x->model, &b, logits);
+    test_expect(!status, "status %d", status);
+    seqpar_llama_close_batch(&x->ctx, &x->model, &b);
+}
+
+/* More rows in a matrix than are merged at a time. */
+static void test_merged(void) {
+    enum { N = 9 };
+    static const int64_t cu_seqlens[] = {0, N};
+    int32_t ids[N] = {3, 1, 4, 1, 5, 9, 2, 6, 5}, positions[N] = {0, 1, 2, 3, 4, 5, 6, 7, 8};
+    const seqpar_row row = {.tokens = N,
+                            .docs = 1,
+                            .cu_seqlens = cu_seqlens,
+                            .ids = ids,
+                            .targets = ids,
+                            .position_ids = positions};
+    objective_task t;
+    tables x;
+    task_open(&t, OBJECTIVE_SFT, &everywhere);
+    t.config.intermediate = 131;
+    tables_open(&x, &t);
+    seqpar_llama_init(&x.ctx, &x.model, 5);
+    for (int64_t i = 0; i < x.adapters.elements; i++)
+        ((double *)x.adapters.params.data)[i] = 0.2 * sin((double)(7 * i + 1));
+    int64_t n = N * t.config.vocab;
+    double *logits = calloc((size_t)(3 * n), sizeof *logits);
+    logits_of(&x, &row, logits);
+    x.model.adapters = &x.adapters;
+    logits_of(&x, &row, logits + n);
+    seqpar_status status = seqpar_llama_merge(&x.ctx, &x.model);
+    test_expect(!status && !x.model.adapters, "status %d", status);
+    logits_of(&x, &row, logits + 2 * n);
+    double off = test_distance(logits + 2 * n, logits + n, n);
+    test_expect(off <= 1e-13 && test_distance(logits, logits + n, n) > 0.01,
+                "off by %.1e, without them by %.1e", off, test_distance(logits, logits + n, n));
+    free(logits);
+    tables_close(&x);
+    objective_task_close(&t);
+    test_end("adapters_merged: off by %.1e", off);
+}
+
 /* ---- new ones ---- */
 
 /* B is 0: the model is as it was, its first DPO loss ln 2, and of the gradient A's is 0. */
@@ -363,6 +411,7 @@ int main(int argc, char **argv) {
     test_chain(OBJECTIVE_SFT, "experts", with_experts, &attention);
     test_chain(OBJECTIVE_RM, "rm", NULL, &some);
     test_chain(OBJECTIVE_VALUE, "value", with_parts, &some);
+    test_merged();
     test_slope();
     test_draws(1);
     test_draws(0);

@@ -58,23 +58,22 @@ static int demo_peft_number(const cJSON *json, const char *path, const char *key
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(json, key);
     *number = value ? value->valuedouble : NAN;
     if (cJSON_IsNumber(value) && *number >= low && *number <= high) return 0;
-    return demo_fail(error, "%.300s: %s is %s%.9g, and must be a number from %.10g to %.10g", path,
-                     key, cJSON_IsNumber(value) ? "" : "no number, ", *number, low, high);
+    return demo_fail(error, "%.300s: %s is %s%.9g, and must be a number from %.10g to %.10g",
+                     path, key, cJSON_IsNumber(value) ? "" : "no number, ", *number, low, high);
 }
 
 static int demo_peft_targets(const cJSON *json, const char *path, int *targets,
                              demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "target_modules"), *word;
     *targets = 0;
-    if (cJSON_IsString(list)) *targets = demo_lora_bits(list->valuestring,
-                                                        strlen(list->valuestring));
+    if (cJSON_IsString(list))
+        *targets = demo_lora_bits(list->valuestring, strlen(list->valuestring));
     for (word = cJSON_IsArray(list) ? list->child : NULL; word; word = word->next) {
         const char *text = cJSON_IsString(word) ? word->valuestring : "";
         int bits = demo_lora_bits(text, strlen(text));
         if (!bits)
-            return demo_fail(error,
-                             "%.300s: target_modules has %.60s, which no layer has here", path,
-                             text);
+            return demo_fail(error, "%.300s: target_modules has %.60s, which no layer has here",
+                             path, text);
         *targets |= bits;
     }
     return *targets ? 0 : demo_fail(error, "%.300s: target_modules names nothing", path);
@@ -85,9 +84,9 @@ static int demo_peft_saved(const cJSON *json, const char *path, demo_error *erro
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "modules_to_save"), *word;
     for (word = cJSON_IsArray(list) ? list->child : NULL; word; word = word->next)
         if (!cJSON_IsString(word) || strcmp(word->valuestring, "score"))
-            return demo_fail(error,
-                             "%.300s: modules_to_save has %.60s, which has no second copy here",
-                             path, cJSON_IsString(word) ? word->valuestring : "what is no text");
+            return demo_fail(
+                error, "%.300s: modules_to_save has %.60s, which has no second copy here", path,
+                cJSON_IsString(word) ? word->valuestring : "what is no text");
     return 0;
 }
 
@@ -105,8 +104,7 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
     if (demo_peft_number(json, path, "r", 1, SEQPAR_MAX_WIDTH, &rank, error) ||
         demo_peft_number(json, path, "lora_alpha", 1, DEMO_MOST, &alpha, error) ||
         demo_peft_number(json, path, "lora_dropout", 0, 0.99, &p->dropout, error) ||
-        demo_peft_targets(json, path, &p->targets, error) ||
-        demo_peft_saved(json, path, error))
+        demo_peft_targets(json, path, &p->targets, error) || demo_peft_saved(json, path, error))
         return -1;
     p->rank = (int64_t)rank;
     p->alpha = (int64_t)alpha;

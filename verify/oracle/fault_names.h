@@ -11,9 +11,10 @@
 #define FAULT_STAGE   "another stage names it from the dump's numbers, whatever the model is"
 #define FAULT_PART    "a part of what the mistake loses: frameworks lose a whole hop"
 #define FAULT_UNNAMED "is seen as wrong: unknown; in no public thread that we know"
-#define FAULT_BEYOND  "a dump does not say what it takes: sinks, dropout, prefixes, smoothing"
-#define FAULT_MODEL   "of one family's model: frameworks take models from transformers"
-#define FAULT_DEVICE  "of one device's kernels or memory: any number may come out"
+#define FAULT_BEYOND \
+    "a dump does not say what it takes: sinks, dropout, prefixes, smoothing, adapters"
+#define FAULT_MODEL  "of one family's model: frameworks take models from transformers"
+#define FAULT_DEVICE "of one device's kernels or memory: any number may come out"
 
 static const struct fault_name {
     int number;
@@ -211,6 +212,11 @@ static const struct fault_name {
     {237, NULL, FAULT_INSIDE},
     {238, NULL, FAULT_INSIDE},
     {239, NULL, FAULT_INSIDE},
-    {240, NULL, FAULT_INSIDE}};
+    {240, NULL, FAULT_INSIDE},
+    {241, NULL, FAULT_BEYOND},
+    {242, NULL, FAULT_BEYOND},
+    {243, NULL, FAULT_BEYOND},
+    {244, NULL, FAULT_BEYOND},
+    {245, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
