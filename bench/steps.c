@@ -8,6 +8,7 @@
        texts IDS COUNT NEW                  COUNT prompts, all of one length, in that file; the
                                             likeliest NEW tokens of each: 'SECONDS', and a line of
                                             ids for each text */
+#define STB_DS_IMPLEMENTATION
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
 #include "tensors.h"

@@ -33,6 +33,7 @@ bench() {
 
 make planted build/faults/seqpar.o || fail bench_planted "see above"
 for program in cpu chunks layers ranks sample vocab; do make build/bench_$program || fail bench_built "build/bench_$program"; done
+if make build/steps; then ok bench_steps_built; else fail bench_steps_built "build/steps, which bench_transformers.py asks"; fi
 bench cpu 14 12
 bench chunks 64 50
 bench layers 18 24
