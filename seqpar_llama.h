@@ -1018,7 +1018,8 @@ static seqpar_status seqpar__llama_merge_score(seqpar_ctx *ctx, seqpar_llama *m)
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *m) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, model->adapters", ctx, m, m->adapters);
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
+    SEQPAR_NEED(ctx->error, "model->adapters", m->adapters);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(ctx->error, m));
     for (int64_t layer = 0; layer < m->config.layers; layer++)
         for (int i = 0; i < SEQPAR__LLAMA_TARGETS; i++)

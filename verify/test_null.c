@@ -557,6 +557,8 @@ static void test_shards(void) {
 }
 
 static void test_model_open(seqpar_llama *model, const seqpar_llama_config *config) {
+    const seqpar_adapter_desc adapter = {2, 1, SEQPAR_ADAPT_ALL};
+    seqpar_llama adapters;
     seqpar_optim optim;
     REFUSED_SILENTLY("ctx", seqpar_llama_open(NULL, model, config));
     REFUSED("model", seqpar_llama_open(&ctx, NULL, config));
@@ -568,6 +570,13 @@ static void test_model_open(seqpar_llama *model, const seqpar_llama_config *conf
     REFUSED("model", seqpar_llama_open_sharded(&ctx, NULL, config, 0, 0));
     REFUSED("config", seqpar_llama_open_sharded(&ctx, model, NULL, 0, 0));
     test_expect(!seqpar_llama_open(&ctx, model, config), "%s", error.text);
+    REFUSED_SILENTLY("ctx", seqpar_llama_open_adapters(NULL, &adapters, model, &adapter, 0, 0));
+    REFUSED("adapters", seqpar_llama_open_adapters(&ctx, NULL, model, &adapter, 0, 0));
+    REFUSED("model", seqpar_llama_open_adapters(&ctx, &adapters, NULL, &adapter, 0, 0));
+    REFUSED("desc", seqpar_llama_open_adapters(&ctx, &adapters, model, NULL, 0, 0));
+    REFUSED_SILENTLY("ctx", seqpar_llama_merge(NULL, model));
+    REFUSED("model", seqpar_llama_merge(&ctx, NULL));
+    REFUSED("model->adapters", seqpar_llama_merge(&ctx, model));
     REFUSED_SILENTLY("ctx", seqpar_llama_gather(NULL, model));
     REFUSED("model", seqpar_llama_gather(&ctx, NULL));
     ABORTS("ctx", seqpar_llama_drop(NULL, model));
