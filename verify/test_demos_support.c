@@ -454,8 +454,10 @@ static bool bad_values_are_refused(void) {
         {"--packing_samples=maybe", "--packing_samples is maybe, but it must be true or false"},
         {"--zpg two", "--zpg is two, but it must be a whole number"}, /* even where nothing
                                                                          depends on it */
-        {"--finetuning_type lora", "--finetuning_type lora is not done here: every weight is "
-                                   "trained, there are no adapters; give full"},
+        {"--mix_strategy interleave_under",
+         "--mix_strategy interleave_under is not done here: sets "
+         "are read one after the other, or drawn by --dataset_probs "
+         "until one is used up; leave it out, or give the weights"},
         {"--max_len", "--max_len needs a value (a whole number), but nothing follows"},
         {"--dataset --max_len 4", "--dataset needs a value (text), but --max_len follows"},
         {"--truncation",
@@ -505,9 +507,9 @@ static bool options_without_effect_are_told(void) {
 }
 
 static bool too_many_words_are_refused(void) {
-    static char line[4096] = "--target_modules";
-    for (int i = 0; i < 400; i++) strcat(line, " abcdefg");
-    EXPECT(parse(line) == -1 && holds(message.text, "... is not done here: every weight"));
+    static char line[4096] = "--deepspeed ";
+    for (int i = 0; i < 400; i++) strcat(line, "abcdefgh");
+    EXPECT(parse(line) == -1 && holds(message.text, "... is not done here: such a file"));
     static char word[9000], program[] = "trainer", name[] = "--target_modules", more[] = "x";
     memset(word, 'a', sizeof word - 1);
     char *argv[] = {program, name, word, more};
