@@ -858,11 +858,8 @@ static void head_open(head_case *h) {
     h->hidden = tiny ? 32 : 4096;
     h->vocab = tiny ? 96 : 128256;
     h->cu[1] = h->tokens;
-    h->row = (seqpar_row){.tokens = h->tokens,
-
-                          .cell = tiny ? 16 : 512,
-                          .docs = 1,
-                          .cu_seqlens = h->cu};
+    h->row = (seqpar_row){
+        .tokens = h->tokens, .cell = tiny ? 16 : 512, .docs = 1, .cu_seqlens = h->cu};
     h->parameter = (seqpar_tensor){.name = "table", .rows = h->vocab, .cols = h->hidden};
     h->desc = (seqpar_vocab_desc){
         .hidden = h->hidden, .vocab = h->vocab, .rows_max = tiny ? 32 : 4096};

@@ -84,7 +84,6 @@ static int greedy_is_right(bench *b, const seqpar_llama_text *text) {
     int64_t tokens = PROMPT + text->count - 1, cu[2] = {0, tokens}, i, k, right = 0;
     int64_t vocab = b->model.config.vocab;
     seqpar_row row = {.tokens = tokens,
-
                       .cell = 0,
                       .docs = 1,
                       .cu_seqlens = cu,

@@ -94,11 +94,7 @@ static void token_layer_open(token_layer *h) {
     cu[1] = tokens;
     h->desc = (seqpar_vocab_desc){.hidden = HIDDEN, .vocab = vocab, .rows_max = CHUNK_ROWS};
     must(seqpar_ctx_open(&h->ctx, seqpar_comm_self(), seqpar_device_cpu(1), 1), h);
-    h->row = (seqpar_row){.tokens = tokens,
-
-                          .cell = CHUNK_ROWS,
-                          .docs = 1,
-                          .cu_seqlens = cu};
+    h->row = (seqpar_row){.tokens = tokens, .cell = CHUNK_ROWS, .docs = 1, .cu_seqlens = cu};
     h->tensor = (seqpar_tensor){.name = "table", .rows = vocab, .cols = HIDDEN};
     must(seqpar_optim_open(&h->ctx, &h->optim, &h->tensor, 1, &adamw), h);
     must(seqpar_step_begin(&h->ctx, &h->optim, &h->row, 1, SEQPAR_LAYOUT_ZIGZAG, 1), h);

@@ -88,7 +88,6 @@ static int32_t ids[TOKENS] = {0, 4, 2, 9, 1, 3, 5},
 static const int64_t cu_seqlens[2] = {0, TOKENS};
 static const int64_t doc_source[1] = {0};
 static seqpar_row row = {.tokens = TOKENS,
-
                          .cell = 2,
                          .docs = 1,
                          .cu_seqlens = cu_seqlens,

@@ -107,7 +107,6 @@ static double *whole_logits(place *p, const int32_t *ids, int64_t tokens) {
     int64_t cu[2] = {0, tokens}, i, vocab = p->model.config.vocab;
     int32_t *targets = malloc((size_t)tokens * 4), *positions = malloc((size_t)tokens * 4);
     seqpar_row row = {.tokens = tokens,
-
                       .cell = 0,
                       .docs = 1,
                       .cu_seqlens = cu,
