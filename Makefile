@@ -150,7 +150,7 @@ $(DUMPS:%=build/test_%) build/test_gallery: $(ORACLE)
 build/test_references build/test_gallery: $(wildcard verify/oracle/*.h)
 build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
 # Put in its place whole: a suite may be running the one before.
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h demos/trainer/progress.h
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h demos/trainer/peft.h demos/trainer/progress.h
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
 build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h

@@ -667,6 +667,15 @@ static int64_t objective_elements(const objective_task *t) {
     return elements;
 }
 
+/* Adapters as after some steps, in which no B is 0: a task's start, for the caller to free. */
+static double *objective_adapters(const objective_task *t) {
+    int64_t n = objective_elements(t);
+    double *start = calloc((size_t)n, sizeof *start);
+    for (int64_t i = 0; i < n; i++)
+        start[i] = (double)(float)(0.15 * seqpar_random_normal(21, 0, (uint64_t)i));
+    return start;
+}
+
 static void objective_run(const objective_task *t, const objective_way *way,
                           objective_result *result) {
     objective_job job = {t, way, result};

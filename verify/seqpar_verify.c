@@ -10,6 +10,7 @@
  *     seqpar-verify ver DUMP                  a folder as oracle/dump.h describes it
  *     seqpar-verify ver DUMP --want DUMP      gradients, too, against those of another run
  *     seqpar-verify ver DUMP --model FOLDER   or against the model in fp64, computed here
+ *     seqpar-verify ver DUMP --model FOLDER --adapter FOLDER   of which adapters (LoRA) learn
  *     seqpar-verify ver DUMP --html FILE      the verdict as a page; --junit FILE: for CI
  *     seqpar-verify ver DUMP --require gradients,norm   no pass where these were not judged
  *     seqpar-verify on_policy DUMP            log-probs of the sampler against training's
@@ -43,7 +44,7 @@ static law numbers = {
     .sp = 1, .dp = 1, .accumulation = 1, .tolerance = 1e-3, .may_be_norms = 1};
 static option_list sums = {.values = numbers.sums, .most = LAW_GROUPS};
 static option_list counts = {.values = numbers.counts, .most = LAW_GROUPS};
-static const char *name, *folder, *wanted, *model, *score, *html, *junit, *require;
+static const char *name, *folder, *wanted, *model, *adapter, *score, *html, *junit, *require;
 static double budget = 60;
 static made_desc making = {.layout = "zigzag",
                            .objective = "sft",
@@ -85,6 +86,8 @@ static option options[] = {
      "that of the same step on one rank: gradients", 0},
     {"ver", "model", "FOLDER", OPTION_TEXT, &model,
      "a Llama-type model in Hugging Face's form: log-probs and gradients", 0},
+    {"ver", "adapter", "FOLDER", OPTION_TEXT, &adapter,
+     "beside --model: the adapters that learn (LoRA), as PEFT wrote them before the step", 0},
     {"ver", "budget", "SECONDS", OPTION_NUMBER, &budget,
      "time for mistakes that --model tries (60)", 0},
     {"ver", "tolerance", "X", OPTION_NUMBER, &numbers.tolerance,
@@ -306,7 +309,7 @@ static int judge_folders(stage *stages, details *more) {
     status = status || judge_dump(&d, stages, numbers.tolerance) ||
              check_steps(stages, &d, numbers.tolerance);
     if (!status && model) {
-        status = check_truth(stages, &d, model, numbers.tolerance, budget, more);
+        status = check_truth(stages, &d, model, adapter, numbers.tolerance, budget, more);
         voided = status > 0;
     }
     if (!status && wanted)
@@ -329,9 +332,13 @@ static int write_reports(const report *r) {
 
 /* What is to be given for gradients: seqpar_trainer leaves the model in the dump's folder. */
 static const char *gradient_hint(char *text, size_t size) {
-    snprintf(text, size, "%.800s/model/config.json", folder);
+    char adapters[900];
+    snprintf(text, size, "%.400s/model/config.json", folder);
     if (access(text, R_OK)) return "--want or --model";
-    snprintf(text, size, "--model %.800s/model", folder);
+    snprintf(text, size, "--model %.400s/model", folder);
+    snprintf(adapters, sizeof adapters, "%.400s/adapter/adapter_config.json", folder);
+    if (!access(adapters, R_OK))
+        snprintf(text + strlen(text), size - strlen(text), " --adapter %.400s/adapter", folder);
     return text;
 }
 
@@ -414,6 +421,7 @@ static int run_ver(void) {
     int status, required = wanted || model || strict ? stage_bit(GRADIENTS) : 0;
     if (!folder) return usage("ver needs the folder of a dump");
     if (wanted && model) return usage("give --want or --model, and not both");
+    if (adapter && !model) return usage("--adapter is of the model in --model; give both");
     if (!(budget >= 0)) return usage("--budget is a time; give seconds from 0");
     if (check_tolerance()) return VERDICT_USAGE;
     if (read_required(require, &required) || check_reports()) return VERDICT_USAGE;

@@ -12,15 +12,6 @@ static const seqpar_adapter_desc everywhere = {3, 1.25, SEQPAR_ADAPT_ALL};
 static const objective_way alone = {
     .dp = 1, .sp = 1, .accumulation = 1, .threads = 1, .optimizer = SEQPAR_OPTIM_ADAMW};
 
-/* Adapters as after some steps: no B is 0. */
-static double *adapters_drawn(const objective_task *t) {
-    int64_t n = objective_elements(t);
-    double *start = calloc((size_t)n, sizeof *start);
-    for (int64_t i = 0; i < n; i++)
-        start[i] = (double)(float)(0.15 * seqpar_random_normal(21, 0, (uint64_t)i));
-    return start;
-}
-
 static void task_open(objective_task *t, int kind, const seqpar_adapter_desc *adapter) {
     objective_task_open(t, kind, PAIRS, LONGEST, PACK_LEN, 5);
     t->adapter = *adapter;
@@ -81,7 +72,7 @@ static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int
     objective_result one, other;
     objective_way way = alone;
     task_open(&t, kind, desc);
-    t.start = adapters_drawn(&t);
+    t.start = objective_adapters(&t);
     way.reference_device = device;
     objective_run(&t, &way, &one);
     expect_learnt(&t, &one);
@@ -184,7 +175,7 @@ static void test_chain(int kind, const char *name, void (*change)(seqpar_llama_c
     way.reference_device = 1;
     task_open(&t, kind, desc);
     if (change) change(&t.config);
-    t.start = adapters_drawn(&t);
+    t.start = objective_adapters(&t);
     plain = t;
     plain.adapter.rank = 0;
     plain.start = NULL;
@@ -245,7 +236,7 @@ static void test_slope(void) {
     double slope = 0, step = 1e-6;
     way.reference_device = 1;
     task_open(&t, OBJECTIVE_SFT, &dropping);
-    double *start = adapters_drawn(&t);
+    double *start = objective_adapters(&t);
     t.start = start;
     objective_run(&t, &way, &at);
     for (int k = 0; k < 2; k++) {

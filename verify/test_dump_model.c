@@ -14,6 +14,7 @@
 
 #define FOLDER "build/test_dump_model.d"
 #define MODEL  "build/test_dump_model.m"
+#define LORA   "build/test_dump_model.a"
 enum { SP = 2, DP = 2, MICRO = 2, ROWS = DP * MICRO, WORLD = SP * DP, DOCS = 3, MOST = 29 };
 static const slow_config config = {.layers = 1,
                                    .hidden = 8,
@@ -47,6 +48,7 @@ static struct {
     int f32, dpo, without_logp, without_documents, positions_in_dump; /* dpo: pairs alone */
     const char *objective, *without;                                  /* without: a parameter */
     const char *score; /* RM: the name of the head */
+    int adapters;      /* they learn, and nothing else */
     double loss[WORLD];
     int with_loss;
     double scale;
@@ -395,7 +397,7 @@ static void right_step(void) {
 typedef struct page {
     seqpar_safetensors_tensor tensors[48];
     const void *data[48];
-    char name[48][80];
+    char name[48][120];
     float f32[48][400];
     int64_t count;
 } page;
@@ -445,6 +447,100 @@ static void put_tensors(const char *prefix, const double *values) {
         put(name, values + table[i].offset, SEQPAR_SAFETENSORS_F64,
             table[i].rows * table[i].cols, table[i].rows > 1 ? table[i].cols : 0);
     }
+}
+
+/* ---- adapters (LoRA): the parameters are those of the model with them in it ---- */
+
+enum { RANK = 2, ADAPTED = 2, WIDEST = 10 };
+static const struct {
+    const char *name;
+    int64_t rows, cols;
+} adapted[ADAPTED] = {{"model.layers.0.self_attn.q_proj", 8, 8},
+                      {"model.layers.0.mlp.down_proj", 8, 10}};
+static const double adapter_scale = 1.5; /* alpha 3, rank 2 */
+/* 0: A (rank, cols), 1: B (rows, rank) */
+static double adapter[ADAPTED][2][RANK * WIDEST], adapter_gradient[ADAPTED][2][RANK * WIDEST];
+
+static int64_t adapter_count(int64_t n, int64_t of) {
+    return RANK * (of ? adapted[n].rows : adapted[n].cols);
+}
+
+static double *weights_of(double *all, int64_t n) {
+    char name[80];
+    snprintf(name, sizeof name, "%s.weight", adapted[n].name);
+    for (int64_t i = 0; i < slow_tensors(&config); i++)
+        if (!strcmp(table[i].name, name)) return all + table[i].offset;
+    exit(1);
+}
+
+/* to += scale (B A), of these. */
+static void add_product(double *to, int64_t n, const double *b, const double *a) {
+    for (int64_t i = 0; i < adapted[n].rows; i++)
+        for (int64_t j = 0; j < adapted[n].cols; j++)
+            for (int64_t k = 0; k < RANK; k++)
+                to[i * adapted[n].cols + j] += adapter_scale * b[i * RANK + k] *
+                                               a[k * adapted[n].cols + j];
+}
+
+/* The slope of the loss by one number of an adapter: along what W moves by. */
+static double adapter_slope(const slow_problem *p, int64_t n, int64_t of, int64_t i) {
+    double one[RANK * WIDEST] = {0}, *along = slow_allocate(count, sizeof *along), slope;
+    memset(along, 0, (size_t)count * sizeof *along);
+    one[i] = 1;
+    add_product(weights_of(along, n), n, of ? one : adapter[n][1], of ? adapter[n][0] : one);
+    slope = slow_directional(p, parameters, along);
+    free(along);
+    return slope;
+}
+
+static void adapters_step(void) {
+    slow_problem p = problem_of();
+    for (int64_t n = 0; n < ADAPTED; n++)
+        for (int64_t of = 0; of < 2; of++)
+            for (int64_t i = 0; i < adapter_count(n, of); i++)
+                adapter_gradient[n][of][i] = adapter_slope(&p, n, of, i);
+}
+
+/* end: of PEFT's names, in a folder ".weight", in a model at work ".default.weight" */
+static void put_adapters(const char *prefix, const char *end, double *values[ADAPTED][2]) {
+    char name[120];
+    for (int64_t n = 0; n < ADAPTED; n++)
+        for (int64_t of = 0; of < 2; of++) {
+            int64_t cols = of ? RANK : adapted[n].cols;
+            snprintf(name, sizeof name, "%sbase_model.model.%s.lora_%s%s", prefix,
+                     adapted[n].name, of ? "B" : "A", end);
+            put(name, values[n][of], SEQPAR_SAFETENSORS_F64, adapter_count(n, of), cols);
+        }
+}
+
+static void put_adapter_gradients(void) {
+    static double scaled[ADAPTED][2][RANK * WIDEST];
+    double *values[ADAPTED][2];
+    for (int64_t n = 0; n < ADAPTED * 2; n++) {
+        for (int64_t i = 0; i < RANK * WIDEST; i++)
+            scaled[n / 2][n % 2][i] = adapter_gradient[n / 2][n % 2][i] * how.scale;
+        values[n / 2][n % 2] = scaled[n / 2][n % 2];
+    }
+    put_adapters("grad.", ".default.weight", values);
+}
+
+/* more: JSON behind the last key */
+static void write_adapters(const char *more) {
+    double *values[ADAPTED][2] = {{adapter[0][0], adapter[0][1]},
+                                  {adapter[1][0], adapter[1][1]}};
+    FILE *f;
+    if (system("rm -rf " LORA)) exit(1);
+    mkdir(LORA, 0777);
+    paper.count = 0;
+    put_adapters("", ".weight", values);
+    save(LORA "/adapter_model.safetensors", NULL, 0);
+    f = fopen(LORA "/adapter_config.json", "w");
+    if (!f) exit(1);
+    fprintf(f,
+            "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 3, \"bias\": \"none\",\n"
+            "\"target_modules\": [\"q_proj\", \"down_proj\"], \"lora_dropout\": %s}\n",
+            more);
+    fclose(f);
 }
 
 static void write_model(const char *more) {
@@ -535,7 +631,10 @@ static void write_dump(void) {
         snprintf(path, sizeof path, FOLDER "/rank%lld.safetensors", (long long)r);
         paper.count = 0;
         for (int64_t a = 0; a < micro_count; a++) put_micro(r, a);
-        put_tensors("grad.", scaled);
+        if (how.adapters)
+            put_adapter_gradients();
+        else
+            put_tensors("grad.", scaled);
         if (how.with_loss) put("loss", &how.loss[r], SEQPAR_SAFETENSORS_F64, 1, 0);
         save(path, pairs, 8);
     }
@@ -794,6 +893,86 @@ static void test_forward(void) {
     expect_named("unknown", "row 1 of the step");
 }
 
+static void begin_adapters(double lora_b) {
+    for (int64_t n = 0; n < ADAPTED; n++)
+        for (int64_t of = 0; of < 2; of++)
+            for (int64_t i = 0; i < adapter_count(n, of); i++)
+                adapter[n][of][i] = (of ? lora_b : 1) * 0.01 * (double)test_integer(-70, 70);
+    write_model("");
+    write_adapters("0.0");
+    for (int64_t n = 0; n < ADAPTED; n++)
+        add_product(weights_of(parameters, n), n, adapter[n][1], adapter[n][0]);
+    restart();
+    adapters_step();
+    how.adapters = 1;
+}
+
+static void expect_adapters(int code, const char *headline, const char *text) {
+    write_dump();
+    expect_with("--adapter " LORA, code, headline, text);
+}
+
+/* Of adapters alone there are gradients; the model's own weights have none, and lack none. */
+static void test_adapters(double lora_b) {
+    double *kept = slow_allocate(count, sizeof *kept);
+    memcpy(kept, parameters, (size_t)count * sizeof *kept);
+    begin_adapters(lora_b);
+    expect_adapters(0, "right: places", "gradients right: got 1, wanted 1");
+    how.f32 = 1;
+    expect_adapters(0, "right: places", "gradients right: got ");
+    how.f32 = 0;
+    how.scale = 0.5;
+    expect_adapters(1, "wrong: one of over_sp, over_dp, over_accumulation places",
+                    "gradients wrong");
+    how.scale = 1;
+    adapter_gradient[1][0][3] += 1e-3;
+    adapter_gradient[1][1][3] += 1e-3;
+    expect_adapters(1, "wrong: unknown", "grad.base_model.model.model.layers.0.mlp.down_proj");
+    seed_means(in_rank, WORLD);
+    right_step();
+    adapters_step();
+    expect_adapters(1, "wrong: mean_of_means places", "log-probs right");
+    test_end("dump_model_adapters_%g", lora_b);
+    memcpy(parameters, kept, (size_t)count * sizeof *kept);
+    free(kept);
+}
+
+static void test_adapters_refused(void) {
+    double *kept = slow_allocate(count, sizeof *kept);
+    memcpy(kept, parameters, (size_t)count * sizeof *kept);
+    begin_adapters(1);
+    write_dump();
+    expect_with("", 3, "error: ",
+                "tensor grad.base_model.model.model.layers.0.self_attn.q_proj.lora_A.default."
+                "weight is of an adapter; give --adapter FOLDER, too");
+    adapter[0][1][0] += 0.5;
+    write_adapters("0.0");
+    expect_with("--adapter " LORA, 1, "wrong: unknown places", "log-probs wrong");
+    write_adapters("0.1");
+    expect_with("--adapter " LORA, 3, "error: ",
+                LORA "/adapter_config.json: \"lora_dropout\" is 0.1, and what a step dropped "
+                     "is not in its dump; train and judge it with 0");
+    write_adapters("0.0, \"use_dora\": true");
+    expect_with("--adapter " LORA, 3, "error: ", "use_dora is set, and is not done here");
+    expect_with("--adapter " MODEL, 3, "error: ", MODEL "/adapter_config.json cannot be read");
+    write_adapters("0.0, \"x\": null");
+    if (system("cp " MODEL "/model.safetensors " LORA "/adapter_model.safetensors")) exit(1);
+    expect_with("--adapter " LORA, 3, "error: ", ", which adapters of this model have not");
+    if (system("build/seqpar-verify ver " FOLDER " --adapter " LORA " 2>" LORA "/said")) {
+        FILE *f = fopen(LORA "/said", "r");
+        char said[200] = "";
+        if (f) said[fread(said, 1, sizeof said - 1, f)] = 0;
+        if (f) fclose(f);
+        test_expect(!strcmp(said, "error: --adapter is of the model in --model; give both\n"),
+                    "%s", said);
+    } else
+        test_expect(0, "--adapter alone is taken");
+    test_end("dump_model_adapters_refused");
+    memcpy(parameters, kept, (size_t)count * sizeof *kept);
+    free(kept);
+    restart();
+}
+
 /* Losses of supervised tokens that rank r holds, of all: -1. */
 static double losses_of(int64_t r, double *n) {
     double sum = *n = 0;
@@ -877,6 +1056,9 @@ int main(int argc, char **argv) {
     test_forward();
     test_packing_unknown();
     test_loss();
+    test_adapters(1);
+    test_adapters(0); /* as they begin: gradients of A are 0 */
+    test_adapters_refused();
     test_files();
     return test_summary();
 }

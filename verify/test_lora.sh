@@ -192,6 +192,10 @@ refuse alpha sft 'lora_alpha is 0, but it must be' $lora --lora_alpha 0
 refuse dropout sft 'lora_dropout is 1, but it must be' $lora --lora_dropout 1
 there="$texts --pretrain $out/base --adapter_name_or_path"
 changed() { rm -rf $out/changed; cp -r $out/sft.one $out/changed; sed -i "$1" $out/changed/adapter_config.json; } # SED
+# as PEFT 0.21 writes all that it knows, most of it null
+changed 's/"r":.*/"r": 4, "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null, "corda_config": null, "ensure_weight_tying": false, "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true, "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null, "layers_to_transform": null, "loftq_config": {}, "lora_bias": false, "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core", "monteclora_config": null, "peft_version": "0.21.2", "qalora_group_size": 16, "rank_pattern": {}, "revision": null, "target_parameters": null, "trainable_token_indices": null, "use_bdlora": null, "use_dora": false, "use_qalora": false, "velora_config": null,/'
+on on.whole --adapter_name_or_path $out/changed --max_steps 0 && alike on.whole sft.one && ok lora_whole_config || fail lora_whole_config "$(tail -n 1 $out/on.whole.log)"
+changed 's/"r":.*/"r": 4, "megatron_config": {"a": 1},/'; refuse there_megatron sft 'adapter_config.json: megatron_config is set, and is not done here' $there $out/changed
 refuse there_rank sft 'have lora_rank 4, and --lora_r is 8; leave that out' $there $out/sft.one --adapter lora --lora_r 8 --lora_alpha 16 --lora_target_linear
 refuse there_alpha sft 'have lora_alpha 16, and --lora_alpha is 32; leave that out' $there $out/sft.one --lora_alpha 32
 refuse there_rslora sft 'have use_rslora 0, and --use_rslora is 1; leave that out' $there $out/sft.one --use_rslora

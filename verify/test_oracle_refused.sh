@@ -23,6 +23,26 @@ model dropped attention_dropout 0.125
 model undropped attention_dropout 0
 model window sliding_window 5
 sed -i 's/LlamaForCausalLM/MistralForCausalLM/; s/"llama"/"mistral"/' $out/window/config.json
+# lora NAME DROPOUT MORE: adapters of rank 2 of its q_proj; MORE: a tensor that is of none
+lora() {
+    mkdir $out/"$1"; python3 - $out/"$1" "$2" "${3:-}" <<'PY' || fail "lora_$1" "not written"
+import json, struct, sys
+folder, dropout, more = sys.argv[1:]
+json.dump(dict(peft_type="LORA", r=2, lora_alpha=4, lora_dropout=float(dropout), target_modules=["q_proj"]), open(folder + "/adapter_config.json", "w"))
+root = "base_model.model.model.layers."
+shapes = {f"{root}{i}.self_attn.q_proj.lora_{x}.weight": (2, 16) if x == "A" else (16, 2) for i in (0, 1) for x in "AB"}
+shapes.update({f"{root}0.self_attn.{more}.lora_A.weight": (2, 16)} if more else {})
+header, at = {}, 0
+for name in sorted(shapes):
+    header[name] = dict(dtype="F32", shape=shapes[name], data_offsets=(at, at + 128))
+    at += 128
+text = json.dumps(header).encode()
+open(folder + "/adapter_model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + bytes(at))
+PY
+}
+lora lora 0
+lora lora_dropped 0.25
+lora lora_more 0 k_proj
 echo "no report" >$out/text
 $oracle ver $out/sft/got --html $out/html >/dev/null 2>&1
 python3 verify/python/change_dumps.py $table $out >$out/table 2>$out/python.log || fail oracle_dumps "$(tail -n 1 $out/python.log)"

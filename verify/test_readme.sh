@@ -61,10 +61,10 @@ program=build/06_curves_lie # lines of it
 if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 4 ]; then ok readme_shows_06_curves_lie; else fail readme_shows_06_curves_lie "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 program=build/verify_sp # some of its lines: all that are shown are there, the head and six more at least
 # Of all rows every cell is equal but that of 2D on 3 ranks, which there is not. Rows: loss and gradient of every objective
-# and of a model with experts, logits, step and first DPO loss; and every gradient once more, packed otherwise.
+# and of experts and adapters, logits, step and two first DPO losses; and every gradient once more, packed otherwise.
 lines_of() { awk -v head="#define $1(" 'index($0, head) == 1 { on = 1; next } on && /^    X\(/ { n++ } on && !/\\$/ { print n; exit }' "$2"; }
-want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h)) + 5))
-if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' +2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ] && [ $((2 * $(grep -cE ' yes   121 260 720 +2 3 4$' $out/shown.txt) + 3)) = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
+want_rows=$((2 * ($(lines_of OBJECTIVES_EACH verify/run_objective.h) + $(lines_of SEQPAR_PREFERENCES seqpar.h) + 2) + 4))
+if $program > $out/shown.txt && [ "$(shown $program | grep -cxFf $out/shown.txt)" = "$(shown $program | wc -l)" ] && [ "$(shown $program | wc -l)" -ge 6 ] && [ "$(grep -cE ' +2 3 4 8  2 3 4 8  2 3 4 8  2 - 4 8$' $out/shown.txt)" = "$want_rows" ] && [ $((2 * $(grep -cE ' yes   121 260 720 +2 3 4$' $out/shown.txt) + 4)) = "$want_rows" ]; then ok readme_shows_verify_sp; else fail readme_shows_verify_sp "$(shown $program | grep -vxFf $out/shown.txt | head -n 3 | tr '\n' ' ')"; fi
 program="build/seqpar-verify law --got 2.0249 --want 8.0997 --sp 4"
 $program > $out/shown.txt
 shown "$program" > $out/law.txt

@@ -56,8 +56,10 @@ typedef struct {
     cell cells[MOST_CELLS];
 } row;
 
-/* loss and gradient of each and of a model with experts; logits, step and first DPO loss */
-enum { MOST_ROWS = 2 * OBJECTIVES + 5 };
+/* What is verified beside the objectives: SFT of a model with experts, and of adapters (LoRA). */
+enum { EXPERTS = OBJECTIVES, ADAPTERS, KINDS };
+/* loss and gradient of each; logits, step and two first DPO losses */
+enum { MOST_ROWS = 2 * KINDS + 4 };
 static row rows[MOST_ROWS];
 static int row_count, wrong;
 
@@ -73,7 +75,7 @@ typedef struct {
     cell cells[PACKINGS];
 } packed_row;
 
-static packed_row packed[OBJECTIVES + 1];
+static packed_row packed[KINDS];
 static int packed_count;
 static comparison sampled; /* log-probs of sampled text, sampled and in training */
 static double first_ratio; /* the one that lies farthest from 1 */
@@ -153,20 +155,28 @@ static void run(const objective_task *t, const objective_way *way, objective_res
     }
 }
 
-/* Six pairs, for the objective or, behind the last one, for SFT of a model with experts, whose
-   gradient has that of a load-balancing loss in it. */
+static const seqpar_adapter_desc adapters = {3, 1.25, SEQPAR_ADAPT_ALL};
+
+/* Six pairs. A gradient of experts has that of a load-balancing loss in it. */
 static const char *task_open(objective_task *t, int kind, const seqpar_pack_desc *pack) {
     static const double balance[] = {0.3, -0.1, 0.2, 0.05, -0.25};
-    if (kind < OBJECTIVES) {
-        objective_task_packed(t, kind, 6, 60, pack, 5);
-        return objective_name(kind);
+    objective_task_packed(t, kind < OBJECTIVES ? kind : OBJECTIVE_SFT, 6, 60, pack, 5);
+    if (kind < OBJECTIVES) return objective_name(kind);
+    if (kind == ADAPTERS) {
+        t->adapter = adapters;
+        t->start = objective_adapters(t);
+        return "LoRA";
     }
-    objective_task_packed(t, OBJECTIVE_SFT, 6, 60, pack, 5);
     t->config.experts = 5;
     t->config.experts_per_token = 2;
     t->config.expert_intermediate = 23;
     t->balance = balance;
     return "MoE";
+}
+
+static void task_close(objective_task *t) {
+    free((void *)t->start);
+    objective_task_close(t);
 }
 
 static const seqpar_pack_desc usual = {.pack_len = 130, .cell = 5};
@@ -202,7 +212,7 @@ static void verify_objective(int kind) {
         objective_result_free(&r);
     }
     objective_result_free(&one);
-    objective_task_close(&t);
+    task_close(&t);
 }
 
 /* The gradient of one objective, packed otherwise on two ranks, against the usual rows on one. */
@@ -214,7 +224,7 @@ static void verify_packings(int kind) {
     objective_task t;
     snprintf(line->name, sizeof line->name, "%s gradient", task_open(&t, kind, &usual));
     run(&t, &alone, &one);
-    objective_task_close(&t);
+    task_close(&t);
     for (int i = 0; i < PACKINGS; i++) {
         seqpar_pack_desc pack = usual;
         if (packings[i].pack_len) pack.pack_len = packings[i].pack_len;
@@ -224,7 +234,7 @@ static void verify_packings(int kind) {
         run(&t, &two, &r);
         line->cells[i] = compared(r.gradient, one.gradient, one.elements);
         objective_result_free(&r);
-        objective_task_close(&t);
+        task_close(&t);
     }
     objective_result_free(&one);
 }
@@ -250,7 +260,7 @@ static void verify_sampled(void) {
                .layout = layout};
     task_open(&t, OBJECTIVE_SFT, &usual);
     w.config = t.config;
-    objective_task_close(&t);
+    task_close(&t);
     for (int64_t i = 0; i < w.count; i++) {
         w.prompt_tokens[i] = prompts[i];
         w.prompt[i] = (int32_t *)calloc((size_t)prompts[i], sizeof *w.prompt[i]);
@@ -271,8 +281,9 @@ static void verify_sampled(void) {
 }
 
 /* The first DPO loss: of this process, before anything else, then with the reference's
-   log-probs from one rank. */
-static double verify_first_loss(int *bitwise) {
+   log-probs from one rank. Of adapters the reference is the model without them. */
+static double verify_first_loss(const char *name, const seqpar_adapter_desc *adapter,
+                                int *bitwise) {
     /* -log(sigmoid(0)) */
     const double ln2 = seqpar_softplus(-0.0), want = 0.693147180559945309417;
     objective_task t;
@@ -285,12 +296,13 @@ static double verify_first_loss(int *bitwise) {
     row *line;
     objective_task_open(&t, OBJECTIVE_DPO, 6, 60, 130, 5);
     t.same_reference = 1;
+    t.adapter = *adapter;
     run(&t, &way, &first);
     run(&t, &alone, &one);
-    line = row_value(row_new("first DPO loss", ""), "", one.loss);
+    line = row_value(row_new("first DPO loss", name), "", one.loss);
     t.reference = one.reference;
-    *bitwise = !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) &&
-               !memcmp(&one.loss, &want, 8);
+    *bitwise &= !memcmp(&ln2, &want, 8) && !memcmp(&first.loss, &want, 8) &&
+                !memcmp(&one.loss, &want, 8);
     for (int i = 0; i < CELLS; i++) {
         if (!way_of(i, &way)) {
             line->cells[i].state = CANNOT;
@@ -303,7 +315,7 @@ static double verify_first_loss(int *bitwise) {
     }
     objective_result_free(&first);
     objective_result_free(&one);
-    objective_task_close(&t);
+    task_close(&t);
     return first.loss;
 }
 
@@ -504,7 +516,7 @@ static int options(int argc, char **argv, int *json) {
 }
 
 int main(int argc, char **argv) {
-    int bitwise, json = 0;
+    int bitwise = 1, json = 0;
     double first;
     FILE *file;
     int asked = options(argc, argv, &json);
@@ -518,9 +530,10 @@ int main(int argc, char **argv) {
     seqpar_device_close(gpu);
 #endif
     mkdir("build/verify", 0777); /* in a folder of seqpar's alone */
-    first = verify_first_loss(&bitwise);
-    for (int kind = 0; kind <= OBJECTIVES; kind++) verify_objective(kind);
-    for (int kind = 0; kind <= OBJECTIVES && layout_on_grid(layout); kind++)
+    first = verify_first_loss("", &(seqpar_adapter_desc){0}, &bitwise);
+    verify_first_loss("LoRA", &adapters, &bitwise);
+    for (int kind = 0; kind < KINDS; kind++) verify_objective(kind);
+    for (int kind = 0; kind < KINDS && layout_on_grid(layout); kind++)
         verify_packings(kind);
     verify_sampled();
     file = fopen("build/verify/verify.json", "w");

@@ -31,6 +31,7 @@
 #include <strings.h>
 
 #include "error.h"
+#include "lists.h"
 #include "seqpar.h"
 
 /* One line of options.tsv. kind: flag, int, float, string, floats2 (two numbers), strings (any
@@ -140,13 +141,6 @@ static inline bool demo_same_name(const char *a, const char *b) {
     for (; *a && *b; a++, b++)
         if (!demo_same_letter(*a, *b)) return false;
     return *a == *b;
-}
-
-static inline bool demo_list_has(const char *commas, const char *word) {
-    size_t length = strlen(word);
-    for (const char *at = commas; *at; at += strcspn(at, ","), at += *at == ',')
-        if (strcspn(at, ",") == length && !strncmp(at, word, length)) return true;
-    return false;
 }
 
 static inline const demo_known *demo_known_find(const char *name) {

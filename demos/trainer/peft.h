@@ -3,8 +3,10 @@
  * would make other adapters of it is understood or refused by name. */
 #ifndef DEMO_PEFT_H
 #define DEMO_PEFT_H
+#include <cjson/cJSON.h>
+#include "error.h"
+#include "lists.h"
 #include "model_folder.h"
-#include "options.h"
 
 /* By the bits of SEQPAR_ADAPT_.. */
 static const char *const demo_lora_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
@@ -19,7 +21,7 @@ typedef struct {
 } demo_peft;
 
 /* The bits of a word; 0: it names nothing. */
-static int demo_lora_bits(const char *word, size_t length) {
+static inline int demo_lora_bits(const char *word, size_t length) {
     static const char *const all[] = {"all-linear", "all"};
     for (int i = 0; i < 2; i++)
         if (strlen(all[i]) == length && !strncmp(word, all[i], length)) return SEQPAR_ADAPT_ALL;
@@ -30,7 +32,7 @@ static int demo_lora_bits(const char *word, size_t length) {
 }
 
 /* q_proj,v_proj */
-static void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
+static inline void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
     *text = 0;
     for (int i = 0; i < DEMO_LORA_NAMES; i++)
         if (targets >> i & 1)
@@ -42,7 +44,7 @@ static void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
 static const char demo_peft_keys[] =
     "peft_type,r,lora_alpha,lora_dropout,use_rslora,target_modules,modules_to_save,"
     "auto_mapping,base_model_name_or_path,revision,peft_version,task_type,inference_mode,"
-    "init_lora_weights,layers_pattern,qalora_group_size,loftq_config,eva_config,corda_config,"
+    "init_lora_weights,layers_pattern,megatron_core,qalora_group_size,loftq_config,eva_config,corda_config,"
     "runtime_config";
 
 /* false, null, "", [], {}, or "none" as bias has it. */
@@ -102,7 +104,7 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
             return demo_fail(error, "%.300s: %.60s is set, and is not done here", path,
                              key->string);
     if (demo_peft_number(json, path, "r", 1, SEQPAR_MAX_WIDTH, &rank, error) ||
-        demo_peft_number(json, path, "lora_alpha", 1, DEMO_MOST, &alpha, error) ||
+        demo_peft_number(json, path, "lora_alpha", 1, INT32_MAX, &alpha, error) ||
         demo_peft_number(json, path, "lora_dropout", 0, 0.99, &p->dropout, error) ||
         demo_peft_targets(json, path, &p->targets, error) || demo_peft_saved(json, path, error))
         return -1;
@@ -114,11 +116,11 @@ static int demo_peft_take(const cJSON *json, const char *path, demo_peft *p,
                      path, rank, alpha);
 }
 
-static int demo_peft_read(const char *folder, demo_peft *p, demo_error *error) {
-    char path[DEMO_PATH_LIMIT + 64];
+static inline int demo_peft_read(const char *folder, demo_peft *p, demo_error *error) {
+    char path[1100];
     size_t size;
     const char *why;
-    snprintf(path, sizeof path, "%s/adapter_config.json", folder);
+    snprintf(path, sizeof path, "%.1000s/adapter_config.json", folder);
     char *text = demo_read_whole(path, DEMO_CONFIG_BYTES, &size, &why);
     if (!text)
         return demo_fail(error, "%.300s cannot be read: %s; give the folder of an adapter",

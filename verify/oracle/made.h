@@ -547,7 +547,7 @@ static inline int made_make(const made_desc *desc, seqpar_error *error) {
         status = write_folder(&m.d.error, desc->out, "model") ||
                  write_folder(&m.d.error, desc->out, "got") ||
                  write_folder(&m.d.error, desc->out, "want") || made_model(&m, folder) ||
-                 reference_model(&m.f, folder) || made_arrays_open(&m);
+                 reference_model(&m.f, folder, NULL) || made_arrays_open(&m);
     bar_begin("log-probs", m.f.count);
     if (!status) status = made_logp(&m);
     bar_end();

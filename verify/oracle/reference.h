@@ -4,6 +4,7 @@
  * the same way, by another attention (reference_attention.h) or other positions. */
 #ifndef ORACLE_REFERENCE_H
 #define ORACLE_REFERENCE_H
+#include "parts.h"
 #include "reference_attention.h"
 
 /* ---- the model ---- */
@@ -49,20 +50,35 @@ static inline int64_t reference_differs(const double *own, const double *other, 
     return i;
 }
 
-/* The folder is what the step began with, as the dump's own weights are. */
-static inline int reference_compare(reference *f, const char *folder, const char *name,
-                                    const whole *own, const whole *other, double rounding) {
+/* The folder behind that option is what the step began with, as the dump's own weights are. */
+static inline int reference_compare(reference *f, const char *option_name, const char *folder,
+                                    const char *name, const whole *own, const whole *other,
+                                    double rounding) {
     for (int64_t r = 0; r < f->d->world; r++)
         rounding = fmax(rounding, reference_rounding(f->d->ranks[r].file, name));
     int64_t i = reference_differs(own->values, other->values, other->count, rounding);
     if (i == other->count) return 0;
     seqpar_fail(&f->d->error, SEQPAR_ERR_FILE_FORMAT,
-                "%.300s: element %lld of %.100s is %.9g, and %.9g in the model in %.300s; give "
-                "--model what the step began with",
+                "%.300s: element %lld of %.100s is %.9g, and %.9g in %.300s; give %s what the "
+                "step began with",
                 f->d->ranks[0].path, (long long)i, name, own->values[i], other->values[i],
-                folder);
+                folder, option_name);
     return -1;
 }
+
+static inline int reference_no_memory(reference *f) {
+    seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
+    return -1;
+}
+
+/* What seqpar says of it, as the dump's error. */
+static inline int reference_failed(reference *f) {
+    if (f->ctx.error && f->ctx.error->status && !f->d->error.status)
+        f->d->error = *f->ctx.error;
+    return -1;
+}
+
+#include "adapters.h" /* which takes what is above */
 
 /* A parameter from the folder; where the dump has it, too, as the dump says it was before the
    step: weights may be kept in more bits than they are written to a folder with. */
@@ -75,15 +91,19 @@ static inline int reference_load(reference *f, const demo_weights *from, int nam
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
     tensor_name name;
     whole w = {.copy = -1}, own;
-    int status = whole_room(f->d, &w, all.count) ||
-                 seqpar_safetensors_read_f64(file, w.values, &all, &f->d->error);
+    int status = whole_room(f->d, &w, all.count);
+    if (!status && tensor != adapter_head(f))
+        status = seqpar_safetensors_read_f64(file, w.values, &all, &f->d->error);
     if (reference_part(f, "param.", tensor, &name, &own)) status = -1;
     if (!status && own.values)
-        status = reference_compare(f, from->folder, name.text, &own, &w,
+        status = reference_compare(f, "--model", from->folder, name.text, &own, &w,
                                    reference_rounding(file, place.name));
-    if (!status)
-        seqpar_device_write(f->device, f->model.params.data, t->offset,
-                            own.values ? own.values : w.values, all.count, f->device->storage);
+    if (!status) {
+        double *values = own.values ? own.values : w.values;
+        adapters_add(f, values, tensor);
+        seqpar_device_write(f->device, f->model.params.data, t->offset, values, all.count,
+                            f->device->storage);
+    }
     whole_free(&own);
     whole_free(&w);
     return status ? -1 : 0;
@@ -123,11 +143,6 @@ static inline int reference_weights(reference *f, const char *folder) {
     return status ? -1 : 0;
 }
 
-static inline int reference_no_memory(reference *f) {
-    seqpar_fail(&f->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
-    return -1;
-}
-
 /* Room for the rows of the step. */
 static inline int reference_begin(reference *f, dump *d, seqpar_device *device) {
     memset(f, 0, sizeof *f);
@@ -160,19 +175,15 @@ static inline void reference_close(reference *f) {
     free(f->tapes);
     free(f->rows);
     free(f->logp);
-    free(f->gradient);
+    if (f->adapters_open) free(f->gradient);
+    free(f->whole);
+    free(f->adapter);
     if (f->optim_open) seqpar_optim_close(&f->ctx, &f->optim);
+    if (f->adapters_open) seqpar_llama_close(&f->ctx, &f->adapters);
     if (f->model_open) seqpar_llama_close(&f->ctx, &f->model);
     if (f->ctx_open) seqpar_ctx_close(&f->ctx);
     if (f->device) seqpar_device_close(f->device);
     if (f->comm) seqpar_comm_free(f->comm);
-}
-
-/* What seqpar says of it, as the dump's error. */
-static inline int reference_failed(reference *f) {
-    if (f->ctx.error && f->ctx.error->status && !f->d->error.status)
-        f->d->error = *f->ctx.error;
-    return -1;
 }
 
 /* A model without weights, for rows that are there. */
@@ -189,8 +200,8 @@ static inline int reference_config(reference *f, const seqpar_llama_config *conf
     if (seqpar_optim_open(&f->ctx, &f->optim, f->model.tensors, f->model.tensor_count, &desc))
         return reference_failed(f);
     f->optim_open = 1;
-    f->gradient = (double *)calloc((size_t)f->model.elements + 1, sizeof *f->gradient);
-    return f->gradient ? 0 : reference_no_memory(f);
+    f->gradient = f->whole = (double *)calloc((size_t)f->model.elements + 1, sizeof *f->whole);
+    return f->whole ? 0 : reference_no_memory(f);
 }
 
 /* A dump and a model that each have a window have one. */
@@ -217,8 +228,8 @@ static inline int reference_dropout(reference *f, const seqpar_llama_config *c,
     return -1;
 }
 
-/* The model of a folder, for rows that are there. */
-static inline int reference_model(reference *f, const char *folder) {
+/* The model of a folder, for rows that are there. adapter: a folder, too, or NULL. */
+static inline int reference_model(reference *f, const char *folder, const char *adapter) {
     seqpar_llama_config config = {.layers = 0};
     if (demo_load_config(folder, &config, &f->d->error) ||
         reference_window(f, &config, folder) || reference_dropout(f, &config, folder))
@@ -227,16 +238,17 @@ static inline int reference_model(reference *f, const char *folder) {
         if (reference_score(f, folder)) return -1;
         config.score = f->head;
     }
-    return reference_config(f, &config) ? -1 : reference_weights(f, folder);
+    if (reference_config(f, &config) || (adapter && reference_adapters(f, adapter))) return -1;
+    return reference_weights(f, folder);
 }
 
 /* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be
    closed in any case. */
 static inline int reference_open(reference *f, dump *d, const char *folder,
-                                 seqpar_device *device) {
+                                 const char *adapter, seqpar_device *device) {
     int status = reference_begin(f, d, device);
     if (!status) status = reference_rows(f);
-    return status ? status : reference_model(f, folder);
+    return status ? status : reference_model(f, folder, adapter);
 }
 
 /* ---- a step ---- */
@@ -360,7 +372,7 @@ static inline int reference_add(reference *f) {
         part.count = t->rows * t->cols;
         status = seqpar_optim_read(&f->ctx, &f->optim, one, &part);
         for (int64_t e = 0; !status && e < part.count; e++)
-            f->gradient[t->offset + e] += one[e];
+            f->whole[t->offset + e] += one[e];
     }
     if (!one) return reference_no_memory(f);
     free(one);
@@ -382,7 +394,7 @@ static inline int reference_gradient(reference *f, const reference_way *way,
                                      double *const *seeds) {
     int status = 0;
     f->way = way;
-    memset(f->gradient, 0, (size_t)f->model.elements * sizeof *f->gradient);
+    memset(f->whole, 0, (size_t)f->model.elements * sizeof *f->whole);
     for (int64_t i = 0; !status && i < f->count; i++) {
         reference_row row;
         status = reference_row_make(f, i, &row);
@@ -391,6 +403,7 @@ static inline int reference_gradient(reference *f, const reference_way *way,
         bar_step(1);
         free(row.ids);
     }
+    if (f->adapters_open) adapters_gradient(f);
     return status;
 }
 #endif

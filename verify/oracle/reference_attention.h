@@ -79,13 +79,16 @@ typedef struct reference {
     seqpar_device *device;
     seqpar_ctx ctx;
     seqpar_llama model;
+    seqpar_llama adapters; /* names and places alone; of --adapter */
+    double *adapter;       /* (adapters.elements) their values */
     seqpar_optim optim;
-    int ctx_open, model_open, optim_open;
+    int ctx_open, model_open, adapters_open, optim_open;
     int64_t count;
     dump_row *rows; /* (count) replica after replica, of each its micro-batches */
     /* of the way that was run last */
     double **logp;    /* (count) by token; of RM, values */
-    double *gradient; /* (model.elements) */
+    double *whole;    /* (model.elements) the gradient of all weights */
+    double *gradient; /* that of what learns: whole, or of adapters (adapters.elements) */
     const reference_way *way;
     int64_t row;           /* which one attention is computed of */
     reference_tape *tapes; /* (count), or NULL: nothing is kept */

@@ -431,7 +431,7 @@ static inline int run_step(run *r) {
                     r->desc->in);
         return -1;
     }
-    status = reference_open(&f, &r->d, r->desc->model, seqpar_device_reference());
+    status = reference_open(&f, &r->d, r->desc->model, NULL, seqpar_device_reference());
     if (status > 0) status = run_needs(r, "index ids labels");
     if (!status) status = reference_logp(&f, &right_way) || run_seeds(r, &f);
     reference_close(&f);

@@ -16,7 +16,7 @@
 typedef struct truth {
     reference exact, rounded; /* fp64, bf16 */
     reference turned;         /* fp64, its rotary angles as far off as float32 makes them */
-    const char *folder;
+    const char *folder, *adapter; /* adapter: NULL where there is none */
     dump *d;
     double ratio;     /* of units, to bf16 */
     const char *unit; /* what it is called */
@@ -161,7 +161,8 @@ static inline int angles_begin(truth *t) {
     int status;
     if (t->ratio > 0x1p-15) return 1;
     if (t->turned.d) return 0;
-    status = reference_open(&t->turned, t->d, t->folder, seqpar_device_reference());
+    status = reference_open(&t->turned, t->d, t->folder, t->adapter,
+                            seqpar_device_reference());
     if (status) return -1;
     /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
        are in float32, and later ones, which turn less, by more. */
@@ -294,7 +295,7 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
 
 /* All grad. tensors that the model has, put together. */
 static inline int truth_gradients(truth *t, stage *s, double tolerance) {
-    const seqpar_llama *m = &t->exact.model;
+    const seqpar_llama *m = reference_learns(&t->exact);
     t->got = (double *)calloc((size_t)m->elements + 1, sizeof *t->got);
     t->have = (char *)calloc((size_t)m->tensor_count + 1, 1);
     if (!t->got || !t->have)
@@ -303,7 +304,8 @@ static inline int truth_gradients(truth *t, stage *s, double tolerance) {
         int64_t count = m->tensors[i].rows * m->tensors[i].cols;
         tensor_name name;
         whole w;
-        int status = reference_part(&t->exact, "grad.", i, &name, &w);
+        int status = t->adapter ? adapter_part(&t->exact, "grad.", i, &name, &w)
+                                : reference_part(&t->exact, "grad.", i, &name, &w);
         t->have[i] = !status && w.values;
         if (t->have[i]) memcpy(t->got + m->tensors[i].offset, w.values, (size_t)count * 8);
         if (t->have[i]) judge_copies(s, &w, name.text, tolerance);
@@ -316,7 +318,7 @@ static inline int truth_gradients(truth *t, stage *s, double tolerance) {
 /* Tensor by tensor, of those that the dump has. */
 static inline int compare_gradients(const truth *t, const double *got, const double *wanted,
                                     gradient_check *c) {
-    const seqpar_llama *m = &t->exact.model;
+    const seqpar_llama *m = reference_learns(&t->exact);
     c->n = 0;
     c->all = (likeness){0};
     for (int64_t i = 0; i < m->tensor_count; i++) {
@@ -554,15 +556,17 @@ static inline int truth_limits(truth *t, double *const *logp, double *right, see
     seeds->logp = t->dumped && t->logp_is_right ? t->dumped : logp;
     if (!seed_set_make(seeds, SEEDS_RIGHT)) return 1;
     if (reference_gradient(&t->exact, &right_way, seeds->of)) return -1;
-    memcpy(right, t->exact.gradient, (size_t)t->exact.model.elements * sizeof *right);
-    t->is_void = !second_agrees(&t->exact, logp, seeds->of, right, t->second, sizeof t->second);
+    memcpy(right, t->exact.gradient,
+           (size_t)reference_learns(&t->exact)->elements * sizeof *right);
+    t->is_void = !second_agrees(&t->exact, logp, seeds->of, t->exact.whole, t->second,
+                                sizeof t->second);
     if (seeds->logp == logp) {
         seeds->logp = t->rounded.logp;
         seed_set_make(seeds, SEEDS_RIGHT);
         seeds->logp = logp;
     }
     if (reference_gradient(&t->rounded, &right_way, seeds->of)) return -1;
-    memset(t->have, 1, (size_t)t->exact.model.tensor_count);
+    memset(t->have, 1, (size_t)reference_learns(&t->exact)->tensor_count);
     status = compare_gradients(t, t->rounded.gradient, right, &c);
     t->gradient_noise = distance_from(&c.all, 1);
     t->gradient_limit = limit_of(t, t->gradient_noise);
@@ -576,7 +580,7 @@ static inline int truth_limits_of_all(truth *t, double *const *logp, double *rig
                                       seed_set *seeds) {
     char *have = t->have;
     int status;
-    t->have = (char *)calloc((size_t)t->exact.model.tensor_count + 1, 1);
+    t->have = (char *)calloc((size_t)reference_learns(&t->exact)->tensor_count + 1, 1);
     status = t->have ? truth_limits(t, logp, right, seeds) : -1;
     free(t->have);
     t->have = have;
@@ -645,7 +649,7 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     bar_end();
     if (status) return -1;
     logp = copy_logp(&t->exact);
-    right = (double *)calloc((size_t)t->exact.model.elements + 1, sizeof *right);
+    right = (double *)calloc((size_t)reference_learns(&t->exact)->elements + 1, sizeof *right);
     status = logp && right ? seed_set_open(&seeds, logp) : -1;
     if (!status) status = truth_gradients(t, &stages[GRADIENTS], tolerance);
     if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
@@ -669,17 +673,34 @@ static inline int truth_judge(truth *t, stage *stages, double tolerance) {
     return status < 0 ? -1 : 0;
 }
 
+/* A dump's gradients are of what --model and --adapter say learns. 0, or -1 with d->error. */
+static inline int truth_kind(dump *d, const char *adapter) {
+    for (int64_t r = 0; r < d->world && !adapter; r++)
+        for (int64_t i = 0; i < seqpar_safetensors_count(d->ranks[r].file); i++) {
+            const char *name = seqpar_safetensors_at(d->ranks[r].file, i)->name;
+            if (!after_prefix(name, "grad.") || !strstr(name, ".lora_A.")) continue;
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %.100s is of an adapter; give --adapter FOLDER, too, "
+                        "as PEFT wrote it before the step",
+                        d->ranks[r].path, name);
+            return -1;
+        }
+    return 0;
+}
+
 /* Stages LOG_PROBS and GRADIENTS, and LOSS if the dump has no log-probs, against the model in
-   `folder`; more: NULL, or takes what they
-   were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
+   `folder`, of which all learns, or adapters alone where there is a folder of them; more: NULL,
+   or takes what they were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
    d->error. */
-static inline int check_truth(stage *stages, dump *d, const char *folder, double tolerance,
-                              double budget, details *more) {
-    truth t = {.d = d, .folder = folder, .budget = budget, .more = more};
+static inline int check_truth(stage *stages, dump *d, const char *folder, const char *adapter,
+                              double tolerance, double budget, details *more) {
+    truth t = {.d = d, .folder = folder, .adapter = adapter, .budget = budget, .more = more};
     int status;
     truth_unit(&t);
-    status = reference_open(&t.exact, d, folder, seqpar_device_reference());
-    if (!status) status = reference_open(&t.rounded, d, folder, seqpar_device_reference_bf16());
+    if (truth_kind(d, adapter)) return -1;
+    status = reference_open(&t.exact, d, folder, adapter, seqpar_device_reference());
+    if (!status)
+        status = reference_open(&t.rounded, d, folder, adapter, seqpar_device_reference_bf16());
     if (status > 0)
         truth_lacks(&stages[GRADIENTS], "index, ids and labels of all tokens, beside --model");
     if (!status) status = truth_judge(&t, stages, tolerance);

@@ -78,26 +78,47 @@ class _Recorder:
 
     # ---- what gradients are judged by ----
 
+    def adapters(self):
+        """What PEFT says of the one adapter that learns; None where the model has none."""
+        configs = getattr(self.model(), "peft_config", None)
+        return next(iter(configs.values())) if configs else None
+
+    def base(self):
+        return self.model().get_base_model() if self.adapters() else self.model()
+
+    def are_known(self):
+        """Whether seqpar-verify computes these adapters, if there are any: LoRA that drops nothing."""
+        adapters = self.adapters()
+        return adapters is None or (list(self.model().peft_config) == ["default"] and adapters.peft_type == "LORA"
+                                    and not adapters.lora_dropout and adapters.bias == "none" and not adapters.use_dora and not adapters.modules_to_save)
+
     def is_known(self):
-        """Whether seqpar-verify computes this model: all of its weights are here, and none is of an adapter."""
-        model = self.model()
+        """Whether seqpar-verify computes this model: all of its weights are here."""
+        model = self.base()
         config = getattr(model, "config", None)
         return (getattr(config, "model_type", None) in FAMILIES and type(model).__name__.endswith("ForCausalLM")
-                and not hasattr(model, "peft_config") and not getattr(config, "quantization_config", None)
+                and self.are_known() and not getattr(config, "quantization_config", None)
                 and not getattr(config, "attention_dropout", 0) and all(p.numel() and not hasattr(p, "placements")
                                                                         for p in model.parameters()))
 
     def leave_model(self):
         """As it is before the step."""
         self.leaves_model = self.leaves_model and self.is_known()
-        if self.leaves_model and self.trainer.args.process_index == 0:
-            self.model().save_pretrained(os.path.join(self.folder, "model"))
+        if not self.leaves_model or self.trainer.args.process_index:
+            return
+        model, options = self.base(), {}
+        if self.adapters():
+            self.model().save_pretrained(os.path.join(self.folder, "adapter"))
+            options["state_dict"] = {name.replace(".base_layer.", "."): x for name, x in model.state_dict().items()
+                                     if ".lora_" not in name}
+        model.save_pretrained(os.path.join(self.folder, "model"), **options)
 
     def say_what_follows(self):
         if self.trainer.args.process_index:
             return
         if self.leaves_model:
-            print(f"seqpar_trainer: seqpar-verify ver {self.folder} --model {os.path.join(self.folder, 'model')} --strict")
+            adapter = f" --adapter {os.path.join(self.folder, 'adapter')}" if self.adapters() else ""
+            print(f"seqpar_trainer: seqpar-verify ver {self.folder} --model {os.path.join(self.folder, 'model')}{adapter} --strict")
             return
         one = f"{str(self.folder).rstrip(os.sep)}_sp1"
         print(f"seqpar_trainer: gradients are judged by the same step on one rank: there, all of its rows in one process, "
