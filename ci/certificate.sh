@@ -8,24 +8,28 @@
 #   STAGES=...  of sft dpo rm kto ppo grpo
 #   WORLDS=0    so many worlds drawn by SEED in the place of those, with rows of any length
 #   LAYOUTS=... dealt by (stripe cuts cells, and is to fail)
+#   RANK=0      adapters (LoRA) of that rank learn in the place of all weights, with dropout
+#   KILLS=0     each run after the first is killed so often, and goes on in the worlds that follow
 # Writes build/certificate/runs.tsv and CERTIFICATE.md; exit code 1 where a run has another hash than the first of its objective.
 cd "$(dirname "$0")/.." || exit 2
 steps=${STEPS:-20} every=${EVERY:-1} stages=${STAGES:-sft dpo rm kto ppo grpo} layouts=${LAYOUTS:-zigzag contiguous zigzag-doc}
 worlds=${WORLDS:-0} seed=${SEED:-7} out=${OUT:-build/certificate}
+rank=${RANK:-0} kills=${KILLS:-0}
 rm -rf "$out"; mkdir -p "$out"
 export OMP_NUM_THREADS=1
 
 build/make_arith "$out/arith.jsonl" 160 5 >/dev/null || exit 2
 awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' "$out/arith.jsonl" >"$out/labelled.jsonl"
-shape="--max_len 200 --num_hidden_layers 1 --hidden_size 32 --num_attention_heads 8 --num_key_value_heads 8 --omp_threads 1 --cell 16 --logging_steps 1000 --max_steps $steps"
+model="--num_hidden_layers 1 --hidden_size 32 --num_attention_heads 8 --num_key_value_heads 8"
+shape="--max_len 200 --omp_threads 1 --cell 16 --logging_steps 1000 --max_steps $steps"
 texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
 pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 7 --learning_rate 2e-3"
 labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 12 --rollout_batch_size 6 --train_batch_size 12 --actor_learning_rate 2e-3 --critic_learning_rate 2e-3 --num_episodes 9 --temperature 0.9"
 declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [ppo]=ppo [grpo]=ppo)
 declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled"
-    [ppo]="$prompts --reward_pretrain $out/rm.1 --n_samples_per_prompt 2"
-    [grpo]="$prompts --reward_pretrain $out/rm.1 --n_samples_per_prompt 4 --advantage_estimator group_norm")
+    [ppo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 2"
+    [grpo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 4 --advantage_estimator group_norm")
 
 # ---- the runs: ranks, schedule, layout, data-parallel size, rows of a micro-batch, ZeRO, tokens of a row, transport ----
 
@@ -69,7 +73,7 @@ cases() {
     }'
 }
 
-# Without a stdin: mpirun would read the cases that are left.
+# Without a stdin: mpirun would read the cases that are left. kill_at: a library that kills, or nothing.
 # run NAME STAGE RANKS SCHEDULE LAYOUT DP MICRO ZERO PACK TRANSPORT
 run() {
     local name=$1 stage=$2 world="--ring_attn_size $3 --layout $5 --data_parallel_size $6 --micro_train_batch_size $7 --zero_stage $8"
@@ -78,27 +82,59 @@ run() {
     local start=(build/train_${trainer[$stage]})
     [ "${10}" = mpi ] && start=(mpirun --allow-run-as-root --oversubscribe -np $(($3 * $6)) build/mpi_train_${trainer[$stage]})
     # shellcheck disable=SC2086
-    "${start[@]}" $shape ${options[$stage]} $world --save_path "$out/$name" --metrics_path "$out/$name.jsonl" >"$out/$name.log" 2>&1 </dev/null
+    LD_PRELOAD=$kill_at "${start[@]}" $shape $model ${options[$stage]} $world $goes_on --save_path "$out/$name" --metrics_path "$out/$name.jsonl" >"$out/$name.log" 2>&1 </dev/null
+}
+
+# interrupted NAME STAGE RANKS ...: killed before a call that changes a folder or makes a file last, drawn among those of the first
+# run, and again; then to its end. In each life another world.
+interrupted() {
+    local name=$1 stage=$2 life n; shift 2
+    for ((life = 0; life < kills; life++)); do
+        n=$(awk -v n=$((n_of[$stage] + 7 * life)) -v lines="$(wc -l <"$out/cases")" 'BEGIN { print 1 + n * 5 % lines }')
+        read -r -a other < <(sed -n "${n}p" "$out/cases")
+        [ "${other[7]}" = mpi ] && other[7]=threads
+        KILL_AT=$((1 + (n_of[$stage] * 37 + life * 11) % calls[$stage])) kill_at=$PWD/$out/kill_at.so run "$name" "$stage" "${other[@]}" && break
+        grep -q '^error: ' "$out/$name.log" && return 1
+        killed=$((killed + 1))
+    done 2>/dev/null
+    run "$name" "$stage" "$@"
 }
 
 # of the weights and of every number that is logged, but for times and rows
-hash_of() { { cat "$out/$1/model.safetensors" "$out/$1"/critic/model.safetensors 2>/dev/null; sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$out/$1.jsonl"; } | sha256sum | cut -c1-16; }
+hash_of() { { cat "$out/$1"/{,adapter_}model.safetensors "$out/$1"/critic/{,adapter_}model.safetensors 2>/dev/null; sed -E 's/, "(tokens_per_second|generate_seconds).*//' "$out/$1.jsonl"; } | sha256sum | cut -c1-16; }
 
 cases >"$out/cases" || exit 2
 echo "# SPDX-License-Identifier: MIT OR Unlicense" >"$out/runs.tsv"
 printf '# objective\tranks\tschedule\tlayout\tdata-parallel\tmicro-batch\tZeRO\tpack_len\ttransport\thash\n' >>"$out/runs.tsv"
-wrong=0
+wrong=0 killed=0 goes_on= kill_at= whole=$model
+declare -A calls n_of
+[ "$kills" -gt 0 ] && ! cc -std=gnu11 -O1 -shared -fPIC verify/kill_at.c -o "$out/kill_at.so" -ldl && exit 2
+if [ "$rank" -gt 0 ]; then # of a model that has learnt a little
+    run base sft 1 ring zigzag 1 2 2 0 threads || { echo "error: base: $(tail -n 1 "$out/base.log")" >&2; exit 2; }
+    model="--pretrain $out/base --lora_rank $rank --lora_dropout 0.1"
+fi
 for stage in $stages; do
     n=0 same=0 first=
-    case $stage in ppo | grpo) [ -e "$out/rm.1/model.safetensors" ] || run rm.1 rm 1 ring zigzag 1 2 2 0 threads || { echo "error: rm: $(tail -n 1 "$out/rm.1.log")" >&2; exit 2; } ;; esac
+    if [[ $stage =~ ppo|grpo && ! -e "$out/rewards/model.safetensors" ]]; then
+        model=$whole run rewards rm 1 ring zigzag 1 2 2 0 threads || { echo "error: rewards: $(tail -n 1 "$out/rewards.log")" >&2; exit 2; }
+    fi
     while read -r -a levels; do
         n=$((n + 1)) name=$stage.$n
         [ $n -gt 1 ] && [ $((n % every)) -ne 0 ] && continue
-        if run "$name" "$stage" "${levels[@]}"; then hash=$(hash_of "$name"); else hash=failed; echo "error: $stage ${levels[*]}: $(tail -n 1 "$out/$name.log")" >&2; fi
+        n_of[$stage]=$n work=run goes_on=
+        if [ "$kills" -gt 0 ]; then # the first run counts the calls among which the others are killed
+            goes_on="--ckpt_path $out/$name.ckpt --save_steps 1 --load_checkpoint"
+            [ $n -gt 1 ] && work=interrupted
+        fi
+        [ "$kills" -gt 0 ] && [ $n = 1 ] && kill_at=$PWD/$out/kill_at.so
+        if $work "$name" "$stage" "${levels[@]}"; then hash=$(hash_of "$name"); else hash=failed; echo "error: $stage ${levels[*]}: $(tail -n 1 "$out/$name.log")" >&2; fi
         [ $n = 1 ] && first=$hash && [ "$hash" = failed ] && exit 1
+        kill_at=
+        [ $n = 1 ] && calls[$stage]=$(sed -n 's/^kill_at: \([0-9]*\) calls/\1/p' "$out/$name.log")
+        rm -rf "${out:?}/$name.ckpt"
         if [ "$hash" = "$first" ]; then same=$((same + 1)); else wrong=$((wrong + 1)); echo "WRONG: $stage ${levels[*]}: $hash, not $first" >&2; fi
         (IFS=$'\t'; printf '%s\t%s\t%s\n' "$stage" "${levels[*]}" "$hash") >>"$out/runs.tsv"
-        [ "$name" = rm.1 ] || rm -rf "${out:?}/$name"
+        rm -rf "${out:?}/$name"
     done <"$out/cases"
     echo "$stage: $same runs, hash $first"
 done
@@ -118,4 +154,5 @@ machine="$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -n 1), $(cc --
     grep -v '^#' "$out/runs.tsv" | sed 's/\t/ | /g; s/.*/| & |/'
 } >"$out/CERTIFICATE.md"
 echo "$(grep -vc '^#' "$out/runs.tsv") runs, $wrong with another hash than the first of their objective"
+[ "$kills" = 0 ] || echo "killed $killed times before a call that changes a folder or makes a file last, and gone on with in other worlds"
 [ $wrong = 0 ]

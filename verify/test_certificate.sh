@@ -29,5 +29,11 @@ STEPS=2 WORLDS=6 SEED=5 STAGES=sft OUT=$out/drawn ci/certificate.sh >$out/drawn.
 [ $code = 0 ] && [ "$(grep -vc '^#' $out/drawn/runs.tsv)" = 7 ] && ok certificate_drawn || fail certificate_drawn "exit code $code: $(tail -n 1 $out/drawn.log)"
 STEPS=1 WORLDS=6 SEED=6 STAGES=sft EVERY=9 OUT=$out/other ci/certificate.sh >$out/other.log 2>&1
 [ "$(cat $out/drawn/cases $out/other/cases | sort -u | wc -l)" -gt 10 ] && ok certificate_seed || fail certificate_seed "$(head -n 3 $out/other/cases | tr '\n' ',')"
+# adapters, dropout and kills: a run that is killed goes on in another world, and ends alike
+RANK=3 KILLS=2 WORLDS=5 SEED=4 STEPS=4 STAGES="sft rm ppo" OUT=$out/killed ci/certificate.sh >$out/killed.log 2>&1; code=$?
+killed=$(sed -n 's/^killed \([0-9]*\) times .*/\1/p' $out/killed.log)
+[ $code = 0 ] && [ "$(grep -cE '^(sft|rm|ppo): 6 runs, hash ' $out/killed.log)" = 3 ] && [ "${killed:-0}" -ge 15 ] && ok "certificate_killed ($killed kills)" || fail certificate_killed "exit code $code, ${killed:-no} kills: $(tail -n 1 $out/killed.log)"
+RANK=2 STEPS=4 STAGES=sft EVERY=99 OUT=$out/rank ci/certificate.sh >$out/rank.log 2>&1
+[ "$(tail -n 1 $out/rank/runs.tsv | cut -f10)" != "$(sed -n 's/^sft: .* hash //p' $out/killed.log)" ] && ok certificate_rank || fail certificate_rank "$(tail -n 1 $out/rank.log)"
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

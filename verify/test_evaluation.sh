@@ -52,6 +52,16 @@ held sft_count three sft '--val_size 3' $texts --seed 7
 held dpo first dpo '--val_size 0.2' $pairs
 held rm first rm '--val_size 0.2' $pairs --margin_loss
 held kto first kto '--val_size 0.2' --pretrain $out/model $texts --label_key label
+# a run may be killed before or behind an evaluation of what its checkpoint holds: it is made once more, and stands in the logs once
+again="--dataset $out/arith.jsonl $texts --val_size 3 --eval_steps 2 --lr_scheduler constant --save_steps 2"
+run again sft $again --max_steps 6 || fail again "$(tail -n 1 $out/again.log)"
+for dies in before behind; do
+    again="$again --wandb_offline $out/again.$dies.wb"
+    run again.$dies sft $again --max_steps 4 || fail again_$dies "$(tail -n 1 $out/again.$dies.log)"
+    [ $dies = behind ] || sed -i '$d' $out/again.$dies.m.jsonl $out/again.$dies.wb/*/wandb-history.jsonl
+    run again.$dies sft $again --max_steps 6 --load_checkpoint && alike again_$dies again again.$dies 3 || fail again_$dies "$(tail -n 1 $out/again.$dies.log)"
+    [ "$(cat $out/again.$dies.wb/*/wandb-history.jsonl | grep -c '"eval/loss"')" = 3 ] && ok again_${dies}_history || fail again_${dies}_history "$(cat $out/again.$dies.wb/*/wandb-history.jsonl | grep -c '"eval/loss"') evaluations"
+done
 says() { if grep -qE -- "$2" $out/$3.log; then ok $1; else fail $1 "$(grep '^evaluation' $out/$3.log)"; fi; }
 says held_says '^evaluation: 5 of 23 documents by --seed 42, which are not trained on, every 4 steps \(an epoch\) and at the end$' sft
 

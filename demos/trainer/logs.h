@@ -44,17 +44,25 @@ static double demo_wall_time(void) {
 
 typedef void (*demo_line_fn)(void *user, const char *line);
 
+/* How lines of a log say their step, and that they are of an evaluation. */
+typedef struct {
+    const char *step, *evaluates;
+} demo_line_keys;
+
 /* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
-   may have logged more, and part of a line. */
-static int64_t demo_lines_end(FILE *file, const char *key, int64_t step, demo_line_fn kept,
-                              void *user) {
+   may have logged more, and part of a line. An evaluation of what the checkpoint holds is made
+   once more. */
+static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t step,
+                              demo_line_fn kept, void *user) {
     char *line = NULL;
     size_t room = 0;
-    int64_t end = 0;
+    int64_t end = 0, trained = 0;
     for (ssize_t length; (length = getline(&line, &room, file)) > 0 && line[length - 1] == '\n';
          end += length) {
-        const char *at = strstr(line, key);
-        if (at && strtoll(at + strlen(key), NULL, 10) > step) break;
+        const char *at = strstr(line, keys->step);
+        int64_t of = at ? strtoll(at + strlen(keys->step), NULL, 10) : trained;
+        if (of > step || (trained == step && strstr(line, keys->evaluates))) break;
+        trained = of;
         if (kept) kept(user, line);
     }
     free(line);
@@ -62,13 +70,13 @@ static int64_t demo_lines_end(FILE *file, const char *key, int64_t step, demo_li
 }
 
 /* Those steps are taken, and logged, once more. */
-static int demo_lines_cut(demo_logs *l, int sink, const char *key, int64_t step,
+static int demo_lines_cut(demo_logs *l, int sink, const demo_line_keys *keys, int64_t step,
                           demo_line_fn kept, void *user) {
     const char *path = l->path[sink];
     struct stat kind;
     if (stat(path, &kind) || !S_ISREG(kind.st_mode)) return 0;
     FILE *file = fopen(path, "rb");
-    bool cut = file && !truncate(path, (off_t)demo_lines_end(file, key, step, kept, user));
+    bool cut = file && !truncate(path, (off_t)demo_lines_end(file, keys, step, kept, user));
     if (!cut)
         demo_fail(&l->why, "%.300s cannot be cut back to step %lld: %s; give another --%s",
                   path, (long long)step, strerror(errno), demo_sink_option[sink]);
@@ -106,7 +114,8 @@ static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
             "--metrics_path %.300s is being written by another run; wait for it, or "
             "give another",
             l->path[DEMO_METRICS]);
-    if (d->goes_on) return demo_lines_cut(l, DEMO_METRICS, "\"step\": ", d->from, NULL, NULL);
+    const demo_line_keys keys = {"\"step\": ", "\"eval_"};
+    if (d->goes_on) return demo_lines_cut(l, DEMO_METRICS, &keys, d->from, NULL, NULL);
     if (!ftruncate(file, 0)) return 0;
     return demo_fail(&l->why, "cannot write %.300s: %s; give another --%s",
                      l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
@@ -154,6 +163,7 @@ static bool demo_visit_half_log(const char *folder, const char *name, void *user
 }
 
 static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
+    const demo_line_keys keys = {"\"_step\":", "\"eval/"};
     demo_wandb *w = &l->wandb;
     w->began = demo_seconds();
     w->summary = cJSON_CreateObject();
@@ -161,7 +171,7 @@ static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
     demo_each_name(w->folder, demo_visit_half_log, NULL);
     snprintf(l->path[DEMO_HISTORY], sizeof *l->path, "%s/wandb-history.jsonl", w->folder);
     if (d->goes_on &&
-        demo_lines_cut(l, DEMO_HISTORY, "\"_step\":", d->from, demo_wandb_kept, w))
+        demo_lines_cut(l, DEMO_HISTORY, &keys, d->from, demo_wandb_kept, w))
         return -1;
     if (demo_wandb_config(w, d->bindings, d->binding_count, &l->why)) return -1;
     return demo_sink_open(l, DEMO_HISTORY, d->goes_on);

@@ -287,7 +287,8 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     int stop = 0, last = 0;
     int64_t i = r->step / demo_ppo_steps(r->job), drawn;
-    seqpar_status status = demo_ppo_evaluate(r, i);
+    seqpar_status status = SEQPAR_OK;
+    if (!i || demo_evaluation_due(r->job, i, r->job->rounds)) status = demo_ppo_evaluate(r, i);
     if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && !last && i < r->job->rounds) {
         drawn = p->drawn;
@@ -302,9 +303,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
         if (!status && r->step &&
             (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0)))
             status = demo_checkpoint(r);
-        if (!status && !stop &&
-            (last || i == r->job->rounds ||
-             (r->job->eval_every > 0 && i % r->job->eval_every == 0)))
+        if (!status && !stop && (last || demo_evaluation_due(r->job, i, r->job->rounds)))
             status = demo_ppo_evaluate(r, i);
     }
     if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);

@@ -8,7 +8,8 @@
     seqpar-verify ver dump --model dump/model --strict
 
 Gradients are judged by the model as it was before the step: dump/model, which rank 0 leaves where seqpar-verify computes such
-models (FAMILIES). Of others, or with model=False, it prints the line that records the same step on one rank, for --want.
+models (FAMILIES); of a PEFT model dump/adapter, too, for --adapter. Of others, or with model=False, it prints the line that
+records the same step on one rank, for --want.
 
 Labels and log-probs are those of the loss: what torch's cross_entropy, or TRL's chunked log-probs, were called with.
 Gradients are taken behind their reduction and before they are clipped. A batch of several rows is written as several
