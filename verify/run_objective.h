@@ -668,7 +668,7 @@ static int64_t objective_elements(const objective_task *t) {
 }
 
 /* Adapters as after some steps, in which no B is 0: a task's start, for the caller to free. */
-static double *objective_adapters(const objective_task *t) {
+__attribute__((unused)) static double *objective_adapters(const objective_task *t) {
     int64_t n = objective_elements(t);
     double *start = calloc((size_t)n, sizeof *start);
     for (int64_t i = 0; i < n; i++)

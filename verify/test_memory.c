@@ -76,8 +76,9 @@ typedef struct rank_memory {
 
 typedef struct memory_run {
     model_job job;
-    int64_t first_step; /* 1: leave out what run_model.h keeps of the first step */
-    int64_t more_steps; /* than one */
+    int64_t first_step;          /* 1: leave out what run_model.h keeps of the first step */
+    int64_t more_steps;          /* than one */
+    seqpar_adapter_desc adapter; /* rank above 0: they learn, in place of the model */
     rank_memory rank[RANKS_MAX];
 } memory_run;
 
@@ -90,16 +91,22 @@ static seqpar_status run_steps(seqpar_ctx *ctx, const memory_run *m) {
                               .eps = 1e-8,
                               .slice = job->way->slice,
                               .offload = job->way->offload};
-    seqpar_llama model;
+    seqpar_llama model, adapters = {0}, *learns = m->adapter.rank ? &adapters : &model;
     seqpar_optim optim;
     seqpar_status status = params_open(ctx, &model, &job->task->config, &desc);
     memset(&optim, 0, sizeof optim);
+    if (!status && m->adapter.rank)
+        status = seqpar_llama_open_adapters(ctx, &adapters, &model, &m->adapter,
+                                            desc.zero_stage == 3, desc.slice);
     if (!status)
-        status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
+        status = seqpar_optim_open(ctx, &optim, learns->tensors, learns->tensor_count, &desc);
     if (!status) seqpar_llama_init(ctx, &model, job->task->seed);
+    if (!status && m->adapter.rank) seqpar_llama_init(ctx, &adapters, job->task->seed);
+    if (m->adapter.rank) model.adapters = &adapters;
     for (int64_t i = 0; !status && i <= m->more_steps; i++)
         status = model_step(ctx, job, &model, &optim, m->first_step + i);
     seqpar_optim_close(ctx, &optim);
+    seqpar_llama_close(ctx, &adapters);
     seqpar_llama_close(ctx, &model);
     return status;
 }
@@ -535,6 +542,109 @@ static void zero_expect(const model_task *task, const model_way *way) {
         way->offload, (double)most(&two, world, SEQPAR_MEM_WEIGHTS) / (double)all,
         (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
         (double)sent / (double)world / (double)all);
+}
+
+/* ---- adapters: gradients, state and what is sent are theirs alone ---- */
+
+static const seqpar_adapter_desc adapters_of_all = {3, 1, SEQPAR_ADAPT_ALL};
+
+/* gaps: with those behind tensors */
+static int64_t adapter_bytes(const seqpar_llama_config *c, int gaps) {
+    const int64_t q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+    const int64_t sides[] = {c->hidden,
+                             q,
+                             c->hidden,
+                             kv,
+                             c->hidden,
+                             kv,
+                             q,
+                             c->hidden,
+                             c->hidden,
+                             c->intermediate,
+                             c->hidden,
+                             c->intermediate,
+                             c->intermediate,
+                             c->hidden};
+    int64_t values = 0, block = gaps ? SEQPAR_PARAM_BLOCK : 1;
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++)
+        values += (adapters_of_all.rank * sides[i] + block - 1) / block * block;
+    return c->layers * values * FLOAT;
+}
+
+/* As zero_bytes; a frozen model's weights are gathered as those of one that learns, and its tables
+   once. */
+static int64_t adapter_formula(const seqpar_llama_config *c, const model_way *way) {
+    int64_t own = adapter_bytes(c, 0), blocks = adapter_bytes(c, 1), micro = way->accumulation;
+    int64_t all = group_bytes(c, 0, INT64_MAX - 1, 0), table = group_bytes(c, 0, 0, 0);
+    int64_t back = way->zero_stage == 3
+                       ? micro * (2 * own + 2 * all - (c->tied ? 0 : 2) * table)
+                   : way->zero_stage == 0 ? blocks
+                                          : own;
+    return (way->dp - 1) * (micro * own + back + 8 * blocks / FLOAT / SEQPAR_PARAM_BLOCK);
+}
+
+static void adapters_expect(const model_task *task, const model_way *way) {
+    const seqpar_llama_config *c = &task->config;
+    int64_t world = way->dp, all = adapter_bytes(c, 1),
+            room = 2 * c->layers * 4 * SEQPAR_PARAM_BLOCK;
+    int64_t kept = way->zero_stage ? all / world + room : all,
+            slack = 2 * 1024 * world * world * (3 + way->accumulation);
+    model_result unused = {0};
+    memory_run m = {.first_step = 1, .job = {task, way, &unused}, .adapter = adapters_of_all},
+               two = m;
+    seqpar_error error = {0};
+    two.more_steps = 1;
+    test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
+    test_expect(!seqpar_run_threads(world, memory_main, &two, &error), "%s", error.text);
+    int64_t sent = sent_by_all(&two, world) - sent_by_all(&m, world),
+            formula = adapter_formula(c, way);
+    for (int64_t r = 0; r < world; r++) {
+        const int64_t *peak = two.rank[r].memory.peak;
+        test_expect(
+            peak[SEQPAR_MEM_OPTIMIZER] <= 2 * kept && peak[SEQPAR_MEM_GRADIENTS] <= 2 * all,
+            "D=%lld stage %d: rank %lld has %lld bytes of state and %lld of gradients, the "
+            "adapters are %lld",
+            (long long)world, way->zero_stage, (long long)r,
+            (long long)peak[SEQPAR_MEM_OPTIMIZER], (long long)peak[SEQPAR_MEM_GRADIENTS],
+            (long long)all);
+    }
+    test_expect(sent >= formula && sent <= formula + (world > 1 ? slack : 0),
+                "D=%lld A=%lld stage %d: %lld bytes sent in a step, the formula says %lld",
+                (long long)world, (long long)way->accumulation, way->zero_stage,
+                (long long)sent, (long long)formula);
+    printf(
+        "#   adapters, D=%lld A=%lld stage %d: state %.2f of one rank's, %.3f of the model's bytes sent "
+        "by a rank\n",
+        (long long)world, (long long)way->accumulation, way->zero_stage,
+        (double)most(&two, world, SEQPAR_MEM_OPTIMIZER) / (double)(2 * all),
+        (double)sent / (double)world / (double)group_bytes(c, 0, INT64_MAX - 1, 1));
+}
+
+static void test_zero_adapters(int tied) {
+    static const int64_t shapes[][2] = {{1, 1}, {2, 1}, {3, 2}, {8, 1}};
+    seqpar_llama_config config = {.layers = 7,
+                                  .hidden = 64,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 16,
+                                  .intermediate = 160,
+                                  .vocab = 331,
+                                  .tied = tied};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+        for (int stage = 0; stage <= 3; stage++) {
+            model_way way = {.dp = shapes[i][0],
+                             .sp = 1,
+                             .accumulation = shapes[i][1],
+                             .threads = 1,
+                             .layout = SEQPAR_LAYOUT_ZIGZAG,
+                             .zero_stage = stage};
+            model_task task;
+            rows_task(&task, &config, way.dp * way.accumulation);
+            adapters_expect(&task, &way);
+            seqpar_batch_free(&task.batch);
+        }
+    test_end("memory_zero_adapters %s: state, gradients and bytes sent at stages 0 to 3",
+             tied ? "tied" : "untied");
 }
 
 static void test_zero(int tied) {
@@ -1408,6 +1518,8 @@ int main(int argc, char **argv) {
     test_gradients(1);
     test_zero(0);
     test_zero(1);
+    test_zero_adapters(0);
+    test_zero_adapters(1);
     test_vocab_places();
     test_recompute();
     test_attention();

@@ -533,8 +533,7 @@ int main(int argc, char **argv) {
     first = verify_first_loss("", &(seqpar_adapter_desc){0}, &bitwise);
     verify_first_loss("LoRA", &adapters, &bitwise);
     for (int kind = 0; kind < KINDS; kind++) verify_objective(kind);
-    for (int kind = 0; kind < KINDS && layout_on_grid(layout); kind++)
-        verify_packings(kind);
+    for (int kind = 0; kind < KINDS && layout_on_grid(layout); kind++) verify_packings(kind);
     verify_sampled();
     file = fopen("build/verify/verify.json", "w");
     if (file) {

@@ -788,8 +788,7 @@ static seqpar_status demo_train(demo_rank *r) {
         if (!status) status = demo_stop_wanted(r, &stop);
         int due = c->save_steps > 0 && r->step % c->save_steps == 0;
         if (!status && (due || stop)) status = demo_checkpoint(r);
-        bool evaluate = !stop &&
-                        demo_evaluation_due(r->job, r->step, r->job->total_steps);
+        bool evaluate = !stop && demo_evaluation_due(r->job, r->step, r->job->total_steps);
         if (!status && evaluate) status = demo_evaluate(r, &stop);
         if (!status && evaluate && stop) status = demo_checkpoint(r);
     }

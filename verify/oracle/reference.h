@@ -244,8 +244,8 @@ static inline int reference_model(reference *f, const char *folder, const char *
 
 /* device: an own one, in fp64 or bf16. 0; 1: the dump lacks something; -1 with d->error. To be
    closed in any case. */
-static inline int reference_open(reference *f, dump *d, const char *folder,
-                                 const char *adapter, seqpar_device *device) {
+static inline int reference_open(reference *f, dump *d, const char *folder, const char *adapter,
+                                 seqpar_device *device) {
     int status = reference_begin(f, d, device);
     if (!status) status = reference_rows(f);
     return status ? status : reference_model(f, folder, adapter);
@@ -371,8 +371,7 @@ static inline int reference_add(reference *f) {
         seqpar_optim_part part = {.state = SEQPAR_STATE_GRADIENT, .tensor = i};
         part.count = t->rows * t->cols;
         status = seqpar_optim_read(&f->ctx, &f->optim, one, &part);
-        for (int64_t e = 0; !status && e < part.count; e++)
-            f->whole[t->offset + e] += one[e];
+        for (int64_t e = 0; !status && e < part.count; e++) f->whole[t->offset + e] += one[e];
     }
     if (!one) return reference_no_memory(f);
     free(one);

@@ -14,8 +14,8 @@
 #include "step.h"
 
 typedef struct truth {
-    reference exact, rounded; /* fp64, bf16 */
-    reference turned;         /* fp64, its rotary angles as far off as float32 makes them */
+    reference exact, rounded;     /* fp64, bf16 */
+    reference turned;             /* fp64, its rotary angles as far off as float32 makes them */
     const char *folder, *adapter; /* adapter: NULL where there is none */
     dump *d;
     double ratio;     /* of units, to bf16 */
@@ -161,8 +161,7 @@ static inline int angles_begin(truth *t) {
     int status;
     if (t->ratio > 0x1p-15) return 1;
     if (t->turned.d) return 0;
-    status = reference_open(&t->turned, t->d, t->folder, t->adapter,
-                            seqpar_device_reference());
+    status = reference_open(&t->turned, t->d, t->folder, t->adapter, seqpar_device_reference());
     if (status) return -1;
     /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
        are in float32, and later ones, which turn less, by more. */
