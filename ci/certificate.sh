@@ -12,7 +12,7 @@
 #   KILLS=0     each run after the first is killed so often, and goes on in the worlds that follow
 # Writes build/certificate/runs.tsv and CERTIFICATE.md; exit code 1 where a run has another hash than the first of its objective.
 cd "$(dirname "$0")/.." || exit 2
-steps=${STEPS:-20} every=${EVERY:-1} stages=${STAGES:-sft dpo rm kto ppo grpo} layouts=${LAYOUTS:-zigzag contiguous zigzag-doc}
+steps=${STEPS:-20} every=${EVERY:-1} stages=${STAGES-sft dpo rm kto ppo grpo} layouts=${LAYOUTS:-zigzag contiguous zigzag-doc}
 worlds=${WORLDS:-0} seed=${SEED:-7} out=${OUT:-build/certificate}
 rank=${RANK:-0} kills=${KILLS:-0}
 rm -rf "$out"; mkdir -p "$out"
@@ -36,7 +36,7 @@ declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled
 # Lines of levels; the first is the simplest, then every factor by itself, then pairs of values until all have met.
 cases() {
     awk -v layouts="$layouts" -v worlds="$worlds" -v seed="$seed" -v mpi="$([ -x build/mpi_train_sft ] && command -v mpirun >/dev/null && echo mpi)" '
-    function draw(n) { seed = (seed * 1103515245 + 12345) % 2147483648; return int(seed / 65536) % n }
+    function draw(n) { seed = seed * 16807 % 2147483647; return int(seed / 128) % n } # products are exact in 53 bits
     function level(f) { return value[f, draw(count[f])] }
     function possible(x) {
         if (x[1] * x[4] > 12 || (x[8] == "mpi" && x[1] * x[4] > 4)) return 0
@@ -49,6 +49,7 @@ cases() {
         made[line]
     }
     BEGIN {
+        seed = seed % 2147483646 + 1
         factors = split("1 2 3 4 8|ring llama3 ulysses 2d|" layouts "|1 2 3|2 1 5|2 0 1 3|0 200 420 1700|threads " mpi, list, "|")
         for (f = 1; f <= factors; f++) { count[f] = split(list[f], part, " "); for (i = 1; i <= count[f]; i++) value[f, i - 1] = part[i] }
         for (f = 1; f <= factors; f++) x[f] = value[f, 0]

@@ -35,5 +35,8 @@ killed=$(sed -n 's/^killed \([0-9]*\) times .*/\1/p' $out/killed.log)
 [ $code = 0 ] && [ "$(grep -cE '^(sft|rm|ppo): 6 runs, hash ' $out/killed.log)" = 3 ] && [ "${killed:-0}" -ge 15 ] && ok "certificate_killed ($killed kills)" || fail certificate_killed "exit code $code, ${killed:-no} kills: $(tail -n 1 $out/killed.log)"
 RANK=2 STEPS=4 STAGES=sft EVERY=99 OUT=$out/rank ci/certificate.sh >$out/rank.log 2>&1
 [ "$(tail -n 1 $out/rank/runs.tsv | cut -f10)" != "$(sed -n 's/^sft: .* hash //p' $out/killed.log)" ] && ok certificate_rank || fail certificate_rank "$(tail -n 1 $out/rank.log)"
+# any seed draws to an end
+for seed in 0 1 9 2147483646 2147483647 4294967296; do STEPS=1 WORLDS=200 SEED=$seed STAGES= OUT=$out/seed ci/limit.sh 60 ci/certificate.sh >$out/seed.log 2>&1; [ "$(sort -u $out/seed/cases | wc -l)" = 201 ] || fail "certificate_seed_$seed" "$(wc -l <$out/seed/cases) cases"; done
+ok certificate_seeds
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
