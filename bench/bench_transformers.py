@@ -3,12 +3,12 @@
 """SFT steps and sampled text of a real model, beside transformers on the same cores: both take turns, on the same rows.
 
     make build/steps; pip install torch transformers
-    python3 bench/bench_transformers.py MODEL TEXT [--rows 1024,4096] [--threads 1,2] [--rounds 3] [--json FILE] [--markdown FILE]
+    python3 bench/bench_transformers.py MODEL TEXT [--rows 1024,4096,311+97+53+223+149+159] [--threads 1,2] [--rounds 3] [--json FILE] [--markdown FILE]
     python3 bench/bench_transformers.py --tiny          a small model of random weights, once, for its answers alone
 
-MODEL is a Hugging Face folder, TEXT any text. A step is forward, backward, clipping and AdamW in float32 over one row of one
-document: for transformers scaled_dot_product_attention and the fused AdamW, with gradient checkpointing and without; each side's
-faster way counts. Losses and gradient norms of all steps must agree. Text: 16 prompts of 64 tokens, 64 more of each, the likeliest
+MODEL is a Hugging Face folder, TEXT any text. A step is forward, backward, clipping and AdamW in float32 over one row of one or
+several documents: for transformers scaled_dot_product_attention and the fused AdamW, several documents packed with their positions,
+or padded to the longest, and all of it with gradient checkpointing and without; each side's fastest way counts. Losses and gradient norms of all steps must agree. Text: 16 prompts of 64 tokens, 64 more of each, the likeliest
 token every time, by generate() with its cache. Figures are medians of rounds, after one that is not counted.
 """
 import argparse
@@ -28,7 +28,12 @@ TINY_LIMITS = 2e-6, 2e-5  # two layers: 1e-7 and 2e-7 are seen
 SAME = 0.8  # share of tokens: two that are equally likely may change places, and the text goes on from there
 
 
+PACKED, PADDED = "packed", "padded"
+
+
 class Ours:
+    WAYS = (PACKED,)
+
     def __init__(self, program, model, threads, recompute):
         environment = dict(os.environ, OMP_WAIT_POLICY="passive")
         self.process = subprocess.Popen([program, model, str(threads), str(int(recompute))], stdin=subprocess.PIPE,
@@ -46,8 +51,8 @@ class Ours:
             fail(f"{self.process.args[0]} ended at '{line}'; what it said is above")
         return answer
 
-    def step(self, path, ids):
-        return tuple(map(float, self.ask(f"step {path}").split()))
+    def step(self, path, ids, lengths, way):
+        return tuple(map(float, self.ask(f"step {path} {','.join(map(str, lengths))}").split()))
 
     def texts(self, path, ids):
         seconds = float(self.ask(f"texts {path} {PROMPTS} {FRESH}"))
@@ -59,6 +64,8 @@ class Ours:
 
 
 class Theirs:
+    WAYS = (PACKED, PADDED)
+
     def __init__(self, program, model, threads, recompute):
         import torch
         import transformers
@@ -72,11 +79,22 @@ class Theirs:
                   for wide in (True, False)]
         self.adamw = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), eps=1e-8, fused=True)
 
-    def step(self, path, ids):
+    def inputs(self, ids, lengths, way):
+        """Labels: none is the next token of another document, and the model shifts them."""
         torch = self.torch
-        row = torch.tensor([ids])
+        parts = list(torch.tensor(ids).split(lengths))
+        labels = [torch.cat((torch.tensor([-100]), part[1:])) for part in parts]
+        if way == PACKED:
+            positions = {} if len(parts) == 1 else dict(position_ids=torch.cat([torch.arange(n) for n in lengths])[None])
+            return dict(input_ids=torch.tensor([ids]), labels=torch.cat(labels)[None], **positions)
+        pad = torch.nn.utils.rnn.pad_sequence
+        return dict(input_ids=pad(parts, batch_first=True), labels=pad(labels, batch_first=True, padding_value=-100),
+                    attention_mask=pad([torch.ones_like(part) for part in parts], batch_first=True))
+
+    def step(self, path, ids, lengths, way):
+        torch = self.torch
         began = time.perf_counter()
-        loss = self.model(input_ids=row, labels=row, use_cache=False).loss
+        loss = self.model(**self.inputs(ids, lengths, way), use_cache=False).loss
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.adamw.step()
@@ -100,12 +118,12 @@ def fail(sentence):
     sys.exit(f"error: {sentence}")
 
 
-def take_turns(sides, call, inputs):
+def take_turns(sides, call, inputs, *rest):
     """call's answers, (rounds) of each side; the first round, of what is done once only, is left out."""
     answers = [[] for _ in sides]
     for i, (path, ids) in enumerate(inputs):
         for k in range(len(sides)) if i % 2 else reversed(range(len(sides))):
-            answers[k].append(getattr(sides[k], call)(path, ids))
+            answers[k].append(getattr(sides[k], call)(path, ids, *rest))
     return answers
 
 
@@ -124,18 +142,23 @@ def far(got, want):
     return max(a if a == a else float("inf") for a in apart)  # max alone passes over NaN
 
 
-def steps(given, folder, ids, length, threads):
-    """Seconds of each side with checkpointing and without, and how far losses and norms are apart."""
-    inputs = list(rows_of(folder, ids, length, given.rounds + 1))
+def steps(given, folder, ids, lengths, threads):
+    """Seconds of each side with checkpointing and without, of its faster way, and how far losses and norms are apart."""
+    inputs = list(rows_of(folder, ids, sum(lengths), given.rounds + 1))
     seconds, loss, norm = {}, 0, 0
     for recompute in (False, True):
-        sides = [kind(given.steps, given.model, threads, recompute) for kind in (Ours, Theirs)]
-        ours, theirs = take_turns(sides, "step", inputs)
-        for side in sides:
-            side.close()
-        loss = max(loss, far([a[1] for a in ours], [a[1] for a in theirs]))
-        norm = max(norm, far([a[2] for a in ours], [a[2] for a in theirs]))
-        seconds[recompute] = [statistics.median(a[0] for a in each[1:]) for each in (ours, theirs)]
+        seconds[recompute], ours = [float("inf")] * 2, None
+        for way in Theirs.WAYS if len(lengths) > 1 else Theirs.WAYS[:1]:
+            kinds = [kind for kind in (Ours, Theirs) if way in kind.WAYS]
+            sides = [kind(given.steps, given.model, threads, recompute) for kind in kinds]
+            answers = take_turns(sides, "step", inputs, lengths, way)
+            for side in sides:
+                side.close()
+            ours, theirs = ours or answers[0], answers[-1]
+            loss = max(loss, far([a[1] for a in ours], [a[1] for a in theirs]))
+            norm = max(norm, far([a[2] for a in ours], [a[2] for a in theirs]))
+            for side, each in enumerate((ours, theirs)):
+                seconds[recompute][side] = min(seconds[recompute][side], statistics.median(a[0] for a in each[1:]))
     return seconds, loss, norm
 
 
@@ -160,16 +183,16 @@ def tiny_model(folder):
     return folder, torch.randint(3, 307, (4 * PROMPTS * PROMPT,)).tolist()
 
 
-def numbers(option, text, least):
-    """A comma list; a row of one token has no loss."""
-    if not all(n.isdecimal() and int(n) >= least for n in text.split(",")):
-        fail(f"--{option} is '{text}'; give numbers from {least} on, such as {4 * least},{5 * least}")
-    return [int(n) for n in text.split(",")]
+def numbers(option, text, least, between=","):
+    """A list; a document of one token has no loss."""
+    if not all(n.isdecimal() and int(n) >= least for n in text.split(between)):
+        fail(f"--{option} is '{text}'; give numbers from {least} on, such as {4 * least}{between}{5 * least}")
+    return [int(n) for n in text.split(between)]
 
 
 def compare(given, folder, ids):
-    lengths, threads = numbers("rows", given.rows, 2), numbers("threads", given.threads, 1)
-    most = max(lengths + [PROMPTS * PROMPT]) * (given.rounds + 1)
+    rows, threads = [numbers("rows", row, 2, "+") for row in given.rows.split(",")], numbers("threads", given.threads, 1)
+    most = max([sum(row) for row in rows] + [PROMPTS * PROMPT]) * (given.rounds + 1)
     if len(ids) < most:
         fail(f"{given.text} has {len(ids)} tokens, {most} are wanted; give a longer text, or fewer --rounds")
     table = ["| what | threads | seqpar, tokens/s (with checkpointing) | transformers (with checkpointing) | best of each | agreement |",
@@ -177,14 +200,15 @@ def compare(given, folder, ids):
     cases = []
     print("\n".join(table), flush=True)
     for count in threads:
-        for length in lengths:
-            seconds, loss, norm = steps(given, folder, ids, length, count)
+        for row in rows:
+            seconds, loss, norm = steps(given, folder, ids, row, count)
+            length, several = sum(row), f" in {len(row)} documents" if len(row) > 1 else ""
             per = [[length / seconds[r][k] for r in (False, True)] for k in (0, 1)]
             limits = TINY_LIMITS if given.tiny else LIMITS
             ok = loss <= limits[0] and norm <= limits[1]
-            cases.append(dict(what="step", tokens=length, threads=count, ours=per[0], theirs=per[1], ratio=max(per[0]) / max(per[1]),
+            cases.append(dict(what="step", tokens=length, documents=len(row), threads=count, ours=per[0], theirs=per[1], ratio=max(per[0]) / max(per[1]),
                               loss_apart=loss, norm_apart=norm, correct=ok))
-            table.append(f"| SFT step, row of {length:,} | {count} | {per[0][0]:.1f} ({per[0][1]:.1f}) | {per[1][0]:.1f} "
+            table.append(f"| SFT step, row of {length:,}{several} | {count} | {per[0][0]:.1f} ({per[0][1]:.1f}) | {per[1][0]:.1f} "
                          f"({per[1][1]:.1f}) | {max(per[0]) / max(per[1]):.2f} | loss {loss:.0e}, norm {norm:.0e}"
                          f"{'' if ok else ': WRONG'} |")
             print(table[-1], flush=True)
@@ -207,7 +231,7 @@ def main():
     options.add_argument("model", nargs="?")
     options.add_argument("text", nargs="?")
     options.add_argument("--tiny", action="store_true")
-    options.add_argument("--rows", default="1024,4096", help="tokens of a row")
+    options.add_argument("--rows", default="1024,4096,311+97+53+223+149+159", help="tokens of each row; with + of its documents")
     options.add_argument("--threads", default="1,2")
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", default=f"{HERE}/build/steps", help="the program that computes seqpar's side")
@@ -230,7 +254,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         if given.tiny:
             given.model, ids = tiny_model(f"{folder}/model")
-            given.rows, given.threads, given.rounds = "97", "1", 1
+            given.rows, given.threads, given.rounds = "97,37+2+59", "1", 1
         else:
             try:
                 with open(given.text) as file:

@@ -113,7 +113,8 @@ def sample(cases):
 
 
 def transformers(cases):
-    what = {"step": lambda c: f"SFT step, row of {c['tokens']:,}", "text": lambda c: f"{c['texts']} texts"}
+    what = {"step": lambda c: f"SFT step, row of {c['tokens']:,}" + (f" in {c['documents']} documents" if c.get("documents", 1) > 1 else ""),
+            "text": lambda c: f"{c['texts']} texts"}
 
     def best(value):
         return max(value) if isinstance(value, list) else value

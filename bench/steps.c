@@ -3,8 +3,9 @@
    both sides take turns.
 
        steps MODEL THREADS RECOMPUTE        then lines on standard input:
-       step IDS                             an SFT step of AdamW over the token ids in that file,
-                                            int32, as one row of one document: 'SECONDS LOSS NORM'
+       step IDS N,N,...                     an SFT step of AdamW over the token ids in that file,
+                                            int32, one row of documents of so many tokens:
+                                            'SECONDS LOSS NORM'
        texts IDS COUNT NEW                  COUNT prompts, all of one length, in that file; the
                                             likeliest NEW tokens of each: 'SECONDS', and a line of
                                             ids for each text */
@@ -54,11 +55,21 @@ static int32_t *ids_of(const char *path, int64_t *count) {
     return ids;
 }
 
-static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens,
+/* Documents of these lengths, with commas between, in one row. */
+static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens, const char *lengths,
                             seqpar_batch *batch) {
-    seqpar_document document = {.ids = ids, .tokens = tokens};
-    seqpar_pack_desc desc = {.pack_len = tokens, .cell = 0, .order = SEQPAR_PACK_UNIT_PER_ROW};
-    return seqpar_pack(s->ctx.error, batch, &document, 1, &desc);
+    enum { MOST = 64 };
+    seqpar_document documents[MOST];
+    int64_t count = 0, all = 0;
+    for (char *rest = NULL; count < MOST && *lengths; lengths = rest + (*rest == ',')) {
+        int64_t n = strtoll(lengths, &rest, 10);
+        if (rest == lengths || n < 1 || n > tokens - all) break;
+        documents[count++] = (seqpar_document){.ids = ids + all, .tokens = n};
+        all += n;
+    }
+    if (all != tokens) give_up("the lengths are not those of the file's tokens");
+    seqpar_pack_desc desc = {.pack_len = tokens, .order = SEQPAR_PACK_IN_ORDER};
+    return seqpar_pack(s->ctx.error, batch, documents, count, &desc);
 }
 
 /* -1/N for each supervised token */
@@ -110,12 +121,12 @@ static seqpar_status step_of(server *s, const seqpar_batch *batch, double *loss)
     return status;
 }
 
-static void answer_step(server *s, const char *path) {
+static void answer_step(server *s, const char *path, const char *lengths) {
     int64_t tokens;
     int32_t *ids = ids_of(path, &tokens);
     seqpar_batch batch;
     double loss = NAN, began = now();
-    if (row_of(s, ids, tokens, &batch) || step_of(s, &batch, &loss))
+    if (row_of(s, ids, tokens, lengths, &batch) || step_of(s, &batch, &loss))
         give_up(s->ctx.error->text);
     printf("%.6f %.9f %.9f\n", now() - began, loss, s->optim.norm);
     seqpar_batch_free(&batch);
@@ -163,18 +174,18 @@ static void server_open(server *s, const char *folder, int64_t threads) {
 
 int main(int argc, char **argv) {
     static server s;
-    char line[LINE], path[LINE];
+    char line[LINE], path[LINE], lengths[LINE];
     long long count, fresh;
     if (argc != 4) give_up("give MODEL THREADS RECOMPUTE; bench_transformers.py starts it");
     s.recompute = atoi(argv[3]);
     server_open(&s, argv[1], atoll(argv[2]));
     while (fgets(line, sizeof line, stdin)) {
-        if (sscanf(line, "step %4095s", path) == 1)
-            answer_step(&s, path);
+        if (sscanf(line, "step %4095s %4095s", path, lengths) == 2)
+            answer_step(&s, path, lengths);
         else if (sscanf(line, "texts %4095s %lld %lld", path, &count, &fresh) == 3 && count > 0)
             answer_texts(&s, path, count, fresh);
         else
-            give_up("a line is neither 'step IDS' nor 'texts IDS COUNT NEW'");
+            give_up("a line is neither 'step IDS N,N,...' nor 'texts IDS COUNT NEW'");
         fflush(stdout);
     }
     seqpar_device *device = s.ctx.device;
