@@ -1126,6 +1126,21 @@ typedef struct seqpar_vocab_softmax_args {
     int gradient;
 } seqpar_vocab_softmax_args;
 
+/* How far a student's softmax p, of logits x (rows, vocab), is from a teacher's t, of teacher, both
+   times scale (0: 1). kl: sum t (log t - log p), with reverse 1 sum p (log p - log t); a
+   probability of 0 adds nothing by its own factor. entropy: - sum t log t, the teacher's. With
+   gradient the teacher's logits become dkl dkl/dx: dkl (p - t), or dkl p (log p - log t - kl),
+   times scale. Forward as in Hinton et al. 2015, reverse as in MiniLLM (Gu et al. 2024). kl,
+   entropy, dkl may be NULL. */
+typedef struct seqpar_distill_args {
+    seqpar_mat logits, teacher;
+    int64_t rows, vocab;
+    void *kl, *entropy; /* (rows) accumulator type */
+    const void *dkl;    /* the same */
+    double scale;
+    int reverse, gradient;
+} seqpar_distill_args;
+
 /* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the
    one with the lowest id). Left to choose from are the top_k likeliest (0: all), and of
    those the fewest likeliest that hold top_p of their probability (1: all). u[t] in (0, 1)
@@ -1252,6 +1267,7 @@ typedef struct seqpar_pack_args {
     X(attn_delta)    /* own kernel */ \
     X(attn_sinks)    /* own kernel, a block a piece */ \
     X(vocab_softmax) /* own kernel, in place */ \
+    X(distill)       /* own kernel, in place of the teacher's logits */ \
     X(sumsq)         /* own kernel + cudaMemcpyAsync */ \
     X(adamw)         /* own kernel, multi-tensor */ \
     X(sgd)           /* own kernel */
@@ -1686,12 +1702,22 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
 /* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
+    const void *dkl; /* of a student: by its distance from the teacher */
 } seqpar_vocab_seeds;
 
 /* per local token, accumulator type; NULL is not wanted */
 typedef struct seqpar_vocab_values {
     void *logp, *entropy, *lse, *smooth;
+    void *kl, *teacher_entropy; /* as in seqpar_distill_args; where there is a teacher */
 } seqpar_vocab_values;
+
+/* Another model's projection of the same tokens and vocabulary, from which a student learns. Both
+   logits are divided by the temperature. */
+typedef struct seqpar_vocab_teacher {
+    const void *hidden, *table; /* (tokens, width), (vocab, width) */
+    int64_t width;
+    int reverse; /* KL(student, teacher) in place of KL(teacher, student) */
+} seqpar_vocab_teacher;
 
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
@@ -1716,6 +1742,8 @@ typedef struct seqpar_vocab_io {
        nodes, which seqpar_vocab_nodes does */
     void *dlogits;
     int frozen; /* 1: backward makes no gradient of the table; nodes and dlogits may be NULL */
+    /* NULL, or a teacher, whose logits are made rows_max tokens at a time, too */
+    const seqpar_vocab_teacher *teacher;
 } seqpar_vocab_io;
 
 /* Entry A: the values alone. One product. */
@@ -2228,7 +2256,7 @@ SEQPAR_DEF const char *seqpar_version(void);
     X(layout) X(piece) X(share) X(split_desc) X(balance) X(device) X(cuda_desc) \
     X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \
     X(plan_desc) X(plan) X(attn_source) X(attn_kernel) X(attn_desc) X(attn_io) \
-    X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_io) X(sft_desc) \
+    X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_teacher) X(vocab_io) X(sft_desc) \
     X(host_seeds) X(segments) X(preference_kind) X(preference_desc) X(preference) \
     X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
     X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
@@ -7983,33 +8011,74 @@ static void *seqpar__offset(void *base, int64_t element, int dtype) {
     return base ? seqpar__at(base, element, dtype) : NULL;
 }
 
+/* logits (rows, vocab) = hidden (from token `first` on) . table^T */
+static seqpar_status seqpar__vocab_logits(seqpar_ctx *ctx, void *logits, const void *hidden,
+                                          const void *table, int64_t width, int64_t first,
+                                          int64_t rows, const seqpar_vocab_desc *desc) {
+    seqpar_device *dev = ctx->device;
+    seqpar_matmul_args m;
+    memset(&m, 0, sizeof m);
+    m.y.data = logits;
+    m.y.stride = desc->vocab;
+    m.x.data = seqpar__at(hidden, first * width, dev->storage);
+    m.x.stride = width;
+    m.w.data = (void *)table;
+    m.w.stride = width;
+    m.rows = rows;
+    m.out = desc->vocab;
+    m.in = width;
+    return dev->matmul(dev, &m, ctx->queue);
+}
+
+static double seqpar__vocab_scale_of(const seqpar_vocab_desc *desc) {
+    return desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
+}
+
+/* The teacher's logits of the same tokens, and how far the student's are from them; they become the
+   gradient. */
+static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *beside,
+                                         int64_t first, int64_t rows, const seqpar_vocab_io *io,
+                                         int gradient, const seqpar_vocab_desc *desc) {
+    const seqpar_vocab_teacher *from = io->teacher;
+    int acc = ctx->device->accumulator;
+    seqpar_distill_args d;
+    memset(&d, 0, sizeof d);
+    SEQPAR__TRY(seqpar__vocab_logits(ctx, beside, from->hidden, from->table, from->width, first,
+                                     rows, desc));
+    d.logits.data = logits;
+    d.teacher.data = beside;
+    d.logits.stride = d.teacher.stride = desc->vocab;
+    d.rows = rows;
+    d.vocab = desc->vocab;
+    d.kl = seqpar__offset(io->values.kl, first, acc);
+    d.entropy = seqpar__offset(io->values.teacher_entropy, first, acc);
+    if (gradient) d.dkl = seqpar__offset((void *)io->seeds.dkl, first, acc);
+    d.scale = seqpar__vocab_scale_of(desc);
+    d.reverse = from->reverse;
+    d.gradient = gradient;
+    return ctx->device->distill(ctx->device, &d, ctx->queue);
+}
+
 /* Logits of `rows` tokens from `first` on, their statistics and, if asked for, their gradient
-   in place. */
-static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t first,
-                                        int64_t rows, const seqpar_vocab_io *io, int gradient,
-                                        const seqpar_vocab_desc *desc) {
+   in place. beside: room for as many, of a teacher. */
+static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *beside,
+                                        int64_t first, int64_t rows, const seqpar_vocab_io *io,
+                                        int gradient, const seqpar_vocab_desc *desc) {
     const seqpar_vocab_values *values = &io->values;
     const seqpar_vocab_seeds *seeds = &io->seeds;
     seqpar_device *dev = ctx->device;
-    seqpar_matmul_args m;
     seqpar_vocab_softmax_args s;
     int acc = dev->accumulator;
-    memset(&m, 0, sizeof m);
     memset(&s, 0, sizeof s);
-    m.y.data = logits;
-    m.y.stride = desc->vocab;
-    m.x.data = seqpar__at(io->hidden, first * desc->hidden, dev->storage);
-    m.x.stride = desc->hidden;
-    m.w.data = (void *)io->table;
-    m.w.stride = desc->hidden;
-    m.rows = rows;
-    m.out = desc->vocab;
-    m.in = desc->hidden;
-    SEQPAR__TRY(dev->matmul(dev, &m, ctx->queue));
-    s.logits = m.y;
+    SEQPAR__TRY(seqpar__vocab_logits(ctx, logits, io->hidden, io->table, desc->hidden, first,
+                                     rows, desc));
+    if (io->teacher)
+        SEQPAR__TRY(seqpar__vocab_teach(ctx, logits, beside, first, rows, io, gradient, desc));
+    s.logits.data = logits;
+    s.logits.stride = desc->vocab;
     s.rows = rows;
     s.vocab = desc->vocab;
-    s.scale = desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
+    s.scale = seqpar__vocab_scale_of(desc);
     s.targets = io->targets + first;
     s.logp = seqpar__offset(values->logp, first, acc);
     s.entropy = seqpar__offset(values->entropy, first, acc);
@@ -8022,11 +8091,31 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, int64_t f
         s.dsmooth = seqpar__offset((void *)seeds->dsmooth, first, acc);
         s.dzloss = seqpar__offset((void *)seeds->dzloss, first, acc);
     }
-    return dev->vocab_softmax(dev, &s, ctx->queue);
+    SEQPAR__TRY(dev->vocab_softmax(dev, &s, ctx->queue));
+    if (!gradient || !io->teacher) return SEQPAR_OK;
+    seqpar_add_args sum;
+    sum.y = logits;
+    sum.a = logits;
+    sum.b = beside;
+    sum.count = rows * desc->vocab;
+    sum.accumulators = 0;
+    return dev->add(dev, &sum, ctx->queue);
 }
 
 static int64_t seqpar__vocab_rows_max(const seqpar_vocab_desc *desc) {
     return desc->rows_max > 0 ? desc->rows_max : SEQPAR__MAX(256, desc->hidden);
+}
+
+static seqpar_status seqpar__check_teacher(const char *function, seqpar_error *error,
+                                           const seqpar_vocab_io *io) {
+    const seqpar_vocab_teacher *from = io->teacher;
+    SEQPAR_NEED_BY(function, error, "io->teacher->hidden, io->teacher->table",
+                   SEQPAR_IF(io->tokens > 0, from->hidden),
+                   SEQPAR_IF(io->tokens > 0, from->table));
+    if (from->width >= 1 && from->width <= SEQPAR_MAX_WIDTH) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                       "the teacher's hidden states have width %lld; give 1 to %lld",
+                       (long long)from->width, (long long)SEQPAR_MAX_WIDTH);
 }
 
 static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *error,
@@ -8053,23 +8142,39 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
             error, SEQPAR_ERR_OPTION,
             "the temperature of logits is %g; give a number above 0, up to 1e30, or 0 for 1",
             desc->temperature);
-    return SEQPAR_OK;
+    if (io->teacher) return seqpar__check_teacher(function, error, io);
+    return io->seeds.dkl || io->values.kl || io->values.teacher_entropy
+               ? seqpar_fail(
+                     error, SEQPAR_ERR_OPTION,
+                     "%s: dkl, kl or teacher_entropy is given, and io->teacher is NULL; "
+                     "give the teacher, or leave them out",
+                     function)
+               : SEQPAR_OK;
+}
+
+/* Of logits of so many tokens. */
+static seqpar_status seqpar__vocab_room(seqpar_ctx *ctx, seqpar_buffer *room, int64_t tokens,
+                                        const seqpar_vocab_desc *desc) {
+    return seqpar_buffer_new(ctx, room,
+                             tokens * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
+                             SEQPAR_MEM_SCRATCH);
 }
 
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc) {
     int64_t most;
-    seqpar_buffer logits;
+    seqpar_buffer logits, beside;
     seqpar_status status;
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
-    status = seqpar_buffer_new(ctx, &logits,
-                               most * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
-                               SEQPAR_MEM_SCRATCH);
+    memset(&beside, 0, sizeof beside);
+    status = seqpar__vocab_room(ctx, &logits, most, desc);
+    if (!status && io->teacher) status = seqpar__vocab_room(ctx, &beside, most, desc);
     for (int64_t first = 0; !status && first < io->tokens; first += most)
-        status = seqpar__vocab_rows(ctx, logits.data, first,
+        status = seqpar__vocab_rows(ctx, logits.data, beside.data, first,
                                     SEQPAR__MIN(most, io->tokens - first), io, 0, desc);
+    seqpar_buffer_free(ctx, &beside);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -8116,6 +8221,7 @@ typedef struct seqpar__vocab_call {
     const seqpar_token_fold *fold;
     const seqpar_vocab_desc *desc;
     void *logits; /* of a run; of all tokens with io->dlogits */
+    void *beside; /* of a run, a teacher's */
     /* of seqpar_vocab_nodes, to which dlogits are given; 0: they are made here */
     int64_t table_first, table_rows;
 } seqpar__vocab_call;
@@ -8126,7 +8232,8 @@ static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *log
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
     memset(&m, 0, sizeof m);
-    SEQPAR__TRY(seqpar__vocab_rows(c->ctx, logits, r->first, r->rows, c->io, 1, c->desc));
+    SEQPAR__TRY(
+        seqpar__vocab_rows(c->ctx, logits, c->beside, r->first, r->rows, c->io, 1, c->desc));
     m.y.data = seqpar__at(c->io->dhidden, r->first * c->desc->hidden, dev->storage);
     m.y.stride = c->desc->hidden;
     m.x.data = logits;
@@ -8321,7 +8428,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     seqpar__vocab_call c;
     seqpar__vocab_run r;
     seqpar__vocab_plain plain;
-    seqpar_buffer logits;
+    seqpar_buffer logits, beside;
     seqpar_status status = SEQPAR_OK;
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     SEQPAR_NEED(ctx->error, "io->dhidden", SEQPAR_IF(io->tokens > 0, io->dhidden));
@@ -8332,20 +8439,21 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                 SEQPAR_IF(!io->dlogits && !io->frozen && fold->node_count > 0, io->nodes));
     memset(&c, 0, sizeof c);
     memset(&logits, 0, sizeof logits);
+    memset(&beside, 0, sizeof beside);
     c.ctx = ctx;
     c.io = io;
     c.fold = fold;
     c.desc = desc;
     if (!seqpar__vocab_run_new(&r, share, fold, desc, ctx->device->sum_step))
         status = seqpar__no_memory(ctx->error, "the vocabulary projection");
-    if (!status && !io->dlogits)
-        status = seqpar_buffer_new(ctx, &logits,
-                                   SEQPAR__MIN(SEQPAR__MAX(r.most, r.part), share->tokens) *
-                                       desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
-                                   SEQPAR_MEM_SCRATCH);
+    int64_t most = SEQPAR__MIN(SEQPAR__MAX(r.most, r.part), share->tokens);
+    if (!status && !io->dlogits) status = seqpar__vocab_room(ctx, &logits, most, desc);
+    if (!status && io->teacher) status = seqpar__vocab_room(ctx, &beside, most, desc);
     c.logits = io->dlogits ? io->dlogits : logits.data;
+    c.beside = beside.data;
     if (!status) status = seqpar__vocab_runs(&c, &r, share);
     seqpar__vocab_run_free(&r);
+    seqpar_buffer_free(ctx, &beside);
     seqpar_buffer_free(ctx, &logits);
     return status;
 }
@@ -12615,6 +12723,44 @@ SEQPAR__ANY(vocab_softmax) {
     return SEQPAR_OK;
 }
 
+/* log of sum of exp of a row, times scale */
+SEQPAR__TEMPLATE double seqpar__any_lse(seqpar_mat x, int64_t t, int64_t n, double scale,
+                                        const int S) {
+    double top = -HUGE_VAL, sum = 0;
+    for (int64_t j = 0; j < n; j++) {
+        double y = seqpar__of(x, t, j, S) * scale;
+        top = y > top || y != y ? y : top;
+    }
+    for (int64_t j = 0; j < n; j++) sum += seqpar_exp(seqpar__of(x, t, j, S) * scale - top);
+    return top + seqpar_log(sum);
+}
+
+SEQPAR__ANY(distill) {
+    double scale = a->scale != 0 ? a->scale : 1.0;
+    (void)device;
+    for (int64_t t = 0; t < a->rows; t++) {
+        double lse = seqpar__any_lse(a->logits, t, a->vocab, scale, S), kl = 0, entropy = 0;
+        double teacher = seqpar__any_lse(a->teacher, t, a->vocab, scale, S);
+        double d = seqpar__any_seed(a->dkl, t, A) * scale;
+        for (int64_t j = 0; j < a->vocab; j++) {
+            double x = seqpar__of(a->logits, t, j, S) * scale - lse, p = seqpar_exp(x);
+            double y = seqpar__of(a->teacher, t, j, S) * scale - teacher, q = seqpar_exp(y);
+            double own = a->reverse ? p : q;
+            if (own != 0) kl += own * (a->reverse ? x - y : y - x);
+            if (q != 0) entropy -= q * y;
+        }
+        for (int64_t j = 0; a->gradient && j < a->vocab; j++) {
+            double x = seqpar__of(a->logits, t, j, S) * scale - lse, p = seqpar_exp(x);
+            double y = seqpar__of(a->teacher, t, j, S) * scale - teacher;
+            double g = !a->reverse ? p - seqpar_exp(y) : p != 0 ? p * (x - y - kl) : 0;
+            seqpar__put(a->teacher, t, j, S, d * g);
+        }
+        if (a->kl) seqpar__element_set(a->kl, t, A, kl);
+        if (a->entropy) seqpar__element_set(a->entropy, t, A, entropy);
+    }
+    return SEQPAR_OK;
+}
+
 SEQPAR__ANY(sumsq) {
     (void)device;
     (void)S;
@@ -15365,6 +15511,127 @@ static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
                                  seqpar__cpu_vocab_job, (void *)a);
 }
 
+/* ---- distillation ---- */
+
+/* k: scale, the student's highest logit, the teacher's. e^(x - highest), and y for the teacher; 0
+   far below, where the logarithm that it is multiplied by may be infinite. */
+SEQPAR__TEMPLATE seqpar__v seqpar__distill_exp(seqpar__v x, seqpar__v scale, seqpar__v high) {
+    seqpar__v y = x * scale - high, low = seqpar__vsplat(-87.0f);
+    seqpar__v e = seqpar__vexp(seqpar__vmax(low, y));
+    return seqpar__vless(y, low, seqpar__vsplat(0.0f), e);
+}
+
+/* scale x, no less than fp32 holds: a difference of two stays a number */
+SEQPAR__TEMPLATE seqpar__v seqpar__distill_at(seqpar__v x, seqpar__v scale) {
+    return seqpar__vmax(seqpar__vsplat(-1e38f), x * scale);
+}
+
+/* Sums of both exponentials, and of the teacher's times the difference of logits. */
+SEQPAR__TEMPLATE void seqpar__distill_step(const seqpar__v *k, seqpar__v *sums,
+                                           float *const *x) {
+    seqpar__v p = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
+    seqpar__v q = seqpar__distill_exp(seqpar__vload(x[1]), k[0], k[2]);
+    seqpar__v apart = seqpar__distill_at(seqpar__vload(x[1]), k[0]) -
+                      seqpar__distill_at(seqpar__vload(x[0]), k[0]);
+    sums[0] = sums[0] + p;
+    sums[1] = sums[1] + q;
+    sums[2] = seqpar__vfma(q, apart, sums[2]);
+}
+
+/* The same, of the student's. */
+SEQPAR__TEMPLATE void seqpar__distill_back_step(const seqpar__v *k, seqpar__v *sums,
+                                                float *const *x) {
+    seqpar__v p = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
+    seqpar__v q = seqpar__distill_exp(seqpar__vload(x[1]), k[0], k[2]);
+    seqpar__v apart = seqpar__distill_at(seqpar__vload(x[0]), k[0]) -
+                      seqpar__distill_at(seqpar__vload(x[1]), k[0]);
+    sums[0] = sums[0] + p;
+    sums[1] = sums[1] + q;
+    sums[2] = seqpar__vfma(p, apart, sums[2]);
+}
+
+/* Sum of e^y y, y from the highest on; x: the teacher's alone, k: scale, highest. */
+SEQPAR__TEMPLATE void seqpar__distill_entropy_step(const seqpar__v *k, seqpar__v *sums,
+                                                   float *const *x) {
+    seqpar__v y = seqpar__distill_at(seqpar__vload(x[0]), k[0]) - k[1];
+    seqpar__v e = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
+    sums[0] = seqpar__vfma(e, y, sums[0]);
+}
+
+/* k[3], k[4]: what makes exponentials dkl p and dkl t; x[0] is the teacher's, written */
+SEQPAR__TEMPLATE void seqpar__distill_grad_step(const seqpar__v *k, seqpar__v *sums,
+                                                float *const *x) {
+    (void)sums;
+    seqpar__vstore(x[0], seqpar__distill_exp(seqpar__vload(x[1]), k[0], k[1]) * k[3] -
+                             seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[2]) * k[4]);
+}
+
+/* k[3]: what makes exponentials dkl p; k[4]: what log p - log t - kl is less than the difference of
+   the logits */
+SEQPAR__TEMPLATE void seqpar__distill_back_grad_step(const seqpar__v *k, seqpar__v *sums,
+                                                     float *const *x) {
+    seqpar__v apart = seqpar__distill_at(seqpar__vload(x[1]), k[0]) -
+                      seqpar__distill_at(seqpar__vload(x[0]), k[0]);
+    (void)sums;
+    seqpar__vstore(x[0], seqpar__distill_exp(seqpar__vload(x[1]), k[0], k[1]) * k[3] *
+                             (apart - k[4]));
+}
+
+/* What a row sums to: exponentials of student and teacher, and kl. */
+typedef struct seqpar__distilled {
+    float high[2], sum[2]; /* student, teacher */
+    double kl;
+    double apart; /* the student's log of the sum less the teacher's */
+} seqpar__distilled;
+
+static void seqpar__cpu_distill_sums(const seqpar_distill_args *a, float *const *x,
+                                     seqpar__v *k, seqpar__distilled *r) {
+    float scale = a->scale != 0 ? (float)a->scale : 1.0f;
+    seqpar__v sums[SEQPAR__SUMS];
+    seqpar__no_sums(sums);
+    k[0] = seqpar__vsplat(scale);
+    for (int i = 0; i < 2; i++) {
+        r->high[i] = seqpar__highest(x[i], a->vocab) * scale;
+        k[1 + i] = seqpar__vsplat(r->high[i]);
+    }
+    seqpar__each(a->reverse ? seqpar__distill_back_step : seqpar__distill_step, k, sums, 2, 0,
+                 x, a->vocab, -INFINITY);
+    for (int i = 0; i < 2; i++) r->sum[i] = seqpar__sum_of(sums, i);
+    r->apart = ((double)r->high[0] - (double)r->high[1]) +
+               (seqpar_log((double)r->sum[0]) - seqpar_log((double)r->sum[1]));
+    r->kl = (double)seqpar__sum_of(sums, 2) / (double)r->sum[!a->reverse] +
+            (a->reverse ? -r->apart : r->apart);
+}
+
+static void seqpar__cpu_distill_row(const void *args, int64_t t) {
+    const seqpar_distill_args *a = (const seqpar_distill_args *)args;
+    float *x[2], *both[2], d = seqpar__seed32(a->dkl, t);
+    seqpar__v k[5], sums[SEQPAR__SUMS];
+    seqpar__distilled r;
+    x[0] = both[1] = (float *)a->logits.data + t * a->logits.stride;
+    x[1] = both[0] = (float *)a->teacher.data + t * a->teacher.stride;
+    seqpar__cpu_distill_sums(a, x, k, &r);
+    if (a->kl) ((float *)a->kl)[t] = (float)r.kl;
+    if (a->entropy) {
+        seqpar__v own[2];
+        own[0] = k[0];
+        own[1] = k[2];
+        seqpar__no_sums(sums);
+        seqpar__each(seqpar__distill_entropy_step, own, sums, 1, 0, x + 1, a->vocab, -INFINITY);
+        ((float *)a->entropy)[t] = (float)(seqpar_log((double)r.sum[1]) -
+                                           (double)seqpar__sum_of(sums, 0) / (double)r.sum[1]);
+    }
+    if (!a->gradient) return;
+    d *= a->scale != 0 ? (float)a->scale : 1.0f;
+    k[3] = seqpar__vsplat(d / r.sum[0]);
+    k[4] = seqpar__vsplat(a->reverse ? (float)(r.apart + r.kl) : d / r.sum[1]);
+    seqpar__each(a->reverse ? seqpar__distill_back_grad_step : seqpar__distill_grad_step, k,
+                 NULL, 2, 1, both, a->vocab, 0.0f);
+}
+
+SEQPAR__OP(seqpar__cpu_distill, distill,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_distill_row))
+
 /* ---- optimizer ---- */
 static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     const seqpar_sumsq_args *a = (const seqpar_sumsq_args *)user;
@@ -15738,6 +16005,22 @@ static seqpar_status seqpar__half_vocab_softmax(seqpar_device *device,
     return w.status;
 }
 
+static seqpar_status seqpar__half_distill(seqpar_device *device, const seqpar_distill_args *a,
+                                          void *queue) {
+    seqpar_distill_args b = *a;
+    seqpar__half_mat mats[2] = {{&b.logits, a->vocab, 1, 0, {NULL, 0}},
+                                {&b.teacher, a->vocab, 1, a->gradient, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 2, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.kl = seqpar__half_at(a->kl, w.first);
+        b.entropy = seqpar__half_at(a->entropy, w.first);
+        b.dkl = seqpar__half_at(a->dkl, w.first);
+        w.status = w.half->wide->distill(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
 /* Columns of a matrix from `first` on. */
 static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
     m.data = (uint16_t *)m.data + first;
@@ -15922,6 +16205,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
     d->attn_delta = seqpar__half_attn_delta;
     d->attn_sinks = seqpar__cpu_attn_sinks;
     d->vocab_softmax = seqpar__half_vocab_softmax;
+    d->distill = seqpar__half_distill;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__half_adamw;
     d->sgd = seqpar__half_sgd;

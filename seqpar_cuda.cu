@@ -2578,6 +2578,85 @@ static seqpar_status op_vocab_softmax(seqpar_device *device, const seqpar_vocab_
                   queue);
 }
 
+/* ---- distill: a student's softmax beside a teacher's ---- */
+
+struct distill_view {
+    int64_t stride, teacher_stride, vocab;
+    float *kl, *entropy;
+    const float *dkl;
+    float scale;
+    int reverse, gradient;
+};
+
+/* no less than fp32 holds: a difference of two stays a number */
+static __device__ __forceinline__ float scaled(float x, float scale) {
+    return larger(-1e38f, x * scale);
+}
+
+/* A block a row (the formula stands with seqpar_distill_args). Differences of logits are taken
+   before sums are, so that of two that are equal nothing is left. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK)
+    distill_kernel(const T *logits, T *teacher, distill_view v) {
+    float *part = SEQPAR_CUDA_SHARED(float);
+    int64_t t = blockIdx.x;
+    const T *x = logits + t * v.stride;
+    T *z = teacher + t * v.teacher_stride;
+    float top = -INFINITY, teacher_top = -INFINITY, sum = 0, teacher_sum = 0, far = 0, own = 0;
+    for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) {
+        top = larger(top, wide(x[j]) * v.scale);
+        teacher_top = larger(teacher_top, wide(z[j]) * v.scale);
+    }
+    top = block_max(top, part);
+    teacher_top = block_max(teacher_top, part);
+    for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) {
+        float a = scaled(wide(x[j]), v.scale), b = scaled(wide(z[j]), v.scale);
+        float p = exponential(a - top), q = exponential(b - teacher_top);
+        sum += p;
+        teacher_sum += q;
+        far = v.reverse ? fmaf(p, a - b, far) : fmaf(q, b - a, far);
+        own = fmaf(q, b - teacher_top, own);
+    }
+    sum = block_sum(sum, part);
+    teacher_sum = block_sum(teacher_sum, part);
+    float apart = (top - teacher_top) + (logf(sum) - logf(teacher_sum));
+    far = block_sum(far, part) / (v.reverse ? sum : teacher_sum);
+    float kl = v.reverse ? far - apart : far + apart;
+    own = block_sum(own, part) / teacher_sum;
+    if (threadIdx.x == 0) {
+        if (v.kl) v.kl[t] = kl;
+        if (v.entropy) v.entropy[t] = logf(teacher_sum) - own;
+    }
+    float d = seed(v.dkl, t) * v.scale;
+    for (int64_t j = threadIdx.x; v.gradient && j < v.vocab; j += blockDim.x) {
+        float a = scaled(wide(x[j]), v.scale), b = scaled(wide(z[j]), v.scale);
+        float p = exponential(a - top) / sum, q = exponential(b - teacher_top) / teacher_sum;
+        narrow(&z[j], d * (v.reverse ? p * ((a - b) - (apart + kl)) : p - q));
+    }
+}
+
+template <class T>
+static seqpar_status op_distill(seqpar_device *device, const seqpar_distill_args *a,
+                                void *queue) {
+    cuda_device *self = of(device);
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    distill_view v = {a->logits.stride,
+                      a->teacher.stride,
+                      a->vocab,
+                      (float *)a->kl,
+                      (float *)a->entropy,
+                      (const float *)a->dkl,
+                      a->scale != 0 ? (float)a->scale : 1.0f,
+                      a->reverse,
+                      a->gradient};
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, distill_kernel<T>, dim3((unsigned)a->rows),
+                                     dim3(BLOCK), BLOCK / WARP * sizeof(float),
+                                     (const T *)a->logits.data, (T *)a->teacher.data, v),
+                  queue);
+}
+
 /* ---- sample: a token from its logits ----
    What may be chosen is a number of likeliest tokens, of equals those with the lowest ids.
    Nothing is sorted: the key of the last of them is found bit by bit, by counting and

@@ -226,6 +226,15 @@ typedef struct seqpar_llama_routes {
     int64_t *begin;              /* (experts + 1) slot from which on an expert has them */
 } seqpar_llama_routes;
 
+struct seqpar_llama_batch;
+/* Who a student learns from: another model of the same vocabulary, frozen, and its batch of the same
+   rows after seqpar_llama_forward. Both borrowed. */
+typedef struct seqpar_llama_teacher {
+    seqpar_llama *model;
+    struct seqpar_llama_batch *batch;
+    int reverse; /* as in seqpar_vocab_teacher */
+} seqpar_llama_teacher;
+
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
 enum seqpar__llama_has {
     SEQPAR__LLAMA_HAS_NOTHING,
@@ -252,6 +261,9 @@ typedef struct seqpar_llama_batch {
     /* residual stream, scratch, normed output and its statistics */
     seqpar_buffer x, n, hidden, rstd;
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
+    seqpar_buffer kl, teacher_entropy;        /* the same, where there is a teacher */
+    /* NULL, or whom the student learns from; set it before values or backward */
+    const seqpar_llama_teacher *teacher;
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
@@ -1456,6 +1468,8 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->entropy);
     seqpar_buffer_free(ctx, &b->lse);
     seqpar_buffer_free(ctx, &b->smooth);
+    seqpar_buffer_free(ctx, &b->kl);
+    seqpar_buffer_free(ctx, &b->teacher_entropy);
     seqpar_buffer_free(ctx, &b->score);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
@@ -2349,9 +2363,10 @@ static seqpar_status seqpar__llama_use_head(seqpar_ctx *ctx, const seqpar_llama 
     return seqpar__llama_use(ctx, m, m->tensors[seqpar__llama_head(m)].group, next);
 }
 
-/* What the vocabulary projection reads and writes of a batch */
+/* What the vocabulary projection reads and writes of a batch. from: room for its teacher */
 static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llama *m,
-                                              const seqpar_llama_batch *b) {
+                                              const seqpar_llama_batch *b,
+                                              seqpar_vocab_teacher *from) {
     seqpar_vocab_io io;
     memset(&io, 0, sizeof io);
     io.hidden = b->hidden.data;
@@ -2362,7 +2377,59 @@ static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llam
     io.values.entropy = b->entropy.data;
     io.values.lse = b->lse.data;
     io.values.smooth = b->smooth.data;
+    if (!b->teacher) return io;
+    const seqpar_llama *teacher = b->teacher->model;
+    io.values.kl = b->kl.data;
+    io.values.teacher_entropy = b->teacher_entropy.data;
+    from->hidden = b->teacher->batch->hidden.data;
+    from->table = seqpar__llama_param(ctx, teacher, seqpar__llama_head(teacher));
+    from->width = teacher->config.hidden;
+    from->reverse = b->teacher->reverse;
+    io.teacher = from;
     return io;
+}
+
+/* A teacher of the same tokens and vocabulary, after its forward pass; or none. */
+static seqpar_status seqpar__llama_check_teacher(seqpar_error *error, const seqpar_llama *m,
+                                                 const seqpar_llama_batch *b) {
+    if (!b->teacher) return SEQPAR_OK;
+    const seqpar_llama *teacher = b->teacher->model;
+    const seqpar_llama_batch *of = b->teacher->batch;
+    SEQPAR_NEED(error, "batch->teacher->model, batch->teacher->batch", teacher, of);
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(error, teacher, of));
+    if (m->config.score || teacher->config.score)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "a model with a score head has no probabilities of tokens; student "
+                           "and teacher are to be language models");
+    if (teacher->config.vocab != m->config.vocab)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "the teacher's vocabulary has %lld tokens, the student's %lld; give "
+                           "a teacher with the same one",
+                           (long long)teacher->config.vocab, (long long)m->config.vocab);
+    return of->tokens == b->tokens &&
+                   !memcmp(of->ids, b->ids, (size_t)b->tokens * sizeof *b->ids)
+               ? SEQPAR_OK
+               : seqpar_fail(error, SEQPAR_ERR_STEP,
+                             "the teacher's batch is of other tokens (%lld) than the student's "
+                             "(%lld); open both with the same rows and layout",
+                             (long long)of->tokens, (long long)b->tokens);
+}
+
+/* The teacher's table, where it has owners, and room for what is said of it. */
+static seqpar_status seqpar__llama_teach(seqpar_ctx *ctx, seqpar_llama_batch *b) {
+    int64_t bytes = b->tokens * seqpar_dtype_bytes(ctx->device->accumulator);
+    if (!b->teacher) return SEQPAR_OK;
+    if (!b->kl.data)
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->kl, bytes, SEQPAR_MEM_ACTIVATIONS));
+    if (!b->teacher_entropy.data)
+        SEQPAR__LLAMA_TRY(
+            seqpar_buffer_new(ctx, &b->teacher_entropy, bytes, SEQPAR_MEM_ACTIVATIONS));
+    return seqpar__llama_use_head(ctx, b->teacher->model, -1);
+}
+
+static seqpar_status seqpar__llama_taught(seqpar_ctx *ctx, const seqpar_llama_batch *b,
+                                          seqpar_status status) {
+    return b->teacher ? seqpar__llama_used(ctx, b->teacher->model, status) : status;
 }
 
 static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
@@ -2379,13 +2446,17 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar_vocab_io io;
+    seqpar_vocab_teacher from;
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_teacher(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
-    io = seqpar__llama_vocab_io(ctx, m, b);
-    return seqpar__llama_used(ctx, m, seqpar_vocab_forward(ctx, &io, &desc));
+    SEQPAR__LLAMA_TRY(seqpar__llama_teach(ctx, b));
+    io = seqpar__llama_vocab_io(ctx, m, b, &from);
+    return seqpar__llama_used(
+        ctx, m, seqpar__llama_taught(ctx, b, seqpar_vocab_forward(ctx, &io, &desc)));
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
@@ -2480,6 +2551,7 @@ static seqpar_status seqpar__llama_table_backward(
 
 typedef struct seqpar__llama_vocab_call {
     seqpar_vocab_io io;
+    seqpar_vocab_teacher from;
     seqpar_vocab_desc desc;
 } seqpar__llama_vocab_call;
 
@@ -2502,7 +2574,7 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     int in_slices = c->b->tokens <= c->fold->node_count * m->config.hidden;
     seqpar_buffer room;
     seqpar_status status;
-    v.io = seqpar__llama_vocab_io(c->ctx, m, c->b);
+    v.io = seqpar__llama_vocab_io(c->ctx, m, c->b, &v.from);
     v.desc = seqpar__llama_vocab_desc(m, c->b);
     v.io.seeds = *seeds;
     v.io.dhidden = dn;
@@ -2532,7 +2604,8 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
 /* dn (tokens, hidden) becomes the gradient of the final norm's output; the table does not learn. */
 static seqpar_status seqpar__llama_vocab_frozen(const seqpar__llama_layer_call *c,
                                                 const seqpar_vocab_seeds *seeds, void *dn) {
-    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, c->m, c->b);
+    seqpar_vocab_teacher from;
+    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, c->m, c->b, &from);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(c->m, c->b);
     io.seeds = *seeds;
     io.dhidden = dn;
@@ -2551,9 +2624,11 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
     seqpar_buffer nodes;
     seqpar_status status = seqpar__llama_use_head(c->ctx, m, norm);
     memset(&nodes, 0, sizeof nodes);
+    if (!status) status = seqpar__llama_teach(c->ctx, c->b);
     if (!status && !m->config.score)
         status = m->adapters ? seqpar__llama_vocab_frozen(c, seeds, dn)
                              : seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
+    status = seqpar__llama_taught(c->ctx, c->b, status);
     if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
     if (!status && learns)
         status = seqpar__llama_nodes_new(c, optim, norm - !!m->adapters, c->fold->node_count,
@@ -2625,6 +2700,7 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_teacher(error, m, b));
     if (optim->blocks.tensors != seqpar__llama_learner(m)->tensors)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,

@@ -25,6 +25,7 @@ enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAI
    X: name, text, unit, scores, reference, function; P: SEQPAR_PREFERENCES' */
 #define OBJECTIVES_EACH(X, P) \
     X(SFT, "SFT", TOKENS, 0, 0, sft) \
+    X(KD, "KD", TOKENS, 0, 0, kd) \
     SEQPAR_PREFERENCES(P) \
     X(KTO, "KTO", DOCUMENTS, 0, 1, kto) \
     X(RM, "reward model", PAIRS, 1, 0, rm) \
@@ -66,6 +67,10 @@ typedef struct objective_task {
     uint64_t seed;
     double lr, temperature; /* of log-probs; 0: 1 */
     int lean;               /* keep no logits: the step as it is */
+    /* of KD: whom it learns from, drawn from the seed + 2; its share of the loss */
+    seqpar_llama_config teacher;
+    double kd_coef;
+    int reverse;
     /* ---- what enters the gradient alone, not the loss that is kept ---- */
     double smooth, zloss, entropy; /* seeds of every token with a target */
     const double *balance;         /* (experts), as in seqpar_llama_batch; or NULL */
@@ -92,7 +97,7 @@ typedef struct objective_job {
 typedef struct objective_rank { /* one rank at work */
     seqpar_ctx *ctx;
     const objective_job *job;
-    seqpar_llama policy, reference, adapters;
+    seqpar_llama policy, reference, adapters, teacher;
     seqpar_optim optim;
     /* columns of documents, pairs or tokens' sums that this rank answers for */
     seqpar_segments units;
@@ -104,7 +109,8 @@ typedef struct objective_rank { /* one rank at work */
    half is a pair's */
 typedef struct objective_unit {
     double value[2], ref[2], kl;
-    int64_t tokens[2]; /* supervised, of the document */
+    double far, teacher_entropy; /* of KD: from the teacher */
+    int64_t tokens[2];           /* supervised, of the document */
     int64_t document, position;
 } objective_unit;
 
@@ -124,6 +130,7 @@ static const objective_kind *objective_at(int kind);
 
 static const char *objective_name(int kind) { return objective_at(kind)->name; }
 static int objective_scores(int kind) { return objective_at(kind)->scores; }
+static int objective_taught(int kind) { return kind == OBJECTIVE_KD; }
 
 /* Documents of a unit; 0: a token is one. */
 static int objective_whole(int kind) {
@@ -170,6 +177,15 @@ static objective_loss objective_pair(const seqpar_pair_result *p) {
 static objective_loss objective_sft(const objective_task *t, const objective_unit *u) {
     (void)t;
     return objective_token(-u->value[0], -1, 0, u->value[0]);
+}
+
+/* (1 - c) of cross-entropy with the data, c of that with the teacher: its distance and the teacher's
+   entropy. slope[1]: by the distance */
+static objective_loss objective_kd(const objective_task *t, const objective_unit *u) {
+    double c = t->kd_coef;
+    return (objective_loss){{-(1 - c) * u->value[0] + c * (u->far + u->teacher_entropy), u->far,
+                             u->teacher_entropy, 1},
+                            {-(1 - c), c}};
 }
 
 static objective_loss objective_preference(const objective_task *t, const objective_unit *u) {
@@ -236,7 +252,7 @@ static const objective_kind *objective_at(int kind) {
     return &table[kind];
 }
 
-/* A token's part of the loss, weighted. */
+/* A token's part of the loss, weighted. slope (2) */
 static void objective_token_columns(const objective_task *t, const objective_unit *u,
                                     double *slope, double *columns) {
     seqpar_aggregate mean = {objective_at(t->kind)->unit == OBJECTIVE_SEQUENCES
@@ -245,7 +261,7 @@ static void objective_token_columns(const objective_task *t, const objective_uni
                              t->batch.counts.supervised, t->documents, 0};
     double weight = seqpar_token_weight(&mean, u->tokens[0]);
     objective_loss l = objective_at(t->kind)->of(t, u);
-    *slope = l.slope[0] * weight;
+    for (int i = 0; i < 2; i++) slope[i] = l.slope[i] * weight;
     for (int c = 0; c < OBJECTIVE_COLUMNS; c++) columns[c] = l.columns[c] * weight;
 }
 
@@ -277,6 +293,9 @@ typedef struct objective_micro {
     const seqpar_row *rows;
     int64_t first, count;
     double *value, *ref, *seed, *live; /* (tokens) */
+    double *far, *teacher_entropy, *dkl;
+    seqpar_llama_batch taught;
+    seqpar_llama_teacher teacher;
 } objective_micro;
 
 /* A policy learns, so its attention drops what the config says; its reference does not. */
@@ -295,6 +314,18 @@ static seqpar_llama_run objective_run_of(const objective_task *t, const objectiv
                               .untaught = t->untaught};
 }
 
+/* The teacher's pass over the same rows; its batch stays until the student's backward pass. */
+static seqpar_status objective_teach(objective_rank *r, objective_micro *m) {
+    const objective_task *t = r->job->task;
+    seqpar_llama_run run = objective_run_of(t, r->job->way, 0);
+    seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->teacher, &m->taught, m->rows,
+                                                   m->count, &run);
+    if (!status) status = seqpar_llama_forward(r->ctx, &r->teacher, &m->taught, 0);
+    m->teacher = (seqpar_llama_teacher){&r->teacher, &m->taught, t->reverse};
+    m->b.teacher = &m->teacher;
+    return status;
+}
+
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
     seqpar_llama_run run = objective_run_of(t, r->job->way, 1);
@@ -302,16 +333,26 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count,
                                                    &run);
     int64_t n = m->b.tokens;
-    m->value = calloc((size_t)(4 * n + 1), sizeof(double));
+    m->value = calloc((size_t)(7 * n + 1), sizeof(double));
     m->ref = m->value + n;
     m->seed = m->ref + n;
     m->live = m->seed + n;
+    m->far = m->live + n;
+    m->teacher_entropy = m->far + n;
+    m->dkl = m->teacher_entropy + n;
     if (!status) status = seqpar_llama_forward(r->ctx, &r->policy, &m->b, 1);
+    if (!status && objective_taught(t->kind)) status = objective_teach(r, m);
     if (!status) status = seqpar_llama_values(r->ctx, &r->policy, &m->b);
     if (!status)
         seqpar_device_read(r->ctx->device, m->value,
                            objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n,
                            objective_dtype(r, t));
+    if (!status && objective_taught(t->kind)) {
+        int type = r->ctx->device->accumulator;
+        seqpar_device_read(r->ctx->device, m->far, m->b.kl.data, 0, n, type);
+        seqpar_device_read(r->ctx->device, m->teacher_entropy, m->b.teacher_entropy.data, 0, n,
+                           type);
+    }
     for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
     m->b.balance = t->balance;
     if (status || !objective_at(t->kind)->reference || t->reference) return status;
@@ -350,10 +391,14 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
         for (int64_t k = 0; k < p->count; k++) {
             int64_t at = p->local + k;
             objective_unit u = objective_place(&m->rows[p->row], p->start + k * p->stride);
+            double slope[2] = {0, 0};
             u.value[0] = m->value[at];
             u.ref[0] = m->ref[at];
-            if (m->live[at] != 0)
-                objective_token_columns(r->job->task, &u, &m->seed[at], token);
+            u.far = m->far[at];
+            u.teacher_entropy = m->teacher_entropy[at];
+            if (m->live[at] != 0) objective_token_columns(r->job->task, &u, slope, token);
+            m->seed[at] = slope[0];
+            m->dkl[at] = slope[1];
             for (int c = 0; m->live[at] != 0 && c < OBJECTIVE_COLUMNS; c++) sum[c] += token[c];
         }
         status = seqpar_segments_push(r->ctx->error, &r->units, 0, p->leaf, sum);
@@ -447,12 +492,23 @@ static seqpar_status objective_term(objective_rank *r, const objective_micro *m,
     return status;
 }
 
+static seqpar_status objective_dkl(objective_rank *r, const objective_micro *m,
+                                   seqpar_buffer *far, seqpar_vocab_seeds *seeds) {
+    int type = r->ctx->device->accumulator;
+    seqpar_status status = seqpar_buffer_new(
+        r->ctx, far, m->b.tokens * seqpar_dtype_bytes(type), SEQPAR_MEM_ACTIVATIONS);
+    if (!status && m->b.tokens)
+        seqpar_device_write(r->ctx->device, far->data, 0, m->dkl, m->b.tokens, type);
+    seeds->dkl = far->data;
+    return status;
+}
+
 static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
     int whole = objective_whole(r->job->task->kind);
     const objective_task *t = r->job->task;
     objective_micro m = {0};
     seqpar_vocab_seeds seeds = {0};
-    seqpar_buffer seed = {0}, term[3] = {{0}};
+    seqpar_buffer seed = {0}, far = {0}, term[3] = {{0}};
     seqpar_status status = seqpar_step_rows(r->ctx, &r->optim, index, &m.first, &m.count);
     m.rows = r->job->task->batch.row + m.first;
     if (!status) status = objective_forward(r, &m);
@@ -466,14 +522,17 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
         seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens,
                             objective_dtype(r, r->job->task));
     seeds.dlogp = seed.data;
+    if (!status && objective_taught(t->kind)) status = objective_dkl(r, &m, &far, &seeds);
     if (!status) status = objective_term(r, &m, t->smooth, &term[0], &seeds.dsmooth);
     if (!status) status = objective_term(r, &m, t->zloss, &term[1], &seeds.dzloss);
     if (!status) status = objective_term(r, &m, t->entropy, &term[2], &seeds.dentropy);
     if (!status)
         status = seqpar_llama_backward(r->ctx, &r->policy, &m.b, &r->optim, index, &seeds);
     for (int i = 0; i < 3; i++) seqpar_buffer_free(r->ctx, &term[i]);
+    seqpar_buffer_free(r->ctx, &far);
     seqpar_buffer_free(r->ctx, &seed);
     free(m.value);
+    if (objective_taught(t->kind)) seqpar_llama_close_batch(r->ctx, &r->teacher, &m.taught);
     seqpar_llama_close_batch(r->ctx, &r->policy, &m.b);
     return status;
 }
@@ -566,6 +625,10 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     seqpar_llama *learner = objective_learner(&r);
     if (!status && !t->adapter.rank)
         status = params_open(&ctx, &r.reference, &t->config, &optim);
+    if (!status && objective_taught(t->kind)) {
+        status = params_open(&ctx, &r.teacher, &t->teacher, &optim);
+        if (!status) seqpar_llama_init(&ctx, &r.teacher, t->seed + 2);
+    }
     if (!status)
         status = seqpar_optim_open(&ctx, &r.optim, learner->tensors, learner->tensor_count,
                                    &optim);
@@ -579,6 +642,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     seqpar_segments_free(&r.units);
     seqpar_optim_close(&ctx, &r.optim);
     seqpar_llama_close(&ctx, &r.reference);
+    seqpar_llama_close(&ctx, &r.teacher);
     seqpar_llama_close(&ctx, &r.adapters);
     seqpar_llama_close(&ctx, &r.policy);
     seqpar_ctx_close(&ctx);
@@ -608,6 +672,11 @@ __attribute__((unused)) static void objective_task_packed(objective_task *t, int
                                       .intermediate = 40,
                                       .vocab = 61,
                                       .score = objective_scores(kind) ? "score" : NULL};
+    t->kd_coef = 0.4;
+    t->teacher = t->config;
+    t->teacher.layers = 1;
+    t->teacher.hidden = 30;
+    t->teacher.intermediate = 37;
     desc.vocab = t->config.vocab;
     for (int64_t i = 0; i < 2 * pairs; i++) {
         int64_t n = 3 + (int64_t)(seqpar_random_uniform(seed, 9, (uint64_t)i) *

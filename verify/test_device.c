@@ -2137,6 +2137,153 @@ static void check_vocab_softmax(void) {
     check_head_size(67, 1009, 0);
 }
 
+/* ---- distill ---- */
+
+enum { STUDENT, TEACHER, KL, TEACHER_ENTROPY, DKL };
+enum { REVERSE = 1, WARM = 2 }; /* mode; WARM: of logits times 0.625 */
+
+static bench distill_bench(int64_t rows, int64_t vocab, int mode) {
+    bench b = {.size = {rows, vocab}, .mode = mode};
+    add_field(&b, "logits", rows, vocab, 3, 2);
+    add_field(&b, "teacher", rows, vocab, 5, 3);
+    add_sums(&b, "kl", rows, 1, 0, 1);
+    add_sums(&b, "entropy", rows, 1, 0, 1);
+    add_sums(&b, "dkl", rows, 1, 0, 1);
+    return b;
+}
+
+static seqpar_status call_distill_as(seqpar_device *device, const bench *b, int gradient) {
+    seqpar_distill_args a = {.logits = mat(&b->field[STUDENT]),
+                             .teacher = mat(&b->field[TEACHER]),
+                             .rows = b->size[0],
+                             .vocab = b->size[1],
+                             .kl = b->field[KL].data,
+                             .entropy = b->field[TEACHER_ENTROPY].data,
+                             .dkl = b->field[DKL].data,
+                             .scale = b->mode & WARM ? 0.625 : 0,
+                             .reverse = b->mode & REVERSE,
+                             .gradient = gradient};
+    return device->distill(device, &a, device->queue);
+}
+
+static seqpar_status call_distill(seqpar_device *device, const bench *b) {
+    return call_distill_as(device, b, 0);
+}
+
+static seqpar_status call_distill_grad(seqpar_device *device, const bench *b) {
+    return call_distill_as(device, b, 1);
+}
+
+static const pass distill_pass = {call_distill, 1 << KL | 1 << TEACHER_ENTROPY, 0},
+                  distill_grad_pass = {call_distill_grad,
+                                       1 << KL | 1 << TEACHER_ENTROPY | 1 << TEACHER, 0};
+
+/* a NaN that stays as it is differs from itself */
+static const pass distill_nan_pass = {
+    call_distill, 1 << KL | 1 << TEACHER_ENTROPY | 1 << STUDENT | 1 << TEACHER, 0};
+
+/* By the definition: kl, the teacher's entropy, and dkl times the slope by logit j. */
+static void distill_row(const bench *b, int64_t t, double *kl, double *entropy, double *slope) {
+    const field *x = &b->field[STUDENT], *z = &b->field[TEACHER];
+    int64_t n = b->size[1];
+    double scale = b->mode & WARM ? 0.625 : 1, lse[2] = {0, 0}, *p = calloc((size_t)(4 * n), 8);
+    double *q = p + n, *log_p = q + n, *log_q = log_p + n;
+    for (int64_t j = 0; j < n; j++) {
+        lse[0] += exp(log_p[j] = scale * x->value[t * x->stride + j]);
+        lse[1] += exp(log_q[j] = scale * z->value[t * z->stride + j]);
+    }
+    *kl = *entropy = 0;
+    for (int64_t j = 0; j < n; j++) {
+        p[j] = exp(log_p[j] -= log(lse[0]));
+        q[j] = exp(log_q[j] -= log(lse[1]));
+        *kl += b->mode & REVERSE ? p[j] * (log_p[j] - log_q[j]) : q[j] * (log_q[j] - log_p[j]);
+        *entropy -= q[j] * log_q[j];
+    }
+    for (int64_t j = 0; j < n; j++)
+        slope[j] = scale * b->field[DKL].value[t] *
+                   (b->mode & REVERSE ? p[j] * (log_p[j] - log_q[j] - *kl) : p[j] - q[j]);
+    free(p);
+}
+
+static void check_distill_size(int64_t rows, int64_t vocab, int mode) {
+    bench b = distill_bench(rows, vocab, mode);
+    double *kl = calloc((size_t)(rows * (vocab + 2)), sizeof *kl), *entropy = kl + rows;
+    for (int64_t t = 0; t < rows; t++)
+        distill_row(&b, t, &kl[t], &entropy[t], entropy + rows + t * vocab);
+    expect_fast(&b, &distill_pass);
+    expect_values(&b, KL, kl);
+    expect_values(&b, TEACHER_ENTROPY, entropy);
+    expect_fast(&b, &distill_grad_pass);
+    expect_values(&b, TEACHER, entropy + rows);
+    free(kl);
+    bench_free(&b);
+}
+
+/* A student that is its teacher is nowhere away from it, whatever is -inf in both. */
+static void expect_distill_same(seqpar_device *device, int mode) {
+    bench b = distill_bench(3, 131, mode);
+    field *x = &b.field[STUDENT], *z = &b.field[TEACHER];
+    for (int64_t t = 0; t < 3; t++)
+        for (int64_t j = 0; j < 131; j++) {
+            if (t == 1 && j % 3 == 0) x->value[t * x->stride + j] = -INFINITY;
+            z->value[t * z->stride + j] = x->value[t * x->stride + j];
+        }
+    run(&b, device, &distill_grad_pass);
+    for (int64_t t = 0; t < 3; t++) {
+        double far = 0;
+        for (int64_t j = 0; j < 131; j++) far += fabs(z->after[t * z->stride + j]);
+        test_expect(b.field[KL].after[t] == 0 && far == 0,
+                    "%s, mode %d: a student is %g from itself, with slopes %g", device->name,
+                    mode, b.field[KL].after[t], far);
+    }
+    bench_free(&b);
+}
+
+/* What one of them excludes: of no weight where it is the weight's, and else infinite. */
+static void expect_distill_excluded(seqpar_device *device, int mode) {
+    bench b = distill_bench(2, 67, mode);
+    field *out = &b.field[mode & REVERSE ? STUDENT : TEACHER];
+    field *other = &b.field[mode & REVERSE ? TEACHER : STUDENT];
+    out->value[5] = -INFINITY;
+    other->value[other->stride + 7] = -INFINITY;
+    run(&b, device, &distill_grad_pass);
+    test_expect(isfinite(b.field[KL].after[0]), "%s, mode %d: %g where a weight is 0",
+                device->name, mode, b.field[KL].after[0]);
+    for (int64_t j = 0; j < 67; j++)
+        test_expect(isfinite(b.field[TEACHER].after[j]), "%s, mode %d: slope %g of logit %lld",
+                    device->name, mode, b.field[TEACHER].after[j], (long long)j);
+    test_expect(b.field[KL].after[1] > 1e30, "%s, mode %d: %g where a probability is 0",
+                device->name, mode, b.field[KL].after[1]);
+    bench_free(&b);
+}
+
+/* NaN stays one, wherever it stands. */
+static void expect_distill_nan(seqpar_device *device, int number) {
+    for (int64_t j = 0; j < 131; j += 13) {
+        bench b = distill_bench(2, 131, 0);
+        b.field[number].value[b.field[number].stride + j] = NAN;
+        run(&b, device, &distill_nan_pass);
+        test_expect(isfinite(b.field[KL].after[0]) && isnan(b.field[KL].after[1]),
+                    "%s: %g beside a NaN in %s, element %lld, and %g with it", device->name,
+                    b.field[KL].after[0], b.field[number].name, (long long)j,
+                    b.field[KL].after[1]);
+        bench_free(&b);
+    }
+}
+
+static void check_distill(void) {
+    for (int mode = 0; mode < 4; mode++) {
+        check_distill_size(7, 11, mode);
+        check_distill_size(5, 37, mode);
+        check_distill_size(67, 1009, mode);
+        for (int i = 0; i < 2; i++) {
+            expect_distill_same(i ? fast : reference, mode);
+            expect_distill_excluded(i ? fast : reference, mode);
+        }
+    }
+    for (int i = 0; i < 4; i++) expect_distill_nan(i / 2 ? fast : reference, i % 2);
+}
+
 /* ---- updates ---- */
 
 enum { PARAMETER, MOMENT, VARIANCE, UPDATE_G, WORKING };
@@ -2424,6 +2571,7 @@ static const struct op_check {
     {"attn_sinks", check_attn_sinks, 6e-7, 1},
     {"attn_merge", check_attn_merge, 6e-7, 1},
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
+    {"distill", check_distill, 5e-6, 1},
     {"route", check_route, 2e-7, 1},
     {"route_grad", check_route_grad, 3e-7, 1},
     {"mix", check_mix, 1.2e-7, 1},
