@@ -128,7 +128,9 @@ typedef struct objective_kind {
 } objective_kind;
 static const objective_kind *objective_at(int kind);
 
-static const char *objective_name(int kind) { return objective_at(kind)->name; }
+__attribute__((unused)) static const char *objective_name(int kind) {
+    return objective_at(kind)->name;
+}
 static int objective_scores(int kind) { return objective_at(kind)->scores; }
 static int objective_taught(int kind) { return kind == OBJECTIVE_KD; }
 
