@@ -8146,9 +8146,8 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
     return io->seeds.dkl || io->values.kl || io->values.teacher_entropy
                ? seqpar_fail(
                      error, SEQPAR_ERR_OPTION,
-                     "%s: dkl, kl or teacher_entropy is given, and io->teacher is NULL; "
-                     "give the teacher, or leave them out",
-                     function)
+                     "kl, teacher_entropy or dkl is given, and io->teacher is NULL; give "
+                     "the teacher, or leave them out")
                : SEQPAR_OK;
 }
 

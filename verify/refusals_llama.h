@@ -430,6 +430,92 @@ static const limit pass_limits[] = {
      "21504); give seqpar_optim_open model.tensors"},
 };
 
+/* ---- a teacher ---- */
+
+typedef struct teacher_call {
+    seqpar_llama_config teacher;
+    int ids[7]; /* of its batch */
+    int64_t tokens;
+    int forward, score, student_score, backward;
+} teacher_call;
+
+static seqpar_status taught_by(teacher_call *c, seqpar_llama *teacher, const seqpar_row *rows) {
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_vocab_seeds seeds = {0};
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_llama_batch own = {0}, of = {0};
+    seqpar_optim optim = {0};
+    seqpar_llama_teacher from = {teacher, &of, 0};
+    seqpar_status status = seqpar_llama_open_batch(&ctx, &llama, &own, &rows[0], 1, &run);
+    if (!status) status = seqpar_llama_open_batch(&ctx, teacher, &of, &rows[1], 1, &run);
+    if (!status) status = seqpar_llama_forward(&ctx, &llama, &own, 1);
+    if (!status && c->forward) status = seqpar_llama_forward(&ctx, teacher, &of, 0);
+    own.teacher = &from;
+    if (!status && !c->backward) status = seqpar_llama_values(&ctx, &llama, &own);
+    if (!status && c->backward)
+        status = seqpar_optim_open(&ctx, &optim, llama.tensors, llama.tensor_count, &sgd);
+    if (!status && c->backward)
+        status = seqpar_step_begin(&ctx, &optim, rows, 1, SEQPAR_LAYOUT_ZIGZAG, 1);
+    if (!status && c->backward)
+        status = seqpar_llama_backward(&ctx, &llama, &own, &optim, 0, &seeds);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_llama_close_batch(&ctx, teacher, &of);
+    seqpar_llama_close_batch(&ctx, &llama, &own);
+    return status;
+}
+
+static seqpar_status teach(void *call) {
+    teacher_call *c = call;
+    seqpar_llama teacher = {0};
+    seqpar_llama_config config = good_model.config;
+    seqpar_row rows[2];
+    int32_t ids[7];
+    int64_t documents[2] = {0, c->tokens};
+    fill_row(&rows[0], &good_batch);
+    rows[1] = rows[0];
+    for (int i = 0; i < 7; i++) ids[i] = c->ids[i];
+    rows[1].ids = ids;
+    rows[1].tokens = c->tokens;
+    rows[1].cu_seqlens = documents;
+    if (c->student_score) config.score = "score";
+    if (c->score) c->teacher.score = "score";
+    seqpar_status status = seqpar_llama_open(&ctx, &llama, &config);
+    if (!status) status = seqpar_llama_open(&ctx, &teacher, &c->teacher);
+    if (!status) status = taught_by(c, &teacher, rows);
+    seqpar_llama_close(&ctx, &teacher);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define TEACH(member, value) SET(teacher_call, member, value)
+#define TEACHER_SCORES \
+    "a model with a score head has no probabilities of tokens; student and teacher are to be " \
+    "language models"
+#define TEACHER_TOKENS(tokens) \
+    "the teacher's batch is of other tokens (" tokens \
+    ") than the student's (7); open both with the same rows and layout"
+static const teacher_call good_teacher = {.teacher = {.layers = 1,
+                                                      .hidden = 9,
+                                                      .heads = 3,
+                                                      .kv_heads = 1,
+                                                      .head_dim = 4,
+                                                      .intermediate = 8,
+                                                      .vocab = VOCAB},
+                                          .ids = {1, 2, 3, 4, 5, 6, 7},
+                                          .tokens = 7,
+                                          .forward = 1};
+static const limit teacher_limits[] = {
+    {TEACH(forward, 1), 0, SEQPAR_ERR_STEP,
+     "the batch has no hidden states; call seqpar_llama_forward first"},
+    {TEACH(score, 0), 1, SEQPAR_ERR_OPTION, TEACHER_SCORES},
+    {TEACH(student_score, 0), 1, SEQPAR_ERR_OPTION, TEACHER_SCORES},
+    {TEACH(teacher.vocab, 11), 12, SEQPAR_ERR_SIZE,
+     "the teacher's vocabulary has 12 tokens, the student's 11; give a teacher with the same one"},
+    {TEACH(tokens, 7), 6, SEQPAR_ERR_STEP, TEACHER_TOKENS("6")},
+    {TEACH(ids[0], 1), 2, SEQPAR_ERR_STEP, TEACHER_TOKENS("7")},
+    {TEACH(ids[6], 7), 8, SEQPAR_ERR_STEP, TEACHER_TOKENS("7"), {TEACH(backward, 1)}},
+};
+
 /* ---- text ---- */
 
 enum { PROMPTS = 2, PROMPT_TOKENS = 3, STOPS = 2 };
@@ -546,6 +632,7 @@ static void check_llama(void) {
     TRY_LIMITS("batch", open_batch, good_batch, world->error, batch_limits);
     TRY_LIMITS("adapters", adapt, good_adapters, world->error, adapters_limits);
     TRY_LIMITS("pass", pass, good_pass, world->error, pass_limits);
+    TRY_LIMITS("teacher", teach, good_teacher, world->error, teacher_limits);
     TRY_LIMITS("text", text, good_text, world->error, text_limits);
 }
 #endif

@@ -73,8 +73,8 @@ static double loss_of(const objective_task *t, const double *student, const doub
 }
 
 /* The loss at so many steps along a direction. */
-static double loss_at(const objective_task *t, const objective_result *at, const double *teacher,
-                      const objective_way *way, double steps) {
+static double loss_at(const objective_task *t, const objective_result *at,
+                      const double *teacher, const objective_way *way, double steps) {
     objective_task moved = *t;
     objective_result r;
     double *start = calloc((size_t)at->elements, sizeof *start), loss;
@@ -135,7 +135,8 @@ static void test_same(int device, int reverse) {
     t.start = of.start;
     objective_run(&t, &way, &r);
     for (int64_t i = 0; i < r.elements; i++) moved += r.gradient[i] != 0;
-    test_expect(!r.status && r.columns[1] == 0 && r.loss == r.columns[2] && r.norm == 0 && !moved,
+    test_expect(!r.status && r.columns[1] == 0 && r.loss == r.columns[2] && r.norm == 0 &&
+                    !moved,
                 "%s: %g away, loss %g with the teacher's entropy %g, norm %g", r.error.text,
                 r.columns[1], r.loss, r.columns[2], r.norm);
     objective_result_free(&of);
@@ -184,13 +185,14 @@ static void test_ways(int device, int reverse, const seqpar_adapter_desc *adapte
     for (int i = 0; i < ways; i++) {
         objective_way w = way_drawn(device);
         objective_run(&t, &w, &r);
-        test_expect(!r.status && same(r.columns, one.columns, OBJECTIVE_COLUMNS) &&
-                        same(r.gradient, one.gradient, one.elements) &&
-                        same(r.params, one.params, one.elements),
-                    "%s: D=%lld P=%lld A=%lld %s %s zero %d, rows of %lld: loss %.17g, not %.17g",
-                    r.error.text, (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
-                    seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage,
-                    (long long)w.vocab_rows, r.loss, one.loss);
+        test_expect(
+            !r.status && same(r.columns, one.columns, OBJECTIVE_COLUMNS) &&
+                same(r.gradient, one.gradient, one.elements) &&
+                same(r.params, one.params, one.elements),
+            "%s: D=%lld P=%lld A=%lld %s %s zero %d, rows of %lld: loss %.17g, not %.17g",
+            r.error.text, (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+            seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage,
+            (long long)w.vocab_rows, r.loss, one.loss);
         objective_result_free(&r);
     }
     objective_result_free(&one);

@@ -362,6 +362,16 @@ static void test_vocab(void) {
         if (i < 3) REFUSED(names[i], seqpar_vocab_forward(&ctx, &io, &desc));
         REFUSED(names[i], seqpar_vocab_backward(&ctx, &io, NULL, NULL, &desc));
     }
+    for (int i = 0; i < 2; i++) {
+        const seqpar_vocab_teacher teacher = {i ? floats[0] : NULL, i ? NULL : floats[1], WIDE,
+                                              0};
+        io = vocab_io_without(-1);
+        io.teacher = &teacher;
+        REFUSED(i ? "io->teacher->table" : "io->teacher->hidden",
+                seqpar_vocab_forward(&ctx, &io, &desc));
+        REFUSED(i ? "io->teacher->table" : "io->teacher->hidden",
+                seqpar_vocab_backward(&ctx, &io, NULL, NULL, &desc));
+    }
     test_end("null_vocab");
 }
 
