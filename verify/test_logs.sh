@@ -29,12 +29,13 @@ run() {
     ci/limit.sh 240 $build/train_$trainer $shape ${data[$trainer]} --save_path $out/$name --ckpt_path $out/$name/ckpt --metrics_path $out/$name.jsonl --use_tensorboard $out/$name.tb --wandb_offline $out/$name.wb "$@" >$out/$name.log 2>&1
 }
 why() { tail -n 1 $out/$1.log | cut -c1-300; }
-# "STEP TAG VALUE" of each log, sorted. A reader forgets what an earlier file said of later steps.
+# "STEP TAG VALUE" of each log, sorted. A reader forgets what an earlier file said of later steps; an evaluation of the checkpoint's
+# own step is made once more by a run that goes on, and stands there twice at one point.
 events() {
     $out/read_events $(ls $out/$1.tb/*/events.out.tfevents.* | LC_ALL=C sort) >$out/$1.events 2>$out/$1.events.why || { echo "the reader says: $(cat $out/$1.events.why)"; return; }
     awk '$1 == "start" { for (i = 0; i < n; i++) if (step[i] + 0 >= $2) line[i] = ""; next }
          $1 + 0 == $1 && NF == 3 { step[n] = $1; line[n++] = $0 }
-         END { for (i = 0; i < n; i++) if (line[i] != "") print line[i] }' $out/$1.events | LC_ALL=C sort
+         END { for (i = 0; i < n; i++) if (line[i] != "") print line[i] }' $out/$1.events | LC_ALL=C sort -u
 }
 history() { sed 's/[{}"]//g' $out/$1.wb/*/wandb-history.jsonl | awk -F, '{ split($1, s, ":"); for (i = 4; i <= NF; i++) { split($i, f, ":"); if (f[1] !~ /global_step|rollout/) print s[2], f[1], f[2] } }' | LC_ALL=C sort; }
 # the metrics under the names of the others; a line of PPO's evaluation has no step, but follows one

@@ -131,7 +131,7 @@ static bool demo_visit_events(const char *folder, const char *name, void *user) 
     return true;
 }
 
-/* A process has a file of its own. Readers take files in the order of their names: this one
+/* A process has a file of its own. What it evaluates once more lies at the point where it was. Readers take files in the order of their names: this one
    comes behind those that are there, also where the clock says otherwise. */
 static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     char folder[DEMO_PATH_LIMIT + 128], host[256] = "";
