@@ -8,17 +8,19 @@
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "ppo.h"
+#include "kd.h"
 #include "kto.h"
 #include "sft.h"
 #include "test.h"
 
-enum { SFT, DPO, RM, KTO, PPO, TOOLS, WORDS = 64 };
-static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "ppo"};
+enum { SFT, DPO, RM, KTO, KD, PPO, TOOLS, WORDS = 64 };
+static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
 
 static struct {
     demo_job job;
     demo_preference_config preference;
     demo_kto_config kto;
+    demo_kd_config kd;
     demo_ppo_config ppo;
     demo_options options;
     char line[2048], *words[WORDS];
@@ -27,20 +29,22 @@ static struct {
 
 /* A job by the options of a user, up to what is read. */
 static int parse(int tool, const char *line) {
-    static const demo_objective *const objectives[TOOLS] = {&demo_sft, &demo_dpo, &demo_rm,
-                                                            &demo_kto, &demo_ppo_objective};
-    void *const own[TOOLS] = {NULL, &x.preference, &x.preference, &x.kto, &x.ppo};
+    static const demo_objective *const objectives[TOOLS] = {
+        &demo_sft, &demo_dpo, &demo_rm, &demo_kto, &demo_kd, &demo_ppo_objective};
+    void *const own[TOOLS] = {NULL, &x.preference, &x.preference, &x.kto, &x.kd, &x.ppo};
     static const demo_binding
         sft[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_SFT_BINDINGS(x.job.config)},
         dpo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_DPO_BINDINGS(x.preference)},
         rm[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_RM_BINDINGS(x.preference)},
         kto[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_KTO_BINDINGS(x.kto)},
+        kd[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_TEXT_BINDINGS(x.job.config),
+                DEMO_KD_BINDINGS(x.kd)},
         ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)};
-    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, ppo};
+    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, kd, ppo};
     static const int counts[TOOLS] = {
         (int)(sizeof sft / sizeof *sft), (int)(sizeof dpo / sizeof *dpo),
-        (int)(sizeof rm / sizeof *rm), (int)(sizeof kto / sizeof *kto),
-        (int)(sizeof ppo / sizeof *ppo)};
+        (int)(sizeof rm / sizeof *rm),   (int)(sizeof kto / sizeof *kto),
+        (int)(sizeof kd / sizeof *kd),   (int)(sizeof ppo / sizeof *ppo)};
     int argc = 0;
     memset(&x, 0, sizeof x);
     snprintf(x.line, sizeof x.line, "train %s", line);

@@ -150,7 +150,8 @@ struct demo_objective {
     /* options that a resumed run must repeat, beside those of all trainers; a comma list,
        NULL: none */
     const char *fixed;
-    bool needs_model; /* a model with random weights has nothing to teach it */
+    bool needs_model;   /* a model with random weights has nothing to teach it */
+    const char *frozen; /* what the model that does not learn is called; NULL: reference */
     /* after the policy is there; NULL: nothing */
     seqpar_status (*open)(demo_rank *r);
     void (*close)(demo_rank *r);

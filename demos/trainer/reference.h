@@ -46,6 +46,10 @@ typedef struct {
 
 /* ---- the model ---- */
 
+static const char *demo_frozen_name(const demo_job *job) {
+    return job->objective->frozen ? job->objective->frozen : "reference";
+}
+
 /* A reference may be of another size and family, but not of another vocabulary. */
 static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                                            seqpar_llama_config *config) {
@@ -55,9 +59,10 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
         return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
     if (config->vocab == r->job->model.vocab) return SEQPAR_OK;
     return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
-                       "the reference in %s has a vocabulary of %lld, the model that is "
-                       "trained one of %lld; take one with the same tokens",
-                       folder, (long long)config->vocab, (long long)r->job->model.vocab);
+                       "the %s in %s has a vocabulary of %lld, the model that is trained one "
+                       "of %lld; take one with the same tokens",
+                       demo_frozen_name(r->job), folder, (long long)config->vocab,
+                       (long long)r->job->model.vocab);
 }
 
 /* Adapters leave the model as it is, so that without them it is its own reference. */
@@ -92,12 +97,15 @@ static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool 
     /* ranks of another group than the actor's have no such model */
     if (!r->group && demo_reference_is_base(r->job, folder)) {
         if (offload && !r->world->rank)
-            fprintf(stderr, "notice: the reference is the model without its adapters, so "
-                            "--ref_offload is not used\n");
+            fprintf(stderr,
+                    "notice: the %s is the model without its adapters, so --%s_offload is not "
+                    "used\n",
+                    demo_frozen_name(r->job), r->job->objective->frozen ? "teacher" : "ref");
         if (c->adapter_name_or_path && !r->world->rank)
             fprintf(stderr,
-                    "notice: the reference is the model without adapters; to learn against "
-                    "those of --adapter_name_or_path, merge them (--save_merged) first\n");
+                    "notice: the %s is the model without adapters; to learn against those of "
+                    "--adapter_name_or_path, merge them (--save_merged) first\n",
+                    demo_frozen_name(r->job));
         if (r->base) demo_lora_hangs(r, DEMO_OF_REFERENCE, r->base);
         return SEQPAR_OK;
     }
@@ -140,8 +148,8 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
 }
 
 /* The same in a step; logp (tokens). */
-static seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows, int64_t count,
-                                         double *logp) {
+static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows,
+                                                int64_t count, double *logp) {
     seqpar_llama_batch b;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
     if (!status)
@@ -457,7 +465,7 @@ static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo
 
 /* Collective: reads the file if there is one, else makes it. Then the model has done its
    work and goes. */
-static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
+static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     demo_reference *reference = (demo_reference *)r->own;
     char path[1280], shown[1024];
     demo_notes notes;
@@ -481,8 +489,8 @@ static seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
 }
 
 /* The sums (documents) of a window of training or evaluation; NULL where none were taken. */
-static const double *demo_stored_sums(const demo_rank *r, const demo_window *w,
-                                      int mismatched) {
+static inline const double *demo_stored_sums(const demo_rank *r, const demo_window *w,
+                                             int mismatched) {
     int kind = w->set == &r->job->eval ? DEMO_EVALUATION : DEMO_TRAINING;
     const double *sums = r->own
                              ? ((const demo_reference *)r->own)->stored[kind].sums[mismatched]

@@ -5,8 +5,8 @@
 #define DEMO_SFT_H
 #include "trainer.h"
 
-/* Options of this trainer beside the shared ones. */
-#define DEMO_SFT_BINDINGS(c) \
+/* Options of this trainer beside the shared ones: which text, and its loss. */
+#define DEMO_TEXT_BINDINGS(c) \
     {"input_key", &(c).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"output_key", \
          &(c).output_key, \
@@ -33,8 +33,13 @@
          "its texts follow each other in documents of max_len tokens, and see each other; the " \
          "last tokens are left out; LLaMA-Factory's stage pt does, unless --packing false", \
          DEMO_ANY}, \
-        {"train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", \
-         DEMO_ANY}, \
+    { \
+        "train_on_inputs", &(c).train_on_inputs, DEMO_FLAG, NULL, "the prompt is trained too", \
+            DEMO_ANY \
+    }
+
+#define DEMO_SFT_BINDINGS(c) \
+    DEMO_TEXT_BINDINGS(c), \
         {"label_smoothing", \
          &(c).label_smoothing, \
          DEMO_FLOAT, \

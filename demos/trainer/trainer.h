@@ -547,14 +547,19 @@ static seqpar_status demo_resume(demo_rank *r) {
         state.reference != r->reference[DEMO_REFERENCE_OLD])
         return seqpar_fail(
             r->ctx.error, SEQPAR_ERR_OPTION,
-            r->job->adapter.rank
+            r->job->objective->frozen
+                ? "the checkpoint in %.300s is of another %s; give the same --teacher_model, and "
+                  "--pretrain of adapters, to go on"
+            : r->job->adapter.rank
                 ? "the adapters in %.300s are of another model, or learnt against "
                   "another reference; give the same --pretrain or --ref_pretrain%s "
                   "to go on"
                 : "the checkpoint in %.300s was trained against another reference "
                   "model; give the same --pretrain or --ref_pretrain%s to go on",
             c->ckpt_path,
-            r->job->adapter.rank && r->job->objective->walk ? ", and --critic_pretrain," : "");
+            r->job->objective->frozen                         ? r->job->objective->frozen
+            : r->job->adapter.rank && r->job->objective->walk ? ", and --critic_pretrain,"
+                                                              : "");
     r->saved = r->step = state.step;
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
