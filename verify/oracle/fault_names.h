@@ -217,6 +217,10 @@ static const struct fault_name {
     {242, NULL, FAULT_BEYOND},
     {243, NULL, FAULT_BEYOND},
     {244, NULL, FAULT_BEYOND},
-    {245, NULL, FAULT_BEYOND}};
+    {245, NULL, FAULT_BEYOND},
+    {246, NULL, FAULT_BEYOND},
+    {247, NULL, FAULT_BEYOND},
+    {248, NULL, FAULT_BEYOND},
+    {249, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
