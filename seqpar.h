@@ -1702,13 +1702,11 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
 /* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
-    const void *dkl; /* of a student: by its distance from the teacher */
 } seqpar_vocab_seeds;
 
 /* per local token, accumulator type; NULL is not wanted */
 typedef struct seqpar_vocab_values {
     void *logp, *entropy, *lse, *smooth;
-    void *kl, *teacher_entropy; /* as in seqpar_distill_args; where there is a teacher */
 } seqpar_vocab_values;
 
 /* Another model's projection of the same tokens and vocabulary, from which a student learns. Both
@@ -1716,7 +1714,9 @@ typedef struct seqpar_vocab_values {
 typedef struct seqpar_vocab_teacher {
     const void *hidden, *table; /* (tokens, width), (vocab, width) */
     int64_t width;
-    int reverse; /* KL(student, teacher) in place of KL(teacher, student) */
+    int reverse;        /* KL(student, teacher) in place of KL(teacher, student) */
+    void *kl, *entropy; /* (tokens) accumulator type, as in seqpar_distill_args; or NULL */
+    const void *dkl;    /* the same: dL/dkl, which backward takes; NULL is zero */
 } seqpar_vocab_teacher;
 
 typedef struct seqpar_vocab_desc {
@@ -8050,9 +8050,9 @@ static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *be
     d.logits.stride = d.teacher.stride = desc->vocab;
     d.rows = rows;
     d.vocab = desc->vocab;
-    d.kl = seqpar__offset(io->values.kl, first, acc);
-    d.entropy = seqpar__offset(io->values.teacher_entropy, first, acc);
-    if (gradient) d.dkl = seqpar__offset((void *)io->seeds.dkl, first, acc);
+    d.kl = seqpar__offset(from->kl, first, acc);
+    d.entropy = seqpar__offset(from->entropy, first, acc);
+    if (gradient) d.dkl = seqpar__offset((void *)from->dkl, first, acc);
     d.scale = seqpar__vocab_scale_of(desc);
     d.reverse = from->reverse;
     d.gradient = gradient;
@@ -8142,13 +8142,7 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
             error, SEQPAR_ERR_OPTION,
             "the temperature of logits is %g; give a number above 0, up to 1e30, or 0 for 1",
             desc->temperature);
-    if (io->teacher) return seqpar__check_teacher(function, error, io);
-    return io->seeds.dkl || io->values.kl || io->values.teacher_entropy
-               ? seqpar_fail(
-                     error, SEQPAR_ERR_OPTION,
-                     "kl, teacher_entropy or dkl is given, and io->teacher is NULL; give "
-                     "the teacher, or leave them out")
-               : SEQPAR_OK;
+    return io->teacher ? seqpar__check_teacher(function, error, io) : SEQPAR_OK;
 }
 
 /* Of logits of so many tokens. */

@@ -232,7 +232,8 @@ struct seqpar_llama_batch;
 typedef struct seqpar_llama_teacher {
     seqpar_llama *model;
     struct seqpar_llama_batch *batch;
-    int reverse; /* as in seqpar_vocab_teacher */
+    int reverse;     /* as in seqpar_vocab_teacher */
+    const void *dkl; /* (tokens) accumulator type, for backward: dL/dkl; NULL is zero */
 } seqpar_llama_teacher;
 
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
@@ -2379,8 +2380,9 @@ static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llam
     io.values.smooth = b->smooth.data;
     if (!b->teacher) return io;
     const seqpar_llama *teacher = b->teacher->model;
-    io.values.kl = b->kl.data;
-    io.values.teacher_entropy = b->teacher_entropy.data;
+    from->kl = b->kl.data;
+    from->entropy = b->teacher_entropy.data;
+    from->dkl = b->teacher->dkl;
     from->hidden = b->teacher->batch->hidden.data;
     from->table = seqpar__llama_param(ctx, teacher, seqpar__llama_head(teacher));
     from->width = teacher->config.hidden;

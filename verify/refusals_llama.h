@@ -445,7 +445,7 @@ static seqpar_status taught_by(teacher_call *c, seqpar_llama *teacher, const seq
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_llama_batch own = {0}, of = {0};
     seqpar_optim optim = {0};
-    seqpar_llama_teacher from = {teacher, &of, 0};
+    seqpar_llama_teacher from = {teacher, &of, 0, NULL};
     seqpar_status status = seqpar_llama_open_batch(&ctx, &llama, &own, &rows[0], 1, &run);
     if (!status) status = seqpar_llama_open_batch(&ctx, teacher, &of, &rows[1], 1, &run);
     if (!status) status = seqpar_llama_forward(&ctx, &llama, &own, 1);

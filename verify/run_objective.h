@@ -323,7 +323,7 @@ static seqpar_status objective_teach(objective_rank *r, objective_micro *m) {
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->teacher, &m->taught, m->rows,
                                                    m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->teacher, &m->taught, 0);
-    m->teacher = (seqpar_llama_teacher){&r->teacher, &m->taught, t->reverse};
+    m->teacher = (seqpar_llama_teacher){&r->teacher, &m->taught, t->reverse, NULL};
     m->b.teacher = &m->teacher;
     return status;
 }
@@ -494,14 +494,13 @@ static seqpar_status objective_term(objective_rank *r, const objective_micro *m,
     return status;
 }
 
-static seqpar_status objective_dkl(objective_rank *r, const objective_micro *m,
-                                   seqpar_buffer *far, seqpar_vocab_seeds *seeds) {
+static seqpar_status objective_dkl(objective_rank *r, objective_micro *m, seqpar_buffer *far) {
     int type = r->ctx->device->accumulator;
     seqpar_status status = seqpar_buffer_new(
         r->ctx, far, m->b.tokens * seqpar_dtype_bytes(type), SEQPAR_MEM_ACTIVATIONS);
     if (!status && m->b.tokens)
         seqpar_device_write(r->ctx->device, far->data, 0, m->dkl, m->b.tokens, type);
-    seeds->dkl = far->data;
+    m->teacher.dkl = far->data;
     return status;
 }
 
@@ -524,7 +523,7 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
         seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens,
                             objective_dtype(r, r->job->task));
     seeds.dlogp = seed.data;
-    if (!status && objective_taught(t->kind)) status = objective_dkl(r, &m, &far, &seeds);
+    if (!status && objective_taught(t->kind)) status = objective_dkl(r, &m, &far);
     if (!status) status = objective_term(r, &m, t->smooth, &term[0], &seeds.dsmooth);
     if (!status) status = objective_term(r, &m, t->zloss, &term[1], &seeds.dzloss);
     if (!status) status = objective_term(r, &m, t->entropy, &term[2], &seeds.dentropy);

@@ -621,7 +621,6 @@ typedef struct vocab_call {
     int64_t tokens, first, rows, pieces;
     int nodes, no_dlogits, no_share, no_fold, backward;
     int64_t width; /* of a teacher; -2: there is none */
-    int kl, teacher_entropy, dkl;
 } vocab_call;
 
 enum { HIDDEN = 6, VOCAB_TOKENS = 5 };
@@ -662,11 +661,9 @@ static seqpar_status project(void *call) {
                           .dhidden = vocab_data[2],
                           .nodes = vocab_data[3],
                           .node_stride = VOCAB * HIDDEN};
-    const seqpar_vocab_teacher teacher = {vocab_data[0], vocab_data[1], c->width, 0};
+    const seqpar_vocab_teacher teacher = {vocab_data[0], vocab_data[1], c->width, 0,
+                                          NULL,          NULL,          NULL};
     if (c->width != -2) io.teacher = &teacher;
-    if (c->kl) io.values.kl = logp;
-    if (c->teacher_entropy) io.values.teacher_entropy = logp;
-    if (c->dkl) io.seeds.dkl = logp;
     if (c->backward) return vocab_backward(c, &io);
     if (!c->nodes) return seqpar_vocab_forward(&ctx, &io, &c->desc);
     if (!c->no_dlogits) io.dlogits = vocab_data[2];
@@ -683,9 +680,6 @@ static const vocab_call good_vocab = {.desc = {.hidden = HIDDEN, .vocab = VOCAB}
                                       .first = 2,
                                       .pieces = 2,
                                       .width = -2};
-#define TAUGHT \
-    "kl, teacher_entropy or dkl is given, and io->teacher is NULL; give the teacher, or leave " \
-    "them out"
 static const limit vocab_limits[] = {
     {V(width, 1), 0, SEQPAR_ERR_SIZE,
      "the teacher's hidden states have width 0; give 1 to 1048576"},
@@ -694,10 +688,6 @@ static const limit vocab_limits[] = {
      SEQPAR_ERR_SIZE,
      "the teacher's hidden states have width 1048577; give 1 to 1048576",
      {V(tokens, 0)}},
-    {V(kl, 0), 1, SEQPAR_ERR_OPTION, TAUGHT},
-    {V(teacher_entropy, 0), 1, SEQPAR_ERR_OPTION, TAUGHT},
-    {V(dkl, 0), 1, SEQPAR_ERR_OPTION, TAUGHT},
-    {V(dkl, 0), 1, SEQPAR_ERR_OPTION, TAUGHT, {V(backward, 1)}},
     {V(desc.hidden, 1), 0, SEQPAR_ERR_SIZE,
      "the vocabulary projection has hidden 0 and vocab 11; both must be positive"},
     {V(desc.vocab, 1), 0, SEQPAR_ERR_SIZE,

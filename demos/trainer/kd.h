@@ -23,11 +23,7 @@ typedef struct {
      NULL, \
      "folder of the teacher, a model of the same vocabulary", \
      DEMO_ANY}, \
-        {"kd_coef", \
-         &(k).kd_coef, \
-         DEMO_FLOAT, \
-         "0.4", \
-         "the teacher's share of the loss", \
+        {"kd_coef",         &(k).kd_coef, DEMO_FLOAT, "0.4", "the teacher's share of the loss", \
          DEMO_BETWEEN(0, 1)}, \
         {"kd_reverse", \
          &(k).kd_reverse, \
@@ -70,7 +66,8 @@ static seqpar_status demo_kd_teach(demo_rank *r, seqpar_llama_batch *taught,
 
 /* Each token's seeds are the shares of the step's mean. */
 static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, int64_t count,
-                                   demo_seeds *out, seqpar_vocab_seeds *seeds) {
+                                   demo_seeds *out, seqpar_vocab_seeds *seeds,
+                                   seqpar_llama_teacher *teacher) {
     double c = demo_kd_options(r)->kd_coef, *host;
     int64_t n = b->tokens;
     host = (double *)demo_room(2 * n + 1, sizeof *host);
@@ -82,7 +79,7 @@ static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, in
     seqpar_status status = demo_seeds_write(r, out, 2, host, n, r->device->accumulator);
     memset(seeds, 0, sizeof *seeds);
     seeds->dlogp = out->part[0].data;
-    seeds->dkl = out->part[1].data;
+    teacher->dkl = out->part[1].data;
     free(host);
     return status;
 }
@@ -131,7 +128,7 @@ static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, i
     seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b, taught = {0};
     seqpar_llama_teacher teacher = {demo_reference_model(r), &taught,
-                                    demo_kd_options(r)->kd_reverse};
+                                    demo_kd_options(r)->kd_reverse, NULL};
     seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
@@ -140,7 +137,7 @@ static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, i
     b.teacher = &teacher;
     if (!status && micro < 0) status = seqpar_llama_values(&r->ctx, &r->model, &b);
     if (!status && micro >= 0)
-        status = demo_kd_seeds(r, &b, w->batch.counts.supervised, &buffers, &seeds);
+        status = demo_kd_seeds(r, &b, w->batch.counts.supervised, &buffers, &seeds, &teacher);
     if (!status && micro >= 0)
         status = demo_experts_backward(&r->ctx, &r->experts, &r->model, &b, &r->optim, micro,
                                        &seeds);
