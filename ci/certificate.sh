@@ -5,7 +5,7 @@
 # figure and gradient norm of every step, as printed with 17 digits.
 #   STEPS=20    steps of a run
 #   EVERY=1     of the runs after the first every so many are made
-#   STAGES=...  of sft dpo rm kto ppo grpo
+#   STAGES=...  of sft dpo rm kto ppo grpo; and kd, which is asked for alone
 #   WORLDS=0    so many worlds drawn by SEED in the place of those, with rows of any length
 #   LAYOUTS=... dealt by (stripe cuts cells, and is to fail)
 #   RANK=0      adapters (LoRA) of that rank learn in the place of all weights, with dropout
@@ -26,8 +26,9 @@ texts="--dataset $out/arith.jsonl --input_key question --output_key answer --tra
 pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 7 --learning_rate 2e-3"
 labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 12 --rollout_batch_size 6 --train_batch_size 12 --actor_learning_rate 2e-3 --critic_learning_rate 2e-3 --num_episodes 9 --temperature 0.9"
-declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [ppo]=ppo [grpo]=ppo)
+declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [kd]=kd [ppo]=ppo [grpo]=ppo)
 declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled"
+    [kd]="$texts --teacher_model $out/teacher"
     [ppo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 2"
     [grpo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 4 --advantage_estimator group_norm")
 
@@ -116,6 +117,10 @@ if [ "$rank" -gt 0 ]; then # of a model that has learnt a little
 fi
 for stage in $stages; do
     n=0 same=0 first=
+    if [ "$stage" = kd ]; then # of another width
+        # shellcheck disable=SC2086
+        build/train_sft $shape $texts --num_hidden_layers 2 --hidden_size 48 --num_attention_heads 8 --save_path "$out/teacher" >"$out/teacher.log" 2>&1 || { echo "error: teacher: $(tail -n 1 "$out/teacher.log")" >&2; exit 2; }
+    fi
     if [[ $stage =~ ppo|grpo && ! -e "$out/rewards/model.safetensors" ]]; then
         model=$whole run rewards rm 1 ring zigzag 1 2 2 0 threads || { echo "error: rewards: $(tail -n 1 "$out/rewards.log")" >&2; exit 2; }
     fi

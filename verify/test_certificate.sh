@@ -29,6 +29,9 @@ STEPS=2 WORLDS=6 SEED=5 STAGES=sft OUT=$out/drawn ci/certificate.sh >$out/drawn.
 [ $code = 0 ] && [ "$(grep -vc '^#' $out/drawn/runs.tsv)" = 7 ] && ok certificate_drawn || fail certificate_drawn "exit code $code: $(tail -n 1 $out/drawn.log)"
 STEPS=1 WORLDS=6 SEED=6 STAGES=sft EVERY=9 OUT=$out/other ci/certificate.sh >$out/other.log 2>&1
 [ "$(cat $out/drawn/cases $out/other/cases | sort -u | wc -l)" -gt 10 ] && ok certificate_seed || fail certificate_seed "$(head -n 3 $out/other/cases | tr '\n' ',')"
+# a student and its teacher
+STEPS=3 WORLDS=8 SEED=3 STAGES=kd OUT=$out/kd ci/certificate.sh >$out/kd.log 2>&1; code=$?
+[ $code = 0 ] && grep -q '^kd: 9 runs, hash ' $out/kd.log && ok certificate_kd || fail certificate_kd "exit code $code: $(tail -n 1 $out/kd.log)"
 # adapters, dropout and kills: a run that is killed goes on in another world, and ends alike
 RANK=3 KILLS=2 WORLDS=5 SEED=4 STEPS=4 STAGES="sft rm ppo" OUT=$out/killed ci/certificate.sh >$out/killed.log 2>&1; code=$?
 killed=$(sed -n 's/^killed \([0-9]*\) times .*/\1/p' $out/killed.log)
