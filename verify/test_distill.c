@@ -202,6 +202,44 @@ static void test_ways(int device, int reverse, const seqpar_adapter_desc *adapte
              reverse, adapter ? ", adapters" : "");
 }
 
+/* ---- memory ---- */
+
+/* Logits of both are there for rows_max tokens at a time, and never whole. */
+static void test_pieces(void) {
+    enum { TOKENS = 301, WIDTH = 12, WIDE = 20, VOCAB = 97, ROWS = 32 };
+    static float hidden[TOKENS * WIDE], table[VOCAB * WIDE], dhidden[TOKENS * WIDTH];
+    static float logp[TOKENS], kl[TOKENS], seeds[TOKENS];
+    static int32_t targets[TOKENS];
+    seqpar_vocab_teacher teacher = {hidden, table, WIDE, 0, kl, NULL, seeds};
+    seqpar_vocab_io io = {.hidden = hidden,
+                          .table = table,
+                          .targets = targets,
+                          .tokens = TOKENS,
+                          .values = {.logp = logp},
+                          .seeds = {.dlogp = seeds},
+                          .dhidden = dhidden,
+                          .frozen = 1,
+                          .teacher = &teacher};
+    const seqpar_vocab_desc desc = {.hidden = WIDTH, .vocab = VOCAB, .rows_max = ROWS};
+    seqpar_comm *self = seqpar_comm_self();
+    for (int backward = 0; backward < 2; backward++) {
+        seqpar_device *device = seqpar_device_cpu(1);
+        seqpar_ctx ctx;
+        seqpar_status status = seqpar_ctx_open(&ctx, self, device, 1);
+        if (!status)
+            status = backward ? seqpar_vocab_backward(&ctx, &io, NULL, NULL, &desc)
+                              : seqpar_vocab_forward(&ctx, &io, &desc);
+        int64_t most = ctx.memory.peak[SEQPAR_MEM_SCRATCH];
+        test_expect(!status && most == 2 * ROWS * VOCAB * 4 && !ctx.memory.total,
+                    "%s: %lld bytes, not those of %d tokens of both", self->error->text,
+                    (long long)most, ROWS);
+        seqpar_ctx_close(&ctx);
+        seqpar_device_close(device);
+    }
+    seqpar_comm_free(self);
+    test_end("distill_pieces");
+}
+
 int main(int argc, char **argv) {
     static const seqpar_adapter_desc adapter = {3, 1.25, SEQPAR_ADAPT_ALL};
     test_begin(argc, argv);
@@ -210,6 +248,7 @@ int main(int argc, char **argv) {
         test_truth(reverse, 1, 1.7);
         for (int device = 0; device < 3; device++) test_same(device, reverse);
     }
+    test_pieces();
     test_ways(0, 0, NULL, 8);
     test_ways(0, 1, NULL, 5);
     test_ways(1, 0, NULL, 4);
