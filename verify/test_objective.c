@@ -709,6 +709,9 @@ static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) 
                                       .intermediate = 12,
                                       .vocab = 13,
                                       .score = objective_scores(kind) ? "score" : NULL};
+    t->kd_coef = 0.4;
+    t->teacher = t->config;
+    t->teacher.hidden = 10;
     for (int64_t d = 0; d < 2 * EDGE_ROWS; d++) {
         int64_t first = 1 + (cut + 5 * d) % (sizes[d] - 1);
         for (int64_t k = 0; k < sizes[d]; k++) {
@@ -821,6 +824,7 @@ static void test_edges(int kind) {
 typedef struct { /* the tokens of all rows with a target, or the last of each document */
     slow_complex value;
     double ref;
+    slow_complex taught; /* of KD: cross-entropy with the teacher */
     int64_t document, position, tokens;
 } slow_seen;
 
@@ -830,8 +834,8 @@ static slow_config slow_config_of(const seqpar_llama_config *c) {
 }
 
 /* Parameters without gaps, in slow.h's order; a score head is the first row of its head. */
-static slow_complex *slow_dense(const objective_task *t, const double *params) {
-    slow_config config = slow_config_of(&t->config);
+static slow_complex *slow_dense(const seqpar_llama_config *c, const double *params) {
+    slow_config config = slow_config_of(c);
     slow_complex *dense = calloc((size_t)slow_parameters(&config, NULL), sizeof *dense),
                  *to = dense;
     seqpar_comm *self = seqpar_comm_self();
@@ -839,7 +843,7 @@ static slow_complex *slow_dense(const objective_task *t, const double *params) {
     seqpar_llama model;
     seqpar_ctx ctx;
     seqpar_ctx_open(&ctx, self, device, 1);
-    seqpar_llama_open(&ctx, &model, &t->config);
+    seqpar_llama_open(&ctx, &model, c);
     for (int64_t i = 0; i < model.tensor_count; i++)
         for (int64_t k = 0; k < model.tensors[i].rows * model.tensors[i].cols; k++)
             *to++ = params[model.tensors[i].offset + k];
@@ -850,7 +854,34 @@ static slow_complex *slow_dense(const objective_task *t, const double *params) {
     return dense;
 }
 
-/* What the model says of every token that counts. */
+/* KD's teacher: a model that is drawn like it. */
+static slow_complex *slow_teacher(const objective_task *t, const objective_way *way) {
+    objective_task drawn = *t;
+    objective_result r;
+    drawn.kind = OBJECTIVE_SFT;
+    drawn.config = t->teacher;
+    drawn.seed = t->seed + 2;
+    objective_run(&drawn, way, &r);
+    slow_complex *theta = slow_dense(&t->teacher, r.start);
+    objective_result_free(&r);
+    return theta;
+}
+
+/* - sum over the vocabulary of the teacher's probabilities times the log of the student's. */
+static slow_complex slow_taught(int64_t vocab, const slow_complex *student,
+                                const slow_complex *teacher) {
+    slow_complex all = 0, mean = 0;
+    double sum = 0;
+    for (int64_t j = 0; j < vocab; j++) {
+        double q = exp(creal(teacher[j]));
+        sum += q;
+        mean += q * student[j];
+        all += cexp(student[j]);
+    }
+    return clog(all) - mean / sum;
+}
+
+/* What the model says of every token that counts. ref_theta: the reference's, or the teacher's */
 static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
                            const slow_complex *ref_theta, slow_seen *seen) {
     slow_config config = slow_config_of(&t->config);
@@ -865,7 +896,9 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
         slow_complex *logits = calloc((size_t)(2 * row->tokens * config.vocab), sizeof *logits),
                      *ref = logits + row->tokens * config.vocab;
         slow_logits(&config, theta, &s, logits);
-        if (objective_at(t->kind)->reference) slow_logits(&config, ref_theta, &s, ref);
+        slow_config of = slow_config_of(objective_taught(t->kind) ? &t->teacher : &t->config);
+        if (objective_at(t->kind)->reference || objective_taught(t->kind))
+            slow_logits(&of, ref_theta, &s, ref);
         for (int64_t k = 0; t->temperature > 0 && k < 2 * row->tokens * config.vocab; k++)
             logits[k] /= t->temperature;
         for (int64_t k = 0; k < row->tokens; k++) {
@@ -882,6 +915,9 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
                                 : slow_token_of(config.vocab, logits + k * config.vocab,
                                                 row->targets[k])
                                       .logp;
+            if (objective_taught(t->kind))
+                seen[n].taught = slow_taught(config.vocab, logits + k * config.vocab,
+                                             ref + k * config.vocab);
             if (objective_at(t->kind)->reference)
                 seen[n].ref = creal(
                     slow_token_of(config.vocab, ref + k * config.vocab, row->targets[k]).logp);
@@ -897,6 +933,8 @@ static slow_complex slow_token_objective(const objective_task *t, const slow_see
     double n = (double)t->batch.counts.supervised, rewards[2], shaped[2];
     int64_t first = x->document / 2 * 2;
     if (t->kind == OBJECTIVE_SFT) return -x->value / n;
+    if (t->kind == OBJECTIVE_KD)
+        return (-(1 - t->kd_coef) * x->value + t->kd_coef * x->taught) / n;
     if (t->kind == OBJECTIVE_VALUE)
         return slow_value_loss(0.2, x->value,
                                0.3 * objective_data(t, x->document, x->position, 2),
@@ -972,8 +1010,10 @@ static void test_truth(int kind, double temperature) {
     t.temperature = temperature;
     objective_run(&t, &way, &r);
     slow_config config = slow_config_of(&t.config);
-    slow_complex *theta = slow_dense(&t, r.start), *ref = slow_dense(&t, r.reference_start),
-                 *gradient = slow_dense(&t, r.gradient);
+    slow_complex *theta = slow_dense(&t.config, r.start),
+                 *ref = objective_taught(kind) ? slow_teacher(&t, &way)
+                                               : slow_dense(&t.config, r.reference_start),
+                 *gradient = slow_dense(&t.config, r.gradient);
     int64_t count = slow_parameters(&config, NULL);
     double loss = creal(slow_objective_loss(&t, theta, ref));
     test_expect(fabs(r.loss - loss) <= 1e-12 * fabs(loss), "loss %.17g, slow.h has %.17g",
@@ -1057,6 +1097,7 @@ int main(int argc, char **argv) {
     TEST(test_refused());
     TEST(test_derivatives());
     for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_truth(kind, 0));
+    TEST(test_truth(OBJECTIVE_KD, 1.6));
     TEST(test_truth(OBJECTIVE_POLICY, 0.7));
     TEST(test_truth(OBJECTIVE_GRPO, 1.3));
     for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_gradient(kind));
