@@ -118,10 +118,11 @@
          also by ranks without a token.
        - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable
          state.
-       - OpenMP threads that wait spin, and take the cores from other ranks of the same machine.
-         Where ranks share one, start the program with OMP_WAIT_POLICY=passive and cores / ranks
-         threads each; the header never sets it, the trainers do. A small model on two cores
-         then takes 0.98 to 1.02 of the time as one rank, 0.92 as four ranks of two threads.
+       - Give ranks of one machine cores / ranks threads each. Where they have more, start the
+         program with OMP_WAIT_POLICY=passive: OpenMP threads that wait spin, and take the cores
+         from other ranks (a small model as four ranks of two threads on two cores then takes
+         0.92 of the time). Elsewhere do not: threads that sleep wake late, above all beside other
+         work. The header never sets it, the trainers do.
 
    WORDS (one for one thing; a second meaning has its own first word)
        row            documents packed one after the other; what is split over the SP ranks

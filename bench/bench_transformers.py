@@ -35,9 +35,8 @@ class Ours:
     WAYS = (PACKED,)
 
     def __init__(self, program, model, threads, recompute):
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
         self.process = subprocess.Popen([program, model, str(threads), str(int(recompute))], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, env=environment)
+                                        stdout=subprocess.PIPE, text=True)
 
     def ask(self, line):
         answer = ""

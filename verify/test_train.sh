@@ -47,9 +47,21 @@ done <<'LIST'
 --ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 LIST
 
-# OpenMP threads sleep while they wait, unless the user says otherwise
-told() { OMP_DISPLAY_ENV=true "$@" build/train_sft --help 2>&1 | grep OMP_WAIT_POLICY | tail -n 1; }
-case "$(told env -u OMP_WAIT_POLICY) $(told env OMP_WAIT_POLICY=active)" in *PASSIVE*ACTIVE*) ok train_waits_passively ;; *) fail train_waits_passively "$(told env -u OMP_WAIT_POLICY)" ;; esac
+# OpenMP threads sleep while they wait where there are more than cores, unless the user says otherwise; elsewhere they spin first
+told() { local policy=$1; shift; OMP_DISPLAY_ENV=verbose env $policy build/train_sft --dataset $out/nowhere "$@" 2>&1 | sed -n "s/.*GOMP_SPINCOUNT = '\([0-9]*\)'.*/\1/p" | tail -n 1; }
+cores=$(getconf _NPROCESSORS_ONLN)
+waits() { # NAME SLEEPS POLICY OPTIONS...
+    local name=$1 sleeps=$2 spins; shift 2
+    spins=$(told "$@")
+    [ -n "$spins" ] && [ $((spins == 0)) = "$sleeps" ] && ok "train_waits_$name" || fail "train_waits_$name" "spins '$spins' times"
+}
+waits fit 0 -uOMP_WAIT_POLICY
+waits typed 0 -uOMP_WAIT_POLICY --omp_threads "$cores"
+waits crowded 1 -uOMP_WAIT_POLICY --omp_threads $((cores + 1))
+waits ranks 1 -uOMP_WAIT_POLICY --omp_threads "$((cores > 1 ? cores : 2))" --ring_attn_size 2
+waits replicas 1 -uOMP_WAIT_POLICY --omp_threads "$((cores > 1 ? cores : 2))" --data_parallel_size 2
+waits processes 1 "-uOMP_WAIT_POLICY WORLD_SIZE=2" --omp_threads 1
+waits as_told 0 OMP_WAIT_POLICY=active --omp_threads $((cores + 1))
 
 # relaxed attention: the same training but for rounding
 train relaxed --ring_attn_size 3 --relaxed_attention || fail train_relaxed "$(tail -n 1 $out/relaxed.log)"

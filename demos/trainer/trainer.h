@@ -916,12 +916,27 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     return status;
 }
 
-/* OpenMP threads that spin while they wait take the cores from the other ranks. The runtime
-   reads this when it is loaded, so the program starts itself once more. */
+/* OpenMP threads that spin while they wait take the cores from the other ranks, and threads that
+   sleep are slow to wake, above all beside other work. So they sleep where there are more of them
+   than cores alone. The runtime reads this when it is loaded, so the program starts itself once
+   more. */
 static void demo_wait_passively(char **argv) {
     if (getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
     execv("/proc/self/exe", argv);
+}
+
+/* Ranks that are processes of one host do not know how many threads the others have. */
+static bool demo_are_processes(void) {
+    const char *name = "";
+    return demo_launched(&name) > 1 || demo_environment("WORLD_SIZE", 0) > 1;
+}
+
+/* Without --omp_threads there are as many as cores. */
+static bool demo_threads_crowd(const demo_config *c) {
+    int64_t dp = c->data_parallel_size > 1 ? c->data_parallel_size : 1;
+    double threads = (double)c->omp_threads * (double)dp * (double)c->ring_attn_size;
+    return c->omp_threads > 1 && threads > (double)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 static void demo_job_close(demo_job *job) {
@@ -1176,7 +1191,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     cJSON_Hooks memory = {demo_json_room, free};
     demo_standard_streams();
     demo_writes_may_fail();
-    demo_wait_passively(argv);
+    if (demo_are_processes()) demo_wait_passively(argv);
     cJSON_InitHooks(&memory);
     job->bindings = bindings;
     job->binding_count = count;
@@ -1186,6 +1201,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     wrong = demo_find_processes(job, &error);
 #endif
     if (!wrong) wrong = demo_options_parse(&options, argc, argv, &error);
+    if (!wrong && !job->world && demo_threads_crowd(&job->config)) demo_wait_passively(argv);
     if (!wrong && options.help_wanted) {
         if (!job->rank) demo_options_help(&options, stdout);
         demo_leave(job);
