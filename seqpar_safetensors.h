@@ -922,7 +922,7 @@ static seqpar_status seqpar__st_parse(seqpar_safetensors_file *file, const char 
         return seqpar__st_bad(
             error, file, NULL,
             "the header is not JSON from byte %lld on, or memory ran out" SEQPAR__ST_BAD,
-            (long long)(end ? end - header : 0));
+            (long long)(end - header));
     file->tensors = (seqpar_safetensors_tensor *)seqpar__st_new(cJSON_GetArraySize(file->json),
                                                                 sizeof *file->tensors);
     if (!file->tensors) return seqpar__st_no_memory(error, file->path);

@@ -588,8 +588,10 @@ enum cudaDeviceAttr {
 #define CUDA_PAGE ((size_t)2 << 20)
 struct cuda_piece {
     char *at;
-    size_t bytes;
+    size_t bytes, asked; /* what is behind the asked ones stays CUDA_BEHIND */
 };
+/* bytes of a number: what is made of it is another one, unlike a NaN */
+enum { CUDA_BEHIND = 0x5a, CUDA_BEHIND_LEAST = 64 };
 
 enum { CUDA_PIECES = 1 << 16 };
 static struct {
@@ -861,12 +863,10 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     if (cuda_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
     if (cuda_failing()) return cudaErrorMemoryAllocation;
 #if defined(__SANITIZE_ADDRESS__)
-    size = 8192; /* what is left behind the bytes is poisoned: always something */
-    while (size < bytes + 64) size *= 2;
-#else
-    /* a power of two, so that what is given back fits the next */
-    while (size < bytes) size *= 2;
+    size = 8192; /* what is left behind the bytes is poisoned */
 #endif
+    /* a power of two, so that what is given back fits the next; there is always something behind */
+    while (size < bytes + CUDA_BEHIND_LEAST) size *= 2;
     pthread_mutex_lock(&cuda_arena.lock);
     if (!cuda_arena.base) {
         struct sigaction action;
@@ -893,8 +893,7 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     }
     if (*data) {
         cuda_on_cpu_allocated += (int64_t)size;
-        cuda_arena.live[cuda_arena.lives].at = (char *)*data;
-        cuda_arena.live[cuda_arena.lives++].bytes = size;
+        cuda_arena.live[cuda_arena.lives++] = {(char *)*data, size, bytes};
     }
     pthread_mutex_unlock(&cuda_arena.lock);
     if (!*data) return cudaErrorMemoryAllocation;
@@ -904,13 +903,32 @@ static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     memset(*data, 0xff, bytes);
     __asan_poison_memory_region((char *)*data + bytes, size - bytes);
 #else
-    memset(*data, 0xff, size);
+    memset(*data, 0xff, bytes);
+    memset((char *)*data + bytes, CUDA_BEHIND, size - bytes);
 #endif
     cuda_arena_open(-1);
     return cudaSuccess;
 }
 
+/* A kernel that writes behind its memory would write into somebody else's. */
+static void cuda_check_behind(const cuda_piece *p) {
+#if !defined(__SANITIZE_ADDRESS__)
+    size_t i = p->asked;
+    cuda_arena_open(1);
+    while (i < p->bytes && (unsigned char)p->at[i] == CUDA_BEHIND) i++;
+    cuda_arena_open(-1);
+    if (i == p->bytes) return;
+    fprintf(stderr,
+            "cuda_on_cpu: something was written %zu bytes behind a piece of %zu bytes\n",
+            i - p->asked, p->asked);
+    abort();
+#else
+    (void)p;
+#endif
+}
+
 static inline cudaError_t cudaFree(void *data) {
+    cuda_piece gone = {};
     size_t size = 0;
     if (!data) return cudaSuccess;
     if (cuda_forbidden("cudaFree")) return cudaErrorStreamCaptureUnsupported;
@@ -918,7 +936,8 @@ static inline cudaError_t cudaFree(void *data) {
     pthread_mutex_lock(&cuda_arena.lock);
     for (int i = 0; i < cuda_arena.lives; i++)
         if (cuda_arena.live[i].at == data) {
-            size = cuda_arena.live[i].bytes;
+            gone = cuda_arena.live[i];
+            size = gone.bytes;
             cuda_arena.live[i] = cuda_arena.live[--cuda_arena.lives];
             break;
         }
@@ -930,6 +949,7 @@ static inline cudaError_t cudaFree(void *data) {
     cuda_arena.spare[cuda_arena.spares++].bytes = size;
     cuda_on_cpu_allocated -= (int64_t)size;
     pthread_mutex_unlock(&cuda_arena.lock);
+    cuda_check_behind(&gone);
 #if defined(__SANITIZE_ADDRESS__)
     __asan_poison_memory_region(data, size);
 #endif

@@ -594,6 +594,25 @@ static void test_definitions_refuse(void) {
     test_end("options_definitions_refuse");
 }
 
+/* A launcher's numbers: what is none is no number, and nothing is what was to be taken then. */
+static void test_environment(void) {
+    static const struct {
+        const char *value;
+        int64_t want;
+    } cases[] = {{NULL, 7}, {"", 7}, {"0", 0}, {"12", 12}, {"x", -1}, {"3x", -1}, {"-4", -4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (cases[i].value)
+            setenv("SEQPAR_TEST_SIZE", cases[i].value, 1);
+        else
+            unsetenv("SEQPAR_TEST_SIZE");
+        test_expect(demo_environment("SEQPAR_TEST_SIZE", 7) == cases[i].want, "'%s' is %lld",
+                    cases[i].value ? cases[i].value : "nothing",
+                    (long long)demo_environment("SEQPAR_TEST_SIZE", 7));
+    }
+    unsetenv("SEQPAR_TEST_SIZE");
+    test_end("options_environment");
+}
+
 /* LLaMA-Factory's infer_seqlen: (prompt, response, cutoff) and what is kept of both. */
 static void test_shares(void) {
     static const int64_t cases[][5] = {
@@ -754,6 +773,7 @@ int main(int argc, char **argv) {
     TEST(test_long_documents());
     TEST(test_definitions());
     TEST(test_definitions_refuse());
+    TEST(test_environment());
     TEST(test_shares());
     TEST(test_mixing());
     TEST(test_same_file());

@@ -126,6 +126,19 @@ def test_dimensions():
         check(f"convert_dimensions_{name}_{len(shape)}", found == wanted, f"{shape} becomes {found}, not {wanted}")
 
 
+def test_places():
+    """Micro-batches are counted from 0; a layout says where each one's tokens lie, of which none may say so itself."""
+    import seqpar_convert
+    ids = dict(shape=[4])
+    named = {"0.ids": ids, "2.ids": ids, "2.index": "its own", "grad.w": dict(shape=[9])}
+    check("convert_places_count", seqpar_convert.add_places(named, "zigzag", 2, 1) == 3, "not three micro-batches")
+    check("convert_places_own", named["2.index"] == "its own", "an index of the dump is replaced")
+    check("convert_places_made", numpy.frombuffer(named["0.index"]["data"], "<i8").tolist() == [2, 3, 4, 5], f"{named['0.index']}")
+    check("convert_places_none", seqpar_convert.add_places({"loss": dict(shape=[])}, "zigzag", 2, 0) == 1, "not one micro-batch")
+    bare = {"0.ids": ids}
+    check("convert_places_without", seqpar_convert.add_places(bare, None, 2, 0) == 1 and "0.index" not in bare, f"{bare}")
+
+
 def test_refusals():
     made = step("refused")
     as_npz(made / "got", made / "npz")
@@ -184,6 +197,7 @@ def test_damaged_pt():
 test_npz()
 test_sglang()
 test_dimensions()
+test_places()
 test_damaged_pt()
 test_refusals()
 sys.exit(failed > 0)
