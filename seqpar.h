@@ -121,8 +121,8 @@
        - Give ranks of one machine cores / ranks threads each. Where they have more, start the
          program with OMP_WAIT_POLICY=passive: OpenMP threads that wait spin, and take the cores
          from other ranks (a small model as four ranks of two threads on two cores then takes
-         0.92 of the time). Elsewhere do not: threads that sleep wake late, and a step of 1,000
-         tokens takes 1.4 times the time. The header never sets it, the trainers do.
+         0.92 of the time). Elsewhere do not: threads that sleep wake late, above all beside other
+         work. The header never sets it, the trainers do.
 
    WORDS (one for one thing; a second meaning has its own first word)
        row            documents packed one after the other; what is split over the SP ranks

@@ -922,9 +922,9 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
 }
 
 /* OpenMP threads that spin while they wait take the cores from the other ranks, and threads that
-   sleep are slow to wake: a step of few tokens takes 1.4 times the time on two cores. So they
-   sleep where there are more of them than cores alone. The runtime reads this when it is loaded,
-   so the program starts itself once more. */
+   sleep are slow to wake, above all beside other work. So they sleep where there are more of them
+   than cores alone. The runtime reads this when it is loaded, so the program starts itself once
+   more. */
 static void demo_wait_passively(char **argv) {
     if (getenv("OMP_WAIT_POLICY")) return;
     setenv("OMP_WAIT_POLICY", "passive", 1);
