@@ -108,8 +108,8 @@ typedef struct seqpar_adapter_desc {
     int64_t rank;
     double scale;
     int targets; /* SEQPAR_ADAPT_.., added */
-    double
-        dropout; /* share of what A is given that becomes 0 where seqpar_llama_run.dropout is set */
+    /* share of what A is given that becomes 0 where seqpar_llama_run.dropout is set */
+    double dropout;
 } seqpar_adapter_desc;
 
 typedef struct seqpar_llama {

@@ -52,6 +52,9 @@ held sft_count three sft '--val_size 3' $texts --seed 7
 held dpo first dpo '--val_size 0.2' $pairs
 held rm first rm '--val_size 0.2' $pairs --margin_loss
 held kto first kto '--val_size 0.2' --pretrain $out/model $texts --label_key label
+# one that is not due any more stays as it is: the last of a shorter run, beside those of step 5, an epoch, and of the end
+short="--dataset $out/arith.jsonl $texts --val_size 3 --lr_scheduler constant --save_steps 2"
+run short sft $short --max_steps 4 && grep eval_loss $out/short.m.jsonl >$out/short.was && run short sft $short --max_steps 6 --load_checkpoint && [ "$(grep -c eval_loss $out/short.m.jsonl)" = 3 ] && [ "$(grep eval_loss $out/short.m.jsonl | head -n 1)" = "$(cat $out/short.was)" ] && ok again_kept || fail again_kept "$(grep -c eval_loss $out/short.m.jsonl) evaluations: $(tail -n 1 $out/short.log)"
 # a run may be killed before or behind an evaluation of what its checkpoint holds: it is made once more, and stands in the logs once
 again="--dataset $out/arith.jsonl $texts --val_size 3 --eval_steps 2 --lr_scheduler constant --save_steps 2"
 run again sft $again --max_steps 6 || fail again "$(tail -n 1 $out/again.log)"

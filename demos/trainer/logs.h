@@ -23,6 +23,7 @@ typedef struct {
     char name[64];                 /* of the run's folder */
     bool goes_on;
     int64_t from; /* step of the checkpoint, 0 */
+    bool again;   /* what the checkpoint holds is evaluated once more */
     const demo_binding *bindings;
     int binding_count;
 } demo_logs_desc;
@@ -44,14 +45,14 @@ static double demo_wall_time(void) {
 
 typedef void (*demo_line_fn)(void *user, const char *line);
 
-/* How lines of a log say their step, and that they are of an evaluation. */
+/* How lines of a log say their step, and that they are of an evaluation which is made once more;
+   NULL: none is. */
 typedef struct {
     const char *step, *evaluates;
 } demo_line_keys;
 
 /* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
-   may have logged more, and part of a line. An evaluation of what the checkpoint holds is made
-   once more. */
+   may have logged more, and part of a line. */
 static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t step,
                               demo_line_fn kept, void *user) {
     char *line = NULL;
@@ -61,7 +62,8 @@ static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t st
          end += length) {
         const char *at = strstr(line, keys->step);
         int64_t of = at ? strtoll(at + strlen(keys->step), NULL, 10) : trained;
-        if (of > step || (trained == step && strstr(line, keys->evaluates))) break;
+        bool again = keys->evaluates && trained == step && strstr(line, keys->evaluates);
+        if (of > step || again) break;
         trained = of;
         if (kept) kept(user, line);
     }
@@ -114,7 +116,7 @@ static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
             "--metrics_path %.300s is being written by another run; wait for it, or "
             "give another",
             l->path[DEMO_METRICS]);
-    const demo_line_keys keys = {"\"step\": ", "\"eval_"};
+    const demo_line_keys keys = {"\"step\": ", d->again ? "\"eval_" : NULL};
     if (d->goes_on) return demo_lines_cut(l, DEMO_METRICS, &keys, d->from, NULL, NULL);
     if (!ftruncate(file, 0)) return 0;
     return demo_fail(&l->why, "cannot write %.300s: %s; give another --%s",
@@ -131,8 +133,9 @@ static bool demo_visit_events(const char *folder, const char *name, void *user) 
     return true;
 }
 
-/* A process has a file of its own. What it evaluates once more lies at the point where it was. Readers take files in the order of their names: this one
-   comes behind those that are there, also where the clock says otherwise. */
+/* A process has a file of its own. Readers take files in the order of their names: this one
+   comes behind those that are there, also where the clock says otherwise. An evaluation that is
+   made once more is a second point at the same place. */
 static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     char folder[DEMO_PATH_LIMIT + 128], host[256] = "";
     int64_t newest = 0, second = (int64_t)demo_wall_time();
@@ -163,7 +166,7 @@ static bool demo_visit_half_log(const char *folder, const char *name, void *user
 }
 
 static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
-    const demo_line_keys keys = {"\"_step\":", "\"eval/"};
+    const demo_line_keys keys = {"\"_step\":", d->again ? "\"eval/" : NULL};
     demo_wandb *w = &l->wandb;
     w->began = demo_seconds();
     w->summary = cJSON_CreateObject();

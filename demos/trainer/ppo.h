@@ -288,7 +288,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
     int stop = 0, last = 0;
     int64_t i = r->step / demo_ppo_steps(r->job), drawn;
     seqpar_status status = SEQPAR_OK;
-    if (!i || demo_evaluation_due(r->job, i, r->job->rounds)) status = demo_ppo_evaluate(r, i);
+    if (!i || demo_evaluation_due(r->job, i)) status = demo_ppo_evaluate(r, i);
     if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && !last && i < r->job->rounds) {
         drawn = p->drawn;
@@ -303,7 +303,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
         if (!status && r->step &&
             (stop || (!last && c->save_steps > 0 && i % c->save_steps == 0)))
             status = demo_checkpoint(r);
-        if (!status && !stop && (last || demo_evaluation_due(r->job, i, r->job->rounds)))
+        if (!status && !stop && (last || demo_evaluation_due(r->job, i)))
             status = demo_ppo_evaluate(r, i);
     }
     if (!status && !stop) status = demo_finish(r, demo_ppo_write, &stop);

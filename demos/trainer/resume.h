@@ -175,13 +175,21 @@ static int demo_job_paths(const demo_binding *bindings, int count, demo_error *e
                : 0;
 }
 
+/* After so many rounds: steps, or rollouts. */
+static bool demo_evaluation_due(const demo_job *job, int64_t done) {
+    if (!arrlen(job->eval.documents)) return false;
+    return done == job->rounds || (done && job->eval_every > 0 && done % job->eval_every == 0);
+}
+
 static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count,
                           const char *tool) {
     bool goes_on = job->run.from != DEMO_NOTHING_SAVED;
-    job->logs = (demo_logs_desc){.goes_on = goes_on,
-                                 .from = goes_on ? job->run.from : 0,
-                                 .bindings = bindings,
-                                 .binding_count = count};
+    job->logs = (demo_logs_desc){
+        .goes_on = goes_on,
+        .from = goes_on ? job->run.from : 0,
+        .again = goes_on && demo_evaluation_due(job, job->run.from / job->round_steps),
+        .bindings = bindings,
+        .binding_count = count};
     for (int i = 0; i < DEMO_SINKS; i++)
         if (!job->config.dry_run)
             job->logs.given[i] = demo_option_path(bindings, count, demo_sink_option[i]);

@@ -775,25 +775,19 @@ static seqpar_status demo_write_model(demo_rank *r) {
     return status || !r->job->config.plot_loss ? status : demo_draw_loss(r);
 }
 
-/* After so many of all steps, or rollouts. */
-static bool demo_evaluation_due(const demo_job *job, int64_t done, int64_t all) {
-    if (!arrlen(job->eval.documents)) return false;
-    return done == all || (done && job->eval_every > 0 && done % job->eval_every == 0);
-}
-
 static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0;
     seqpar_status status = demo_stop_wanted(r, &stop);
     /* nothing is left to train, or a run may have been killed before it evaluated */
-    if (!status && !stop && demo_evaluation_due(r->job, r->step, r->job->total_steps))
+    if (!status && !stop && demo_evaluation_due(r->job, r->step))
         status = demo_evaluate(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
         status = demo_step(r);
         if (!status) status = demo_stop_wanted(r, &stop);
         int due = c->save_steps > 0 && r->step % c->save_steps == 0;
         if (!status && (due || stop)) status = demo_checkpoint(r);
-        bool evaluate = !stop && demo_evaluation_due(r->job, r->step, r->job->total_steps);
+        bool evaluate = !stop && demo_evaluation_due(r->job, r->step);
         if (!status && evaluate) status = demo_evaluate(r, &stop);
         if (!status && evaluate && stop) status = demo_checkpoint(r);
     }
