@@ -339,6 +339,7 @@ int main(void) {
 #define SEQPAR_MAX_DOCUMENTS (INT64_C(1) << 31) /* of a step */
 #define SEQPAR_MAX_PARTS     (INT64_C(1) << 24) /* of a step: micro-batches x dp_size */
 #define SEQPAR_MAX_RANKS     (INT64_C(1) << 12) /* that are threads of one process */
+#define SEQPAR_MAX_CHOICES   16                 /* tokens of a seqpar_vocab_choices */
 
 /* What stands before every function. Define it to export them from a shared library. */
 #ifndef SEQPAR_DEF
@@ -720,6 +721,10 @@ typedef struct seqpar_document {
     int64_t unit;
     /* prefix-LM: so many first tokens are seen by the whole document; 0: causal */
     int64_t prefix;
+    /* (tokens) what each token is to predict in the place of the next one, an id or SEQPAR_IGNORE:
+       labels that stand at their own tokens, as of process reward models. NULL: the next token;
+       else loss_mask is NULL */
+    const int32_t *targets;
 } seqpar_document;
 
 typedef struct seqpar_row {
@@ -729,7 +734,7 @@ typedef struct seqpar_row {
     int64_t docs;              /* 0: all of the row is one document */
     const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens; NULL where docs is 0 */
     const int32_t *ids;        /* (tokens) */
-    /* (tokens) id of the next token of the same document, or SEQPAR_IGNORE */
+    /* (tokens) id of the next token of the same document, or its own target, or SEQPAR_IGNORE */
     const int32_t *targets;
     const int32_t *position_ids; /* (tokens) place within the document */
     /* (docs) number of each document within the optimizer step: its place in every fold. Numbers
@@ -1142,6 +1147,19 @@ typedef struct seqpar_distill_args {
     int reverse, gradient;
 } seqpar_distill_args;
 
+/* A choice among `count` tokens alone: logq (rows, count) = log softmax over k of the logits ids[k]
+   of a row, times scale (0: 1). With gradient the row becomes dL/dlogits: scale (dlogq_k - q_k sum
+   over i of dlogq_i) at ids[k], and 0 elsewhere. logq and dlogq may be NULL. */
+typedef struct seqpar_choose_args {
+    seqpar_mat logits; /* (rows, vocab) */
+    int64_t rows, vocab, count;
+    int32_t ids[SEQPAR_MAX_CHOICES];
+    void *logq;        /* accumulator type */
+    const void *dlogq; /* the same */
+    double scale;
+    int gradient;
+} seqpar_choose_args;
+
 /* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the
    one with the lowest id). Left to choose from are the top_k likeliest (0: all), and of
    those the fewest likeliest that hold top_p of their probability (1: all). u[t] in (0, 1)
@@ -1269,6 +1287,7 @@ typedef struct seqpar_pack_args {
     X(attn_sinks)    /* own kernel, a block a piece */ \
     X(vocab_softmax) /* own kernel, in place */ \
     X(distill)       /* own kernel, in place of the teacher's logits */ \
+    X(choose)        /* own kernel, in place */ \
     X(sumsq)         /* own kernel + cudaMemcpyAsync */ \
     X(adamw)         /* own kernel, multi-tensor */ \
     X(sgd)           /* own kernel */
@@ -1720,6 +1739,14 @@ typedef struct seqpar_vocab_teacher {
     const void *dkl;    /* the same: dL/dkl, which backward takes; NULL is zero */
 } seqpar_vocab_teacher;
 
+/* Log-probs among some tokens alone, as of the marks of a process reward model. */
+typedef struct seqpar_vocab_choices {
+    int32_t ids[SEQPAR_MAX_CHOICES]; /* each once */
+    int64_t count;                   /* 2 or more */
+    void *logq;        /* (tokens, count) accumulator type, as in seqpar_choose_args; or NULL */
+    const void *dlogq; /* the same: dL/dlogq, which backward takes; NULL is zero */
+} seqpar_vocab_choices;
+
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
     /* tokens whose logits are there at a time, at least as many as the device adds at once; 0:
@@ -1745,6 +1772,11 @@ typedef struct seqpar_vocab_io {
     int frozen; /* 1: backward makes no gradient of the table; nodes and dlogits may be NULL */
     /* NULL, or a teacher, whose logits are made rows_max tokens at a time, too */
     const seqpar_vocab_teacher *teacher;
+    /* NULL, or what is chosen among: then values, seeds and teacher are NULL, whose probabilities
+       are of the whole vocabulary; targets are not read */
+    const seqpar_vocab_choices *choices;
+    int32_t *
+        best; /* NULL, or (tokens), the host's: the likeliest tokens, as seqpar_sample_args has it */
 } seqpar_vocab_io;
 
 /* Entry A: the values alone. One product. */
@@ -2257,7 +2289,8 @@ SEQPAR_DEF const char *seqpar_version(void);
     X(layout) X(piece) X(share) X(split_desc) X(balance) X(device) X(cuda_desc) \
     X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \
     X(plan_desc) X(plan) X(attn_source) X(attn_kernel) X(attn_desc) X(attn_io) \
-    X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_teacher) X(vocab_io) X(sft_desc) \
+    X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_teacher) \
+    X(vocab_choices) X(vocab_io) X(sft_desc) \
     X(host_seeds) X(segments) X(preference_kind) X(preference_desc) X(preference) \
     X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
     X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
@@ -3122,7 +3155,8 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
 
    Targets are shifted here, once, before any split: the target of a token is the next token of
    its document, and the last token has none (-). A split then deals out what already stands
-   beside each token, and loses no target where it cuts.
+   beside each token, and loses no target where it cuts. Documents with targets of their own,
+   labels that stand at the tokens they are about, are not shifted.
    ========================================================================================== */
 
 /* Where the caller names no size, cells grow with a document: many short ones cost time in
@@ -3278,10 +3312,35 @@ typedef struct seqpar__unit {
     int64_t first, docs, tokens, cap, row, head, tail;
 } seqpar__unit;
 
+/* What token t is to predict, of a document of which the first `tokens` are kept. */
+static int32_t seqpar__target(const seqpar_document *d, int64_t t, int64_t tokens) {
+    if (d->targets) return d->targets[t];
+    return t + 1 < tokens && (!d->loss_mask || d->loss_mask[t + 1]) ? d->ids[t + 1]
+                                                                    : SEQPAR_IGNORE;
+}
+
 static int seqpar__has_target(const seqpar_document *d, int64_t tokens) {
-    for (int64_t t = 1; t < tokens; t++)
-        if (!d->loss_mask || d->loss_mask[t]) return 1;
+    for (int64_t t = 0; t < tokens; t++)
+        if (seqpar__target(d, t, tokens) != SEQPAR_IGNORE) return 1;
     return 0;
+}
+
+static seqpar_status seqpar__check_targets(seqpar_error *error, const seqpar_document *d,
+                                           int64_t number, int64_t vocab) {
+    if (d->targets && d->loss_mask)
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "document %lld has targets and a loss_mask, which both say what is "
+                           "learnt; leave out one of them",
+                           (long long)number);
+    for (int64_t t = 0; d->targets && t < d->tokens; t++)
+        if (d->targets[t] != SEQPAR_IGNORE &&
+            (d->targets[t] < 0 || (vocab > 0 && d->targets[t] >= vocab)))
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID,
+                               "document %lld, token %lld has target %d; give an id from 0 to "
+                               "%lld, or SEQPAR_IGNORE",
+                               (long long)number, (long long)t, (int)d->targets[t],
+                               (long long)(vocab > 0 ? vocab - 1 : INT32_MAX));
+    return SEQPAR_OK;
 }
 
 /* of: what has it. */
@@ -3338,6 +3397,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
                     "document %lld, token %lld has id %d; the vocabulary has ids 0..%lld",
                     (long long)i, (long long)t, (int)docs[i].ids[t],
                     (long long)desc->vocab - 1);
+        SEQPAR__TRY(seqpar__check_targets(error, &docs[i], i, desc->vocab));
     }
     return SEQPAR_OK;
 }
@@ -3473,8 +3533,7 @@ static seqpar_status seqpar__place_parts(seqpar_error *error, seqpar_batch *batc
     return fits ? SEQPAR_OK : seqpar__no_memory(error, "parts");
 }
 
-/* Appends one document to a row; the target of a position is the next token of the same
-   document. */
+/* Appends one document to a row. */
 static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap,
                                     int64_t source, seqpar_pack_counts *counts) {
     int64_t n = SEQPAR__MIN(d->tokens, cap), at = row->tokens, count = 0;
@@ -3482,11 +3541,10 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     int32_t *position_ids = (int32_t *)row->position_ids;
     if (n == 0) return;
     for (int64_t t = 0; t < n; t++) {
-        int supervised = t + 1 < n && (!d->loss_mask || d->loss_mask[t + 1]);
         ids[at + t] = d->ids[t];
-        targets[at + t] = supervised ? d->ids[t + 1] : SEQPAR_IGNORE;
+        targets[at + t] = seqpar__target(d, t, n);
         position_ids[at + t] = (int32_t)t;
-        count += supervised;
+        count += targets[at + t] != SEQPAR_IGNORE;
     }
     counts->supervised += count;
     row->tokens += n;
@@ -8060,6 +8118,43 @@ static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *be
     return ctx->device->distill(ctx->device, &d, ctx->queue);
 }
 
+/* The same, of probabilities among some tokens alone. */
+static seqpar_status seqpar__vocab_choose(seqpar_ctx *ctx, void *logits, int64_t first,
+                                          int64_t rows, const seqpar_vocab_io *io, int gradient,
+                                          const seqpar_vocab_desc *desc) {
+    const seqpar_vocab_choices *c = io->choices;
+    int acc = ctx->device->accumulator;
+    seqpar_choose_args a;
+    memset(&a, 0, sizeof a);
+    a.logits.data = logits;
+    a.logits.stride = desc->vocab;
+    a.rows = rows;
+    a.vocab = desc->vocab;
+    a.count = c->count;
+    memcpy(a.ids, c->ids, sizeof a.ids);
+    a.logq = seqpar__offset(c->logq, first * c->count, acc);
+    if (gradient) a.dlogq = seqpar__offset((void *)c->dlogq, first * c->count, acc);
+    a.scale = seqpar__vocab_scale_of(desc);
+    a.gradient = gradient;
+    return ctx->device->choose(ctx->device, &a, ctx->queue);
+}
+
+/* The likeliest token of each row, where it is asked for. */
+static seqpar_status seqpar__vocab_best(seqpar_ctx *ctx, void *logits, int64_t first,
+                                        int64_t rows, const seqpar_vocab_io *io,
+                                        const seqpar_vocab_desc *desc) {
+    seqpar_sample_args a;
+    if (!io->best) return SEQPAR_OK;
+    memset(&a, 0, sizeof a);
+    a.logits.data = logits;
+    a.logits.stride = desc->vocab;
+    a.rows = rows;
+    a.vocab = desc->vocab;
+    a.top_p = 1;
+    a.ids = io->best + first;
+    return ctx->device->sample(ctx->device, &a, ctx->queue);
+}
+
 /* Logits of `rows` tokens from `first` on, their statistics and, if asked for, their gradient
    in place. beside: room for as many, of a teacher. */
 static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *beside,
@@ -8073,6 +8168,8 @@ static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *bes
     memset(&s, 0, sizeof s);
     SEQPAR__TRY(seqpar__vocab_logits(ctx, logits, io->hidden, io->table, desc->hidden, first,
                                      rows, desc));
+    SEQPAR__TRY(seqpar__vocab_best(ctx, logits, first, rows, io, desc));
+    if (io->choices) return seqpar__vocab_choose(ctx, logits, first, rows, io, gradient, desc);
     if (io->teacher)
         SEQPAR__TRY(seqpar__vocab_teach(ctx, logits, beside, first, rows, io, gradient, desc));
     s.logits.data = logits;
@@ -8119,13 +8216,40 @@ static seqpar_status seqpar__check_teacher(const char *function, seqpar_error *e
                        (long long)from->width, (long long)SEQPAR_MAX_WIDTH);
 }
 
+static seqpar_status seqpar__check_choices(seqpar_error *error, const seqpar_vocab_io *io,
+                                           int64_t vocab) {
+    const seqpar_vocab_choices *c = io->choices;
+    const seqpar_vocab_values *v = &io->values;
+    const seqpar_vocab_seeds *s = &io->seeds;
+    if (c->count < 2 || c->count > SEQPAR_MAX_CHOICES)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "a choice among %lld tokens is asked for; give 2 to %d",
+                           (long long)c->count, SEQPAR_MAX_CHOICES);
+    for (int64_t i = 0; i < c->count; i++) {
+        int64_t same = 0;
+        while (same < i && c->ids[same] != c->ids[i]) same++;
+        if (c->ids[i] < 0 || c->ids[i] >= vocab || same < i)
+            return seqpar_fail(error, SEQPAR_ERR_TOKEN_ID,
+                               "choice %lld is token %d%s; give ids from 0 to %lld, each once",
+                               (long long)i, (int)c->ids[i],
+                               same < i ? ", which stands there before" : "",
+                               (long long)vocab - 1);
+    }
+    if (io->teacher || v->logp || v->entropy || v->lse || v->smooth || s->dlogp ||
+        s->dentropy || s->dsmooth || s->dzloss)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "choices stand beside values, seeds or a teacher, which are of the "
+                           "whole vocabulary; leave those NULL, or the choices");
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *error,
                                          const seqpar_vocab_io *io,
                                          const seqpar_vocab_desc *desc) {
     int any = io->tokens > 0;
     SEQPAR_NEED_BY(function, error, "io->hidden, io->table, io->targets",
                    SEQPAR_IF(any, io->hidden), SEQPAR_IF(any, io->table),
-                   SEQPAR_IF(any, io->targets));
+                   SEQPAR_IF(any && !io->choices, io->targets));
     if (desc->hidden <= 0 || desc->vocab <= 0)
         return seqpar_fail(error, SEQPAR_ERR_SIZE,
                            "the vocabulary projection has hidden %lld and vocab %lld; both "
@@ -8143,6 +8267,7 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
             error, SEQPAR_ERR_OPTION,
             "the temperature of logits is %g; give a number above 0, up to 1e30, or 0 for 1",
             desc->temperature);
+    if (io->choices) return seqpar__check_choices(error, io, desc->vocab);
     return io->teacher ? seqpar__check_teacher(function, error, io) : SEQPAR_OK;
 }
 
@@ -12755,6 +12880,29 @@ SEQPAR__ANY(distill) {
     return SEQPAR_OK;
 }
 
+SEQPAR__ANY(choose) {
+    double scale = a->scale != 0 ? a->scale : 1.0, y[SEQPAR_MAX_CHOICES];
+    (void)device;
+    for (int64_t t = 0; t < a->rows; t++) {
+        double top = -INFINITY, sum = 0, seeds = 0;
+        for (int64_t k = 0; k < a->count; k++) {
+            y[k] = seqpar__of(a->logits, t, a->ids[k], S) * scale;
+            top = y[k] > top || y[k] != y[k] ? y[k] : top;
+            seeds += seqpar__any_seed(a->dlogq, t * a->count + k, A);
+        }
+        for (int64_t k = 0; k < a->count; k++) sum += seqpar_exp(y[k] - top);
+        for (int64_t j = 0; a->gradient && j < a->vocab; j++)
+            seqpar__put(a->logits, t, j, S, 0);
+        for (int64_t k = 0; k < a->count; k++) {
+            double logq = y[k] - (top + seqpar_log(sum)), q = seqpar_exp(logq);
+            double d = seqpar__any_seed(a->dlogq, t * a->count + k, A) - q * seeds;
+            if (a->logq) seqpar__element_set(a->logq, t * a->count + k, A, logq);
+            if (a->gradient) seqpar__put(a->logits, t, a->ids[k], S, scale * d);
+        }
+    }
+    return SEQPAR_OK;
+}
+
 SEQPAR__ANY(sumsq) {
     (void)device;
     (void)S;
@@ -15626,6 +15774,39 @@ static void seqpar__cpu_distill_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_distill, distill,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_distill_row))
 
+/* ---- choice ---- */
+
+/* y (count): the logits of the choices, scaled, which become log-probs. */
+static void seqpar__cpu_choose_logs(const seqpar_choose_args *a, const float *x, double *y) {
+    double scale = a->scale != 0 ? a->scale : 1.0, top = -INFINITY, sum = 0;
+    for (int64_t k = 0; k < a->count; k++) {
+        y[k] = (double)x[a->ids[k]] * scale;
+        top = y[k] > top || y[k] != y[k] ? y[k] : top;
+    }
+    for (int64_t k = 0; k < a->count; k++) sum += seqpar_exp(y[k] - top);
+    sum = top + seqpar_log(sum);
+    for (int64_t k = 0; k < a->count; k++) y[k] -= sum;
+}
+
+static void seqpar__cpu_choose_row(const void *args, int64_t t) {
+    const seqpar_choose_args *a = (const seqpar_choose_args *)args;
+    float *x = (float *)a->logits.data + t * a->logits.stride;
+    double y[SEQPAR_MAX_CHOICES], scale = a->scale != 0 ? a->scale : 1.0, seeds = 0;
+    seqpar__cpu_choose_logs(a, x, y);
+    for (int64_t k = 0; k < a->count; k++) {
+        if (a->logq) ((float *)a->logq)[t * a->count + k] = (float)y[k];
+        seeds += (double)seqpar__seed32(a->dlogq, t * a->count + k);
+    }
+    if (!a->gradient) return;
+    memset(x, 0, (size_t)a->vocab * sizeof *x);
+    for (int64_t k = 0; k < a->count; k++)
+        x[a->ids[k]] = (float)(scale * ((double)seqpar__seed32(a->dlogq, t * a->count + k) -
+                                        seqpar_exp(y[k]) * seeds));
+}
+
+SEQPAR__OP(seqpar__cpu_choose, choose,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_choose_row))
+
 /* ---- optimizer ---- */
 static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     const seqpar_sumsq_args *a = (const seqpar_sumsq_args *)user;
@@ -16015,6 +16196,20 @@ static seqpar_status seqpar__half_distill(seqpar_device *device, const seqpar_di
     return w.status;
 }
 
+static seqpar_status seqpar__half_choose(seqpar_device *device, const seqpar_choose_args *a,
+                                         void *queue) {
+    seqpar_choose_args b = *a;
+    seqpar__half_mat mats[1] = {{&b.logits, a->vocab, 1, a->gradient, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 1, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.logq = seqpar__half_at(a->logq, w.first * a->count);
+        b.dlogq = seqpar__half_at(a->dlogq, w.first * a->count);
+        w.status = w.half->wide->choose(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
 /* Columns of a matrix from `first` on. */
 static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
     m.data = (uint16_t *)m.data + first;
@@ -16200,6 +16395,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
     d->attn_sinks = seqpar__cpu_attn_sinks;
     d->vocab_softmax = seqpar__half_vocab_softmax;
     d->distill = seqpar__half_distill;
+    d->choose = seqpar__half_choose;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__half_adamw;
     d->sgd = seqpar__half_sgd;

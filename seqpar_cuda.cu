@@ -2657,6 +2657,63 @@ static seqpar_status op_distill(seqpar_device *device, const seqpar_distill_args
                   queue);
 }
 
+/* ---- choose: a softmax over some tokens alone ---- */
+
+struct choose_view {
+    int64_t stride, vocab;
+    int count;
+    int32_t ids[SEQPAR_MAX_CHOICES];
+    float *logq;
+    const float *dlogq;
+    float scale;
+    int gradient;
+};
+
+/* A block a row; every thread has the few logits, the first one says what they are. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK) choose_kernel(T *logits, choose_view v) {
+    int64_t t = blockIdx.x;
+    T *x = logits + t * v.stride;
+    float y[SEQPAR_MAX_CHOICES], top = -INFINITY, sum = 0, seeds = 0;
+    for (int k = 0; k < v.count; k++) {
+        y[k] = wide(x[v.ids[k]]) * v.scale;
+        top = larger(top, y[k]);
+        seeds += seed(v.dlogq, t * v.count + k);
+    }
+    for (int k = 0; k < v.count; k++) sum += exponential(y[k] - top);
+    for (int k = 0; k < v.count; k++) y[k] = (y[k] - top) - logf(sum);
+    for (int k = 0; v.logq && threadIdx.x == 0 && k < v.count; k++)
+        v.logq[t * v.count + k] = y[k];
+    if (!v.gradient) return;
+    __syncthreads(); /* all have read the row */
+    for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) narrow(&x[j], 0.0f);
+    __syncthreads();
+    for (int k = 0; threadIdx.x == 0 && k < v.count; k++)
+        narrow(&x[v.ids[k]],
+               v.scale * (seed(v.dlogq, t * v.count + k) - exponential(y[k]) * seeds));
+}
+
+template <class T>
+static seqpar_status op_choose(seqpar_device *device, const seqpar_choose_args *a,
+                               void *queue) {
+    cuda_device *self = of(device);
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    choose_view v = {a->logits.stride,
+                     a->vocab,
+                     (int)a->count,
+                     {},
+                     (float *)a->logq,
+                     (const float *)a->dlogq,
+                     a->scale != 0 ? (float)a->scale : 1.0f,
+                     a->gradient};
+    memcpy(v.ids, a->ids, sizeof v.ids);
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, choose_kernel<T>, dim3((unsigned)a->rows),
+                                     dim3(BLOCK), 0, (T *)a->logits.data, v),
+                  queue);
+}
+
 /* ---- sample: a token from its logits ----
    What may be chosen is a number of likeliest tokens, of equals those with the lowest ids.
    Nothing is sorted: the key of the last of them is found bit by bit, by counting and

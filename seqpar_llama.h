@@ -236,6 +236,14 @@ typedef struct seqpar_llama_teacher {
     const void *dkl; /* (tokens) accumulator type, for backward: dL/dkl; NULL is zero */
 } seqpar_llama_teacher;
 
+/* What a batch's tokens choose among, as in seqpar_vocab_choices */
+typedef struct seqpar_llama_choices {
+    int32_t ids[SEQPAR_MAX_CHOICES];
+    int64_t count;
+    const void
+        *dlogq; /* (tokens, count) accumulator type, for backward: dL/dlogq; NULL is zero */
+} seqpar_llama_choices;
+
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
 enum seqpar__llama_has {
     SEQPAR__LLAMA_HAS_NOTHING,
@@ -265,6 +273,13 @@ typedef struct seqpar_llama_batch {
     seqpar_buffer kl, teacher_entropy;        /* the same, where there is a teacher */
     /* NULL, or whom the student learns from; set it before values or backward */
     const seqpar_llama_teacher *teacher;
+    /* NULL, or what log-probs are to be among, which then are in logq (tokens, count), accumulator
+       type, in the place of logp and the others; set it before values or backward, which has no
+       seeds then */
+    const seqpar_llama_choices *choices;
+    seqpar_buffer logq;
+    int32_t *
+        best; /* NULL, or (tokens), the caller's: values and backward write the likeliest tokens */
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
@@ -305,8 +320,8 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model,
    by ranks without rows). */
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model,
                                               seqpar_llama_batch *batch, int keep);
-/* batch->logp, entropy, lse, smooth (entry A), or batch->score, from batch->hidden. Sharded:
-   collective over the world. */
+/* batch->logp, entropy, lse, smooth (entry A), or batch->logq, or batch->score, from
+   batch->hidden. Sharded: collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch);
 /* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are
@@ -1471,6 +1486,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->smooth);
     seqpar_buffer_free(ctx, &b->kl);
     seqpar_buffer_free(ctx, &b->teacher_entropy);
+    seqpar_buffer_free(ctx, &b->logq);
     seqpar_buffer_free(ctx, &b->score);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
@@ -2364,16 +2380,32 @@ static seqpar_status seqpar__llama_use_head(seqpar_ctx *ctx, const seqpar_llama 
     return seqpar__llama_use(ctx, m, m->tensors[seqpar__llama_head(m)].group, next);
 }
 
-/* What the vocabulary projection reads and writes of a batch. from: room for its teacher */
+/* What a vocabulary projection reads besides a batch's own tensors. */
+typedef struct seqpar__llama_vocab_extra {
+    seqpar_vocab_teacher from;
+    seqpar_vocab_choices choices;
+} seqpar__llama_vocab_extra;
+
+/* What the vocabulary projection reads and writes of a batch. extra: room for what it points to */
 static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llama *m,
                                               const seqpar_llama_batch *b,
-                                              seqpar_vocab_teacher *from) {
+                                              seqpar__llama_vocab_extra *extra) {
     seqpar_vocab_io io;
+    seqpar_vocab_teacher *from = &extra->from;
     memset(&io, 0, sizeof io);
+    io.best = b->best;
     io.hidden = b->hidden.data;
     io.table = seqpar__llama_param(ctx, m, seqpar__llama_head(m));
     io.targets = b->targets;
     io.tokens = b->tokens;
+    if (b->choices) {
+        memcpy(extra->choices.ids, b->choices->ids, sizeof extra->choices.ids);
+        extra->choices.count = b->choices->count;
+        extra->choices.logq = b->logq.data;
+        extra->choices.dlogq = b->choices->dlogq;
+        io.choices = &extra->choices;
+        return io;
+    }
     io.values.logp = b->logp.data;
     io.values.entropy = b->entropy.data;
     io.values.lse = b->lse.data;
@@ -2417,9 +2449,39 @@ static seqpar_status seqpar__llama_check_teacher(seqpar_error *error, const seqp
                              (long long)of->tokens, (long long)b->tokens);
 }
 
-/* The teacher's table, where it has owners, and room for what is said of it. */
+/* Log-probs of tokens, of the whole vocabulary or of a choice: not both, and not of scores. */
+static seqpar_status seqpar__llama_check_choices(seqpar_error *error, const seqpar_llama *m,
+                                                 const seqpar_llama_batch *b) {
+    if (!b->choices && !b->best) return SEQPAR_OK;
+    if (m->config.score)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "a model with a score head has no probabilities of tokens to choose "
+                           "among; leave out batch->choices and batch->best");
+    if (b->choices && (b->choices->count < 2 || b->choices->count > SEQPAR_MAX_CHOICES))
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "batch->choices are %lld tokens; give 2 to %d",
+                           (long long)b->choices->count, SEQPAR_MAX_CHOICES);
+    if (b->choices && b->teacher)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "a batch has a teacher, of the whole vocabulary, and choices, of a "
+                           "part of it; leave out one of them");
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__llama_check_extra(seqpar_error *error, const seqpar_llama *m,
+                                               const seqpar_llama_batch *b) {
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_choices(error, m, b));
+    return seqpar__llama_check_teacher(error, m, b);
+}
+
+/* The teacher's table, where it has owners, and room for what is said of it, or of choices. */
 static seqpar_status seqpar__llama_teach(seqpar_ctx *ctx, seqpar_llama_batch *b) {
     int64_t bytes = b->tokens * seqpar_dtype_bytes(ctx->device->accumulator);
+    if (b->choices && b->logq.bytes < bytes * b->choices->count) {
+        seqpar_buffer_free(ctx, &b->logq);
+        return seqpar_buffer_new(ctx, &b->logq, bytes * b->choices->count,
+                                 SEQPAR_MEM_ACTIVATIONS);
+    }
     if (!b->teacher) return SEQPAR_OK;
     if (!b->kl.data)
         SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->kl, bytes, SEQPAR_MEM_ACTIVATIONS));
@@ -2448,15 +2510,15 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
                                              seqpar_llama_batch *b) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar_vocab_io io;
-    seqpar_vocab_teacher from;
+    seqpar__llama_vocab_extra extra;
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
-    SEQPAR__LLAMA_TRY(seqpar__llama_check_teacher(ctx->error, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_extra(ctx->error, m, b));
     /* one row of a table */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
     SEQPAR__LLAMA_TRY(seqpar__llama_teach(ctx, b));
-    io = seqpar__llama_vocab_io(ctx, m, b, &from);
+    io = seqpar__llama_vocab_io(ctx, m, b, &extra);
     return seqpar__llama_used(
         ctx, m, seqpar__llama_taught(ctx, b, seqpar_vocab_forward(ctx, &io, &desc)));
 }
@@ -2553,7 +2615,7 @@ static seqpar_status seqpar__llama_table_backward(
 
 typedef struct seqpar__llama_vocab_call {
     seqpar_vocab_io io;
-    seqpar_vocab_teacher from;
+    seqpar__llama_vocab_extra extra;
     seqpar_vocab_desc desc;
 } seqpar__llama_vocab_call;
 
@@ -2576,7 +2638,7 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     int in_slices = c->b->tokens <= c->fold->node_count * m->config.hidden;
     seqpar_buffer room;
     seqpar_status status;
-    v.io = seqpar__llama_vocab_io(c->ctx, m, c->b, &v.from);
+    v.io = seqpar__llama_vocab_io(c->ctx, m, c->b, &v.extra);
     v.desc = seqpar__llama_vocab_desc(m, c->b);
     v.io.seeds = *seeds;
     v.io.dhidden = dn;
@@ -2606,8 +2668,8 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
 /* dn (tokens, hidden) becomes the gradient of the final norm's output; the table does not learn. */
 static seqpar_status seqpar__llama_vocab_frozen(const seqpar__llama_layer_call *c,
                                                 const seqpar_vocab_seeds *seeds, void *dn) {
-    seqpar_vocab_teacher from;
-    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, c->m, c->b, &from);
+    seqpar__llama_vocab_extra extra;
+    seqpar_vocab_io io = seqpar__llama_vocab_io(c->ctx, c->m, c->b, &extra);
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(c->m, c->b);
     io.seeds = *seeds;
     io.dhidden = dn;
@@ -2702,7 +2764,7 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
-    SEQPAR__LLAMA_TRY(seqpar__llama_check_teacher(error, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_extra(error, m, b));
     if (optim->blocks.tensors != seqpar__llama_learner(m)->tensors)
         return seqpar_fail(
             error, SEQPAR_ERR_STEP,

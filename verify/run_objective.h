@@ -26,6 +26,7 @@ enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAI
 #define OBJECTIVES_EACH(X, P) \
     X(SFT, "SFT", TOKENS, 0, 0, sft) \
     X(KD, "KD", TOKENS, 0, 0, kd) \
+    X(PRM, "process reward", TOKENS, 0, 0, prm) \
     SEQPAR_PREFERENCES(P) \
     X(KTO, "KTO", DOCUMENTS, 0, 1, kto) \
     X(RM, "reward model", PAIRS, 1, 0, rm) \
@@ -110,6 +111,7 @@ typedef struct objective_rank { /* one rank at work */
 typedef struct objective_unit {
     double value[2], ref[2], kl;
     double far, teacher_entropy; /* of KD: from the teacher */
+    double other;                /* of PRM: the log-prob of the second mark */
     int64_t tokens[2];           /* supervised, of the document */
     int64_t document, position;
 } objective_unit;
@@ -133,6 +135,9 @@ __attribute__((unused)) static const char *objective_name(int kind) {
 }
 static int objective_scores(int kind) { return objective_at(kind)->scores; }
 static int objective_taught(int kind) { return kind == OBJECTIVE_KD; }
+/* Targets stand at their own tokens, and are one of two marks. */
+static int objective_marked(int kind) { return kind == OBJECTIVE_PRM; }
+static const seqpar_llama_choices objective_marks = {{7, 0}, 2, NULL};
 
 /* Documents of a unit; 0: a token is one. */
 static int objective_whole(int kind) {
@@ -188,6 +193,22 @@ static objective_loss objective_kd(const objective_task *t, const objective_unit
     return (objective_loss){{-(1 - c) * u->value[0] + c * (u->far + u->teacher_entropy), u->far,
                              u->teacher_entropy, 1},
                             {-(1 - c), c}};
+}
+
+/* The share of the first mark is a number of the place: 0 and 1 among them. slope[1]: by the log-prob
+   of the second */
+static double objective_share(const objective_task *t, const objective_unit *u) {
+    double drawn = 1.4 * seqpar_random_uniform(t->seed + 78, (uint64_t)u->document,
+                                               (uint64_t)u->position) -
+                   0.2;
+    return drawn < 0 ? 0 : drawn > 1 ? 1 : drawn;
+}
+
+static objective_loss objective_prm(const objective_task *t, const objective_unit *u) {
+    double p = objective_share(t, u);
+    int right = (u->value[0] >= u->other) == (p >= 0.5);
+    return (objective_loss){{-p * u->value[0] - (1 - p) * u->other, u->value[0], right, 1},
+                            {-p, -(1 - p)}};
 }
 
 static objective_loss objective_preference(const objective_task *t, const objective_unit *u) {
@@ -294,10 +315,11 @@ typedef struct objective_micro {
     seqpar_llama_batch b;
     const seqpar_row *rows;
     int64_t first, count;
-    double *value, *ref, *seed, *live; /* (tokens) */
-    double *far, *teacher_entropy, *dkl;
+    double *value, *ref, *seed, *live;   /* (tokens) */
+    double *far, *teacher_entropy, *dkl; /* of PRM far: the second mark's, dkl: its seed */
     seqpar_llama_batch taught;
     seqpar_llama_teacher teacher;
+    seqpar_llama_choices marks;
 } objective_micro;
 
 /* A policy learns, so its attention drops what the config says; its reference does not. */
@@ -328,6 +350,19 @@ static seqpar_status objective_teach(objective_rank *r, objective_micro *m) {
     return status;
 }
 
+/* Log-probs of both marks. */
+static void objective_read_marks(objective_rank *r, objective_micro *m) {
+    int64_t n = m->b.tokens;
+    double *both = calloc((size_t)(2 * n + 1), sizeof *both);
+    seqpar_device_read(r->ctx->device, both, m->b.logq.data, 0, 2 * n,
+                       r->ctx->device->accumulator);
+    for (int64_t i = 0; i < n; i++) {
+        m->value[i] = both[2 * i];
+        m->far[i] = both[2 * i + 1];
+    }
+    free(both);
+}
+
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
     seqpar_llama_run run = objective_run_of(t, r->job->way, 1);
@@ -344,8 +379,11 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     m->dkl = m->teacher_entropy + n;
     if (!status) status = seqpar_llama_forward(r->ctx, &r->policy, &m->b, 1);
     if (!status && objective_taught(t->kind)) status = objective_teach(r, m);
+    m->marks = objective_marks;
+    if (objective_marked(t->kind)) m->b.choices = &m->marks;
     if (!status) status = seqpar_llama_values(r->ctx, &r->policy, &m->b);
-    if (!status)
+    if (!status && objective_marked(t->kind)) objective_read_marks(r, m);
+    if (!status && !objective_marked(t->kind))
         seqpar_device_read(r->ctx->device, m->value,
                            objective_scores(t->kind) ? m->b.score.data : m->b.logp.data, 0, n,
                            objective_dtype(r, t));
@@ -396,7 +434,7 @@ static seqpar_status objective_tokens(objective_rank *r, objective_micro *m) {
             double slope[2] = {0, 0};
             u.value[0] = m->value[at];
             u.ref[0] = m->ref[at];
-            u.far = m->far[at];
+            u.far = u.other = m->far[at];
             u.teacher_entropy = m->teacher_entropy[at];
             if (m->live[at] != 0) objective_token_columns(r->job->task, &u, slope, token);
             m->seed[at] = slope[0];
@@ -504,6 +542,23 @@ static seqpar_status objective_dkl(objective_rank *r, objective_micro *m, seqpar
     return status;
 }
 
+static seqpar_status objective_dmarks(objective_rank *r, objective_micro *m,
+                                      seqpar_buffer *both) {
+    int type = r->ctx->device->accumulator;
+    int64_t n = m->b.tokens;
+    seqpar_status status = seqpar_buffer_new(r->ctx, both, 2 * n * seqpar_dtype_bytes(type),
+                                             SEQPAR_MEM_ACTIVATIONS);
+    double *seeds = calloc((size_t)(2 * n + 1), sizeof *seeds);
+    for (int64_t i = 0; i < n; i++) {
+        seeds[2 * i] = m->seed[i];
+        seeds[2 * i + 1] = m->dkl[i];
+    }
+    if (!status && n) seqpar_device_write(r->ctx->device, both->data, 0, seeds, 2 * n, type);
+    m->marks.dlogq = both->data;
+    free(seeds);
+    return status;
+}
+
 static seqpar_status objective_step_micro(objective_rank *r, int64_t index, double kl) {
     int whole = objective_whole(r->job->task->kind);
     const objective_task *t = r->job->task;
@@ -522,8 +577,9 @@ static seqpar_status objective_step_micro(objective_rank *r, int64_t index, doub
     if (!status && m.b.tokens)
         seqpar_device_write(r->ctx->device, seed.data, 0, m.seed, m.b.tokens,
                             objective_dtype(r, r->job->task));
-    seeds.dlogp = seed.data;
+    if (!objective_marked(t->kind)) seeds.dlogp = seed.data;
     if (!status && objective_taught(t->kind)) status = objective_dkl(r, &m, &far);
+    if (!status && objective_marked(t->kind)) status = objective_dmarks(r, &m, &far);
     if (!status) status = objective_term(r, &m, t->smooth, &term[0], &seeds.dsmooth);
     if (!status) status = objective_term(r, &m, t->zloss, &term[1], &seeds.dzloss);
     if (!status) status = objective_term(r, &m, t->entropy, &term[2], &seeds.dentropy);
@@ -652,6 +708,13 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
     return status;
 }
 
+/* The mark of a place, where there is one: the first token of a document may have it, and a
+   document may have none. */
+static void objective_marks_set(int32_t *targets, int64_t document, int64_t tokens) {
+    for (int64_t k = 0; k < tokens; k++)
+        targets[k] = (k + document) % 5 ? SEQPAR_IGNORE : objective_marks.ids[0];
+}
+
 /* Documents of a prompt and a response each, tokens 0 among them, as pairs that are packed. */
 __attribute__((unused)) static void objective_task_packed(objective_task *t, int kind,
                                                           int64_t pairs, int64_t longest,
@@ -692,6 +755,11 @@ __attribute__((unused)) static void objective_task_packed(objective_task *t, int
             mask[k] = k >= prompt;
         }
         docs[i] = (seqpar_document){.ids = ids, .loss_mask = mask, .tokens = n, .unit = i / 2};
+        if (!objective_marked(kind)) continue;
+        docs[i].loss_mask = NULL;
+        docs[i].targets = calloc((size_t)n, sizeof *ids);
+        objective_marks_set((int32_t *)docs[i].targets, i, n);
+        free(mask);
     }
     if (seqpar_pack(&error, &t->batch, docs, 2 * pairs, &desc)) {
         fprintf(stderr, "%s\n", error.text);
@@ -700,6 +768,7 @@ __attribute__((unused)) static void objective_task_packed(objective_task *t, int
     for (int64_t i = 0; i < 2 * pairs; i++) {
         free((void *)docs[i].ids);
         free((void *)docs[i].loss_mask);
+        free((void *)docs[i].targets);
     }
     free(docs);
 }

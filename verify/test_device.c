@@ -2284,6 +2284,104 @@ static void check_distill(void) {
     for (int i = 0; i < 4; i++) expect_distill_nan(i / 2 ? fast : reference, i % 2);
 }
 
+/* ---- choose ---- */
+
+enum { CHOOSE_LOGITS, LOGQ, DLOGQ };
+enum { COLD = 1 }; /* mode: of logits times 1.75 */
+
+/* ids of the choices: the first, the last, and others in no order */
+static void choose_ids(const bench *b, int32_t *ids) {
+    int64_t vocab = b->size[1], count = b->size[2];
+    for (int64_t k = 0; k < count; k++)
+        ids[k] = (int32_t)(k == 1 ? 0 : k == 0 ? vocab - 1 : (5 * k) % (vocab - 1));
+}
+
+static bench choose_bench(int64_t rows, int64_t vocab, int64_t count, int mode) {
+    bench b = {.size = {rows, vocab, count}, .mode = mode};
+    add_field(&b, "logits", rows, vocab, 3, 2);
+    add_sums(&b, "logq", rows, count, 0, 1);
+    add_sums(&b, "dlogq", rows, count, 0, 1);
+    return b;
+}
+
+static seqpar_status call_choose_as(seqpar_device *device, const bench *b, int gradient) {
+    seqpar_choose_args a = {.logits = mat(&b->field[CHOOSE_LOGITS]),
+                            .rows = b->size[0],
+                            .vocab = b->size[1],
+                            .count = b->size[2],
+                            .logq = b->field[LOGQ].data,
+                            .dlogq = b->field[DLOGQ].data,
+                            .scale = b->mode & COLD ? 1.75 : 0,
+                            .gradient = gradient};
+    choose_ids(b, a.ids);
+    return device->choose(device, &a, device->queue);
+}
+
+static seqpar_status call_choose(seqpar_device *device, const bench *b) {
+    return call_choose_as(device, b, 0);
+}
+
+static seqpar_status call_choose_grad(seqpar_device *device, const bench *b) {
+    return call_choose_as(device, b, 1);
+}
+
+static const pass choose_pass = {call_choose, 1 << LOGQ, 0},
+                  choose_grad_pass = {call_choose_grad, 1 << LOGQ | 1 << CHOOSE_LOGITS, 0};
+
+/* By the definition: logq (count), and the slopes by all logits (vocab). */
+static void choose_row(const bench *b, int64_t t, double *logq, double *slope) {
+    const field *x = &b->field[CHOOSE_LOGITS], *d = &b->field[DLOGQ];
+    double scale = b->mode & COLD ? 1.75 : 1, sum = 0, seeds = 0;
+    int32_t ids[SEQPAR_MAX_CHOICES];
+    int64_t count = b->size[2];
+    choose_ids(b, ids);
+    for (int64_t k = 0; k < count; k++) {
+        sum += exp(logq[k] = scale * x->value[t * x->stride + ids[k]]);
+        seeds += d->value[t * d->stride + k];
+    }
+    for (int64_t k = 0; k < count; k++) {
+        logq[k] -= log(sum);
+        slope[ids[k]] = scale * (d->value[t * d->stride + k] - exp(logq[k]) * seeds);
+    }
+}
+
+static void check_choose_size(int64_t rows, int64_t vocab, int64_t count, int mode) {
+    bench b = choose_bench(rows, vocab, count, mode);
+    double *logq = calloc((size_t)(rows * (count + vocab)), sizeof *logq);
+    for (int64_t t = 0; t < rows; t++)
+        choose_row(&b, t, logq + t * count, logq + rows * count + t * vocab);
+    expect_fast(&b, &choose_pass);
+    expect_values(&b, LOGQ, logq);
+    expect_fast(&b, &choose_grad_pass);
+    expect_values(&b, CHOOSE_LOGITS, logq + rows * count);
+    free(logq);
+    bench_free(&b);
+}
+
+/* NaN in a choice stays one; elsewhere it is not read, and a gradient leaves 0 there. */
+static void expect_choose_nan(seqpar_device *device) {
+    bench b = choose_bench(3, 67, 2, 0);
+    field *x = &b.field[CHOOSE_LOGITS];
+    x->value[x->stride] = x->value[2 * x->stride + 33] = NAN;
+    run(&b, device, &choose_grad_pass);
+    test_expect(isfinite(b.field[LOGQ].after[0]) && isnan(b.field[LOGQ].after[2]) &&
+                    isnan(b.field[LOGQ].after[3]) && isfinite(b.field[LOGQ].after[4]),
+                "%s: log-probs %g, %g, %g, %g", device->name, b.field[LOGQ].after[0],
+                b.field[LOGQ].after[2], b.field[LOGQ].after[3], b.field[LOGQ].after[4]);
+    test_expect(x->after[2 * x->stride + 33] == 0, "%s: slope %g of a logit that is no choice",
+                device->name, x->after[2 * x->stride + 33]);
+    bench_free(&b);
+}
+
+static void check_choose(void) {
+    for (int mode = 0; mode < 2; mode++) {
+        check_choose_size(7, 11, 2, mode);
+        check_choose_size(5, 37, 5, mode);
+        check_choose_size(67, 1009, SEQPAR_MAX_CHOICES, mode);
+    }
+    for (int i = 0; i < 2; i++) expect_choose_nan(i ? fast : reference);
+}
+
 /* ---- updates ---- */
 
 enum { PARAMETER, MOMENT, VARIANCE, UPDATE_G, WORKING };
@@ -2572,6 +2670,7 @@ static const struct op_check {
     {"attn_merge", check_attn_merge, 6e-7, 1},
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"distill", check_distill, 5e-6, 1},
+    {"choose", check_choose, 5e-6, 1},
     {"route", check_route, 2e-7, 1},
     {"route_grad", check_route_grad, 3e-7, 1},
     {"mix", check_mix, 1.2e-7, 1},

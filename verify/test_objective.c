@@ -693,7 +693,7 @@ static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) 
     const int64_t sizes[2 * EDGE_ROWS] = {2 + cut, EDGE_ROW - 2 - cut, 13, 13, 9, 17};
     const int64_t lengths[EDGE_LENGTHS] = {1, 3, EDGE_ROW};
     seqpar_document documents[2 * EDGE_ROWS];
-    int32_t ids[2 * EDGE_ROWS][EDGE_ROW];
+    int32_t ids[2 * EDGE_ROWS][EDGE_ROW], targets[2 * EDGE_ROWS][EDGE_ROW];
     uint8_t mask[2 * EDGE_ROWS][EDGE_ROW] = {{0}};
     seqpar_pack_desc pack = {.pack_len = EDGE_ROW,
                              .cell = EDGE_CELL,
@@ -717,9 +717,13 @@ static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) 
         for (int64_t k = 0; k < sizes[d]; k++) {
             ids[d][k] = (int32_t)((cut + 7 * d + 3 * k) % 13);
             mask[d][k] = k >= first && k < first + lengths[(length + d) % EDGE_LENGTHS];
+            targets[d][k] = mask[d][k] ? objective_marks.ids[0] : SEQPAR_IGNORE;
         }
         documents[d] = (seqpar_document){
             .ids = ids[d], .loss_mask = mask[d], .tokens = sizes[d], .unit = d / 2};
+        if (!objective_marked(kind)) continue;
+        documents[d].loss_mask = NULL;
+        documents[d].targets = targets[d];
     }
     if (seqpar_pack(&error, &t->batch, documents, 2 * EDGE_ROWS, &pack)) {
         fprintf(stderr, "%s\n", error.text);
@@ -825,6 +829,7 @@ typedef struct { /* the tokens of all rows with a target, or the last of each do
     slow_complex value;
     double ref;
     slow_complex taught; /* of KD: cross-entropy with the teacher */
+    slow_complex other;  /* of PRM, whose value is that of the first mark: that of the second */
     int64_t document, position, tokens;
 } slow_seen;
 
@@ -881,6 +886,13 @@ static slow_complex slow_taught(int64_t vocab, const slow_complex *student,
     return clog(all) - mean / sum;
 }
 
+/* Log-prob of one mark, of both alone. */
+static slow_complex slow_mark(const slow_complex *logits, int mark) {
+    slow_complex both = 0;
+    for (int k = 0; k < 2; k++) both += cexp(logits[objective_marks.ids[k]]);
+    return logits[objective_marks.ids[mark]] - clog(both);
+}
+
 /* What the model says of every token that counts. ref_theta: the reference's, or the teacher's */
 static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
                            const slow_complex *ref_theta, slow_seen *seen) {
@@ -915,6 +927,10 @@ static int64_t slow_tokens(const objective_task *t, const slow_complex *theta,
                                 : slow_token_of(config.vocab, logits + k * config.vocab,
                                                 row->targets[k])
                                       .logp;
+            if (objective_marked(t->kind)) {
+                seen[n].value = slow_mark(logits + k * config.vocab, 0);
+                seen[n].other = slow_mark(logits + k * config.vocab, 1);
+            }
             if (objective_taught(t->kind))
                 seen[n].taught = slow_taught(config.vocab, logits + k * config.vocab,
                                              ref + k * config.vocab);
@@ -935,6 +951,9 @@ static slow_complex slow_token_objective(const objective_task *t, const slow_see
     if (t->kind == OBJECTIVE_SFT) return -x->value / n;
     if (t->kind == OBJECTIVE_KD)
         return (-(1 - t->kd_coef) * x->value + t->kd_coef * x->taught) / n;
+    const objective_unit place = {.document = x->document, .position = x->position};
+    double share = objective_share(t, &place);
+    if (t->kind == OBJECTIVE_PRM) return -(share * x->value + (1 - share) * x->other) / n;
     if (t->kind == OBJECTIVE_VALUE)
         return slow_value_loss(0.2, x->value,
                                0.3 * objective_data(t, x->document, x->position, 2),
@@ -1098,6 +1117,7 @@ int main(int argc, char **argv) {
     TEST(test_derivatives());
     for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_truth(kind, 0));
     TEST(test_truth(OBJECTIVE_KD, 1.6));
+    TEST(test_truth(OBJECTIVE_PRM, 0.6));
     TEST(test_truth(OBJECTIVE_POLICY, 0.7));
     TEST(test_truth(OBJECTIVE_GRPO, 1.3));
     for (int kind = 0; kind < OBJECTIVES; kind++) TEST(test_gradient(kind));
