@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
 ORACLE = build/seqpar-verify
-DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_ppo train_rm seqpar make_arith compare_runs
+DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
 SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd ppo bad_input runs certificate kills processes sizes fuzz parsers smallest reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
@@ -227,7 +227,7 @@ CUDA = $(dir $(shell command -v $(NVCC)))..
 CUDA_LIBS = -L$(CUDA)/lib64 -lcublas -lcudart -lstdc++
 ON_CPU_OPT = -O2 -g
 ON_CPU = $(CXX) -std=c++17 $(ON_CPU_OPT) $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
-TRAINERS = train_sft train_dpo train_kto train_kd train_rm train_ppo
+TRAINERS = train_sft train_dpo train_kto train_kd train_prm train_rm train_ppo
 
 build/cuda.o: seqpar_cuda.cu seqpar.h
 	@mkdir -p build

@@ -19,7 +19,7 @@ static const char program_help[] =
     "usage: seqpar [own options] COMMAND\n"
     "\n"
     "COMMAND is one of OpenRLHF, 360-LLaMA-Factory or axolotl, as it stands on their pages:\n"
-    "  train_sft | train_dpo | train_rm | train_kto | train_kd | train_ppo OPTIONS\n"
+    "  train_sft | train_dpo | train_rm | train_kto | train_kd | train_prm | train_ppo OPTIONS\n"
     "  deepspeed [--num_gpus N | --hostfile FILE] --module openrlhf.cli.train_sft OPTIONS\n"
     "  deepspeed --include localhost:0,1 ..., which is two ranks\n"
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"
@@ -42,8 +42,8 @@ static const char program_help[] =
 
 /* Of trainers that are not here nothing is explained. */
 static const char *program_unexplained(const demo_known *known) {
-    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
-    for (int i = 0; i < 6; i++)
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
+    for (int i = 0; i < 7; i++)
         if (demo_list_has(known->tools, here[i])) return "--help of its trainer explains it";
     return "its trainer is not here";
 }

@@ -42,10 +42,10 @@ static void program_meanings_add(program_meaning **all, char *help) {
 
 /* All that the trainers beside this program say. */
 static program_meaning *program_meanings(const program *p) {
-    static const char *const tools[] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
+    static const char *const tools[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
     program_meaning *all = NULL;
     sh_new_strdup(all);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         char *help = program_trainer_help(p, tools[i]);
         program_meanings_add(&all, help);
         free(help);

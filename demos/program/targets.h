@@ -9,8 +9,8 @@
 #include "launchers.h"
 #include "llamafactory.h"
 
-static const char *const program_tools[] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
-enum { PROGRAM_TOOLS = 6 };
+static const char *const program_tools[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
+enum { PROGRAM_TOOLS = 7 };
 
 static int program_tool(const char *name) {
     for (int i = 0; i < PROGRAM_TOOLS; i++)
@@ -51,7 +51,7 @@ static int program_no_trainer(program *p, const char *word) {
     return demo_fail(
         p->error,
         "%.200s starts none of train_sft, train_dpo, train_rm, train_kto, "
-        "train_kd, train_ppo, which are the trainers here; seqpar --help lists what may "
+        "train_kd, train_prm, train_ppo, which are the trainers here; seqpar --help lists what may "
         "stand before them",
         word);
 }

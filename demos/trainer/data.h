@@ -56,6 +56,10 @@ typedef struct {
     int32_t *ids;
     uint8_t *loss_mask;
     int64_t tokens;
+    /* of process reward models (steps.h), else NULL: what a token is to predict in the place of the
+       next one, SEQPAR_IGNORE where loss_mask is 0; and its share of the label */
+    int32_t *targets;
+    float *shares;
 } demo_document;
 
 typedef struct {
@@ -151,6 +155,8 @@ static inline void demo_push_text(demo_document *document, const char *text, siz
 static inline void demo_document_free(demo_document *document) {
     arrfree(document->ids);
     arrfree(document->loss_mask);
+    arrfree(document->targets);
+    arrfree(document->shares);
 }
 
 static inline bool demo_same_ids(const demo_document *one, const demo_document *other,
@@ -540,6 +546,9 @@ static inline uint64_t demo_digest_documents(const demo_dataset *set) {
         digest = demo_digest(demo_digest_number(digest, d->tokens), d->ids,
                              d->tokens * (int64_t)sizeof *d->ids);
         digest = demo_digest(digest, d->loss_mask, d->tokens);
+        if (!d->targets) continue;
+        digest = demo_digest(digest, d->targets, d->tokens * (int64_t)sizeof *d->targets);
+        digest = demo_digest(digest, d->shares, d->tokens * (int64_t)sizeof *d->shares);
     }
     return digest;
 }
@@ -557,6 +566,8 @@ static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     document->tokens = max_len;
     arrsetlen(document->ids, (size_t)max_len);
     arrsetlen(document->loss_mask, (size_t)max_len);
+    if (document->targets) arrsetlen(document->targets, (size_t)max_len);
+    if (document->shares) arrsetlen(document->shares, (size_t)max_len);
     if (!record->ends_in_eos) return;
     document->ids[max_len - 1] = DEMO_EOS;
     document->loss_mask[max_len - 1] = max_len > 1;
@@ -1148,9 +1159,12 @@ static inline demo_token_file *demo_token_file_for(const char *path, uint32_t ki
 }
 
 static inline demo_document demo_token_document(const demo_token_file *f, int64_t i) {
-    return (demo_document){(int32_t *)f->ids + f->offsets[i],
-                           (uint8_t *)f->mask + f->offsets[i],
-                           (int64_t)(f->offsets[i + 1] - f->offsets[i])};
+    demo_document document = {(int32_t *)f->ids + f->offsets[i],
+                              (uint8_t *)f->mask + f->offsets[i],
+                              (int64_t)(f->offsets[i + 1] - f->offsets[i])};
+    if (f->targets) document.targets = (int32_t *)f->targets + f->offsets[i];
+    if (f->shares) document.shares = (float *)f->shares + f->offsets[i];
+    return document;
 }
 
 /* How many of the file's records are wanted. */

@@ -532,7 +532,7 @@ static int demo_job_memory(const demo_job *job, demo_error *error) {
 
 /* In what the model's texts end, where its config says another end than a text of bytes has;
    NULL: it does not. */
-static const int64_t *demo_other_end(const demo_job *job) {
+__attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job) {
     static int64_t end;
     const char *folder = job->config.pretrain;
     return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
@@ -546,8 +546,8 @@ __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
 
 /* Options that name further models; a comma list where the trainer takes one. */
 static const char *const demo_other_models[] = {"ref_pretrain", "reward_pretrain",
-                                                "critic_pretrain"};
-enum { DEMO_OTHER_MODELS = 3 };
+                                                "critic_pretrain", "teacher_model"};
+enum { DEMO_OTHER_MODELS = 4 };
 
 /* A fresh model has a row for every word of the tokenizer its data was made with. */
 static int64_t demo_fresh_vocab(const demo_config *c) {

@@ -406,7 +406,7 @@ static inline int demo_options_unknown(demo_options *options, const char *name) 
 /* An option of other trainers: of which, and what its part is called here. */
 static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed) {
     /* options.tsv knows more: those of other projects */
-    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
+    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
     static const char *const parts[][2] = {{"dataset", "prompt_data"},
                                            {"prompt_data", "dataset"},
                                            {"learning_rate", "actor_learning_rate"},

@@ -58,9 +58,12 @@ static bool demo_command_on(const demo_command *line, const char *name) {
 /* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
    here: the defaults of both are the same. */
 static const char *const demo_shared_options[] = {
-    "", "input_key output_key pretrain_mode input_template",
+    "",
+    "input_key output_key pretrain_mode input_template",
     "prompt_key chosen_key rejected_key margin_key input_template",
-    "input_key output_key label_key input_template", "input_key label_key input_template"};
+    "input_key output_key label_key input_template",
+    "input_key label_key input_template",
+    "input_key label_key placeholder_token reward_tokens"};
 
 static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_more) {
     const demo_config *c = &line->job->config;

@@ -92,9 +92,11 @@ static bool demo_option_on(const demo_binding *bindings, int count, const char *
 /* Options that name what is read: files, or folders of models (a comma list where the
    trainer takes one). */
 static const char *const demo_inputs[] = {
-    "dataset",      "prompt_data",     "eval_dataset",    "pretrain_data",       "pretrain",
-    "ref_pretrain", "reward_pretrain", "critic_pretrain", "adapter_name_or_path"};
-enum { DEMO_INPUTS = 9, DEMO_INPUT_FILES = 4 /* the first of them are files */ };
+    "dataset",         "prompt_data",     "eval_dataset",
+    "pretrain_data",   "pretrain",        "ref_pretrain",
+    "reward_pretrain", "critic_pretrain", "adapter_name_or_path",
+    "teacher_model"};
+enum { DEMO_INPUTS = 10, DEMO_INPUT_FILES = 4 /* the first of them are files */ };
 
 typedef struct {
     const char *option, *below, *only_with;

@@ -169,8 +169,8 @@ typedef struct {
 static const demo_rate demo_given_rates[] = {
     {"sft", "learning_rate", 5e-6},       {"dpo", "learning_rate", 1e-5},
     {"kto", "learning_rate", 1e-5},       {"rm", "learning_rate", 9e-6},
-    {"kd", "learning_rate", 5e-6},        {"ppo", "actor_learning_rate", 1e-6},
-    {"ppo", "critic_learning_rate", 9e-6}};
+    {"kd", "learning_rate", 5e-6},        {"prm", "learning_rate", 1e-6},
+    {"ppo", "actor_learning_rate", 1e-6}, {"ppo", "critic_learning_rate", 9e-6}};
 enum { DEMO_GIVEN_RATES = (int)(sizeof demo_given_rates / sizeof *demo_given_rates) };
 
 static double *demo_rate_of(const demo_job *job, const char *option) {

@@ -8,7 +8,7 @@
  *         8   u32       version
  *        12   u32       crc32 of all that follows, up to the end of the table
  *        16   u64       bytes of the file
- *        24   u32       kind: 1 sft, 2 pairs, 3 labelled, 4 prompts
+ *        24   u32       kind: 1 sft, 2 pairs, 3 labelled, 4 prompts, 5 steps
  *        28   u32       sections
  *        32   i32 x 3   ids of BOS, EOS and PAD; -1: none
  *        44   i32       words: all ids are below it
@@ -35,6 +35,10 @@
  *  12  prompts         prompts: UTF-8, as the model is given them
  *  13  answer offsets  prompts: u64 x (documents + 1)
  *  14  answers         prompts: UTF-8, the right answers; empty where there are none
+ *  15  targets         steps: i32 x tokens: what a token is to predict in the place of the next one; -100 where the loss
+ *                      mask, which may be 1 at a first token here, is 0
+ *  16  shares          steps: f32 x tokens, 0 to 1: the target's; what is left is that of the other one of two choices
+ *  17  choices         steps: i32 x 2 to 16: the tokens that targets are among; none: all words
  *
  * Functions return 0, or -1 with one sentence in error. Needs zlib. */
 #ifndef DEMO_TOKEN_FILE_H
@@ -56,8 +60,14 @@
 #error "token files are used in place, which needs a little-endian machine"
 #endif
 
-enum { DEMO_TOKENS_SFT = 1, DEMO_TOKENS_PAIRS, DEMO_TOKENS_LABELLED, DEMO_TOKENS_PROMPTS };
-enum { DEMO_TOKENS_VERSION = 1, DEMO_TOKENS_ALIGNED = 64, DEMO_SECTIONS = 14 };
+enum {
+    DEMO_TOKENS_SFT = 1,
+    DEMO_TOKENS_PAIRS,
+    DEMO_TOKENS_LABELLED,
+    DEMO_TOKENS_PROMPTS,
+    DEMO_TOKENS_STEPS
+};
+enum { DEMO_TOKENS_VERSION = 1, DEMO_TOKENS_ALIGNED = 64, DEMO_SECTIONS = 17 };
 enum {
     DEMO_OFFSETS = 1,
     DEMO_IDS,
@@ -72,7 +82,10 @@ enum {
     DEMO_PROMPT_OFFSETS,
     DEMO_PROMPT_TEXT,
     DEMO_ANSWER_OFFSETS,
-    DEMO_ANSWER_TEXT
+    DEMO_ANSWER_TEXT,
+    DEMO_TARGETS,
+    DEMO_SHARES,
+    DEMO_CHOICES
 };
 
 typedef struct {
@@ -97,19 +110,25 @@ typedef struct {
     const demo_token_section *section[DEMO_SECTIONS + 1]; /* by name; NULL: not there */
     int64_t documents, longest, stop_count;
     const uint64_t *offsets, *word_offsets;
-    const int32_t *ids, *stops;
+    const int32_t *ids, *stops, *targets, *choices;
     const uint8_t *mask, *flags, *labels;
     const double *margins;
+    const float *shares;
     int32_t largest; /* of all ids */
     cJSON *about;
     int opened; /* descriptor + 1 */
     struct timespec written;
 } demo_token_file;
 
-static const char *const demo_token_kinds[] = {"none", "sft", "pairs", "labelled", "prompts"};
+static const char *const demo_token_kinds[] = {"none",     "sft",     "pairs",
+                                               "labelled", "prompts", "steps"};
 /* By kind, who reads it. */
-static const char *const demo_token_readers[] = {
-    "", "train_sft and --pretrain_data", "train_dpo and train_rm", "train_kto", "train_ppo"};
+static const char *const demo_token_readers[] = {"",
+                                                 "train_sft, train_kd and --pretrain_data",
+                                                 "train_dpo and train_rm",
+                                                 "train_kto",
+                                                 "train_ppo",
+                                                 "train_prm"};
 
 /* There may be more than one call of zlib takes. */
 static inline uint32_t demo_crc32(uint32_t crc, const unsigned char *bytes, uint64_t count) {
@@ -269,7 +288,7 @@ static inline int demo_token_head_checked(const demo_token_reader *r) {
 static inline int demo_token_numbers_checked(const demo_token_reader *r) {
     const demo_token_head *h = r->file->head;
     int32_t least = h->bos < h->pad ? h->bos : h->pad, most = h->bos > h->pad ? h->bos : h->pad;
-    if (h->kind < DEMO_TOKENS_SFT || h->kind > DEMO_TOKENS_PROMPTS)
+    if (h->kind < DEMO_TOKENS_SFT || h->kind > DEMO_TOKENS_STEPS)
         return demo_token_wrong(r, "is of kind %u, which is not known; %s", h->kind,
                                 demo_token_again);
     if (h->eos < 0 || h->eos >= h->words || least < -1 || most >= h->words)
@@ -325,7 +344,9 @@ static inline uint64_t demo_token_section_bytes(const demo_token_head *h, int na
     case DEMO_OFFSETS:
     case DEMO_PROMPT_OFFSETS:
     case DEMO_ANSWER_OFFSETS: return (h->documents + 1) * 8;
-    case DEMO_IDS: return h->tokens * 4;
+    case DEMO_IDS:
+    case DEMO_TARGETS:
+    case DEMO_SHARES: return h->tokens * 4;
     case DEMO_MASK: return h->tokens;
     case DEMO_WORD_OFFSETS: return ((uint64_t)h->words + 1) * 8;
     case DEMO_WORD_FLAGS: return (uint64_t)h->words;
@@ -338,7 +359,8 @@ static inline uint64_t demo_token_section_bytes(const demo_token_head *h, int na
 static inline bool demo_token_section_needed(uint32_t kind, int name) {
     return name < DEMO_MARGINS || (name == DEMO_MARGINS && kind == DEMO_TOKENS_PAIRS) ||
            (name == DEMO_LABELS && kind == DEMO_TOKENS_LABELLED) ||
-           (name > DEMO_LABELS && kind == DEMO_TOKENS_PROMPTS);
+           (name > DEMO_LABELS && name < DEMO_TARGETS && kind == DEMO_TOKENS_PROMPTS) ||
+           (name >= DEMO_TARGETS && kind == DEMO_TOKENS_STEPS);
 }
 
 static inline int demo_token_sections_checked(const demo_token_reader *r) {
@@ -437,12 +459,51 @@ static inline int demo_token_masks_checked(const demo_token_reader *r) {
     for (int64_t i = 0; i < f->documents; i++) {
         int64_t tokens = (int64_t)(f->offsets[i + 1] - f->offsets[i]);
         if (tokens > f->longest) f->longest = tokens;
-        if (f->mask[f->offsets[i]])
+        if (f->mask[f->offsets[i]] && !f->targets)
             return demo_token_wrong(
                 r,
                 "the first token of document %lld is to be learnt, which nothing predicts; %s",
                 (long long)i + 1, demo_token_again);
     }
+    return 0;
+}
+
+static inline int demo_token_choices_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    uint64_t bytes = demo_token_size(f, DEMO_CHOICES), count = bytes / 4, twice = 0;
+    for (uint64_t i = 0; f->choices && i < count && count <= SEQPAR_MAX_CHOICES; i++)
+        for (uint64_t k = 0; k < i; k++) twice += f->choices[i] == f->choices[k];
+    if (bytes % 4 || count == 1 || count > SEQPAR_MAX_CHOICES || twice ||
+        demo_token_largest(f->choices, count) >= (uint32_t)f->head->words)
+        return demo_token_wrong(
+            r,
+            "its %llu bytes of choices are not 2 to %d of its %d words, each "
+            "once; %s",
+            (unsigned long long)bytes, SEQPAR_MAX_CHOICES, f->head->words, demo_token_again);
+    return 0;
+}
+
+/* A target is one of the choices, and its share whole unless these are two. */
+static inline bool demo_token_target_right(const demo_token_file *f, uint64_t t) {
+    uint64_t count = demo_token_size(f, DEMO_CHOICES) / 4, i = 0;
+    int32_t target = f->targets[t];
+    float share = f->shares[t];
+    if (!f->mask[t]) return target == SEQPAR_IGNORE && share == 0;
+    while (i < count && f->choices[i] != target) i++;
+    return target >= 0 && target < f->head->words && (!count || i < count) && share >= 0 &&
+           share <= 1 && (count == 2 || share == 1);
+}
+
+static inline int demo_token_targets_checked(const demo_token_reader *r) {
+    const demo_token_file *f = r->file;
+    if (!f->targets) return 0;
+    if (demo_token_choices_checked(r)) return -1;
+    for (uint64_t t = 0; t < f->head->tokens; t++)
+        if (!demo_token_target_right(f, t))
+            return demo_token_wrong(
+                r, "token %llu, with loss mask %d, has target %d and share %g; %s",
+                (unsigned long long)t, f->mask[t], f->targets[t], (double)f->shares[t],
+                demo_token_again);
     return 0;
 }
 
@@ -479,6 +540,9 @@ static inline void demo_token_place(demo_token_file *f) {
     f->flags = (const uint8_t *)demo_token_bytes(f, DEMO_WORD_FLAGS);
     f->margins = (const double *)demo_token_bytes(f, DEMO_MARGINS);
     f->labels = (const uint8_t *)demo_token_bytes(f, DEMO_LABELS);
+    f->targets = (const int32_t *)demo_token_bytes(f, DEMO_TARGETS);
+    f->shares = (const float *)demo_token_bytes(f, DEMO_SHARES);
+    f->choices = (const int32_t *)demo_token_bytes(f, DEMO_CHOICES);
 }
 
 /* Maps a token file of this kind, and looks at all of it once. On failure it is closed. */
@@ -497,7 +561,7 @@ static inline int demo_token_file_open(demo_token_file *file, const char *path, 
     if (!failed)
         failed = demo_token_offsets_checked(&r) || demo_token_ids_checked(&r) ||
                  demo_token_masks_checked(&r) || demo_token_values_checked(&r) ||
-                 demo_token_about_checked(&r);
+                 demo_token_targets_checked(&r) || demo_token_about_checked(&r);
     if (failed) demo_token_file_close(file);
     return failed ? -1 : 0;
 }

@@ -159,7 +159,8 @@ static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids,
-                                         .loss_mask = d->loss_mask,
+                                         .loss_mask = d->targets ? NULL : d->loss_mask,
+                                         .targets = d->targets,
                                          .tokens = d->tokens,
                                          .unit = i / per_unit};
     }

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* train_prm.c - process reward models: what each step of a text is worth, sequences split over ranks.
+ *
+ *     train_prm --dataset steps.jsonl --placeholder_token '*' --reward_tokens + - --pretrain model --ring_attn_size 4
+ *
+ * A label stands at the placeholder behind its step. --help lists everything. */
+#define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "prm.h"
+
+int main(int argc, char **argv) {
+    static demo_prm_config prm;
+    static demo_job job = {.objective = &demo_prm, .options = &prm};
+    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PRM_BINDINGS(prm)};
+    return demo_main(&job, "prm", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
+                     argv);
+}
