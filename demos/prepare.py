@@ -30,6 +30,9 @@ what LLaMA-Factory's dataset_info.json says of it.
 
 --train_on says what is learnt: assistant, what the assistant says in every turn; last, in the last turn alone; all, every token.
 Pairs and labelled responses are always about the last turn, and end with its stop token.
+
+--kind steps is for process reward models: the text is tokenized as it is, without BOS and EOS, and each --placeholder_token in it has
+a label: one of --reward_tokens (without these any token), or a number from 0 to 1, the share of the first of two of them.
 """
 import argparse
 import array
@@ -56,10 +59,10 @@ import time
 import unicodedata
 import zlib
 
-KINDS = {"sft": 1, "pairs": 2, "labelled": 3, "prompts": 4}
+KINDS = {"sft": 1, "pairs": 2, "labelled": 3, "prompts": 4, "steps": 5}
 # Names of the sections, as in token_file.h.
 OFFSETS, IDS, MASK, STOPS, WORD_OFFSETS, WORDS, WORD_FLAGS, ABOUT, MARGINS, LABELS, PROMPT_OFFSETS, PROMPTS, ANSWER_OFFSETS, \
-    ANSWERS = range(1, 15)
+    ANSWERS, TARGETS, SHARES, CHOICES = range(1, 18)
 MAGIC, VERSION, HEADER, ENTRY, ALIGNED = b"\x89SEQTOK\n", 1, 96, 32, 64
 BATCH = 256          # records that a process takes at a time
 GROUP = 1000         # texts that LLaMA-Factory makes blocks of at a time
@@ -68,6 +71,8 @@ AROUND = 256         # and those around them that it sees
 ALL_SAMPLES = 100000000
 MARK_BEGIN, MARK_END = "\ufdd0", "\ufdd1"  # noncharacters: no text holds them
 MOST_WORDS = 1 << 24  # ids are below it; as SEQPAR_MAX_VOCAB
+MOST_CHOICES = 16     # as SEQPAR_MAX_CHOICES
+IGNORED = -100        # as SEQPAR_IGNORE
 LONGEST = 60          # seconds that a template has for one text
 TEMPLATE_FILES = "chat_template.jinja, chat_template.json or a chat_template in tokenizer_config.json"
 
@@ -582,12 +587,13 @@ class Draft:
     """A document whose texts wait for the tokenizer: a conversation, or prompt and response. turns: of a template by name, what is
     asked and what is said in pieces, later where these begin and end."""
     __slots__ = ("text", "spans", "prompt", "response", "supervised", "ends", "trims", "turns", "last", "ids", "mask",
-                 "prompt_tokens")
+                 "prompt_tokens", "labels")
 
     def __init__(self, text=None, spans=None, prompt=None, response=None, supervised=False, ends=False, trims=False, turns=None,
                  last=False):
         self.text, self.spans, self.prompt, self.response = text, spans, prompt, response
         self.supervised, self.ends, self.trims, self.turns, self.last = supervised, ends, trims, turns, last
+        self.labels = None  # of steps: target and share of each placeholder
 
     def texts(self):
         """What the tokenizer is given as texts of their own."""
@@ -929,7 +935,14 @@ class Maker:
             if options.apply_chat_template else self.named
         self.infos = infos_of(options) if options.dataset_info else None
         self.counts = collections.Counter()
-        self.shape = {"sft": self.sft, "pairs": self.pairs, "labelled": self.labelled, "prompts": self.prompts}[options.kind]
+        self.shape = {"sft": self.sft, "pairs": self.pairs, "labelled": self.labelled, "prompts": self.prompts,
+                      "steps": self.steps}[options.kind]
+        if options.kind == "steps":
+            self.placeholder = self.token(options.placeholder_token, "--placeholder_token")
+            marks = options.reward_tokens.split()
+            self.choices = {one: self.token(one, "--reward_tokens") for one in marks}
+            if len(set(self.choices.values())) < len(marks):
+                raise Refused(f"--reward_tokens {options.reward_tokens} are not all different tokens; name each once")
 
     # -- what a record says --
 
@@ -1134,6 +1147,61 @@ class Maker:
         text = found[1] if found else self.formed(self.text(record, o.input_key, "input_key"))
         return [Draft(prompt=text, response="")], (text, answer)
 
+    # -- steps: texts in which each placeholder has a label --
+
+    def token(self, text, what):
+        """The one token that a text is."""
+        ids = next(self.encode(self.folder.fresh, [text])).ids
+        if len(ids) != 1:
+            raise Refused(f"{what}: {text!r} is {len(ids)} tokens, {ids[:8]}; give a text that is one")
+        return ids[0]
+
+    def step_label(self, label, where):
+        """Target and share."""
+        o = self.o
+        if isinstance(label, str):
+            if not self.choices:
+                return self.token(label, where), 1.0
+            if label not in self.choices:
+                raise Refused(f"{where} is {json.dumps(label)[:40]}, which is none of --reward_tokens {o.reward_tokens}")
+            return self.choices[label], 1.0
+        if not isinstance(label, (bool, int, float)):
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, but a token or a number is needed")
+        if len(self.choices) != 2:
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, a share of the first of two marks, but --reward_tokens names "
+                          f"{len(self.choices)}; name two, or give tokens as labels")
+        if not 0 <= label <= 1:
+            raise Refused(f"{where} is {json.dumps(label)[:40]}, but a share lies between 0 and 1")
+        return next(iter(self.choices.values())), float(label)
+
+    def steps(self, record):
+        key = self.o.label_key
+        text, labels = self.text(record, self.o.input_key, "input_key"), self.value(record, key, "label_key")
+        if not isinstance(labels, list):
+            raise Refused(f"\"{key}\" is {json.dumps(labels)[:40]}, but a list is needed, a label for each step")
+        draft = Draft(text=text)
+        draft.labels = [self.step_label(label, f"{key}[{k}]") for k, label in enumerate(labels)]
+        return [draft], None
+
+    def step_tokens(self, d, ids):
+        d.ids, d.mask, d.prompt_tokens = ids, bytearray(i == self.placeholder for i in ids), 0
+        steps, text = d.mask.count(1), self.o.placeholder_token
+        if ids and not steps:
+            raise Refused(f"the text holds no placeholder {text!r} that is a token of its own, behind which nothing is learnt; set it "
+                          "behind each step, or name another by --placeholder_token")
+        if ids and steps != len(d.labels):
+            raise Refused(f"{len(d.labels)} labels in \"{self.o.label_key}\" for {steps} placeholders {text!r}; give one for each")
+
+    def step_sections(self, documents):
+        targets, shares = array.array("i"), array.array("f")
+        for d in documents:
+            labels = iter(d.labels)
+            for learnt in d.mask:
+                target, share = next(labels) if learnt else (IGNORED, 0.0)
+                targets.append(target)
+                shares.append(share)
+        return {TARGETS: little("i", targets), SHARES: little("f", shares)}
+
     # -- drafts as tokens --
 
     def encode(self, tokenizer, texts):
@@ -1154,6 +1222,8 @@ class Maker:
                 self.turns_tokens(d, fresh)
             elif d.spans is not None:
                 self.conversation_tokens(d, next(fresh))
+            elif d.labels is not None:
+                self.step_tokens(d, next(fresh).ids)
             elif d.text is not None:
                 self.plain_tokens(d, next(fresh).ids)
             else:
@@ -1250,7 +1320,8 @@ class Maker:
             counts["dropped_long"] += 1
             return False
         for d in drafts:
-            d.mask[0] = 0  # nothing stands before it to predict it
+            if d.labels is None:
+                d.mask[0] = 0  # nothing stands before it to predict it
             counts["supervised"] += d.mask.count(1)
             counts["fully_masked"] += self.o.kind != "prompts" and not any(d.mask)
             counts["unknown"] += self.folder.unknown is not None and self.folder.unknown in d.ids
@@ -1309,6 +1380,8 @@ class Maker:
             for lengths, texts, which in ((PROMPT_OFFSETS, PROMPTS, 0), (ANSWER_OFFSETS, ANSWERS, 1)):
                 written = [more[which].encode() for _, more in kept]
                 out[texts], out[lengths] = b"".join(written), [len(text) for text in written]
+        elif self.o.kind == "steps":
+            out.update(self.step_sections(documents))
         return out
 
     def stream(self, item):
@@ -1826,14 +1899,19 @@ def options_of(arguments):
                         "json@FOLDER")
     p.add_argument("--output", required=True, metavar="FILE", help="the token file that is written")
     p.add_argument("--kind", choices=KINDS, default="sft",
-                   help="sft (train_sft, --pretrain_data), pairs (train_dpo, train_rm), labelled (train_kto), prompts (train_ppo)")
+                   help="sft (train_sft, train_kd, --pretrain_data), pairs (train_dpo, train_rm), labelled (train_kto), prompts "
+                        "(train_ppo), steps (train_prm)")
     p.add_argument("--input_key", help="key of the prompt, of all text, or of a list of messages (input); a.b is b inside a")
     p.add_argument("--output_key", help="key of the response; sft without it: the input is all there is; labelled: output")
     p.add_argument("--prompt_key", help="pairs: key of the prompt; without it chosen and rejected begin with it")
     p.add_argument("--chosen_key", default="chosen", help="pairs: key of the better response")
     p.add_argument("--rejected_key", default="rejected", help="pairs: key of the worse response")
     p.add_argument("--margin_key", default="margin", help="pairs: key of the margin, where records have one")
-    p.add_argument("--label_key", help="labelled: key of true or false (label); prompts: key of the right answer")
+    p.add_argument("--label_key", help="labelled: key of true or false (label); steps: of the list of labels (label); prompts: key of "
+                                       "the right answer")
+    p.add_argument("--placeholder_token", metavar="TOKEN", help="steps: what stands behind each of them, and is labelled")
+    p.add_argument("--reward_tokens", metavar="TOKENS", nargs="+",
+                   help="steps: the tokens that labels are among; without it, all; numbers as labels need two")
     p.add_argument("--apply_chat_template", action="store_true",
                    help="texts and lists of messages are written by the chat template")
     p.add_argument("--tokenizer_chat_template", metavar="TEXT_OR_FILE", help="that template, in the place of the folder's")
@@ -1897,6 +1975,7 @@ def settle(o):
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
         raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind sft, not for {o.kind}; leave it out")
+    settle_steps(o)
     if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
         raise Refused(f"a prompt that is cut asks something else; leave out --truncation {o.truncation}, longer ones are left out")
     o.truncation = o.truncation or ("drop" if o.kind == "prompts" else "cut")
@@ -1919,6 +1998,26 @@ def settle(o):
     if o.kind == "labelled":
         o.output_key, o.label_key = o.output_key or "output", o.label_key or "label"
     place_is_free(o)
+
+
+def settle_steps(o):
+    if o.kind != "steps":
+        given = "placeholder_token" if o.placeholder_token is not None else "reward_tokens" if o.reward_tokens else None
+        if given:
+            raise Refused(f"--{given} is for --kind steps, not for {o.kind}; leave it out")
+        return
+    for name in ("apply_chat_template", "template", "dataset_info", "input_template", "output_key"):
+        if getattr(o, name):
+            raise Refused(f"--{name} shapes prompts and responses, but steps have one text, which is taken as it is; leave it out")
+    if not o.placeholder_token:
+        raise Refused("there is no placeholder; name the token behind each step by --placeholder_token")
+    if o.truncation == "cut_both":
+        raise Refused("--truncation cut_both is of a prompt and a response, but steps have one text; give cut or drop")
+    o.reward_tokens = " ".join(o.reward_tokens or []).split()
+    if o.reward_tokens and not 2 <= len(o.reward_tokens) <= MOST_CHOICES:
+        raise Refused(f"--reward_tokens {' '.join(o.reward_tokens)} are {len(o.reward_tokens)}; give 2 to {MOST_CHOICES}")
+    o.reward_tokens = " ".join(o.reward_tokens)
+    o.input_key, o.label_key = o.input_key or "input", o.label_key or "label"
 
 
 def settle_info(o):
@@ -2010,6 +2109,8 @@ def prepare(arguments):
         raise Refused(f"{o.dataset}: nothing is left ({said}); raise --max_len, or look at the data")
     if o.kind != "prompts" and not counts["supervised"]:
         raise Refused(f"{o.dataset}: no supervised token in the whole set ({said}); raise --max_len, or look at the data")
+    if o.kind == "steps":
+        file.add({CHOICES: little("i", maker.choices.values())})
     file.write(o.kind, maker.folder, about(o, counts, said))
     for notice in notices(o, maker, counts):
         print(f"notice: {shown(notice)}", file=sys.stderr)

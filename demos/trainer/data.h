@@ -230,7 +230,8 @@ static inline bool demo_folder_has_template(const char *folder) {
 
 /* The line to type is for text as it would be read here; a chat model may want another. */
 static inline const char *demo_template_hint(const demo_data_options *options) {
-    bool other = options->pretrain_mode || strstr(options->prepare, "--apply_chat_template");
+    bool other = options->pretrain_mode || strstr(options->prepare, "--kind steps") ||
+                 strstr(options->prepare, "--apply_chat_template");
     return !other && demo_folder_has_template(options->folder)
                ? " (add --apply_chat_template for the model's chat template)"
                : "";

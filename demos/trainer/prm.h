@@ -34,7 +34,8 @@ typedef struct {
          DEMO_ANY}, \
     { \
         "reward_tokens", &(p).reward_tokens, DEMO_STRING, NULL, \
-            "what it chooses among there, with blanks between; without it, all tokens", DEMO_ANY \
+            "what it chooses among there, with blanks between; without it, all tokens", \
+            DEMO_ANY \
     }
 
 static demo_prm_config *demo_prm_options(const demo_job *job) {
@@ -44,8 +45,9 @@ static demo_prm_config *demo_prm_options(const demo_job *job) {
 static int demo_prm_prepare(demo_job *job, demo_error *error) {
     const demo_prm_config *p = demo_prm_options(job);
     if (job->config.long_documents == DEMO_LONG_CUT_BOTH)
-        return demo_fail(error, "--truncation cut_both is of a prompt and a response, but steps "
-                                "have one text; give cut or drop");
+        return demo_fail(error,
+                         "--truncation cut_both is of a prompt and a response, but steps "
+                         "have one text; give cut or drop");
     if (!p->placeholder_token && !demo_is_token_file(job->config.dataset))
         return demo_fail(error, "there is no placeholder; name the token behind each step by "
                                 "--placeholder_token");

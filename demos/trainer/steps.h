@@ -90,10 +90,11 @@ static inline int demo_step_number(const demo_reader *reader, const cJSON *item,
                                    float *share) {
     double number = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item);
     if (how->marks.count != 2)
-        return demo_wrong(reader,
-                          "%s[%lld] is %g, a share of the first of two marks, but --reward_tokens "
-                          "names %lld; name two, or give tokens as labels",
-                          how->label_key, (long long)k, number, (long long)how->marks.count);
+        return demo_wrong(
+            reader,
+            "%s[%lld] is %g, a share of the first of two marks, but --reward_tokens "
+            "names %lld; name two, or give tokens as labels",
+            how->label_key, (long long)k, number, (long long)how->marks.count);
     if (!(number >= 0 && number <= 1))
         return demo_wrong(reader, "%s[%lld] is %.15g, but a share lies between 0 and 1",
                           how->label_key, (long long)k, number);
@@ -126,14 +127,15 @@ static inline int demo_step_label(const demo_reader *reader, const cJSON *item, 
 static inline int demo_steps_counted(const demo_reader *reader, const cJSON *labels,
                                      int64_t steps, const demo_step_options *how) {
     if (!steps)
-        return demo_wrong(reader,
-                          "the text holds no placeholder \"%c\", behind which nothing is learnt; "
-                          "set it behind each step, or name another by --placeholder_token",
-                          (int)how->placeholder);
+        return demo_wrong(
+            reader,
+            "the text holds no placeholder \"%c\", behind which nothing is learnt; "
+            "set it behind each step, or name another by --placeholder_token",
+            (int)how->placeholder);
     if (cJSON_GetArraySize(labels) == steps) return 0;
-    return demo_wrong(reader, "%d labels in \"%s\" for %lld placeholders \"%c\"; give one for each",
-                      cJSON_GetArraySize(labels), how->label_key, (long long)steps,
-                      (int)how->placeholder);
+    return demo_wrong(
+        reader, "%d labels in \"%s\" for %lld placeholders \"%c\"; give one for each",
+        cJSON_GetArraySize(labels), how->label_key, (long long)steps, (int)how->placeholder);
 }
 
 static inline int demo_steps_text(demo_document *d, const demo_reader *reader,
@@ -185,8 +187,9 @@ static inline int demo_steps_ids(demo_document *d, const demo_reader *reader, co
     int64_t t = 0, steps = 0;
     if (demo_json_find_tokens(reader, json, "", &tokens)) return -1;
     if (!tokens.labels.list)
-        return demo_wrong(reader, "no key \"labels\"; add it, with -100 for all tokens but those "
-                                  "that have a label");
+        return demo_wrong(reader,
+                          "no key \"labels\"; add it, with -100 for all tokens but those "
+                          "that have a label");
     const cJSON *label = tokens.labels.list->child;
     for (const cJSON *item = tokens.ids.list->child; item;
          item = item->next, label = label->next, t++) {
@@ -201,7 +204,8 @@ static inline int demo_steps_ids(demo_document *d, const demo_reader *reader, co
         if (!padding) demo_push_step(d, id, target, target != SEQPAR_IGNORE);
     }
     if (steps || !d->tokens) return 0;
-    return demo_wrong(reader, "\"labels\" are -100 everywhere; label a step, or remove the line");
+    return demo_wrong(reader,
+                      "\"labels\" are -100 everywhere; label a step, or remove the line");
 }
 
 static inline int demo_steps_take(const demo_reader *reader, const cJSON *json) {
