@@ -439,6 +439,50 @@ typedef struct teacher_call {
     int forward, score, student_score, backward;
 } teacher_call;
 
+/* What is chosen among, of a model alone: choices 0: there are none. */
+typedef struct choice_call {
+    int64_t choices;
+    int best, score, taught;
+} choice_call;
+
+static seqpar_status choose(void *call) {
+    const choice_call *c = call;
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    seqpar_llama_config config = good_model.config;
+    seqpar_llama_choices choices = {{2, 9, 4}, c->choices, NULL};
+    seqpar_llama_batch b = {0};
+    const seqpar_llama_teacher self = {&llama, &b, 0, NULL};
+    int32_t best[7];
+    seqpar_row row;
+    fill_row(&row, &good_batch);
+    if (c->score) config.score = "score";
+    seqpar_status status = seqpar_llama_open(&ctx, &llama, &config);
+    if (!status) status = seqpar_llama_open_batch(&ctx, &llama, &b, &row, 1, &run);
+    if (!status) status = seqpar_llama_forward(&ctx, &llama, &b, 0);
+    if (c->choices) b.choices = &choices;
+    if (c->best) b.best = best;
+    if (c->taught) b.teacher = &self;
+    if (!status) status = seqpar_llama_values(&ctx, &llama, &b);
+    seqpar_llama_close_batch(&ctx, &llama, &b);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define CHOOSE(member, value) SET(choice_call, member, value)
+#define NO_CHOICE \
+    "a model with a score head has no probabilities of tokens to choose among; leave out " \
+    "batch->choices and batch->best"
+static const choice_call good_choice = {.choices = 2};
+static const limit choice_limits[] = {
+    {CHOOSE(choices, 2), 1, SEQPAR_ERR_SIZE, "batch->choices are 1 tokens; give 2 to 16"},
+    {CHOOSE(choices, 3), 17, SEQPAR_ERR_SIZE, "batch->choices are 17 tokens; give 2 to 16"},
+    {CHOOSE(score, 0), 1, SEQPAR_ERR_OPTION, NO_CHOICE},
+    {CHOOSE(score, 0), 1, SEQPAR_ERR_OPTION, NO_CHOICE, {CHOOSE(choices, 0), CHOOSE(best, 1)}},
+    {CHOOSE(taught, 0), 1, SEQPAR_ERR_OPTION,
+     "a batch has a teacher, of the whole vocabulary, and choices, of a part of it; leave out one "
+     "of them"},
+};
+
 static seqpar_status taught_by(teacher_call *c, seqpar_llama *teacher, const seqpar_row *rows) {
     const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     const seqpar_vocab_seeds seeds = {0};
@@ -633,6 +677,7 @@ static void check_llama(void) {
     TRY_LIMITS("adapters", adapt, good_adapters, world->error, adapters_limits);
     TRY_LIMITS("pass", pass, good_pass, world->error, pass_limits);
     TRY_LIMITS("teacher", teach, good_teacher, world->error, teacher_limits);
+    TRY_LIMITS("choices", choose, good_choice, world->error, choice_limits);
     TRY_LIMITS("text", text, good_text, world->error, text_limits);
 }
 #endif

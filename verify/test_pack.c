@@ -20,6 +20,7 @@ enum {
     MASK_RANDOM,
     MASK_FIRST,
     MASK_LAST,
+    OWN_TARGETS, /* in the place of a mask */
     MASK_KINDS
 };
 
@@ -36,14 +37,19 @@ static int mask_bit(int kind, int64_t t, int64_t tokens) {
 
 static void corpus_add(corpus *c, int64_t unit, int64_t tokens, int mask_kind) {
     int32_t *ids = malloc((size_t)tokens * sizeof *ids);
-    uint8_t *mask = mask_kind == MASK_NULL ? NULL : malloc((size_t)tokens);
+    uint8_t *mask = mask_kind == MASK_NULL || mask_kind == OWN_TARGETS ? NULL
+                                                                       : malloc((size_t)tokens);
+    int32_t *targets = mask_kind == OWN_TARGETS ? malloc((size_t)tokens * sizeof *targets)
+                                                : NULL;
     int64_t t;
     /* id 0 is a token like any other */
     for (t = 0; t < tokens; t++)
         ids[t] = test_integer(0, 3) ? (int32_t)test_integer(0, VOCAB - 1) : 0;
     for (t = 0; mask && t < tokens; t++) mask[t] = (uint8_t)mask_bit(mask_kind, t, tokens);
-    c->doc[c->count++] = (seqpar_document){ids, mask, tokens, unit,
-                                           .prefix = tokens * (c->count % 3) / 2};
+    for (t = 0; targets && t < tokens; t++)
+        targets[t] = test_integer(0, 4) ? SEQPAR_IGNORE : (int32_t)test_integer(0, VOCAB - 1);
+    c->doc[c->count++] = (seqpar_document){
+        ids, mask, tokens, unit, .prefix = tokens * (c->count % 3) / 2, .targets = targets};
 }
 
 static void corpus_free(corpus *c) {
@@ -51,6 +57,7 @@ static void corpus_free(corpus *c) {
     for (i = 0; i < c->count; i++) {
         free((void *)c->doc[i].ids);
         free((void *)c->doc[i].loss_mask);
+        free((void *)c->doc[i].targets);
     }
     memset(c, 0, sizeof *c);
 }
@@ -65,8 +72,9 @@ static void corpus_random(corpus *c, int64_t units, int64_t longest) {
         }
 }
 
-/* Token t of a document cut to `length` is to be predicted. */
+/* Token t of a document cut to `length` is to be predicted, or predicts a target of its own. */
 static int predicted(const seqpar_document *d, int64_t t, int64_t length) {
+    if (d->targets) return t < length && d->targets[t] != SEQPAR_IGNORE;
     return t > 0 && t < length && (!d->loss_mask || d->loss_mask[t]);
 }
 
@@ -267,12 +275,14 @@ static void expect_document(const seqpar_row *row, const seqpar_document *d, int
                             int64_t end) {
     int64_t t, n = end - begin;
     for (t = 0; t < n; t++) {
-        int32_t target = predicted(d, t + 1, n) ? d->ids[t + 1] : SEQPAR_IGNORE;
+        int32_t target = d->targets               ? d->targets[t]
+                         : predicted(d, t + 1, n) ? d->ids[t + 1]
+                                                  : SEQPAR_IGNORE;
         EXPECT_EQUAL(row->ids[begin + t], d->ids[t], "an id");
         EXPECT_EQUAL(row->position_ids[begin + t], t, "a position");
         EXPECT_EQUAL(row->targets[begin + t], target, "a target");
     }
-    test_expect(row->targets[end - 1] == SEQPAR_IGNORE,
+    test_expect(d->targets || row->targets[end - 1] == SEQPAR_IGNORE,
                 "the last position of a document has a target");
 }
 
@@ -376,9 +386,10 @@ static int triple_order(const void *a, const void *b) {
 static int64_t triples_of_documents(triple *to, const corpus *c, const fate *f) {
     int64_t i, t, n = 0;
     for (i = 0; i < c->count; i++)
-        for (t = 1; t < f->length[i]; t++)
+        for (t = 0; t < f->length[i]; t++)
             if (predicted(&c->doc[i], t, f->length[i]))
-                to[n++] = (triple){i, t - 1, c->doc[i].ids[t]};
+                to[n++] = c->doc[i].targets ? (triple){i, t, c->doc[i].targets[t]}
+                                            : (triple){i, t - 1, c->doc[i].ids[t]};
     return n;
 }
 

@@ -16,8 +16,8 @@ enum { DOCS = 3, LONGEST = 7, VOCAB = 11 };
 typedef struct pack_call {
     seqpar_pack_desc desc;
     int64_t count, tokens[DOCS], unit[DOCS], prefix[DOCS];
-    int ids[DOCS][LONGEST], masked;
-    int no_ids; /* a bit for each document */
+    int ids[DOCS][LONGEST], target[DOCS][LONGEST], masked;
+    int no_ids, own; /* a bit for each document; own: has targets */
 } pack_call;
 
 static seqpar_status pack(void *call) {
@@ -30,7 +30,8 @@ static seqpar_status pack(void *call) {
                                     .tokens = c->tokens[i],
                                     .unit = c->unit[i],
                                     .prefix = c->prefix[i],
-                                    .loss_mask = c->masked ? nothing : NULL};
+                                    .loss_mask = c->masked >> i & 1 ? nothing : NULL,
+                                    .targets = c->own >> i & 1 ? c->target[i] : NULL};
     seqpar_status status = seqpar_pack(&error, &batch, docs, c->count, &c->desc);
     seqpar_batch_free(&batch);
     return status;
@@ -102,6 +103,22 @@ static const limit pack_limits[] = {
      "document 2, token 6 has id -1; the vocabulary has ids 0..10"},
     {P(ids[2][6], 10), 11, SEQPAR_ERR_TOKEN_ID,
      "document 2, token 6 has id 11; the vocabulary has ids 0..10"},
+#define OWN_TARGET(document, token, target) \
+    "document " document ", token " token " has target " target \
+    "; give an id from 0 to 10, or SEQPAR_IGNORE"
+    {P(target[0][0], -100), -99, SEQPAR_ERR_TOKEN_ID, OWN_TARGET("0", "0", "-99"), {P(own, 7)}},
+    {P(target[0][0], 0), -1, SEQPAR_ERR_TOKEN_ID, OWN_TARGET("0", "0", "-1"), {P(own, 7)}},
+    {P(target[2][6], 10), 11, SEQPAR_ERR_TOKEN_ID, OWN_TARGET("2", "6", "11"), {P(own, 4)}},
+    {P(target[2][6], 2147483647),
+     -1,
+     SEQPAR_ERR_TOKEN_ID,
+     "document 2, token 6 has target -1; give an id from 0 to 2147483647, or SEQPAR_IGNORE",
+     {P(own, 4), P(desc.vocab, 0)}},
+    {P(own, 5),
+     7,
+     SEQPAR_ERR_MASK,
+     "document 1 has targets and a loss_mask, which both say what is learnt; leave out one of them",
+     {P(masked, 2)}},
     {P(unit[0], 5), 6, SEQPAR_ERR_UNIT_ORDER,
      "documents of unit 6 are not neighbours; sort documents by unit"},
     {P(tokens[0], 2),
@@ -110,7 +127,7 @@ static const limit pack_limits[] = {
      "of 3 documents none is left with a supervised token (1 empty, 1 too long, 1 fully masked); "
      "check keys, masks and pack_len 6",
      {P(tokens[1], 0), P(desc.pack_len, 6)}},
-    {P(masked, 0), 1, SEQPAR_ERR_NO_TARGET,
+    {P(masked, 0), 7, SEQPAR_ERR_NO_TARGET,
      "of 3 documents none is left with a supervised token (0 empty, 0 too long, 3 fully masked); "
      "check keys, masks and pack_len 7"},
 };
@@ -621,6 +638,9 @@ typedef struct vocab_call {
     int64_t tokens, first, rows, pieces;
     int nodes, no_dlogits, no_share, no_fold, backward;
     int64_t width; /* of a teacher; -2: there is none */
+    int64_t choices;
+    int choice[SEQPAR_MAX_CHOICES];
+    int keeps[8]; /* values and seeds that stand beside choices */
 } vocab_call;
 
 enum { HIDDEN = 6, VOCAB_TOKENS = 5 };
@@ -663,6 +683,17 @@ static seqpar_status project(void *call) {
                           .node_stride = VOCAB * HIDDEN};
     const seqpar_vocab_teacher teacher = {vocab_data[0], vocab_data[1], c->width, 0,
                                           NULL,          NULL,          NULL};
+    seqpar_vocab_choices choices = {{0}, c->choices, NULL, NULL};
+    const void **const seeds[4] = {&io.seeds.dlogp, &io.seeds.dentropy, &io.seeds.dsmooth,
+                                   &io.seeds.dzloss};
+    void **const values[4] = {&io.values.logp, &io.values.entropy, &io.values.lse,
+                              &io.values.smooth};
+    for (int i = 0; i < SEQPAR_MAX_CHOICES; i++) choices.ids[i] = c->choice[i];
+    for (int i = 0; c->choices && i < 4; i++) {
+        *values[i] = c->keeps[i] ? logp : NULL;
+        *seeds[i] = c->keeps[4 + i] ? logp : NULL;
+    }
+    if (c->choices) io.choices = &choices;
     if (c->width != -2) io.teacher = &teacher;
     if (c->backward) return vocab_backward(c, &io);
     if (!c->nodes) return seqpar_vocab_forward(&ctx, &io, &c->desc);
@@ -680,7 +711,49 @@ static const vocab_call good_vocab = {.desc = {.hidden = HIDDEN, .vocab = VOCAB}
                                       .first = 2,
                                       .pieces = 2,
                                       .width = -2};
+#define CHOICES(given) \
+    { V(choices, given), V(choice[1], 1), V(choice[2], 10) }
+#define CHOICES_ALONE \
+    "choices stand beside values, seeds or a teacher, which are of the whole vocabulary; leave " \
+    "those NULL, or the choices"
 static const limit vocab_limits[] = {
+    {V(choices, 2),
+     1,
+     SEQPAR_ERR_SIZE,
+     "a choice among 1 tokens is asked for; give 2 to 16",
+     {V(choice[1], 1)}},
+    {V(choices, 0), -1, SEQPAR_ERR_SIZE, "a choice among -1 tokens is asked for; give 2 to 16"},
+    {V(choices, 3),
+     17,
+     SEQPAR_ERR_SIZE,
+     "a choice among 17 tokens is asked for; give 2 to 16",
+     {V(choice[1], 1), V(choice[2], 10)}},
+    {V(choice[0], 0), -1, SEQPAR_ERR_TOKEN_ID,
+     "choice 0 is token -1; give ids from 0 to 10, each once", CHOICES(3)},
+    {V(choice[2], 10),
+     11,
+     SEQPAR_ERR_TOKEN_ID,
+     "choice 2 is token 11; give ids from 0 to 10, each once",
+     {V(choices, 3), V(choice[1], 1)}},
+    {V(choice[2], 9),
+     0,
+     SEQPAR_ERR_TOKEN_ID,
+     "choice 2 is token 0, which stands there before; give ids from 0 to 10, each once",
+     {V(choices, 3), V(choice[1], 1)}},
+    {V(choice[2], 9),
+     1,
+     SEQPAR_ERR_TOKEN_ID,
+     "choice 2 is token 1, which stands there before; give ids from 0 to 10, each once",
+     {V(choices, 3), V(choice[1], 1)}},
+    {V(keeps[0], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[1], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[2], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[3], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[4], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[5], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[6], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(keeps[7], 0), 1, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
+    {V(width, -2), 6, SEQPAR_ERR_OPTION, CHOICES_ALONE, CHOICES(3)},
     {V(width, 1), 0, SEQPAR_ERR_SIZE,
      "the teacher's hidden states have width 0; give 1 to 1048576"},
     {V(width, 1048576),
