@@ -14,7 +14,7 @@
 int main(int argc, char **argv) {
     static demo_prm_config prm;
     static demo_job job = {.objective = &demo_prm, .options = &prm};
-    const demo_binding bindings[] = {DEMO_TRAINER_BINDINGS(job.config), DEMO_PRM_BINDINGS(prm)};
+    const demo_binding bindings[] = {DEMO_SHARED_BINDINGS(job.config), DEMO_PRM_BINDINGS(prm)};
     return demo_main(&job, "prm", bindings, (int)(sizeof bindings / sizeof *bindings), argc,
                      argv);
 }

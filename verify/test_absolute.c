@@ -1412,8 +1412,12 @@ static void test_not_finite(void) {
 
 /* ---- the table of options ---- */
 
-/* Trainers that run here, and train_kd, which does not. */
-static const char *walked_name(int tool) { return tool < TOOLS ? tool_names[tool] : "kd"; }
+/* Trainers that run here, and those that do not. */
+enum { WALKED = TOOLS + 2 };
+static const char *walked_name(int tool) {
+    static const char *const others[WALKED - TOOLS] = {"kd", "prm"};
+    return tool < TOOLS ? tool_names[tool] : others[tool - TOOLS];
+}
 
 /* What absolute.tsv says of an option of a trainer, or NULL; * is every option. */
 static const char *reason_of(int tool, const char *name, char **lines) {
@@ -1457,7 +1461,7 @@ static void walk_options(void) {
     char **lines = reasons_read();
     int64_t used = 0, seen = 0, missing = 0;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
-        for (int tool = 0; tool <= TOOLS; tool++) {
+        for (int tool = 0; tool < WALKED; tool++) {
             const demo_known *known = &demo_known_options[i];
             if (strcmp(known->role, "real") || !demo_list_has(known->tools, walked_name(tool)))
                 continue;

@@ -10,17 +10,19 @@
 #include "ppo.h"
 #include "kd.h"
 #include "kto.h"
+#include "prm.h"
 #include "sft.h"
 #include "test.h"
 
-enum { SFT, DPO, RM, KTO, KD, PPO, TOOLS, WORDS = 64 };
-static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "kd", "ppo"};
+enum { SFT, DPO, RM, KTO, KD, PRM, PPO, TOOLS, WORDS = 64 };
+static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
 
 static struct {
     demo_job job;
     demo_preference_config preference;
     demo_kto_config kto;
     demo_kd_config kd;
+    demo_prm_config prm;
     demo_ppo_config ppo;
     demo_options options;
     char line[2048], *words[WORDS];
@@ -30,8 +32,9 @@ static struct {
 /* A job by the options of a user, up to what is read. */
 static int parse(int tool, const char *line) {
     static const demo_objective *const objectives[TOOLS] = {
-        &demo_sft, &demo_dpo, &demo_rm, &demo_kto, &demo_kd, &demo_ppo_objective};
-    void *const own[TOOLS] = {NULL, &x.preference, &x.preference, &x.kto, &x.kd, &x.ppo};
+        &demo_sft, &demo_dpo, &demo_rm, &demo_kto, &demo_kd, &demo_prm, &demo_ppo_objective};
+    void *const own[TOOLS] = {NULL,  &x.preference, &x.preference, &x.kto,
+                              &x.kd, &x.prm,        &x.ppo};
     static const demo_binding
         sft[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_SFT_BINDINGS(x.job.config)},
         dpo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_DPO_BINDINGS(x.preference)},
@@ -39,12 +42,14 @@ static int parse(int tool, const char *line) {
         kto[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_KTO_BINDINGS(x.kto)},
         kd[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_TEXT_BINDINGS(x.job.config),
                 DEMO_KD_BINDINGS(x.kd)},
+        prm[] = {DEMO_SHARED_BINDINGS(x.job.config), DEMO_PRM_BINDINGS(x.prm)},
         ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)};
-    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, kd, ppo};
+    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, kd, prm, ppo};
     static const int counts[TOOLS] = {
         (int)(sizeof sft / sizeof *sft), (int)(sizeof dpo / sizeof *dpo),
         (int)(sizeof rm / sizeof *rm),   (int)(sizeof kto / sizeof *kto),
-        (int)(sizeof kd / sizeof *kd),   (int)(sizeof ppo / sizeof *ppo)};
+        (int)(sizeof kd / sizeof *kd),   (int)(sizeof prm / sizeof *prm),
+        (int)(sizeof ppo / sizeof *ppo)};
     int argc = 0;
     memset(&x, 0, sizeof x);
     snprintf(x.line, sizeof x.line, "train %s", line);

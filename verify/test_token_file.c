@@ -60,6 +60,9 @@ static const uint8_t mask[TOKENS] = {0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 0, 0, 1};
 static const int32_t stops[2] = {6, 4};
 static const double margins[DOCUMENTS / 2] = {0.5, NAN};
 static const uint8_t labels[DOCUMENTS] = {1, 0, 0, 1};
+static const int32_t choices[2] = {3, 1}, targets[TOKENS] = {-100, -100, 3,    1,    -100, 3, 3,
+                                                             -100, 1,    -100, -100, -100, 3};
+static const float shares[TOKENS] = {0, 0, 1, 0.25f, 0, 0, 0.5f, 0, 1, 0, 0, 0, 0.75f};
 static const uint64_t prompt_offsets[DOCUMENTS + 1] = {0, 1, 1, 2, 2};
 static const char about[] = "{\"counts\": {\"read\": 9, \"dropped_long\": 5, \"cut\": 2}}";
 
@@ -81,7 +84,10 @@ static void make(uint32_t kind) {
                {DEMO_PROMPT_OFFSETS, prompt_offsets, sizeof prompt_offsets},
                {DEMO_PROMPT_TEXT, "pq", 2},
                {DEMO_ANSWER_OFFSETS, prompt_offsets, sizeof prompt_offsets},
-               {DEMO_ANSWER_TEXT, "12", 2}};
+               {DEMO_ANSWER_TEXT, "12", 2},
+               {DEMO_TARGETS, targets, sizeof targets},
+               {DEMO_SHARES, shares, sizeof shares},
+               {DEMO_CHOICES, choices, sizeof choices}};
     demo_token_head h = {.version = DEMO_TOKENS_VERSION,
                          .kind = kind,
                          .bos = 5,
@@ -133,7 +139,7 @@ static int load(uint32_t kind) {
     if (kind == DEMO_TOKENS_LABELLED)
         return demo_labelled_load(&labelled, path, &(demo_labelled_options){.data = options},
                                   &why);
-    return kind == DEMO_TOKENS_PROMPTS ? demo_data_of_file(&set, path, kind, &options, &why)
+    return kind >= DEMO_TOKENS_PROMPTS ? demo_data_of_file(&set, path, kind, &options, &why)
                                        : demo_data_load(&set, path, &options, &why);
 }
 
@@ -186,6 +192,16 @@ static void test_kinds(void) {
     demo_slice second = demo_token_slice(set.file, DEMO_PROMPT_OFFSETS, DEMO_PROMPT_TEXT, 1);
     demo_slice third = demo_token_slice(set.file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT, 2);
     test_expect(!second.size && third.size == 1 && *third.bytes == '2', "prompts and answers");
+    make(DEMO_TOKENS_STEPS);
+    test_expect(!load_saved(DEMO_TOKENS_STEPS), "%s", why.text);
+    test_expect(set.file && !memcmp(set.file->choices, choices, sizeof choices), "choices");
+    for (int64_t i = 0; i < arrlen(set.documents); i++)
+        test_expect(document_is(&set.documents[i], i) &&
+                        !memcmp(set.documents[i].targets, targets + offsets[i],
+                                (size_t)set.documents[i].tokens * sizeof *targets) &&
+                        !memcmp(set.documents[i].shares, shares + offsets[i],
+                                (size_t)set.documents[i].tokens * sizeof *shares),
+                    "steps of document %lld", (long long)i);
     test_end("kinds");
 }
 
@@ -244,8 +260,8 @@ static void test_goes_with(void) {
 }
 
 static void test_wrong_kind(void) {
-    for (uint32_t is = DEMO_TOKENS_SFT; is <= DEMO_TOKENS_PROMPTS; is++)
-        for (uint32_t wanted = DEMO_TOKENS_SFT; wanted <= DEMO_TOKENS_PROMPTS; wanted++) {
+    for (uint32_t is = DEMO_TOKENS_SFT; is <= DEMO_TOKENS_STEPS; is++)
+        for (uint32_t wanted = DEMO_TOKENS_SFT; wanted <= DEMO_TOKENS_STEPS; wanted++) {
             char sentence[128];
             snprintf(sentence, sizeof sentence,
                      "is of kind %s, for %s; --kind %s is needed here", demo_token_kinds[is],
@@ -258,6 +274,12 @@ static void test_wrong_kind(void) {
 
 /* ---- what is wrong in it ---- */
 
+static void cut_file(int64_t bytes) { arrsetlen(file, (size_t)(arrlen(file) - bytes)); }
+
+static void pad_file(int64_t bytes) {
+    while (bytes--) put("", 1);
+}
+
 /* The whole sentence behind the path. */
 static void lie(const char *sentence, uint32_t kind) {
     char whole[600];
@@ -268,7 +290,12 @@ static void lie(const char *sentence, uint32_t kind) {
 
 /* A sentence for everything that can be wrong though the checksums are right. */
 static void test_lies(void) {
-    enum { SFT = DEMO_TOKENS_SFT, PAIRS = DEMO_TOKENS_PAIRS, KTO = DEMO_TOKENS_LABELLED };
+    enum {
+        SFT = DEMO_TOKENS_SFT,
+        PAIRS = DEMO_TOKENS_PAIRS,
+        KTO = DEMO_TOKENS_LABELLED,
+        PRM = DEMO_TOKENS_STEPS
+    };
 #define LIE(kind, change, sentence) make(kind), (change), seal(), lie(sentence, kind)
 #define AGAIN                       "; make it anew by demos/prepare.py"
     LIE(SFT, head()->version = 2, "is a token file of version 2, version 1 is read here" AGAIN);
@@ -276,7 +303,7 @@ static void test_lies(void) {
         "has 884 bytes, but says that it has 885; copy it once more, the end is missing");
     LIE(SFT, head()->sections = 99, "says that it has 99 sections, which cannot be" AGAIN);
     LIE(SFT, head()->kind = 0, "is of kind 0, which is not known" AGAIN);
-    LIE(SFT, head()->kind = 7, "is of kind 7, which is not known" AGAIN);
+    LIE(SFT, head()->kind = 6, "is of kind 6, which is not known" AGAIN);
     LIE(SFT, head()->eos = WORDS, "BOS 5, EOS 7 or PAD -1 is none of its 7 words" AGAIN);
     LIE(SFT, head()->eos = -1, "BOS 5, EOS -1 or PAD -1 is none of its 7 words" AGAIN);
     LIE(SFT, head()->pad = -2, "BOS 5, EOS 6 or PAD -2 is none of its 7 words" AGAIN);
@@ -297,8 +324,8 @@ static void test_lies(void) {
         "section 2 has 18446744073709551615 bytes from 448 on, but room from 448 to 884" AGAIN);
     LIE(SFT, section(DEMO_IDS)->zero = 1, "section 2 follows section 1, which cannot be" AGAIN);
     LIE(SFT, section(DEMO_IDS)->name = 3, "section 3 follows section 3, which cannot be" AGAIN);
-    LIE(SFT, section(DEMO_ABOUT)->name = 15,
-        "section 15 follows section 7, which cannot be" AGAIN);
+    LIE(SFT, section(DEMO_ABOUT)->name = 18,
+        "section 18 follows section 7, which cannot be" AGAIN);
     LIE(SFT, section(DEMO_ABOUT)->name = 9, "a file of sft needs section 8" AGAIN);
     make(SFT), head()->kind = KTO, seal(),
                lie("a file of labelled needs section 10" AGAIN, KTO);
@@ -353,6 +380,35 @@ static void test_lies(void) {
     LIE(PAIRS, ((double *)inside(DEMO_MARGINS))[1] = INFINITY, "margin 2 is inf" AGAIN);
     LIE(PAIRS, ((uint8_t *)inside(DEMO_MASK))[offsets[3]] = 1,
         "the first token of document 4 is to be learnt, which nothing predicts" AGAIN);
+#define CHOSEN(bytes) \
+    "its " #bytes " bytes of choices are not 2 to 16 of its 7 words, each once" AGAIN
+    LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[0] = 1, CHOSEN(8));
+    LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[1] = WORDS, CHOSEN(8));
+    LIE(PRM, ((int32_t *)inside(DEMO_CHOICES))[0] = -1, CHOSEN(8));
+    LIE(PRM, (section(DEMO_CHOICES)->bytes = 4, head()->bytes -= 4, cut_file(4)), CHOSEN(4));
+    LIE(PRM, (section(DEMO_CHOICES)->bytes = 7, head()->bytes -= 1, cut_file(1)), CHOSEN(7));
+    LIE(PRM, (section(DEMO_CHOICES)->bytes = 68, head()->bytes += 60, pad_file(60)),
+        CHOSEN(68));
+    LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[0] = 3,
+        "token 0, with loss mask 0, has target 3 and share 0" AGAIN);
+    LIE(PRM, ((float *)inside(DEMO_SHARES))[0] = 1,
+        "token 0, with loss mask 0, has target -100 and share 1" AGAIN);
+    LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[12] = -100,
+        "token 12, with loss mask 1, has target -100 and share 0.75" AGAIN);
+    LIE(PRM, ((int32_t *)inside(DEMO_TARGETS))[12] = 2,
+        "token 12, with loss mask 1, has target 2 and share 0.75" AGAIN);
+    LIE(PRM, ((float *)inside(DEMO_SHARES))[12] = 1.25f,
+        "token 12, with loss mask 1, has target 3 and share 1.25" AGAIN);
+    LIE(PRM, ((float *)inside(DEMO_SHARES))[2] = -0.25f,
+        "token 2, with loss mask 1, has target 3 and share -0.25" AGAIN);
+    LIE(PRM, ((float *)inside(DEMO_SHARES))[2] = NAN,
+        "token 2, with loss mask 1, has target 3 and share nan" AGAIN);
+    /* shares need two choices; of three, or of all words, they are whole */
+    LIE(PRM, (section(DEMO_CHOICES)->bytes = 12, head()->bytes += 4, put((int32_t[]){0}, 4)),
+        "token 3, with loss mask 1, has target 1 and share 0.25" AGAIN);
+    LIE(PRM, (section(DEMO_CHOICES)->bytes = 0, head()->bytes -= 8, cut_file(8)),
+        "token 3, with loss mask 1, has target 1 and share 0.25" AGAIN);
+#undef CHOSEN
 #undef LIE
 #undef AGAIN
     test_end("lies");
@@ -360,7 +416,7 @@ static void test_lies(void) {
 
 /* No bit of a file can change, and no byte be missing, without a sentence. */
 static void test_every_bit(void) {
-    for (uint32_t kind = DEMO_TOKENS_SFT; kind <= DEMO_TOKENS_PROMPTS; kind++) {
+    for (uint32_t kind = DEMO_TOKENS_SFT; kind <= DEMO_TOKENS_STEPS; kind++) {
         make(kind);
         for (int64_t i = 8; i < arrlen(file); i++) {
             unsigned char bit = (unsigned char)(1 << (i + (int64_t)test_seed) % 8);
@@ -393,12 +449,12 @@ static void test_anything(void) {
         0, 1, 2, 63, 64, 255, INT32_MAX, UINT32_MAX, INT64_MAX, UINT64_MAX, UINT64_MAX / 8};
     int64_t taken = 0;
     for (int i = 0; i < TRIES; i++) {
-        uint32_t kind = 1 + (uint32_t)draw(4);
+        uint32_t kind = 1 + (uint32_t)draw(5);
         make(kind);
         for (uint64_t changes = 1 + draw(3); changes; changes--) {
             uint64_t value = draw(2) ? odd[draw(sizeof odd / sizeof *odd)] : draw(300);
             size_t size = (size_t)1 << draw(4);
-            uint64_t room = draw(2) ? 96 + 14 * 32 : (uint64_t)arrlen(file);
+            uint64_t room = draw(2) ? 96 + DEMO_SECTIONS * 32 : (uint64_t)arrlen(file);
             memcpy(file + 8 + draw((room - 16) / size) * size, &value, size);
         }
         if (!draw(8)) arrsetlen(file, 8 + draw((uint64_t)arrlen(file) - 8));

@@ -37,7 +37,7 @@ typedef struct {
 
 /* Options every trainer has. Defaults teach a fresh small model something in minutes on two
    cores. */
-#define DEMO_TRAINER_BINDINGS(c) \
+#define DEMO_SHARED_BINDINGS(c) \
     {"from", \
      &(c).from, \
      DEMO_STRING, \
@@ -74,8 +74,6 @@ typedef struct {
          "fraction below 1, or how many (2 or more); those that LLaMA-Factory takes by --seed, " \
          "or axolotl (val_set_size), of the documents kept", \
          DEMO_AT_LEAST(0)}, \
-        {"input_template",        &(c).input_template, DEMO_STRING, \
-         "User: {}\nAssistant: ", "prompt around {}",  DEMO_ANY}, \
         {"max_len",    &(c).max_len, DEMO_INT, "1024", "longest document, in tokens", \
          DEMO_COUNT(2)}, \
         {"truncation", \
@@ -542,5 +540,12 @@ typedef struct {
     { \
         "rope_theta", &(c).rope_theta, DEMO_FLOAT, "10000", "base of the rotary embedding", \
             DEMO_ABOVE(0) \
+    }
+
+/* and of those whose texts have a prompt */
+#define DEMO_TRAINER_BINDINGS(c) \
+    DEMO_SHARED_BINDINGS(c), { \
+        "input_template", &(c).input_template, DEMO_STRING, \
+            "User: {}\nAssistant: ", "prompt around {}", DEMO_ANY \
     }
 #endif
