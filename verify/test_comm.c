@@ -254,13 +254,13 @@ static seqpar_status rank_other_gradient(seqpar_comm *world, void *user) {
     static const float nodes[4096];
     const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_device *device = seqpar_device_cpu(1);
-    seqpar_ctx ctx;
-    seqpar_optim optim;
+    seqpar_ctx ctx = {0};
+    seqpar_optim optim = {0};
     (void)user;
-    TRY(seqpar_ctx_open(&ctx, world, device, world->size));
-    TRY(seqpar_optim_open(&ctx, &optim, tensors, 2, &desc));
-    TRY(seqpar_step_begin_plain(&ctx, &optim, 1));
-    seqpar_status status = SEQPAR_OK;
+    /* the others may have failed, and this rank with them, before it is here */
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, tensors, 2, &desc);
+    if (!status) status = seqpar_step_begin_plain(&ctx, &optim, 1);
     for (int64_t i = 0; !status && i < 2; i++) {
         const int64_t group = world->rank == 1 ? i : 1 - i;
         status = seqpar_step_gradient(

@@ -473,7 +473,9 @@ static bool bad_values_are_refused(void) {
          "the lines below it are not read; remove it"},
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
         {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
-        {"--kd_coef 1", "--kd_coef is an option of kd, which is not here; leave it out"},
+        {"--kd_coef 1", "--kd_coef is an option of kd; this is sft"},
+        {"--best_of_n 3",
+         "--best_of_n is an option of batch_inference, which is not here; leave it out"},
         {"--seed 3", "--seed is known, but this program does not serve it yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

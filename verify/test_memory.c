@@ -1363,6 +1363,7 @@ static wide_seen wide_objective(int kind, int64_t pairs, int64_t ranks, int lean
     objective_task_open(&t, kind, pairs, 400, 8192, 5);
     t.config = wide;
     t.config.score = objective_scores(kind) ? "score" : NULL;
+    t.teacher = wide;
     t.lean = lean;
     int64_t before = bytes_live;
     wide_begin();
