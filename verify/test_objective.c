@@ -1016,6 +1016,7 @@ static void test_truth(int kind, double temperature) {
                          .sp = 3,
                          .accumulation = 1,
                          .layout = SEQPAR_LAYOUT_ZIGZAG,
+                         .vocab_rows = 3,
                          .reference_device = 1};
     objective_task t;
     objective_result r;

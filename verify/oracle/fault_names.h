@@ -221,6 +221,10 @@ static const struct fault_name {
     {246, NULL, FAULT_BEYOND},
     {247, NULL, FAULT_BEYOND},
     {248, NULL, FAULT_BEYOND},
-    {249, NULL, FAULT_BEYOND}};
+    {249, NULL, FAULT_BEYOND},
+    {250, NULL, FAULT_BEYOND},
+    {251, NULL, FAULT_BEYOND},
+    {252, NULL, FAULT_BEYOND},
+    {253, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
