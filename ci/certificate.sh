@@ -5,7 +5,7 @@
 # figure and gradient norm of every step, as printed with 17 digits.
 #   STEPS=20    steps of a run
 #   EVERY=1     of the runs after the first every so many are made
-#   STAGES=...  of sft dpo rm kto ppo grpo; and kd, which is asked for alone
+#   STAGES=...  of sft dpo rm kto ppo grpo; and kd and prm, which are asked for
 #   WORLDS=0    so many worlds drawn by SEED in the place of those, with rows of any length
 #   LAYOUTS=... dealt by (stripe cuts cells, and is to fail)
 #   RANK=0      adapters (LoRA) of that rank learn in the place of all weights, with dropout
@@ -20,15 +20,17 @@ export OMP_NUM_THREADS=1
 
 build/make_arith "$out/arith.jsonl" 160 5 >/dev/null || exit 2
 awk '{ sub(/"wrong": .*/, ""); label = NR % 3 ? "true" : "false"; print $0 "\"label\": " label "}" }' "$out/arith.jsonl" >"$out/labelled.jsonl"
+awk '{ sub(/^[^:]*: "/, ""); sub(/".*/, ""); n = gsub(/ /, " @"); printf "{\"input\": \"%s@\", \"label\": [0.5", $0; for (i = 0; i < n; i++) printf ", %.3f", (i * 7 + NR) % 9 / 8; print "]}" }' "$out/arith.jsonl" >"$out/steps.jsonl"
 model="--num_hidden_layers 1 --hidden_size 32 --num_attention_heads 8 --num_key_value_heads 8"
 shape="--max_len 200 --omp_threads 1 --cell 16 --logging_steps 1000 --max_steps $steps"
 texts="--dataset $out/arith.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
 pairs="--dataset $out/arith.jsonl --prompt_key question --chosen_key answer --rejected_key wrong --train_batch_size 7 --learning_rate 2e-3"
 labelled="--dataset $out/labelled.jsonl --input_key question --output_key answer --train_batch_size 12 --learning_rate 2e-3"
 prompts="--prompt_data $out/arith.jsonl --input_key question --label_key answer --prompt_max_len 160 --generate_max_len 12 --rollout_batch_size 6 --train_batch_size 12 --actor_learning_rate 2e-3 --critic_learning_rate 2e-3 --num_episodes 9 --temperature 0.9"
-declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [kd]=kd [ppo]=ppo [grpo]=ppo)
+declare -A trainer=([sft]=sft [dpo]=dpo [rm]=rm [kto]=kto [kd]=kd [prm]=prm [ppo]=ppo [grpo]=ppo)
 declare -A options=([sft]="$texts" [dpo]="$pairs" [rm]="$pairs" [kto]="$labelled"
     [kd]="$texts --teacher_model $out/teacher"
+    [prm]="--dataset $out/steps.jsonl --placeholder_token @ --reward_tokens + - --train_batch_size 12 --learning_rate 2e-3"
     [ppo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 2"
     [grpo]="$prompts --reward_pretrain $out/rewards --n_samples_per_prompt 4 --advantage_estimator group_norm")
 

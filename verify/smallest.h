@@ -9,7 +9,7 @@
 
    Limits that refuse inputs; a build may set the guarded ones, the suites' own inputs would be
    refused:
-   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|PARTS|RANKS)  sizes whose products stay below 2^63
+   SEQPAR_MAX_(TOKENS|WIDTH|VOCAB|LAYERS|DOCUMENTS|PARTS|RANKS|CHOICES)  sizes whose products stay below 2^63
    SEQPAR_SAFETENSORS_MAX_(DIMS|HEADER)                  what a file may have
    DEMO_(CONFIG_BYTES|INDEX_BYTES|INDEX_TENSORS|MOST_TEXTS|ANSWER_LIMIT|MOST)  files, options and answers
    DEMO_REWARD_MOST                                      of a server

@@ -32,6 +32,9 @@ STEPS=1 WORLDS=6 SEED=6 STAGES=sft EVERY=9 OUT=$out/other ci/certificate.sh >$ou
 # a student and its teacher
 STEPS=3 WORLDS=8 SEED=3 STAGES=kd OUT=$out/kd ci/certificate.sh >$out/kd.log 2>&1; code=$?
 [ $code = 0 ] && grep -q '^kd: 9 runs, hash ' $out/kd.log && ok certificate_kd || fail certificate_kd "exit code $code: $(tail -n 1 $out/kd.log)"
+# steps with labels of shares
+STEPS=3 WORLDS=8 SEED=4 STAGES=prm OUT=$out/prm ci/certificate.sh >$out/prm.log 2>&1; code=$?
+[ $code = 0 ] && grep -q '^prm: 9 runs, hash ' $out/prm.log && ok certificate_prm || fail certificate_prm "exit code $code: $(tail -n 1 $out/prm.log)"
 # adapters, dropout and kills: a run that is killed goes on in another world, and ends alike
 RANK=3 KILLS=2 WORLDS=5 SEED=4 STEPS=4 STAGES="sft rm ppo" OUT=$out/killed ci/certificate.sh >$out/killed.log 2>&1; code=$?
 killed=$(sed -n 's/^killed \([0-9]*\) times .*/\1/p' $out/killed.log)
