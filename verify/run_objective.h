@@ -26,7 +26,7 @@ enum { OBJECTIVE_TOKENS, OBJECTIVE_SEQUENCES, OBJECTIVE_DOCUMENTS, OBJECTIVE_PAI
 #define OBJECTIVES_EACH(X, P) \
     X(SFT, "SFT", TOKENS, 0, 0, sft) \
     X(KD, "KD", TOKENS, 0, 0, kd) \
-    X(PRM, "process reward", TOKENS, 0, 0, prm) \
+    X(PRM, "PRM", TOKENS, 0, 0, prm) \
     SEQPAR_PREFERENCES(P) \
     X(KTO, "KTO", DOCUMENTS, 0, 1, kto) \
     X(RM, "reward model", PAIRS, 1, 0, rm) \
