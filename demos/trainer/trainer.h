@@ -160,9 +160,9 @@ static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids,
                                          .loss_mask = d->targets ? NULL : d->loss_mask,
-                                         .targets = d->targets,
                                          .tokens = d->tokens,
-                                         .unit = i / per_unit};
+                                         .unit = i / per_unit,
+                                         .targets = d->targets};
     }
     seqpar_status status = seqpar_pack(r->ctx.error, &w->batch, documents, count, &pack);
     w->units = count / per_unit;
