@@ -1230,6 +1230,25 @@ typedef struct seqpar_dots_args {
     void *out;
 } seqpar_dots_args;
 
+/* A frozen matrix in four bits a value: NF4 with scales in 8 bits, as bitsandbytes stores it (QLoRA,
+   Dettmers et al. 2023). Element n, counted row by row, is level[code n] s, an fp32 product, where s
+   belongs to SEQPAR_NF4_GROUP elements and is mark[byte] step + offset, an fp32 product and an fp32
+   sum; a step belongs to SEQPAR_NF4_STEP scales. */
+typedef struct seqpar_nf4 {
+    const float *steps, *offset; /* (scales / SEQPAR_NF4_STEP, rounded up), (1) */
+    const uint8_t *scales;       /* (elements / SEQPAR_NF4_GROUP, rounded up) bytes */
+    const uint8_t *codes;        /* two a byte, the first one in the high bits */
+} seqpar_nf4;
+enum { SEQPAR_NF4_GROUP = 64, SEQPAR_NF4_STEP = 256 };
+
+/* out (rows, cols) = the rows from `row` and columns from `col` on of a matrix of `width` columns,
+   rounded to the storage type. from: the device's memory */
+typedef struct seqpar_unpack_args {
+    seqpar_mat out;
+    int64_t rows, cols, row, col, width;
+    seqpar_nf4 from;
+} seqpar_unpack_args;
+
 /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
 typedef struct seqpar_sumsq_args {
     double *out;
@@ -1288,6 +1307,7 @@ typedef struct seqpar_pack_args {
     X(vocab_softmax) /* own kernel, in place */ \
     X(distill)       /* own kernel, in place of the teacher's logits */ \
     X(choose)        /* own kernel, in place */ \
+    X(unpack)        /* own kernel, a block a row */ \
     X(sumsq)         /* own kernel + cudaMemcpyAsync */ \
     X(adamw)         /* own kernel, multi-tensor */ \
     X(sgd)           /* own kernel */
@@ -1718,6 +1738,14 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
 SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
                                                  const seqpar_row *row,
                                                  const seqpar_attn_desc *desc, int64_t ranks);
+
+/* ---- matrices in four bits -----------------------------------------------------------------*/
+/* Bytes of one, and where its parts are in so many of them, 4-byte aligned: 0.516 a value. */
+SEQPAR_DEF int64_t seqpar_nf4_bytes(int64_t elements);
+SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements);
+/* bytes (seqpar_nf4_bytes), the host's, from values (elements). NOT_FINITE: a value is not. MEMORY */
+SEQPAR_DEF seqpar_status seqpar_nf4_pack(seqpar_error *error, void *bytes, const float *values,
+                                         int64_t elements);
 
 /* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
@@ -2290,7 +2318,7 @@ SEQPAR_DEF const char *seqpar_version(void);
     X(block) X(block_kernel) X(memory) X(event) X(ctx) X(buffer) X(plan_op) \
     X(plan_desc) X(plan) X(attn_source) X(attn_kernel) X(attn_desc) X(attn_io) \
     X(dropout) X(vocab_seeds) X(vocab_values) X(vocab_desc) X(vocab_teacher) \
-    X(vocab_choices) X(vocab_io) X(sft_desc) \
+    X(vocab_choices) X(nf4) X(vocab_io) X(sft_desc) \
     X(host_seeds) X(segments) X(preference_kind) X(preference_desc) X(preference) \
     X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
     X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
@@ -12258,6 +12286,147 @@ static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpa
     return *first < *last;
 }
 
+/* ---- matrices in four bits ---- */
+
+/* NF4's levels: quantiles of a normal distribution, as the paper's code has them. */
+static const float seqpar__nf4_levels[16] = {
+    -1.0f,          -0.696192801f, -0.525073051f, -0.394917488f, -0.284441382f, -0.184773430f,
+    -0.0910500363f, 0.0f,          0.0795802996f, 0.160930201f,  0.246112302f,  0.337915242f,
+    0.440709829f,   0.562617004f,  0.722956836f,  1.0f};
+
+/* One of n + 1 points from 0.1 to 1, where the halves are counted from their own ends. */
+static float seqpar__nf4_point(int n, int i) {
+    double step = (double)((1.0f - 0.1f) / (float)n);
+    return i < (n + 1) / 2 ? (float)((double)0.1f + step * i) : (float)(1.0 - step * (n - i));
+}
+
+/* What the byte of a scale stands for: in decade e of 0 to 6, 2^e centres of as many parts of
+   [0.1, 1], times 10^(e - 6); their negatives below 127, which is 0; 255 is 1 (Dettmers et al.
+   2016, 8-bit approximations). */
+static float seqpar__nf4_mark(int byte) {
+    static const float decades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
+    int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
+    if (byte == 127 || byte == 255) return byte == 127 ? 0.0f : 1.0f;
+    while (n + 1 >= 2 << e) e++;
+    n += 1 - (1 << e);
+    float mark = decades[e] *
+                 ((seqpar__nf4_point(1 << e, n) + seqpar__nf4_point(1 << e, n + 1)) / 2.0f);
+    return byte < 127 ? -mark : mark;
+}
+
+static float seqpar__nf4_scale(const seqpar_nf4 *m, int64_t group) {
+    float product = seqpar__nf4_mark(m->scales[group]) * m->steps[group / SEQPAR_NF4_STEP];
+    return product + *m->offset;
+}
+
+static float seqpar__nf4_level(const seqpar_nf4 *m, int64_t n) {
+    return seqpar__nf4_levels[n & 1 ? m->codes[n / 2] & 15 : m->codes[n / 2] >> 4];
+}
+
+SEQPAR_DEF int64_t seqpar_nf4_bytes(int64_t elements) {
+    int64_t scales = (elements + SEQPAR_NF4_GROUP - 1) / SEQPAR_NF4_GROUP;
+    int64_t steps = (scales + SEQPAR_NF4_STEP - 1) / SEQPAR_NF4_STEP;
+    return ((steps + 1) * 4 + scales + (elements + 1) / 2 + 3) / 4 * 4;
+}
+
+SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements) {
+    int64_t scales = (elements + SEQPAR_NF4_GROUP - 1) / SEQPAR_NF4_GROUP;
+    int64_t steps = (scales + SEQPAR_NF4_STEP - 1) / SEQPAR_NF4_STEP;
+    seqpar_nf4 m;
+    m.steps = (const float *)bytes;
+    m.offset = m.steps + steps;
+    m.scales = (const uint8_t *)(m.offset + 1);
+    m.codes = m.scales + scales;
+    return m;
+}
+
+/* The code whose level is nearest: midpoints belong to the lower one. level (count) rises */
+static int seqpar__nf4_nearest(const float *level, int count, float x) {
+    int low = 0, high = count - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if ((level[middle] + level[middle + 1]) / 2.0f < x)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* x / most, as the product with 1 / most, which may be beyond 1 by a rounding. */
+static float seqpar__nf4_share(float x, float inverse) {
+    float share = x * inverse;
+    return share > 1 ? 1 : share < -1 ? -1 : share;
+}
+
+static float seqpar__nf4_largest(const float *x, int64_t count) {
+    float most = 0;
+    for (int64_t i = 0; i < count; i++) {
+        float size = x[i] < 0 ? -x[i] : x[i];
+        if (size > most) most = size;
+    }
+    return most;
+}
+
+/* Codes of a group; a last group that is not whole is divided, where others are multiplied.
+   Returns its scale. */
+static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, int64_t count) {
+    float most = seqpar__nf4_largest(x + first, count);
+    float least = most > 1e-38f ? most : 1e-38f, inverse = 1.0f / least;
+    for (int64_t i = first; i < first + count; i++) {
+        float share = count == SEQPAR_NF4_GROUP ? seqpar__nf4_share(x[i], inverse)
+                                                : x[i] / least;
+        int code = seqpar__nf4_nearest(seqpar__nf4_levels, 16, share);
+        /* behind a last one that is alone lies the code of 0 */
+        codes[i / 2] = (uint8_t)(i & 1 ? (codes[i / 2] & 0xF0) | code : code << 4 | 7);
+    }
+    return count == SEQPAR_NF4_GROUP ? most : least;
+}
+
+/* scale (count) in 8 bits, around their mean. */
+static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t count) {
+    float marks[256], around[SEQPAR_NF4_STEP];
+    double sum = 0;
+    for (int i = 0; i < 256; i++) marks[i] = seqpar__nf4_mark(i);
+    for (int64_t i = 0; i < count; i++) sum += (double)scale[i];
+    float mean = count ? (float)(sum / (double)count) : 0.0f;
+    *(float *)m->offset = mean;
+    for (int64_t first = 0; first < count; first += SEQPAR_NF4_STEP) {
+        int64_t n = SEQPAR__MIN(count - first, (int64_t)SEQPAR_NF4_STEP);
+        for (int64_t i = 0; i < n; i++) around[i] = scale[first + i] - mean;
+        float most = seqpar__nf4_largest(around, n), inverse = most > 0 ? 1.0f / most : 0.0f;
+        ((float *)m->steps)[first / SEQPAR_NF4_STEP] = most;
+        for (int64_t i = 0; i < n; i++)
+            ((uint8_t *)m->scales)[first + i] = (uint8_t)seqpar__nf4_nearest(
+                marks, 256, seqpar__nf4_share(around[i], inverse));
+    }
+}
+
+SEQPAR_DEF seqpar_status seqpar_nf4_pack(seqpar_error *error, void *bytes, const float *values,
+                                         int64_t elements) {
+    int64_t groups = (elements + SEQPAR_NF4_GROUP - 1) / SEQPAR_NF4_GROUP;
+    seqpar_nf4 m;
+    float *scale;
+    SEQPAR_NEED(error, "bytes, values", bytes, SEQPAR_IF(elements > 0, values));
+    for (int64_t i = 0; i < elements; i++)
+        if (!(values[i] - values[i] == 0))
+            return seqpar_fail(error, SEQPAR_ERR_NOT_FINITE,
+                               "value %lld is %g, which has no place among 16 levels",
+                               (long long)i, (double)values[i]);
+    m = seqpar_nf4_at(bytes, elements);
+    memset(bytes, 0, (size_t)seqpar_nf4_bytes(elements));
+    scale = SEQPAR__NEW(float, groups);
+    if (!scale) return seqpar__no_memory(error, "a matrix in four bits");
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t first = g * SEQPAR_NF4_GROUP;
+        scale[g] = seqpar__nf4_group((uint8_t *)m.codes, values, first,
+                                     SEQPAR__MIN(elements - first, (int64_t)SEQPAR_NF4_GROUP));
+    }
+    seqpar__nf4_scales(&m, scale, groups);
+    SEQPAR_FREE(scale);
+    return SEQPAR_OK;
+}
+
 /* =============================================================================================
    >>ref  the reference device: naive loops, in fp64 or in bf16
 
@@ -12900,6 +13069,19 @@ SEQPAR__ANY(choose) {
             if (a->gradient) seqpar__put(a->logits, t, a->ids[k], S, scale * d);
         }
     }
+    return SEQPAR_OK;
+}
+
+SEQPAR__ANY(unpack) {
+    (void)device;
+    (void)A;
+    for (int64_t t = 0; t < a->rows; t++)
+        for (int64_t j = 0; j < a->cols; j++) {
+            int64_t n = (a->row + t) * a->width + a->col + j;
+            float x = seqpar__nf4_level(&a->from, n) *
+                      seqpar__nf4_scale(&a->from, n / SEQPAR_NF4_GROUP);
+            seqpar__put(a->out, t, j, S, (double)x);
+        }
     return SEQPAR_OK;
 }
 
@@ -15807,6 +15989,21 @@ static void seqpar__cpu_choose_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_choose, choose,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_choose_row))
 
+/* ---- four bits ---- */
+static void seqpar__cpu_unpack_row(const void *args, int64_t t) {
+    const seqpar_unpack_args *a = (const seqpar_unpack_args *)args;
+    float *out = (float *)a->out.data + t * a->out.stride;
+    int64_t n = (a->row + t) * a->width + a->col, end = n + a->cols, next;
+    for (; n < end; n = next) {
+        float scale = seqpar__nf4_scale(&a->from, n / SEQPAR_NF4_GROUP);
+        next = SEQPAR__MIN((n / SEQPAR_NF4_GROUP + 1) * SEQPAR_NF4_GROUP, end);
+        for (int64_t i = n; i < next; i++) *out++ = seqpar__nf4_level(&a->from, i) * scale;
+    }
+}
+
+SEQPAR__OP(seqpar__cpu_unpack, unpack,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_unpack_row))
+
 /* ---- optimizer ---- */
 static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
     const seqpar_sumsq_args *a = (const seqpar_sumsq_args *)user;
@@ -16210,6 +16407,19 @@ static seqpar_status seqpar__half_choose(seqpar_device *device, const seqpar_cho
     return w.status;
 }
 
+static seqpar_status seqpar__half_unpack(seqpar_device *device, const seqpar_unpack_args *a,
+                                         void *queue) {
+    seqpar_unpack_args b = *a;
+    seqpar__half_mat mats[1] = {{&b.out, a->cols, 0, 1, {NULL, 0}}};
+    seqpar__half_walk w = seqpar__half_begin(device, mats, 1, a->rows);
+    while (seqpar__half_next(&w)) {
+        b.rows = w.count;
+        b.row = a->row + w.first;
+        w.status = w.half->wide->unpack(w.half->wide, &b, queue);
+    }
+    return w.status;
+}
+
 /* Columns of a matrix from `first` on. */
 static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
     m.data = (uint16_t *)m.data + first;
@@ -16396,6 +16606,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
     d->vocab_softmax = seqpar__half_vocab_softmax;
     d->distill = seqpar__half_distill;
     d->choose = seqpar__half_choose;
+    d->unpack = seqpar__half_unpack;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__half_adamw;
     d->sgd = seqpar__half_sgd;

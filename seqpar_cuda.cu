@@ -2714,6 +2714,80 @@ static seqpar_status op_choose(seqpar_device *device, const seqpar_choose_args *
                   queue);
 }
 
+/* ---- unpack: a matrix in four bits ---- */
+
+struct unpack_view {
+    int64_t stride, cols, row, col, width;
+    seqpar_nf4 from;
+};
+
+/* As seqpar__nf4_levels, by bits: nothing is looked up. */
+static __device__ float nf4_level(int code) {
+    float low = code & 2 ? (code & 1 ? -0.394917488f : -0.525073051f)
+                         : (code & 1 ? -0.696192801f : -1.0f);
+    float second = code & 2 ? (code & 1 ? 0.0f : -0.0910500363f)
+                            : (code & 1 ? -0.184773430f : -0.284441382f);
+    float third = code & 2 ? (code & 1 ? 0.337915242f : 0.246112302f)
+                           : (code & 1 ? 0.160930201f : 0.0795802996f);
+    float high = code & 2 ? (code & 1 ? 1.0f : 0.722956836f)
+                          : (code & 1 ? 0.562617004f : 0.440709829f);
+    return code & 8 ? (code & 4 ? high : third) : (code & 4 ? second : low);
+}
+
+/* As seqpar__nf4_point: one rounding, which fmaf has. */
+static __device__ float nf4_point(int n, int i) {
+    float step = (1.0f - 0.1f) / (float)n;
+    return i < (n + 1) / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(n - i), 1.0f);
+}
+
+/* As seqpar__nf4_mark. */
+static __device__ float nf4_mark(int byte) {
+    int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
+    if (byte == 127 || byte == 255) return byte == 127 ? 0.0f : 1.0f;
+    while (n + 1 >= 2 << e) e++;
+    n += 1 - (1 << e);
+    float decade = e == 0   ? 1e-6f
+                   : e == 1 ? 1e-5f
+                   : e == 2 ? 1e-4f
+                   : e == 3 ? 1e-3f
+                   : e == 4 ? 1e-2f
+                   : e == 5 ? 1e-1f
+                            : 1.0f;
+    float mark = decade * ((nf4_point(1 << e, n) + nf4_point(1 << e, n + 1)) / 2.0f);
+    return byte < 127 ? -mark : mark;
+}
+
+/* A block a row; what bytes and codes stand for lies beside it. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK) unpack_kernel(T *out, unpack_view v) {
+    float *marks = SEQPAR_CUDA_SHARED(float), *levels = marks + 256;
+    for (int i = threadIdx.x; i < 256 + 16; i += blockDim.x)
+        marks[i] = i < 256 ? nf4_mark(i) : nf4_level(i - 256);
+    __syncthreads();
+    out += blockIdx.x * v.stride;
+    for (int64_t j = threadIdx.x; j < v.cols; j += blockDim.x) {
+        int64_t n = (v.row + blockIdx.x) * v.width + v.col + j, group = n / SEQPAR_NF4_GROUP;
+        int two = v.from.codes[n / 2];
+        float scale = marks[v.from.scales[group]] * v.from.steps[group / SEQPAR_NF4_STEP] +
+                      *v.from.offset;
+        narrow(&out[j], levels[n & 1 ? two & 15 : two >> 4] * scale);
+    }
+}
+
+template <class T>
+static seqpar_status op_unpack(seqpar_device *device, const seqpar_unpack_args *a,
+                               void *queue) {
+    cuda_device *self = of(device);
+    if (a->rows < 1) return SEQPAR_OK;
+    enter(self, queue);
+    unpack_view v = {a->out.stride, a->cols, a->row, a->col, a->width, a->from};
+    return finish(self,
+                  SEQPAR_CUDA_LAUNCH(self, unpack_kernel<T>, dim3((unsigned)a->rows),
+                                     dim3(BLOCK), (256 + 16) * sizeof(float), (T *)a->out.data,
+                                     v),
+                  queue);
+}
+
 /* ---- sample: a token from its logits ----
    What may be chosen is a number of likeliest tokens, of equals those with the lowest ids.
    Nothing is sorted: the key of the last of them is found bit by bit, by counting and

@@ -87,6 +87,9 @@ typedef struct seqpar_llama_config {
     int topk_norm;
     /* share of attention's probabilities that become 0 where seqpar_llama_run.dropout is set */
     double attention_dropout;
+    /* 1: the layers' matrices are kept in four bits (seqpar_nf4) and never learn: for adapters. Not
+       of a model with experts, and not at their owners alone */
+    int four_bits;
 } seqpar_llama_config;
 
 /* ---- adapters (LoRA) ---- */
@@ -119,7 +122,12 @@ typedef struct seqpar_llama {
     int64_t tensor_count, elements, values;
     /* whole (elements); .data NULL while they are at their owners alone */
     seqpar_buffer params;
-    seqpar_shards *shards;      /* NULL: they never are */
+    seqpar_shards *shards; /* NULL: they never are */
+    /* config.four_bits: where a tensor's bytes begin in codes (code_bytes), or -1: it is in params */
+    int64_t *codes_at, code_bytes;
+    seqpar_buffer codes;
+    float *written; /* of the matrix that is being written: values until now */
+    int64_t written_tensor, written_count;
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
     char *names;
@@ -134,8 +142,9 @@ typedef struct seqpar_llama {
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
 /* The tensor table alone. The caller sets model->params.data to room for model->elements of the
-   storage type, which stays theirs: so ranks that are threads of one process can use one array
-   (seqpar_optim_desc.params_shared). Free with seqpar_llama_close. */
+   storage type, and model->codes.data to model->code_bytes bytes if that is not 0; both stay theirs:
+   so ranks that are threads of one process can use one array (seqpar_optim_desc.params_shared).
+   Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
                                                  const seqpar_llama_config *config);
 /* With the parameters (zero) at their owners, for an optimizer of zero_stage 3 and that slice
@@ -157,7 +166,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *mo
                                                seqpar_optim *optim, double lr);
 /* values (count) of a tensor from its element `first` on, out of the parameters and into them. Of
    a sharded model every rank writes all, and reading is collective over the world; owns: whether
-   any of them would be kept. */
+   any of them would be kept. A matrix in four bits is written whole, in parts that rise, and read
+   as it computes. */
 SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *model,
                                            double *values, int64_t tensor, int64_t first,
                                            int64_t count);
@@ -283,6 +293,7 @@ typedef struct seqpar_llama_batch {
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
+    seqpar_buffer tile; /* scratch: a part of a matrix in four bits */
     seqpar_buffer ones; /* (tokens), of a model with biases */
     /* ---- of a model with adapters: scratch (tokens, rank), (tokens) times their scale ---- */
     seqpar_buffer adapted, adapted_scale, dropped; /* dropped: (tokens, widest input) */
@@ -559,6 +570,23 @@ static int64_t seqpar__llama_size(const seqpar_llama_config *c, int size) {
     return 1;
 }
 
+/* Whether tensor number `tensor` is in four bits. */
+static int seqpar__llama_coded(const seqpar_llama *m, int64_t tensor) {
+    return m->codes_at && m->codes_at[tensor] >= 0;
+}
+
+/* The last tensor gets its place: matrices of layers among the codes, others among the parameters. */
+static void seqpar__llama_place(seqpar_llama *m) {
+    const seqpar_tensor *t = &m->tensors[m->tensor_count - 1];
+    int64_t n = t->rows * t->cols;
+    int coded = t->rows > 1 && t->group > 0 && t->group <= m->config.layers;
+    if (m->codes_at) m->codes_at[m->tensor_count - 1] = coded ? m->code_bytes : -1;
+    if (m->codes_at && coded)
+        m->code_bytes += seqpar_nf4_bytes(n);
+    else
+        m->elements += (n + SEQPAR_PARAM_BLOCK - 1) / SEQPAR_PARAM_BLOCK * SEQPAR_PARAM_BLOCK;
+}
+
 static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, int64_t group,
                                  const char *prefix, const char *name) {
     seqpar_tensor *t = &m->tensors[m->tensor_count];
@@ -570,8 +598,7 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     t->offset = m->elements;
     t->decay = rows > 1;
     t->group = group;
-    m->elements += (rows * cols + SEQPAR_PARAM_BLOCK - 1) / SEQPAR_PARAM_BLOCK *
-                   SEQPAR_PARAM_BLOCK;
+    seqpar__llama_place(m);
     m->values += rows * cols;
 }
 
@@ -821,6 +848,10 @@ static seqpar_status seqpar__llama_check_config(seqpar_error *error,
                            (long long)c->window, (long long)c->window_from,
                            (long long)c->no_rope_every);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_experts(error, c));
+    if (c->four_bits && c->experts)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "a model with experts is not kept in four bits; leave out four_bits");
     return seqpar__llama_check_rope(error, c);
 }
 
@@ -837,7 +868,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *
     m->tensors = SEQPAR__LLAMA_NEW(seqpar_tensor, count);
     m->names = SEQPAR__LLAMA_NEW(char, count *SEQPAR__LLAMA_NAME_BYTES);
     m->parts = SEQPAR__LLAMA_NEW(int64_t, count);
-    if (!m->tensors || !m->names || !m->parts)
+    if (config->four_bits) m->codes_at = SEQPAR__LLAMA_NEW(int64_t, count);
+    if (!m->tensors || !m->names || !m->parts || (config->four_bits && !m->codes_at))
         return seqpar__llama_no_memory(ctx->error, "the model");
     seqpar__llama_tensors(m);
     return SEQPAR_OK;
@@ -848,6 +880,9 @@ static seqpar_status seqpar__llama_params_new(seqpar_ctx *ctx, seqpar_llama *m) 
                                         m->elements * seqpar_dtype_bytes(ctx->device->storage),
                                         SEQPAR_MEM_WEIGHTS));
     ctx->device->zero(ctx->device, m->params.data, m->params.bytes, ctx->queue);
+    if (!m->code_bytes) return SEQPAR_OK;
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &m->codes, m->code_bytes, SEQPAR_MEM_WEIGHTS));
+    ctx->device->zero(ctx->device, m->codes.data, m->codes.bytes, ctx->queue);
     return SEQPAR_OK;
 }
 
@@ -863,6 +898,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
                                                    int64_t slice, int offload) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, config", ctx, m, config);
     SEQPAR__LLAMA_TRY(seqpar_llama_open_table(ctx, m, config));
+    if (config->four_bits)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "a model in four bits is whole on every rank; open it by "
+                           "seqpar_llama_open, and its adapters at their owners");
     m->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!m->shards) return seqpar__llama_no_memory(ctx->error, "the model");
     return seqpar_shards_open(ctx, m->shards, m->tensors, m->tensor_count, slice, offload);
@@ -1049,6 +1088,10 @@ SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
     SEQPAR_NEED(ctx->error, "model->adapters", m->adapters);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(ctx->error, m));
+    if (m->config.four_bits)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "merged weights would be rounded to four bits again; open the model "
+                           "without four_bits and merge the adapters into that");
     for (int64_t layer = 0; layer < m->config.layers; layer++)
         for (int i = 0; i < SEQPAR__LLAMA_TARGETS; i++)
             SEQPAR__LLAMA_TRY(
@@ -1082,11 +1125,103 @@ SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *m,
     return seqpar_step_end(ctx, optim, m->shards->own.data, m->shards->blocks.own_elements, lr);
 }
 
+static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
+    seqpar_mat m;
+    m.data = data;
+    m.stride = stride;
+    return m;
+}
+
+/* out = rows and columns of a matrix in four bits, which is taken as one of `width` columns. */
+static seqpar_status seqpar__llama_unpack(seqpar_ctx *ctx, const seqpar_llama *m,
+                                          int64_t tensor, int64_t width,
+                                          seqpar_unpack_args *part) {
+    const seqpar_tensor *t = &m->tensors[tensor];
+    part->from = seqpar_nf4_at((const char *)m->codes.data + m->codes_at[tensor],
+                               t->rows * t->cols);
+    part->width = width;
+    return ctx->device->unpack(ctx->device, part, ctx->queue);
+}
+
+static seqpar_status seqpar__llama_codes_read(seqpar_ctx *ctx, const seqpar_llama *m,
+                                              double *values, int64_t tensor, int64_t first,
+                                              int64_t count) {
+    const seqpar_tensor *t = &m->tensors[tensor];
+    seqpar_unpack_args part;
+    seqpar_buffer room;
+    seqpar_status status = seqpar_buffer_new(
+        ctx, &room, count * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
+    memset(&part, 0, sizeof part);
+    part.out = seqpar__llama_mat(room.data, count);
+    part.rows = 1;
+    part.cols = count;
+    part.col = first;
+    if (!status) status = seqpar__llama_unpack(ctx, m, tensor, t->rows * t->cols, &part);
+    if (!status)
+        seqpar_device_read(ctx->device, values, room.data, 0, count, ctx->device->storage);
+    seqpar_buffer_free(ctx, &room);
+    return status;
+}
+
+/* x as it is in the storage type. */
+static float seqpar__llama_stored(int storage, double x) {
+    float value = (float)x;
+    uint32_t bits;
+    if (storage != SEQPAR_DTYPE_BF16) return value;
+    memcpy(&bits, &value, 4);
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000u;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* The matrix is whole: its bytes go to the device. */
+static seqpar_status seqpar__llama_codes_end(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor) {
+    int64_t n = m->tensors[tensor].rows * m->tensors[tensor].cols, size = seqpar_nf4_bytes(n);
+    char *bytes = SEQPAR__LLAMA_NEW(char, size);
+    seqpar_status status = bytes ? seqpar_nf4_pack(ctx->error, bytes, m->written, n)
+                                 : seqpar__llama_no_memory(ctx->error, "a matrix in four bits");
+    if (!status)
+        ctx->device->copy(ctx->device, (char *)m->codes.data + m->codes_at[tensor], bytes, size,
+                          ctx->queue);
+    if (!status) status = seqpar_device_settle(ctx->device, ctx->queue);
+    SEQPAR_FREE(bytes);
+    SEQPAR_FREE(m->written);
+    m->written = NULL;
+    return status;
+}
+
+static seqpar_status seqpar__llama_codes_write(seqpar_ctx *ctx, seqpar_llama *m,
+                                               const double *values, int64_t tensor,
+                                               int64_t first, int64_t count) {
+    const seqpar_tensor *t = &m->tensors[tensor];
+    if (!first) {
+        SEQPAR_FREE(m->written);
+        m->written = SEQPAR__LLAMA_NEW(float, t->rows * t->cols);
+        m->written_tensor = tensor;
+        m->written_count = 0;
+        if (!m->written)
+            return seqpar__llama_no_memory(ctx->error, "a matrix to be in four bits");
+    }
+    if (!m->written || m->written_tensor != tensor || m->written_count != first ||
+        count > t->rows * t->cols - first)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_STEP,
+                           "%s is kept in four bits, and its values %lld .. + %lld do not "
+                           "follow those before; write it whole, from 0 on",
+                           t->name, (long long)first, (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        m->written[first + i] = seqpar__llama_stored(ctx->device->storage, values[i]);
+    m->written_count += count;
+    if (m->written_count < t->rows * t->cols) return SEQPAR_OK;
+    return seqpar__llama_codes_end(ctx, m, tensor);
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *m,
                                            double *values, int64_t tensor, int64_t first,
                                            int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
                 SEQPAR_IF(count > 0, values));
+    if (seqpar__llama_coded(m, tensor))
+        return seqpar__llama_codes_read(ctx, m, values, tensor, first, count);
     if (m->shards) return seqpar_shards_read(ctx, m->shards, values, tensor, first, count);
     seqpar_device_read(ctx->device, values, m->params.data, m->tensors[tensor].offset + first,
                        count, ctx->device->storage);
@@ -1098,6 +1233,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
                                             int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
                 SEQPAR_IF(count > 0, values));
+    if (seqpar__llama_coded(m, tensor))
+        return seqpar__llama_codes_write(ctx, m, values, tensor, first, count);
     if (m->shards) return seqpar_shards_write(ctx, m->shards, values, tensor, first, count);
     seqpar_device_write(ctx->device, m->params.data, m->tensors[tensor].offset + first, values,
                         count, ctx->device->storage);
@@ -1113,6 +1250,9 @@ SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *m, i
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_MUST("ctx, model", ctx, m);
     if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* else it is the caller's */
+    if (m->codes.bytes) seqpar_buffer_free(ctx, &m->codes);
+    SEQPAR_FREE(m->codes_at);
+    SEQPAR_FREE(m->written);
     if (m->shards) seqpar_shards_close(ctx, m->shards);
     SEQPAR_FREE(m->shards);
     seqpar_buffer_free(ctx, &m->cosine);
@@ -1488,6 +1628,7 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_buffer_free(ctx, &b->teacher_entropy);
     seqpar_buffer_free(ctx, &b->logq);
     seqpar_buffer_free(ctx, &b->score);
+    seqpar_buffer_free(ctx, &b->tile);
     SEQPAR_FREE(b->layers);
     SEQPAR_FREE(b->ids);
     SEQPAR_FREE(b->head_pieces);
@@ -1578,11 +1719,42 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     const struct seqpar__llama_sampler *sampler; /* attention goes over its cache */
 } seqpar__llama_layer_call;
 
-static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
-    seqpar_mat m;
-    m.data = data;
-    m.stride = stride;
-    return m;
+#ifndef SEQPAR__LLAMA_TILE
+#define SEQPAR__LLAMA_TILE \
+    256 /* outputs of a matrix in four bits whose values are there at a time */
+#endif
+/* A tile of such a matrix: of rows, or with transposed of columns, so that no sum is cut. */
+static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64_t tensor,
+                                        int64_t first, int64_t count, int transposed) {
+    const seqpar_tensor *t = &c->m->tensors[tensor];
+    int64_t size = SEQPAR__LLAMA_TILE * SEQPAR__LLAMA_MAX(t->rows, t->cols) *
+                   seqpar_dtype_bytes(c->dev->storage);
+    seqpar_unpack_args a;
+    if (c->b->tile.bytes < size) {
+        seqpar_buffer_free(c->ctx, &c->b->tile);
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &c->b->tile, size, SEQPAR_MEM_SCRATCH));
+    }
+    a.rows = transposed ? t->rows : count;
+    a.cols = transposed ? count : t->cols;
+    a.row = transposed ? 0 : first;
+    a.col = transposed ? first : 0;
+    a.out = seqpar__llama_mat(c->b->tile.data, a.cols);
+    return seqpar__llama_unpack(c->ctx, c->m, tensor, t->cols, &a);
+}
+
+/* The product a with a matrix in four bits, a tile of outputs after the other. */
+static seqpar_status seqpar__llama_linear_coded(const seqpar__llama_layer_call *c,
+                                                const seqpar_matmul_args *a, int64_t tensor) {
+    for (int64_t first = 0, n; first < a->out; first += n) {
+        seqpar_matmul_args part = *a;
+        n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_TILE, a->out - first);
+        SEQPAR__LLAMA_TRY(seqpar__llama_tile(c, tensor, first, n, a->transposed));
+        part.y.data = seqpar__llama_at(a->y.data, first, c->dev->storage);
+        part.w = seqpar__llama_mat(c->b->tile.data, a->transposed ? n : a->in);
+        part.out = n;
+        SEQPAR__LLAMA_TRY(c->dev->matmul(c->dev, &part, c->ctx->queue));
+    }
+    return SEQPAR_OK;
 }
 
 /* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w
@@ -1596,10 +1768,11 @@ static seqpar_status seqpar__llama_linear_of(const seqpar__llama_layer_call *c,
     a.in = transposed ? t->rows : t->cols;
     a.y = seqpar__llama_mat(y, a.out);
     a.x = seqpar__llama_mat(x, a.in);
-    a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, m, tensor), t->cols);
     a.rows = c->b->tokens;
     a.transposed = transposed;
     a.accumulate = accumulate;
+    if (seqpar__llama_coded(m, tensor)) return seqpar__llama_linear_coded(c, &a, tensor);
+    a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, m, tensor), t->cols);
     return c->dev->matmul(c->dev, &a, c->ctx->queue);
 }
 
@@ -2764,6 +2937,10 @@ static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seq
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
+    if (m->config.four_bits && !m->adapters)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "a model in four bits does not learn; give it adapters, or open it "
+                           "without four_bits");
     SEQPAR__LLAMA_TRY(seqpar__llama_check_extra(error, m, b));
     if (optim->blocks.tensors != seqpar__llama_learner(m)->tensors)
         return seqpar_fail(

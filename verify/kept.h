@@ -33,7 +33,7 @@ __attribute__((unused)) static seqpar_status kept_state(seqpar_ctx *ctx,
 __attribute__((unused)) static seqpar_status params_open(seqpar_ctx *ctx, seqpar_llama *model,
                                                          const seqpar_llama_config *config,
                                                          const seqpar_optim_desc *optim) {
-    return optim->zero_stage == 3
+    return optim->zero_stage == 3 && !config->four_bits
                ? seqpar_llama_open_sharded(ctx, model, config, optim->slice,
                                            optim->offload & SEQPAR_OFFLOAD_PARAMS)
                : seqpar_llama_open(ctx, model, config);

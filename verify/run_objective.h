@@ -59,6 +59,7 @@ typedef struct objective_task {
     seqpar_llama_config config;
     /* rank above 0: they learn, the policy is frozen, and the reference is the policy without them */
     seqpar_adapter_desc adapter;
+    int rounded; /* the policy's matrices are what four bits leave of them */
     seqpar_batch batch;
     int64_t documents;
     /* (documents) log-prob sums to use instead of computing them; NULL: compute */
@@ -643,6 +644,24 @@ static seqpar_status objective_step(objective_rank *r, double *gradient, double 
     return SEQPAR_OK;
 }
 
+/* What is read of a model in four bits becomes the policy's. */
+static seqpar_status objective_round(objective_rank *r) {
+    seqpar_llama_config config = r->job->task->config;
+    seqpar_llama coded;
+    config.four_bits = 1;
+    seqpar_status status = seqpar_llama_open(r->ctx, &coded, &config);
+    if (!status) seqpar_llama_init(r->ctx, &coded, r->job->task->seed);
+    for (int64_t i = 0; !status && i < coded.tensor_count; i++) {
+        int64_t n = coded.tensors[i].rows * coded.tensors[i].cols;
+        double *values = calloc((size_t)n, sizeof *values);
+        status = seqpar_llama_read(r->ctx, &coded, values, i, 0, n);
+        if (!status) status = seqpar_llama_write(r->ctx, &r->policy, values, i, 0, n);
+        free(values);
+    }
+    seqpar_llama_close(r->ctx, &coded);
+    return status;
+}
+
 /* values: its parameters */
 static seqpar_status objective_reference(objective_rank *r, double *values) {
     const objective_task *t = r->job->task;
@@ -690,6 +709,7 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
         status = seqpar_optim_open(&ctx, &r.optim, learner->tensors, learner->tensor_count,
                                    &optim);
     if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
+    if (!status && t->rounded) status = objective_round(&r);
     if (!status && t->adapter.rank) seqpar_llama_init(&ctx, &r.adapters, t->seed);
     if (!status && t->start) status = params_write(&ctx, learner, t->start);
     if (!status) status = params_read(&ctx, learner, world->rank ? params : job->result->start);

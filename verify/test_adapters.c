@@ -67,15 +67,20 @@ static objective_way way_drawn(int device) {
                            .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
 }
 
-static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int ways) {
+/* four_bits: of a model that is kept in them, whose bits are those of one with these values. */
+static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int four_bits,
+                      int ways) {
     objective_task t;
     objective_result one, other;
     objective_way way = alone;
     task_open(&t, kind, desc);
     t.start = objective_adapters(&t);
     way.reference_device = device;
+    t.rounded = four_bits;
     objective_run(&t, &way, &one);
     expect_learnt(&t, &one);
+    t.rounded = 0;
+    t.config.four_bits = four_bits;
     for (int i = 0; i < ways; i++) {
         objective_way w = way_drawn(device);
         char what[120];
@@ -90,8 +95,9 @@ static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int
     }
     objective_result_free(&one);
     task_close(&t);
-    test_end("adapters_%s_%s%s", (const char *[]){"fp32", "fp64", "bf16"}[device],
-             objective_name(kind), desc->dropout > 0 ? "_dropout" : "");
+    test_end("adapters_%s_%s%s%s", (const char *[]){"fp32", "fp64", "bf16"}[device],
+             objective_name(kind), desc->dropout > 0 ? "_dropout" : "",
+             four_bits ? "_four_bits" : "");
 }
 
 /* ---- by the chain rule ---- */
@@ -393,6 +399,59 @@ static void test_new(void) {
     test_end("adapters_new");
 }
 
+/* ---- four bits ---- */
+
+/* Bytes by the formula, gains and tables as they were, matrices near what was written; in whatever
+   parts. */
+static void test_codes(void) {
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_cpu(1);
+    objective_task t;
+    seqpar_llama model[2];
+    seqpar_ctx ctx;
+    int64_t bytes = 0, values = 0;
+    task_open(&t, OBJECTIVE_SFT, &everywhere);
+    t.config.qkv_bias = t.config.qk_norm = 1;
+    seqpar_llama_config coded = t.config;
+    coded.four_bits = 1;
+    seqpar_status status = seqpar_ctx_open(&ctx, self, device, 1);
+    if (!status) status = seqpar_llama_open(&ctx, &model[0], &t.config);
+    if (!status) status = seqpar_llama_open(&ctx, &model[1], &coded);
+    for (int i = 0; !status && i < 2; i++) seqpar_llama_init(&ctx, &model[i], 7);
+    for (int64_t i = 0; !status && i < model[0].tensor_count; i++) {
+        const seqpar_tensor *is = &model[0].tensors[i];
+        int64_t n = is->rows * is->cols, matrix = is->rows > 1 && strstr(is->name, ".layers.");
+        double *x = calloc((size_t)(2 * n), sizeof *x), far = 0, most = 0;
+        status = seqpar_llama_read(&ctx, &model[0], x, i, 0, n);
+        for (int64_t k = 0, part; !status && k < n; k += part) {
+            part = n - k < 37 ? n - k : 37;
+            status = seqpar_llama_read(&ctx, &model[1], x + n + k, i, k, part);
+        }
+        for (int64_t k = 0; k < n; k++) {
+            far = fmax(far, fabs(x[k] - x[n + k]));
+            most = fmax(most, fabs(x[k]));
+        }
+        bytes += matrix ? seqpar_nf4_bytes(n) : 0;
+        values += matrix ? n : 0;
+        test_expect(matrix ? far > 0 && far < 0.2 * most : far == 0, "%s is off by %g of %g",
+                    is->name, far, most);
+        free(x);
+    }
+    test_expect(!status && model[1].code_bytes == bytes && model[1].codes.bytes == bytes &&
+                    model[1].elements < model[0].elements - values,
+                "status %d, %lld bytes of %lld values, %lld and %lld elements", status,
+                (long long)model[1].code_bytes, (long long)values, (long long)model[1].elements,
+                (long long)model[0].elements);
+    test_expect((double)seqpar_nf4_bytes(1 << 24) < 0.5161 * (1 << 24), "%lld bytes",
+                (long long)seqpar_nf4_bytes(1 << 24));
+    for (int i = 0; i < 2; i++) seqpar_llama_close(&ctx, &model[i]);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    objective_task_close(&t);
+    test_end("adapters_codes: %lld bytes of %lld values", (long long)bytes, (long long)values);
+}
+
 int main(int argc, char **argv) {
     static const seqpar_adapter_desc attention = {1, 2, 15}, some = {5, 0.5, 1 + 4 + 64};
     test_begin(argc, argv);
@@ -406,11 +465,17 @@ int main(int argc, char **argv) {
     test_slope();
     test_draws(1);
     test_draws(0);
-    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, &everywhere, 2);
-    test_ways(0, OBJECTIVE_SFT, &everywhere, 12);
-    test_ways(1, OBJECTIVE_DPO, &everywhere, 6);
-    test_ways(2, OBJECTIVE_RM, &everywhere, 6);
-    test_ways(0, OBJECTIVE_SFT, &dropping, 6);
-    test_ways(2, OBJECTIVE_DPO, &dropping, 4);
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, &everywhere, 0, 2);
+    test_ways(0, OBJECTIVE_SFT, &everywhere, 0, 12);
+    test_ways(1, OBJECTIVE_DPO, &everywhere, 0, 6);
+    test_ways(2, OBJECTIVE_RM, &everywhere, 0, 6);
+    test_ways(0, OBJECTIVE_SFT, &dropping, 0, 6);
+    test_ways(2, OBJECTIVE_DPO, &dropping, 0, 4);
+    test_codes();
+    for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, &everywhere, 1, 1);
+    test_ways(0, OBJECTIVE_SFT, &some, 1, 8);
+    test_ways(1, OBJECTIVE_DPO, &everywhere, 1, 4);
+    test_ways(2, OBJECTIVE_RM, &everywhere, 1, 4);
+    test_ways(2, OBJECTIVE_KTO, &dropping, 1, 4);
     return test_summary();
 }

@@ -2382,6 +2382,97 @@ static void check_choose(void) {
     for (int i = 0; i < 2; i++) expect_choose_nan(i ? fast : reference);
 }
 
+/* ---- unpack: matrices in four bits ---- */
+
+/* Of a number and a kind; integers alone, so that another program makes the same
+   (verify/python/golden_nf4.py). */
+static float nf4_value(uint32_t n, uint32_t kind) {
+    static const float sizes[3] = {1, 0.02f, 0.0003f};
+    uint32_t h = n * 2654435761u + kind * 40503u + 12345u;
+    h ^= h >> 15;
+    h *= 2246822519u;
+    h ^= h >> 13;
+    return ((float)((int)(h % 20011) - 10005) / 10005.0f) * sizes[kind % 3];
+}
+
+enum { NF4_OUT };
+static bench nf4_bench(int64_t rows, int64_t cols, int64_t row, int64_t col, int64_t width) {
+    bench b = {.size = {rows, cols, row, col, width}};
+    add_field(&b, "out", rows, cols, 3, 0);
+    return b;
+}
+
+static void
+    *nf4_device_bytes; /* the matrix of a bench, in the memory of the device that is asked */
+static int64_t nf4_elements;
+
+static seqpar_status call_unpack(seqpar_device *device, const bench *b) {
+    int64_t size = seqpar_nf4_bytes(nf4_elements);
+    void *there = device->alloc(device, size);
+    seqpar_unpack_args a = {.out = mat(&b->field[NF4_OUT]),
+                            .rows = b->size[0],
+                            .cols = b->size[1],
+                            .row = b->size[2],
+                            .col = b->size[3],
+                            .width = b->size[4],
+                            .from = seqpar_nf4_at(there, nf4_elements)};
+    device->copy(device, there, nf4_device_bytes, size, device->queue);
+    seqpar_status status = device->unpack(device, &a, device->queue);
+    if (!status) status = seqpar_device_settle(device, device->queue);
+    device->free(device, there);
+    return status;
+}
+
+static const pass unpack_pass = {call_unpack, 1 << NF4_OUT, 0};
+
+/* The whole matrix (width columns) and parts of it, whose values are the same. */
+static void check_unpack_part(const float *x, int64_t row, int64_t rows, int64_t col,
+                              int64_t cols, int64_t width) {
+    bench b = nf4_bench(rows, cols, row, col, width);
+    double *want = calloc((size_t)(rows * cols), sizeof *want);
+    seqpar_nf4 m = seqpar_nf4_at(nf4_device_bytes, nf4_elements);
+    for (int64_t t = 0; t < rows; t++)
+        for (int64_t j = 0; j < cols; j++) {
+            int64_t n = (row + t) * width + col + j;
+            float scale = seqpar__nf4_mark(m.scales[n / 64]) * m.steps[n / 64 / 256];
+            int code = n % 2 ? m.codes[n / 2] % 16 : m.codes[n / 2] / 16;
+            float sum = scale + *m.offset;
+            want[t * cols + j] = (double)(float)(seqpar__nf4_levels[code] * sum);
+            /* a sixth of the largest of its 64, and what 8 bits leave of that */
+            test_expect(fabs(want[t * cols + j] - (double)x[n]) <=
+                            0.2 * (double)(sum > 0 ? sum : -sum) + 1e-3,
+                        "value %lld is %g, not %g", (long long)n, want[t * cols + j],
+                        (double)x[n]);
+        }
+    expect_fast(&b, &unpack_pass);
+    expect_values(&b, NF4_OUT, want);
+    free(want);
+    bench_free(&b);
+}
+
+static void check_unpack_size(int64_t rows, int64_t cols, int kind) {
+    float *x = calloc((size_t)(rows * cols), sizeof *x);
+    seqpar_error error = {0};
+    nf4_elements = rows * cols;
+    nf4_device_bytes = malloc((size_t)seqpar_nf4_bytes(nf4_elements));
+    for (int64_t n = 0; n < nf4_elements; n++) x[n] = nf4_value((uint32_t)n, (uint32_t)kind);
+    test_expect(!seqpar_nf4_pack(&error, nf4_device_bytes, x, nf4_elements), "%s", error.text);
+    check_unpack_part(x, 0, rows, 0, cols, cols);
+    check_unpack_part(x, rows / 2, rows - rows / 2, cols / 3, cols - cols / 3, cols);
+    check_unpack_part(x, 0, 1, nf4_elements / 2, nf4_elements - nf4_elements / 2, nf4_elements);
+    free(nf4_device_bytes);
+    free(x);
+}
+
+static void check_unpack(void) {
+    for (int kind = 0; kind < 3; kind++) {
+        check_unpack_size(1, 1, kind);
+        check_unpack_size(7, 11, kind);
+        check_unpack_size(37, 61, kind);
+        check_unpack_size(67, 1009, kind);
+    }
+}
+
 /* ---- updates ---- */
 
 enum { PARAMETER, MOMENT, VARIANCE, UPDATE_G, WORKING };
@@ -2671,6 +2762,7 @@ static const struct op_check {
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"distill", check_distill, 5e-6, 1},
     {"choose", check_choose, 5e-6, 1},
+    {"unpack", check_unpack, 0, 1},
     {"route", check_route, 2e-7, 1},
     {"route_grad", check_route_grad, 3e-7, 1},
     {"mix", check_mix, 1.2e-7, 1},

@@ -17,7 +17,7 @@ typedef struct {
         load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
         plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
         async_save, adam_offload, param_offload, stochastic_rounding, lora_target_linear,
-        use_rslora, save_merged;
+        use_rslora, save_merged, load_in_4bit;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
@@ -142,6 +142,12 @@ typedef struct {
          NULL, \
          "what has adapters: names from q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and " \
          "down_proj, or all-linear, the default (of a model with experts: those of attention)", \
+         DEMO_ANY}, \
+        {"load_in_4bit", \
+         &(c).load_in_4bit, \
+         DEMO_FLAG, \
+         NULL, \
+         "with --lora_rank: the layers' matrices are kept in four bits (NF4), as QLoRA has it", \
          DEMO_ANY}, \
         {"lora_target_linear", \
          &(c).lora_target_linear, \

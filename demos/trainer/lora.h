@@ -52,6 +52,18 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
                          "--lora_r %lld stands without --adapter, and then axolotl trains "
                          "every weight; add --adapter lora, or leave it out",
                          (long long)c->lora_rank);
+    if (c->adapter && !strcmp(c->adapter, "qlora") && !c->load_in_4bit)
+        return demo_fail(error, "--adapter qlora keeps the model in four bits; add "
+                                "--load_in_4bit, or take lora");
+    if (c->load_in_4bit && !demo_lora_asked(c))
+        return demo_fail(error, "--load_in_4bit keeps the model in four bits, in which it does "
+                                "not learn; add --lora_rank, or leave it out");
+    if (c->load_in_4bit && c->save_merged)
+        return demo_fail(error, "--save_merged would round what was learnt to four bits, as "
+                                "--load_in_4bit keeps the model; leave one of them out");
+    if (c->load_in_4bit && c->param_offload)
+        return demo_fail(error, "--param_offload keeps weights outside of the device's memory, "
+                                "and --load_in_4bit whole in it; leave one of them out");
     if (c->save_merged && !demo_lora_asked(c))
         return demo_fail(error,
                          "--save_merged is about adapters; add --lora_rank, or leave it out");
@@ -181,6 +193,9 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
             "the model has experts, whose MLPs have no adapters here; name q_proj, "
             "k_proj, v_proj and o_proj alone in --%s",
             demo_job_spelled(job, "target_modules"));
+    if (mlp && c->load_in_4bit)
+        return demo_fail(error, "the model has experts, which --load_in_4bit does not keep in "
+                                "four bits; leave it out");
     if (c->pretrain && a->targets & DEMO_LORA_SPLIT && demo_lora_fused(job))
         return demo_fail(error,
                          "in --pretrain %.300s q_proj, k_proj and v_proj are one matrix, and "

@@ -13,8 +13,9 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    bool sharded;          /* at their owners alone, and */
-    bool offloaded;        /* outside of the device's memory */
+    bool sharded;   /* at their owners alone, and */
+    bool offloaded; /* outside of the device's memory */
+    bool four_bits; /* seqpar_llama_config.four_bits of every model, which is whole then */
     seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
     void **arrays;         /* stb_ds array; the first rank of a group adds to it */
     int64_t bytes;         /* of all */
@@ -26,11 +27,19 @@ typedef struct {
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
                                      const seqpar_llama_config *config, demo_shared *shared,
                                      bool offload) {
+    seqpar_llama_config kept = *config;
+    kept.four_bits = shared->four_bits;
+    if (shared->four_bits && offload)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "a model that is kept outside of the device's memory is not in four "
+                           "bits; leave out --load_in_4bit or the offload");
     if (shared->sharded || offload)
-        return seqpar_llama_open_sharded(ctx, model, config, 0, shared->offloaded || offload);
-    if (!shared->device) return seqpar_llama_open(ctx, model, config);
-    seqpar_status status = seqpar_llama_open_table(ctx, model, config);
-    int64_t bytes = model->elements * seqpar_dtype_bytes(ctx->device->storage);
+        return seqpar_llama_open_sharded(ctx, model, &kept, 0, shared->offloaded || offload);
+    if (!shared->device) return seqpar_llama_open(ctx, model, &kept);
+    seqpar_status status = seqpar_llama_open_table(ctx, model, &kept);
+    /* codes behind the others */
+    int64_t others = model->elements * seqpar_dtype_bytes(ctx->device->storage);
+    int64_t bytes = others + model->code_bytes;
     void *params = NULL;
     if (!status && ctx->world->rank == 0) {
         params = shared->device->alloc(shared->device, bytes);
@@ -45,12 +54,18 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
     }
     if (!status) status = seqpar_comm_broadcast(ctx->world, &params, sizeof params, 0);
     model->params.data = params;
+    if (model->code_bytes) model->codes.data = (char *)params + others;
     return status;
 }
 
 /* Every rank has them where others do not see it. */
 static bool demo_is_shared(const seqpar_llama *model) {
     return !model->params.bytes && !model->shards;
+}
+
+/* Whether a tensor is in four bits. */
+static bool demo_is_coded(const seqpar_llama *model, int64_t tensor) {
+    return model->codes_at && model->codes_at[tensor] >= 0;
 }
 
 /* Of what ranks write to a model: whether this one writes block `index`. */

@@ -126,10 +126,13 @@ static seqpar_status demo_weights_put(const demo_transfer *s, const seqpar_optim
                                       const seqpar_safetensors_part *from, double *values) {
     const seqpar_device *d = s->ctx->device;
     int64_t element = s->model->tensors[part->tensor].offset + part->first;
-    bool here = !s->ctx->queue && !s->model->shards;
+    /* in four bits it is one rank's, all of it */
+    bool coded = demo_is_coded(s->model, part->tensor);
+    bool here = !s->ctx->queue && !s->model->shards && !coded;
     void *to = here ? (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage)
                     : NULL;
-    if (!demo_is_mine(s->ctx, s->model, part->tensor + part->first / DEMO_VALUES) ||
+    if (!demo_is_mine(s->ctx, s->model,
+                      part->tensor + (coded ? 0 : part->first / DEMO_VALUES)) ||
         !seqpar_llama_owns(s->ctx, s->model, part->tensor, part->first, part->count))
         return SEQPAR_OK;
     if (here && d->storage == SEQPAR_DTYPE_F32)

@@ -464,12 +464,13 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
     return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 &&
-           (c->zero_stage > 0 || job->adapter.rank) && c->zero_stage < 3 &&
+           (c->zero_stage > 0 || job->adapter.rank) && (c->zero_stage < 3 || c->load_in_4bit) &&
            strcmp(c->device, "cuda");
 }
 
 static demo_shared demo_shared_of(const demo_config *c) {
-    return (demo_shared){.sharded = c->zero_stage == 3,
+    return (demo_shared){.sharded = c->zero_stage == 3 && !c->load_in_4bit,
+                         .four_bits = c->load_in_4bit,
                          .offloaded = c->param_offload,
                          .lock = PTHREAD_MUTEX_INITIALIZER};
 }
