@@ -2669,28 +2669,37 @@ struct choose_view {
     int gradient;
 };
 
-/* A block a row; every thread has the few logits, the first one says what they are. */
+/* A block a row; every thread has the few logits, in registers, the first one says what they are. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK) choose_kernel(T *logits, choose_view v) {
     int64_t t = blockIdx.x;
     T *x = logits + t * v.stride;
     float y[SEQPAR_MAX_CHOICES], top = -INFINITY, sum = 0, seeds = 0;
-    for (int k = 0; k < v.count; k++) {
-        y[k] = wide(x[v.ids[k]]) * v.scale;
+#pragma unroll
+    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
+        y[k] = k < v.count ? wide(x[v.ids[k]]) * v.scale : -INFINITY;
         top = larger(top, y[k]);
-        seeds += seed(v.dlogq, t * v.count + k);
+        seeds += k < v.count ? seed(v.dlogq, t * v.count + k) : 0.0f;
     }
-    for (int k = 0; k < v.count; k++) sum += exponential(y[k] - top);
-    for (int k = 0; k < v.count; k++) y[k] = (y[k] - top) - logf(sum);
-    for (int k = 0; v.logq && threadIdx.x == 0 && k < v.count; k++)
-        v.logq[t * v.count + k] = y[k];
-    if (!v.gradient) return;
-    __syncthreads(); /* all have read the row */
-    for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) narrow(&x[j], 0.0f);
-    __syncthreads();
-    for (int k = 0; threadIdx.x == 0 && k < v.count; k++)
-        narrow(&x[v.ids[k]],
-               v.scale * (seed(v.dlogq, t * v.count + k) - exponential(y[k]) * seeds));
+#pragma unroll
+    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++)
+        sum += k < v.count ? exponential(y[k] - top) : 0.0f;
+    float log_sum = logf(sum);
+    if (v.gradient) {
+        __syncthreads(); /* all have read the row */
+        for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x) narrow(&x[j], 0.0f);
+        __syncthreads();
+    }
+    if (threadIdx.x) return;
+#pragma unroll
+    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
+        if (k >= v.count) continue;
+        float logq = (y[k] - top) - log_sum;
+        if (v.logq) v.logq[t * v.count + k] = logq;
+        if (v.gradient)
+            narrow(&x[v.ids[k]],
+                   v.scale * (seed(v.dlogq, t * v.count + k) - exponential(logq) * seeds));
+    }
 }
 
 template <class T>

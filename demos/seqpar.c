@@ -40,14 +40,6 @@ static const char program_help[] =
 
 /* ---- help ---- */
 
-/* Of trainers that are not here nothing is explained. */
-static const char *program_unexplained(const demo_known *known) {
-    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
-    for (int i = 0; i < 7; i++)
-        if (demo_list_has(known->tools, here[i])) return "--help of its trainer explains it";
-    return "its trainer is not here";
-}
-
 static void program_help_option(const demo_known *known, program_meaning *all) {
     const demo_known *target = demo_known_target(known);
     const char *text = target->note;
@@ -55,8 +47,7 @@ static void program_help_option(const demo_known *known, program_meaning *all) {
                        : !strncmp(target->role, "refused", 7) ? "refused: "
                                                               : "";
     if (!strcmp(target->role, "real"))
-        text = shgeti(all, target->name) < 0 ? program_unexplained(known)
-                                             : shget(all, target->name);
+        text = shgeti(all, target->name) < 0 ? "" : shget(all, target->name);
     printf("  --%-40s %-28s %s%s%s%s%s\n", known->name, known->tools,
            known != target ? "= --" : "", known != target ? target->name : "",
            known != target ? ": " : "", role, text);

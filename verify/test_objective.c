@@ -717,8 +717,10 @@ static void edge_task(objective_task *t, int kind, int64_t cut, int64_t length) 
         for (int64_t k = 0; k < sizes[d]; k++) {
             ids[d][k] = (int32_t)((cut + 7 * d + 3 * k) % 13);
             mask[d][k] = k >= first && k < first + lengths[(length + d) % EDGE_LENGTHS];
-            targets[d][k] = mask[d][k] ? objective_marks.ids[0] : SEQPAR_IGNORE;
         }
+        for (int64_t k = 0; k < sizes[d]; k++)
+            targets[d][k] = k + 1 < sizes[d] && mask[d][k + 1] ? objective_marks.ids[0]
+                                                               : SEQPAR_IGNORE;
         documents[d] = (seqpar_document){
             .ids = ids[d], .loss_mask = mask[d], .tokens = sizes[d], .unit = d / 2};
         if (!objective_marked(kind)) continue;

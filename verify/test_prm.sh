@@ -11,6 +11,7 @@ rm -rf "$out"; mkdir -p "$F"
 check() { local name=$1 why=$2; shift 2; if "$@"; then ok "$name"; else fail "$name" "$why"; fi; } # NAME WHY COMMAND...
 export OMP_WAIT_POLICY=passive # a program need not start itself again
 P=$(ci/python_with.sh tokenizers jinja2) || P=
+export PYTHON=$P
 tiny_model prm
 cd "$out" || exit 1
 
