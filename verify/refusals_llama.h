@@ -439,6 +439,90 @@ typedef struct teacher_call {
     int forward, score, student_score, backward;
 } teacher_call;
 
+/* ---- a model in four bits ---- */
+
+typedef struct coded_call {
+    int64_t experts, first, count; /* what is written of its second tensor that is a matrix */
+    int sharded, merged, learns, bare, poison;
+} coded_call;
+
+enum { CODED_TENSOR = 2, CODED_VALUES = 8 * 6 };
+
+static seqpar_status coded_write(const coded_call *c) {
+    double values[CODED_VALUES + 1] = {0};
+    if (c->poison) values[c->poison] = c->poison % 2 ? NAN : -INFINITY;
+    return seqpar_llama_write(&ctx, &llama, values, CODED_TENSOR, c->first, c->count);
+}
+
+/* Nothing at all is kept for a backward pass where it may go on. */
+static seqpar_status coded_step(const coded_call *c, seqpar_llama *adapters) {
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_vocab_seeds seeds = {0};
+    seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
+    seqpar_llama_batch b = {0};
+    seqpar_optim optim = {0};
+    seqpar_row row;
+    fill_row(&row, &good_batch);
+    llama.adapters = c->bare ? NULL : adapters;
+    seqpar_status status = seqpar_llama_open_batch(&ctx, &llama, &b, &row, 1, &run);
+    if (!status) status = seqpar_llama_forward(&ctx, &llama, &b, 1);
+    if (!status)
+        status = seqpar_optim_open(&ctx, &optim, adapters->tensors, adapters->tensor_count,
+                                   &sgd);
+    if (!status) status = seqpar_step_begin(&ctx, &optim, &row, 1, SEQPAR_LAYOUT_ZIGZAG, 1);
+    if (!status) status = seqpar_llama_backward(&ctx, &llama, &b, &optim, 0, &seeds);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_llama_close_batch(&ctx, &llama, &b);
+    return status;
+}
+
+static seqpar_status code(void *call) {
+    const coded_call *c = call;
+    const seqpar_adapter_desc desc = {2, 1, SEQPAR_ADAPT_Q};
+    seqpar_llama_config config = good_model.config;
+    seqpar_llama adapters = {0};
+    config.four_bits = 1;
+    config.experts = c->experts;
+    seqpar_status status = c->sharded ? seqpar_llama_open_sharded(&ctx, &llama, &config, 0, 0)
+                                      : seqpar_llama_open(&ctx, &llama, &config);
+    if (!status) seqpar_llama_init(&ctx, &llama, 3);
+    if (!status) status = coded_write(c);
+    if (!status) status = seqpar_llama_open_adapters(&ctx, &adapters, &llama, &desc, 0, 0);
+    if (!status && c->learns) status = coded_step(c, &adapters);
+    llama.adapters = &adapters;
+    if (!status && c->merged) status = seqpar_llama_merge(&ctx, &llama);
+    seqpar_llama_close(&ctx, &adapters);
+    seqpar_llama_close(&ctx, &llama);
+    return status;
+}
+
+#define CODED(member, value) SET(coded_call, member, value)
+#define NOT_WHOLE(first, count) \
+    "model.layers.0.self_attn.q_proj.weight is kept in four bits, and its values " first \
+    " .. + " count " do not follow those before; write it whole, from 0 on"
+static const coded_call good_coded = {.count = CODED_VALUES};
+static const limit coded_limits[] = {
+    {CODED(experts, 0), 3, SEQPAR_ERR_OPTION,
+     "a model with experts is not kept in four bits; leave out four_bits"},
+    {CODED(sharded, 0), 1, SEQPAR_ERR_OPTION,
+     "a model in four bits is whole on every rank; open it by seqpar_llama_open, and its "
+     "adapters at their owners"},
+    {CODED(merged, 0), 1, SEQPAR_ERR_OPTION,
+     "merged weights would be rounded to four bits again; open the model without four_bits and "
+     "merge the adapters into that"},
+    {CODED(bare, 0),
+     1,
+     SEQPAR_ERR_STEP,
+     "a model in four bits does not learn; give it adapters, or open it without four_bits",
+     {CODED(learns, 1)}},
+    {CODED(first, 0), 1, SEQPAR_ERR_STEP, NOT_WHOLE("1", "48")},
+    {CODED(count, CODED_VALUES), CODED_VALUES + 1, SEQPAR_ERR_STEP, NOT_WHOLE("0", "49")},
+    {CODED(poison, 0), 1, SEQPAR_ERR_NOT_FINITE,
+     "value 1 is nan, which has no place among 16 levels"},
+    {CODED(poison, 0), 46, SEQPAR_ERR_NOT_FINITE,
+     "value 46 is -inf, which has no place among 16 levels"},
+};
+
 /* What is chosen among, of a model alone: choices 0: there are none. */
 typedef struct choice_call {
     int64_t choices;
@@ -677,6 +761,7 @@ static void check_llama(void) {
     TRY_LIMITS("adapters", adapt, good_adapters, world->error, adapters_limits);
     TRY_LIMITS("pass", pass, good_pass, world->error, pass_limits);
     TRY_LIMITS("teacher", teach, good_teacher, world->error, teacher_limits);
+    TRY_LIMITS("four bits", code, good_coded, world->error, coded_limits);
     TRY_LIMITS("choices", choose, good_choice, world->error, choice_limits);
     TRY_LIMITS("text", text, good_text, world->error, text_limits);
 }

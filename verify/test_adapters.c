@@ -473,7 +473,7 @@ int main(int argc, char **argv) {
     test_ways(2, OBJECTIVE_DPO, &dropping, 0, 4);
     test_codes();
     for (int kind = 0; kind < OBJECTIVES; kind++) test_ways(0, kind, &everywhere, 1, 1);
-    test_ways(0, OBJECTIVE_SFT, &some, 1, 8);
+    test_ways(0, OBJECTIVE_SFT, &everywhere, 1, 8);
     test_ways(1, OBJECTIVE_DPO, &everywhere, 1, 4);
     test_ways(2, OBJECTIVE_RM, &everywhere, 1, 4);
     test_ways(2, OBJECTIVE_KTO, &dropping, 1, 4);

@@ -127,6 +127,26 @@ half rm rm $pairs
 half bf16 sft $texts --param_dtype bf16 --enable_ema
 rm -rf $out/sft.half*; half sft sft $texts --async_save
 
+# a model in four bits: the same bytes in every world, others than of the whole one; the reference is it, without adapters
+worlds=("--ring_attn_size 3 --zero_stage 3" "--ring_attn_size 2 --data_parallel_size 2 --schedule llama3 --pack_len 1003 --zero_stage 2" "--data_parallel_size 3 --zero_stage 0 --gradient_checkpointing")
+same four.sft sft $texts --load_in_4bit
+same four.dpo dpo $pairs --load_in_4bit
+worlds=("--ring_attn_size 2 --zero_stage 3")
+same four.kto kto $labelled --load_in_4bit
+same four.rm rm $pairs --load_in_4bit
+same four.bf16 sft $texts --load_in_4bit --param_dtype bf16
+ppo four.ppo --load_in_4bit && ppo four.ppo.1 --load_in_4bit --ring_attn_size 2 --zero_stage 3 && both four.ppo four.ppo.1 && [ "$(sampled four.ppo)" = "$(sampled four.ppo.1)" ] && ok lora_four.ppo || fail lora_four.ppo "$(tail -n 1 $out/four.ppo.1.log)"
+check lora_four_differs "the loss is that of the whole model, or far from it: $(first four.sft.one loss), $(first sft.one loss)" awk -v a="$(first four.sft.one loss)" -v b="$(first sft.one loss)" 'BEGIN { d = a - b; exit !(d != 0 && d * d < 0.01) }'
+check lora_four_first "$(first four.dpo.one loss), $(first four.dpo.1 loss)" [ "$(first four.dpo.one loss) $(first four.dpo.1 loss)" = "0.69314718055994529 0.69314718055994529" ]
+half four.sft sft $texts --load_in_4bit
+half four.dpo dpo $pairs --load_in_4bit
+run four.whole sft $texts --adapter_name_or_path $out/four.sft.one --lora_rank 4 --max_steps 0
+check lora_four_loaded "$(tail -n 1 $out/four.whole.log)" eval '[ "$(last four.whole eval_loss)" != "$(last sft.one eval_loss)" ] && cmp -s $out/four.whole/adapter_model.safetensors $out/four.sft.one/adapter_model.safetensors'
+# two layers of 4 x 32 x 32 + 3 x 32 x 96 values in four bits: 0.516 bytes of each, and what rounds them up
+weights() { build/train_sft $shape $texts --pretrain $out/base --lora_rank 4 --micro_train_batch_size 2 --dry_run --json "$@" 2>/dev/null | grep -o '"weights":{"rank":[0-9]*' | grep -o '[0-9]*$' | head -n 1; }
+saved=$(($(weights) - $(weights --load_in_4bit)))
+check lora_four_memory "$saved bytes less" [ $saved -gt 90000 -a $saved -lt $((2 * 13312 * 4)) ]
+
 # what other programs say
 from() { local name=$1; shift; build/train_sft $shape $texts --from openrlhf --micro_train_batch_size 2 --pretrain $out/base --save_path $out/from.$name "$@" >$out/from.$name.log 2>&1 || fail "lora_from_$name" "$(tail -n 1 $out/from.$name.log)"; }
 from here --lora_rank 8 --lora_alpha 16 --target_modules q_proj v_proj
@@ -212,7 +232,12 @@ changed 's/"modules_to_save":.*/"modules_to_save": ["lm_head"],/'; refuse there_
 changed 's/"q_proj", *//; /^.*"q_proj",$/d'; refuse there_more sft 'has base_model.*self_attn.q_proj.lora_A.weight, which adapters of this model have not' $there $out/changed
 changed 's/"r":.*/"r": 2,/'; refuse there_shape sft 'lora_A.weight is \[4, 32\].*\[2, 32\]|shape|2, 32' $there $out/changed
 rm $out/changed/adapter_model.safetensors; changed 's/x/x/'; rm $out/changed/adapter_model.safetensors; refuse there_gone sft 'adapter_model.safetensors' $there $out/changed
-refuse four_bit sft 'load_in_4bit' $lora --load_in_4bit
+refuse four_alone sft 'load_in_4bit keeps the model in four bits, in which it does not learn; add --lora_rank, or leave it out' $texts --pretrain $out/base --load_in_4bit
+refuse four_merged sft 'save_merged would round what was learnt to four bits, as --load_in_4bit keeps the model; leave one of them out' $lora --load_in_4bit --save_merged
+refuse four_offload sft 'param_offload keeps weights outside .* and --load_in_4bit whole in it; leave one of them out' $lora --load_in_4bit --zero_stage 3 --param_offload
+refuse four_reference dpo 'a model that is kept outside of the device.s memory is not in four bits; leave out --load_in_4bit or the offload' $pairs --pretrain $out/base --lora_rank 4 --load_in_4bit --ref_pretrain $out/copy --ref_offload
+refuse four_qlora sft 'adapter qlora keeps the model in four bits; add --load_in_4bit, or take lora' $texts --pretrain $out/base --adapter qlora --lora_r 4 --lora_alpha 8 --lora_target_linear
+refuse four_resume sft 'another|base' $lora --load_checkpoint --ckpt_path $out/four.sft.half.ckpt
 refuse no_model sft 'give its folder by --pretrain' $texts --lora_rank 4
 refuse adapters_of_adapters sft 'adapter_config.json is an adapter' $lora --pretrain $out/sft.one
 refuse full sft 'finetuning_type full trains every weight' $lora --finetuning_type full
@@ -220,7 +245,7 @@ refuse zero sft 'lora_rank 0 means no adapters' $texts --pretrain $out/base --fi
 refuse merged sft 'save_merged is about adapters' $texts --pretrain $out/base --save_merged
 refuse no_adapter sft 'lora_r 8 stands without --adapter' $texts --pretrain $out/base --lora_r 8
 refuse axolotl_alpha sft 'axolotl has no default for lora_alpha' $texts --pretrain $out/base --adapter lora --lora_r 8
-refuse qlora sft 'adapter is qlora, but it must be one of lora' $texts --pretrain $out/base --adapter qlora
+refuse vera sft 'adapter is vera, but it must be one of lora, qlora' $texts --pretrain $out/base --adapter vera
 refuse experts sft 'the model has experts, whose MLPs have no adapters' $lora --pretrain $out/of/qwen3_moe.lm --target_modules q_proj,up_proj
 refuse fused sft 'are one matrix, .*give --target_modules o_proj,down_proj' $lora --pretrain $out/of/phi3.lm
 refuse beside_model sft 'holds a whole model \(model.safetensors\), beside which adapters' $lora --save_path $out/copy

@@ -477,10 +477,10 @@ static void test_rows(void) {
 /* Every word that is wrong has its sentence, in their order; values behind one are its own. */
 static void test_all_wrong(void) {
     int wrong = parse(
-        SFT, "--max_len x --seed 7 stray word --load_in_4bit --zero_stage 9 --no_name a b");
+        SFT, "--max_len x --seed 7 stray word --load_in_8bit --zero_stage 9 --no_name a b");
     const char *at = x.error.text;
     static const char *const begins[] = {"--max_len is x", "stray word stray",
-                                         "--load_in_4bit true is", "--zero_stage is 9",
+                                         "--load_in_8bit true is", "--zero_stage is 9",
                                          "unknown option --no_name"};
     for (int i = 0; i < 5; i++, at = at ? at + 1 : NULL) {
         test_expect(at && !strncmp(at, begins[i], strlen(begins[i])), "%s: not %s",

@@ -208,7 +208,7 @@ says bf16 'cpu in bf16$' --bf16 $dry
 rm -rf $out/says; build/train_sft $tiny --dataset $out/short.jsonl --eval_dataset $out/short.jsonl --train_batch_size 16 --max_epochs 2 --save_path $out/says --metrics_path $out/epochs.jsonl >$out/says.log 2>&1; [ "$(grep -n eval_loss $out/epochs.jsonl | cut -d: -f1 | tr '\n' ' ')" = "4 8 " ] && ok option_once_an_epoch || fail option_once_an_epoch "$(cat $out/epochs.jsonl | cut -c1-60)"
 few="--dataset $out/short.jsonl $tiny --max_steps 1"
 refuse option_eval_steps 'eval_steps is 1, but there is nothing to evaluate on; give --eval_dataset' $few --eval_steps 1
-refuse option_four_bit '\-\-load_in_4bit true is not done here: weights are never quantised' $few --load_in_4bit
+refuse option_eight_bit '\-\-load_in_8bit true is not done here: weights are never quantised' $few --load_in_8bit
 refuse option_stage '\-\-stage dpo is not done here: the program is the stage' $few --stage dpo
 refuse option_resume '\-\-resume_from_checkpoint nowhere is not done here: --load_checkpoint goes on' $few --resume_from_checkpoint nowhere
 refuse option_val_size '\-\-val_size 50 asks for 50 of 50 documents, which leaves none to train on' $few --val_size 50

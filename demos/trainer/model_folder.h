@@ -527,9 +527,10 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 /* ---- writing config.json ---- */
 
 /* What a model is computed by, in numbers, and what each is called. By them models are compared
-   and known again, so every field of a config but the head's name is one of them. */
+   and known again, so every field of a config but the head's name is one of them; and four_bits,
+   which no folder says, and which other values tell. */
 enum { DEMO_MODEL_NUMBERS = 30 };
-typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 232 ? 1 : -1];
+typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 240 ? 1 : -1];
 /* clang-format off */
 static const char *const demo_model_names[DEMO_MODEL_NUMBERS] = {
     "num_hidden_layers",      "hidden_size",      "num_attention_heads",
