@@ -6,6 +6,7 @@
 #include "seqpar.h"
 #include <dlfcn.h>
 #include "slow.h"
+#include "nf4.h"
 #include "test.h"
 
 /* ---- the devices, counting what is called ---- */
@@ -2383,17 +2384,6 @@ static void check_choose(void) {
 }
 
 /* ---- unpack: matrices in four bits ---- */
-
-/* Of a number and a kind; integers alone, so that another program makes the same
-   (verify/python/golden_nf4.py). */
-static float nf4_value(uint32_t n, uint32_t kind) {
-    static const float sizes[3] = {1, 0.02f, 0.0003f};
-    uint32_t h = n * 2654435761u + kind * 40503u + 12345u;
-    h ^= h >> 15;
-    h *= 2246822519u;
-    h ^= h >> 13;
-    return ((float)((int)(h % 20011) - 10005) / 10005.0f) * sizes[kind % 3];
-}
 
 enum { NF4_OUT };
 static bench nf4_bench(int64_t rows, int64_t cols, int64_t row, int64_t col, int64_t width) {

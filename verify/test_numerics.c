@@ -3,6 +3,8 @@
    bits wherever it lies. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
+#include <zlib.h>
+#include "nf4.h"
 #include "test.h"
 
 #define COUNT(list) ((int64_t)(sizeof(list) / sizeof *(list)))
@@ -1170,6 +1172,95 @@ static void test_head_beside(void) {
     test_end("head_row_beside_one_that_climbs");
 }
 
+/* ---- four bits: what bitsandbytes stores, and what it gives back (golden_nf4.tsv) ---- */
+
+static uint32_t crc_of(const void *bytes, int64_t count) {
+    return (uint32_t)crc32(0, (const unsigned char *)bytes, (uInt)count);
+}
+
+static uint32_t unpacked_crc(const void *bytes, int64_t rows, int64_t cols) {
+    seqpar_device *device = seqpar_device_cpu(1);
+    float *x = calloc((size_t)(rows * cols), sizeof *x);
+    const seqpar_unpack_args a = {
+        {x, cols}, rows, cols, 0, 0, cols, seqpar_nf4_at(bytes, rows * cols)};
+    test_expect(!device->unpack(device, &a, NULL), "unpack fails");
+    uint32_t crc = crc_of(x, rows * cols * 4);
+    seqpar_device_close(device);
+    free(x);
+    return crc;
+}
+
+static void hex_into(void *to, const char *hex) {
+    for (unsigned char *at = to; *hex && *hex != '\n'; hex += 2) {
+        unsigned byte = 0;
+        sscanf(hex, "%2x", &byte);
+        *at++ = (unsigned char)byte;
+    }
+}
+
+/* Values of its own state come back to the bit. The mean of the scales, which torch adds in fp32 by
+   the width of the machine's vectors, may be off by a rounding; where it is not, all is the same. */
+typedef struct nf4_line {
+    int64_t rows, cols;
+    unsigned kind, codes, scales, steps, back, offset;
+    char hex[3][6000]; /* steps, scales, codes; "-": not there */
+} nf4_line;
+
+static int nf4_alike(const nf4_line *l) {
+    int64_t n = l->rows * l->cols, groups = (n + 63) / 64;
+    float *x = calloc((size_t)n, sizeof *x);
+    void *bytes = malloc((size_t)seqpar_nf4_bytes(n));
+    seqpar_nf4 m = seqpar_nf4_at(bytes, n);
+    uint32_t offset;
+    for (int64_t i = 0; i < n; i++) x[i] = nf4_value((uint32_t)i, l->kind);
+    test_expect(!seqpar_nf4_pack(NULL, bytes, x, n), "pack fails");
+    memcpy(&offset, m.offset, 4);
+    int alike = offset == l->offset;
+    test_expect(crc_of(m.codes, (n + 1) / 2) == l->codes, "%lld x %lld: other codes",
+                (long long)l->rows, (long long)l->cols);
+    test_expect(offset - l->offset + 2 <= 4, "offset %08x, not %08x", offset, l->offset);
+    if (alike)
+        test_expect(crc_of(m.scales, groups) == l->scales &&
+                        crc_of(m.steps, (groups + 255) / 256 * 4) == l->steps &&
+                        unpacked_crc(bytes, l->rows, l->cols) == l->back,
+                    "%lld x %lld: other scales, steps or values", (long long)l->rows,
+                    (long long)l->cols);
+    if (*l->hex[0] != '-') {
+        hex_into((void *)m.steps, l->hex[0]);
+        hex_into((void *)m.scales, l->hex[1]);
+        hex_into((void *)m.codes, l->hex[2]);
+        memcpy((void *)m.offset, &l->offset, 4);
+        test_expect(unpacked_crc(bytes, l->rows, l->cols) == l->back,
+                    "%lld x %lld: other values of its bytes", (long long)l->rows,
+                    (long long)l->cols);
+    }
+    free(bytes);
+    free(x);
+    return alike;
+}
+
+static void test_nf4(void) {
+    static char text[20000];
+    static nf4_line l;
+    int lines = 0, alike = 0;
+    FILE *file = fopen("verify/golden_nf4.tsv", "r");
+    while (file && fgets(text, sizeof text, file)) {
+        long long rows, cols;
+        if (*text == '#') continue;
+        int read = sscanf(text, "%lld %lld %u %x %x %x %x %x %5999s %5999s %5999s", &rows,
+                          &cols, &l.kind, &l.codes, &l.scales, &l.steps, &l.back, &l.offset,
+                          l.hex[0], l.hex[1], l.hex[2]);
+        l.rows = rows;
+        l.cols = cols;
+        if (test_expect(read == 11, "%d fields", read)) alike += nf4_alike(&l);
+        lines++;
+    }
+    if (file) fclose(file);
+    test_expect(lines == 7 && alike >= 3, "%d lines, %d alike", lines, alike);
+    test_end("nf4_golden: %d of %d matrices alike from the mean of their scales on", alike,
+             lines);
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_state += test_seed;
@@ -1190,6 +1281,7 @@ int main(int argc, char **argv) {
     test_copies();
     test_token_sums();
     test_escape();
+    test_nf4();
     test_large_sizes();
     return test_summary();
 }
