@@ -12385,9 +12385,9 @@ static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, in
 
 /* scale (count) in 8 bits, around their mean. */
 static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t count) {
-    float marks[256], around[SEQPAR_NF4_STEP];
+    float marks[UINT8_MAX + 1], around[SEQPAR_NF4_STEP];
     double sum = 0;
-    for (int i = 0; i < 256; i++) marks[i] = seqpar__nf4_mark(i);
+    for (int i = 0; i <= UINT8_MAX; i++) marks[i] = seqpar__nf4_mark(i);
     for (int64_t i = 0; i < count; i++) sum += (double)scale[i];
     float mean = count ? (float)(sum / (double)count) : 0.0f;
     *(float *)m->offset = mean;
@@ -12398,7 +12398,7 @@ static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t 
         ((float *)m->steps)[first / SEQPAR_NF4_STEP] = most;
         for (int64_t i = 0; i < n; i++)
             ((uint8_t *)m->scales)[first + i] = (uint8_t)seqpar__nf4_nearest(
-                marks, 256, seqpar__nf4_share(around[i], inverse));
+                marks, UINT8_MAX + 1, seqpar__nf4_share(around[i], inverse));
     }
 }
 

@@ -18,7 +18,7 @@
    SEQPAR_MPI_GRACE                                      seconds
 
    Grids and formats, which are promised:
-   SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR__(CELL|ROW)_BITS|SEQPAR__MAX_ROWS  what bits and checkpoints hang on
+   SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR_NF4_(GROUP|STEP)|SEQPAR__(CELL|ROW)_BITS|SEQPAR__MAX_ROWS  what bits and checkpoints hang on
    SEQPAR_NCCL__MAGIC|SEQPAR_MPI__(COMMS|ROUND)            between processes; a tag has 15 bits in MPI
    DEMO_SCORED                                             what a score is measured on
    DEMO_(BOS|EOS|PAD|VOCAB|DIGEST_EMPTY|MT_WORDS|RUN_ID|SECTIONS|TOKENS_ALIGNED)  of files, or of a generator
@@ -101,6 +101,7 @@
 #define SEQPAR__LLAMA_PART        16   /* 256 */
 #define SEQPAR__LLAMA_PROMPT_ROWS 1    /* 512 */
 #define SEQPAR__LLAMA_MERGE_ROWS  1    /* 64 */
+#define SEQPAR__LLAMA_TILE        3    /* 256 */
 #define SEQPAR__ST_CHUNK          7    /* 2048 */
 #define SEQPAR_MPI_PIECE          1003 /* (INT64_C(1) << 30) */
 #define SEQPAR_NCCL__PINNED       1    /* 4096 */

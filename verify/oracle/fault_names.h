@@ -225,6 +225,9 @@ static const struct fault_name {
     {250, NULL, FAULT_BEYOND},
     {251, NULL, FAULT_BEYOND},
     {252, NULL, FAULT_BEYOND},
-    {253, NULL, FAULT_BEYOND}};
+    {253, NULL, FAULT_BEYOND},
+    {254, NULL, FAULT_BEYOND},
+    {255, NULL, FAULT_BEYOND},
+    {256, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
