@@ -2675,14 +2675,12 @@ __global__ void __launch_bounds__(BLOCK) choose_kernel(T *logits, choose_view v)
     int64_t t = blockIdx.x;
     T *x = logits + t * v.stride;
     float y[SEQPAR_MAX_CHOICES], top = -INFINITY, sum = 0, seeds = 0;
-#pragma unroll
-    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
+    UNROLL for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
         y[k] = k < v.count ? wide(x[v.ids[k]]) * v.scale : -INFINITY;
         top = larger(top, y[k]);
         seeds += k < v.count ? seed(v.dlogq, t * v.count + k) : 0.0f;
     }
-#pragma unroll
-    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++)
+    UNROLL for (int k = 0; k < SEQPAR_MAX_CHOICES; k++)
         sum += k < v.count ? exponential(y[k] - top) : 0.0f;
     float log_sum = logf(sum);
     if (v.gradient) {
@@ -2691,8 +2689,7 @@ __global__ void __launch_bounds__(BLOCK) choose_kernel(T *logits, choose_view v)
         __syncthreads();
     }
     if (threadIdx.x) return;
-#pragma unroll
-    for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
+    UNROLL for (int k = 0; k < SEQPAR_MAX_CHOICES; k++) {
         if (k >= v.count) continue;
         float logq = (y[k] - top) - log_sum;
         if (v.logq) v.logq[t * v.count + k] = logq;
