@@ -1515,6 +1515,7 @@ static void check_sumsq_size(int64_t blocks, int64_t block_size) {
 }
 
 static void check_sumsq(void) {
+    check_sumsq_size(0, 7);
     check_sumsq_size(3, 7);
     check_sumsq_size(5, 1021);
 }

@@ -668,6 +668,47 @@ static void check_head(seqpar_device *device, const char *name) {
     test_end("head_without_a_row_%s", name);
 }
 
+/* Where slices of a group of three tensors, of 1, 2 and 1 blocks, begin: whole tensors while they
+   fit to the element, and no tensor cut that need not be. */
+static void check_slice_edges(void) {
+    static const seqpar_tensor tensors[] = {
+        {"a", 64, 16, 0, 0, 0}, {"b", 128, 16, 1024, 0, 0}, {"c", 64, 16, 3072, 0, 0}};
+    static const struct {
+        int64_t slice, begins[4];
+    } cases[] = {{1, {0, 1024, 2048, 3072}},
+                 {1024, {0, 1024, 2048, 3072}},
+                 {2047, {0, 1024, 2048, 3072}},
+                 {2048, {0, 1024, 3072}},
+                 {3071, {0, 1024, 3072}},
+                 {3072, {0, 3072}},
+                 {3073, {0, 3072}},
+                 {4095, {0, 3072}},
+                 {4096, {0}}};
+    seqpar_comm *self = seqpar_comm_self();
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx ctx;
+    test_expect(!seqpar_ctx_open(&ctx, self, device, 1), "no context");
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD, .slice = cases[i].slice};
+        seqpar_optim optim;
+        int64_t n = 0, first, count, end = 0;
+        test_expect(!seqpar_optim_open(&ctx, &optim, tensors, 3, &desc), "no optimizer");
+        for (; seqpar_optim_slice(&optim, 0, n, &first, &count); n++, end = first + count)
+            test_expect(n < 4 && first == cases[i].begins[n] && first == end,
+                        "slices of %lld: number %lld is %lld .. + %lld",
+                        (long long)cases[i].slice, (long long)n, (long long)first,
+                        (long long)count);
+        test_expect(end == 4096 && (n == 4 || !cases[i].begins[n]),
+                    "slices of %lld: %lld to %lld", (long long)cases[i].slice, (long long)n,
+                    (long long)end);
+        seqpar_optim_close(&ctx, &optim);
+    }
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    seqpar_comm_free(self);
+    test_end("optim_slice_edges");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     check_ways(SEQPAR_OPTIM_ADAMW, 0);
@@ -675,6 +716,7 @@ int main(int argc, char **argv) {
     check_ways(SEQPAR_OPTIM_SGD, 0);
     check_ways(SEQPAR_OPTIM_SGD, 3);
     check_slow_rank();
+    check_slice_edges();
     for (int which = 0; which < MISUSES; which++) check_misuse(which);
     check_pool(NULL, 3);
     check_pool(NULL, 50); /* more than wait at a time */
