@@ -1239,7 +1239,7 @@ typedef struct seqpar_nf4 {
     const uint8_t *scales;       /* (elements / SEQPAR_NF4_GROUP, rounded up) bytes */
     const uint8_t *codes;        /* two a byte, the first one in the high bits */
 } seqpar_nf4;
-enum { SEQPAR_NF4_GROUP = 64, SEQPAR_NF4_STEP = 256 };
+enum seqpar_nf4_sizes { SEQPAR_NF4_GROUP = 64, SEQPAR_NF4_STEP = 256 };
 
 /* out (rows, cols) = the rows from `row` and columns from `col` on of a matrix of `width` columns,
    rounded to the storage type. from: the device's memory */

@@ -2722,7 +2722,7 @@ static seqpar_status op_choose(seqpar_device *device, const seqpar_choose_args *
 
 /* ---- unpack: a matrix in four bits ---- */
 
-struct unpack_view {
+struct nf4_view {
     int64_t stride, cols, row, col, width;
     seqpar_nf4 from;
 };
@@ -2764,8 +2764,7 @@ static __device__ float nf4_mark(int byte) {
 }
 
 /* A block a row; what bytes and codes stand for lies beside it. */
-template <class T>
-__global__ void __launch_bounds__(BLOCK) unpack_kernel(T *out, unpack_view v) {
+template <class T> __global__ void __launch_bounds__(BLOCK) nf4_kernel(T *out, nf4_view v) {
     float *marks = SEQPAR_CUDA_SHARED(float), *levels = marks + 256;
     for (int i = threadIdx.x; i < 256 + 16; i += blockDim.x)
         marks[i] = i < 256 ? nf4_mark(i) : nf4_level(i - 256);
@@ -2786,11 +2785,10 @@ static seqpar_status op_unpack(seqpar_device *device, const seqpar_unpack_args *
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    unpack_view v = {a->out.stride, a->cols, a->row, a->col, a->width, a->from};
+    nf4_view v = {a->out.stride, a->cols, a->row, a->col, a->width, a->from};
     return finish(self,
-                  SEQPAR_CUDA_LAUNCH(self, unpack_kernel<T>, dim3((unsigned)a->rows),
-                                     dim3(BLOCK), (256 + 16) * sizeof(float), (T *)a->out.data,
-                                     v),
+                  SEQPAR_CUDA_LAUNCH(self, nf4_kernel<T>, dim3((unsigned)a->rows), dim3(BLOCK),
+                                     (256 + 16) * sizeof(float), (T *)a->out.data, v),
                   queue);
 }
 

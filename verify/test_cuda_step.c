@@ -88,7 +88,7 @@ static void test_near(void) {
 }
 
 /* Attention-free operations suffice to meet every kind of call: memory, lists, copies,
-   kernels, waiting. */
+   scratch, kernels, waiting. */
 static seqpar_status small_work(seqpar_error *error) {
     enum { N = 5, WIDTH = 7 };
     static const int32_t ids[N] = {0, 3, 1, 3, 2};
@@ -99,12 +99,17 @@ static seqpar_status small_work(seqpar_error *error) {
     void *from = d->alloc(d, sizeof table), *to = d->alloc(d, sizeof x);
     seqpar_embedding_args a = {
         .x = {to, WIDTH}, .table = {from, WIDTH}, .ids = ids, .rows = N, .width = WIDTH};
+    int32_t best[N] = {0};
+    const seqpar_sample_args choice = {
+        .logits = {to, WIDTH}, .rows = N, .vocab = WIDTH, .top_p = 1, .ids = best};
     seqpar_status status = from && to ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
     if (!status) seqpar_device_write(d, from, 0, table, 4 * WIDTH, d->storage);
     if (!status) status = d->embedding(d, &a, NULL);
+    if (!status) status = d->sample(d, &choice, NULL);
     if (!status) seqpar_device_read(d, x, to, 0, N * WIDTH, d->storage);
     if (!status && !error->status)
-        test_expect(x[WIDTH] == 3 * WIDTH, "row 1 begins with %g", x[WIDTH]);
+        test_expect(x[WIDTH] == 3 * WIDTH && best[1] == WIDTH - 1,
+                    "row 1 begins with %g, and %d is its largest", x[WIDTH], best[1]);
     d->free(d, from);
     d->free(d, to);
     seqpar_device_close(d);

@@ -2416,25 +2416,37 @@ static seqpar_status call_unpack(seqpar_device *device, const bench *b) {
 
 static const pass unpack_pass = {call_unpack, 1 << NF4_OUT, 0};
 
-/* The whole matrix (width columns) and parts of it, whose values are the same. */
-static void check_unpack_part(const float *x, int64_t row, int64_t rows, int64_t col,
+/* Of the whole matrix by the reference, which test_numerics holds against bitsandbytes: near x, to a
+   sixth of the largest of 64 neighbours and what 8 bits leave of that. */
+static double *unpack_whole(const float *x) {
+    double *whole = calloc((size_t)nf4_elements, sizeof *whole);
+    const seqpar_unpack_args a = {{whole, nf4_elements},
+                                  1,
+                                  nf4_elements,
+                                  0,
+                                  0,
+                                  nf4_elements,
+                                  seqpar_nf4_at(nf4_device_bytes, nf4_elements)};
+    test_expect(!reference->unpack(reference, &a, NULL), "the reference fails");
+    for (int64_t begin = 0; begin < nf4_elements; begin += 64) {
+        double most = 0;
+        for (int64_t n = begin; n < begin + 64 && n < nf4_elements; n++)
+            most = fmax(most, fabs((double)x[n]));
+        for (int64_t n = begin; n < begin + 64 && n < nf4_elements; n++)
+            test_expect(fabs(whole[n] - (double)x[n]) <= 0.2 * most + 1e-6,
+                        "value %lld is %g, not %g", (long long)n, whole[n], (double)x[n]);
+    }
+    return whole;
+}
+
+/* A part of a matrix of `width` columns. */
+static void check_unpack_part(const double *whole, int64_t row, int64_t rows, int64_t col,
                               int64_t cols, int64_t width) {
     bench b = nf4_bench(rows, cols, row, col, width);
     double *want = calloc((size_t)(rows * cols), sizeof *want);
-    seqpar_nf4 m = seqpar_nf4_at(nf4_device_bytes, nf4_elements);
     for (int64_t t = 0; t < rows; t++)
-        for (int64_t j = 0; j < cols; j++) {
-            int64_t n = (row + t) * width + col + j;
-            float scale = seqpar__nf4_mark(m.scales[n / 64]) * m.steps[n / 64 / 256];
-            int code = n % 2 ? m.codes[n / 2] % 16 : m.codes[n / 2] / 16;
-            float sum = scale + *m.offset;
-            want[t * cols + j] = (double)(float)(seqpar__nf4_levels[code] * sum);
-            /* a sixth of the largest of its 64, and what 8 bits leave of that */
-            test_expect(fabs(want[t * cols + j] - (double)x[n]) <=
-                            0.2 * (double)(sum > 0 ? sum : -sum) + 1e-3,
-                        "value %lld is %g, not %g", (long long)n, want[t * cols + j],
-                        (double)x[n]);
-        }
+        for (int64_t j = 0; j < cols; j++)
+            want[t * cols + j] = whole[(row + t) * width + col + j];
     expect_fast(&b, &unpack_pass);
     expect_values(&b, NF4_OUT, want);
     free(want);

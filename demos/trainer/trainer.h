@@ -470,8 +470,8 @@ static bool demo_shares_weights(const demo_job *job) {
 
 static demo_shared demo_shared_of(const demo_config *c) {
     return (demo_shared){.sharded = c->zero_stage == 3 && !c->load_in_4bit,
-                         .four_bits = c->load_in_4bit,
                          .offloaded = c->param_offload,
+                         .four_bits = c->load_in_4bit,
                          .lock = PTHREAD_MUTEX_INITIALIZER};
 }
 
