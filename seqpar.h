@@ -1803,8 +1803,8 @@ typedef struct seqpar_vocab_io {
     /* NULL, or what is chosen among: then values, seeds and teacher are NULL, whose probabilities
        are of the whole vocabulary; targets are not read */
     const seqpar_vocab_choices *choices;
-    int32_t *
-        best; /* NULL, or (tokens), the host's: the likeliest tokens, as seqpar_sample_args has it */
+    /* NULL, or (tokens), the host's: the likeliest tokens, as seqpar_sample_args has it */
+    int32_t *best;
 } seqpar_vocab_io;
 
 /* Entry A: the values alone. One product. */

@@ -250,8 +250,8 @@ typedef struct seqpar_llama_teacher {
 typedef struct seqpar_llama_choices {
     int32_t ids[SEQPAR_MAX_CHOICES];
     int64_t count;
-    const void
-        *dlogq; /* (tokens, count) accumulator type, for backward: dL/dlogq; NULL is zero */
+    /* (tokens, count) accumulator type, for backward: dL/dlogq; NULL is zero */
+    const void *dlogq;
 } seqpar_llama_choices;
 
 /* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
@@ -288,8 +288,8 @@ typedef struct seqpar_llama_batch {
        seeds then */
     const seqpar_llama_choices *choices;
     seqpar_buffer logq;
-    int32_t *
-        best; /* NULL, or (tokens), the caller's: values and backward write the likeliest tokens */
+    /* NULL, or (tokens), the caller's: values and backward write the likeliest tokens */
+    int32_t *best;
     /* (tokens), storage type: of a score model, instead of the line above */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
@@ -1719,9 +1719,9 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     const struct seqpar__llama_sampler *sampler; /* attention goes over its cache */
 } seqpar__llama_layer_call;
 
+/* outputs of a matrix in four bits whose values are there at a time */
 #ifndef SEQPAR__LLAMA_TILE
-#define SEQPAR__LLAMA_TILE \
-    256 /* outputs of a matrix in four bits whose values are there at a time */
+#define SEQPAR__LLAMA_TILE 256
 #endif
 /* A tile of such a matrix: of rows, or with transposed of columns, so that no sum is cut. */
 static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64_t tensor,
