@@ -2773,8 +2773,9 @@ template <class T> __global__ void __launch_bounds__(BLOCK) nf4_kernel(T *out, n
     for (int64_t j = threadIdx.x; j < v.cols; j += blockDim.x) {
         int64_t n = (v.row + blockIdx.x) * v.width + v.col + j, group = n / SEQPAR_NF4_GROUP;
         int two = v.from.codes[n / 2];
-        float scale = marks[v.from.scales[group]] * v.from.steps[group / SEQPAR_NF4_STEP] +
-                      *v.from.offset;
+        float scale = __fadd_rn(
+            __fmul_rn(marks[v.from.scales[group]], v.from.steps[group / SEQPAR_NF4_STEP]),
+            *v.from.offset);
         narrow(&out[j], levels[n & 1 ? two & 15 : two >> 4] * scale);
     }
 }

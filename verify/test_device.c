@@ -2420,14 +2420,16 @@ static const pass unpack_pass = {call_unpack, 1 << NF4_OUT, 0};
    sixth of the largest of 64 neighbours and what 8 bits leave of that. */
 static double *unpack_whole(const float *x) {
     double *whole = calloc((size_t)nf4_elements, sizeof *whole);
-    const seqpar_unpack_args a = {{whole, nf4_elements},
-                                  1,
-                                  nf4_elements,
-                                  0,
-                                  0,
-                                  nf4_elements,
-                                  seqpar_nf4_at(nf4_device_bytes, nf4_elements)};
+    int64_t bytes = nf4_elements * seqpar_dtype_bytes(reference->storage);
+    void *out = reference->alloc(reference, bytes);
+    const seqpar_unpack_args a = {.out = {out, nf4_elements},
+                                  .rows = 1,
+                                  .cols = nf4_elements,
+                                  .width = nf4_elements,
+                                  .from = seqpar_nf4_at(nf4_device_bytes, nf4_elements)};
     test_expect(!reference->unpack(reference, &a, NULL), "the reference fails");
+    seqpar_device_read(reference, whole, out, 0, nf4_elements, reference->storage);
+    reference->free(reference, out);
     for (int64_t begin = 0; begin < nf4_elements; begin += 64) {
         double most = 0;
         for (int64_t n = begin; n < begin + 64 && n < nf4_elements; n++)
