@@ -12333,6 +12333,7 @@ SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements) {
     int64_t scales = (elements + SEQPAR_NF4_GROUP - 1) / SEQPAR_NF4_GROUP;
     int64_t steps = (scales + SEQPAR_NF4_STEP - 1) / SEQPAR_NF4_STEP;
     seqpar_nf4 m;
+    SEQPAR_MUST("bytes", bytes);
     m.steps = (const float *)bytes;
     m.offset = m.steps + steps;
     m.scales = (const uint8_t *)(m.offset + 1);

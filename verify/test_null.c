@@ -381,6 +381,7 @@ static void test_losses(void) {
     seqpar_host_seeds seeds = {doubles[0], NULL, NULL}, none = {NULL, doubles[1], doubles[2]};
     seqpar_segments segments = {.width = 1};
     const int64_t leaf = 0;
+    ABORTS("bytes", seqpar_nf4_at(NULL, 1));
     REFUSED("bytes", seqpar_nf4_pack(&error, NULL, floats[0], 1));
     REFUSED("values", seqpar_nf4_pack(&error, floats[1], NULL, 1));
     REFUSED("seeds", seqpar_sft_seeds(&error, NULL, targets, weights, TOKENS, &desc));
