@@ -109,14 +109,7 @@ static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
         for (int64_t t = p->local; t < p->local + p->count; t++)
             if (b->targets[t] != SEQPAR_IGNORE)
                 demo_kd_add(sum, demo_kd_options(r)->kd_coef, x[t], x[n + t], x[2 * n + t]);
-        if (!(fabs(sum[0]) <= 1e300))
-            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                                 "step %lld: the loss of row %lld on rank %lld is %g; lower "
-                                 "the learning rate or look at the data of this step",
-                                 (long long)r->step + 1, (long long)rows[p->row].index,
-                                 (long long)r->ctx.world->rank, sum[0]);
-        arrput(w->leaf, p->leaf);
-        for (int c = 0; c < 4; c++) arrput(w->value, sum[c]);
+        status = demo_piece_seen(r, w, rows, p, sum);
     }
     free(x);
     return status;
@@ -148,16 +141,6 @@ static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, i
     return status;
 }
 
-static seqpar_status demo_kd_total(demo_rank *r, demo_window *w, double *means,
-                                   double *weight) {
-    *weight = (double)w->batch.counts.supervised;
-    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
-                                             4);
-    /* a window of an evaluation may have no target at all */
-    for (int c = 0; c < 4 && *weight > 0; c++) means[c] /= *weight;
-    return status;
-}
-
 static const demo_objective demo_kd = {.unit = "documents",
                                        .weight = "tokens",
                                        .measure = " nats",
@@ -171,6 +154,6 @@ static const demo_objective demo_kd = {.unit = "documents",
                                        .close = demo_reference_close,
                                        .load = demo_sft_load,
                                        .rows = demo_kd_rows,
-                                       .total = demo_kd_total,
+                                       .total = demo_tokens_total,
                                        .prepare = demo_kd_prepare};
 #endif

@@ -216,14 +216,7 @@ static seqpar_status demo_prm_sums(demo_rank *r, const demo_prm_micro *m,
         double sum[2] = {0};
         for (int64_t t = p->local; t < p->local + p->count; t++)
             if (m->b.targets[t] != SEQPAR_IGNORE) demo_prm_add(m, t, sum);
-        if (!(fabs(sum[0]) <= 1e300))
-            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                                 "step %lld: the loss of row %lld on rank %lld is %g; lower "
-                                 "the learning rate or look at the data of this step",
-                                 (long long)r->step + 1, (long long)rows[p->row].index,
-                                 (long long)r->ctx.world->rank, sum[0]);
-        arrput(w->leaf, p->leaf);
-        for (int c = 0; c < 2; c++) arrput(w->value, sum[c]);
+        status = demo_piece_seen(r, w, rows, p, sum);
     }
     return status;
 }
@@ -250,16 +243,6 @@ static seqpar_status demo_prm_rows(demo_rank *r, demo_window *w, int64_t first, 
     return status;
 }
 
-static seqpar_status demo_prm_total(demo_rank *r, demo_window *w, double *means,
-                                    double *weight) {
-    *weight = (double)w->batch.counts.supervised;
-    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
-                                             2);
-    /* a window of an evaluation may have no label at all */
-    for (int c = 0; c < 2 && *weight > 0; c++) means[c] /= *weight;
-    return status;
-}
-
 static const demo_objective demo_prm = {.unit = "documents",
                                         .weight = "labels",
                                         .measure = " nats",
@@ -270,6 +253,6 @@ static const demo_objective demo_prm = {.unit = "documents",
                                         .load = demo_prm_load,
                                         .digest = demo_prm_digest,
                                         .rows = demo_prm_rows,
-                                        .total = demo_prm_total,
+                                        .total = demo_tokens_total,
                                         .prepare = demo_prm_prepare};
 #endif

@@ -116,14 +116,7 @@ static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
             if (b->targets[t] != SEQPAR_IGNORE)
                 loss += seqpar_sft_token_loss(values[t], values[b->tokens + t],
                                               values[2 * b->tokens + t], sft);
-        if (!(fabs(loss) <= 1e300))
-            status = seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
-                                 "step %lld: the loss of row %lld on rank %lld is %g; lower "
-                                 "the learning rate or look at the data of this step",
-                                 (long long)r->step + 1, (long long)rows[p->row].index,
-                                 (long long)r->ctx.world->rank, loss);
-        arrput(w->leaf, p->leaf);
-        arrput(w->value, loss);
+        status = demo_piece_seen(r, w, rows, p, &loss);
     }
     free(values);
     return status;
@@ -172,16 +165,6 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     return status;
 }
 
-static seqpar_status demo_sft_total(demo_rank *r, demo_window *w, double *means,
-                                    double *weight) {
-    *weight = (double)w->batch.counts.supervised;
-    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
-                                             1);
-    /* a window of an evaluation may have no target at all */
-    if (*weight > 0) means[0] /= *weight;
-    return status;
-}
-
 static const demo_objective demo_sft = {.unit = "documents",
                                         .weight = "tokens",
                                         .measure = " nats",
@@ -191,6 +174,6 @@ static const demo_objective demo_sft = {.unit = "documents",
                                         .column = {"loss"},
                                         .load = demo_sft_load,
                                         .rows = demo_sft_rows,
-                                        .total = demo_sft_total,
+                                        .total = demo_tokens_total,
                                         .prepare = demo_sft_prepare};
 #endif

@@ -227,6 +227,32 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
     for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
 
+/* A piece's sums of an objective whose unit is a token, its loss first: leaves of the step's sums. */
+static inline seqpar_status demo_piece_seen(demo_rank *r, demo_window *w,
+                                            const seqpar_row *rows, const seqpar_piece *p,
+                                            const double *sums) {
+    arrput(w->leaf, p->leaf);
+    for (int c = 0; c < r->job->objective->columns; c++) arrput(w->value, sums[c]);
+    if (fabs(sums[0]) <= 1e300) return SEQPAR_OK;
+    return seqpar_fail(r->ctx.error, SEQPAR_ERR_NOT_FINITE,
+                       "step %lld: the loss of row %lld on rank %lld is %g; lower the learning "
+                       "rate or look at the data of this step",
+                       (long long)r->step + 1, (long long)rows[p->row].index,
+                       (long long)r->ctx.world->rank, sums[0]);
+}
+
+/* Means over the step's targets. */
+static inline seqpar_status demo_tokens_total(demo_rank *r, demo_window *w, double *means,
+                                              double *weight) {
+    int columns = r->job->objective->columns;
+    *weight = (double)w->batch.counts.supervised;
+    seqpar_status status = seqpar_sum_pieces(&r->ctx, means, w->leaf, w->value, arrlen(w->leaf),
+                                             columns);
+    /* a window of an evaluation may have no target at all */
+    for (int c = 0; c<columns && * weight> 0; c++) means[c] /= *weight;
+    return status;
+}
+
 /* ---- one step ---- */
 
 static double demo_learning_rate(const demo_job *job, int64_t step) {
