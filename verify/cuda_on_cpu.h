@@ -945,14 +945,17 @@ static inline cudaError_t cudaFree(void *data) {
         fprintf(stderr, "cuda_on_cpu: cudaFree of %p, which cudaMalloc did not return\n", data);
         abort();
     }
-    cuda_arena.spare[cuda_arena.spares].at = (char *)data;
-    cuda_arena.spare[cuda_arena.spares++].bytes = size;
-    cuda_on_cpu_allocated -= (int64_t)size;
     pthread_mutex_unlock(&cuda_arena.lock);
+    /* before another thread may be given it */
     cuda_check_behind(&gone);
 #if defined(__SANITIZE_ADDRESS__)
     __asan_poison_memory_region(data, size);
 #endif
+    pthread_mutex_lock(&cuda_arena.lock);
+    cuda_arena.spare[cuda_arena.spares].at = (char *)data;
+    cuda_arena.spare[cuda_arena.spares++].bytes = size;
+    cuda_on_cpu_allocated -= (int64_t)size;
+    pthread_mutex_unlock(&cuda_arena.lock);
     return cudaSuccess;
 }
 
