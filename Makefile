@@ -10,7 +10,7 @@ LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
 ORACLE = build/seqpar-verify
-DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm seqpar make_arith compare_runs
+DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm generate seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
 SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm ppo bad_input runs certificate kills processes sizes fuzz parsers smallest reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
@@ -192,7 +192,7 @@ build/reward_server_for_tests: verify/reward_server_for_tests.c
 	@mkdir -p build
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/train_ppo build/test_rollout build/test_options build/test_memory build/test_absolute: LDLIBS += -lcurl
+build/train_ppo build/generate build/test_rollout build/test_options build/test_memory build/test_absolute: LDLIBS += -lcurl
 
 build/seqpar build/nvcc/seqpar: LDLIBS += -lyaml
 build/seqpar: $(wildcard demos/program/*.h)
@@ -227,7 +227,7 @@ CUDA = $(dir $(shell command -v $(NVCC)))..
 CUDA_LIBS = -L$(CUDA)/lib64 -lcublas -lcudart -lstdc++
 ON_CPU_OPT = -O2 -g
 ON_CPU = $(CXX) -std=c++17 $(ON_CPU_OPT) $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
-TRAINERS = train_sft train_dpo train_kto train_kd train_prm train_rm train_ppo
+TRAINERS = train_sft train_dpo train_kto train_kd train_prm train_rm train_ppo generate
 
 build/cuda.o: seqpar_cuda.cu seqpar.h
 	@mkdir -p build
@@ -252,29 +252,29 @@ NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCC
 # The same upon the stand-in for NCCL, on a machine without GPUs.
 build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
 
-build/cuda_train_%: demos/train_%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/cuda_%: demos/%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
 
 # Ranks that mpirun starts, with Open MPI, MPICH or what is built of them (MPICC=mpicc.mpich).
 MPICC ?= mpicc
-build/mpi_train_%: demos/train_%.c build/seqpar.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/mpi_%: demos/%.c build/seqpar.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	$(MPICC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DDEMO_MPI $< build/seqpar.o -o $@ $(LDLIBS) -lcurl
 
 mpi: setup
 	@command -v $(MPICC) >/dev/null || { echo "make mpi: no $(MPICC); apt-get install libopenmpi-dev openmpi-bin, or MPICC=the compiler of your MPI"; exit 1; }
-	@$(MAKE) --no-print-directory $(TRAINERS:train_%=build/mpi_train_%)
+	@$(MAKE) --no-print-directory $(TRAINERS:%=build/mpi_%)
 
 comma := ,
 space := $(subst ,, )
 NVCC_DEMO_ARCH ?= -arch=sm_90a
 NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
 
-build/nvcc/train_ppo: LDLIBS += -lcurl
+build/nvcc/train_ppo build/nvcc/generate: LDLIBS += -lcurl
 build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
 	@mkdir -p build/nvcc
 	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 
-cuda: setup $(TRAINERS:train_%=build/cuda_train_%)
+cuda: setup $(TRAINERS:%=build/cuda_%)
 	@echo "$(if $(NCCL),with NCCL: ranks are threads or processes,without NCCL (no nccl.h or libnccl.so under $(CUDA)): ranks are threads of one process)"
 
 # cuDNN: a folder with include/ and lib/, or where pip has put it.

@@ -1141,11 +1141,15 @@ class Maker:
             return [draft], (self.named.text(draft), answer)
         if self.template:
             tools, messages = tools_of(record), self.messages(record, o.input_key, "input_key", "user")
-            text = self.template.render(self.template.settled(messages, tools), tools, True)
+            text = self.template.render(self.template.settled(messages, tools), tools, True) + self.wanted_reward()
             return [Draft(text=text, spans=[])], (text, answer)
         found = self.known(known_prompt, record)
-        text = found[1] if found else self.formed(self.text(record, o.input_key, "input_key"))
+        text = (found[1] if found else self.formed(self.text(record, o.input_key, "input_key"))) + self.wanted_reward()
         return [Draft(prompt=text, response="")], (text, answer)
+
+    def wanted_reward(self):
+        """Behind a prompt, of a model that learnt to go by it: conditional SFT."""
+        return "" if self.o.csft_prompt is None else self.o.csft_prompt.strip() + " "
 
     # -- steps: texts in which each placeholder has a label --
 
@@ -1900,7 +1904,7 @@ def options_of(arguments):
     p.add_argument("--output", required=True, metavar="FILE", help="the token file that is written")
     p.add_argument("--kind", choices=KINDS, default="sft",
                    help="sft (train_sft, train_kd, --pretrain_data), pairs (train_dpo, train_rm), labelled (train_kto), prompts "
-                        "(train_ppo), steps (train_prm)")
+                        "(train_ppo, generate), steps (train_prm)")
     p.add_argument("--input_key", help="key of the prompt, of all text, or of a list of messages (input); a.b is b inside a")
     p.add_argument("--output_key", help="key of the response; sft without it: the input is all there is; labelled: output")
     p.add_argument("--prompt_key", help="pairs: key of the prompt; without it chosen and rejected begin with it")
@@ -1923,6 +1927,7 @@ def options_of(arguments):
                    help="a list with an object for each data set, as in LLaMA-Factory's dataset_info.json: formatting, columns, tags; "
                         "also max_samples, and blocks: true for plain text in documents of --max_len tokens (seqpar writes it)")
     p.add_argument("--input_template", help="prompt around {}, without a chat template (User: {}\\nAssistant: )")
+    p.add_argument("--csft_prompt", metavar="TEXT", help="prompts: the reward that is asked for, behind each of them, and a blank")
     p.add_argument("--train_on", choices=("assistant", "last", "all"), default="assistant",
                    help="sft: all turns of the assistant are learnt, its last one, or every token (assistant)")
     p.add_argument("--pretrain_mode", action="store_true", help="sft: every token of the input is learnt, and no EOS is added")
@@ -1975,6 +1980,9 @@ def settle(o):
         raise Refused(f"prompts have no responses; leave out --output_key {o.output_key} (--label_key is what a reward rule compares with)")
     if o.kind != "sft" and (o.pretrain_mode or o.train_on != "assistant"):
         raise Refused(f"{'--pretrain_mode' if o.pretrain_mode else '--train_on'} is for --kind sft, not for {o.kind}; leave it out")
+    if o.csft_prompt is not None and (o.kind != "prompts" or o.template):
+        raise Refused(f"--csft_prompt stands behind {'the text of a prompt, and --template writes tokens' if o.template else 'prompts'}; "
+                      f"leave it out, or {'take --apply_chat_template' if o.template else 'give --kind prompts'}")
     settle_steps(o)
     if o.kind == "prompts" and o.truncation in ("cut", "cut_both"):
         raise Refused(f"a prompt that is cut asks something else; leave out --truncation {o.truncation}, longer ones are left out")

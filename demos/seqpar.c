@@ -20,6 +20,7 @@ static const char program_help[] =
     "\n"
     "COMMAND is one of OpenRLHF, 360-LLaMA-Factory or axolotl, as it stands on their pages:\n"
     "  train_sft | train_dpo | train_rm | train_kto | train_kd | train_prm | train_ppo OPTIONS\n"
+    "  generate OPTIONS: prompts in, texts out; also openrlhf.cli.batch_inference\n"
     "  deepspeed [--num_gpus N | --hostfile FILE] --module openrlhf.cli.train_sft OPTIONS\n"
     "  deepspeed --include localhost:0,1 ..., which is two ranks\n"
     "  deepspeed ./train_rm.py OPTIONS, or src/train.py --stage sft|pt|dpo|kto|rm|ppo OPTIONS\n"

@@ -154,7 +154,7 @@ static bool each_word(const char *list, bool (*visit)(const char *word, const vo
 static bool tool_is_served(const char *tool, const void *context) {
     const demo_known *known = context, *target = demo_known_target(known);
     snprintf(message.text, sizeof message.text, "--%s for %s", known->name, tool);
-    EXPECT(demo_list_has("sft,dpo,rm,kto,kd,prm,ppo,batch_inference", tool));
+    EXPECT(demo_list_has("sft,dpo,rm,kto,kd,prm,ppo,generate", tool));
     /* an alias for a tool leads to something for that tool */
     EXPECT(demo_list_has(target->tools, tool));
     return true;
@@ -474,8 +474,7 @@ static bool bad_values_are_refused(void) {
         {"--beta 0.1", "--beta is an option of dpo,kto; this is sft"},
         {"--prompt_data x", "--prompt_data is an option of ppo; this is sft, give --dataset"},
         {"--kd_coef 1", "--kd_coef is an option of kd; this is sft"},
-        {"--best_of_n 3",
-         "--best_of_n is an option of batch_inference, which is not here; leave it out"},
+        {"--best_of_n 3", "--best_of_n is an option of generate; this is sft"},
         {"--seed 3", "--seed is known, but this program does not serve it yet"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -8,14 +8,16 @@
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include "ppo.h"
+#include "generate.h"
 #include "kd.h"
 #include "kto.h"
 #include "prm.h"
 #include "sft.h"
 #include "test.h"
 
-enum { SFT, DPO, RM, KTO, KD, PRM, PPO, TOOLS, WORDS = 64 };
-static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
+enum { SFT, DPO, RM, KTO, KD, PRM, PPO, GENERATE, TOOLS, WORDS = 64 };
+static const char *const tool_name[TOOLS] = {"sft", "dpo", "rm",  "kto",
+                                             "kd",  "prm", "ppo", "generate"};
 
 static struct {
     demo_job job;
@@ -24,6 +26,7 @@ static struct {
     demo_kd_config kd;
     demo_prm_config prm;
     demo_ppo_config ppo;
+    demo_generate_config generate;
     demo_options options;
     char line[2048], *words[WORDS];
     demo_error error;
@@ -31,10 +34,16 @@ static struct {
 
 /* A job by the options of a user, up to what is read. */
 static int parse(int tool, const char *line) {
-    static const demo_objective *const objectives[TOOLS] = {
-        &demo_sft, &demo_dpo, &demo_rm, &demo_kto, &demo_kd, &demo_prm, &demo_ppo_objective};
+    static const demo_objective *const objectives[TOOLS] = {&demo_sft,
+                                                            &demo_dpo,
+                                                            &demo_rm,
+                                                            &demo_kto,
+                                                            &demo_kd,
+                                                            &demo_prm,
+                                                            &demo_ppo_objective,
+                                                            &demo_generate_objective};
     void *const own[TOOLS] = {NULL,  &x.preference, &x.preference, &x.kto,
-                              &x.kd, &x.prm,        &x.ppo};
+                              &x.kd, &x.prm,        &x.ppo,        &x.generate};
     static const demo_binding
         sft[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_SFT_BINDINGS(x.job.config)},
         dpo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_DPO_BINDINGS(x.preference)},
@@ -43,15 +52,24 @@ static int parse(int tool, const char *line) {
         kd[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_TEXT_BINDINGS(x.job.config),
                 DEMO_KD_BINDINGS(x.kd)},
         prm[] = {DEMO_SHARED_BINDINGS(x.job.config), DEMO_PRM_BINDINGS(x.prm)},
-        ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)};
-    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm, kto, kd, prm, ppo};
-    static const int counts[TOOLS] = {
-        (int)(sizeof sft / sizeof *sft), (int)(sizeof dpo / sizeof *dpo),
-        (int)(sizeof rm / sizeof *rm),   (int)(sizeof kto / sizeof *kto),
-        (int)(sizeof kd / sizeof *kd),   (int)(sizeof prm / sizeof *prm),
-        (int)(sizeof ppo / sizeof *ppo)};
+        ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)},
+        all[] = {DEMO_TRAINER_BINDINGS(x.job.config),
+                 DEMO_GENERATE_BINDINGS(x.generate, x.generate.ppo)};
+    static demo_binding generate[sizeof all / sizeof *all];
+    static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm,  kto,
+                                                        kd,  prm, ppo, generate};
+    const int counts[TOOLS] = {
+        (int)(sizeof sft / sizeof *sft),
+        (int)(sizeof dpo / sizeof *dpo),
+        (int)(sizeof rm / sizeof *rm),
+        (int)(sizeof kto / sizeof *kto),
+        (int)(sizeof kd / sizeof *kd),
+        (int)(sizeof prm / sizeof *prm),
+        (int)(sizeof ppo / sizeof *ppo),
+        demo_bindings_of(generate, all, (int)(sizeof all / sizeof *all), "generate")};
     int argc = 0;
     memset(&x, 0, sizeof x);
+    demo_bindings_of(generate, all, (int)(sizeof all / sizeof *all), "generate");
     snprintf(x.line, sizeof x.line, "train %s", line);
     for (char *at = strtok(x.line, " "); at && argc < WORDS; at = strtok(NULL, " "))
         x.words[argc++] = at;

@@ -13,7 +13,9 @@ typedef struct {
 
 /* A trainer's --help; "" where it cannot be run. For free(). */
 static char *program_trainer_help(const program *p, const char *tool) {
-    char *command = program_text("'%s/train_%s' --help 2>/dev/null", p->folder, tool);
+    char *binary = program_binary(p, "", tool);
+    char *command = program_text("'%s' --help 2>/dev/null", binary);
+    free(binary);
     FILE *pipe = popen(command, "r");
     size_t used = 0, got;
     char *text = (char *)demo_room(1 << 20, 1);
@@ -42,10 +44,11 @@ static void program_meanings_add(program_meaning **all, char *help) {
 
 /* All that the trainers beside this program say. */
 static program_meaning *program_meanings(const program *p) {
-    static const char *const tools[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
+    static const char *const tools[] = {"sft", "dpo", "rm",  "kto",
+                                        "kd",  "prm", "ppo", "generate"};
     program_meaning *all = NULL;
     sh_new_strdup(all);
-    for (int i = 0; i < 7; i++) {
+    for (int i = 0; i < 8; i++) {
         char *help = program_trainer_help(p, tools[i]);
         program_meanings_add(&all, help);
         free(help);

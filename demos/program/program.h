@@ -75,6 +75,12 @@ static inline const char *program_base(const char *path) {
     return slash ? slash + 1 : path;
 }
 
+/* The program of a tool: kind is "", "cuda_" or "mpi_". */
+static inline char *program_binary(const program *p, const char *kind, const char *tool) {
+    return program_text("%s/%s%s%s", p->folder, kind, strcmp(tool, "generate") ? "train_" : "",
+                        tool);
+}
+
 /* Several hosts are for a launcher, which this program is not. */
 static inline bool program_is_elsewhere(const program *p) { return p->nodes > 1 && !p->local; }
 

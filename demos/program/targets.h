@@ -36,7 +36,11 @@ static int program_yaml(program *p, int from, int at) {
 
 /* train_sft, train_ppo_ray and the like; false: there is no such trainer here. */
 static bool program_trainer(program *p, const char *name, size_t length) {
+    static const char *const generates[] = {"generate", "batch_inference" /* OpenRLHF's */};
     char wanted[32];
+    for (int i = 0; i < 2; i++)
+        if (strlen(generates[i]) == length && !strncmp(generates[i], name, length))
+            return p->tool = generates[0], true;
     for (int i = 0; i < PROGRAM_TOOLS; i++)
         for (int ray = 0; ray < 1 + (i == PROGRAM_TOOLS - 1); ray++) {
             snprintf(wanted, sizeof wanted, "train_%s%s", program_tools[i], ray ? "_ray" : "");
@@ -51,8 +55,8 @@ static int program_no_trainer(program *p, const char *word) {
     return demo_fail(
         p->error,
         "%.200s starts none of train_sft, train_dpo, train_rm, train_kto, "
-        "train_kd, train_prm, train_ppo, which are the trainers here; seqpar --help lists what may "
-        "stand before them",
+        "train_kd, train_prm, train_ppo, generate, which are the programs here; seqpar --help "
+        "lists what may stand before them",
         word);
 }
 

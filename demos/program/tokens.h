@@ -254,9 +254,9 @@ static int program_tokens_of(program *p, const char *line) {
 static char **program_trainer_words(const program *p) {
     char **words = NULL;
     const char *device = program_given(p, "device");
-    char *cuda = program_text("%s/cuda_train_%s", p->folder, p->tool);
+    char *cuda = program_binary(p, "cuda_", p->tool);
     bool gpu = device && !strcmp(device, "cuda") && !access(cuda, X_OK);
-    arrput(words, gpu ? cuda : program_text("%s/train_%s", p->folder, p->tool));
+    arrput(words, gpu ? cuda : program_binary(p, "", p->tool));
     for (int64_t i = 0; i < arrlen(p->options); i++) arrput(words, p->options[i]);
     arrput(words, NULL);
     return words;

@@ -218,14 +218,14 @@ static void program_hosts_say(const program *p, FILE *out) {
             p->launch.hostfile ? p->launch.hostfile : "HOSTS");
     if (p->launch.per_node || !p->hosts)
         fprintf(out, " --map-by ppr:%lld:node", (long long)slots);
-    fprintf(out, " %s/mpi_train_%s%s\n", p->folder, p->tool, line);
+    fprintf(out, " %s%s\n", program_binary(p, "mpi_", p->tool), line);
     if (slots)
         fprintf(out, "srun -N %lld -n %lld --ntasks-per-node=%lld", (long long)p->nodes,
                 (long long)p->ranks, (long long)slots);
     for (int64_t i = 0; slots && i < arrlen(p->hosts); i++)
         fprintf(out, "%s%s", i ? "," : " -w ", p->hosts[i].name);
     if (slots)
-        fprintf(out, " --mpi=pmix %s/mpi_train_%s%s\n", p->folder, p->tool, line);
+        fprintf(out, " --mpi=pmix %s%s\n", program_binary(p, "mpi_", p->tool), line);
     else
         fprintf(out, "srun gives every host the same number of ranks, which this hostfile does "
                      "not; take mpirun\n");

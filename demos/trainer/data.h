@@ -338,7 +338,7 @@ static inline int demo_record_text(demo_record *record, const demo_reader *reade
                                                           demo_output_option(options))
                                          : "";
     if (!input || !output || demo_text_allowed(reader)) return -1;
-    demo_push_prompt(document, paired ? options->input_template : NULL, input,
+    demo_push_prompt(document, options->pretrain_mode ? NULL : options->input_template, input,
                      !paired || options->train_on_inputs);
     if (document->tokens == 1 || (paired && !*output))
         return demo_document_free(document), document->tokens = 0, 0;

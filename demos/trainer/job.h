@@ -151,6 +151,7 @@ struct demo_objective {
        NULL: none */
     const char *fixed;
     bool needs_model;   /* a model with random weights has nothing to teach it */
+    bool generates;     /* texts alone: nothing is learnt, and there are no folders of a run */
     const char *frozen; /* what the model that does not learn is called; NULL: reference */
     /* after the policy is there; NULL: nothing */
     seqpar_status (*open)(demo_rank *r);
@@ -174,6 +175,9 @@ struct demo_objective {
     seqpar_status (*total)(demo_rank *r, demo_window *w, double *means, double *weight);
     /* after the final model is written into the folder; NULL: nothing to add */
     seqpar_status (*saved)(demo_rank *r, const char *folder);
+    /* In the place of demo_job_begin's folders and checkpoints; what is said then. NULL: those. */
+    int (*begin)(demo_job *job, demo_error *error);
+    void (*say)(const demo_job *job);
     /* Where steps are not drawn from the documents in turn: */
     /* before data is read; NULL: nothing */
     int (*prepare)(demo_job *job, demo_error *error);
@@ -515,7 +519,8 @@ static int demo_job_memory(const demo_job *job, demo_error *error) {
     double values = (double)m->layers * layer +
                     (double)m->vocab * hidden * (m->tied ? 1.0 : 2.0);
     double ranks = job->processes ? 1.0 : (double)job->ranks;
-    double needed = values * (job->config.lora_rank ? 4.0 : 4.0 * ranks + 12.0);
+    bool frozen = job->config.lora_rank || job->objective->generates;
+    double needed = values * (frozen ? 4.0 : 4.0 * ranks + 12.0);
     double there = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
     if (!strcmp(job->config.device, "cuda") || job->config.dry_run || needed < there) return 0;
     return demo_fail(error,

@@ -213,7 +213,7 @@ static int demo_lora_output(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     char path[DEMO_PATH_LIMIT + 64];
     int first = c->lora_rank > 0, end = c->lora_rank > 0 ? 3 : 1;
-    for (int i = first; i < end && !job->rank; i++) {
+    for (int i = first; i < end && !job->rank && !job->objective->generates; i++) {
         snprintf(path, sizeof path, "%s/%s", c->save_path, kinds[i][0]);
         if (!access(path, F_OK))
             return demo_fail(
@@ -268,10 +268,12 @@ static void demo_lora_say(const demo_rank *r) {
     char text[DEMO_LORA_TEXT];
     if (!job->adapter.rank || r->world->rank) return;
     demo_lora_text(text, job->adapter.targets);
-    fprintf(stderr,
-            "adapters: LoRA of rank %lld, alpha %lld, of %s%s; %lld values learn, %lld stay\n",
+    fprintf(stderr, "adapters: LoRA of rank %lld, alpha %lld, of %s%s; ",
             (long long)job->adapter.rank, (long long)job->config.lora_alpha, text,
-            job->model.experts ? " (experts have none)" : "",
+            job->model.experts ? " (experts have none)" : "");
+    fprintf(stderr,
+            job->objective->generates ? "%lld values beside %lld\n"
+                                      : "%lld values learn, %lld stay\n",
             (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
 }
 

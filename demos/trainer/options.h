@@ -405,8 +405,8 @@ static inline int demo_options_unknown(demo_options *options, const char *name) 
 
 /* An option of other trainers: of which, and what its part is called here. */
 static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed) {
-    /* options.tsv knows more: those of other projects */
-    static const char *const here[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
+    static const char *const here[] = {"sft", "dpo", "rm",  "kto",
+                                       "kd",  "prm", "ppo", "generate"};
     static const char *const parts[][2] = {{"dataset", "prompt_data"},
                                            {"prompt_data", "dataset"},
                                            {"learning_rate", "actor_learning_rate"},
@@ -421,9 +421,6 @@ static inline int demo_options_elsewhere(demo_options *options, const demo_known
         if (!strcmp(parts[i][0], demo_known_target(typed)->name) &&
             demo_binding_find(options, parts[i][1]))
             snprintf(instead, sizeof instead, ", give --%s", parts[i][1]);
-    if (!*tools)
-        return demo_refuse(options, "--%s is an option of %s, which is not here; leave it out",
-                           typed->name, typed->tools);
     return demo_refuse(options, "--%s is an option of %s; this is %s%s", typed->name, tools,
                        options->tool, instead);
 }
@@ -555,6 +552,22 @@ static inline int demo_options_clash(demo_options *options) {
 }
 
 /* ---- what a program calls ---- */
+
+/* Those of `all` that options.tsv has for the tool, into own (count); the variables of the others
+   are set to their defaults. How many there are. */
+static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, int count,
+                                   const char *tool) {
+    demo_error error;
+    demo_options defaults = {
+        .tool = tool, .bindings = all, .binding_count = count, .error = &error};
+    int kept = 0;
+    (void)demo_options_defaults(&defaults);
+    for (int i = 0; i < count; i++) {
+        const demo_known *known = demo_known_find(all[i].name);
+        if (known && demo_list_has(known->tools, tool)) own[kept++] = all[i];
+    }
+    return kept;
+}
 
 /* Adds the sentence about the next word, if one is due; words behind a wrong one are its own. */
 static inline int demo_options_wrong(demo_options *options, demo_walk *walk) {

@@ -313,21 +313,6 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
 
 /* ---- opening and closing ---- */
 
-/* A score model: from a folder, which says all of what it is like, or the actor's weights with a
-   new head. */
-static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
-                                      bool offload) {
-    const demo_config *c = &r->job->config;
-    seqpar_llama_config config = r->job->model;
-    seqpar_error why = {0};
-    if (folder && demo_load_config(folder, &config, &why))
-        return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
-    config.score = demo_ppo_options(r)->value_head_prefix;
-    seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared, offload);
-    return status ? status
-                  : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
-}
-
 /* The critic's weights, and the folder they are from. */
 static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
@@ -342,28 +327,14 @@ static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
 /* The reward models; without another wish the critic begins as the first. */
 static seqpar_status demo_open_rewards(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    demo_ppo *p = demo_ppo_of(r);
+    char first[DEMO_PATH_LIMIT + 1];
     seqpar_status status = SEQPAR_OK;
-    for (const char *at = c->reward_pretrain; !status && at;
-         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        char folder[4096];
-        snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ","), at);
-        if (p->rewards == DEMO_REWARDS)
-            return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
-                               "reward_pretrain names more than %d models; give fewer",
-                               DEMO_REWARDS);
-        if (p->rewards == 0 && demo_has_role(r, DEMO_CRITIC) && !c->critic_pretrain)
-            status = demo_critic_begin(r, folder);
-        p->moments[p->rewards] = (demo_moments){0, 1};
-        if (!status && c->normalize_reward)
-            status = demo_read_moments(r->ctx.error, &p->moments[p->rewards], folder);
-        if (!status && demo_has_role(r, DEMO_REWARD))
-            status = demo_open_scorer(r, &p->reward[p->rewards], folder, c->ref_reward_offload);
-        if (!status && demo_has_role(r, DEMO_REWARD))
-            status = demo_head_there(&p->reward[p->rewards], folder, r->ctx.error);
-        p->rewards++;
+    if (c->reward_pretrain && demo_has_role(r, DEMO_CRITIC) && !c->critic_pretrain) {
+        snprintf(first, sizeof first, "%.*s", (int)strcspn(c->reward_pretrain, ","),
+                 c->reward_pretrain);
+        status = demo_critic_begin(r, first);
     }
-    return status;
+    return status ? status : demo_rewards_open(r);
 }
 
 /* As the actor's; of a model with experts those of attention alone. */
@@ -482,8 +453,7 @@ static void demo_ppo_close(demo_rank *r) {
     if (p->critic_adapters.tensors) seqpar_llama_close(&r->ctx, &p->critic_adapters);
     if (p->critic.tensors) seqpar_llama_close(&r->ctx, &p->critic);
     demo_experts_free(&p->critic_experts);
-    for (int i = 0; i < p->rewards; i++)
-        if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
+    demo_rewards_close(r);
     for (int i = 0; i < ENTRY; i++) {
         arrfree(p->place[i]);
         arrfree(p->seen[i]);
@@ -512,43 +482,6 @@ static int demo_pretraining_load(const demo_job *job, demo_error *error) {
         .output_option = "input_key",
         .length_option = "generate_max_len"};
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error);
-}
-
-/* The right answers of a token file must hold what texts are compared with. */
-static int demo_answers_there(const demo_dataset *set, const char *path, demo_error *error) {
-    for (int64_t i = 0; i < arrlen(set->documents); i++) {
-        demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
-                                             i);
-        size_t at = 0;
-        while (at < answer.size && !isdigit((unsigned char)answer.bytes[at])) at++;
-        if (at == answer.size)
-            return demo_fail(
-                error,
-                "%s: the right answer %lld, '%.*s', holds no number, but texts are "
-                "compared with its last one; make the file anew with a --label_key "
-                "whose text holds one",
-                path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes);
-    }
-    return 0;
-}
-
-/* Ids alone do not say how texts that are sampled end and read. */
-static int demo_prompts_load(demo_dataset *set, const char *paths,
-                             const demo_data_options *options, demo_error *error) {
-    if (demo_token_file_among(paths, error)) return -1;
-    if (!demo_is_token_file(paths) && options->prepare)
-        return demo_fail(
-            error,
-            "%s is no token file, and %s has a tokenizer, which is not built in; make "
-            "tokens of it and give those%s: %s",
-            paths, options->folder, demo_template_hint(options), options->prepare);
-    if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error);
-    *set = (demo_dataset){0};
-    if (!demo_data_of_file(set, paths, DEMO_TOKENS_PROMPTS, options, error) &&
-        (!options->number || !demo_answers_there(set, paths, error)))
-        return 0;
-    demo_data_free(set);
-    return -1;
 }
 
 /* A rollout as long as it may become: the longest prompts, and texts without an end. */

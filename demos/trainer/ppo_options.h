@@ -2,57 +2,25 @@
 /* ppo_options.h - what train_ppo can be told, and which of it does not go together. */
 #ifndef DEMO_PPO_OPTIONS_H
 #define DEMO_PPO_OPTIONS_H
-#include "preference.h"
-#include "roles.h"
-#include "reward_server.h"
+#include "ppo_config.h"
 
 #ifndef DEMO_MOST_TEXTS
 #define DEMO_MOST_TEXTS (1 << 24) /* of a rollout: all are kept until their steps are done */
 #endif
 
-typedef struct {
-    const char *input_key, *label_key, *ref_pretrain, *reward_pretrain, *reward_rule;
-    const char *critic_pretrain, *value_head_prefix, *advantage_estimator, *kl_estimator;
-    const char *policy_loss_type, *loss_agg_mode, *pretrain_data, *pretrain_data_probs;
-    bool use_kl_loss, use_kl_estimator_k3, no_advantage_std_norm, normalize_reward,
-        recompute_old_logp, dynamic_filtering, save_value_network, ref_offload,
-        ref_reward_offload;
-    int64_t rollout_batch_size, micro_rollout_batch_size, n_samples_per_prompt;
-    int64_t eval_n_samples_per_prompt, num_episodes, prompt_max_len, generate_max_len;
-    int64_t kl_horizon, freezing_actor_steps, top_k, log_samples;
-    double actor_learning_rate, critic_learning_rate, eps_clip, value_clip, lambd, gamma;
-    double init_kl_coef, kl_target, temperature, eval_temperature, top_p, dual_clip;
-    double entropy_loss_coef, ptx_coef;
-    double reward_clip_range[2], eps_clip_low_high[2], dynamic_filtering_reward_range[2];
-    double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
-    demo_reward_servers servers;
-    demo_roles roles;
-    struct { /* where it differs from the actor's */
-        const char *optim, *lr_scheduler;
-        double adam_betas[2], adam_eps, l2, max_norm, lr_warmup_ratio, min_lr_ratio;
-    } critic;
-    demo_dataset pretraining; /* of pretrain_data */
-} demo_ppo_config;
-
 #define DEMO_PPO_BINDINGS(c, p) \
-    {"prompt_data", \
-     &(c).dataset, \
-     DEMO_STRING, \
-     NULL, \
-     "prompts: a comma list of .jsonl, folders, json@FOLDER; or a token file", \
-     DEMO_ANY}, \
+    DEMO_SAMPLING_BINDINGS(p), \
+        {"prompt_data", \
+         &(c).dataset, \
+         DEMO_STRING, \
+         NULL, \
+         "prompts: a comma list of .jsonl, folders, json@FOLDER; or a token file", \
+         DEMO_ANY}, \
         {"prompt_data_probs", \
          &(c).dataset_probs, \
          DEMO_STRING, \
          NULL, \
          "a weight for each of them, by which records are drawn", \
-         DEMO_ANY}, \
-        {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
-        {"label_key", \
-         &(p).label_key, \
-         DEMO_STRING, \
-         NULL, \
-         "JSON key of the right answer, for --reward_rule, reward servers and evaluations", \
          DEMO_ANY}, \
         {"ref_pretrain", \
          &(p).ref_pretrain, \
@@ -96,56 +64,17 @@ typedef struct {
          NULL, \
          "the same for the reference and the reward models", \
          DEMO_ANY}, \
-        {"reward_pretrain", \
-         &(p).reward_pretrain, \
-         DEMO_STRING, \
-         NULL, \
-         "folders of reward models, a comma list; their scores are added", \
-         DEMO_ANY}, \
-        {"reward_rule", \
-         &(p).reward_rule, \
-         DEMO_STRING, \
-         NULL, \
-         "last_number: 1 if the text's last number is the label's, else 0", \
-         DEMO_ANY}, \
         {"log_samples", \
          &(p).log_samples, \
          DEMO_INT, \
          "0", \
          "prompts of a rollout whose texts and rewards are printed and logged", \
          DEMO_COUNT(0)}, \
-        {"remote_rm_url", \
-         &(p).servers.urls, \
-         DEMO_STRING, \
-         NULL, \
-         "http servers that give rewards, a comma list; what they say is added", \
-         DEMO_ANY}, \
-        {"remote_rm_timeout",         &(p).servers.timeout, DEMO_FLOAT, "180", \
-         "seconds a server may take", {0, 1e6, true}}, \
-        {"remote_rm_retries", \
-         &(p).servers.retries, \
-         DEMO_INT, \
-         "4", \
-         "further tries when a server cannot be reached or is busy", \
-         DEMO_COUNT(0)}, \
-        {"remote_rm_backoff", \
-         &(p).servers.backoff, \
-         DEMO_FLOAT, \
-         "1", \
-         "seconds before the second try, twice as many before each one after, a minute at " \
-         "most", \
-         DEMO_BETWEEN(0, 60)}, \
         {"critic_pretrain", \
          &(p).critic_pretrain, \
          DEMO_STRING, \
          NULL, \
          "folder the critic starts from; without it the reward model, or the actor", \
-         DEMO_ANY}, \
-        {"value_head_prefix", \
-         &(p).value_head_prefix, \
-         DEMO_STRING, \
-         "score", \
-         "name of the heads of critic and reward model", \
          DEMO_ANY}, \
         {"save_value_network", \
          &(p).save_value_network, \
@@ -188,12 +117,6 @@ typedef struct {
          "texts that grow, and rows that are scored, at a time on a rank; 0: 16, and " \
          "micro_train_batch_size", \
          DEMO_COUNT(0)}, \
-        {"n_samples_per_prompt", \
-         &(p).n_samples_per_prompt, \
-         DEMO_INT, \
-         "1", \
-         "texts for every prompt", \
-         DEMO_COUNT(1)}, \
         {"dynamic_filtering", \
          &(p).dynamic_filtering, \
          DEMO_FLAG, \
@@ -221,29 +144,14 @@ typedef struct {
          DEMO_COUNT(1)}, \
         {"num_episodes", &(p).num_episodes, DEMO_INT, "1", "passes over the prompts", \
          DEMO_COUNT(1)}, \
-        {"prompt_max_len", &(p).prompt_max_len,         DEMO_INT, \
-         "1024",           "longest prompt, in tokens", DEMO_COUNT(1)}, \
         {"generate_max_len",        &(p).generate_max_len, DEMO_INT, "64", \
          "longest text, in tokens", DEMO_COUNT(1)}, \
-        {"temperature", &(p).temperature, DEMO_FLOAT, "1", "of sampling", {0, 1e30, true}}, \
         {"recompute_old_logp", \
          &(p).recompute_old_logp, \
          DEMO_FLAG, \
          NULL, \
          "a pass for the log-probs that the sampler knows", \
          DEMO_ANY}, \
-        {"top_p", \
-         &(p).top_p, \
-         DEMO_FLOAT, \
-         "1", \
-         "share of probability that is sampled from", \
-         DEMO_BETWEEN(0, 1)}, \
-        {"top_k", \
-         &(p).top_k, \
-         DEMO_INT, \
-         "0", \
-         "so many most probable tokens are sampled from; 0: all", \
-         DEMO_COUNT(0)}, \
         {"actor_learning_rate", \
          &(p).actor_learning_rate, \
          DEMO_FLOAT, \

@@ -83,6 +83,10 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
     demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
     demo_command_given(line, "template", "template");
     demo_command_given(line, "default_system", "default_system");
+    const demo_binding *asked = demo_binding_of(line->job->bindings, line->job->binding_count,
+                                                "csft_prompt");
+    if (asked && demo_option_on(line->job->bindings, line->job->binding_count, "enable_csft"))
+        demo_command_add(line, "csft_prompt", *(const char *const *)asked->variable);
     if (c->train_on_inputs)
         demo_command_add(line, "train_on", "all");
     else if (demo_command_on(line, "mask_history"))
@@ -91,12 +95,17 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
 
+/* PPO's prompts have an option of their own. */
+static bool demo_prompts_option(const demo_job *job, uint32_t kind) {
+    return kind == DEMO_TOKENS_PROMPTS && !job->objective->generates;
+}
+
 /* Which records: what was given for this set; an evaluation set is read whole. */
 static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
                                  bool learns_more) {
-    const char *probs = learns_more                   ? "pretrain_data_probs"
-                        : kind == DEMO_TOKENS_PROMPTS ? "prompt_data_probs"
-                                                      : "dataset_probs";
+    const char *probs = learns_more                            ? "pretrain_data_probs"
+                        : demo_prompts_option(line->job, kind) ? "prompt_data_probs"
+                                                               : "dataset_probs";
     bool evaluates = paths == line->job->config.eval_dataset;
     demo_command_given(line, evaluates ? "eval_dataset_info" : "dataset_info", "dataset_info");
     if (evaluates) return;
@@ -183,8 +192,8 @@ static void demo_prepare_print_all(const demo_job *job) {
     const demo_config *c = &job->config;
     uint32_t kind = job->objective->kind;
     if (!demo_folder_has_tokenizer(c->pretrain)) return;
-    demo_prepare_print(job, kind == DEMO_TOKENS_PROMPTS ? "prompt_data" : "dataset", c->dataset,
-                       kind);
+    demo_prepare_print(job, demo_prompts_option(job, kind) ? "prompt_data" : "dataset",
+                       c->dataset, kind);
     demo_prepare_print(job, "eval_dataset", c->eval_dataset, kind);
     demo_prepare_print(job, "pretrain_data",
                        demo_option_path(job->bindings, job->binding_count, "pretrain_data"),

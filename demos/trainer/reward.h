@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward.h - what a text is worth: by a rule, by reward models, by servers; which groups of
- * texts are worth training on, and what bad lengths cost. Every rank knows the score of every
- * text. */
+/* reward.h - what a text is worth: by a rule, by reward models, by servers. Every rank knows the
+ * score of every text. */
 #ifndef DEMO_REWARD_H
 #define DEMO_REWARD_H
 #include "rollout.h"
@@ -101,6 +100,61 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
                        "%s: normalize_reward needs \"mean\" and a positive \"std\" of the "
                        "scores there; train_rm writes them",
                        path);
+}
+
+/* A score model: from a folder, which says all of what it is like, or the actor's weights with a
+   new head. */
+static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
+                                      bool offload) {
+    const demo_config *c = &r->job->config;
+    seqpar_llama_config config = r->job->model;
+    seqpar_error why = {0};
+    if (folder && demo_load_config(folder, &config, &why))
+        return seqpar_fail(r->ctx.error, why.status, "%s", why.text);
+    config.score = demo_ppo_options(r)->value_head_prefix;
+    seqpar_status status = demo_model_open(&r->ctx, model, &config, r->job->shared, offload);
+    return status ? status
+                  : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
+}
+
+/* One of them, and what its scores are brought to mean 0 and deviation 1 by: with
+   normalize_reward, and where texts are generated alone if its folder says it. */
+static seqpar_status demo_reward_open(demo_rank *r, const char *folder) {
+    const demo_ppo_config *c = demo_ppo_options(r);
+    demo_ppo *p = demo_ppo_of(r);
+    int i = p->rewards;
+    seqpar_error none = {0};
+    seqpar_status status = SEQPAR_OK;
+    if (i == DEMO_REWARDS)
+        return seqpar_fail(r->ctx.error, SEQPAR_ERR_OPTION,
+                           "reward_pretrain names more than %d models; give fewer",
+                           DEMO_REWARDS);
+    p->moments[i] = (demo_moments){0, 1};
+    if (r->job->objective->generates)
+        (void)demo_read_moments(&none, &p->moments[i], folder);
+    else if (c->normalize_reward)
+        status = demo_read_moments(r->ctx.error, &p->moments[i], folder);
+    p->rewards++;
+    if (!demo_has_role(r, DEMO_REWARD)) return status;
+    if (!status) status = demo_open_scorer(r, &p->reward[i], folder, c->ref_reward_offload);
+    return status ? status : demo_head_there(&p->reward[i], folder, r->ctx.error);
+}
+
+static seqpar_status demo_rewards_open(demo_rank *r) {
+    seqpar_status status = SEQPAR_OK;
+    char folder[4096];
+    for (const char *at = demo_ppo_options(r)->reward_pretrain; !status && at;
+         at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+        snprintf(folder, sizeof folder, "%.*s", (int)strcspn(at, ","), at);
+        status = demo_reward_open(r, folder);
+    }
+    return status;
+}
+
+static void demo_rewards_close(demo_rank *r) {
+    demo_ppo *p = demo_ppo_of(r);
+    for (int i = 0; i < p->rewards; i++)
+        if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
 }
 
 /* Adds the scores of the reward model at work. */
@@ -220,75 +274,4 @@ static seqpar_status demo_score_texts(demo_rank *r) {
     return status ? status : demo_rewards_fit(r);
 }
 
-/* ---- groups that are worth training on ---- */
-
-/* Dynamic sampling of DAPO (Yu et al. 2025): where all answers are right, or all wrong,
-   there is nothing to compare. The ends of the range, up to rounding of the mean, are
-   outside. */
-static bool demo_group_kept(const double *scores, int64_t n, const double range[2]) {
-    double mean = seqpar_mean(scores, n);
-    return mean > range[0] + 1e-6 && mean < range[1] - 1e-6;
-}
-
-/* Moves the groups that are kept to `kept`; what stays is the other's. */
-static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
-                             const double range[2]) {
-    for (int64_t i = 0; i < drawn->texts; i++) {
-        if (!demo_group_kept(drawn->score + i / n * n, n, range)) continue;
-        demo_rollout_take(kept, drawn->set.documents[i], drawn->sampled + drawn->first[i],
-                          drawn->prompt[i], drawn->source[i], drawn->score[i]);
-        drawn->set.documents[i] = (demo_document){0};
-    }
-}
-
-/* Draws until the rollout is full or the prompts are used up. */
-static seqpar_status demo_draw_filtered(demo_rank *r) {
-    const demo_ppo_config *c = demo_ppo_options(r);
-    demo_ppo *p = demo_ppo_of(r);
-    demo_rollout kept = {0};
-    int64_t n = c->n_samples_per_prompt, batch = c->rollout_batch_size;
-    int64_t all = r->job->usable_count / batch * batch * c->num_episodes;
-    int64_t missing = batch;
-    seqpar_status status = SEQPAR_OK;
-    demo_rollout_new(&kept, batch * n);
-    while (!status && missing && p->drawn < all && !p->given_up) {
-        status = demo_draw(r, missing < all - p->drawn ? missing : all - p->drawn);
-        if (!status) status = demo_score_texts(r);
-        if (!status) demo_keep_groups(&kept, &p->rollout, n, c->dynamic_filtering_reward_range);
-        missing = batch - kept.texts / n;
-    }
-    demo_rollout_free(&p->rollout);
-    p->rollout = kept;
-    p->used_up = missing > 0 && !p->given_up;
-    return status;
-}
-
-/* ---- what lengths cost ---- */
-
-/* Soft overlong punishment (DAPO), growing over the last tokens there is room for; and what
-   a text that was cut off gets. */
-static double demo_length_penalty(const demo_ppo_config *c, double score, int64_t tokens,
-                                  bool cut_off) {
-    double over = (double)tokens - ((double)c->generate_max_len - c->overlong_buffer_len);
-    double coef = c->stop_properly_penalty_coef;
-    if (c->overlong_buffer_len > 0 && over > 0)
-        score -= over / c->overlong_buffer_len * c->overlong_penalty_factor;
-    return !cut_off ? score : coef < 0 ? coef : score * coef;
-}
-
-/* Texts and scores of the next rollout. */
-static seqpar_status demo_rollout_draw(demo_rank *r) {
-    const demo_ppo_config *c = demo_ppo_options(r);
-    demo_rollout *o = &demo_ppo_of(r)->rollout;
-    const demo_words words = demo_rank_words(r);
-    seqpar_status status = c->dynamic_filtering ? demo_draw_filtered(r)
-                                                : demo_draw(r, c->rollout_batch_size);
-    if (!status && !c->dynamic_filtering) status = demo_score_texts(r);
-    for (int64_t i = 0; !status && i < o->texts; i++)
-        o->score[i] = demo_length_penalty(
-            c, o->score[i], demo_text_tokens(o, i),
-            !demo_is_stop(&words, o->set.documents[i].ids[o->set.documents[i].tokens - 1]));
-    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
-    return status ? status : demo_rewards_fit(r);
-}
 #endif

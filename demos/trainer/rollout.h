@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rollout.h - texts for prompts, and passes over them.
+/* rollout.h - texts for prompts.
  *
- * Every rank generates its share of the texts, all ranks get all of them. Log-probs, values and
- * scores are then taken on packed rows split like those of training, and brought together token
- * by token, so that everything that looks at more than one token is the same plain arithmetic
- * on every rank. Random numbers hang on the text's number and the token's position: D x P
- * changes no text. */
+ * Every rank generates its share of the texts, all ranks get all of them. Random numbers hang on
+ * the text's number and the token's position: D x P changes no text. */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
 #include "advantage.h"
-#include "ppo_options.h"
+#include "ppo_config.h"
 
 /* ---- a rollout: texts, and an entry for every token that was generated ---- */
 
@@ -82,6 +79,45 @@ static void demo_rollout_free(demo_rollout *o) {
     memset(o, 0, sizeof *o);
 }
 
+/* ---- prompts ---- */
+
+/* The right answers of a token file must hold what texts are compared with. */
+static int demo_answers_there(const demo_dataset *set, const char *path, demo_error *error) {
+    for (int64_t i = 0; i < arrlen(set->documents); i++) {
+        demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
+                                             i);
+        size_t at = 0;
+        while (at < answer.size && !isdigit((unsigned char)answer.bytes[at])) at++;
+        if (at == answer.size)
+            return demo_fail(
+                error,
+                "%s: the right answer %lld, '%.*s', holds no number, but texts are "
+                "compared with its last one; make the file anew with a --label_key "
+                "whose text holds one",
+                path, (long long)i + 1, (int)(at < 60 ? at : 60), answer.bytes);
+    }
+    return 0;
+}
+
+/* Ids alone do not say how texts that are sampled end and read. */
+static int demo_prompts_load(demo_dataset *set, const char *paths,
+                             const demo_data_options *options, demo_error *error) {
+    if (demo_token_file_among(paths, error)) return -1;
+    if (!demo_is_token_file(paths) && options->prepare)
+        return demo_fail(
+            error,
+            "%s is no token file, and %s has a tokenizer, which is not built in; make "
+            "tokens of it and give those%s: %s",
+            paths, options->folder, demo_template_hint(options), options->prepare);
+    if (!demo_is_token_file(paths)) return demo_data_load(set, paths, options, error);
+    *set = (demo_dataset){0};
+    if (!demo_data_of_file(set, paths, DEMO_TOKENS_PROMPTS, options, error) &&
+        (!options->number || !demo_answers_there(set, paths, error)))
+        return 0;
+    demo_data_free(set);
+    return -1;
+}
+
 /* ---- generating ---- */
 
 static demo_words demo_rank_words(const demo_rank *r) {
@@ -95,22 +131,6 @@ static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     if (!demo_ppo_options(r)->label_key) return d->tokens - (d->ids[d->tokens - 1] == DEMO_EOS);
     while (n < d->tokens && !d->loss_mask[n]) n++;
     return n;
-}
-
-/* Places first .. first + count of an endless stream of 0 .. set - 1, for free(): every pass
-   in an order of its own, in whole batches; what does not fill the last one is left out. */
-static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first,
-                            int64_t count) {
-    int64_t span = set / batch * batch, pass = -1;
-    int64_t *order = (int64_t *)demo_room(set, sizeof *order);
-    int64_t *which = (int64_t *)demo_room(count + 1, sizeof *which);
-    for (int64_t i = 0; i < count; i++) {
-        if ((first + i) / span != pass)
-            seqpar_shuffle(order, set, seed, (uint64_t)(pass = (first + i) / span));
-        which[i] = order[(first + i) % span];
-    }
-    free(order);
-    return which;
 }
 
 /* The ranks *first .. + *count of a role's group. */
@@ -263,10 +283,6 @@ static void demo_rollout_take(demo_rollout *o, demo_document text, const double 
     o->entries += text.tokens - prompt;
 }
 
-static int64_t demo_text_tokens(const demo_rollout *o, int64_t i) {
-    return (i + 1 < o->texts ? o->first[i + 1] : o->entries) - o->first[i];
-}
-
 static demo_document demo_text_document(const seqpar_llama_prompt *prompt,
                                         const int32_t *text) {
     demo_document d = {0};
@@ -275,159 +291,18 @@ static demo_document demo_text_document(const seqpar_llama_prompt *prompt,
     return d;
 }
 
-/* Texts for the next `count` prompts, a rollout without scores. A text's number is its place
-   in the stream of all texts. */
-static seqpar_status demo_draw(demo_rank *r, int64_t count) {
+static seqpar_llama_sample_desc demo_sample_desc(const demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    const demo_job *job = r->job;
-    demo_ppo *p = demo_ppo_of(r);
     const demo_words words = demo_rank_words(r);
-    int64_t n = c->n_samples_per_prompt;
-    int64_t *which = demo_stream(job->usable_count, c->rollout_batch_size,
-                                 (uint64_t)job->config.seed, p->drawn, count);
-    seqpar_llama_sample_desc desc = {.max_new_tokens = c->generate_max_len,
-                                     .batch = c->micro_rollout_batch_size,
-                                     .temperature = c->temperature,
-                                     .top_p = c->top_p,
-                                     .top_k = c->top_k,
-                                     .stops = words.stops,
-                                     .stop_count = words.stop_count,
-                                     .seed = (uint64_t)job->config.seed,
-                                     .cell = job->config.cell};
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count * n, sizeof *prompts);
-    double began = demo_seconds();
-    demo_texts all = {0};
-    for (int64_t i = 0; i < count * n; i++) {
-        const demo_document *d = &job->train.documents[job->usable[which[i / n]]];
-        prompts[i] = (seqpar_llama_prompt){d->ids, demo_prompt_tokens(r, d), p->drawn * n + i};
-    }
-    seqpar_status status = demo_generate(r, &all, prompts, count * n, &desc);
-    demo_rollout_new(&p->rollout, count * n);
-    for (int64_t i = 0; !status && i < count * n; i++)
-        demo_rollout_take(&p->rollout, demo_text_document(&prompts[i], demo_text_ids(&all, i)),
-                          all.logp + i * all.longest, prompts[i].tokens,
-                          &job->train.documents[job->usable[which[i / n]]], 0.0);
-    p->drawn += count;
-    p->seconds[0] += demo_seconds() - began;
-    free(which);
-    free(prompts);
-    demo_texts_free(&all);
-    return status;
-}
-
-/* ---- passes over the rollout: a number for every entry, known to all ranks ---- */
-
-/* Whose a local token is: the text that it predicts a token of (behind the last: a
-   pretraining document), or -1; its entry. */
-typedef struct {
-    int64_t text, entry;
-} demo_place;
-
-static demo_place demo_place_of(const demo_rollout *o, const demo_window *w,
-                                const seqpar_row *row, int64_t position) {
-    int64_t d = 0;
-    while (d + 1 < row->docs && row->cu_seqlens[d + 1] <= position) d++;
-    demo_place place = {.text = w->which[row->doc_source[d]]};
-    if (row->targets[position] == SEQPAR_IGNORE) return (demo_place){-1, -1};
-    if (place.text >= o->texts) return place;
-    place.entry = o->first[place.text] + position - row->cu_seqlens[d] -
-                  (o->prompt[place.text] - 1);
-    return place.entry < o->first[place.text] ? (demo_place){-1, -1} : place;
-}
-
-/* Of all local tokens, for free(). */
-static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
-                               const seqpar_llama_batch *b, const seqpar_row *rows) {
-    demo_place *places = (demo_place *)demo_room(b->tokens + 1, sizeof *places);
-    for (int64_t i = 0; i < b->share->count; i++) {
-        const seqpar_piece *piece = &b->share->pieces[i];
-        for (int64_t k = 0; k < piece->count; k++)
-            places[piece->local + k] = demo_place_of(o, w, &rows[piece->row],
-                                                     piece->start + k * piece->stride);
-    }
-    return places;
-}
-
-static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
-                                    int64_t first, int64_t count) {
-    demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama_run run = demo_run_desc(r->job);
-    seqpar_llama_batch b;
-    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
-                                                   count, &run);
-    double *value = (double *)demo_room(b.tokens + 1, sizeof *value);
-    if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
-    if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
-    if (!status)
-        seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data,
-                           0, b.tokens, demo_value_dtype(r, model));
-    demo_place *places = status ? NULL : demo_places(&p->rollout, w, &b, w->batch.row + first);
-    for (int64_t t = 0; !status && t < b.tokens; t++) {
-        if (places[t].text < 0) continue;
-        arrput(p->place[p->column], places[t].entry);
-        arrput(p->seen[p->column], value[t]);
-    }
-    free(places);
-    free(value);
-    seqpar_llama_close_batch(&r->ctx, model, &b);
-    return status;
-}
-
-static seqpar_status demo_actor_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
-                                     int64_t micro) {
-    (void)micro;
-    return demo_pass_rows(r, w, &r->model, first, count);
-}
-
-static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t first,
-                                         int64_t count, int64_t micro) {
-    demo_reference *reference = &demo_ppo_of(r)->reference;
-    seqpar_llama *model = reference->there ? &reference->model : &r->model;
-    seqpar_llama *adapters = model->adapters;
-    (void)micro;
-    model->adapters = NULL; /* the actor's, without them, is the reference */
-    seqpar_status status = demo_pass_rows(r, w, model, first, count);
-    model->adapters = adapters;
-    return status;
-}
-
-static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t first,
-                                      int64_t count, int64_t micro) {
-    (void)micro;
-    return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count);
-}
-
-/* Every entry was seen by exactly one rank. */
-static seqpar_status demo_share_entries(demo_rank *r, int column) {
-    demo_ppo *p = demo_ppo_of(r);
-    int64_t size = r->world->size, n = arrlen(p->place[column]);
-    int64_t *counts = (int64_t *)demo_room(2 * size, sizeof *counts);
-    int64_t *bytes = counts + size;
-    int64_t *place = (int64_t *)demo_room(p->rollout.entries + 1, sizeof *place);
-    int64_t at = 0;
-    double *seen = (double *)demo_room(p->rollout.entries + 1, sizeof *seen);
-    for (int64_t w = 0; w < size; w++) bytes[w] = 8;
-    seqpar_status status = seqpar_comm_all_gather(r->world, counts, &n, bytes, "entry counts");
-    for (int64_t w = 0; w < size; w++) {
-        bytes[w] = counts[w] * 8;
-        at += counts[w];
-    }
-    if (!status && at != p->rollout.entries)
-        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_SIZE,
-                             "the ranks saw %lld of %lld generated tokens", (long long)at,
-                             (long long)p->rollout.entries);
-    if (!status)
-        status = seqpar_comm_all_gather(r->world, place, p->place[column], bytes, "entries");
-    if (!status)
-        status = seqpar_comm_all_gather(r->world, seen, p->seen[column], bytes, "entry values");
-    for (int64_t i = 0; !status && i < at; i++)
-        p->rollout.entry[place[i] * ENTRY + column] = seen[i];
-    arrfree(p->place[column]);
-    arrfree(p->seen[column]);
-    free(counts);
-    free(place);
-    free(seen);
-    return status;
+    return (seqpar_llama_sample_desc){.max_new_tokens = c->generate_max_len,
+                                      .batch = c->micro_rollout_batch_size,
+                                      .temperature = c->temperature,
+                                      .top_p = c->top_p,
+                                      .top_k = c->top_k,
+                                      .stops = words.stops,
+                                      .stop_count = words.stop_count,
+                                      .seed = (uint64_t)r->job->config.seed,
+                                      .cell = r->job->config.cell};
 }
 
 #endif

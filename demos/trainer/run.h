@@ -118,7 +118,9 @@ static const demo_output demo_outputs[] = {
     {"save_path", "/lock", NULL},
     {"ckpt_path", "/latest", NULL},
     {"ckpt_path", "/lock", NULL},
-    {"ckpt_path", "/reference.safetensors", "precompute_ref"}};
+    {"ckpt_path", "/reference.safetensors", "precompute_ref"},
+    {"output_path", "", NULL},
+    {"output_path", ".part", NULL}};
 enum { DEMO_OUTPUTS = (int)(sizeof demo_outputs / sizeof *demo_outputs) };
 
 /* Where output i goes, if it does. */
@@ -133,8 +135,8 @@ static bool demo_output_path(char *path, size_t size, const demo_binding *bindin
 }
 
 static int demo_paths_fit(const demo_binding *bindings, int count, demo_error *error) {
-    static const char *const names[] = {"metrics_path", "save_path", "ckpt_path",
-                                        "use_tensorboard", "wandb_offline"};
+    static const char *const names[] = {"metrics_path",    "save_path",     "ckpt_path",
+                                        "use_tensorboard", "wandb_offline", "output_path"};
     const int outputs = (int)(sizeof names / sizeof *names);
     for (int i = 0; i < outputs + DEMO_INPUTS; i++) {
         const char *name = i < outputs ? names[i] : demo_inputs[i - outputs];
@@ -170,7 +172,7 @@ static int demo_input_stays(const demo_binding *bindings, int count, const char 
     char resolved[PATH_MAX];
     char *slash = realpath(folder, resolved) ? strrchr(resolved, '/') : NULL;
     const char *root = demo_option_path(bindings, count, "ckpt_path");
-    if (!slash || demo_checkpoint_step(slash + 1) < 0) return 0;
+    if (!root || !slash || demo_checkpoint_step(slash + 1) < 0) return 0;
     *slash = 0;
     if (!demo_same_file(*resolved ? resolved : "/", root)) return 0;
     return demo_fail(error,

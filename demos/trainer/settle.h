@@ -92,6 +92,7 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
     bool train = demo_job_given(job, "train_batch_size");
     bool micro = demo_job_given(job, "micro_train_batch_size");
     bool steps = c->gradient_accumulation_steps > 0;
+    if (job->objective->generates) return 0;
     if (train && steps && c->packing_samples && counts_rows) {
         if (!job->rank) demo_accumulation_say(job);
         c->gradient_accumulation_steps = 0;

@@ -30,7 +30,9 @@ static const char *const demo_settled_options[] = {"input_key",
                                                    "dataset_info",
                                                    "eval_dataset_info",
                                                    "mask_history",
-                                                   "multiturn"};
+                                                   "multiturn",
+                                                   "enable_csft",
+                                                   "csft_prompt"};
 enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
 
 /* A value of the file's making as text; NULL: it does not say. */
@@ -75,6 +77,12 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
         return !*there || on == !strcmp(*there, "last");
     }
     if (strstr(name, "dataset_info")) name = "dataset_info";
+    if (!strcmp(name, "enable_csft")) {
+        *there = demo_made_text(made, "csft_prompt");
+        bool has = *there && strcmp(*there, "none");
+        if (!has) *there = "prompts that ask for no reward (--csft_prompt)";
+        return on == has;
+    }
     if (strstr(name, "_probs")) {
         *there = demo_made_text(made, "dataset_probs");
         return !*there || demo_same_weights(made, text);

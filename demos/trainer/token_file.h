@@ -127,7 +127,7 @@ static const char *const demo_token_readers[] = {"",
                                                  "train_sft, train_kd and --pretrain_data",
                                                  "train_dpo and train_rm",
                                                  "train_kto",
-                                                 "train_ppo",
+                                                 "train_ppo and generate",
                                                  "train_prm"};
 
 /* There may be more than one call of zlib takes. */

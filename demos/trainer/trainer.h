@@ -401,9 +401,11 @@ static seqpar_status demo_data_kept(demo_rank *r) {
     for (int i = 0; i < 2; i++)
         if (demo_token_file_changed(sets[i]->file))
             return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_READ,
-                               "%.300s was written to while it is trained on; put the file as "
-                               "it was there again and go on with --load_checkpoint",
-                               i ? r->job->config.eval_dataset : r->job->config.dataset);
+                               "%.300s was written to while it is %s; put the file as it was "
+                               "there again and go on with --%s",
+                               i ? r->job->config.eval_dataset : r->job->config.dataset,
+                               r->job->objective->generates ? "read" : "trained on",
+                               r->job->objective->generates ? "resume" : "load_checkpoint");
     return SEQPAR_OK;
 }
 
@@ -489,8 +491,9 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
    zero_stage 3 nobody has them whole. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
+    bool frozen = job->adapter.rank || job->objective->generates;
     return DEMO_RANKS_ARE_THREADS && !job->processes && job->ranks > 1 &&
-           (c->zero_stage > 0 || job->adapter.rank) && (c->zero_stage < 3 || c->load_in_4bit) &&
+           (c->zero_stage > 0 || frozen) && (c->zero_stage < 3 || c->load_in_4bit) &&
            strcmp(c->device, "cuda");
 }
 
@@ -646,7 +649,7 @@ static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *op
     if (!status && r->job->adapter.rank)
         status = seqpar_llama_open_adapters(&r->ctx, &r->adapters, &r->model, &r->job->adapter,
                                             c->zero_stage == 3, 0);
-    if (!status)
+    if (!status && !r->job->objective->generates)
         status = seqpar_optim_open(&r->ctx, &r->optim, learner->tensors, learner->tensor_count,
                                    optim);
     if (!status) status = demo_begin_model(&r->ctx, &r->model, c->pretrain, c->seed);
@@ -929,7 +932,8 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
                                 r.job->config.max_ckpt_num, r.saved);
     if (!status) status = demo_rank_logs_close(&r);
-    if (!status && world->rank == 0) status = demo_say_totals(&r);
+    if (!status && world->rank == 0 && !r.job->objective->generates)
+        status = demo_say_totals(&r);
     /* the cause, also where its checkpoint could not be written either */
     if (r.trouble.status) {
         if (status)
@@ -987,11 +991,10 @@ static void demo_groups_say(const demo_job *job) {
     if (job->groups > 1) fprintf(stderr, " ranks; the line above is of %s\n", first);
 }
 
-static void demo_job_say(const demo_job *job) {
+static void demo_job_notices(const demo_job *job) {
     const demo_config *c = &job->config;
     char warning[512], shown[512];
     int64_t positions;
-    if (job->rank) return; /* one process speaks */
     demo_template_checked(c->input_template, warning, sizeof warning);
     if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
     if (c->pretrain && (positions = demo_config_positions(c->pretrain)) &&
@@ -1018,6 +1021,13 @@ static void demo_job_say(const demo_job *job) {
     if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED)
         fprintf(stderr, "notice: without --pretrain a model with random weights is trained; "
                         "give the folder of one that was trained before\n");
+}
+
+static void demo_job_say(const demo_job *job) {
+    const demo_config *c = &job->config;
+    char shown[512];
+    if (job->rank) return; /* one process speaks */
+    demo_job_notices(job);
     fprintf(stderr, "data: %s\n", job->train.summary);
     snprintf(shown, sizeof shown,
              job->model.attention_dropout > 0 ? ", attention_dropout %g" : "",
@@ -1028,6 +1038,10 @@ static void demo_job_say(const demo_job *job) {
         (long long)job->model.layers, (long long)job->model.hidden, (long long)job->model.heads,
         (long long)job->model.kv_heads, (long long)job->model.vocab, shown, c->device,
         demo_wants_bf16(c) ? " in bf16" : "");
+    if (job->objective->say) {
+        job->objective->say(job);
+        return;
+    }
     fprintf(stderr,
             "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld "
             "steps of %lld %s\n",
@@ -1240,7 +1254,8 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
         if (job->config.print_prepare) return demo_print_prepare(job);
         wrong = demo_paths_fit(bindings, count, &error) || demo_job_open(job, &error) ||
                 demo_shape_agrees(job, &options, &error) ||
-                demo_job_begin(job, bindings, count, tool, &error);
+                (job->objective->begin ? job->objective->begin(job, &error)
+                                       : demo_job_begin(job, bindings, count, tool, &error));
         if (!job->rank) demo_options_print_ignored(&options, stderr);
     } else if (options.program) /* the words were read */
         demo_settle_besides(job, &options, &error);

@@ -3,7 +3,7 @@
    pretraining mix, the mean of the weights. */
 #ifndef DEMO_UPDATE_H
 #define DEMO_UPDATE_H
-#include "reward.h"
+#include "passes.h"
 
 /* ---- advantages: the same arithmetic on every rank ---- */
 

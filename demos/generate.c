@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* generate.c - prompts in, texts out: scored by reward models, servers or a rule where there are
+ * such, and made into training data.
+ *
+ *     generate --dataset prompts.jsonl --input_key question --pretrain model --output_path texts.jsonl \
+ *         --n_samples_per_prompt 4 --reward_pretrain rm --post_processor rs --data_parallel_size 4
+ *
+ * The same texts on any number of ranks. --help lists everything. */
+#define STB_DS_IMPLEMENTATION
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#define SEQPAR_SAFETENSORS_IMPLEMENTATION
+#include "seqpar_safetensors.h"
+#include "generate.h"
+
+int main(int argc, char **argv) {
+    static demo_generate_config generate;
+    static demo_job job = {.objective = &demo_generate_objective, .options = &generate};
+    static const char tool[] = "generate";
+    const demo_binding all[] = {DEMO_TRAINER_BINDINGS(job.config),
+                                DEMO_GENERATE_BINDINGS(generate, generate.ppo)};
+    enum { ALL = sizeof all / sizeof *all };
+    demo_binding own[ALL];
+    int count = demo_bindings_of(own, all, ALL, tool);
+    return demo_main(&job, tool, own, count, argc, argv);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* generate_options.h - what generate can be told, and which of it does not go together. */
+#ifndef DEMO_GENERATE_OPTIONS_H
+#define DEMO_GENERATE_OPTIONS_H
+#include "recipes.h"
+#include "reward.h"
+
+typedef struct {
+    demo_ppo_config ppo; /* first: sampling and scoring are PPO's, and read it as theirs */
+    const char *output_path, *post_processor, *reward_template, *csft_prompt, *eval_task;
+    int64_t best_of_n, iter, slice;
+    bool greedy_sampling, enable_csft, resume, normalize;
+    demo_recipe recipe;
+    demo_generated out;     /* of the process that has rank 0 */
+    demo_note *notes;       /* what OUT.part is begun with; stb_ds array */
+    int64_t first, prompts; /* which of the set's */
+} demo_generate_config;
+
+#define DEMO_GENERATE_BINDINGS(g, p) \
+    DEMO_SAMPLING_BINDINGS(p), \
+        {"output_path", \
+         &(g).output_path, \
+         DEMO_STRING, \
+         NULL, \
+         "file of the texts, JSON lines; OUT.part until the last is there", \
+         DEMO_ANY}, \
+        {"resume", \
+         &(g).resume, \
+         DEMO_FLAG, \
+         NULL, \
+         "go on behind the texts of OUT.part, if it is there", \
+         DEMO_ANY}, \
+        {"best_of_n", \
+         &(g).best_of_n, \
+         DEMO_INT, \
+         "1", \
+         "so many texts for every prompt, and of these the best one: the same as " \
+         "--n_samples_per_prompt N --post_processor rs", \
+         DEMO_COUNT(1)}, \
+        {"max_new_tokens", &(p).generate_max_len,     DEMO_INT, \
+         "1024",           "longest text, in tokens", DEMO_COUNT(1)}, \
+        {"greedy_sampling", \
+         &(g).greedy_sampling, \
+         DEMO_FLAG, \
+         NULL, \
+         "always the most probable token", \
+         DEMO_ANY}, \
+        {"post_processor", \
+         &(g).post_processor, \
+         DEMO_STRING, \
+         NULL, \
+         "training data in the place of the texts: rs, the best of each prompt; iter_dpo, the " \
+         "best and the worst; csft, every text with its reward in the prompt", \
+         DEMO_ANY}, \
+        {"reward_template", \
+         &(g).reward_template, \
+         DEMO_STRING, \
+         "{input} <rm_score>: {reward} ", \
+         "csft: the prompt with its reward", \
+         DEMO_ANY}, \
+        {"normalize_reward", \
+         &(g).normalize, \
+         DEMO_FLAG, \
+         NULL, \
+         "csft: rewards less the mean of all texts', in units of their deviation", \
+         DEMO_ANY}, \
+        {"enable_csft", \
+         &(g).enable_csft, \
+         DEMO_FLAG, \
+         NULL, \
+         "every prompt ends in --csft_prompt and a blank", \
+         DEMO_ANY}, \
+        {"csft_prompt", \
+         &(g).csft_prompt, \
+         DEMO_STRING, \
+         "<rm_score>: 5.00", \
+         "the reward that is asked for", \
+         DEMO_ANY}, \
+        {"iter", \
+         &(g).iter, \
+         DEMO_INT, \
+         "-1", \
+         "only prompts iter x rollout_batch_size and those that follow; -1: all", \
+         DEMO_COUNT(0)}, \
+        {"rollout_batch_size", &(g).slice,   DEMO_INT, "2048", \
+         "so many with iter",  DEMO_COUNT(1)}, \
+    { \
+        "eval_task", &(g).eval_task, DEMO_STRING, "generate", \
+            "what OpenRLHF calls it; texts are scored as they are generated", DEMO_ANY \
+    }
+
+static demo_generate_config *demo_generate_of(const demo_job *job) {
+    return (demo_generate_config *)job->options;
+}
+
+/* ---- what does not go together: 0, or -1 with one sentence ---- */
+
+static bool demo_generate_scores(const demo_generate_config *g) {
+    return g->ppo.reward_pretrain || g->ppo.reward_rule || g->ppo.servers.urls;
+}
+
+static int demo_generate_files(const demo_job *job, demo_error *error) {
+    const demo_generate_config *g = demo_generate_of(job);
+    if (!job->config.dataset) return demo_fail(error, "no prompts; give --dataset FILE");
+    if (!job->config.pretrain) return demo_fail(error, "no model; give --pretrain FOLDER");
+    if (!g->output_path)
+        return demo_fail(error, "no place for the texts; give --output_path FILE");
+    if (strcmp(g->eval_task, "generate"))
+        return demo_fail(
+            error, "--eval_task rm scores texts of another run, and here they are scored as "
+                   "they are generated; leave it out, and add --reward_pretrain to the "
+                   "command that generates");
+    return 0;
+}
+
+/* How many texts a prompt has, and how they are drawn. */
+static int demo_generate_sampling(demo_job *job, demo_error *error) {
+    demo_generate_config *g = demo_generate_of(job);
+    demo_ppo_config *p = &g->ppo;
+    static const char *const drawn[] = {"temperature", "top_p", "top_k"};
+    if (demo_job_given(job, "best_of_n") && demo_job_given(job, "n_samples_per_prompt"))
+        return demo_fail(error,
+                         "--best_of_n and --n_samples_per_prompt both say how many texts "
+                         "a prompt has; leave one of them out");
+    if (g->best_of_n > 1 && !demo_generate_scores(g))
+        return demo_fail(error,
+                         "--best_of_n %lld has nothing to choose by; give --reward_pretrain "
+                         "FOLDER, --remote_rm_url URL or --reward_rule last_number (or "
+                         "--n_samples_per_prompt, for all of the texts)",
+                         (long long)g->best_of_n);
+    if (g->best_of_n > 1) p->n_samples_per_prompt = g->best_of_n;
+    if (g->best_of_n > 1 && !g->post_processor) g->post_processor = "rs";
+    for (int i = 0; i < 3 && g->greedy_sampling; i++)
+        if (demo_job_given(job, drawn[i]))
+            return demo_fail(error,
+                             "--greedy_sampling takes the most probable token, whatever --%s "
+                             "is; leave one of the two out",
+                             drawn[i]);
+    if (g->greedy_sampling && p->n_samples_per_prompt > 1)
+        return demo_fail(
+            error,
+            "--greedy_sampling would write the same text %lld times; leave it out, "
+            "or ask for one text a prompt",
+            (long long)p->n_samples_per_prompt);
+    if (g->greedy_sampling) p->temperature = 0;
+    return 0;
+}
+
+static int demo_generate_recipe(demo_job *job, demo_error *error) {
+    static const char *const names[] = {"", "rs", "iter_dpo", "csft"};
+    demo_generate_config *g = demo_generate_of(job);
+    int kind = g->post_processor ? demo_pick(g->post_processor, names, 4) : DEMO_RECIPE_NONE;
+    bool csft = kind == DEMO_RECIPE_CSFT;
+    g->recipe = (demo_recipe){kind, g->reward_template, g->normalize};
+    if (kind && !demo_generate_scores(g))
+        return demo_fail(error,
+                         "--post_processor %s goes by rewards, and nothing gives one; give "
+                         "--reward_pretrain FOLDER, --remote_rm_url URL or --reward_rule "
+                         "last_number",
+                         g->post_processor);
+    if (kind && !csft && g->ppo.n_samples_per_prompt < 2)
+        return demo_fail(
+            error,
+            "--post_processor %s compares the texts of a prompt, and there is one; "
+            "give --n_samples_per_prompt 2 or more",
+            g->post_processor);
+    if (!csft && (g->normalize || demo_job_given(job, "reward_template")))
+        return demo_fail(error,
+                         "--%s is about the rewards that --post_processor csft writes into "
+                         "prompts; add that, or leave it out",
+                         g->normalize ? "normalize_reward" : "reward_template");
+    if (csft &&
+        (!strstr(g->reward_template, "{input}") || !strstr(g->reward_template, "{reward}")))
+        return demo_fail(error,
+                         "--reward_template is '%.300s'; it must hold {input} and {reward}",
+                         g->reward_template);
+    if (demo_job_given(job, "csft_prompt") && !g->enable_csft)
+        return demo_fail(error,
+                         "--csft_prompt is written behind prompts with --enable_csft; add "
+                         "that, or leave it out");
+    return 0;
+}
+
+static int demo_generate_rewards(const demo_job *job, demo_error *error) {
+    const demo_ppo_config *p = &demo_generate_of(job)->ppo;
+    if (p->reward_rule && !p->label_key && !demo_is_token_file(job->config.dataset))
+        return demo_fail(error,
+                         "reward_rule %s compares with a right answer; name it by --label_key",
+                         p->reward_rule);
+    if (p->label_key && !p->reward_rule && !p->servers.urls)
+        return demo_fail(error,
+                         "--label_key names a right answer, which only --reward_rule and "
+                         "reward servers are given; add one, or leave it out");
+    return p->servers.urls ? demo_servers_check(&p->servers, error) : 0;
+}
+
+/* The prompt's form with what is asked for behind it, without blanks around it but for one. */
+static const char *demo_csft_template(const char *form, const char *asked) {
+    static char *text;
+    static const char blanks[] = " \t\r\n";
+    size_t begin = strspn(asked, blanks), end = strlen(asked);
+    while (end > begin && strchr(blanks, asked[end - 1])) end--;
+    free(text);
+    text = (char *)demo_room((int64_t)(strlen(form) + end - begin + 2), 1);
+    sprintf(text, "%s%.*s ", form, (int)(end - begin), asked + begin);
+    return text;
+}
+
+static int demo_generate_prepare(demo_job *job, demo_error *error) {
+    demo_generate_config *g = demo_generate_of(job);
+    demo_ppo_config *p = &g->ppo;
+    demo_config *c = &job->config;
+    if (demo_generate_files(job, error) || demo_generate_sampling(job, error) ||
+        demo_generate_recipe(job, error) || demo_generate_rewards(job, error))
+        return -1;
+    if (demo_job_given(job, "rollout_batch_size") && g->iter < 0)
+        return demo_fail(error,
+                         "--rollout_batch_size is the number of prompts of one --iter; add "
+                         "that, or leave it out");
+    demo_roles_lay(&p->roles, false, p->reward_pretrain != NULL);
+    if (!demo_job_given(job, "micro_train_batch_size")) c->micro_train_batch_size = 16;
+    p->micro_rollout_batch_size = job->micro_values = c->micro_train_batch_size;
+    p->servers.interrupted = &demo_interrupted;
+    c->max_len = p->prompt_max_len + p->generate_max_len;
+    if (g->enable_csft)
+        c->input_template = demo_csft_template(c->input_template, g->csft_prompt);
+    return 0;
+}
+#endif

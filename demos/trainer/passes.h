@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* passes.h - log-probs and values of a rollout's texts: a number for every entry.
+ *
+ * They are taken on packed rows split like those of training, and brought together token by token,
+ * so that everything that looks at more than one token is the same plain arithmetic on every rank. */
+#ifndef DEMO_PASSES_H
+#define DEMO_PASSES_H
+#include "rollout_draw.h"
+
+/* Whose a local token is: the text that it predicts a token of (behind the last: a
+   pretraining document), or -1; its entry. */
+typedef struct {
+    int64_t text, entry;
+} demo_place;
+
+static demo_place demo_place_of(const demo_rollout *o, const demo_window *w,
+                                const seqpar_row *row, int64_t position) {
+    int64_t d = 0;
+    while (d + 1 < row->docs && row->cu_seqlens[d + 1] <= position) d++;
+    demo_place place = {.text = w->which[row->doc_source[d]]};
+    if (row->targets[position] == SEQPAR_IGNORE) return (demo_place){-1, -1};
+    if (place.text >= o->texts) return place;
+    place.entry = o->first[place.text] + position - row->cu_seqlens[d] -
+                  (o->prompt[place.text] - 1);
+    return place.entry < o->first[place.text] ? (demo_place){-1, -1} : place;
+}
+
+/* Of all local tokens, for free(). */
+static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
+                               const seqpar_llama_batch *b, const seqpar_row *rows) {
+    demo_place *places = (demo_place *)demo_room(b->tokens + 1, sizeof *places);
+    for (int64_t i = 0; i < b->share->count; i++) {
+        const seqpar_piece *piece = &b->share->pieces[i];
+        for (int64_t k = 0; k < piece->count; k++)
+            places[piece->local + k] = demo_place_of(o, w, &rows[piece->row],
+                                                     piece->start + k * piece->stride);
+    }
+    return places;
+}
+
+static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
+                                    int64_t first, int64_t count) {
+    demo_ppo *p = demo_ppo_of(r);
+    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch b;
+    seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
+                                                   count, &run);
+    double *value = (double *)demo_room(b.tokens + 1, sizeof *value);
+    if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
+    if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
+    if (!status)
+        seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data,
+                           0, b.tokens, demo_value_dtype(r, model));
+    demo_place *places = status ? NULL : demo_places(&p->rollout, w, &b, w->batch.row + first);
+    for (int64_t t = 0; !status && t < b.tokens; t++) {
+        if (places[t].text < 0) continue;
+        arrput(p->place[p->column], places[t].entry);
+        arrput(p->seen[p->column], value[t]);
+    }
+    free(places);
+    free(value);
+    seqpar_llama_close_batch(&r->ctx, model, &b);
+    return status;
+}
+
+static seqpar_status demo_actor_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
+                                     int64_t micro) {
+    (void)micro;
+    return demo_pass_rows(r, w, &r->model, first, count);
+}
+
+static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t first,
+                                         int64_t count, int64_t micro) {
+    demo_reference *reference = &demo_ppo_of(r)->reference;
+    seqpar_llama *model = reference->there ? &reference->model : &r->model;
+    seqpar_llama *adapters = model->adapters;
+    (void)micro;
+    model->adapters = NULL; /* the actor's, without them, is the reference */
+    seqpar_status status = demo_pass_rows(r, w, model, first, count);
+    model->adapters = adapters;
+    return status;
+}
+
+static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t first,
+                                      int64_t count, int64_t micro) {
+    (void)micro;
+    return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count);
+}
+
+/* Every entry was seen by exactly one rank. */
+static seqpar_status demo_share_entries(demo_rank *r, int column) {
+    demo_ppo *p = demo_ppo_of(r);
+    int64_t size = r->world->size, n = arrlen(p->place[column]);
+    int64_t *counts = (int64_t *)demo_room(2 * size, sizeof *counts);
+    int64_t *bytes = counts + size;
+    int64_t *place = (int64_t *)demo_room(p->rollout.entries + 1, sizeof *place);
+    int64_t at = 0;
+    double *seen = (double *)demo_room(p->rollout.entries + 1, sizeof *seen);
+    for (int64_t w = 0; w < size; w++) bytes[w] = 8;
+    seqpar_status status = seqpar_comm_all_gather(r->world, counts, &n, bytes, "entry counts");
+    for (int64_t w = 0; w < size; w++) {
+        bytes[w] = counts[w] * 8;
+        at += counts[w];
+    }
+    if (!status && at != p->rollout.entries)
+        status = seqpar_fail(r->ctx.error, SEQPAR_ERR_SIZE,
+                             "the ranks saw %lld of %lld generated tokens", (long long)at,
+                             (long long)p->rollout.entries);
+    if (!status)
+        status = seqpar_comm_all_gather(r->world, place, p->place[column], bytes, "entries");
+    if (!status)
+        status = seqpar_comm_all_gather(r->world, seen, p->seen[column], bytes, "entry values");
+    for (int64_t i = 0; !status && i < at; i++)
+        p->rollout.entry[place[i] * ENTRY + column] = seen[i];
+    arrfree(p->place[column]);
+    arrfree(p->seen[column]);
+    free(counts);
+    free(place);
+    free(seen);
+    return status;
+}
+
+#endif
