@@ -41,7 +41,7 @@ needs() {
     test_headers) echo c++ objdump ;;
     test_cuda) echo c++ ;;
     test_bad_input | test_oracle_refused | test_lora) echo python ;;
-    test_oracle | test_oracle_bar | test_train | test_program | test_pages | test_prm | test_evaluation | test_yaml) echo 'python?' ;;
+    test_oracle | test_oracle_bar | test_train | test_program | test_pages | test_prm | test_generate | test_evaluation | test_yaml) echo 'python?' ;;
     test_python | test_oracle_reports) echo 'numpy?' ;;
     test_mpi) echo 'openmpi? openrun? mpich? mpichrun?' ;;
     test_hosts) echo 'openmpi? openrun? ip?' ;;

@@ -285,6 +285,9 @@ static seqpar_status demo_generate_end(demo_rank *r) {
     demo_progress_end(&r->progress);
     if (demo_recipe_end(&g->out, &g->recipe, &counts, &why))
         return seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why.text);
+    if (counts.empty)
+        fprintf(stderr, "notice: texts without a character are left out: %lld\n",
+                (long long)counts.empty);
     if (counts.even && g->recipe.kind == DEMO_RECIPE_DPO)
         fprintf(stderr,
                 "notice: of %lld of %lld prompts all texts have the same reward; their pairs "

@@ -17,7 +17,9 @@ typedef struct {
     int64_t texts; /* that are there */
 } demo_generated;
 
+/* Where there is no text, nothing is left. */
 static void demo_generated_close(demo_generated *g) {
+    if (g->file && !g->texts) unlink(g->part);
     if (g->file) fclose(g->file);
     g->file = NULL;
 }
@@ -153,6 +155,12 @@ static int demo_generated_open(demo_generated *g, const char *path, bool resume,
 
 /* ---- texts ---- */
 
+/* Read again it is the same number, which it is not always as cJSON writes it. */
+static void demo_reward_add(cJSON *json, const char *key, double reward) {
+    char number[32];
+    cJSON_AddRawToObject(json, key, demo_json_number(number, reward));
+}
+
 /* output and stopped: what was sampled, and whether it came to an end. reward: NaN where there is
    none. A line for free(). */
 static char *demo_generated_line(const char *input, const char *output, double reward,
@@ -160,7 +168,7 @@ static char *demo_generated_line(const char *input, const char *output, double r
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "input", input);
     cJSON_AddStringToObject(json, "output", output);
-    if (isfinite(reward)) cJSON_AddNumberToObject(json, "reward", reward);
+    if (isfinite(reward)) demo_reward_add(json, "reward", reward);
     cJSON_AddBoolToObject(json, "stopped", stopped);
     char *text = cJSON_PrintUnformatted(json);
     cJSON_Delete(json);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* recipes.h - what becomes of texts and their rewards: training data, as OpenRLHF's processors make
- * it. Texts belong together where their inputs are the same.
+ * it. Texts belong together where their inputs are the same; a text without a character is left
+ * out, for nothing can be learnt from it, but with "none".
  *
  *   none       every text: input, output, reward where there is one, stopped
  *   rs         rejection sampling: of each input the text with the highest reward; of equals the
@@ -25,6 +26,7 @@ typedef struct {
     int64_t texts, inputs, lines; /* read; different ones; written */
     int64_t cut;                  /* texts that came to no end */
     int64_t even;                 /* pairs whose rewards are equal: they prefer nothing */
+    int64_t empty;                /* texts that were left out */
     double mean, deviation;       /* of rewards; 0 where there are none */
 } demo_recipe_counts;
 
@@ -77,6 +79,10 @@ static const char *demo_recipe_text(const cJSON *json, const char *key) {
     return cJSON_GetObjectItem(json, key)->valuestring;
 }
 
+static bool demo_recipe_leaves(const demo_recipe_work *w, const cJSON *json) {
+    return w->recipe->kind && !*demo_recipe_text(json, "output");
+}
+
 static double demo_recipe_reward(const cJSON *json) {
     const cJSON *reward = cJSON_GetObjectItem(json, "reward");
     return reward ? reward->valuedouble : 0;
@@ -111,9 +117,12 @@ static int demo_recipe_look(demo_recipe_work *w) {
     while (w->counts.texts < w->g->texts) {
         cJSON *json = demo_recipe_read(w, at);
         if (!json) return -1;
+        bool left = demo_recipe_leaves(w, json);
         demo_recipe_count(w, json);
-        demo_recipe_rank(w, demo_recipe_text(json, "input"),
-                         (demo_scored){at, demo_recipe_reward(json)});
+        w->counts.empty += left;
+        if (!left)
+            demo_recipe_rank(w, demo_recipe_text(json, "input"),
+                             (demo_scored){at, demo_recipe_reward(json)});
         cJSON_Delete(json);
         at = ftello(w->g->file);
     }
@@ -137,7 +146,7 @@ static cJSON *demo_recipe_line(const char *input, const char *output, double rew
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "input", input);
     cJSON_AddStringToObject(json, "output", output);
-    cJSON_AddNumberToObject(json, "reward", reward);
+    demo_reward_add(json, "reward", reward);
     return json;
 }
 
@@ -176,11 +185,11 @@ static int demo_recipe_each(demo_recipe_work *w) {
         cJSON *json = demo_recipe_read(w, at);
         if (!json) return -1;
         at = ftello(w->g->file);
-        if (w->recipe->kind == DEMO_RECIPE_CSFT) {
+        if (!w->recipe->kind)
+            fputs(w->line, w->out), w->counts.lines++;
+        else if (!demo_recipe_leaves(w, json))
             demo_recipe_put(w, demo_recipe_conditioned(w, json));
-            cJSON_Delete(json);
-        } else
-            demo_recipe_put(w, json);
+        cJSON_Delete(json);
     }
     return 0;
 }
@@ -193,7 +202,7 @@ static cJSON *demo_recipe_pair(const cJSON *chosen, const cJSON *rejected) {
     cJSON_AddStringToObject(json, "prompt", demo_recipe_text(chosen, "input"));
     for (int i = 0; i < 2; i++) {
         cJSON_AddStringToObject(json, keys[i][0], demo_recipe_text(both[i], "output"));
-        cJSON_AddNumberToObject(json, keys[i][1], demo_recipe_reward(both[i]));
+        demo_reward_add(json, keys[i][1], demo_recipe_reward(both[i]));
     }
     return json;
 }
