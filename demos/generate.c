@@ -17,8 +17,8 @@ int main(int argc, char **argv) {
     static demo_generate_config generate;
     static demo_job job = {.objective = &demo_generate_objective, .options = &generate};
     static const char tool[] = "generate";
-    const demo_binding all[] = {DEMO_TRAINER_BINDINGS(job.config),
-                                DEMO_GENERATE_BINDINGS(generate, generate.ppo)};
+    const demo_binding all[] = {DEMO_GENERATE_BINDINGS(job.config, generate, generate.ppo),
+                                DEMO_TRAINER_BINDINGS(job.config)};
     enum { ALL = sizeof all / sizeof *all };
     demo_binding own[ALL];
     int count = demo_bindings_of(own, all, ALL, tool);

@@ -151,12 +151,15 @@ made rs --n_samples_per_prompt 2 --reward_pretrain rm --post_processor rs && mad
 # ---- a run that was ended goes on: anywhere, with the same bytes ----
 more="$rule --n_samples_per_prompt 3 --micro_batch_size 1"
 made one2.killed $more --max_samples 25 && same one2.killed one2 || fail generate_whole "$(tail -n 1 one2.killed.log)"
-begun() { # at least a group is there, and not all of them
-    local pid
-    rm -f killed.*
-    "$B/generate" $base $few --output_path killed.jsonl $more >killed.out 2>&1 & pid=$!
-    for i in $(seq 2000); do [ -s killed.jsonl.part ] && [ "$(lines killed.jsonl.part)" -gt 3 ] && break; sleep 0.003; done
-    kill -$1 $pid 2>/dev/null; wait $pid; code=$?
+begun() { # SIGNAL: at least a group is there, and not all of them; a run that was faster is begun again
+    local pid i try
+    for try in $(seq 20); do
+        rm -f killed.*
+        "$B/generate" $base $few --output_path killed.jsonl $more >killed.out 2>&1 & pid=$!
+        for i in $(seq 2000); do [ -s killed.jsonl.part ] && [ "$(lines killed.jsonl.part)" -gt 3 ] && break; [ ! -e killed.jsonl ] || break; sleep 0.002; done
+        kill -$1 $pid 2>/dev/null; wait $pid; code=$?
+        [ ! -e killed.jsonl ] && return
+    done
 }
 for end in KILL INT TERM; do
     begun $end 2>/dev/null
@@ -239,7 +242,8 @@ refuse rule_label 'reward_rule last_number compares with a right answer; name it
 refuse label_idle '--label_key names a right answer, which only --reward_rule and reward servers are given; add one, or leave it out$' --label_key answer
 sed 's/"answer"/"name": "none", "answer"/' prompts.jsonl >named.jsonl
 refuse label_number 'named.jsonl:1: the right answer holds no number' --label_key name --reward_rule last_number --dataset named.jsonl
-want=1; refuse rm_folder '.*nowhere' --reward_pretrain nowhere
+want=1; "$B/generate" $base $few --output_path rm_name.jsonl --n_samples_per_prompt 2 --rm rm >rm_name.log 2>&1; check generate_rm "$(tail -n 1 rm_name.log)" same rm_name one5
+refuse rm_folder '.*nowhere' --reward_pretrain nowhere
 refuse no_head '.*there is no tensor "score.weight", so this is no reward model' --reward_pretrain "$F/bytes"; want=2
 refuse scored "--eval_task rm scores texts of another run, and here they are scored as they are generated; leave it out, and add --reward_pretrain to the command that generates$" --eval_task rm
 refuse repetition '--repetition_penalty 1.1 is not done here: texts are drawn from what the model says; leave it out$' --repetition_penalty 1.1

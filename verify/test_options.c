@@ -53,8 +53,8 @@ static int parse(int tool, const char *line) {
                 DEMO_KD_BINDINGS(x.kd)},
         prm[] = {DEMO_SHARED_BINDINGS(x.job.config), DEMO_PRM_BINDINGS(x.prm)},
         ppo[] = {DEMO_TRAINER_BINDINGS(x.job.config), DEMO_PPO_BINDINGS(x.job.config, x.ppo)},
-        all[] = {DEMO_TRAINER_BINDINGS(x.job.config),
-                 DEMO_GENERATE_BINDINGS(x.generate, x.generate.ppo)};
+        all[] = {DEMO_GENERATE_BINDINGS(x.job.config, x.generate, x.generate.ppo),
+                 DEMO_TRAINER_BINDINGS(x.job.config)};
     static demo_binding generate[sizeof all / sizeof *all];
     static const demo_binding *const bindings[TOOLS] = {sft, dpo, rm,  kto,
                                                         kd,  prm, ppo, generate};

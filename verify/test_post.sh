@@ -241,7 +241,7 @@ sed 's/[0-9]//g' $out/arith.jsonl > $out/wordy.jsonl; { head -n 2 $out/arith.jso
 refuse ppo_no_number ppo 'half_wordy.jsonl:3: the right answer holds no number, .* set --label_key' $prompts --prompt_data $out/half_wordy.jsonl --reward_rule last_number
 refuse ppo_eval_no_number ppo 'wordy.jsonl:1: the right answer holds no number' $prompts --eval_dataset $out/wordy.jsonl --reward_rule last_number
 refuse ppo_short ppo 'check --label_key and --prompt_max_len$' $prompts --reward_rule last_number --prompt_max_len 3
-refuse ppo_dataset ppo 'dataset is an option of sft,dpo,rm,kto,kd,prm; this is ppo, give --prompt_data$' $prompts --reward_rule last_number --dataset x
+refuse ppo_dataset ppo 'dataset is an option of sft,dpo,rm,kto,kd,prm,generate; this is ppo, give --prompt_data$' $prompts --reward_rule last_number --dataset x
 refuse ppo_critic_eps ppo 'critic.adam.eps is 0' $prompts --reward_rule last_number --critic.adam.eps 0
 refuse dpo_eps dpo 'adam_eps is 0, but it must be a number from 1e-30' $pairs --adam_eps 0
 refuse ppo_no_data ppo 'prompt_data' --reward_rule last_number

@@ -101,7 +101,7 @@ if $python -c 'import torch, numpy' 2>/dev/null; then
 else echo "skip readme_story: $python has no torch"; skipped=1; fi
 
 # every option the pages name is known, here or to torchrun, mpirun, srun and pkg-config
-{ for trainer in sft dpo kto kd prm rm ppo; do build/train_$trainer --help; done; cat bench/bench.h; for verb in law ver gen run mutants list; do build/seqpar-verify $verb --help; done; build/seqpar-verify --help; build/seqpar --help; grep -oE -- '"--[a-z0-9_]+' demos/prepare.py | tr -d '"'; echo "--nproc_per_node --hostfile --mpi --mca --cflags --libs "; } > $out/help.txt
+{ for trainer in sft dpo kto kd prm rm ppo; do build/train_$trainer --help; done; build/generate --help; cat bench/bench.h; for verb in law ver gen run mutants list; do build/seqpar-verify $verb --help; done; build/seqpar-verify --help; build/seqpar --help; grep -oE -- '"--[a-z0-9_]+' demos/prepare.py | tr -d '"'; echo "--nproc_per_node --hostfile --mpi --mca --cflags --libs "; } > $out/help.txt
 unknown=$(cat $pages | grep -oE -- '--[a-z][a-z0-9_]+' | sort -u | while read -r o; do grep -qE -- "$o( |$)" $out/help.txt || [ "$o" = --help ] || echo "$o"; done)
 [ -z "$unknown" ] && ok readme_options || fail readme_options "not in --help: $unknown"
 for f in $(grep -ohE '`(demos|verify|ci|bench)/[a-zA-Z0-9_./]+`' $pages | tr -d '`' | sort -u); do [ -e "$f" ] || missing="$missing $f"; done

@@ -16,8 +16,48 @@ typedef struct {
     int64_t first, prompts; /* which of the set's */
 } demo_generate_config;
 
-#define DEMO_GENERATE_BINDINGS(g, p) \
-    DEMO_SAMPLING_BINDINGS(p), \
+/* Before the trainers', which have other words or defaults for some. */
+#define DEMO_GENERATE_BINDINGS(c, g, p) \
+    {"dataset", \
+     &(c).dataset, \
+     DEMO_STRING, \
+     NULL, \
+     "prompts: a comma list of .jsonl, folders, json@FOLDER; or a token file (prepare.py)", \
+     DEMO_ANY}, \
+        {"pretrain", \
+         &(c).pretrain, \
+         DEMO_STRING, \
+         NULL, \
+         "folder of the model: config.json and model.safetensors", \
+         DEMO_ANY}, \
+        {"adapter_name_or_path", \
+         &(c).adapter_name_or_path, \
+         DEMO_STRING, \
+         NULL, \
+         "folder with adapter_config.json: adapters of the model", \
+         DEMO_ANY}, \
+        {"micro_train_batch_size", \
+         &(c).micro_train_batch_size, \
+         DEMO_INT, \
+         "16", \
+         "texts that grow, and rows that are scored, at a time on a rank", \
+         DEMO_COUNT(1)}, \
+        {"zero_stage", \
+         &(c).zero_stage, \
+         DEMO_INT, \
+         "0", \
+         "3: each weight is at its owner until texts grow", \
+         DEMO_BETWEEN(0, 3)}, \
+        {"seed", &(c).seed, DEMO_INT, "42", "of sampling", DEMO_AT_LEAST(0)}, \
+        {"logging_steps", \
+         &(c).logging_steps, \
+         DEMO_INT, \
+         "10", \
+         "a line every so many times that the file grows", \
+         DEMO_COUNT(1)}, \
+        {"json",  &(c).json, DEMO_FLAG, NULL, "the closing figures as one JSON object", \
+         DEMO_ANY}, \
+        DEMO_SAMPLING_BINDINGS(p), \
         {"output_path", \
          &(g).output_path, \
          DEMO_STRING, \
@@ -86,7 +126,8 @@ typedef struct {
          "so many with iter",  DEMO_COUNT(1)}, \
     { \
         "eval_task", &(g).eval_task, DEMO_STRING, "generate", \
-            "what OpenRLHF calls it; texts are scored as they are generated", DEMO_ANY \
+            "what OpenRLHF calls it; rm, scores for texts of another run, is not done here", \
+            DEMO_ANY \
     }
 
 static demo_generate_config *demo_generate_of(const demo_job *job) {
@@ -218,7 +259,6 @@ static int demo_generate_prepare(demo_job *job, demo_error *error) {
                          "--rollout_batch_size is the number of prompts of one --iter; add "
                          "that, or leave it out");
     demo_roles_lay(&p->roles, false, p->reward_pretrain != NULL);
-    if (!demo_job_given(job, "micro_train_batch_size")) c->micro_train_batch_size = 16;
     p->micro_rollout_batch_size = job->micro_values = c->micro_train_batch_size;
     p->servers.interrupted = &demo_interrupted;
     c->max_len = p->prompt_max_len + p->generate_max_len;

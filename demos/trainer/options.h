@@ -553,8 +553,8 @@ static inline int demo_options_clash(demo_options *options) {
 
 /* ---- what a program calls ---- */
 
-/* Those of `all` that options.tsv has for the tool, into own (count); the variables of the others
-   are set to their defaults. How many there are. */
+/* Those of `all` that options.tsv has for the tool, into own (count), of two of a name the first;
+   the variables of the others are set to their defaults. How many there are. */
 static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, int count,
                                    const char *tool) {
     demo_error error;
@@ -564,7 +564,10 @@ static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, i
     (void)demo_options_defaults(&defaults);
     for (int i = 0; i < count; i++) {
         const demo_known *known = demo_known_find(all[i].name);
-        if (known && demo_list_has(known->tools, tool)) own[kept++] = all[i];
+        const demo_options there = {.bindings = own, .binding_count = kept};
+        if (known && demo_list_has(known->tools, tool) &&
+            !demo_binding_find(&there, all[i].name))
+            own[kept++] = all[i];
     }
     return kept;
 }
