@@ -308,6 +308,7 @@ for recipe in rejection_sampling iterative_dpo conditional_sft; do
         sleep $pause
         kill -0 $pid 2>/dev/null || { wait $pid; break; }
         kill -KILL -$pid 2>/dev/null; wait $pid 2>/dev/null
+        while kill -0 -$pid 2>/dev/null; do sleep 0.01; done # what it started holds its file until it is gone
         [ $tries -lt 60 ] || break
     done 2>/dev/null
     [ $tries -gt 1 ] && [ "$(files_of $recipe.one)" = "$(files_of $recipe.killed)" ] && [ "$(files_of $recipe.one | wc -l)" -ge 3 ] && ok "generate_recipe $recipe" || fail "generate_recipe $recipe" "ended $tries times: $(tail -n 1 $recipe.killed.log)"
