@@ -130,6 +130,7 @@ typedef struct seqpar_llama {
     int64_t written_tensor, written_count;
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
+    seqpar_buffer away; /* of the batch that was closed last, for the next one */
     char *names;
     int64_t *parts; /* numbers of tensors by layer and part, 0 for one that is not there */
     seqpar_adapter_desc adapter; /* of adapters; rank 0: a model */
@@ -200,7 +201,8 @@ SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, i
 typedef struct seqpar_llama_run {
     int layout, schedule;
     int64_t heads_k_stride;
-    /* keep (x, out, lse) per layer, compute the rest again in backward */
+    /* 1: keep (x, out, lse) per layer, compute the rest again in backward. 2: and what is kept lies
+       in the device's second pool, but for two layers; backward fetches it a layer ahead */
     int recompute;
     /* logits rows held at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t vocab_rows;
@@ -226,6 +228,13 @@ typedef struct seqpar_llama_layer {
     seqpar_buffer raw_q, raw_k, rstd_q, rstd_k; /* qk_norm: q and k before it */
     seqpar_buffer probs, weights;               /* as in seqpar_route_args */
 } seqpar_llama_layer;
+
+/* What is kept of a layer, while it is not in the second pool; -1: of none. `moves`: those after which
+   it is where it goes. */
+typedef struct seqpar_llama_held {
+    seqpar_buffer x, out, lse;
+    int64_t layer, moves;
+} seqpar_llama_held;
 
 /* Which experts a layer's tokens go to; host memory. A pair is a token and one of its experts; a
    slot is a pair's place where they lie by expert, then by token. */
@@ -277,6 +286,8 @@ typedef struct seqpar_llama_batch {
     int32_t *taught;                    /* (tokens) ids, -1 for those of run.untaught */
     seqpar_llama_layer *layers;         /* (layers) */
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
+    seqpar_llama_held held[2];          /* recompute 2: layers by turns, and */
+    seqpar_buffer away;                 /* all of them but the last two, in the second pool */
     /* residual stream, scratch, normed output and its statistics */
     seqpar_buffer x, n, hidden, rstd;
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
@@ -1257,6 +1268,7 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_FREE(m->shards);
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
+    seqpar_buffer_free(ctx, &m->away);
     SEQPAR_FREE(m->tensors);
     SEQPAR_FREE(m->names);
     SEQPAR_FREE(m->parts);
@@ -1565,6 +1577,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     b->longest = 1;
     b->run = *run;
     b->config = *c;
+    b->held[0].layer = b->held[1].layer = -1;
+    if (run->recompute < 0 || run->recompute > 2)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
+                           "recompute is %d; use 0, 1, or 2 for activations in the device's "
+                           "second pool",
+                           run->recompute);
     SEQPAR__LLAMA_TRY(seqpar__llama_open_attention(ctx, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
@@ -1599,9 +1617,38 @@ static void seqpar__llama_free_layer(seqpar_ctx *ctx, seqpar_llama_layer *l) {
     for (size_t i = 0; i < sizeof *l / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
 }
 
+/* ---- recompute 2: what is kept goes to the second pool and comes back ---- */
+
+/* What is given to the device next comes behind what moves to or from there. */
+static void seqpar__llama_moved(const seqpar_ctx *ctx, const seqpar_llama_held *held) {
+    if (held->moves > 0) ctx->device->moved(ctx->device, held->moves, ctx->queue);
+}
+
+static void seqpar__llama_held_free(seqpar_ctx *ctx, seqpar_llama_batch *b) {
+    for (int i = 0; i < 2; i++) {
+        seqpar_llama_held *held = &b->held[i];
+        seqpar__llama_moved(ctx, held);
+        seqpar_buffer_free(ctx, &held->x);
+        seqpar_buffer_free(ctx, &held->out);
+        seqpar_buffer_free(ctx, &held->lse);
+        held->layer = -1;
+        held->moves = 0;
+    }
+}
+
+/* Room in the pool is had again by the next batch: pinned memory is slow to come. */
+static void seqpar__llama_away_close(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
+    seqpar__llama_held_free(ctx, b);
+    if (m->away.data)
+        seqpar_buffer_free(ctx, &b->away);
+    else
+        m->away = b->away;
+}
+
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                          seqpar_llama_batch *b) {
     SEQPAR_MUST("ctx, model, batch", ctx, m, b);
+    seqpar__llama_away_close(ctx, m, b);
     for (int64_t i = 0; b->layers && i < m->config.layers; i++)
         seqpar__llama_free_layer(ctx, &b->layers[i]);
     seqpar__llama_free_layer(ctx, &b->shared);
@@ -2053,6 +2100,19 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
                                       1, keep, &c->weights);
 }
 
+/* x, out and lse: the layer's own, those of a layer that is held, or scratch. */
+static seqpar_status seqpar__llama_kept_buffers(seqpar__llama_layer_call *c, int keep) {
+    const seqpar_llama_config *f = &c->m->config;
+    seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
+    seqpar_llama_held *held = c->b->run.recompute == 2 ? &c->b->held[c->layer % 2] : NULL;
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, held ? &held->x : &own->x, &shared->x,
+                                                 f->hidden, 0, keep, &c->x));
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, held ? &held->out : &own->out, &shared->out,
+                                                 f->heads * f->head_dim, 0, keep, &c->out));
+    return seqpar__llama_layer_buffer(c, held ? &held->lse : &own->lse, &shared->lse, f->heads,
+                                      1, keep, &c->lse);
+}
+
 /* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
    none. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
@@ -2060,12 +2120,7 @@ static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, 
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
     int all = keep && !c->b->run.recompute;
     int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_layer_buffer(c, &own->x, &shared->x, f->hidden, 0, keep, &c->x));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_layer_buffer(c, &own->out, &shared->out, wide, 0, keep, &c->out));
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_layer_buffer(c, &own->lse, &shared->lse, f->heads, 1, keep, &c->lse));
+    SEQPAR__LLAMA_TRY(seqpar__llama_kept_buffers(c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->q, &shared->q, wide, 0, all, &c->q));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
@@ -2497,6 +2552,68 @@ static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar
     return c;
 }
 
+/* ---- recompute 2: a layer goes to the second pool, and is fetched again ---- */
+
+static int64_t seqpar__llama_away_bytes(const seqpar_llama_batch *b, const seqpar_device *d) {
+    const seqpar_llama_config *f = &b->config;
+    return b->tokens * ((f->hidden + f->heads * f->head_dim) * seqpar_dtype_bytes(d->storage) +
+                        f->heads * seqpar_dtype_bytes(d->accumulator));
+}
+
+/* Room for all layers but the last two, which backward begins with. */
+static seqpar_status seqpar__llama_away_open(seqpar_ctx *ctx, seqpar_llama *m,
+                                             seqpar_llama_batch *b) {
+    int64_t layers = SEQPAR__LLAMA_MAX(m->config.layers - 2, 0);
+    int64_t bytes = layers * seqpar__llama_away_bytes(b, ctx->device);
+    if (b->run.recompute < 2 || b->away.data) return SEQPAR_OK;
+    if (m->away.bytes >= bytes) {
+        b->away = m->away;
+        memset(&m->away, 0, sizeof m->away);
+        return SEQPAR_OK;
+    }
+    seqpar_buffer_free(ctx, &m->away);
+    return seqpar_buffer_new(ctx, &b->away, bytes, SEQPAR_MEM_OFFLOADED);
+}
+
+/* Of that layer: away, or here. */
+static void seqpar__llama_move(const seqpar__llama_layer_call *c, seqpar_llama_held *held,
+                               int64_t layer, int leaves) {
+    const seqpar_buffer *parts[] = {&held->x, &held->out, &held->lse};
+    char *away = (char *)c->b->away.data + layer * seqpar__llama_away_bytes(c->b, c->dev);
+    if (!held->x.bytes) return; /* no tokens */
+    held->layer = layer;
+    for (int i = 0; i < 3; i++) {
+        void *here = parts[i]->data;
+        held->moves = c->dev->move(c->dev, leaves ? away : here, leaves ? here : away,
+                                   parts[i]->bytes, c->ctx->queue);
+        away += parts[i]->bytes;
+    }
+}
+
+/* Before a layer's forward pass: the one that was there is gone. */
+static void seqpar__llama_held_begin(const seqpar__llama_layer_call *c, int keep) {
+    seqpar_llama_held *held = &c->b->held[c->layer % 2];
+    if (!keep || c->b->run.recompute < 2) return;
+    seqpar__llama_moved(c->ctx, held);
+    held->layer = c->layer;
+}
+
+static void seqpar__llama_held_end(const seqpar__llama_layer_call *c, int keep) {
+    if (keep && c->b->run.recompute == 2 && c->layer + 2 < c->m->config.layers)
+        seqpar__llama_move(c, &c->b->held[c->layer % 2], c->layer, 1);
+}
+
+/* In backward: this layer is here, and the one that follows is on its way. */
+static void seqpar__llama_held_back(const seqpar__llama_layer_call *c) {
+    seqpar_llama_held *here = &c->b->held[c->layer % 2],
+                      *next = &c->b->held[(c->layer + 1) % 2];
+    if (c->b->run.recompute < 2) return;
+    if (here->layer != c->layer) seqpar__llama_move(c, here, c->layer, 0);
+    if (c->layer > 0 && next->layer != c->layer - 1)
+        seqpar__llama_move(c, next, c->layer - 1, 0);
+    seqpar__llama_moved(c->ctx, here);
+}
+
 /* From ids to the last layer's output in batch->x */
 static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, 0, 1));
@@ -2504,7 +2621,9 @@ static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep)
         c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
     for (c->layer = 0; c->layer < c->m->config.layers; c->layer++) {
         SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer + 2));
+        seqpar__llama_held_begin(c, keep);
         SEQPAR__LLAMA_TRY(seqpar__llama_layer_forward(c, keep));
+        seqpar__llama_held_end(c, keep);
     }
     return SEQPAR_OK;
 }
@@ -2532,6 +2651,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     /* a model of the same shape may not have opened a batch yet */
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
+    if (keep) SEQPAR__LLAMA_TRY(seqpar__llama_away_open(ctx, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
     SEQPAR__LLAMA_TRY(seqpar__llama_used(ctx, m, seqpar__llama_to_hidden(&c, keep)));
@@ -2889,6 +3009,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     SEQPAR__LLAMA_TRY(
         seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer > 0 ? c->layer : -1));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
+    seqpar__llama_held_back(c);
     if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
     status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters, c->fold->node_count,
                                      &nodes);
@@ -2989,6 +3110,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
         status = seqpar__llama_table_backward(&c, optim, micro, 0, 0,
                                               seqpar__llama_embedding_nodes, g.dx.data);
     for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
+    seqpar__llama_held_free(ctx, b);
     return seqpar__llama_used(ctx, m, status);
 }
 

@@ -12,7 +12,8 @@
 #include "test.h"
 #include "kept.h"
 
-enum { MODEL_OFFLOAD_FILES = 4 };
+/* into files; and what moves is there no sooner than somebody waits for it */
+enum { MODEL_OFFLOAD_FILES = 4, MODEL_LATE = 8 };
 typedef struct model_way { /* how to do it */
     int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, steps;
     /* reference: test_device */
@@ -22,7 +23,7 @@ typedef struct model_way { /* how to do it */
     int64_t ulysses_size;
     const seqpar_attn_kernel *kernel; /* attention of one's own */
     int64_t slice;                    /* as in seqpar_optim_desc */
-    int offload;                      /* the same; MODEL_OFFLOAD_FILES: into files */
+    int offload;                      /* the same, or with those above */
     int state_bits, stochastic;       /* the same */
 } model_way;
 
@@ -271,7 +272,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
                               task->decay,
                               task->max_norm,
                               job->way->slice,
-                              .offload = job->way->offload & ~MODEL_OFFLOAD_FILES,
+                              .offload = job->way->offload & (MODEL_OFFLOAD_FILES - 1),
                               .state_bits = job->way->state_bits,
                               .stochastic = job->way->stochastic,
                               .seed = 5};
@@ -311,10 +312,54 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     return status;
 }
 
+/* ---- moves as late as they may be; of the thread's device ---- */
+
+enum { LATE_MOVES = 256 };
+static _Thread_local struct {
+    struct {
+        void *to;
+        const void *from;
+        int64_t bytes;
+    } move[LATE_MOVES];
+    int64_t begun, done;
+    void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
+} late;
+
+static void late_moved(seqpar_device *device, int64_t moves, void *queue) {
+    (void)device;
+    (void)queue;
+    for (; late.done < moves; late.done++)
+        memcpy(late.move[late.done % LATE_MOVES].to, late.move[late.done % LATE_MOVES].from,
+               (size_t)late.move[late.done % LATE_MOVES].bytes);
+}
+
+static int64_t late_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                         void *queue) {
+    late_moved(device, late.begun + 1 - LATE_MOVES, queue);
+    late.move[late.begun % LATE_MOVES].to = to;
+    late.move[late.begun % LATE_MOVES].from = from;
+    late.move[late.begun % LATE_MOVES].bytes = bytes;
+    return ++late.begun;
+}
+
+static void late_pool_free(seqpar_device *device, void *data, int64_t bytes) {
+    late_moved(device, late.begun, NULL);
+    late.pool_free(device, data, bytes);
+}
+
+static void late_begin(seqpar_device *device) {
+    memset(&late, 0, sizeof late);
+    late.pool_free = device->pool_free;
+    device->pool_free = late_pool_free;
+    device->move = late_move;
+    device->moved = late_moved;
+}
+
 static seqpar_status model_main(seqpar_comm *world, void *user) {
     const model_job *job = user;
     seqpar_device *device = test_device(job->way->reference, job->way->threads);
     if (device && job->way->offload & MODEL_OFFLOAD_FILES) device->pool_path = "build";
+    if (device && job->way->offload & MODEL_LATE) late_begin(device);
     int disturbed = job->way->inject &&
                     (job->way->inject_rank < 0 || job->way->inject_rank == world->rank);
     seqpar_inject_desc calm = {0};

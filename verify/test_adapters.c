@@ -63,7 +63,7 @@ static objective_way way_drawn(int device) {
                            .schedule = (int)test_integer(0, SEQPAR_SCHEDULE_LLAMA3),
                            .reference_device = device,
                            .zero_stage = (int)test_integer(0, 3),
-                           .recompute = (int)test_integer(0, 1),
+                           .recompute = (int)test_integer(0, 2),
                            .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
 }
 

@@ -87,7 +87,7 @@ static void test_ways(int reference, int kind, int64_t ways) {
         w.ulysses_size = w.sp % 2 == 0 && test_integer(0, 1) ? 2 : 0; /* of two kv heads */
         w.heads_k_stride = w.ulysses_size ? 1 : test_integer(1, 2);
         w.zero_stage = (int)test_integer(0, 3);
-        w.recompute = (int)test_integer(0, 1);
+        w.recompute = (int)test_integer(0, 2);
         w.threads = test_integer(1, 2);
         w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
         w.slice = (int64_t[]){0, 1, 6144}[test_integer(0, 2)];
@@ -104,6 +104,42 @@ static void test_ways(int reference, int kind, int64_t ways) {
         test_end("bits_%s_%s %s",
                  (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference], kinds[kind],
                  what);
+        model_result_free(&other);
+    }
+    model_result_free(&one);
+    seqpar_batch_free(&task.batch);
+}
+
+/* Activations that go to the second pool and come back, over more layers than stay. In micro-batches
+   of different sizes, whose room there is one after the other's; beside parameters and moments that
+   move by the same thread. Every second time they come as late as they may. */
+static void test_checkpoints(int reference, int kind) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 0}, {1, 3, 3, 0}, {2, 2, 2, 3},
+                                        {1, 5, 1, 3}, {3, 1, 2, 1}, {1, 8, 1, 2}};
+    model_task task;
+    model_result one, other;
+    model_way base = plain;
+    make_task(&task, kind);
+    task.config.layers = 5;
+    base.reference = reference;
+    model_run(&task, &base, &one);
+    test_expect(!one.status, "%s", one.error.text);
+    expect_moved(&one);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        model_way w = base;
+        w.dp = shapes[i][0];
+        w.sp = shapes[i][1];
+        w.accumulation = shapes[i][2];
+        w.zero_stage = (int)shapes[i][3];
+        w.recompute = 2;
+        w.threads = 1 + (int64_t)i % 2;
+        w.offload = w.zero_stage == 3 ? 7 : 5 * (int)(i % 2);
+        if (i % 2 == 0) w.offload = (w.offload & 3) | MODEL_LATE;
+        model_run(&task, &w, &other);
+        expect_equal_runs(&other, &one, "in the second pool");
+        test_end("bits_checkpoints device %d %s D=%lld P=%lld A=%lld zero=%d offload=%d",
+                 reference, kinds[kind], (long long)w.dp, (long long)w.sp,
+                 (long long)w.accumulation, w.zero_stage, w.offload);
         model_result_free(&other);
     }
     model_result_free(&one);
@@ -974,6 +1010,9 @@ int main(int argc, char **argv) {
     TEST(test_forms(2, 0, 1, 0.1));
     TEST(test_forms(2, 8, 1, 0.1));
     TEST(test_forms(3, 8, 1, 0.1));
+    for (int kind = 0; kind < 4; kind++) TEST(test_checkpoints(0, kind));
+    TEST(test_checkpoints(1, 0));
+    TEST(test_checkpoints(2, 3));
     TEST(test_ways(0, 0, ways ? ways : 44));
     TEST(test_ways(0, 1, ways ? ways : 33));
     TEST(test_ways(1, 1, ways ? 1 : 11));

@@ -92,7 +92,7 @@ static const int levels[FACTORS] = {[OBJECTIVE] = COUNT(objectives),
                                     [ZERO] = 4,
                                     [OFFLOAD] = COUNT(offloads),
                                     [SLICE] = COUNT(slices),
-                                    [RECOMPUTE] = 2,
+                                    [RECOMPUTE] = 3,
                                     [VOCAB_ROWS] = COUNT(vocab_rows)};
 
 /* What a value is called. */
@@ -119,7 +119,7 @@ static const char *value_name(int factor, int level) {
         [ZERO] = {"no zero", "zero 1", "zero 2", "zero 3"},
         [OFFLOAD] = {"no offload", "offload state", "offload params"},
         [SLICE] = {"no slices", "slices"},
-        [RECOMPUTE] = {"no recompute", "recompute"},
+        [RECOMPUTE] = {"no recompute", "recompute", "second pool"},
         [VOCAB_ROWS] = {"no parts of logits", "logits by 3"}};
     return factor == OBJECTIVE  ? objective_name(objectives[level])
            : factor == ROWS     ? packings[level].name
@@ -193,7 +193,7 @@ static void make_cases(void) {
 }
 
 static seqpar_llama_config config_of(const int *level) {
-    seqpar_llama_config c = {.layers = 2,
+    seqpar_llama_config c = {.layers = level[RECOMPUTE] == 2 ? 4 : 2, /* two of them stay */
                              .hidden = widths[level[WIDTH]][0],
                              .heads = heads_list[level[HEADS]][0],
                              .kv_heads = heads_list[level[HEADS]][1],

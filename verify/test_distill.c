@@ -162,7 +162,7 @@ static objective_way way_drawn(int device) {
                            .reference_device = device,
                            .zero_stage = (int)test_integer(0, 3),
                            .offload = test_integer(0, 1) ? SEQPAR_OFFLOAD_STATE : 0,
-                           .recompute = (int)test_integer(0, 1),
+                           .recompute = (int)test_integer(0, 2),
                            .vocab_rows = (int64_t[]){0, 7, 64}[test_integer(0, 2)]};
 }
 

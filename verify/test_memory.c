@@ -207,15 +207,20 @@ static const seqpar_llama_config small = {.layers = 4,
                                           .intermediate = 64,
                                           .vocab = 17};
 
-/* Floats per token that a step keeps; recompute: x, out and lse of a layer, and what stands
-   behind the last one. */
+/* Floats per token of a layer's x, out and lse, */
+static int64_t core_floats(const seqpar_llama_config *c) {
+    return c->hidden + c->heads * c->head_dim + c->heads;
+}
+
+/* and of what a step keeps; recompute: those, 2: of two layers; and what stands behind the last
+   one. */
 static int64_t kept_floats(const seqpar_llama_config *c, int recompute) {
     int64_t wide = c->heads * c->head_dim, narrow = c->kv_heads * c->head_dim;
-    int64_t core = c->hidden + wide + c->heads;
     int64_t rest = wide + 2 * narrow + c->hidden + 2 * c->intermediate + 2;
     /* normed output, its statistic, four values and four seeds of the loss */
     int64_t tail = c->hidden + 1 + 4 + 4;
-    return c->layers * (core + (recompute ? 0 : rest)) + tail;
+    int64_t layers = recompute == 2 && c->layers > 2 ? 2 : c->layers;
+    return layers * (core_floats(c) + (recompute ? 0 : rest)) + tail;
 }
 
 /* Do slots of the row end where its cells do? Of three documents, as row_task makes them. */
@@ -256,6 +261,11 @@ static void test_activations(int64_t tokens, int64_t cell, int recompute, const 
                         1.02 * (double)(share * FLOAT * kept_floats(&small, recompute)),
                     "P=%lld keeps %lld bytes, want %lld", (long long)ranks[i], (long long)peak,
                     (long long)(share * FLOAT * kept_floats(&small, recompute)));
+        int64_t away = recompute == 2 ? share * FLOAT * (small.layers - 2) * core_floats(&small)
+                                      : 0;
+        test_expect(most(&m, ranks[i], SEQPAR_MEM_OFFLOADED) == away,
+                    "P=%lld has %lld bytes in the second pool, want %lld", (long long)ranks[i],
+                    (long long)most(&m, ranks[i], SEQPAR_MEM_OFFLOADED), (long long)away);
         printf(
             "#   S=%lld cell=%lld P=%lld recompute=%d: %lld bytes of activations, %.3f of P=1 "
             "(1/P is %.3f)\n",
@@ -269,10 +279,12 @@ static void test_activations(int64_t tokens, int64_t cell, int recompute, const 
 
 static void test_recompute(void) {
     model_task task;
-    int64_t peak[2];
+    int64_t peak[3];
     int recompute;
-    row_task(&task, &small, 480, 2, 30);
-    for (recompute = 0; recompute < 2; recompute++) {
+    seqpar_llama_config deep = small;
+    deep.layers = 12;
+    row_task(&task, &deep, 480, 2, 30);
+    for (recompute = 0; recompute < 3; recompute++) {
         model_way way = {.dp = 1,
                          .sp = 4,
                          .accumulation = 1,
@@ -285,7 +297,11 @@ static void test_recompute(void) {
         test_expect(!run_memory(&m, &task, &way, &error), "%s", error.text);
         peak[recompute] = most(&m, 4, SEQPAR_MEM_ACTIVATIONS);
     }
-    printf("#   recompute keeps %.3f of the activations\n", (double)peak[1] / (double)peak[0]);
+    printf("#   recompute keeps %.3f of the activations, %.3f beside the second pool\n",
+           (double)peak[1] / (double)peak[0], (double)peak[2] / (double)peak[0]);
+    test_expect(peak[2] > 0 && 100 * peak[2] < 35 * peak[1],
+                "%lld bytes beside the second pool, %lld without", (long long)peak[2],
+                (long long)peak[1]);
     test_expect(peak[1] > 0 && 100 * peak[1] < 30 * peak[0],
                 "%lld bytes with recompute, %lld without", (long long)peak[1],
                 (long long)peak[0]);
@@ -1510,7 +1526,7 @@ int main(int argc, char **argv) {
     test_state += test_seed;
     test_saved();
     test_high_water(); /* these two first: their children start out as small as this process */
-    for (recompute = 0; recompute < 2; recompute++) {
+    for (recompute = 0; recompute < 3; recompute++) {
         test_activations(960, 20, recompute, powers, 4);
         test_activations(960, 40, recompute, powers, 4);
         test_activations(997, 32, recompute, others, 4);

@@ -12,7 +12,9 @@ typedef struct {
     const char *layout, *schedule, *ring_attn_func, *sequence_parallel_mode, *offload_path;
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     const char *target_modules, *finetuning_type, *adapter, *adapter_name_or_path;
-    int long_documents; /* DEMO_LONG_, which truncation and the program decide */
+    const char *activation_offloading;
+    bool activations_away; /* what that says */
+    int long_documents;    /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
         plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
@@ -427,6 +429,13 @@ typedef struct {
          DEMO_FLAG, \
          NULL, \
          "keep three tensors a layer, compute the rest again", \
+         DEMO_ANY}, \
+        {"activation_offloading", \
+         &(c).activation_offloading, \
+         DEMO_STRING, \
+         NULL, \
+         "with --gradient_checkpointing, which it turns on: of the tensors that are kept those of two " \
+         "layers stay in the device's memory, the others go to the host's; disk: to --offload_path", \
          DEMO_ANY}, \
         {"ring_attn_size",          &(c).ring_attn_size, DEMO_INT, "1", \
          "sequence-parallel ranks", DEMO_COUNT(1)}, \

@@ -869,7 +869,8 @@ static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_
 static int demo_job_settle(demo_job *job, demo_error *error) {
     typedef int (*const settle)(demo_job *, demo_error *);
     settle alone[] = {demo_settle_types,      demo_settle_rates,  demo_settle_schedule,
-                      demo_settle_evaluation, demo_settle_output, demo_settle_lora};
+                      demo_settle_evaluation, demo_settle_output, demo_settle_lora,
+                      demo_settle_activations};
     settle needed[] = {demo_job_prepare, demo_pick_attention, demo_job_world};
     settle last[] = {demo_settle_batch, demo_job_model, demo_settle_targets};
     int lost = 0;
@@ -877,7 +878,7 @@ static int demo_job_settle(demo_job *job, demo_error *error) {
     demo_settle_definition(job);
     demo_settle_truncation(job);
     for (int i = 0; i < 3 && !lost; i++) lost = demo_settle_all(job, &needed[i], 1, error);
-    int wrong = demo_settle_all(job, alone, 6, error);
+    int wrong = demo_settle_all(job, alone, 7, error);
     if (!lost && demo_settle_all(job, last, 3, error)) wrong = -1;
     return wrong || lost ? -1 : 0;
 }

@@ -382,6 +382,26 @@ static int demo_stride_divides(const demo_job *job, const char *option, const ch
         (long long)model->kv_heads, option, folder);
 }
 
+/* ---- activations outside of the device's memory, as axolotl says it ---- */
+
+static int demo_settle_activations(demo_job *job, demo_error *error) {
+    static const char *const words[] = {"legacy", "hidden_states", "disk"}; /* ways to move */
+    demo_config *c = &job->config;
+    const char *text = c->activation_offloading;
+    if (!text || demo_truth(text) == 0) return 0;
+    if (demo_truth(text) < 0 && demo_pick(text, words, 3) < 0)
+        return demo_fail(
+            error,
+            "--activation_offloading is %.60s, but it must be true, false, legacy, "
+            "hidden_states or disk",
+            text);
+    if (!strcmp(text, "disk") && !c->offload_path)
+        return demo_fail(error, "--activation_offloading disk: no disk is named; add "
+                                "--offload_path FOLDER");
+    c->activations_away = c->gradient_checkpointing = true;
+    return 0;
+}
+
 /* ---- types of numbers ---- */
 
 /* bf16 weights, with masters in fp32. */
@@ -660,10 +680,11 @@ static bool demo_experts_learn(const demo_job *job) {
 /* Options that are given what they are about nowhere. */
 static void demo_idle_notice(const demo_job *job) {
     const demo_config *c = &job->config;
-    if (c->offload_path && !c->adam_offload && !c->param_offload &&
+    if (c->offload_path && !c->adam_offload && !c->param_offload && !c->activations_away &&
         !demo_job_on(job, "ref_offload") && !demo_job_on(job, "ref_reward_offload"))
         fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
-                        "--adam_offload, --param_offload or --ref_offload\n");
+                        "--adam_offload, --param_offload, --activation_offloading or "
+                        "--ref_offload\n");
     if (c->aux_loss_coef > 0 && !demo_experts_learn(job))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }

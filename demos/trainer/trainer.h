@@ -130,7 +130,9 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
     seqpar_llama_run run = {.layout = job->layout,
                             .schedule = job->schedule,
                             .heads_k_stride = job->config.ring_head_stride,
-                            .recompute = job->config.gradient_checkpointing,
+                            .recompute = !job->config.gradient_checkpointing ? 0
+                                         : job->config.activations_away      ? 2
+                                                                             : 1,
                             .ulysses_size = job->config.ulysses_size,
                             .relaxed = job->config.relaxed_attention,
                             .temperature = job->temperature,

@@ -228,6 +228,9 @@ static const struct fault_name {
     {253, NULL, FAULT_BEYOND},
     {254, NULL, FAULT_BEYOND},
     {255, NULL, FAULT_BEYOND},
-    {256, NULL, FAULT_BEYOND}};
+    {256, NULL, FAULT_BEYOND},
+    {257, NULL, FAULT_BEYOND},
+    {258, NULL, FAULT_BEYOND},
+    {259, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
