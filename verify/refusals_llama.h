@@ -191,7 +191,7 @@ enum { LLAMA_TOKENS = 7 };
 typedef struct llama_call {
     int ids[LLAMA_TOKENS], targets[LLAMA_TOKENS], positions[LLAMA_TOKENS];
     double first_positions;
-    int dynamic;
+    int dynamic, recompute;
 } llama_call;
 
 static seqpar_llama llama;
@@ -206,8 +206,8 @@ static void fill_row(seqpar_row *row, const llama_call *c) {
 }
 
 static seqpar_status open_batch(void *call) {
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     llama_call *c = call;
+    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = c->recompute};
     model_call model = good_model;
     seqpar_llama_batch batch = {0};
     seqpar_row row;
@@ -224,6 +224,8 @@ static seqpar_status open_batch(void *call) {
 #define Y(member, value) SET(llama_call, member, value)
 #define NO_ID(token, id, target) \
     "row 5, token " token " has id " id " and target " target "; the model has ids 0..10"
+#define RECOMPUTE(value) \
+    "recompute is " value "; use 0, 1, or 2 for activations in the device's second pool"
 static const llama_call good_batch = {.ids = {1, 2, 3, 4, 5, 6, 7},
                                       .targets = {2, 3, 4, 5, 6, 7, SEQPAR_IGNORE},
                                       .positions = {0, 1, 2, 3, 4, 5, 6},
@@ -246,6 +248,8 @@ static const limit batch_limits[] = {
      "a document of 7 tokens is longer than the 6 up to which dynamic rope is plain; give shorter "
      "ones, or a model with another rope_type",
      {Y(dynamic, 1)}},
+    {Y(recompute, 0), -1, SEQPAR_ERR_OPTION, RECOMPUTE("-1")},
+    {Y(recompute, 2), 3, SEQPAR_ERR_OPTION, RECOMPUTE("3")},
 };
 
 /* ---- a model that is not the batch's, and passes that were not made ---- */

@@ -193,7 +193,7 @@ static void make_cases(void) {
 }
 
 static seqpar_llama_config config_of(const int *level) {
-    seqpar_llama_config c = {.layers = level[RECOMPUTE] == 2 ? 4 : 2, /* two of them stay */
+    seqpar_llama_config c = {.layers = level[RECOMPUTE] == 2 ? 3 : 2, /* two of them stay */
                              .hidden = widths[level[WIDTH]][0],
                              .heads = heads_list[level[HEADS]][0],
                              .kv_heads = heads_list[level[HEADS]][1],

@@ -204,8 +204,8 @@ says rate_zero '^notice: the only step has learning rate 0 \(1 of 1 steps warm u
 says left_over '^notice: 50 documents are no whole number of times 16: in each epoch 2 of them are not seen$' --train_batch_size 16 --max_epochs 2 $dry
 says evaluation_none '^evaluation: none, for there is no --eval_dataset$' $dry
 says evaluation '^evaluation: .*short.jsonl, 50 documents, every 3 steps \(an epoch\) and at the end$' --train_batch_size 16 --eval_dataset $out/short.jsonl $dry
-refuse activations '--activation_offloading is maybe, but it must be true, false, legacy, hidden_states or disk$' --dataset $out/arith.jsonl $io --activation_offloading maybe
-refuse activations_disk '--activation_offloading disk: no disk is named; add --offload_path FOLDER$' --dataset $out/arith.jsonl $io --activation_offloading disk
+refuse activations 'activation_offloading is maybe, but it must be true, false, legacy, hidden_states or disk$' --dataset $out/arith.jsonl $io --activation_offloading maybe
+refuse activations_disk 'activation_offloading disk: no disk is named; add --offload_path FOLDER$' --dataset $out/arith.jsonl $io --activation_offloading disk
 says idle_offload '^notice: nothing is offloaded, so --offload_path is not used' --offload_path $out $dry
 says idle_experts '^notice: the model has no experts, so --aux_loss_coef adds nothing' --aux_loss_coef 0.1 $dry
 says stride '\(contiguous, llama3\)' --ring_attn_size 2 --ring_head_stride 2 $dry
