@@ -13,7 +13,7 @@ ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm generate seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
-SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
+SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
 
@@ -182,8 +182,8 @@ $(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TES
 
 # These look inside or count memory: they hold the implementation themselves. Those that measure nothing and compare no bits
 # with other builds are compiled quickly.
-INSIDE = attn device numerics fold memory injected plan safetensors
-build/test_fold build/test_memory build/test_injected build/test_plan build/test_safetensors: OPT = -O1
+INSIDE = attn device numerics fold memory injected plan safetensors scarce
+build/test_fold build/test_memory build/test_injected build/test_plan build/test_safetensors build/test_scarce: OPT = -O1
 $(INSIDE:%=build/test_%): build/test_%: verify/test_%.c $(HEADERS) $(TEST_HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)

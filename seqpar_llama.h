@@ -192,10 +192,11 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llam
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *model);
 /* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
    0. Of adapters A uniform in +-1/sqrt(columns), as in PEFT, and B 0; a score as above. A value
-   depends on (seed, tensor, index) alone. All tensors, or the one of that number. */
-SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
-SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model, int64_t tensor,
-                                         uint64_t seed);
+   depends on (seed, tensor, index) alone. All tensors, or the one of that number. MEMORY: of a
+   model in four bits */
+SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
+SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model,
+                                                  int64_t tensor, uint64_t seed);
 
 /* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
 typedef struct seqpar_llama_run {
@@ -1311,9 +1312,9 @@ static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, u
 #ifndef SEQPAR__LLAMA_PART
 #define SEQPAR__LLAMA_PART 256 /* numbers that are written at a time */
 #endif
-SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
-                                         uint64_t seed) {
-    SEQPAR_MUST("ctx, model", ctx, m);
+SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m,
+                                                  int64_t tensor, uint64_t seed) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
     const seqpar_tensor *t = &m->tensors[tensor];
     int64_t n;
     double part[SEQPAR__LLAMA_PART];
@@ -1322,13 +1323,16 @@ SEQPAR_DEF void seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m, int64
         if (!seqpar_llama_owns(ctx, m, tensor, j, n)) continue;
         for (int64_t k = 0; k < n; k++)
             part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
-        seqpar_llama_write(ctx, m, part, tensor, j, n);
+        SEQPAR__LLAMA_TRY(seqpar_llama_write(ctx, m, part, tensor, j, n));
     }
+    return SEQPAR_OK;
 }
 
-SEQPAR_DEF void seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
-    SEQPAR_MUST("ctx, model", ctx, m);
-    for (int64_t i = 0; i < m->tensor_count; i++) seqpar_llama_init_tensor(ctx, m, i, seed);
+SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uint64_t seed) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model", ctx, m);
+    for (int64_t i = 0; i < m->tensor_count; i++)
+        SEQPAR__LLAMA_TRY(seqpar_llama_init_tensor(ctx, m, i, seed));
+    return SEQPAR_OK;
 }
 
 /* ---- >>batch  what one micro-batch needs ---- */

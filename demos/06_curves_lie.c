@@ -122,8 +122,8 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     if (!status) status = seqpar_llama_open(&ctx, &model, &config);
     if (!status)
         status = seqpar_optim_open(&ctx, &optim, model.tensors, model.tensor_count, &desc);
+    if (!status) status = seqpar_llama_init(&ctx, &model, 1);
     if (status) return status;
-    seqpar_llama_init(&ctx, &model, 1);
     double *before = (double *)calloc((size_t)(2 * model.elements), sizeof *before);
     double *after = before + model.elements, square = 0;
     seqpar_device_read(device, before, model.params.data, 0, model.elements, device->storage);

@@ -282,7 +282,7 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     memset(&optim, 0, sizeof optim);
     if (!status)
         status = seqpar_optim_open(ctx, &optim, model.tensors, model.tensor_count, &desc);
-    if (!status && !task->start) seqpar_llama_init(ctx, &model, task->seed);
+    if (!status && !task->start) status = seqpar_llama_init(ctx, &model, task->seed);
     if (!status && task->start) status = params_write(ctx, &model, task->start);
     values = calloc((size_t)model.elements, sizeof *values);
     if (!status) status = params_read(ctx, &model, rank ? values : job->result->start);

@@ -394,7 +394,7 @@ static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
         seqpar_device_read(r->ctx->device, m->teacher_entropy, m->b.teacher_entropy.data, 0, n,
                            type);
     }
-    for (int64_t i = 0; i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
+    for (int64_t i = 0; !status && i < n; i++) m->live[i] = m->b.targets[i] != SEQPAR_IGNORE;
     m->b.balance = t->balance;
     if (status || !objective_at(t->kind)->reference || t->reference) return status;
     seqpar_llama *of = t->adapter.rank ? &r->policy : &r->reference;
@@ -650,7 +650,7 @@ static seqpar_status objective_round(objective_rank *r) {
     seqpar_llama coded;
     config.four_bits = 1;
     seqpar_status status = seqpar_llama_open(r->ctx, &coded, &config);
-    if (!status) seqpar_llama_init(r->ctx, &coded, r->job->task->seed);
+    if (!status) status = seqpar_llama_init(r->ctx, &coded, r->job->task->seed);
     for (int64_t i = 0; !status && i < coded.tensor_count; i++) {
         int64_t n = coded.tensors[i].rows * coded.tensors[i].cols;
         double *values = calloc((size_t)n, sizeof *values);
@@ -665,9 +665,10 @@ static seqpar_status objective_round(objective_rank *r) {
 /* values: its parameters */
 static seqpar_status objective_reference(objective_rank *r, double *values) {
     const objective_task *t = r->job->task;
-    seqpar_status status = SEQPAR_OK;
-    seqpar_llama_init(r->ctx, &r->reference, t->same_reference ? t->seed : t->seed + 1);
-    if (t->reference_start) status = params_write(r->ctx, &r->reference, t->reference_start);
+    seqpar_status status = seqpar_llama_init(r->ctx, &r->reference,
+                                             t->same_reference ? t->seed : t->seed + 1);
+    if (!status && t->reference_start)
+        status = params_write(r->ctx, &r->reference, t->reference_start);
     return status ? status : params_read(r->ctx, &r->reference, values);
 }
 
@@ -703,14 +704,14 @@ static seqpar_status objective_main(seqpar_comm *world, void *user) {
         status = params_open(&ctx, &r.reference, &t->config, &optim);
     if (!status && objective_taught(t->kind)) {
         status = params_open(&ctx, &r.teacher, &t->teacher, &optim);
-        if (!status) seqpar_llama_init(&ctx, &r.teacher, t->seed + 2);
+        if (!status) status = seqpar_llama_init(&ctx, &r.teacher, t->seed + 2);
     }
     if (!status)
         status = seqpar_optim_open(&ctx, &r.optim, learner->tensors, learner->tensor_count,
                                    &optim);
-    if (!status) seqpar_llama_init(&ctx, &r.policy, t->seed);
+    if (!status) status = seqpar_llama_init(&ctx, &r.policy, t->seed);
     if (!status && t->rounded) status = objective_round(&r);
-    if (!status && t->adapter.rank) seqpar_llama_init(&ctx, &r.adapters, t->seed);
+    if (!status && t->adapter.rank) status = seqpar_llama_init(&ctx, &r.adapters, t->seed);
     if (!status && t->start) status = params_write(&ctx, learner, t->start);
     if (!status) status = params_read(&ctx, learner, world->rank ? params : job->result->start);
     if (!status && !t->adapter.rank)

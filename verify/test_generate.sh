@@ -284,6 +284,7 @@ with_words() {
     check generate_asked "$(tail -n 1 asked.log)" eval '[ "$(grep -c "Assistant: great \",\"output\":" asked.jsonl)" = 50 ]'
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --output plain.tokens >plain.log 2>&1
     "$P" "$S/demos/prepare.py" --kind prompts --pretrain "$F/words" --dataset prompts.jsonl --input_key question --label_key answer --csft_prompt 'great' --output great.tokens >great.log 2>&1
+    check generate_tokens_counted "$(cat plain.log)" grep -q '^plain.tokens: prompts, 25 records read, 25 kept .* 0 masked whole;' plain.log
     refuse asked_not '--enable_csft is true, but plain.tokens was made with prompts that ask for no reward \(--csft_prompt\); make it anew' --pretrain "$F/words" --dataset plain.tokens --enable_csft
     refuse asked_other '--csft_prompt is good, but great.tokens was made with great; make it anew' --pretrain "$F/words" --dataset great.tokens --enable_csft --csft_prompt good
     refuse text "prompts.jsonl is no token file, and .*words has a tokenizer, which is not built in; make tokens of it and give those .*: python3 demos/prepare.py --kind prompts" --pretrain "$F/words"

@@ -40,6 +40,7 @@ cat >$out/dump.want <<'END'
 0 right
 1 wrong: shift_after_split
 BF16 [3, 2] True
+True True
 [3, 5] [3] [3] [3, 2, 4] [3, 2] [2, 3, 2, 4]
 rank 2 of 2, sp 1: rank is 0 to world - 1, and sp divides world
 rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world

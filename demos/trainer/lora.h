@@ -325,12 +325,12 @@ static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
 /* Of a model whose weights are there: DEMO_OF_MODEL or DEMO_OF_CRITIC. */
 static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_llama *adapters,
                                      int of) {
-    seqpar_status status = SEQPAR_OK;
     uint64_t digest, old;
     model->adapters = adapters;
     if (demo_is_planned(r->device)) return SEQPAR_OK;
-    seqpar_llama_init(&r->ctx, adapters, (uint64_t)(r->job->config.seed + of));
-    if (model->config.score) status = demo_lora_score(r, model, adapters);
+    seqpar_status status = seqpar_llama_init(&r->ctx, adapters,
+                                             (uint64_t)(r->job->config.seed + of));
+    if (!status && model->config.score) status = demo_lora_score(r, model, adapters);
     if (!status && of == DEMO_OF_MODEL && r->job->config.adapter_name_or_path)
         status = demo_lora_load(r, adapters);
     if (status || (r->ctx.world->rank && !model->shards)) return status;

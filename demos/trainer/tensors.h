@@ -385,11 +385,12 @@ static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, cons
                                       int64_t seed) {
     if (!folder && demo_is_planned(ctx->device)) return SEQPAR_OK;
     int64_t first = folder ? model->tensor_count - (model->config.score != NULL) : 0;
-    for (int64_t i = first; i < model->tensor_count; i++)
+    seqpar_status status = SEQPAR_OK;
+    for (int64_t i = first; !status && i < model->tensor_count; i++)
         if (demo_is_mine(ctx, model, i))
-            seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
+            status = seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
     /* a head that the folder has is read over it */
-    seqpar_status status = demo_model_written(ctx, model);
+    if (!status) status = demo_model_written(ctx, model);
     return status || !folder ? status : demo_load_weights(ctx, model, folder);
 }
 

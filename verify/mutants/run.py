@@ -32,7 +32,7 @@ LIMIT = 900  # seconds of processor time of a suite without a mutant
 ORACLE = ["build/seqpar-verify", "build/verify_sp"]
 DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_ppo", "train_rm", "seqpar",
                                 "make_arith", "compare_runs", "02_layouts",
-                                "reward_server_for_tests")]
+                                "reward_server_for_tests", "generate")]
 VERDICTS = ["seen", "set aside", "survived"]
 RUNNING = set()
 SPDX = "SPDX-License-Identifier: MIT OR Unlicense"

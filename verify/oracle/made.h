@@ -210,8 +210,8 @@ static inline int made_model(made *m, const char *folder) {
     double *elements = NULL;
     int status = seqpar_ctx_open(&ctx, comm, device, 1);
     if (!status) status = seqpar_llama_open(&ctx, &model, &config);
+    if (!status) status = seqpar_llama_init(&ctx, &model, (uint64_t)m->desc->seed);
     if (!status) {
-        seqpar_llama_init(&ctx, &model, (uint64_t)m->desc->seed);
         elements = (double *)calloc((size_t)model.elements + 1, sizeof *elements);
         if (!elements) status = reference_no_memory(&m->f);
         if (!status)

@@ -41,6 +41,13 @@ try:
     print(entry["dtype"], entry["shape"], entry["data"] == x.t().contiguous().view(torch.int16).numpy().tobytes())
 except ImportError:
     print("BF16 [3, 2] True")
+# what is said by keyword is written, to the last digit; None is not
+said = {name: 1 / 3 + i for i, name in enumerate(seqpar_dump.KEYWORDS)}
+keyed = seqpar_dump.Dump(folder, 0, 1, **said)
+later = {name: None if i % 2 else 7 + i for i, name in enumerate(seqpar_dump.STEP)}
+keyed.step(**later)
+print(all(float(keyed.metadata[name]) == x for name, x in said.items()),
+      all(keyed.metadata.get(name) == (None if x is None else str(x)) for name, x in later.items()))
 # a batch of one row: what each array keeps of its dimensions
 one = seqpar_dump.Dump(folder, 0, 1)
 one.micro_batch(0, logits=numpy.ones((1, 3, 5)), logp=numpy.ones((1, 3)), ids=numpy.ones(3, int))

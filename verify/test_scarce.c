@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* Every allocation of a whole step may be the one that finds no memory: the step fails and says so,
+   on all ranks, and nothing is left behind. */
+#include "counted.h"
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "seqpar_llama.h"
+#include "test.h"
+#include "run_objective.h"
+#include "layouts.h"
+
+/* Says that there is no memory, or does without it: the numbers are the same. every: of the
+   allocations one in so many. */
+static void test_step(const char *what, objective_task *t, const objective_way *way,
+                      int64_t every) {
+    objective_result whole, result;
+    objective_job job = {t, way, &result};
+    seqpar_error error;
+    int64_t ranks = way->dp * way->sp, made, total, before, without = 0;
+    t->lean = 1;
+    objective_run(t, way, &whole);
+    objective_run(t, way, &result);
+    made = blocks_made;
+    before = blocks_live;
+    test_expect(!whole.status && !seqpar_run_threads(ranks, objective_main, &job, &error), "%s",
+                whole.error.text);
+    total = blocks_made - made;
+    for (int64_t n = 1; n <= total && !test_why[0]; n += every) {
+        block_refused = blocks_made + n;
+        seqpar_status status = seqpar_run_threads(ranks, objective_main, &job, &error);
+        without += !status;
+        test_expect(status == SEQPAR_ERR_MEMORY ||
+                        (!status && !memcmp(result.params, whole.params,
+                                            (size_t)whole.elements * sizeof(double))),
+                    "allocation %lld of %lld found no memory: %s, %s", (long long)n,
+                    (long long)total, status ? seqpar_status_name(status) : "other weights",
+                    error.text);
+        test_expect(blocks_live == before, "%lld blocks are left after allocation %lld: %s",
+                    (long long)(blocks_live - before), (long long)n, error.text);
+        before = blocks_live;
+    }
+    block_refused = 0;
+    printf("#   %lld allocations, of which %lld can be done without\n", (long long)total,
+           (long long)without);
+    objective_result_free(&whole);
+    objective_result_free(&result);
+    objective_task_close(t);
+    test_end("scarce %s D=%lld P=%lld", what, (long long)way->dp, (long long)way->sp);
+}
+
+static objective_task task_of(int kind) {
+    objective_task t;
+    objective_task_cells(&t, kind, 2, 7, 14, 3, 5);
+    t.config.hidden = 12;
+    t.config.heads = 2;
+    t.config.kv_heads = 1;
+    t.config.intermediate = 10;
+    t.config.vocab = 61;
+    return t;
+}
+
+static void test_objectives(void) {
+    static const int kinds[] = {OBJECTIVE_SFT, OBJECTIVE_DPO, OBJECTIVE_RM, OBJECTIVE_KD,
+                                OBJECTIVE_PRM};
+    const objective_way alone = {.dp = 1, .sp = 1, .accumulation = 2, .threads = 1};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        objective_task t = task_of(kinds[i]);
+        test_step(objective_name(kinds[i]), &t, &alone, 1);
+    }
+}
+
+static void test_states(void) {
+    const struct {
+        const char *what;
+        objective_way way;
+    } cases[] = {{"zero 3, offloaded, second pool",
+                  {.dp = 1,
+                   .sp = 1,
+                   .accumulation = 1,
+                   .threads = 1,
+                   .zero_stage = 3,
+                   .offload = 3,
+                   .recompute = 2}},
+                 {"8 bits, bf16",
+                  {.dp = 1,
+                   .sp = 1,
+                   .accumulation = 1,
+                   .threads = 1,
+                   .reference_device = 2,
+                   .state_bits = 8}},
+                 {"reference",
+                  {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = 1, .recompute = 1}},
+                 {"two threads", {.dp = 1, .sp = 1, .accumulation = 1, .threads = 2}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        objective_task t = task_of(OBJECTIVE_SFT);
+        t.config.layers = 3;
+        test_step(cases[i].what, &t, &cases[i].way, 1);
+    }
+}
+
+static void test_models(void) {
+    const objective_way alone = {.dp = 1, .sp = 1, .accumulation = 1, .threads = 1};
+    objective_task t = task_of(OBJECTIVE_SFT);
+    t.config.qkv_bias = t.config.o_bias = t.config.mlp_bias = t.config.qk_norm = 1;
+    t.config.window = 3;
+    t.config.window_from = 1;
+    test_step("parts", &t, &alone, 1);
+    t = task_of(OBJECTIVE_SFT);
+    t.config.experts = 3;
+    t.config.experts_per_token = t.config.sparse_every = 2;
+    t.config.expert_intermediate = 7;
+    test_step("experts", &t, &alone, 1);
+    t = task_of(OBJECTIVE_SFT);
+    t.adapter = (seqpar_adapter_desc){
+        .rank = 2, .scale = 0.5, .targets = SEQPAR_ADAPT_ALL, .dropout = 0.3};
+    test_step("adapters", &t, &alone, 1);
+    t = task_of(OBJECTIVE_SFT);
+    t.adapter = (seqpar_adapter_desc){.rank = 2, .scale = 0.5, .targets = SEQPAR_ADAPT_ALL};
+    t.config.four_bits = 1;
+    test_step("four bits", &t, &alone, 1);
+}
+
+/* On ranks, any of which may be the one. */
+static void test_ranks(void) {
+    static const int64_t worlds[][4] = {{1, 2, 0, SEQPAR_SCHEDULE_RING},
+                                        {2, 1, 2, SEQPAR_SCHEDULE_RING},
+                                        {1, 3, 3, SEQPAR_SCHEDULE_LLAMA3},
+                                        {1, 2, 1, SEQPAR_SCHEDULE_ULYSSES}};
+    for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++) {
+        objective_task t = task_of(OBJECTIVE_DPO);
+        const objective_way way = {.dp = worlds[i][0],
+                                   .sp = worlds[i][1],
+                                   .accumulation = 1,
+                                   .threads = 1,
+                                   .zero_stage = (int)worlds[i][2],
+                                   .schedule = (int)worlds[i][3]};
+        t.config.kv_heads = 2;
+        test_step(seqpar_schedule_name(way.schedule), &t, &way, 5);
+    }
+}
+
+int main(int argc, char **argv) {
+    test_begin(argc, argv);
+    TEST(test_objectives());
+    TEST(test_states());
+    TEST(test_models());
+    TEST(test_ranks());
+    return test_summary();
+}
