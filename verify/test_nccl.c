@@ -835,7 +835,20 @@ static void test_adopt(void) {
     test_end("nccl_adopt");
 }
 
+/* Descriptors that are open; -1: standard input is not. */
+static int open_files(void) {
+    int count = 0;
+    for (int fd = 0; fd < 4096; fd++) count += fcntl(fd, F_GETFD) >= 0;
+    return fcntl(0, F_GETFD) < 0 ? -1 : count;
+}
+
+static void expect_files(int before) {
+    int now = open_files();
+    test_expect(now == before, "%d files are open, before there were %d", now, before);
+}
+
 static void test_open(void) {
+    int before = open_files();
     place places[RANKS];
     char port[24];
     ncclUniqueId id = {"handed over"};
@@ -858,6 +871,7 @@ static void test_open(void) {
     setenv("MASTER_PORT", port, 1);
     for (r = 0; r < 4; r++) places[r].desc.file = NULL;
     expect_places(places, 4, SEQPAR_OK, NULL);
+    expect_files(before);
     test_end("nccl_open_by_tcp");
 }
 
@@ -926,6 +940,7 @@ static seqpar_status rank_on_third(seqpar_comm *world, void *user) {
 }
 
 static void test_environment(void) {
+    int before = open_files();
     place p[RANKS];
     setenv("RANK", "0", 1);
     setenv("WORLD_SIZE", "1", 1);
@@ -958,6 +973,7 @@ static void test_environment(void) {
     unsetenv("WORLD_SIZE");
     unsetenv("LOCAL_RANK");
     unsetenv("MASTER_PORT");
+    expect_files(before);
     test_end("nccl_environment");
 }
 
