@@ -1733,16 +1733,18 @@ class TokenFile:
 _maker = None
 
 
-def end_with_parent():
+def end_with_parent(parent):
     """Even if that is killed; where the system can (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:  # it was gone before
+        os._exit(1)
 
 
-def worker_begin(options, now):
+def worker_begin(options, now, parent):
     global _maker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process says what happened
-    end_with_parent()
+    end_with_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _maker = Maker(options, now)
 
@@ -1767,7 +1769,7 @@ def in_order(o, now, maker, work, parts):
         _maker = maker
         yield from map(work, parts)
         return
-    with concurrent.futures.ProcessPoolExecutor(o.workers, initializer=worker_begin, initargs=(o, now)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(o.workers, initializer=worker_begin, initargs=(o, now, os.getpid())) as pool:
         waiting = collections.deque()
         try:
             for part in parts:
