@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "late_moves.h"
 #include "seqpar_llama.h"
 #include "inject.h"
 #include "test.h"
@@ -310,49 +311,6 @@ static seqpar_status model_rank(seqpar_ctx *ctx, const model_job *job) {
     seqpar_optim_close(ctx, &optim);
     seqpar_llama_close(ctx, &model);
     return status;
-}
-
-/* ---- moves as late as they may be; of the thread's device ---- */
-
-enum { LATE_MOVES = 256 };
-static _Thread_local struct {
-    struct {
-        void *to;
-        const void *from;
-        int64_t bytes;
-    } move[LATE_MOVES];
-    int64_t begun, done;
-    void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
-} late;
-
-static void late_moved(seqpar_device *device, int64_t moves, void *queue) {
-    (void)device;
-    (void)queue;
-    for (; late.done < moves; late.done++)
-        memcpy(late.move[late.done % LATE_MOVES].to, late.move[late.done % LATE_MOVES].from,
-               (size_t)late.move[late.done % LATE_MOVES].bytes);
-}
-
-static int64_t late_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
-                         void *queue) {
-    late_moved(device, late.begun + 1 - LATE_MOVES, queue);
-    late.move[late.begun % LATE_MOVES].to = to;
-    late.move[late.begun % LATE_MOVES].from = from;
-    late.move[late.begun % LATE_MOVES].bytes = bytes;
-    return ++late.begun;
-}
-
-static void late_pool_free(seqpar_device *device, void *data, int64_t bytes) {
-    late_moved(device, late.begun, NULL);
-    late.pool_free(device, data, bytes);
-}
-
-static void late_begin(seqpar_device *device) {
-    memset(&late, 0, sizeof late);
-    late.pool_free = device->pool_free;
-    device->pool_free = late_pool_free;
-    device->move = late_move;
-    device->moved = late_moved;
 }
 
 static seqpar_status model_main(seqpar_comm *world, void *user) {

@@ -7,6 +7,7 @@
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "small_gradient.h"
+#include "late_moves.h"
 
 /* two groups, a gap between tensors, a tensor of more than one block, and with `slice` 1 of two
    slices: 64 rows and 30 */
@@ -478,36 +479,6 @@ static void check_pool(const char *path, int64_t count) {
     test_end("pool_%s_%lld", path ? "files" : "memory", (long long)count);
 }
 
-/* A device whose moves are done when they are waited for, and no sooner. */
-enum { LATE_MOVES = 64 };
-static _Thread_local struct {
-    struct {
-        void *to;
-        const void *from;
-        int64_t bytes;
-    } move[LATE_MOVES];
-    int64_t begun, done;
-} late;
-
-static int64_t late_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
-                         void *queue) {
-    (void)device;
-    (void)queue;
-    if (!test_expect(late.begun < LATE_MOVES, "too many moves")) return late.begun;
-    late.move[late.begun].to = to;
-    late.move[late.begun].from = from;
-    late.move[late.begun].bytes = bytes;
-    return ++late.begun;
-}
-
-static void late_moved(seqpar_device *device, int64_t moves, void *queue) {
-    (void)device;
-    (void)queue;
-    for (; late.done < moves && late.done < late.begun; late.done++)
-        memcpy(late.move[late.done].to, late.move[late.done].from,
-               (size_t)late.move[late.done].bytes);
-}
-
 static const seqpar_tensor late_tensors[] = {
     {"a", 3, 7, 0, 0, 0}, {"b", 5, 1030, 21, 0, 1}, {"c", 2, 11, 21 + 5150, 0, 2}};
 enum { LATE_GROUPS = 3, LATE_ELEMENTS = 21 + 5150 + 22 };
@@ -532,9 +503,7 @@ static seqpar_status late_main(seqpar_comm *world, void *user) {
     seqpar_shards shards = {0};
     seqpar_ctx ctx;
     (void)user;
-    memset(&late, 0, sizeof late);
-    device->move = late_move;
-    device->moved = late_moved;
+    late_begin(device);
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
     if (!status) status = seqpar_shards_open(&ctx, &shards, late_tensors, LATE_GROUPS, 0, 1);
     if (!status) status = late_write(&ctx, &shards);

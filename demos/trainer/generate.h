@@ -26,28 +26,11 @@ static int demo_generate_slice(const demo_job *job, int64_t all, demo_error *err
     return 0;
 }
 
-/* A label makes the document go on as the right answer. */
 static int demo_generate_load(const demo_job *job, demo_dataset *set, const char *paths,
                               int64_t max_samples, demo_error *error) {
-    const demo_ppo_config *p = &demo_generate_of(job)->ppo;
-    demo_data_options options = {
-        .input_key = demo_named_key(job, "input_key", p->input_key),
-        .output_key = p->label_key,
-        .input_template = job->config.input_template,
-        .max_len = p->prompt_max_len,
-        .max_samples = max_samples,
-        .probs = demo_set_probs(job, set),
-        .seed = job->config.seed,
-        .vocab_size = job->model.vocab,
-        .folder = job->config.pretrain,
-        .end = demo_other_end(job),
-        .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),
-        .number = p->reward_rule != NULL,
-        .output_option = p->label_key ? "label_key" : "input_key",
-        .length_option = "prompt_max_len"};
-    if (demo_prompts_load(set, paths, &options, error)) return -1;
-    demo_data_summary(set, set->summary, sizeof set->summary);
-    return demo_generate_slice(job, arrlen(set->documents), error);
+    return demo_prompts_read(job, set, paths, max_samples, error)
+               ? -1
+               : demo_generate_slice(job, arrlen(set->documents), error);
 }
 
 /* What progress counts is prompts. */

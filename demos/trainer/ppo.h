@@ -522,28 +522,11 @@ static seqpar_status demo_ppo_walk(demo_rank *r) {
     return status ? status : demo_updates(r, 0);
 }
 
-/* Prompts; a label makes the document go on as the right answer. */
+/* Prompts, as many as a rollout has at least. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    demo_data_options options = {
-        .input_key = demo_named_key(job, "input_key", p->input_key),
-        .output_key = p->label_key,
-        .input_template = job->config.input_template,
-        .max_len = p->prompt_max_len,
-        .max_samples = max_samples,
-        .probs = demo_set_probs(job, set),
-        .seed = job->config.seed,
-        .vocab_size = job->model.vocab,
-        .folder = job->config.pretrain,
-        .end = demo_other_end(job),
-        .prepare = demo_prepare_command(job, paths, DEMO_TOKENS_PROMPTS),
-        .number = (p->label_key || demo_is_token_file(paths)) &&
-                  (p->reward_rule || set == &job->eval),
-        .output_option = p->label_key ? "label_key" : "input_key",
-        .length_option = "prompt_max_len"};
-    if (demo_prompts_load(set, paths, &options, error)) return -1;
-    demo_data_summary(set, set->summary, sizeof set->summary);
+    if (demo_prompts_read(job, set, paths, max_samples, error)) return -1;
     if (set == &job->eval) return 0;
     if (arrlen(set->documents) < p->rollout_batch_size)
         return demo_fail(error, "%lld prompts are fewer than rollout_batch_size %lld; lower it",
