@@ -130,7 +130,7 @@ typedef struct seqpar_llama {
     int64_t written_tensor, written_count;
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
-    seqpar_buffer away; /* of the batch that was closed last, for the next one */
+    seqpar_buffer away; /* room in the second pool that the next batch takes over */
     char *names;
     int64_t *parts; /* numbers of tensors by layer and part, 0 for one that is not there */
     seqpar_adapter_desc adapter; /* of adapters; rank 0: a model */
@@ -230,8 +230,8 @@ typedef struct seqpar_llama_layer {
     seqpar_buffer probs, weights;               /* as in seqpar_route_args */
 } seqpar_llama_layer;
 
-/* What is kept of a layer, while it is not in the second pool; -1: of none. `moves`: those after which
-   it is where it goes. */
+/* What one layer keeps, in the device's memory. layer -1: none is here. moves: how many moves of the
+   device have to be done before these buffers are whole, or free again. */
 typedef struct seqpar_llama_held {
     seqpar_buffer x, out, lse;
     int64_t layer, moves;

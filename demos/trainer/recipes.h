@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* recipes.h - what becomes of texts and their rewards: training data, as OpenRLHF's processors make
- * it. Texts belong together where their inputs are the same; a text without a character is left
- * out, for nothing can be learnt from it, but with "none".
+/* recipes.h - training data made of texts and their rewards, as OpenRLHF's processors make it. Texts
+ * belong together where their inputs are the same. All but "none" leave empty texts out: nothing can
+ * be learnt from them.
  *
  *   none       every text: input, output, reward where there is one, stopped
  *   rs         rejection sampling: of each input the text with the highest reward; of equals the
