@@ -208,8 +208,10 @@ class Draw:
 
 # ---- planting ----
 def c_copy(m):
-    name = m.function.name
-    return re.sub(rf"\b{name}\b", f"{name}__m{m.number}", m.text(), count=1)
+    """The function under another name. A comment shows compiled() where the mutant stands."""
+    name, text = m.function.name, m.function.text
+    text = text[:m.start] + f"/*m{m.number}*/" + m.new + text[m.end:]
+    return re.sub(rf"\b{name}\b", f"{name}__m{m.number}", text, count=1)
 
 
 def c_call(f, m):
@@ -351,8 +353,8 @@ def compiled(planter, mutants):
     """Mutants that stand in what is compiled: not below an #if that is off."""
     numbers = set()
     for command in compilations(mutants):
-        text = said(command + ["-E", "-P"], planter).stdout
-        numbers |= {int(n) for n in re.findall(r"__m(\d+)\b", text)}
+        text = said(command + ["-E", "-P", "-CC"], planter).stdout
+        numbers |= {int(n) for n in re.findall(r"/\*m(\d+)\*/", text)}
     return numbers
 
 
