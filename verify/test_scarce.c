@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* Every allocation of a whole step may be the one that finds no memory: the step fails and says so,
-   on all ranks, and nothing is left behind. */
+/* Every allocation of a whole step may be the one that finds no memory, and every thread the one
+   that cannot be started: the step fails and says so, on all ranks, and nothing is left behind. */
 #include "counted.h"
+#include "locked.h"
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
@@ -9,39 +10,63 @@
 #include "run_objective.h"
 #include "layouts.h"
 
-/* Says that there is no memory, or does without it: the numbers are the same. every: of the
-   allocations one in so many. */
+typedef struct scarcity {
+    const char *what;
+    int64_t *made, *refused; /* so many so far; this one is not to be had */
+    seqpar_status status;
+} scarcity;
+
+/* Fails as it should, or does without: the numbers are the same. Returns how often it did without.
+   every: one in so many is refused. */
+static int64_t test_each(const scarcity *s, int64_t total, int64_t every, int64_t ranks,
+                         objective_job *job, const objective_result *whole) {
+    objective_result *result = job->result;
+    int64_t before = blocks_live, without = 0;
+    seqpar_error error;
+    for (int64_t n = 1; n <= total && !test_why[0]; n += every) {
+        *s->refused = *s->made + n;
+        seqpar_status status = seqpar_run_threads(ranks, objective_main, job, &error);
+        without += !status;
+        test_expect(status == s->status ||
+                        (!status && !memcmp(result->params, whole->params,
+                                            (size_t)whole->elements * sizeof(double))),
+                    "%s %lld of %lld refused: %s, %s", s->what, (long long)n, (long long)total,
+                    status ? seqpar_status_name(status) : "other weights", error.text);
+        test_expect(blocks_live == before, "%lld blocks are left after %s %lld: %s",
+                    (long long)(blocks_live - before), s->what, (long long)n, error.text);
+        before = blocks_live;
+    }
+    *s->refused = 0;
+    return without;
+}
+
+/* every: of the allocations one in so many. */
 static void test_step(const char *what, objective_task *t, const objective_way *way,
                       int64_t every) {
+    static const scarcity memory = {"allocation", &blocks_made, &block_refused,
+                                    SEQPAR_ERR_MEMORY};
+    static const scarcity thread = {"thread", &threads_made, &thread_refused,
+                                    SEQPAR_ERR_THREAD};
     objective_result whole, result;
     objective_job job = {t, way, &result};
     seqpar_error error;
-    int64_t ranks = way->dp * way->sp, made, total, before, without = 0;
+    int64_t ranks = way->dp * way->sp, made, started, without;
     t->lean = 1;
     objective_run(t, way, &whole);
     objective_run(t, way, &result);
     made = blocks_made;
-    before = blocks_live;
+    started = threads_made;
     test_expect(!whole.status && !seqpar_run_threads(ranks, objective_main, &job, &error), "%s",
                 whole.error.text);
-    total = blocks_made - made;
-    for (int64_t n = 1; n <= total && !test_why[0]; n += every) {
-        block_refused = blocks_made + n;
-        seqpar_status status = seqpar_run_threads(ranks, objective_main, &job, &error);
-        without += !status;
-        test_expect(status == SEQPAR_ERR_MEMORY ||
-                        (!status && !memcmp(result.params, whole.params,
-                                            (size_t)whole.elements * sizeof(double))),
-                    "allocation %lld of %lld found no memory: %s, %s", (long long)n,
-                    (long long)total, status ? seqpar_status_name(status) : "other weights",
-                    error.text);
-        test_expect(blocks_live == before, "%lld blocks are left after allocation %lld: %s",
-                    (long long)(blocks_live - before), (long long)n, error.text);
-        before = blocks_live;
-    }
-    block_refused = 0;
-    printf("#   %lld allocations, of which %lld can be done without\n", (long long)total,
+    made = blocks_made - made;
+    started = threads_made - started;
+    test_expect(started == (ranks > 1 ? ranks : way->offload > 0),
+                "%lld threads for %lld ranks", (long long)started, (long long)ranks);
+    without = test_each(&memory, made, every, ranks, &job, &whole);
+    printf("#   %lld allocations, of which %lld can be done without", (long long)made,
            (long long)without);
+    without = test_each(&thread, started, 1, ranks, &job, &whole);
+    printf("; %lld threads, of which %lld\n", (long long)started, (long long)without);
     objective_result_free(&whole);
     objective_result_free(&result);
     objective_task_close(t);
