@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 # What reads files, under AddressSanitizer and UndefinedBehaviorSanitizer by the compiler alone, where no clang is: the suite
 # safetensors; fuzz.c's targets on good inputs, cut and changed ones (the fuzz suite draws its own); seqpar-verify on dumps that
-# are right, wrong and damaged.
+# are right, wrong and damaged, and on those of the suites of dumps.
 cd "$(dirname "$0")/.." || exit 1
 out=build/parsers cc=${CC:-cc}
 rm -rf $out; mkdir -p $out
@@ -62,5 +62,14 @@ for cut in 5 200 $((size - 1)); do
 done
 cp -r $out/right/got $out/gone; rm $out/gone/rank2.safetensors
 says oracle_gone 3 $out/gone
+# the suites of dumps, which ask this oracle: each kind of step, and nothing is left behind
+suites="policy values step pairs objectives logits shares"
+make --no-print-directory -s $(printf 'build/test_dump_%s ' $suites) >>$out/build.log 2>&1 || fail parsers_build_dumps "$(grep -m 1 -E 'error|undefined' $out/build.log)"
+mkdir -p $out/dumps/build
+ln -sf ../../seqpar-verify $out/dumps/build/seqpar-verify
+for suite in $suites; do
+    if (cd $out/dumps && ../../../ci/limit.sh 600 ../../test_dump_$suite) >$out/dump_$suite.txt 2>&1; then ok parsers_dump_$suite
+    else fail parsers_dump_$suite "$(wrong $out/dump_$suite.txt) $(tail -n 1 $out/dump_$suite.txt)"; fi
+done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # The suites again under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer (without OpenMP, whose runtime
-# ThreadSanitizer does not know), and one under Valgrind where that is installed.
+# ThreadSanitizer does not know), and one under Valgrind where that is installed. TEST_ONLY=asan_sample: that one alone.
 cd "$(dirname "$0")/.." || exit 1
 out=build/sanitize
 cc=${CC:-cc}
 mkdir -p $out
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 wanted=$TEST_ONLY
+unset TEST_ONLY
 make --no-print-directory -s build/options.inc
 linked=$(make --no-print-directory -s linked-flags)
 build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
@@ -16,10 +17,13 @@ build() { # PROGRAM FLAGS SOURCE...: 0, or the reason is said
     else echo "FAIL $program: $(grep -m 1 error $out/$program.log)"; failed=$((failed + 1)); fi
     return 1
 }
+is_wanted() { [ -z "$wanted" ] || [ "$1" = "$wanted" ]; }
+library() { [ -e $out/$1.o ] || libraries="" build $1.o "$2 -DSEQPAR_COUNT_WORK -c" verify/library.c; } # NAME FLAGS
 run() { # NAME FLAGS SUITE ENVIRONMENT...
+    is_wanted "$1_$3" || return
     local name=$1 flags=$2 suite=$3 library="$linked $out/$1.o" libraries="-lcjson -lcurl -lz -lm -lpthread" begin=$SECONDS; shift 3
     case $suite in fold | plan | attn) library="" ;; esac
-    [ -e $out/$name.o ] || libraries="" build $name.o "$flags -DSEQPAR_COUNT_WORK -c" verify/library.c || return
+    library $name "$flags" || return
     build ${name}_$suite "$flags" verify/test_$suite.c $library || return
     if env "$@" ci/limit.sh 3600 $out/${name}_$suite > $out/$name.$suite.log 2>&1 && ! grep -qE 'runtime error|WARNING: ThreadSanitizer|ERROR: ' $out/$name.$suite.log; then echo "ok ${name}_$suite ($((SECONDS - begin)) s)"; passed=$((passed + 1))
     else echo "FAIL ${name}_$suite: $(grep -E 'runtime error|Sanitizer|^FAIL|^limit: ' $out/$name.$suite.log | head -n 1)"; failed=$((failed + 1)); fi
@@ -34,6 +38,7 @@ run asan "$asan" attn "$only"
 run asan "$asan" bits TEST_WAYS=11
 # what a visitor compiles first, leaks included
 for demo in snippet 05_attention 10_loss_and_optimizer; do
+    is_wanted asan_$demo && library asan "$asan" || continue
     libraries="-lcjson -lz -lm -lpthread" build asan_$demo "$asan" demos/$demo.c $linked $out/asan.o || continue
     if $out/asan_$demo >$out/asan_$demo.txt 2>&1; then echo "ok asan_$demo"; passed=$((passed + 1))
     else echo "FAIL asan_$demo: $(grep -m 1 -E 'runtime error|Sanitizer' $out/asan_$demo.txt || tail -n 1 $out/asan_$demo.txt)"; failed=$((failed + 1)); fi
@@ -41,7 +46,8 @@ done
 run tsan "-fsanitize=thread" comm TEST_WAYS=1
 run tsan "-fsanitize=thread" nccl TEST_WAYS=1
 run tsan "-fsanitize=thread" bits TEST_WAYS=3
-if command -v valgrind >/dev/null 2>&1; then
+if ! is_wanted valgrind_fold; then :
+elif command -v valgrind >/dev/null 2>&1; then
     # Valgrind knows no AVX-512
     if $cc -std=gnu11 -O1 -g -I. -Iverify verify/test_fold.c -o $out/valgrind_fold -lm -lpthread && valgrind -q --error-exitcode=9 --leak-check=full $out/valgrind_fold > $out/valgrind.log 2>&1; then echo "ok valgrind_fold"; passed=$((passed + 1))
     else echo "FAIL valgrind_fold: $(grep '==' $out/valgrind.log | head -n 1)"; failed=$((failed + 1)); fi
