@@ -270,6 +270,13 @@ refuse sft_keeps_probs sft "--dataset $out/arith.jsonl,$out/labelled.jsonl --out
 long=$(printf '{}%09000d' 0)
 refuse sft_long_command sft "give those \(add .*\): python3 demos/prepare.py with the words that --print_prepare prints \([0-9]+ characters, too many for a sentence\)$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long"
 refuse sft_long_template sft "too many for a sentence\) --apply_chat_template$" $labels --dataset $out/arith.jsonl --pretrain $out/complete --tokenizer_chat_template "$long" --apply_chat_template
+template() { printf "{}%0$1d" 0; }
+words="$labels --dataset $out/arith.jsonl --pretrain $out/complete"
+refuse sft_short_command sft "0000' --max_len 200$" $words --input_template "$(template 3000)"
+said=$(grep -o 'python3 demos/prepare.py .*' $out/refused.log)
+longest=$((3000 + 4096 - ${#said}))
+refuse sft_longest_command sft "0000' --max_len 200$" $words --input_template "$(template $longest)"
+refuse sft_longer_command sft "\(4097 characters, too many for a sentence\)$" $words --input_template "$(template $((longest + 1)))"
 build/train_sft $labels --dataset $out/arith.jsonl --pretrain $out/complete --input_template "$long" --print_prepare 2>/dev/null | grep -qF "\"$long\"" && ok bad_long_words || fail bad_long_words "--print_prepare cuts words"
 refuse ppo_text_for_a_tokenizer ppo "no token file, and .*: $(printf "$command" prompts arith arith) --input_key question --label_key answer --max_len 77$" --prompt_data $out/arith.jsonl --input_key question --label_key answer --reward_rule last_number --prompt_max_len 77 --pretrain $out/complete
 # lists of messages are what prepare.py reads
