@@ -1775,6 +1775,33 @@ typedef struct seqpar_vocab_choices {
     const void *dlogq; /* the same: dL/dlogq, which backward takes; NULL is zero */
 } seqpar_vocab_choices;
 
+typedef struct seqpar_token_fold seqpar_token_fold;
+
+/* Tokens of a rank whose activations are there at a time, where those of all take too much room,
+   and the part of a fold that is computed while they are. */
+typedef struct seqpar_token_tile {
+    int64_t first, rows;           /* the tokens */
+    const seqpar_fold_op *program; /* as in seqpar_fold_run */
+    int64_t program_count, depth;
+    const seqpar_piece *leaves; /* of seqpar_weight_grad_args: row 0 is token first */
+} seqpar_token_tile;
+typedef seqpar_status (*seqpar_token_tile_fn)(void *user, const seqpar_token_tile *tile);
+
+/* Calls fn for the rank's tokens, tile after tile, rising; ends with the first status that is not
+   SEQPAR_OK. The fold is that of seqpar_step_fold over the pieces of share; between two tiles its
+   values wait in the run's store, which has room for seqpar_token_places of them. The first
+   fold->node_count are the nodes in the end, the same bits as without tiles. most: tokens of a
+   tile, 1 or more. A piece that has more of them is computed in multiples of step, the device's
+   sum_step; so a tile has up to seqpar_token_tile_rows. */
+SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_share *share,
+                                            const seqpar_token_fold *fold, int64_t most,
+                                            int64_t step, seqpar_token_tile_fn fn, void *user);
+SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t most,
+                                          int64_t step);
+/* About node_count + log2(tokens / most). */
+SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                       int64_t most);
+
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
     /* tokens whose logits are there at a time, at least as many as the device adds at once; 0:
@@ -1815,7 +1842,6 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
    first fold->node_count become the nodes, the others are scratch for sums that wait while
    logits are made rows_max tokens at a time (about log2(tokens / rows_max)). With share and
    fold NULL the one node is the plain sum over the tokens (seqpar_step_begin_plain). */
-typedef struct seqpar_token_fold seqpar_token_fold;
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc);
 SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
@@ -8326,12 +8352,13 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     return status;
 }
 
-/* The fold of dtable, while logits are there for `rows_max` tokens at a time only. The program
-   is cut into runs of so many tokens. Between two runs the stack lies in io->nodes, value n in
-   place n. What is on it after the last run are the nodes, rising, each in its place. */
-typedef struct seqpar__vocab_run {
+/* ---- a fold in tiles: its program is cut into runs of so many tokens. Between two runs the stack
+   lies in the store, value n in place n. What is on it after the last run are the nodes, rising,
+   each in its place. ---- */
+
+typedef struct seqpar__token_run {
     seqpar_fold_op *ops;
-    int64_t count, depth; /* of the program of this run */
+    int64_t count; /* of the program of this run */
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
     int64_t places; /* most values at the end of a run */
@@ -8341,41 +8368,187 @@ typedef struct seqpar__vocab_run {
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this run */
-} seqpar__vocab_run;
+    const seqpar_token_fold *fold;
+    seqpar_token_tile_fn fn; /* NULL: places are counted alone */
+    void *user;
+} seqpar__token_run;
 
-static void seqpar__run_emit(seqpar__vocab_run *r, int32_t op, int64_t index) {
+static void seqpar__run_emit(seqpar__token_run *r, int32_t op, int64_t index) {
     r->ops[r->count].op = op;
     r->ops[r->count++].index = (int32_t)index;
 }
 
 /* Loads values until this run has the top `need` of the stack. */
-static void seqpar__run_load(seqpar__vocab_run *r, int64_t need) {
+static void seqpar__run_load(seqpar__token_run *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
         seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
     if (missing > 0) r->loaded = need;
 }
 
-static void seqpar__run_close(seqpar__vocab_run *r) {
+static void seqpar__run_close(seqpar__token_run *r) {
     int64_t at = r->stack;
     r->places = SEQPAR__MAX(r->places, at);
     for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
+/* Ends a run, and computes it. */
+static seqpar_status seqpar__run_end(seqpar__token_run *r) {
+    seqpar_token_tile tile;
+    seqpar__run_close(r);
+    tile.first = r->first;
+    tile.rows = r->rows;
+    tile.program = r->ops;
+    tile.program_count = r->count;
+    tile.depth = r->fold->depth + 2;
+    tile.leaves = r->leaves;
+    if (r->fn) SEQPAR__TRY(r->fn(r->user, &tile));
+    r->first += r->rows;
+    r->rows = r->count = r->leaf_count = 0;
+    r->alone = 0;
+    return SEQPAR_OK;
+}
+
+/* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
+   runs end, and with it r->places, does not hang on how long the parts are. */
+static seqpar_status seqpar__run_leaf(seqpar__token_run *r, const seqpar_piece *piece) {
+    int alone = piece->count > r->most;
+    int64_t most = alone ? r->part : r->most, at = 0, n;
+    if (r->rows > 0 && (r->alone || r->rows + piece->count > r->most))
+        SEQPAR__TRY(seqpar__run_end(r));
+    for (; at < piece->count; at += n) {
+        if (at > 0) SEQPAR__TRY(seqpar__run_end(r));
+        r->alone = alone;
+        n = SEQPAR__MIN(piece->count - at, most);
+        r->leaves[r->leaf_count] = *piece;
+        r->leaves[r->leaf_count].local = r->rows;
+        r->leaves[r->leaf_count].count = n;
+        if (at > 0)
+            seqpar__run_load(r, 1);
+        else {
+            r->stack++;
+            r->loaded++;
+        }
+        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
+        r->rows += n;
+    }
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__run_tiles(seqpar__token_run *r, const seqpar_share *share) {
+    for (int64_t i = 0; i < r->fold->program_count; i++) {
+        seqpar_fold_op op = r->fold->program[i];
+        if (op.op == SEQPAR_FOLD_LEAF) {
+            SEQPAR__TRY(seqpar__run_leaf(r, &share->pieces[op.index]));
+            continue;
+        }
+        if (op.op == SEQPAR_FOLD_STORE) break; /* all nodes follow, and lie where they belong */
+        seqpar__run_load(r, 2);
+        seqpar__run_emit(r, op.op, op.index);
+        r->stack--;
+        r->loaded--;
+    }
+    return r->rows ? seqpar__run_end(r) : SEQPAR_OK;
+}
+
+/* Tokens of a run. One of a power of two of leaves ends with fewer values on the stack than one
+   that is a little longer: it is a whole subtree, where leaves are the cells of a document. */
+static int64_t seqpar__run_rows(const seqpar_share *share, int64_t most) {
+    int64_t longest = 1, leaves = 1;
+    if (most >= share->tokens) return SEQPAR__MAX(share->tokens, 1);
+    for (int64_t i = 0; i < share->count; i++)
+        longest = SEQPAR__MAX(longest, share->pieces[i].count);
+    while (2 * leaves * longest <= most) leaves *= 2;
+    return SEQPAR__MIN(most, leaves * longest);
+}
+
+static int64_t seqpar__run_part(int64_t rows, int64_t step) {
+    step = SEQPAR__MAX(step, 1);
+    return SEQPAR__MAX(rows / step, 1) * step;
+}
+
+static int seqpar__run_new(seqpar__token_run *r, const seqpar_share *share,
+                           const seqpar_token_fold *fold, int64_t most, int64_t step) {
+    memset(r, 0, sizeof *r);
+    r->fold = fold;
+    r->most = seqpar__run_rows(share, most);
+    r->part = seqpar__run_part(r->most, step);
+    r->ops = SEQPAR__NEW(seqpar_fold_op,
+                         4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
+    r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
+    return r->ops && r->leaves;
+}
+
+static void seqpar__run_free(seqpar__token_run *r) {
+    SEQPAR_FREE(r->ops);
+    SEQPAR_FREE(r->leaves);
+}
+
+static seqpar_status seqpar__check_tiles(seqpar_error *error, const seqpar_share *share,
+                                         const seqpar_token_fold *fold, int64_t most) {
+    int64_t leaves = 0;
+    for (int64_t i = 0; i < fold->program_count; i++)
+        leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
+    if (leaves != share->count)
+        return seqpar_fail(error, SEQPAR_ERR_STEP,
+                           "the share has %lld pieces, the fold wants %lld; give the fold "
+                           "that seqpar_step_fold made for this share",
+                           (long long)share->count, (long long)leaves);
+    return most >= 1 ? SEQPAR_OK
+                     : seqpar_fail(error, SEQPAR_ERR_SIZE,
+                                   "a tile of %lld tokens is asked for; give 1 or more",
+                                   (long long)most);
+}
+
+SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_share *share,
+                                            const seqpar_token_fold *fold, int64_t most,
+                                            int64_t step, seqpar_token_tile_fn fn, void *user) {
+    seqpar__token_run r;
+    seqpar_status status = SEQPAR_OK;
+    SEQPAR_NEED(error, "share, fold, fn", share, fold, fn);
+    SEQPAR__TRY(seqpar__check_tiles(error, share, fold, most));
+    if (!seqpar__run_new(&r, share, fold, most, step))
+        status = seqpar__no_memory(error, "tiles of tokens");
+    r.fn = fn;
+    r.user = user;
+    if (!status) status = seqpar__run_tiles(&r, share);
+    seqpar__run_free(&r);
+    return status;
+}
+
+SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t most,
+                                          int64_t step) {
+    SEQPAR_MUST("share", share);
+    int64_t rows = seqpar__run_rows(share, SEQPAR__MAX(most, 1));
+    return SEQPAR__MIN(SEQPAR__MAX(rows, seqpar__run_part(rows, step)), share->tokens);
+}
+
+/* As of step 1, where there are most. */
+SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
+                                       int64_t most) {
+    SEQPAR_MUST("share, fold", share, fold);
+    seqpar__token_run r;
+    if (seqpar__run_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
+        (void)seqpar__run_tiles(&r, share);
+    else
+        r.places = fold->depth; /* at least as many; the call itself finds no memory either */
+    seqpar__run_free(&r);
+    return r.places;
+}
+
 typedef struct seqpar__vocab_call {
     seqpar_ctx *ctx;
     const seqpar_vocab_io *io;
-    const seqpar_token_fold *fold;
     const seqpar_vocab_desc *desc;
-    void *logits; /* of a run; of all tokens with io->dlogits */
-    void *beside; /* of a run, a teacher's */
+    void *logits; /* of a tile; of all tokens with io->dlogits */
+    void *beside; /* of a tile, a teacher's */
     /* of seqpar_vocab_nodes, to which dlogits are given; 0: they are made here */
     int64_t table_first, table_rows;
 } seqpar__vocab_call;
 
 /* Logits, their gradient in place, and dhidden. */
 static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *logits,
-                                          const seqpar__vocab_run *r) {
+                                          const seqpar_token_tile *r) {
     seqpar_device *dev = c->ctx->device;
     seqpar_matmul_args m;
     memset(&m, 0, sizeof m);
@@ -8394,111 +8567,28 @@ static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *log
     return dev->matmul(dev, &m, c->ctx->queue);
 }
 
-static seqpar_status seqpar__vocab_execute(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
+static seqpar_status seqpar__vocab_tile(void *user, const seqpar_token_tile *t) {
+    const seqpar__vocab_call *c = (const seqpar__vocab_call *)user;
     seqpar_device *dev = c->ctx->device;
     seqpar_weight_grad_args w;
-    int64_t kept = c->io->dlogits ? r->first * c->desc->vocab : 0;
+    int64_t kept = c->io->dlogits ? t->first * c->desc->vocab : 0;
     void *logits = seqpar__at(c->logits, kept, dev->storage);
     memset(&w, 0, sizeof w);
-    if (!c->table_rows) SEQPAR__TRY(seqpar__vocab_tokens(c, logits, r));
+    if (!c->table_rows) SEQPAR__TRY(seqpar__vocab_tokens(c, logits, t));
     if (!c->table_rows && (c->io->dlogits || c->io->frozen)) return SEQPAR_OK;
-    w.fold.program = r->ops;
-    w.fold.program_count = r->count;
-    w.fold.depth = c->fold->depth + 2;
+    w.fold.program = t->program;
+    w.fold.program_count = t->program_count;
+    w.fold.depth = t->depth;
     w.fold.store = c->io->nodes;
     w.fold.store_stride = c->io->node_stride;
-    w.leaves = r->leaves;
+    w.leaves = t->leaves;
     w.dy.data = seqpar__at(logits, c->table_first, dev->storage);
     w.dy.stride = c->desc->vocab;
-    w.x.data = seqpar__at(c->io->hidden, r->first * c->desc->hidden, dev->storage);
+    w.x.data = seqpar__at(c->io->hidden, t->first * c->desc->hidden, dev->storage);
     w.x.stride = c->desc->hidden;
     w.out = c->table_rows ? c->table_rows : c->desc->vocab;
     w.in = c->desc->hidden;
     return dev->weight_grad(dev, &w, c->ctx->queue);
-}
-
-/* Ends a run, and computes it. Without a context only places are counted. */
-static seqpar_status seqpar__vocab_end(const seqpar__vocab_call *c, seqpar__vocab_run *r) {
-    seqpar__run_close(r);
-    if (c->ctx) SEQPAR__TRY(seqpar__vocab_execute(c, r));
-    r->first += r->rows;
-    r->rows = r->count = r->leaf_count = 0;
-    r->alone = 0;
-    return SEQPAR_OK;
-}
-
-/* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
-   runs end, and with it r->places, does not hang on how long the parts are. */
-static seqpar_status seqpar__vocab_leaf(const seqpar__vocab_call *c, seqpar__vocab_run *r,
-                                        const seqpar_piece *piece) {
-    int alone = piece->count > r->most;
-    int64_t most = alone ? r->part : r->most, at = 0, n;
-    if (r->rows > 0 && (r->alone || r->rows + piece->count > r->most))
-        SEQPAR__TRY(seqpar__vocab_end(c, r));
-    for (; at < piece->count; at += n) {
-        if (at > 0) SEQPAR__TRY(seqpar__vocab_end(c, r));
-        r->alone = alone;
-        n = SEQPAR__MIN(piece->count - at, most);
-        r->leaves[r->leaf_count] = *piece;
-        r->leaves[r->leaf_count].local = r->rows;
-        r->leaves[r->leaf_count].count = n;
-        if (at > 0)
-            seqpar__run_load(r, 1);
-        else {
-            r->stack++;
-            r->loaded++;
-        }
-        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
-        r->rows += n;
-    }
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__vocab_runs(const seqpar__vocab_call *c, seqpar__vocab_run *r,
-                                        const seqpar_share *share) {
-    for (int64_t i = 0; i < c->fold->program_count; i++) {
-        seqpar_fold_op op = c->fold->program[i];
-        if (op.op == SEQPAR_FOLD_LEAF) {
-            SEQPAR__TRY(seqpar__vocab_leaf(c, r, &share->pieces[op.index]));
-            continue;
-        }
-        if (op.op == SEQPAR_FOLD_STORE) break; /* all nodes follow, and lie where they belong */
-        seqpar__run_load(r, 2);
-        seqpar__run_emit(r, op.op, op.index);
-        r->stack--;
-        r->loaded--;
-    }
-    return r->rows ? seqpar__vocab_end(c, r) : SEQPAR_OK;
-}
-
-/* A run of a power of two of leaves ends with fewer values on the stack than one that is a little
-   longer: it is a whole subtree, where leaves are the cells of a document. */
-static int64_t seqpar__vocab_run_rows(const seqpar_share *share,
-                                      const seqpar_vocab_desc *desc) {
-    int64_t most = seqpar__vocab_rows_max(desc), longest = 1, leaves = 1;
-    for (int64_t i = 0; i < share->count; i++)
-        longest = SEQPAR__MAX(longest, share->pieces[i].count);
-    while (2 * leaves * longest <= most) leaves *= 2;
-    return SEQPAR__MIN(most, leaves * longest);
-}
-
-/* step: seqpar_device.sum_step; with 1 there are most places */
-static int seqpar__vocab_run_new(seqpar__vocab_run *r, const seqpar_share *share,
-                                 const seqpar_token_fold *fold, const seqpar_vocab_desc *desc,
-                                 int64_t step) {
-    memset(r, 0, sizeof *r);
-    r->most = seqpar__vocab_run_rows(share, desc);
-    step = SEQPAR__MAX(step, 1);
-    r->part = SEQPAR__MAX(r->most / step, 1) * step;
-    r->ops = SEQPAR__NEW(seqpar_fold_op,
-                         4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
-    r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
-    return r->ops && r->leaves;
-}
-
-static void seqpar__vocab_run_free(seqpar__vocab_run *r) {
-    SEQPAR_FREE(r->ops);
-    SEQPAR_FREE(r->leaves);
 }
 
 /* For a caller without share and fold: all tokens are one piece, and its sum is the node. */
@@ -8536,35 +8626,17 @@ static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
 SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        const seqpar_vocab_desc *desc) {
     SEQPAR_MUST("desc", desc);
-    seqpar__vocab_call c;
-    seqpar__vocab_run r;
     if (!share && !fold) return 1;
-    memset(&c, 0, sizeof c);
-    c.fold = fold;
-    c.desc = desc;
-    if (seqpar__vocab_run_new(&r, share, fold, desc, 1))
-        (void)seqpar__vocab_runs(&c, &r, share);
-    else
-        r.places = fold->depth; /* at least as many; the call itself finds no memory either */
-    seqpar__vocab_run_free(&r);
-    return r.places;
+    return seqpar_token_places(share, fold, seqpar__vocab_rows_max(desc));
 }
 
 static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_share *share,
                                               const seqpar_token_fold *fold) {
-    int64_t leaves = 0;
     if (!share || !fold)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the vocabulary's gradient has a share or a fold alone; give both, "
                            "or neither for a plain sum over the tokens");
-    for (int64_t i = 0; i < fold->program_count; i++)
-        leaves += fold->program[i].op == SEQPAR_FOLD_LEAF;
-    return leaves == share->count
-               ? SEQPAR_OK
-               : seqpar_fail(error, SEQPAR_ERR_STEP,
-                             "the share has %lld pieces, the fold wants %lld; give the fold "
-                             "that seqpar_step_fold made for this share",
-                             (long long)share->count, (long long)leaves);
+    return seqpar__check_tiles(error, share, fold, 1);
 }
 
 SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
@@ -8573,7 +8645,6 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_vocab_desc *desc) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     seqpar__vocab_call c;
-    seqpar__vocab_run r;
     seqpar__vocab_plain plain;
     seqpar_buffer logits, beside;
     seqpar_status status = SEQPAR_OK;
@@ -8589,17 +8660,16 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     memset(&beside, 0, sizeof beside);
     c.ctx = ctx;
     c.io = io;
-    c.fold = fold;
     c.desc = desc;
-    if (!seqpar__vocab_run_new(&r, share, fold, desc, ctx->device->sum_step))
-        status = seqpar__no_memory(ctx->error, "the vocabulary projection");
-    int64_t most = SEQPAR__MIN(SEQPAR__MAX(r.most, r.part), share->tokens);
+    int64_t rows = seqpar__vocab_rows_max(desc), step = ctx->device->sum_step;
+    int64_t most = seqpar_token_tile_rows(share, rows, step);
     if (!status && !io->dlogits) status = seqpar__vocab_room(ctx, &logits, most, desc);
     if (!status && io->teacher) status = seqpar__vocab_room(ctx, &beside, most, desc);
     c.logits = io->dlogits ? io->dlogits : logits.data;
     c.beside = beside.data;
-    if (!status) status = seqpar__vocab_runs(&c, &r, share);
-    seqpar__vocab_run_free(&r);
+    if (!status)
+        status = seqpar_token_tiles(ctx->error, share, fold, rows, step, seqpar__vocab_tile,
+                                    &c);
     seqpar_buffer_free(ctx, &beside);
     seqpar_buffer_free(ctx, &logits);
     return status;
@@ -8612,9 +8682,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
                                             int64_t rows) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, io, desc", ctx, io, desc);
     seqpar__vocab_call c;
-    seqpar__vocab_run r;
     seqpar__vocab_plain plain;
-    seqpar_status status;
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     if (first < 0 || rows < 1 || first > desc->vocab - rows || (!io->dlogits && io->tokens))
         return seqpar_fail(
@@ -8629,18 +8697,13 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.io = io;
-    c.fold = fold;
     c.desc = desc;
     c.logits = io->dlogits;
     c.table_first = first;
     c.table_rows = rows;
-    status = seqpar__vocab_run_new(&r, share, fold, desc, ctx->device->sum_step)
-                 ? SEQPAR_OK
-                 : seqpar__no_memory(ctx->error, "the vocabulary projection");
-    r.most = SEQPAR__MAX(share->tokens, 1); /* one run: no sum waits */
-    if (!status) status = seqpar__vocab_runs(&c, &r, share);
-    seqpar__vocab_run_free(&r);
-    return status;
+    /* one tile: no sum waits */
+    return seqpar_token_tiles(ctx->error, share, fold, SEQPAR__MAX(share->tokens, 1),
+                              ctx->device->sum_step, seqpar__vocab_tile, &c);
 }
 
 SEQPAR_DEF seqpar_status seqpar_sft_seeds(seqpar_error *error, const seqpar_host_seeds *seeds,

@@ -207,6 +207,10 @@ typedef struct seqpar_llama_run {
     int recompute;
     /* logits rows held at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t vocab_rows;
+    /* Above 0: gate and up of the MLP are there for so many tokens at a time, as in
+       seqpar_token_tiles, and backward computes them again; 0: of all, and kept where recompute is 0.
+       A layer's gradient has seqpar_token_places nodes then. Models of experts are not cut */
+    int64_t mlp_rows;
     int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
     int relaxed;          /* attention as in seqpar_attn_desc.relaxed */
     /* attention of your own, as in seqpar_attn_desc.kernel (the error rule); NULL: seqpar's */
@@ -1568,6 +1572,33 @@ static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_bat
     return seqpar_buffer_new(ctx, &b->dweights, slots * acc, SEQPAR_MEM_SCRATCH);
 }
 
+/* Tokens whose gate and up are there at a time. */
+static int64_t seqpar__llama_mlp_rows(const seqpar_device *device,
+                                      const seqpar_llama_batch *b) {
+    return b->run.mlp_rows ? seqpar_token_tile_rows(b->share, b->run.mlp_rows, device->sum_step)
+                           : b->tokens;
+}
+
+static int64_t seqpar__llama_mlp_bytes(const seqpar_device *device,
+                                       const seqpar_llama_batch *b) {
+    return seqpar__llama_mlp_rows(device, b) * seqpar__llama_widest(&b->config) *
+           seqpar_dtype_bytes(device->storage);
+}
+
+static seqpar_status seqpar__llama_check_run(seqpar_error *error, const seqpar_llama_run *run) {
+    if (run->recompute < 0 || run->recompute > 2)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "recompute is %d; use 0, 1, or 2 for activations in the device's "
+                           "second pool",
+                           run->recompute);
+    if (run->mlp_rows < 0)
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "mlp_rows is %lld; give the tokens of a tile of the MLP, or 0 for all",
+            (long long)run->mlp_rows);
+    return SEQPAR_OK;
+}
+
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                                  seqpar_llama_batch *b, const seqpar_row *rows,
                                                  int64_t row_count,
@@ -1582,11 +1613,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
     b->run = *run;
     b->config = *c;
     b->held[0].layer = b->held[1].layer = -1;
-    if (run->recompute < 0 || run->recompute > 2)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
-                           "recompute is %d; use 0, 1, or 2 for activations in the device's "
-                           "second pool",
-                           run->recompute);
+    if (c->experts) b->run.mlp_rows = 0;
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_run(ctx->error, run));
     SEQPAR__LLAMA_TRY(seqpar__llama_open_attention(ctx, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
@@ -1602,8 +1630,8 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *
         seqpar_buffer_new(ctx, &b->n, b->tokens * c->hidden * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->hidden, b->tokens * c->hidden * size,
                                         SEQPAR_MEM_ACTIVATIONS));
-    SEQPAR__LLAMA_TRY(seqpar_buffer_new(
-        ctx, &b->wide, b->tokens * seqpar__llama_widest(c) * size, SEQPAR_MEM_SCRATCH));
+    SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->wide, seqpar__llama_mlp_bytes(ctx->device, b),
+                                        SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(ctx, &b->rstd, b->tokens * acc, SEQPAR_MEM_ACTIVATIONS));
     if (c->score)
@@ -1705,8 +1733,8 @@ static seqpar_status seqpar__llama_dropped_room(seqpar_ctx *ctx, const seqpar_ll
                                                 seqpar_llama_batch *b) {
     const seqpar_llama_config *c = &m->config;
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1);
-    int64_t width = SEQPAR__LLAMA_MAX(c->heads * c->head_dim,
-                                      SEQPAR__LLAMA_MAX(c->hidden, c->intermediate));
+    int64_t bytes = n * SEQPAR__LLAMA_MAX(c->heads * c->head_dim, c->hidden) *
+                    seqpar_dtype_bytes(ctx->device->storage);
     if (!seqpar__llama_drops(m, b) || b->document_of) return SEQPAR_OK;
     b->document_of = SEQPAR__LLAMA_NEW(int64_t, n);
     b->position_of = SEQPAR__LLAMA_NEW(int32_t, n);
@@ -1719,9 +1747,8 @@ static seqpar_status seqpar__llama_dropped_room(seqpar_ctx *ctx, const seqpar_ll
             b->position_of[p->local + k] = (int32_t)(p->start + k * p->stride - p->origin);
         }
     }
-    return seqpar_buffer_new(ctx, &b->dropped,
-                             n * width * seqpar_dtype_bytes(ctx->device->storage),
-                             SEQPAR_MEM_SCRATCH);
+    bytes = SEQPAR__LLAMA_MAX(bytes, seqpar__llama_mlp_bytes(ctx->device, b));
+    return seqpar_buffer_new(ctx, &b->dropped, bytes, SEQPAR_MEM_SCRATCH);
 }
 
 /* Scratch of the adapters in use, which may be others than those of the call before. */
@@ -1762,6 +1789,7 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
     void *raw_q, *raw_k, *rstd_q, *rstd_k, *probs, *weights;
     seqpar_llama_routes *routes;
+    seqpar_token_tile tile;        /* the tokens in question: all, or some of mlp_rows */
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
     int64_t node_stride;                         /* elements of the group */
@@ -1819,7 +1847,7 @@ static seqpar_status seqpar__llama_linear_of(const seqpar__llama_layer_call *c,
     a.in = transposed ? t->rows : t->cols;
     a.y = seqpar__llama_mat(y, a.out);
     a.x = seqpar__llama_mat(x, a.in);
-    a.rows = c->b->tokens;
+    a.rows = c->tile.rows;
     a.transposed = transposed;
     a.accumulate = accumulate;
     if (seqpar__llama_coded(m, tensor)) return seqpar__llama_linear_coded(c, &a, tensor);
@@ -1840,9 +1868,9 @@ static const seqpar_llama *seqpar__llama_learner(const seqpar_llama *m) {
 static seqpar_fold_run seqpar__llama_token_run(const seqpar__llama_layer_call *c,
                                                int64_t tensor) {
     seqpar_fold_run r;
-    r.program = c->fold->program;
-    r.program_count = c->fold->program_count;
-    r.depth = c->fold->depth;
+    r.program = c->tile.program;
+    r.program_count = c->tile.program_count;
+    r.depth = c->tile.depth;
     r.store = seqpar__llama_at(
         c->nodes, seqpar__llama_learner(c->m)->tensors[tensor].offset - c->group_begin,
         c->dev->accumulator);
@@ -1857,7 +1885,7 @@ static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c
     const seqpar_tensor *t = &seqpar__llama_learner(c->m)->tensors[tensor];
     seqpar_weight_grad_args a;
     a.fold = seqpar__llama_token_run(c, tensor);
-    a.leaves = c->b->share->pieces;
+    a.leaves = c->tile.leaves;
     a.dy = seqpar__llama_mat(dy, t->rows);
     a.x = seqpar__llama_mat(x, t->cols);
     a.out = t->rows;
@@ -1888,7 +1916,7 @@ static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, vo
     SEQPAR__LLAMA_TRY(seqpar__llama_linear_of(c, c->m->adapters, u, x, tensor, transposed, 0));
     if (d->scale == 1) return SEQPAR_OK;
     a.y = a.x = seqpar__llama_mat(u, d->rank);
-    a.rows = c->b->tokens;
+    a.rows = c->tile.rows;
     a.terms = 1;
     a.width = d->rank;
     a.from = c->b->tokens_of;
@@ -1909,9 +1937,9 @@ static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void 
     a.width = c->m->tensors[seqpar__llama_part_of(c, part)].cols;
     a.y = seqpar__llama_mat(y, a.width);
     a.x = seqpar__llama_mat(x, a.width);
-    a.rows = c->b->tokens;
-    a.document = c->b->document_of;
-    a.position = c->b->position_of;
+    a.rows = c->tile.rows;
+    a.document = c->b->document_of + c->tile.first;
+    a.position = c->b->position_of + c->tile.first;
     a.dropout = c->m->adapters->adapter.dropout;
     a.seed = run->dropout_seed;
     a.stream = ~(uint64_t)(layer * SEQPAR__LLAMA_PLACES + part);
@@ -2045,7 +2073,7 @@ static seqpar_status seqpar__llama_swiglu(const seqpar__llama_layer_call *c, voi
     int sparse = seqpar__llama_is_sparse(f, c->layer);
     seqpar_swiglu_args a;
     a.width = sparse ? f->expert_intermediate : f->intermediate;
-    a.rows = c->b->tokens * (sparse ? f->experts_per_token : 1);
+    a.rows = c->tile.rows * (sparse ? f->experts_per_token : 1);
     a.y = seqpar__llama_mat(y, a.width);
     a.gate = seqpar__llama_mat(c->gate, a.width);
     a.up = seqpar__llama_mat(c->up, a.width);
@@ -2084,9 +2112,23 @@ static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int 
                                       &c->rstd_k);
 }
 
+/* A tile's gate and up, which no layer keeps. */
+static seqpar_status seqpar__llama_tile_buffers(seqpar__llama_layer_call *c) {
+    seqpar_llama_layer *shared = &c->b->shared;
+    int64_t bytes = seqpar__llama_mlp_bytes(c->ctx->device, c->b);
+    if (!shared->gate.data)
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &shared->gate, bytes, SEQPAR_MEM_SCRATCH));
+    if (!shared->up.data)
+        SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &shared->up, bytes, SEQPAR_MEM_SCRATCH));
+    c->gate = shared->gate.data;
+    c->up = shared->up.data;
+    return SEQPAR_OK;
+}
+
 static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
+    if (c->b->run.mlp_rows) return seqpar__llama_tile_buffers(c);
     int sparse = seqpar__llama_is_sparse(f, c->layer);
     /* what is not kept serves layers of both kinds */
     int64_t wide = !keep    ? seqpar__llama_widest(f)
@@ -2427,7 +2469,19 @@ static seqpar_status seqpar__llama_experts_backward(const seqpar__llama_layer_ca
 
 /* ---- the whole layer ---- */
 
-/* From x to gate and up; attention itself only where out is not kept. */
+/* The tile's rows of what lies by tokens. */
+static void *seqpar__llama_rows(const seqpar__llama_layer_call *c, void *data, int64_t width) {
+    return seqpar__llama_at(data, c->tile.first * width, c->dev->storage);
+}
+
+static seqpar_status seqpar__llama_gate_up(const seqpar__llama_layer_call *c) {
+    void *n = seqpar__llama_rows(c, c->b->n.data, c->m->config.hidden);
+    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->gate, n, SEQPAR__LLAMA_GATE, 0));
+    return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
+}
+
+/* From x to gate and up, which tiles compute themselves; attention itself only where out is not
+   kept. */
 static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
     void *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_qkv(c));
@@ -2442,21 +2496,67 @@ static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, c->rstd2,
                                          seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2)));
     if (seqpar__llama_is_sparse(&c->m->config, c->layer)) return seqpar__llama_to_experts(c, n);
-    SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->gate, n, SEQPAR__LLAMA_GATE, 0));
-    return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
+    return c->b->run.mlp_rows ? SEQPAR_OK : seqpar__llama_gate_up(c);
+}
+
+/* x += swiglu(n Wgate^T, n Wup^T) Wdown^T */
+static seqpar_status seqpar__llama_mlp_tile(const seqpar__llama_layer_call *c) {
+    void *wide = c->b->wide.data;
+    void *x = seqpar__llama_rows(c, c->b->x.data, c->m->config.hidden);
+    if (c->b->run.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
+    return seqpar__llama_project(c, x, wide, SEQPAR__LLAMA_DOWN, 1);
+}
+
+/* No row hangs on those beside it: tiles are cut anywhere. */
+static seqpar_status seqpar__llama_mlp_forward(const seqpar__llama_layer_call *c) {
+    int64_t most = seqpar__llama_mlp_rows(c->dev, c->b);
+    seqpar__llama_layer_call t = *c;
+    for (int64_t first = 0; first < c->tile.rows; first += most) {
+        t.tile.first = first;
+        t.tile.rows = SEQPAR__LLAMA_MIN(most, c->tile.rows - first);
+        SEQPAR__LLAMA_TRY(seqpar__llama_mlp_tile(&t));
+    }
+    return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, keep));
     c->dev->copy(c->dev, c->x, c->b->x.data, seqpar__llama_hidden_bytes(c), c->ctx->queue);
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 1));
-    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->wide.data, 0));
     c->dev->copy(c->dev, c->b->x.data, c->x2, seqpar__llama_hidden_bytes(c), c->ctx->queue);
-    if (seqpar__llama_is_sparse(&c->m->config, c->layer)) {
-        seqpar__llama_count_chosen(c);
-        return seqpar__llama_from_experts(c);
-    }
-    return seqpar__llama_project(c, c->b->x.data, c->b->wide.data, SEQPAR__LLAMA_DOWN, 1);
+    if (!seqpar__llama_is_sparse(&c->m->config, c->layer)) return seqpar__llama_mlp_forward(c);
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, c->b->wide.data, 0));
+    seqpar__llama_count_chosen(c);
+    return seqpar__llama_from_experts(c);
+}
+
+typedef struct seqpar__llama_mlp_call {
+    const seqpar__llama_layer_call *layer;
+    void *dx, *dn; /* (tokens, hidden) */
+} seqpar__llama_mlp_call;
+
+/* Of a tile, from n and dx: dn, and what the three matrices learn. */
+static seqpar_status seqpar__llama_mlp_tile_backward(void *user,
+                                                     const seqpar_token_tile *tile) {
+    const seqpar__llama_mlp_call *call = (const seqpar__llama_mlp_call *)user;
+    seqpar__llama_layer_call own = *call->layer, *c = &own;
+    int64_t hidden = c->m->config.hidden;
+    void *wide = c->b->wide.data, *n, *dx, *dn;
+    c->tile = *tile;
+    n = seqpar__llama_rows(c, c->b->n.data, hidden);
+    dx = seqpar__llama_rows(c, call->dx, hidden);
+    dn = seqpar__llama_rows(c, call->dn, hidden);
+    if (c->b->run.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, wide, dx, SEQPAR__LLAMA_DOWN, 0));
+    /* gate and up become their gradients */
+    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->gate, n, SEQPAR__LLAMA_GATE));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->up, n, SEQPAR__LLAMA_UP));
+    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, dn, c->gate, SEQPAR__LLAMA_GATE, 0));
+    return seqpar__llama_project_back(c, dn, c->up, SEQPAR__LLAMA_UP, 1);
 }
 
 /* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in
@@ -2464,19 +2564,19 @@ static seqpar_status seqpar__llama_layer_forward(seqpar__llama_layer_call *c, in
 static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *c, void *dx,
                                                 void *dn) {
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
-    void *wide = c->b->wide.data, *n = c->b->n.data;
+    const seqpar_llama_batch *b = c->b;
+    seqpar__llama_mlp_call call;
     if (seqpar__llama_is_sparse(&c->m->config, c->layer))
         return seqpar__llama_experts_backward(c, dx, dn);
-    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, wide, dx, SEQPAR__LLAMA_DOWN, 0));
-    /* gate and up become their gradients */
-    SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 1));
-    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, NULL, norm));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->gate, n, SEQPAR__LLAMA_GATE));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, c->up, n, SEQPAR__LLAMA_UP));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, dn, c->gate, SEQPAR__LLAMA_GATE, 0));
-    SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, dn, c->up, SEQPAR__LLAMA_UP, 1));
+    call.layer = c;
+    call.dx = dx;
+    call.dn = dn;
+    SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, b->n.data, c->x2, NULL, norm));
+    SEQPAR__LLAMA_TRY(b->run.mlp_rows
+                          ? seqpar_token_tiles(c->ctx->error, b->share, c->fold,
+                                               b->run.mlp_rows, c->dev->sum_step,
+                                               seqpar__llama_mlp_tile_backward, &call)
+                          : seqpar__llama_mlp_tile_backward(&call, &c->tile));
     return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
 }
 
@@ -2553,7 +2653,21 @@ static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar
     c.dev = ctx->device;
     c.m = m;
     c.b = b;
+    c.tile.rows = b->tokens;
     return c;
+}
+
+/* Of all tokens. */
+static seqpar_token_tile seqpar__llama_whole(const seqpar_llama_batch *b,
+                                             const seqpar_token_fold *fold) {
+    seqpar_token_tile all;
+    all.first = 0;
+    all.rows = b->tokens;
+    all.program = fold->program;
+    all.program_count = fold->program_count;
+    all.depth = fold->depth;
+    all.leaves = b->share->pieces;
+    return all;
 }
 
 /* ---- recompute 2: a layer goes to the second pool, and is fetched again ---- */
@@ -3004,6 +3118,13 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
+/* Sums wait between two tiles. */
+static int64_t seqpar__llama_layer_places(const seqpar__llama_layer_call *c) {
+    int64_t most = c->b->run.mlp_rows, nodes = c->fold->node_count;
+    return most ? SEQPAR__LLAMA_MAX(nodes, seqpar_token_places(c->b->share, c->fold, most))
+                : nodes;
+}
+
 static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
                                                   seqpar_optim *optim, int64_t micro,
                                                   seqpar__llama_layer_gradients *g) {
@@ -3015,8 +3136,8 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
     seqpar__llama_held_back(c);
     if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
-    status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters, c->fold->node_count,
-                                     &nodes);
+    status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters,
+                                     seqpar__llama_layer_places(c), &nodes);
     if (!status) status = seqpar__llama_mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__llama_attention_backward(c, g);
     if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
@@ -3103,6 +3224,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
+    c.tile = seqpar__llama_whole(b, c.fold);
     if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
     b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
     status = seqpar__llama_layer_gradients_new(&c, &g);
@@ -3570,7 +3692,7 @@ static seqpar_status seqpar__llama_sample_forward(seqpar__llama_sampler *s) {
     SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, 0));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
-    s->b.tokens = s->live_count;
+    c.tile.rows = s->b.tokens = s->live_count;
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data,
                                          seqpar__llama_final_norm(s->m)));
     return seqpar__llama_linear(&c, s->logits.data, s->b.hidden.data, seqpar__llama_head(s->m),

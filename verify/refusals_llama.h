@@ -191,7 +191,7 @@ enum { LLAMA_TOKENS = 7 };
 typedef struct llama_call {
     int ids[LLAMA_TOKENS], targets[LLAMA_TOKENS], positions[LLAMA_TOKENS];
     double first_positions;
-    int dynamic, recompute;
+    int dynamic, recompute, mlp_rows;
 } llama_call;
 
 static seqpar_llama llama;
@@ -207,7 +207,8 @@ static void fill_row(seqpar_row *row, const llama_call *c) {
 
 static seqpar_status open_batch(void *call) {
     llama_call *c = call;
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = c->recompute};
+    const seqpar_llama_run run = {
+        .layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = c->recompute, .mlp_rows = c->mlp_rows};
     model_call model = good_model;
     seqpar_llama_batch batch = {0};
     seqpar_row row;
@@ -250,6 +251,8 @@ static const limit batch_limits[] = {
      {Y(dynamic, 1)}},
     {Y(recompute, 0), -1, SEQPAR_ERR_OPTION, RECOMPUTE("-1")},
     {Y(recompute, 2), 3, SEQPAR_ERR_OPTION, RECOMPUTE("3")},
+    {Y(mlp_rows, 0), -1, SEQPAR_ERR_OPTION,
+     "mlp_rows is -1; give the tokens of a tile of the MLP, or 0 for all"},
 };
 
 /* ---- a model that is not the batch's, and passes that were not made ---- */

@@ -16,7 +16,7 @@
 /* into files; and what moves is there no sooner than somebody waits for it */
 enum { MODEL_OFFLOAD_FILES = 4, MODEL_LATE = 8 };
 typedef struct model_way { /* how to do it */
-    int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, steps;
+    int64_t dp, sp, accumulation, threads, heads_k_stride, vocab_rows, mlp_rows, steps;
     /* reference: test_device */
     int layout, schedule, zero_stage, recompute, reference, optimizer;
     const seqpar_inject_desc *inject;
@@ -138,6 +138,7 @@ static seqpar_llama_run model_way_run(const model_way *way) {
                               .heads_k_stride = way->heads_k_stride,
                               .recompute = way->recompute,
                               .vocab_rows = way->vocab_rows,
+                              .mlp_rows = way->mlp_rows,
                               .ulysses_size = way->ulysses_size,
                               .kernel = way->kernel};
 }

@@ -48,9 +48,9 @@ typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
     /* reference_device: test_device */
     int layout, schedule, reference_device, optimizer, zero_stage, recompute, offload;
-    int64_t vocab_rows;         /* as in seqpar_llama_run */
-    int64_t slice;              /* as in seqpar_optim_desc */
-    int state_bits, stochastic; /* the same */
+    int64_t vocab_rows, mlp_rows; /* as in seqpar_llama_run */
+    int64_t slice;                /* as in seqpar_optim_desc */
+    int state_bits, stochastic;   /* the same */
 } objective_way;
 
 /* what to do; documents 2i and 2i + 1 are a pair, and share a row */
@@ -330,6 +330,7 @@ static seqpar_llama_run objective_run_of(const objective_task *t, const objectiv
                               .schedule = way->schedule,
                               .ulysses_size = way->ulysses_size,
                               .vocab_rows = way->vocab_rows,
+                              .mlp_rows = way->mlp_rows,
                               .recompute = way->recompute,
                               .temperature = t->temperature,
                               .dropout = learns &&

@@ -64,6 +64,7 @@ static objective_way way_drawn(int device) {
                            .reference_device = device,
                            .zero_stage = (int)test_integer(0, 3),
                            .recompute = (int)test_integer(0, 2),
+                           .mlp_rows = (int64_t[]){0, 1, 6, 31}[test_integer(0, 3)],
                            .slice = (int64_t[]){0, 1, 1024}[test_integer(0, 2)]};
 }
 
@@ -85,10 +86,10 @@ static void test_ways(int device, int kind, const seqpar_adapter_desc *desc, int
         objective_way w = way_drawn(device);
         char what[120];
         snprintf(what, sizeof what,
-                 "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d slice=%lld", (long long)w.dp,
-                 (long long)w.sp, (long long)w.accumulation, seqpar_layout_name(w.layout),
-                 seqpar_schedule_name(w.schedule), w.zero_stage, w.recompute,
-                 (long long)w.slice);
+                 "D=%lld P=%lld A=%lld %s %s zero=%d recompute=%d mlp_rows=%lld slice=%lld",
+                 (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
+                 seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule), w.zero_stage,
+                 w.recompute, (long long)w.mlp_rows, (long long)w.slice);
         objective_run(&t, &w, &other);
         expect_same_step(&other, &one, what);
         objective_result_free(&other);

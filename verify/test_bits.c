@@ -90,16 +90,17 @@ static void test_ways(int reference, int kind, int64_t ways) {
         w.recompute = (int)test_integer(0, 2);
         w.threads = test_integer(1, 2);
         w.vocab_rows = (int64_t[]){0, 1, 7, 64}[test_integer(0, 3)];
+        w.mlp_rows = (int64_t[]){0, 1, 9, 64}[test_integer(0, 3)];
         w.slice = (int64_t[]){0, 1, 6144}[test_integer(0, 2)];
         w.offload = (int)(3 * i % 8) & (w.zero_stage == 3 ? 7 : 5);
         model_run(&task, &w, &other);
         snprintf(what, sizeof what,
                  "D=%lld P=%lld A=%lld %s %s U=%lld zero=%d recompute=%d threads=%lld "
-                 "vocab_rows=%lld slice=%lld offload=%d",
+                 "vocab_rows=%lld mlp_rows=%lld slice=%lld offload=%d",
                  (long long)w.dp, (long long)w.sp, (long long)w.accumulation,
                  seqpar_layout_name(w.layout), seqpar_schedule_name(w.schedule),
                  (long long)w.ulysses_size, w.zero_stage, w.recompute, (long long)w.threads,
-                 (long long)w.vocab_rows, (long long)w.slice, w.offload);
+                 (long long)w.vocab_rows, (long long)w.mlp_rows, (long long)w.slice, w.offload);
         expect_equal_runs(&other, &one, what);
         test_end("bits_%s_%s %s",
                  (const char *[]){"fp32", "fp64", "bf16", "naive_bf16"}[reference], kinds[kind],
@@ -140,6 +141,40 @@ static void test_checkpoints(int reference, int kind) {
         test_end("bits_checkpoints device %d %s D=%lld P=%lld A=%lld zero=%d offload=%d",
                  reference, kinds[kind], (long long)w.dp, (long long)w.sp,
                  (long long)w.accumulation, w.zero_stage, w.offload);
+        model_result_free(&other);
+    }
+    model_result_free(&one);
+    seqpar_batch_free(&task.batch);
+}
+
+/* Tiles of the MLP: of one token, of leaves or of parts of leaves (a rank's cells have up to 7), of
+   all. What waits between two of them takes places that no other way has. */
+static void test_mlp_tiles(int reference, int kind) {
+    static const int64_t shapes[][4] = {{1, 1, 1, 0}, {1, 2, 1, 0}, {1, 1, 1, 3}, {2, 3, 2, 1},
+                                        {1, 5, 1, 3}, {3, 1, 2, 2}, {1, 8, 1, 0}, {1, 1, 3, 0}};
+    static const int64_t rows[] = {1, 3, 7, 14, 20, 28, 4, 1000};
+    model_task task;
+    model_result one, other;
+    model_way base = plain;
+    make_task(&task, kind);
+    base.reference = reference;
+    model_run(&task, &base, &one);
+    test_expect(!one.status, "%s", one.error.text);
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        model_way w = base;
+        w.dp = shapes[i][0];
+        w.sp = shapes[i][1];
+        w.accumulation = shapes[i][2];
+        w.zero_stage = (int)shapes[i][3];
+        w.mlp_rows = rows[i];
+        w.recompute = (int)i % 3;
+        w.threads = 1 + (int64_t)i / 2 % 2;
+        model_run(&task, &w, &other);
+        expect_equal_runs(&other, &one, "in tiles");
+        test_end("bits_mlp_tiles device %d %s D=%lld P=%lld A=%lld zero=%d mlp_rows=%lld "
+                 "recompute=%d",
+                 reference, kinds[kind], (long long)w.dp, (long long)w.sp,
+                 (long long)w.accumulation, w.zero_stage, (long long)w.mlp_rows, w.recompute);
         model_result_free(&other);
     }
     model_result_free(&one);
@@ -1013,6 +1048,10 @@ int main(int argc, char **argv) {
     for (int kind = 0; kind < 4; kind++) TEST(test_checkpoints(0, kind));
     TEST(test_checkpoints(1, 0));
     TEST(test_checkpoints(2, 3));
+    for (int kind = 0; kind < 3; kind++) TEST(test_mlp_tiles(0, kind));
+    TEST(test_mlp_tiles(1, 1));
+    TEST(test_mlp_tiles(2, 2));
+    TEST(test_mlp_tiles(3, 0));
     TEST(test_ways(0, 0, ways ? ways : 44));
     TEST(test_ways(0, 1, ways ? ways : 33));
     TEST(test_ways(1, 1, ways ? 1 : 11));

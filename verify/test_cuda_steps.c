@@ -54,7 +54,8 @@ static const int64_t widths[][2] = {{13, 61}, {16, 131}}; /* hidden, vocab */
 static const int64_t heads_list[][2] = {{3, 1}, {4, 2}, {3, 3}};
 enum { DENSE, BIASES, EXPERTS };
 enum { NO_TERMS, SMOOTHED, ENTROPY };
-static const int64_t members[] = {0, 2}, slices[] = {0, 1}, vocab_rows[] = {0, 3};
+static const int64_t members[] = {0, 2}, slices[] = {0, 1}, vocab_rows[] = {0, 3},
+                     mlp_rows[] = {0, 5};
 static const int offloads[] = {0, SEQPAR_OFFLOAD_STATE, SEQPAR_OFFLOAD_PARAMS};
 
 /* Cells cost, tokens hardly: each is a tile of 16 queries and 64 keys. */
@@ -120,7 +121,7 @@ static const char *value_name(int factor, int level) {
         [OFFLOAD] = {"no offload", "offload state", "offload params"},
         [SLICE] = {"no slices", "slices"},
         [RECOMPUTE] = {"no recompute", "recompute", "second pool"},
-        [VOCAB_ROWS] = {"no parts of logits", "logits by 3"}};
+        [VOCAB_ROWS] = {"no tiles", "logits by 3, MLP by 5 tokens"}};
     return factor == OBJECTIVE  ? objective_name(objectives[level])
            : factor == ROWS     ? packings[level].name
            : factor == LAYOUT   ? seqpar_layout_name(layout_of_grid(level))
@@ -246,6 +247,7 @@ static objective_way way_of(const int *level) {
                            .recompute = level[RECOMPUTE],
                            .offload = offloads[level[OFFLOAD]],
                            .vocab_rows = vocab_rows[level[VOCAB_ROWS]],
+                           .mlp_rows = mlp_rows[level[VOCAB_ROWS]],
                            .slice = slices[level[SLICE]],
                            .state_bits = level[STATE] ? 8 : 0,
                            .stochastic = level[CHANCE]};

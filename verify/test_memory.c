@@ -277,6 +277,50 @@ static void test_recompute(void) {
     seqpar_batch_free(&task.batch);
 }
 
+/* Of a model whose MLP is wide: of all that the MLP makes a tile is there, and a gradient has a place
+   for each sum that waits between two tiles. */
+static void test_mlp_tiles(int recompute, int64_t ranks) {
+    enum { ROWS = 60, TOKENS = 960, CELL = 20 };
+    model_task task;
+    seqpar_llama_config wide = small;
+    memory_run m[2];
+    int64_t share, saved, group, waiting = 1;
+    wide.intermediate = 512;
+    memset(m, 0, sizeof m);
+    row_task(&task, &wide, TOKENS, 3, CELL);
+    share = largest_share(task.batch.row, 1, SEQPAR_LAYOUT_ZIGZAG, ranks);
+    for (int tiled = 0; tiled < 2; tiled++) {
+        model_way way = {.dp = 1,
+                         .sp = ranks,
+                         .accumulation = 1,
+                         .threads = 1,
+                         .steps = 1,
+                         .layout = SEQPAR_LAYOUT_ZIGZAG,
+                         .recompute = recompute,
+                         .mlp_rows = tiled ? ROWS : 0};
+        seqpar_error error;
+        test_expect(!run_memory(&m[tiled], &task, &way, &error), "%s", error.text);
+    }
+    saved = most(&m[0], ranks, SEQPAR_MEM_ACTIVATIONS) -
+            most(&m[1], ranks, SEQPAR_MEM_ACTIVATIONS);
+    test_expect(saved == (recompute ? 0 : 2 * wide.layers * share * wide.intermediate * FLOAT),
+                "tiles save %lld bytes of activations", (long long)saved);
+    saved = most(&m[0], ranks, SEQPAR_MEM_SCRATCH) - most(&m[1], ranks, SEQPAR_MEM_SCRATCH);
+    test_expect(saved ==
+                    ((recompute ? 3 : 1) * share - 3 * CELL * 2) * wide.intermediate * FLOAT,
+                "tiles save %lld bytes of scratch", (long long)saved);
+    group = wide.hidden *
+            (2 + 3 * wide.intermediate + 2 * wide.head_dim * (wide.heads + wide.kv_heads));
+    while (CELL * 2 << (waiting - 1) < share) waiting++; /* a tile is two cells */
+    saved = most(&m[1], ranks, SEQPAR_MEM_GRADIENTS) - most(&m[0], ranks, SEQPAR_MEM_GRADIENTS);
+    test_expect(saved >= 0 && saved <= waiting * group * FLOAT,
+                "tiles take %lld bytes of gradients more", (long long)saved);
+    printf("#   P=%lld recompute=%d: gradients have %.2f groups more\n", (long long)ranks,
+           recompute, (double)saved / (double)(group * FLOAT));
+    test_end("memory_mlp_tiles P=%lld recompute=%d", (long long)ranks, recompute);
+    seqpar_batch_free(&task.batch);
+}
+
 /* ---- gradients: what a step holds of them ---- */
 
 /* Bytes of accumulators of all state, and of the largest group; in slices: of the largest group
@@ -1492,27 +1536,30 @@ int main(int argc, char **argv) {
     int recompute;
     test_begin(argc, argv);
     test_state += test_seed;
-    test_saved();
-    test_high_water(); /* these two first: their children start out as small as this process */
+    TEST(test_saved());
+    TEST(
+        test_high_water()); /* these two first: their children start out as small as this process */
     for (recompute = 0; recompute < 3; recompute++) {
-        test_activations(960, 20, recompute, powers, 4);
-        test_activations(960, 40, recompute, powers, 4);
-        test_activations(997, 32, recompute, others, 4);
+        TEST(test_activations(960, 20, recompute, powers, 4));
+        TEST(test_activations(960, 40, recompute, powers, 4));
+        TEST(test_activations(997, 32, recompute, others, 4));
     }
-    test_gradients(0);
-    test_gradients(1);
-    test_zero(0);
-    test_zero(1);
-    test_zero_adapters(0);
-    test_zero_adapters(1);
-    test_vocab_places();
-    test_recompute();
-    test_attention();
-    test_lifetimes();
-    test_refused(1, 1);
-    test_refused(4, 3);
-    test_wide_objectives();
-    test_wide_trainers();
+    TEST(test_gradients(0));
+    TEST(test_gradients(1));
+    TEST(test_zero(0));
+    TEST(test_zero(1));
+    TEST(test_zero_adapters(0));
+    TEST(test_zero_adapters(1));
+    TEST(test_vocab_places());
+    TEST(test_recompute());
+    for (int64_t ranks = 1; ranks < 4; ranks++)
+        for (recompute = 0; recompute < 3; recompute++) TEST(test_mlp_tiles(recompute, ranks));
+    TEST(test_attention());
+    TEST(test_lifetimes());
+    TEST(test_refused(1, 1));
+    TEST(test_refused(4, 3));
+    TEST(test_wide_objectives());
+    TEST(test_wide_trainers());
     test_expect(blocks_live == 0, "%lld blocks are left at the end", (long long)blocks_live);
     test_end("memory_all_given_back");
     return test_summary();

@@ -338,6 +338,21 @@ static seqpar_vocab_io vocab_io_without(int tensor) {
     return io;
 }
 
+static seqpar_status no_tile(void *user, const seqpar_token_tile *tile) {
+    return user || tile->rows ? SEQPAR_ERR_STEP : SEQPAR_OK;
+}
+
+static void test_token_tiles(void) {
+    const seqpar_share share = {0};
+    const seqpar_token_fold fold = {0};
+    REFUSED("share", seqpar_token_tiles(&error, NULL, &fold, 1, 1, no_tile, NULL));
+    REFUSED("fold", seqpar_token_tiles(&error, &share, NULL, 1, 1, no_tile, NULL));
+    REFUSED("fn", seqpar_token_tiles(&error, &share, &fold, 1, 1, NULL, NULL));
+    ABORTS("share", seqpar_token_tile_rows(NULL, 1, 1));
+    ABORTS("share", seqpar_token_places(NULL, &fold, 1));
+    ABORTS("fold", seqpar_token_places(&share, NULL, 1));
+}
+
 static void test_vocab(void) {
     static const char *const names[5] = {"io->hidden", "io->table", "io->targets",
                                          "io->dhidden", "io->nodes"};
@@ -349,6 +364,7 @@ static void test_vocab(void) {
     REFUSED("io", seqpar_vocab_forward(&ctx, NULL, &desc));
     REFUSED("desc", seqpar_vocab_forward(&ctx, &io, NULL));
     ABORTS("desc", seqpar_vocab_places(NULL, NULL, NULL));
+    test_token_tiles();
     REFUSED_SILENTLY("ctx", seqpar_vocab_backward(NULL, &io, NULL, NULL, &desc));
     REFUSED("io", seqpar_vocab_backward(&ctx, NULL, NULL, NULL, &desc));
     REFUSED("desc", seqpar_vocab_backward(&ctx, &io, NULL, NULL, NULL));
@@ -760,6 +776,7 @@ static const char *const allowed[] = {
     "seqpar_device_settle: device",
     "seqpar_attn_close: attn",
     "seqpar_attn_close: ctx",
+    "seqpar_token_tiles: user",
     "seqpar_vocab_places: share",
     "seqpar_vocab_places: fold",
     "seqpar_vocab_backward: share",

@@ -716,6 +716,20 @@ static const vocab_call good_vocab = {.desc = {.hidden = HIDDEN, .vocab = VOCAB}
 #define CHOICES_ALONE \
     "choices stand beside values, seeds or a teacher, which are of the whole vocabulary; leave " \
     "those NULL, or the choices"
+static seqpar_status no_tile(void *user, const seqpar_token_tile *tile) {
+    return user || tile ? SEQPAR_ERR_STEP : SEQPAR_OK;
+}
+
+static void check_tiles(void) {
+    const seqpar_share no_tokens = {0};
+    const seqpar_token_fold no_fold = {0};
+    REFUSED(seqpar_token_tiles(world->error, &no_tokens, &no_fold, 0, 1, no_tile, NULL),
+            world->error, SEQPAR_ERR_SIZE, "a tile of 0 tokens is asked for; give 1 or more");
+    ACCEPTED(seqpar_token_tiles(world->error, &no_tokens, &no_fold, 1, 1, no_tile, NULL),
+             world->error);
+    test_end("tiles_of_tokens");
+}
+
 static const limit vocab_limits[] = {
     {V(choices, 2),
      1,
@@ -1509,6 +1523,7 @@ int main(int argc, char **argv) {
     open_rank(seqpar_device_reference());
     TRY_LIMITS("attention", attend, good_attn, world->error, attn_limits);
     TRY_LIMITS("vocabulary", project, good_vocab, world->error, vocab_limits);
+    check_tiles();
     TRY_LIMITS("segments", segments, good_segments, world->error, segments_limits);
     TRY_LIMITS("self", send_to_self, good_self, world->error, self_limits);
     check_step_sum();

@@ -47,6 +47,8 @@ done <<'LIST'
 --ring_attn_size 4 --ulysses_size 2 --schedule llama3 --layout contiguous
 --ring_attn_size 3 --activation_offloading --zero_stage 3 --param_offload
 --data_parallel_size 2 --activation_offloading legacy --gradient_accumulation_steps 3
+--ring_attn_size 2 --tiled_mlp --micro_train_batch_size 100
+--tiled_mlp --tiled_mlp_num_shards 4 --gradient_checkpointing --zero_stage 3 --data_parallel_size 2
 LIST
 train activations_disk --eval_dataset $out/eval.jsonl --activation_offloading disk --offload_path $out --ring_attn_size 2; same train_activations_disk activations_disk one
 

@@ -16,10 +16,10 @@ typedef struct {
     bool activations_away; /* what that says */
     int long_documents;    /* DEMO_LONG_, which truncation and the program decide */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
-        load_checkpoint, gradient_checkpointing, relaxed_attention, cublas, tie_word_embeddings,
-        plot_loss, json, overwrite, enable_ema, dry_run, print_prepare, sharded_checkpoint,
-        async_save, adam_offload, param_offload, stochastic_rounding, lora_target_linear,
-        use_rslora, save_merged, load_in_4bit;
+        load_checkpoint, gradient_checkpointing, tiled_mlp, relaxed_attention, cublas,
+        tie_word_embeddings, plot_loss, json, overwrite, enable_ema, dry_run, print_prepare,
+        sharded_checkpoint, async_save, adam_offload, param_offload, stochastic_rounding,
+        lora_target_linear, use_rslora, save_merged, load_in_4bit;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
     /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
@@ -436,6 +436,12 @@ typedef struct {
          NULL, \
          "with --gradient_checkpointing, which it turns on: of the tensors that are kept those of two " \
          "layers stay in the device's memory, the others go to the host's; disk: to --offload_path", \
+         DEMO_ANY}, \
+        {"tiled_mlp", \
+         &(c).tiled_mlp, \
+         DEMO_FLAG, \
+         NULL, \
+         "compute the MLP for as many tokens at a time as the model is wide, and again in backward", \
          DEMO_ANY}, \
         {"ring_attn_size",          &(c).ring_attn_size, DEMO_INT, "1", \
          "sequence-parallel ranks", DEMO_COUNT(1)}, \

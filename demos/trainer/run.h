@@ -452,7 +452,7 @@ static const char demo_free_options[] =
     "save_steps,max_ckpt_num,sharded_checkpoint,async_save,load_checkpoint,ddp_timeout,eval_steps,"
     "logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
     "adam_offload,param_offload,offload_path,ref_offload,ref_reward_offload,"
-    "gradient_checkpointing,activation_offloading,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
+    "gradient_checkpointing,activation_offloading,tiled_mlp,ring_attn_size,ring_head_stride,data_parallel_size,world_size,"
     "layout,schedule,ulysses_size,pack_len,packing_samples,ring_attn_func,sequence_parallel_mode,omp_threads,max_len,"
     "truncation,from,bf16,eval_strategy,val_size,"
     "max_samples,pretrain_mode,pretrain_eos,pretrain_blocks,train_on_inputs,seed,train_batch_size,cell,hidden_size,num_"

@@ -685,6 +685,10 @@ static void demo_idle_notice(const demo_job *job) {
         fprintf(stderr, "notice: nothing is offloaded, so --offload_path is not used; add "
                         "--adam_offload, --param_offload, --activation_offloading or "
                         "--ref_offload\n");
+    if (c->tiled_mlp && job->model.experts)
+        fprintf(stderr,
+                "notice: the model has experts, whose tokens are not cut into tiles, so "
+                "--tiled_mlp is not used\n");
     if (c->aux_loss_coef > 0 && !demo_experts_learn(job))
         fprintf(stderr, "notice: the model has no experts, so --aux_loss_coef adds nothing\n");
 }

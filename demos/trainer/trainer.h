@@ -133,6 +133,7 @@ static seqpar_llama_run demo_run_desc(const demo_job *job) {
                             .recompute = !job->config.gradient_checkpointing ? 0
                                          : job->config.activations_away      ? 2
                                                                              : 1,
+                            .mlp_rows = job->config.tiled_mlp ? job->model.hidden : 0,
                             .ulysses_size = job->config.ulysses_size,
                             .relaxed = job->config.relaxed_attention,
                             .temperature = job->temperature,

@@ -231,6 +231,9 @@ static const struct fault_name {
     {256, NULL, FAULT_BEYOND},
     {257, NULL, FAULT_BEYOND},
     {258, NULL, FAULT_BEYOND},
-    {259, NULL, FAULT_BEYOND}};
+    {259, NULL, FAULT_BEYOND},
+    {260, NULL, FAULT_BEYOND},
+    {261, NULL, FAULT_BEYOND},
+    {262, NULL, FAULT_BEYOND}};
 enum { FAULT_NAMES = sizeof fault_names / sizeof *fault_names };
 #endif
