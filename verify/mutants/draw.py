@@ -208,10 +208,12 @@ class Draw:
 
 # ---- planting ----
 def c_copy(m):
-    """The function under another name. A comment shows compiled() where the mutant stands."""
+    """The function under another name, which it does not say. A comment shows compiled() where
+    the mutant stands."""
     name, text = m.function.name, m.function.text
     text = text[:m.start] + f"/*m{m.number}*/" + m.new + text[m.end:]
-    return re.sub(rf"\b{name}\b", f"{name}__m{m.number}", text, count=1)
+    text = re.sub(rf"\b{name}\b", f"{name}__m{m.number}", text, count=1)
+    return f'#define __func__ "{name}"\n{text}\n#undef __func__'
 
 
 def c_call(f, m):
