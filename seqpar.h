@@ -1379,8 +1379,9 @@ struct seqpar_device {
        Returns how many were begun. cudaMemcpyAsync on a stream of its own */
     int64_t (*move)(seqpar_device *device, void *to, const void *from, int64_t bytes,
                     void *queue);
-    /* what the queue is given next comes behind so many moves: cudaStreamWaitEvent */
-    void (*moved)(seqpar_device *device, int64_t moves, void *queue);
+    /* what the queue is given next comes behind so many moves: cudaStreamWaitEvent. DEVICE: a move,
+       or another copy before, has failed */
+    seqpar_status (*moved)(seqpar_device *device, int64_t moves, void *queue);
     struct seqpar__mover *mover; /* of a host device */
     void (*close)(seqpar_device *device);
 #define SEQPAR__X(op) \
@@ -10568,8 +10569,8 @@ static seqpar_status seqpar__turn_pack(seqpar_ctx *ctx, const seqpar_optim *o,
     return part->count > 0 ? ctx->device->pack(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-static void seqpar__turns_wait(seqpar_ctx *ctx, int64_t moves) {
-    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
+static seqpar_status seqpar__moved(const seqpar_ctx *ctx, int64_t moves) {
+    return moves > 0 ? ctx->device->moved(ctx->device, moves, ctx->queue) : SEQPAR_OK;
 }
 
 /* Between a part's home and its room. */
@@ -10583,7 +10584,7 @@ static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
         if (!room[i] || !part->kept[i]) continue;
         if (seqpar__is_packed(o, i)) {
             /* no move, so it does not wait for those that leave the room */
-            if (!home) seqpar__turns_wait(ctx, turns->left[part->slice % 2]);
+            if (!home) SEQPAR__TRY(seqpar__moved(ctx, turns->left[part->slice % 2]));
             SEQPAR__TRY(seqpar__turn_pack(ctx, o, part, i, room[i], !home));
         } else
             turns->all = d->move(
@@ -10612,9 +10613,10 @@ static seqpar_status seqpar__turns_begin(seqpar_ctx *ctx, const seqpar_optim *o,
     return seqpar__turn_move(ctx, o, turns, &part, 0);
 }
 
-static void seqpar__turns_end(seqpar_ctx *ctx, seqpar__turns *turns) {
-    seqpar__turns_wait(ctx, turns->all);
+static seqpar_status seqpar__turns_end(seqpar_ctx *ctx, seqpar__turns *turns) {
+    seqpar_status status = seqpar__moved(ctx, turns->all);
     for (int i = 0; i < 2; i++) seqpar_buffer_free(ctx, &turns->room[i]);
+    return status;
 }
 
 /* A part's turn: the next one sets out, and this one is there. */
@@ -10629,7 +10631,7 @@ static seqpar_status seqpar__turn_begin(seqpar_ctx *ctx, const seqpar_optim *o,
                                                           0);
         SEQPAR__TRY(seqpar__turn_move(ctx, o, turns, &next, 0));
     }
-    seqpar__turns_wait(ctx, turns->moves[part->slice % 2]);
+    SEQPAR__TRY(seqpar__moved(ctx, turns->moves[part->slice % 2]));
     seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
     for (int i = 0; i < SEQPAR__UPDATED; i++)
         if (room[i]) there->kept[i] = room[i];
@@ -10660,9 +10662,10 @@ static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *para
                              "parameters from owners",
                              0};
     seqpar__turns turns;
-    seqpar_status status = seqpar__turns_begin(ctx, o, &turns, params);
+    seqpar_status ended, status = seqpar__turns_begin(ctx, o, &turns, params);
     if (!status) status = seqpar__update_slices(ctx, o, &turns, params, lr);
-    seqpar__turns_end(ctx, &turns);
+    ended = seqpar__turns_end(ctx, &turns);
+    if (!status) status = ended;
     if (status || o->desc.zero_stage == 0 || o->desc.zero_stage == 3) return status;
     if (!o->desc.params_shared) return seqpar__share_owned(ctx, &o->blocks, &handed);
     SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
@@ -10825,7 +10828,7 @@ static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, d
             seqpar_device_write(ctx->device, data, at, from + (begin - first), end - begin,
                                 k->dtype);
     }
-    return SEQPAR_OK;
+    return seqpar_device_settle(ctx->device, ctx->queue); /* were they copied? */
 }
 
 static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, double *values,
@@ -10969,14 +10972,10 @@ SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *s,
     return SEQPAR_OK;
 }
 
-static void seqpar__shards_moved(const seqpar_ctx *ctx, int64_t moves) {
-    if (moves > 0) ctx->device->moved(ctx->device, moves, ctx->queue);
-}
-
 static seqpar_status seqpar__shards_drop(seqpar_ctx *ctx, seqpar_shards *s, int index) {
-    seqpar_status status;
-    seqpar__shards_moved(ctx, s->held[index].moves);
-    status = seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue);
+    seqpar_status moved = seqpar__moved(ctx, s->held[index].moves);
+    seqpar_status status = seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue);
+    if (!status) status = moved;
     seqpar_buffer_free(ctx, &s->held[index].whole);
     s->held[index].group = -1;
     return status;
@@ -11035,7 +11034,7 @@ static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s
     h.name = "parameters from owners";
     h.first = first;
     *moves = seqpar__shards_lay(ctx, s, &h, slice, past);
-    if (ctx->world->size > 1) seqpar__shards_moved(ctx, *moves);
+    if (ctx->world->size > 1) SEQPAR__TRY(seqpar__moved(ctx, *moves));
     return seqpar__share_begin(ctx, &s->blocks, &h, request);
 }
 
@@ -11075,7 +11074,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *s, in
     if (group >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, group, &index));
     if (next >= 0) SEQPAR__TRY(seqpar__shards_fetch(ctx, s, next, &ahead));
     if (group < 0) return SEQPAR_OK;
-    seqpar__shards_moved(ctx, s->held[index].moves);
+    SEQPAR__TRY(seqpar__moved(ctx, s->held[index].moves));
     SEQPAR__TRY(seqpar_comm_wait(ctx->world, &s->held[index].request, ctx->queue));
     *params = s->held[index].whole.data;
     return SEQPAR_OK;
@@ -11089,7 +11088,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shar
     int64_t moves;
     SEQPAR__TRY(seqpar__check_room(ctx->error, &s->blocks, elements));
     SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &moves, &request));
-    seqpar__shards_moved(ctx, moves);
+    SEQPAR__TRY(seqpar__moved(ctx, moves));
     return seqpar_comm_wait(ctx->world, &request, ctx->queue);
 }
 
@@ -11383,10 +11382,11 @@ static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *fr
     return 0;
 }
 
-static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
     (void)device;
     (void)moves;
     (void)queue;
+    return SEQPAR_OK;
 }
 
 static void seqpar__mover_close(seqpar_device *device) { (void)device; }
@@ -11492,13 +11492,14 @@ static struct seqpar__mover *seqpar__mover(seqpar_device *device) {
     return NULL;
 }
 
-static void seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status seqpar__host_moved(seqpar_device *device, int64_t moves, void *queue) {
     struct seqpar__mover *m = device->mover;
     (void)queue;
-    if (!m) return;
+    if (!m) return SEQPAR_OK;
     pthread_mutex_lock(&m->lock);
     while (m->done < moves) pthread_cond_wait(&m->wake, &m->lock);
     pthread_mutex_unlock(&m->lock);
+    return SEQPAR_OK;
 }
 
 /* Without a thread they are done at once. */
@@ -11508,7 +11509,7 @@ static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *fr
     int64_t begun = m ? m->begun : 0;
     if (!m) seqpar__host_copy(device, to, from, bytes, queue);
     if (!m || bytes <= 0) return begun;
-    seqpar__host_moved(device, begun + 1 - SEQPAR__MOVES, queue);
+    (void)seqpar__host_moved(device, begun + 1 - SEQPAR__MOVES, queue);
     pthread_mutex_lock(&m->lock);
     m->moves[begun % SEQPAR__MOVES].to = to;
     m->moves[begun % SEQPAR__MOVES].from = from;

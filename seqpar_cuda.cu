@@ -120,6 +120,7 @@ struct cuda_device {
     cudaEvent_t before;        /* what the stream has done before a move */
     cudaEvent_t behind[MOVES]; /* of move i: behind[i % MOVES] */
     int64_t moves;             /* that were begun */
+    bool lost; /* an operation without a status failed: the next with one says so */
 #if defined(SEQPAR_CUBLAS)
     cublasHandle_t cublas; /* NULL: products are our own */
 #endif
@@ -136,6 +137,8 @@ static seqpar_status launched(cuda_device *self, const char *kernel, cudaError_t
     return error ? failed(self, kernel, error) : SEQPAR_OK;
 }
 
+static void keep(cuda_device *self, seqpar_status status) { self->lost |= status != SEQPAR_OK; }
+
 /* Ends an operation: with no queue of the caller's the work is done when it returns. */
 static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue) {
     if (status) return status;
@@ -145,7 +148,13 @@ static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue
                            "your stream, or pass device->queue",
                            self->ordinal);
     cudaError_t error = queue ? cudaSuccess : cudaStreamSynchronize(self->stream);
-    return error ? failed(self, "waiting for a kernel", error) : SEQPAR_OK;
+    if (error) return failed(self, "waiting for a kernel", error);
+    return self->lost ? seqpar_fail(
+                            self->base.error, SEQPAR_ERR_DEVICE,
+                            "CUDA device %d: a copy failed before, so what the device holds is "
+                            "not what it should be; close it and begin again",
+                            self->ordinal)
+                      : SEQPAR_OK;
 }
 
 static void enter(cuda_device *self, void *queue) {
@@ -160,8 +169,9 @@ static seqpar_status device_settle(seqpar_device *device, void *queue) {
     cudaError_t error = cudaMemcpyAsync(&flops, self->flops, sizeof flops,
                                         cudaMemcpyDeviceToHost, self->stream);
     if (error) return failed(self, "reading a count", error);
-    seqpar_status status = finish(self, SEQPAR_OK, queue);
-    if (!status && queue) status = finish(self, SEQPAR_OK, NULL);
+    seqpar_status status = finish(self, SEQPAR_OK,
+                                  NULL); /* first: the count goes to the stack */
+    if (!status && queue) status = finish(self, SEQPAR_OK, queue);
     if (!status) device->attn_flops = (int64_t)flops;
     return status;
 }
@@ -272,7 +282,7 @@ static void device_copy(seqpar_device *device, void *to, const void *from, int64
     cudaError_t error = bytes > 0 ? cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault,
                                                     self->stream)
                                   : cudaSuccess;
-    (void)finish(self, launched(self, "a copy", error), queue);
+    keep(self, finish(self, launched(self, "a copy", error), queue));
 }
 
 static void device_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
@@ -285,7 +295,7 @@ static void device_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
                                                 (size_t)from_stride, (size_t)bytes,
                                                 (size_t)rows, cudaMemcpyDefault, self->stream)
                             : cudaSuccess;
-    (void)finish(self, launched(self, "a copy of rows", error), queue);
+    keep(self, finish(self, launched(self, "a copy of rows", error), queue));
 }
 
 static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
@@ -293,7 +303,7 @@ static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *
     enter(self, queue);
     cudaError_t error = bytes > 0 ? cudaMemsetAsync(data, 0, (size_t)bytes, self->stream)
                                   : cudaSuccess;
-    (void)finish(self, launched(self, "zeros", error), queue);
+    keep(self, finish(self, launched(self, "zeros", error), queue));
 }
 
 /* ---- the second pool: pinned memory of the host, and a stream of its own ---- */
@@ -319,21 +329,28 @@ static void pool_free(seqpar_device *device, void *data, int64_t bytes) {
     (void)cudaFreeHost(data);
 }
 
-static cudaError_t open_mover(cuda_device *self) {
-    cudaError_t error = cudaStreamCreateWithFlags(&self->mover, cudaStreamNonBlocking);
-    if (!error) error = cudaEventCreateWithFlags(&self->before, cudaEventDisableTiming);
-    for (int i = 0; !error && i < MOVES; i++)
-        error = cudaEventCreateWithFlags(&self->behind[i], cudaEventDisableTiming);
-    return error;
-}
-
 static void close_mover(cuda_device *self) {
     if (!self->mover) return;
     (void)cudaStreamSynchronize(self->mover);
     if (self->before) (void)cudaEventDestroy(self->before);
-    for (int i = 0; i < MOVES; i++)
+    for (int i = 0; i < MOVES; i++) {
         if (self->behind[i]) (void)cudaEventDestroy(self->behind[i]);
+        self->behind[i] = NULL;
+    }
     (void)cudaStreamDestroy(self->mover);
+    self->mover = NULL;
+    self->before = NULL;
+}
+
+/* Whole, or not at all. */
+static cudaError_t open_mover(cuda_device *self) {
+    cudaError_t error = cudaStreamCreateWithFlags(&self->mover, cudaStreamNonBlocking);
+    if (error) return self->mover = NULL, error;
+    error = cudaEventCreateWithFlags(&self->before, cudaEventDisableTiming);
+    for (int i = 0; !error && i < MOVES; i++)
+        error = cudaEventCreateWithFlags(&self->behind[i], cudaEventDisableTiming);
+    if (error) close_mover(self);
+    return error;
 }
 
 static int64_t device_move(seqpar_device *device, void *to, const void *from, int64_t bytes,
@@ -347,17 +364,19 @@ static int64_t device_move(seqpar_device *device, void *to, const void *from, in
     if (!error)
         error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, self->mover);
     if (!error) error = cudaEventRecord(self->behind[self->moves % MOVES], self->mover);
-    (void)launched(self, "a copy to or from the host", error);
+    keep(self, launched(self, "a copy to or from the host", error));
     return ++self->moves;
 }
 
 /* An event that a later move has taken over is behind this one, too. */
-static void device_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status device_moved(seqpar_device *device, int64_t moves, void *queue) {
     cuda_device *self = of(device);
+    cudaError_t error = cudaSuccess;
     (void)queue;
-    if (moves <= 0) return;
-    (void)launched(self, "waiting for a copy",
-                   cudaStreamWaitEvent(self->stream, self->behind[(moves - 1) % MOVES], 0));
+    if (moves > 0 && self->mover) /* no mover: that is noted */
+        error = cudaStreamWaitEvent(self->stream, self->behind[(moves - 1) % MOVES], 0);
+    keep(self, launched(self, "waiting for a copy", error));
+    return finish(self, SEQPAR_OK, self->stream);
 }
 
 /* Scratch, kept between calls; whoever used it before on this stream is done when the next

@@ -1175,6 +1175,7 @@ static seqpar_status seqpar__llama_codes_read(seqpar_ctx *ctx, const seqpar_llam
     if (!status) status = seqpar__llama_unpack(ctx, m, tensor, t->rows * t->cols, &part);
     if (!status)
         seqpar_device_read(ctx->device, values, room.data, 0, count, ctx->device->storage);
+    if (!status) status = seqpar_device_settle(ctx->device, ctx->queue);
     seqpar_buffer_free(ctx, &room);
     return status;
 }
@@ -1241,7 +1242,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *
     if (m->shards) return seqpar_shards_read(ctx, m->shards, values, tensor, first, count);
     seqpar_device_read(ctx->device, values, m->params.data, m->tensors[tensor].offset + first,
                        count, ctx->device->storage);
-    return SEQPAR_OK;
+    return seqpar_device_settle(ctx->device, ctx->queue); /* were they copied? */
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
@@ -1254,7 +1255,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
     if (m->shards) return seqpar_shards_write(ctx, m->shards, values, tensor, first, count);
     seqpar_device_write(ctx->device, m->params.data, m->tensors[tensor].offset + first, values,
                         count, ctx->device->storage);
-    return SEQPAR_OK;
+    return seqpar_device_settle(ctx->device, ctx->queue);
 }
 
 SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor,
@@ -1651,9 +1652,10 @@ static void seqpar__llama_free_layer(seqpar_ctx *ctx, seqpar_llama_layer *l) {
 
 /* ---- recompute 2: what is kept goes to the second pool and comes back ---- */
 
-/* What is given to the device next comes behind what moves to or from there. */
+/* What is given to the device next comes behind what moves to or from there, and says it where that
+   failed. */
 static void seqpar__llama_moved(const seqpar_ctx *ctx, const seqpar_llama_held *held) {
-    if (held->moves > 0) ctx->device->moved(ctx->device, held->moves, ctx->queue);
+    if (held->moves > 0) (void)ctx->device->moved(ctx->device, held->moves, ctx->queue);
 }
 
 static void seqpar__llama_held_free(seqpar_ctx *ctx, seqpar_llama_batch *b) {

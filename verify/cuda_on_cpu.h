@@ -125,13 +125,16 @@ struct cuda_block {
 extern "C" {
 extern uint64_t cuda_on_cpu_seed;
 extern int64_t cuda_on_cpu_fail_at, cuda_on_cpu_calls, cuda_on_cpu_launches,
-    cuda_on_cpu_allocated;
+    cuda_on_cpu_allocated, cuda_on_cpu_full_at, cuda_on_cpu_allocations;
 }
 
 uint64_t cuda_on_cpu_seed = 1; /* of the order of fibers; 0: threads in rising order */
 int64_t cuda_on_cpu_fail_at;   /* this call of the run time fails; 0: none */
 int64_t cuda_on_cpu_calls;     /* calls of the run time that can fail */
 int64_t cuda_on_cpu_launches;
+/* this allocation and the next find no memory, as where it is tried again; 0: all do */
+int64_t cuda_on_cpu_full_at;
+int64_t cuda_on_cpu_allocations;
 int64_t cuda_on_cpu_allocated; /* bytes of device memory in use */
 
 static thread_local cuda_block *cuda_here;
@@ -630,6 +633,13 @@ static int cuda_failing(void) {
     return __atomic_add_fetch(&cuda_on_cpu_calls, 1, __ATOMIC_RELAXED) == cuda_on_cpu_fail_at;
 }
 
+static int cuda_is_full(void) {
+    int64_t n = __atomic_add_fetch(&cuda_on_cpu_allocations, 1, __ATOMIC_RELAXED);
+    bool full = cuda_on_cpu_full_at &&
+                (n == cuda_on_cpu_full_at || n == cuda_on_cpu_full_at + 1);
+    return cuda_failing() || full;
+}
+
 static int cuda_in_arena(const void *at) {
     return cuda_arena.base && (const char *)at >= cuda_arena.base &&
            (const char *)at < cuda_arena.base + CUDA_ARENA;
@@ -833,7 +843,7 @@ static bool cuda_pageable(const void *data) {
 static inline cudaError_t cudaMallocHost(void **data, size_t bytes) {
     *data = NULL;
     if (cuda_forbidden("cudaMallocHost")) return cudaErrorStreamCaptureUnsupported;
-    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    if (cuda_is_full()) return cudaErrorMemoryAllocation;
     *data = malloc(bytes + 1);
     pthread_mutex_lock(&cuda_late.lock);
     cuda_pinned_list = new cuda_pinned_piece{cuda_pinned_list, (char *)*data, bytes};
@@ -861,7 +871,7 @@ static inline cudaError_t cudaFreeHost(void *data) {
 static inline cudaError_t cudaMalloc(void **data, size_t bytes) {
     size_t size = 4096;
     if (cuda_forbidden("cudaMalloc")) return cudaErrorStreamCaptureUnsupported;
-    if (cuda_failing()) return cudaErrorMemoryAllocation;
+    if (cuda_is_full()) return cudaErrorMemoryAllocation;
 #if defined(__SANITIZE_ADDRESS__)
     size = 8192; /* what is left behind the bytes is poisoned */
 #endif
@@ -1043,9 +1053,8 @@ static inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     if (cuda_forbidden("cudaStreamSynchronize")) return cudaErrorStreamCaptureUnsupported;
-    if (cuda_failing()) return cudaErrorLaunchFailure;
-    cuda_settle(stream);
-    return cudaSuccess;
+    cuda_settle(stream); /* and what it then says is of what ran */
+    return cuda_failing() ? cudaErrorLaunchFailure : cudaSuccess;
 }
 
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {

@@ -17,12 +17,13 @@ static _Thread_local struct {
     void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
 } late;
 
-static void late_moved(seqpar_device *device, int64_t moves, void *queue) {
+static seqpar_status late_moved(seqpar_device *device, int64_t moves, void *queue) {
     (void)device;
     (void)queue;
     for (; late.done < moves; late.done++)
         memcpy(late.move[late.done % LATE_MOVES].to, late.move[late.done % LATE_MOVES].from,
                (size_t)late.move[late.done % LATE_MOVES].bytes);
+    return SEQPAR_OK;
 }
 
 static int64_t late_move(seqpar_device *device, void *to, const void *from, int64_t bytes,

@@ -10,7 +10,8 @@
 
 extern int64_t cuda_on_cpu_fail_at __attribute__((weak)),
     cuda_on_cpu_calls __attribute__((weak)), cuda_on_cpu_allocated __attribute__((weak)),
-    cuda_on_cpu_launches __attribute__((weak));
+    cuda_on_cpu_launches __attribute__((weak)), cuda_on_cpu_full_at __attribute__((weak)),
+    cuda_on_cpu_allocations __attribute__((weak));
 
 static void test_steps(int kind, int device, int64_t ranks, int layout, int schedule) {
     objective_task t;
@@ -140,6 +141,65 @@ static void test_failures(void) {
     test_end("cuda_failures: each of %lld calls is named and leaves nothing", (long long)calls);
 }
 
+/* A step in which one call fails: it says so, or does without it, and nothing is left. every: of the
+   calls that *count counts one in so many. */
+static void expect_failures(objective_task *t, const objective_way *way, int64_t *count,
+                            int64_t *failing, int64_t every) {
+    objective_result whole, result;
+    objective_job job = {t, way, &result};
+    int64_t ranks = way->dp * way->sp, calls, opening, without = 0;
+    seqpar_error error;
+    *count = 0;
+    seqpar_device_close(test_cuda(0)); /* test_failures has these */
+    opening = *count;
+    objective_run(t, way, &whole);
+    objective_run(t, way, &result);
+    *count = 0;
+    test_expect(!seqpar_run_threads(ranks, objective_main, &job, &error), "%s", error.text);
+    calls = *count;
+    for (int64_t n = opening + 1; n <= calls && !test_why[0]; n += every) {
+        memset(&error, 0, sizeof error);
+        *count = 0;
+        *failing = n;
+        seqpar_status status = seqpar_run_threads(ranks, objective_main, &job, &error);
+        without += !status;
+        if (count == &cuda_on_cpu_allocations && status)
+            test_expect(status == SEQPAR_ERR_MEMORY, "allocation %lld: %s", (long long)n,
+                        error.text);
+        test_expect(status ? strlen(error.text) > 20
+                           : !memcmp(result.params, whole.params,
+                                     (size_t)whole.elements * sizeof *whole.params),
+                    "call %lld of %lld fails: status %d, '%s'", (long long)n, (long long)calls,
+                    status, error.text);
+        test_expect(cuda_on_cpu_allocated == 0, "after call %lld failed %lld bytes are left",
+                    (long long)n, (long long)cuda_on_cpu_allocated);
+    }
+    *failing = 0;
+    printf("#   %lld calls, one in %lld fails; %lld can be done without\n", (long long)calls,
+           (long long)every, (long long)without);
+    objective_result_free(&whole);
+    objective_result_free(&result);
+}
+
+static void test_step_failures(void) {
+    const objective_way ways[] = {
+        {.dp = 1, .sp = 1, .accumulation = 1, .zero_stage = 3, .offload = 3, .recompute = 2},
+        {.dp = 1, .sp = 1, .accumulation = 1, .reference_device = 2, .state_bits = 8}};
+    if (!&cuda_on_cpu_fail_at) {
+        test_skip("cuda_step_failures", "a GPU does not fail on demand");
+        return;
+    }
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        objective_task t;
+        objective_task_open(&t, OBJECTIVE_SFT, 2, 5, 10, 5);
+        t.lean = 1;
+        expect_failures(&t, &ways[i], &cuda_on_cpu_allocations, &cuda_on_cpu_full_at, 1);
+        expect_failures(&t, &ways[i], &cuda_on_cpu_calls, &cuda_on_cpu_fail_at, 23);
+        objective_task_close(&t);
+        test_end("cuda_step_failures %s", i ? "bf16, 8 bits" : "offloaded");
+    }
+}
+
 static void test_refused(void) {
     seqpar_error error = {0};
     seqpar_cuda_desc desc = {.ordinal = 99};
@@ -180,6 +240,7 @@ int main(int argc, char **argv) {
     seqpar_device_close(test_cuda(1)); /* where there is no GPU this says so */
     test_refused();
     test_failures();
+    test_step_failures();
     /* on the stand-in every two features meet in smaller steps: test_cuda_steps.c */
     if (test_fibers()) return test_summary();
     for (int device = 0; device <= 2; device += 2) {

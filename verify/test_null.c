@@ -727,6 +727,10 @@ static void test_file_reading(const char *path) {
     REFUSED("file", seqpar_safetensors_read_f64(NULL, doubles[0], &part, &error));
     REFUSED("out", seqpar_safetensors_read_f64(file, NULL, &part, &error));
     REFUSED("part", seqpar_safetensors_read_f64(file, doubles[0], NULL, &error));
+    part.count = 1; /* one value is a value */
+    REFUSED("out", seqpar_safetensors_read(file, NULL, &part, &error));
+    REFUSED("out", seqpar_safetensors_read_f32(file, NULL, &part, &error));
+    REFUSED("out", seqpar_safetensors_read_f64(file, NULL, &part, &error));
     seqpar_safetensors_close(file);
 }
 

@@ -62,8 +62,8 @@ static inline int64_t demo_plan_move(seqpar_device *device, void *to, const void
     return 0;
 }
 
-static inline void demo_plan_moved(seqpar_device *device, int64_t moves, void *queue) {
-    (void)device, (void)moves, (void)queue;
+static inline seqpar_status demo_plan_moved(seqpar_device *device, int64_t moves, void *queue) {
+    return (void)device, (void)moves, (void)queue, SEQPAR_OK;
 }
 
 static inline void demo_plan_close(seqpar_device *device) { free(device); }

@@ -275,6 +275,12 @@ check("info_message", informed({"messages": TURNS}, formatting="messages", colum
       '"messages"[0] is {"role": "user"}, but an object with "role" and text as "content" is needed')
 check("info_calls", None, informed({"messages": [{**TURNS[0], "tool_calls": [1]}]}, formatting="messages", columns={"messages": "messages"}),
       '"messages"[0] calls a tool or is not learnt, which is not read here; remove it, or the record')
+for key in ("weight", "train", "training"):
+    for wrong in (0, False, 2, 0.5):
+        check(f"not_learnt_{key}_{wrong}", lambda: prepare.message_of({"role": "user", "content": "a", key: 1}, "it"),
+              lambda: prepare.message_of({"role": "user", "content": "a", key: wrong}, "it"),
+              f'it has "{key}": {json.dumps(wrong)}, which says that it is not learnt; that is not done here: end the conversation '
+              'before it, or leave the key out')
 check("named_turns", named(TURNS), named(TURNS[:1] * 2),
       "message 2 is of user, but --template qwen writes texts of user and assistant by turns; calls are written by "
       "--apply_chat_template, or remove the record")
@@ -284,6 +290,21 @@ check("named_token", lambda: prepare.NamedTemplate("chatml", Bare("<|im_end|>"),
       lambda: prepare.NamedTemplate("chatml", Bare("</s>"), None),
       "--template chatml ends what is said with <|im_end|>, which F/tokenizer.json has not among its added_tokens; give the template "
       "that the model was made for, or a model that has the token")
+
+
+class Worded(prepare.Folder):
+    """Of one token and its id."""
+
+    def __init__(self, last):
+        self.name, self.json = "F", {"decoder": {"type": "ByteFallback"}, "model": {"unk_id": None}}
+        self.fresh = type("Fresh", (), {"get_vocab": lambda _, added: {"a": last}})()
+
+
+check("last_id", lambda: Worded(9).words(), lambda: Worded(1 << 24).words(),
+      "F/tokenizer.json has a token with the id 16777216; 16777215 is the last that can be read, take the file anew")
+prepare.MOST_WORDS = 9  # what is just inside takes no memory then
+check("last_id_inside", lambda: Worded(8).words(), lambda: Worded(9).words(),
+      "F/tokenizer.json has a token with the id 9; 8 is the last that can be read, take the file anew")
 
 # ---- records ----
 
