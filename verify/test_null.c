@@ -699,7 +699,8 @@ static void refused_file(const char *function, const char *pointer, seqpar_statu
 }
 
 static void test_file_reading(const char *path) {
-    const seqpar_safetensors_part part = {.name = "a", .count = 3}, nameless = {.count = 3};
+    const seqpar_safetensors_part nameless = {.count = 3};
+    seqpar_safetensors_part part = {.name = "a", .count = 3};
     seqpar_safetensors_tensor wanted;
     seqpar_safetensors_file *file;
     REFUSED("file", seqpar_safetensors_open(NULL, path, &error));
