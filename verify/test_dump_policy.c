@@ -153,10 +153,14 @@ static void shift_rewards(int64_t far) {
 }
 
 /* Whitens advantages over supervised tokens of ranks or replicas, or of all. */
-enum { ALL, RANK, RANK_MICRO, REPLICA };
+enum { ALL, RANK, RANK_MICRO, REPLICA, REPLICA_MICRO };
 static int64_t white_group(int how, int64_t dp, int64_t a, int64_t t) {
     int64_t rank = dp * s.sp + s.member[t];
-    return how == ALL ? 0 : how == RANK ? rank : how == REPLICA ? dp : rank * s.micro + a;
+    return how == ALL             ? 0
+           : how == RANK          ? rank
+           : how == REPLICA       ? dp
+           : how == REPLICA_MICRO ? dp * s.micro + a
+                                  : rank * s.micro + a;
 }
 
 static void whiten(int how, int unbiased) {
@@ -184,15 +188,28 @@ static void whiten(int how, int unbiased) {
     set_loss(right_loss());
 }
 
+/* What of a document is whitened: its advantage, or its reward as it is. */
+static void rewards_alone(void) {
+    EACH_ROW(dp, a) {
+        row *r = &s.of[dp][a];
+        for (int64_t t = 0; t < cu_seqlens[r->docs]; t++)
+            r->advantages[t] = r->rewards[document_of(r, t)];
+    }
+}
+
 static void test_whitening(void) {
-    static const int hows[] = {RANK, RANK_MICRO, REPLICA};
-    static const char *const texts[] = {"over the tokens of each rank",
-                                        "over the tokens of each rank's micro-batch",
-                                        "over the tokens of each replica"};
-    for (int i = 0; i < 6; i++) {
-        make_ppo(i % 2 ? "group" : "group_mean");
-        whiten(hows[i / 2], i % 2);
-        expect_named("whitened_by_rank", texts[i / 2]);
+    static const struct {
+        int how;
+        const char *text;
+    } ways[] = {{RANK, "over the tokens of each rank"},
+                {RANK_MICRO, "over the tokens of each rank's micro-batch"},
+                {REPLICA, "over the tokens of each replica"},
+                {REPLICA_MICRO, "over the tokens of each replica's micro-batch"}};
+    for (int i = 0; i < 24; i++) {
+        make_ppo(i / 2 % 3 ? "group" : "group_mean");
+        if (i / 2 % 3 == 2) rewards_alone();
+        whiten(ways[i / 6].how, i % 2);
+        expect_named("whitened_by_rank", ways[i / 6].text);
     }
     make_ppo("group_mean");
     whiten(ALL, 0);
