@@ -47,6 +47,12 @@ rank 0 of 3, sp 2: rank is 0 to world - 1, and sp divides world
 micro-batch 1 of 1
 what is label? a micro-batch has index, ids, positions, labels, logits, logp, ref_logp, cu_seqlens, loss_sum, loss_count
 arrays of complex128 are not written; give one of bool, uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64
+{'part.grad.w': '3 6'}
+accepted
+part of grad.w: 3 elements from 4 on are none of 6
+part of grad.w: 3 elements from -1 on are none of 6
+part of grad.v: name a tensor of grad, param, after, m or v that is written
+part of local.w: name a tensor of grad, param, after, m or v that is written
 END
 $python verify/python/test_dump.py $oracle $out/dump >$out/dump.got 2>&1
 if cmp -s $out/dump.want $out/dump.got; then ok python_dump; else fail python_dump "$(diff $out/dump.want $out/dump.got | head -n 4 | tr '\n' ' ')"; fi

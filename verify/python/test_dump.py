@@ -53,10 +53,21 @@ one = seqpar_dump.Dump(folder, 0, 1)
 one.micro_batch(0, logits=numpy.ones((1, 3, 5)), logp=numpy.ones((1, 3)), ids=numpy.ones(3, int))
 one.attention(0, q=numpy.ones((1, 3, 2, 4)), lse=numpy.ones((1, 3, 2)), part_out=numpy.ones((1, 2, 3, 2, 4)))
 print(*(x["shape"] for x in one.tensors.values()))
+
+
+def parted(name, part):
+    """Three elements, of so many from some on."""
+    dump = seqpar_dump.Dump(folder, 0, 1)
+    dump.step(gradients={"w": numpy.ones(3)}, local={"w": numpy.ones(3)}, part={name: part})
+    print({key: x for key, x in dump.metadata.items() if key.startswith("part.")})
+
+
 for mistake in (lambda: seqpar_dump.Dump(folder, 2, 2), lambda: seqpar_dump.Dump(folder, 0, 3, sp=2),
                 lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(1),
                 lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, label=ids),
-                lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, ids=ids.astype(complex))):
+                lambda: seqpar_dump.Dump(folder, 0, 2).micro_batch(0, ids=ids.astype(complex)),
+                lambda: parted("grad.w", (3, 6)), lambda: parted("grad.w", (4, 6)), lambda: parted("grad.w", (-1, 6)),
+                lambda: parted("grad.v", (0, 6)), lambda: parted("local.w", (0, 6))):
     try:
         mistake()
         print("accepted")
