@@ -2348,7 +2348,7 @@ SEQPAR_DEF const char *seqpar_version(void);
     X(vocab_choices) X(nf4) X(vocab_io) X(sft_desc) \
     X(host_seeds) X(segments) X(preference_kind) X(preference_desc) X(preference) \
     X(pair_result) X(kto_desc) X(kto_result) X(policy_desc) X(policy_result) \
-    X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(optim_desc) \
+    X(value_result) X(aggregate) X(tensor) X(blocks) X(token_fold) X(token_tile) X(optim_desc) \
     X(optim) X(step_nodes) X(leaves) X(optim_part) X(shards)
 /* clang-format on */
 #define SEQPAR__X(name) SEQPAR_DEF int64_t seqpar_sizeof_##name(void);
@@ -8506,7 +8506,7 @@ SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_sh
                                             int64_t step, seqpar_token_tile_fn fn, void *user) {
     seqpar__token_run r;
     seqpar_status status = SEQPAR_OK;
-    SEQPAR_NEED(error, "share, fold, fn", share, fold, fn);
+    SEQPAR_NEED(error, "share, fold, fn", share, fold, SEQPAR_THERE(fn));
     SEQPAR__TRY(seqpar__check_tiles(error, share, fold, most));
     if (!seqpar__run_new(&r, share, fold, most, step))
         status = seqpar__no_memory(error, "tiles of tokens");
