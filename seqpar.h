@@ -1778,8 +1778,8 @@ typedef struct seqpar_vocab_choices {
 
 typedef struct seqpar_token_fold seqpar_token_fold;
 
-/* Tokens of a rank whose activations are there at a time, where those of all take too much room,
-   and the part of a fold that is computed while they are. */
+/* Some of a rank's tokens, whose activations are in memory before those of the next tile are, and
+   the part of a step's fold that reads them. */
 typedef struct seqpar_token_tile {
     int64_t first, rows;           /* the tokens */
     const seqpar_fold_op *program; /* as in seqpar_fold_run */
@@ -1788,12 +1788,12 @@ typedef struct seqpar_token_tile {
 } seqpar_token_tile;
 typedef seqpar_status (*seqpar_token_tile_fn)(void *user, const seqpar_token_tile *tile);
 
-/* Calls fn for the rank's tokens, tile after tile, rising; ends with the first status that is not
-   SEQPAR_OK. The fold is that of seqpar_step_fold over the pieces of share; between two tiles its
-   values wait in the run's store, which has room for seqpar_token_places of them. The first
-   fold->node_count are the nodes in the end, the same bits as without tiles. most: tokens of a
-   tile, 1 or more. A piece that has more of them is computed in multiples of step, the device's
-   sum_step; so a tile has up to seqpar_token_tile_rows. */
+/* Calls fn for each tile of the rank's tokens, first to last, and returns the first status that is
+   not SEQPAR_OK. fold is seqpar_step_fold's, over the pieces of share. Between two tiles its values
+   stay in seqpar_fold_run.store, which has room for seqpar_token_places of them; in the end it begins
+   with the fold->node_count nodes, the same bits as without tiles. most: tokens of a tile, 1 or more.
+   A longer piece is computed in multiples of step, the device's sum_step: a tile has up to
+   seqpar_token_tile_rows tokens. SIZE: most. STEP: the fold is not of this share */
 SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_share *share,
                                             const seqpar_token_fold *fold, int64_t most,
                                             int64_t step, seqpar_token_tile_fn fn, void *user);

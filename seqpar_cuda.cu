@@ -137,7 +137,10 @@ static seqpar_status launched(cuda_device *self, const char *kernel, cudaError_t
     return error ? failed(self, kernel, error) : SEQPAR_OK;
 }
 
-static void keep(cuda_device *self, seqpar_status status) { self->lost |= status != SEQPAR_OK; }
+/* Of an operation that returns none. */
+static void note_status(cuda_device *self, seqpar_status status) {
+    self->lost |= status != SEQPAR_OK;
+}
 
 /* Ends an operation: with no queue of the caller's the work is done when it returns. */
 static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue) {
@@ -282,7 +285,7 @@ static void device_copy(seqpar_device *device, void *to, const void *from, int64
     cudaError_t error = bytes > 0 ? cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault,
                                                     self->stream)
                                   : cudaSuccess;
-    keep(self, finish(self, launched(self, "a copy", error), queue));
+    note_status(self, finish(self, launched(self, "a copy", error), queue));
 }
 
 static void device_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
@@ -295,7 +298,7 @@ static void device_copy_rows(seqpar_device *device, void *to, int64_t to_stride,
                                                 (size_t)from_stride, (size_t)bytes,
                                                 (size_t)rows, cudaMemcpyDefault, self->stream)
                             : cudaSuccess;
-    keep(self, finish(self, launched(self, "a copy of rows", error), queue));
+    note_status(self, finish(self, launched(self, "a copy of rows", error), queue));
 }
 
 static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *queue) {
@@ -303,7 +306,7 @@ static void device_zero(seqpar_device *device, void *data, int64_t bytes, void *
     enter(self, queue);
     cudaError_t error = bytes > 0 ? cudaMemsetAsync(data, 0, (size_t)bytes, self->stream)
                                   : cudaSuccess;
-    keep(self, finish(self, launched(self, "zeros", error), queue));
+    note_status(self, finish(self, launched(self, "zeros", error), queue));
 }
 
 /* ---- the second pool: pinned memory of the host, and a stream of its own ---- */
@@ -364,7 +367,7 @@ static int64_t device_move(seqpar_device *device, void *to, const void *from, in
     if (!error)
         error = cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, self->mover);
     if (!error) error = cudaEventRecord(self->behind[self->moves % MOVES], self->mover);
-    keep(self, launched(self, "a copy to or from the host", error));
+    note_status(self, launched(self, "a copy to or from the host", error));
     return ++self->moves;
 }
 
@@ -375,7 +378,7 @@ static seqpar_status device_moved(seqpar_device *device, int64_t moves, void *qu
     (void)queue;
     if (moves > 0 && self->mover) /* no mover: that is noted */
         error = cudaStreamWaitEvent(self->stream, self->behind[(moves - 1) % MOVES], 0);
-    keep(self, launched(self, "waiting for a copy", error));
+    note_status(self, launched(self, "waiting for a copy", error));
     return finish(self, SEQPAR_OK, self->stream);
 }
 

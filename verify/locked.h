@@ -26,7 +26,7 @@ static int lock_made(pthread_mutex_t *lock) {
     return pthread_mutexattr_destroy(&kind);
 }
 
-/* In the main thread's turn. */
+/* As pthread_create, but for the one that is refused. */
 static int thread_started(pthread_t *thread, void *(*main)(void *), void *user) {
     int64_t number = __atomic_add_fetch(&threads_made, 1, __ATOMIC_SEQ_CST);
     return number == thread_refused ? EAGAIN : pthread_create(thread, NULL, main, user);

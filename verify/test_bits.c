@@ -111,6 +111,16 @@ static void test_ways(int reference, int kind, int64_t ways) {
     seqpar_batch_free(&task.batch);
 }
 
+/* shape: D, P, A and the ZeRO stage */
+static model_way shaped(const model_way *base, const int64_t *shape) {
+    model_way w = *base;
+    w.dp = shape[0];
+    w.sp = shape[1];
+    w.accumulation = shape[2];
+    w.zero_stage = (int)shape[3];
+    return w;
+}
+
 /* Activations that go to the second pool and come back, over more layers than stay. In micro-batches
    of different sizes, whose room there is one after the other's; beside parameters and moments that
    move by the same thread. Every second time they come as late as they may. */
@@ -127,11 +137,7 @@ static void test_checkpoints(int reference, int kind) {
     test_expect(!one.status, "%s", one.error.text);
     expect_moved(&one);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        model_way w = base;
-        w.dp = shapes[i][0];
-        w.sp = shapes[i][1];
-        w.accumulation = shapes[i][2];
-        w.zero_stage = (int)shapes[i][3];
+        model_way w = shaped(&base, shapes[i]);
         w.recompute = 2;
         w.threads = 1 + (int64_t)i % 2;
         w.offload = w.zero_stage == 3 ? 7 : 5 * (int)(i % 2);
@@ -147,8 +153,8 @@ static void test_checkpoints(int reference, int kind) {
     seqpar_batch_free(&task.batch);
 }
 
-/* Tiles of the MLP: of one token, of leaves or of parts of leaves (a rank's cells have up to 7), of
-   all. What waits between two of them takes places that no other way has. */
+/* Tiles of the MLP: of one token, of parts of cells, of whole cells, of all tokens. Sums wait between
+   two tiles in places that no other way has. */
 static void test_mlp_tiles(int reference, int kind) {
     static const int64_t shapes[][4] = {{1, 1, 1, 0}, {1, 2, 1, 0}, {1, 1, 1, 3}, {2, 3, 2, 1},
                                         {1, 5, 1, 3}, {3, 1, 2, 2}, {1, 8, 1, 0}, {1, 1, 3, 0}};
@@ -161,11 +167,7 @@ static void test_mlp_tiles(int reference, int kind) {
     model_run(&task, &base, &one);
     test_expect(!one.status, "%s", one.error.text);
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        model_way w = base;
-        w.dp = shapes[i][0];
-        w.sp = shapes[i][1];
-        w.accumulation = shapes[i][2];
-        w.zero_stage = (int)shapes[i][3];
+        model_way w = shaped(&base, shapes[i]);
         w.mlp_rows = rows[i];
         w.recompute = (int)i % 3;
         w.threads = 1 + (int64_t)i / 2 % 2;

@@ -12,7 +12,7 @@
 
 typedef struct scarcity {
     const char *what;
-    int64_t *made, *refused; /* so many so far; this one is not to be had */
+    int64_t *made, *refused; /* counted so far; the number that is refused */
     seqpar_status status;
 } scarcity;
 
