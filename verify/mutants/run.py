@@ -16,6 +16,7 @@ into equivalent.tsv, with the reason.
 A run that was interrupted goes on where it was. PARTS="llama mpi": drawn from these parts alone.
 MUTANTS="3 14": only these, again. SEQPAR_DATA: data sets for suites that read real ones."""
 import difflib
+import functools
 import json
 import os
 import re
@@ -30,13 +31,23 @@ import draw
 WORKERS = 2
 LIMIT = 900  # seconds of processor time of a suite without a mutant
 ORACLE = ["build/seqpar-verify", "build/verify_sp"]
-DEMOS = [f"build/{x}" for x in ("train_sft", "train_dpo", "train_kto", "train_ppo", "train_rm", "seqpar",
-                                "make_arith", "compare_runs", "02_layouts",
-                                "reward_server_for_tests", "generate")]
 VERDICTS = ["seen", "set aside", "survived"]
 RUNNING = set()
 SPDX = "SPDX-License-Identifier: MIT OR Unlicense"
 COLUMNS = "number part kind file function line old new verdict by".split()
+
+
+def without_make():
+    """The environment without what a make above leaves there."""
+    return {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+
+
+@functools.cache
+def demos():
+    """What the Makefile builds before suites that run the demos."""
+    listed = subprocess.run(["make", "-s", "--eval", "listed: ; @echo $(DEMOS)", "listed"], cwd=draw.ROOT,
+                            env=without_make(), capture_output=True, text=True, check=True).stdout.split()
+    return [f"build/{name}" for name in listed + ["reward_server_for_tests"]]
 
 
 class Suite:
@@ -56,7 +67,7 @@ class Suite:
     def targets(self):
         if not self.shell:
             return [self.program()]
-        return ORACLE if self.name.startswith("oracle") else ORACLE + DEMOS
+        return ORACLE if self.name.startswith("oracle") else ORACLE + demos()
 
     def command(self):
         command = [self.program()]
@@ -67,9 +78,8 @@ class Suite:
 
 
 def environment(suite, number, more):
-    env = dict(os.environ, SEQPAR_FAULT=str(number), OMP_WAIT_POLICY="passive", **more)
+    env = dict(without_make(), SEQPAR_FAULT=str(number), OMP_WAIT_POLICY="passive", **more)
     env.setdefault("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
-    env.pop("MAKEFLAGS", None), env.pop("MAKELEVEL", None)
     if suite.only:
         env["TEST_ONLY"] = suite.only
     return env
@@ -173,15 +183,13 @@ def sees(suite, mutant, tree):
 
 
 # ---- the build ----
-# Wider heads are the same text once more.
-ON_CPU_OPT = "ON_CPU_OPT=-O1 -DSEQPAR_CUDA_HEAD_DIM_MAX=96"
+ON_CPU_OPT = f"ON_CPU_OPT=-O1 -DSEQPAR_CUDA_HEAD_DIM_MAX={draw.HEAD_DIM_MAX}"
 
 
 def make(tree, targets):
-    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
     with open(os.path.join(tree, "../build.log"), "w", encoding="utf-8") as log:
         subprocess.run(["make", "-k", "-j2", "OPT=-O1", "WARN=-w", ON_CPU_OPT, *targets],
-                       cwd=tree, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
+                       cwd=tree, env=without_make(), stdout=log, stderr=subprocess.STDOUT, check=False)
 
 
 def prepare(world, mutants_drawn, draws, out):
