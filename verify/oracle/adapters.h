@@ -3,9 +3,8 @@
  * W + scale B A, and by the chain rule dA = scale B^T dW and dB = scale dW A^T. */
 #ifndef ORACLE_ADAPTERS_H
 #define ORACLE_ADAPTERS_H
-#include "parts.h"
 #include "peft.h"
-#include "reference_attention.h"
+#include "reference_tensors.h"
 
 /* What learns: the adapters where there are any, or the model. */
 static inline const seqpar_llama *reference_learns(const reference *f) {

@@ -4,6 +4,7 @@
 #ifndef ORACLE_ANSWERS_H
 #define ORACLE_ANSWERS_H
 #include "apart.h"
+#include "facts.h"
 #include "law.h"
 
 enum { ANSWERS = 64, ACCEPTED = 4 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* attention.h - a layer's attention judged: out, lse, dq, dk and dv of all ranks against what
- * q, k, v and dout give. checks.h includes it: stages and rows are from there.
+ * q, k, v and dout give.
  *
  * Work is bounded. Where the whole is too much, some kv heads are looked at, and where one of
  * them is too much, some queries of it. Limits and mistakes are tried out on smaller parts. */
@@ -8,6 +8,7 @@
 #define ORACLE_ATTENTION_H
 #include "attention_ways.h"
 #include "attention_where.h"
+#include "stages.h"
 
 /* Multiplications: of all that is compared with the dump, and at least of one micro-batch; of
    the part on which limits and mistakes are tried; of one mistake. Some seconds for 1e10. */
@@ -192,16 +193,6 @@ static inline int attention_has_gradients(const attention *a) {
 static inline int attention_no_memory(attention *a) {
     seqpar_fail(&a->d->error, SEQPAR_ERR_MEMORY, "no memory for attention");
     return -1;
-}
-
-/* Bits that a number needs: 8 as in BF16, 11 in F16, 24 in F32, 53. */
-static inline int attention_bits(double x) {
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return !(u & ((UINT64_C(1) << 45) - 1))   ? 8
-           : !(u & ((UINT64_C(1) << 42) - 1)) ? 11
-           : !(u & ((UINT64_C(1) << 29) - 1)) ? 24
-                                              : 53;
 }
 
 /* Rows of a side that one rank holds, from those with `from` on; the wanted heads of each.
@@ -441,7 +432,7 @@ static inline int attention_load_parts(attention *a, const int64_t *tokens, int 
 static inline int attention_bits_of(const double *x, int64_t n) {
     int bits = 0;
     for (int64_t i = 0; x && i < n && bits < 53; i++)
-        if (x[i] != 0 && attention_bits(x[i]) > bits) bits = attention_bits(x[i]);
+        if (x[i] != 0 && bits_needed(x[i]) > bits) bits = bits_needed(x[i]);
     return bits; /* 0: all are 0 */
 }
 
@@ -572,7 +563,7 @@ static inline int64_t *attention_parts(const attention *a, int t) {
 
 static inline int attention_bits_rounded(double x, int bits) {
     attend_cut nearest = {UINT64_C(1) << (52 - bits), ~((UINT64_C(1) << (53 - bits)) - 1), 0};
-    return bits < 53 ? attention_bits(attend_cut_sum(x, nearest)) : attention_bits(x);
+    return bits < 53 ? bits_needed(attend_cut_sum(x, nearest)) : bits_needed(x);
 }
 
 /* Whether all numbers, of tokens that have one part alone if `part` is given, have no more than
@@ -587,7 +578,7 @@ static inline int attention_has_few_bits(const attention *a, int t, int bits,
     for (int64_t i = 0; i < side->count * wide; i++) {
         double x = p->got[t][i];
         if ((part && part[side->token[i / wide]] < 0) || fabs(right[i]) < 0x1p-11) continue;
-        if (attention_bits(x) > bits) return 0;
+        if (bits_needed(x) > bits) return 0;
         found += attention_bits_rounded(right[i], a->kernel[0].bits_of[t]) > bits;
     }
     return found >= COARSE_NUMBERS;
@@ -598,7 +589,7 @@ static inline int attention_has_coarse(const attention *a, int t) {
     int64_t n = attend_rows(&a->whole, t) * attend_width(&a->whole, t), found = 0;
     for (int64_t i = 0; i < n && found < COARSE_NUMBERS; i++) {
         double x = a->whole.got[t][i];
-        found += x != 0 && attention_bits(x) <= 11;
+        found += x != 0 && bits_needed(x) <= 11;
     }
     return found == COARSE_NUMBERS;
 }

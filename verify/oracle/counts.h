@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* counts.h - what each rank sums up of a micro-batch's losses, and what it divides the sum by
  * before its backward pass. The right divisor is one number for the whole step; a factor that
- * all share may be made up for by the reduction of gradients. Included by checks.h. */
+ * all share may be made up for by the reduction of gradients. */
 #ifndef ORACLE_COUNTS_H
 #define ORACLE_COUNTS_H
+#include <math.h>
+#include <stdint.h>
+#include "stages.h"
 
 /* A number is kept apart by these, and summed over the others. */
 enum { APART_MEMBER = 1, APART_REPLICA = 2, APART_MICRO = 4, APARTS = 8 };

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* factors.h - gradients that are multiples of the wanted ones: one factor on all tensors, or
- * several on some. Included by gradients.h. */
+ * several on some. */
 #ifndef ORACLE_FACTORS_H
 #define ORACLE_FACTORS_H
+#include "gradient_pairs.h"
+#include "law.h"
 
 enum { FACTOR_GROUPS = 4, FACTOR_SHOWS = 8 }; /* SHOWS: as many are no multiple by chance */
 typedef struct factor_group {

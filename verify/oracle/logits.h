@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* logits.h - log-probs recomputed from the logits that the dump has, token by token: row l of
- * a rank's logits, and the label that is taken from it. Included by checks.h. */
+ * a rank's logits, and the label that is taken from it. */
 #ifndef ORACLE_LOGITS_H
 #define ORACLE_LOGITS_H
+#include "stages.h"
 
 /* Which logits and which label a log-prob was made of, instead of the token's own. */
 typedef enum logits_pick {
@@ -229,7 +230,7 @@ static inline double logits_logp_unit(const dump_row *row) {
     for (int64_t t = 0; t < row->tokens; t++) {
         if (row->labels[t] == DUMP_IGNORE || row->rank[t] < 0) continue;
         labels++;
-        if (attention_bits(row->logp[t]) > bits) bits = attention_bits(row->logp[t]);
+        if (bits_needed(row->logp[t]) > bits) bits = bits_needed(row->logp[t]);
     }
     return labels < 8 ? row->unit.logp : fmax(row->unit.logp, ldexp(1, -bits));
 }

@@ -4,6 +4,7 @@
 #ifndef ORACLE_MANUAL_H
 #define ORACLE_MANUAL_H
 #include "options.h"
+#include "seqpar.h"
 #include "verdict.h"
 
 typedef struct verb {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include "seqpar.h"
 
 typedef enum option_kind {
     OPTION_FLAG,   /* int */

@@ -38,6 +38,16 @@ typedef struct written {
 } written;
 enum { WRITTEN_BITS = 19, WRITTEN_VALUES = 1 << WRITTEN_BITS }; /* 16 bits, of either type */
 
+/* Bits that a number needs: 8 as in BF16, 11 in F16, 24 in F32, 53. */
+static inline int bits_needed(double x) {
+    uint64_t u;
+    memcpy(&u, &x, sizeof u);
+    return !(u & ((UINT64_C(1) << 45) - 1))   ? 8
+           : !(u & ((UINT64_C(1) << 42) - 1)) ? 11
+           : !(u & ((UINT64_C(1) << 29) - 1)) ? 24
+                                              : 53;
+}
+
 static inline double square(double x) { return x * x; }
 
 /* The first bits of a float32 tell any number of 16 bits. */

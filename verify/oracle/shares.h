@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* shares.h - a gradient that is wrong by how shares of it are weighed: those of ranks, of
- * replicas, of rows. Included by gradients.h.
+ * replicas, of rows.
  *
  * Two things tell. The wanted dump may be of several ranks with one row each, say, whose local.
  * tensors are shares W_q of the right gradient: got = sum_q c_q W_q, and mistakes have their
@@ -10,6 +10,7 @@
  * and values: of others a rank's gradient has parts of other ranks' losses. */
 #ifndef ORACLE_SHARES_H
 #define ORACLE_SHARES_H
+#include "factors.h"
 
 #ifndef SHARES
 #define SHARES 32

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* swaps.h - whether ranks' ranges of parameters are exchanged: a rank's after is the right one
- * of another rank's range, or it made its step with the gradient of another's. Included by
- * step.h. */
+ * of another rank's range, or it made its step with the gradient of another's. */
 #ifndef ORACLE_SWAPS_H
 #define ORACLE_SWAPS_H
+#include "step_ways.h"
 
 #ifndef SWAP_RANKS
 #define SWAP_RANKS 64

@@ -3,6 +3,7 @@
  * share of a row, numbers in the type they are to have, and the folder. */
 #ifndef ORACLE_WRITE_H
 #define ORACLE_WRITE_H
+#include <errno.h>
 #include <ftw.h>
 #include <sys/stat.h>
 #include <unistd.h>

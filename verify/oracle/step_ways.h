@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* step_ways.h - the optimizer's step, computed in the right way and in those of known mistakes,
+ * beside what ranks have (step.h has the formulas). */
+#ifndef ORACLE_STEP_WAYS_H
+#define ORACLE_STEP_WAYS_H
+#include "norms.h"
+
+/* ---- the optimizer's step ---- */
+
+enum { CLIP_RIGHT, CLIP_NOT, CLIP_BY, CLIP_BEFORE }; /* BY: by the way's own norm */
+enum { DECAY_ALL, DECAY_NONE, DECAY_VECTORS };
+enum { MOMENTS_RIGHT, MOMENTS_LOST, MOMENTS_KEPT_WHOLE, MOMENTS_ADDED };
+typedef struct step_way {
+    const char *name; /* of the mistake; NULL: none that has a name */
+    int clip;
+    wrong_norm norm;
+    int no_bias_correction, decay_coupled, decay_after, decay, eps_inside, by_micro_batches;
+    int moments, first; /* first: t is 1 */
+} step_way;
+
+static inline double norm_of_own(const step_norms *n, int64_t r) {
+    double shard = norm_of_shard(n, r);
+    return isnan(shard) ? norm_of_local(n, r) : shard;
+}
+static inline double norm_as_reported(const step_norms *n, int64_t r) { return n->shown[r]; }
+
+static const step_way step_ways[] = {
+    {.name = NULL},
+    {.name = "not_clipped", .clip = CLIP_NOT},
+    {.name = "clip_by_own_norm", .clip = CLIP_BY, .norm = norm_of_own},
+    {.name = "clip_before_reduction", .clip = CLIP_BEFORE},
+    {.name = "norms_added", .clip = CLIP_BY, .norm = norms_added_over_all},
+    {.name = "norms_added", .clip = CLIP_BY, .norm = norms_added_over_sequence},
+    {.name = "norms_added", .clip = CLIP_BY, .norm = norms_added_over_replicas},
+    {.name = "norms_added", .clip = CLIP_BY, .norm = norms_of_locals_added},
+    {.name = "norm_counts_copies", .clip = CLIP_BY, .norm = again_over_all},
+    {.name = "norm_counts_copies", .clip = CLIP_BY, .norm = again_over_sequence},
+    {.name = "norm_counts_copies", .clip = CLIP_BY, .norm = again_over_replicas},
+    {.name = "bias_correction_missing", .no_bias_correction = 1},
+    {.name = "decay_coupled", .decay_coupled = 1},
+    {.name = "decay_after_step", .decay_after = 1},
+    {.name = "decay_missing", .decay = DECAY_NONE},
+    {.name = "decay_groups_swapped", .decay = DECAY_VECTORS},
+    {.name = "moments_lost", .moments = MOMENTS_LOST},
+    {.name = "moments_lost", .moments = MOMENTS_LOST, .first = 1},
+    {.name = "moments_not_scaled", .moments = MOMENTS_KEPT_WHOLE},
+    {.name = "moments_not_scaled", .moments = MOMENTS_ADDED},
+    {.name = "eps_inside_root", .eps_inside = 1},
+    {.name = "steps_counted_by_micro_batches", .by_micro_batches = 1},
+    {.name = NULL, .clip = CLIP_BY, .norm = norm_as_reported}};
+enum { STEP_WAYS = sizeof step_ways / sizeof *step_ways, WAY_REPORTED = STEP_WAYS - 1 };
+
+/* Whether it can be made without ranks' own gradients and names of parameters. */
+static inline int way_is_plain(const step_way *way) {
+    return way->clip <= CLIP_NOT && way->decay != DECAY_VECTORS;
+}
+
+/* What is the same for all elements of a rank; NaN: the dump does not say. */
+typedef struct way_numbers {
+    double clip, mean, square; /* 1 / (1 - beta^t) */
+} way_numbers;
+
+static inline way_numbers way_begin(const dump_facts *f, const step_way *way, double clip) {
+    double t = way->first ? 1 : (double)f->step;
+    way_numbers w = {clip, 1, 1};
+    if (way->by_micro_batches) t *= (double)f->accumulation;
+    if (way->no_bias_correction) return w;
+    w.mean = 1 / (1 - pow(f->beta1, t));
+    w.square = 1 / (1 - pow(f->beta2, t));
+    return w;
+}
+
+/* Of the whole model's biases and norms: most frameworks let no decay act on them. */
+static inline int is_vector(const char *parameter) {
+    return strstr(parameter, "bias") || strstr(parameter, "norm") || strstr(parameter, "ln_");
+}
+
+/* One element before the step. */
+typedef struct element {
+    double p, g, m, v;
+    int vector;
+} element;
+
+static inline void way_moments(const dump_facts *f, const step_way *way, double g, element *e) {
+    double of_old = way->moments == MOMENTS_KEPT_WHOLE, of_new = way->moments == MOMENTS_ADDED;
+    if (way->moments == MOMENTS_LOST) e->m = e->v = 0;
+    e->m = (of_old > 0 ? 1 : f->beta1) * e->m + (of_new > 0 ? 1 : 1 - f->beta1) * g;
+    e->v = (of_old > 0 ? 1 : f->beta2) * e->v + (of_new > 0 ? 1 : 1 - f->beta2) * g * g;
+}
+
+/* after - param of one element */
+static inline double way_step(const dump_facts *f, const step_way *way, const way_numbers *w,
+                              element e) {
+    int spared = way->decay == DECAY_NONE || (way->decay == DECAY_VECTORS && !e.vector);
+    double weight_decay = spared ? 0 : f->weight_decay, decay = f->lr * weight_decay;
+    double g = e.g * w->clip, square, u;
+    if (f->optimizer == DUMP_SGD) return -f->lr * (g + weight_decay * e.p);
+    if (way->decay_coupled) g += weight_decay * e.p;
+    way_moments(f, way, g, &e);
+    square = e.v * w->square;
+    u = f->lr * e.m * w->mean /
+        (way->eps_inside ? sqrt(square + f->eps) : sqrt(square) + f->eps);
+    if (way->decay_coupled) return -u;
+    return way->decay_after ? (e.p - u) * (1 - decay) - e.p : -decay * e.p - u;
+}
+
+/* Squares of one rank's steps: what a way is away from the one that was made, and from the
+   right one. */
+typedef struct step_match {
+    double away[STEP_WAYS], from_right[STEP_WAYS];
+    double wanted, moved, along, rounding; /* along: product of the right step and the made */
+} step_match;
+
+typedef struct step_check {
+    const step_norms *n;
+    step_match *of;        /* (world) */
+    way_numbers *numbers;  /* (world, STEP_WAYS) */
+    dump_facts of_vectors; /* as they hold for biases and norms, which may not decay */
+    int64_t parameters, vectors;
+    char first[128]; /* parameter whose step is not the right one */
+} step_check;
+
+/* One parameter, whole; local clipped rank by rank and added up, NULL: not known. */
+typedef struct step_inputs {
+    whole param, grad, m, v;
+    double *clipped;
+    int vector;
+} step_inputs;
+
+/* What the gradient is multiplied by before the step; NaN: the dump does not say. */
+static inline double way_clip(const step_norms *n, const step_way *way, int64_t rank) {
+    double norm = way->clip == CLIP_BY ? way->norm(n, rank) : sqrt(n->all);
+    return way->clip == CLIP_NOT || way->clip == CLIP_BEFORE ? 1
+           : isnan(norm)                                     ? NAN
+                         : clip_factor(n->d->facts.max_norm, norm);
+}
+
+static inline element element_at(const step_inputs *in, int64_t at) {
+    return (element){in->param.values[at], in->grad.values[at],
+                     in->m.values ? in->m.values[at] : 0, in->v.values ? in->v.values[at] : 0,
+                     in->vector};
+}
+
+static inline void match_element(const step_check *c, step_match *to, int64_t rank,
+                                 const step_inputs *in, int64_t at, double after, double u) {
+    const way_numbers *numbers = &c->numbers[rank * STEP_WAYS];
+    const dump_facts *f = in->vector ? &c->of_vectors : &c->n->d->facts;
+    element e = element_at(in, at), clipped = e;
+    double moved = after - e.p, right = 0;
+    clipped.g = in->clipped ? in->clipped[at] : NAN;
+    for (int i = 0; i < STEP_WAYS; i++) {
+        int before = step_ways[i].clip == CLIP_BEFORE;
+        double step = way_step(f, &step_ways[i], &numbers[i], before ? clipped : e);
+        if (!i) right = step;
+        to->away[i] += (moved - step) * (moved - step);
+        to->from_right[i] += (step - right) * (step - right);
+    }
+    to->wanted += right * right;
+    to->moved += moved * moved;
+    to->along += moved * right;
+    to->rounding += 2 * u * u * (after * after + e.p * e.p);
+}
+
+/* Each rank's local gradient clipped by its own norm, and what the reducer makes of it. */
+static inline int clip_locals(const step_norms *n, const char *parameter, step_inputs *in) {
+    tensor_name name;
+    local_sums l = {0};
+    int found = local_sums_read(n->d, tensor_of(&name, "local.", parameter), NULL, &l);
+    double reducer = n->sum.got_want / n->sum.want_want;
+    if (found > 0 && l.count == in->grad.count)
+        in->clipped = (double *)calloc((size_t)l.count + 1, sizeof *in->clipped);
+    for (int64_t r = 0; in->clipped && r < n->d->world; r++) {
+        /* in units of the reduced gradient, where max_norm is meant */
+        double clip = clip_factor(n->d->facts.max_norm, sqrt(n->local[r]));
+        for (int64_t i = 0; i < l.count; i++)
+            in->clipped[i] += reducer * clip * l.sum[sum_of(n->d, ADDED_OWN, r)][i];
+    }
+    local_sums_free(n->d, &l);
+    return found < 0 ? -1 : 0;
+}
+
+static inline int step_sizes_differ(dump *d, const char *parameter, const step_inputs *in) {
+    const whole *all[] = {&in->param, &in->m, &in->v};
+    for (int i = 0; i < 3; i++)
+        if (in->grad.values && all[i]->values && all[i]->count != in->grad.count) {
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: parameter %.100s has %lld elements in one of param., m. and "
+                        "v. and %lld in grad.",
+                        d->ranks[0].path, parameter, (long long)all[i]->count,
+                        (long long)in->grad.count);
+            return -1;
+        }
+    return 0;
+}
+
+static inline void step_inputs_free(step_inputs *in) {
+    whole_free(&in->param);
+    whole_free(&in->grad);
+    whole_free(&in->m);
+    whole_free(&in->v);
+    free(in->clipped);
+}
+
+static inline int step_inputs_read(const step_norms *n, const char *parameter,
+                                   step_inputs *in) {
+    dump *d = n->d;
+    tensor_name name;
+    memset(in, 0, sizeof *in);
+    in->vector = is_vector(parameter) != 0;
+    return whole_read(d, tensor_of(&name, "param.", parameter), 0, d->world, &in->param) ||
+                   whole_read(d, tensor_of(&name, "grad.", parameter), 0, d->world,
+                              &in->grad) ||
+                   whole_read(d, tensor_of(&name, "m.", parameter), 0, d->world, &in->m) ||
+                   whole_read(d, tensor_of(&name, "v.", parameter), 0, d->world, &in->v) ||
+                   step_sizes_differ(d, parameter, in) ||
+                   (in->grad.values && clip_locals(n, parameter, in))
+               ? -1
+               : 0;
+}
+
+/* Gradients of 16 bits may have been rounded for the dump alone. */
+static inline double step_limit(const step_check *c, const step_match *m) {
+    double limit = 4 * dump_rounding(c->n->d);
+    if (limit < c->n->tolerance) limit = c->n->tolerance;
+    return m->rounding + limit * limit * m->wanted;
+}
+
+/* One rank's range of after. */
+static inline int match_rank(step_check *c, int64_t rank, const char *parameter,
+                             const step_inputs *in) {
+    dump *d = c->n->d;
+    tensor_name name;
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(
+        d->ranks[rank].file, tensor_of(&name, "after.", parameter));
+    step_match one = {.wanted = 0};
+    double *after, *sum = (double *)&one, *all = (double *)&c->of[rank];
+    part p;
+    if (!t) return 0;
+    if (part_of(d, rank, t, &p)) return -1;
+    if (p.total != in->grad.count) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: tensor %.100s has %lld elements in all, and its grad. one %lld",
+                    d->ranks[rank].path, name.text, (long long)p.total,
+                    (long long)in->grad.count);
+        return -1;
+    }
+    if (!(after = dump_doubles(d, rank, t))) return -1;
+    for (int64_t i = 0; i < p.count; i++)
+        match_element(c, &one, rank, in, p.offset + i, after[i], dtype_rounding(t->dtype));
+    free(after);
+    if (!*c->first && !(one.away[0] <= step_limit(c, &one)))
+        snprintf(c->first, sizeof c->first, "%s", parameter);
+    for (size_t i = 0; i < sizeof one / sizeof *sum; i++) all[i] += sum[i];
+    return 0;
+}
+
+static inline int add_step(void *user, const char *parameter) {
+    step_check *c = (step_check *)user;
+    step_inputs in;
+    int status = step_inputs_read(c->n, parameter, &in);
+    if (!status && in.param.values && in.grad.values) {
+        c->parameters++;
+        c->vectors += in.vector;
+        for (int64_t r = 0; !status && r < c->n->d->world; r++)
+            status = match_rank(c, r, parameter, &in);
+    }
+    step_inputs_free(&in);
+    return status;
+}
+#endif
