@@ -204,6 +204,10 @@ job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -l
 if has mpicxx.openmpi; then for demo in demos/train_*.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
 if [ -f $cuda/include/nccl.h ] && [ -f $cuda/include/cuda_runtime_api.h ]; then job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -isystem $cuda/include -fsyntax-only $out/nccl.c"; else skip cxx20_nccl "no nccl.h and cuda_runtime_api.h under $cuda"; fi
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
+# ---- headers of the trainers, of the program and of the oracle: each compiles alone ----
+for folder in demos/trainer demos/program verify/oracle; do
+    for header in $folder/*.h; do job alone_$(basename $(dirname $header))_$(basename $header .h) "gcc -std=gnu11 -D_GNU_SOURCE $strict -Wno-format-truncation -Wno-missing-field-initializers -Wno-unknown-pragmas -Wno-unused -Ibuild -Idemos -Idemos/trainer -fsyntax-only -x c $header"; done
+done
 # x87 keeps intermediate values in 80 bits: refused, and with the flags that the message names the bits are those of one rank
 if [ "$(uname -m)" = x86_64 ]; then
     job x87_refused "! gcc -mfpmath=387 -I. -c $out/impl_seqpar.c -o $out/x87.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/x87_refused.log && gcc -mfpmath=387 $strict -c $out/api_seqpar.c -o $out/x87.api.o"
@@ -305,6 +309,22 @@ for x in 0 1 2; do private_in $out/part_$x >$out/private_$x; done
 uses() { comm -12 <(grep -oE 'seqpar__[a-z0-9_]+' $out/part_$1 | sort -u) <(comm -23 $out/private_$2 <(sort -u $out/private_$1 $out/private_0)); }
 tidy tidy_parts "$(uses 1 2)$(uses 2 1)$(for x in 0 1 2; do [ "$(wc -l <$out/private_$x)" -gt 50 ] || echo "part $x has hardly a private name"; done)"
 tidy tidy_chapters "$(for c in api util fold pack split comm device cpu plan attn loss optim; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
+
+# A header includes others at its top alone, and none that includes it again.
+layers=$(echo demos/trainer/*.h demos/program/*.h verify/oracle/*.h)
+cat >$out/late_includes.awk <<'AWK'
+FNR == 1 { code = comment = 0 }
+/^\/\*/ { comment = 1 }
+comment || /^#/ || /^ *$/ { if (/\*\/ *$/) comment = 0; if (code && /^#include ".*\.h"/) print FILENAME ": " $0; next }
+{ code = 1 }
+AWK
+tidy tidy_includes_on_top "$(awk -f $out/late_includes.awk $layers)"
+included() { # FILE FILE: a header, and one that it includes
+    grep -HoE '^#include ".*\.h"' $layers | sed -E 's/:#include "(.*)"/ \1/' | while read -r file name; do
+        for folder in $(dirname $file) demos demos/trainer verify; do [ -f $folder/$name ] && { echo $file $folder/$name; break; }; done
+    done
+}
+tidy tidy_no_include_cycle "$(included | tsort 2>&1 >/dev/null)"
 
 # lines of every function: from the line its head begins to the one its last brace closes
 cat >$out/functions.awk <<'AWK'

@@ -9,6 +9,7 @@
  * workspace - is not in it. */
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
+#include "launch.h"
 
 /* Behind those of the library. */
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };

@@ -7,7 +7,7 @@
 #ifndef DEMO_GENERATED_H
 #define DEMO_GENERATED_H
 
-#include "job.h"
+#include "job_open.h"
 
 typedef struct {
     const char *path; /* OUT; borrowed */

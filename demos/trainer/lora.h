@@ -4,6 +4,7 @@
  * so that the optimizer, checkpoints and the moving average take them like a model. */
 #ifndef DEMO_LORA_H
 #define DEMO_LORA_H
+#include "settle.h"
 
 enum {
     DEMO_LORA_ATTENTION = SEQPAR_ADAPT_Q | SEQPAR_ADAPT_K | SEQPAR_ADAPT_V | SEQPAR_ADAPT_O,

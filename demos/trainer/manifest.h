@@ -12,6 +12,7 @@
 #include <zlib.h>
 #include "data.h"
 #include "files.h"
+#include "seqpar_safetensors.h"
 
 #define DEMO_MANIFEST "manifest.json"
 

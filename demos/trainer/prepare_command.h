@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* prepare_command.h - the command line of demos/prepare.py by which text becomes a token
  * file, for a model with a tokenizer: to be said, or for a program to read
- * (--print_prepare). Part of job.h. */
+ * (--print_prepare). */
 #ifndef DEMO_PREPARE_COMMAND_H
 #define DEMO_PREPARE_COMMAND_H
 
+#include "settle.h"
 #include "shell.h"
 
 static bool demo_folder_has_tokenizer(const char *folder) {

@@ -4,7 +4,7 @@
 #define DEMO_RESUME_H
 
 #include "checkpoint.h"
-#include "job.h"
+#include "job_open.h"
 
 static void demo_job_note(demo_job *job, const char *key, const char *value) {
     demo_note note;

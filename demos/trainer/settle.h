@@ -5,6 +5,7 @@
  * sentence. */
 #ifndef DEMO_SETTLE_H
 #define DEMO_SETTLE_H
+#include "job.h"
 
 /* Before a command line was read, nothing was typed. */
 static bool demo_job_given(const demo_job *job, const char *name) {

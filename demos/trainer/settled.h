@@ -4,6 +4,7 @@
  * there is no token file. */
 #ifndef DEMO_SETTLED_H
 #define DEMO_SETTLED_H
+#include "settle.h"
 
 static const char *const demo_settled_options[] = {"input_key",
                                                    "output_key",

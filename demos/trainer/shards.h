@@ -7,6 +7,7 @@
 #define DEMO_SHARDS_H
 
 #include "manifest.h"
+#include "options.h"
 #include "tensors.h"
 
 enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200, DEMO_RUN_ID = 17 };

@@ -9,6 +9,7 @@
 #define DEMO_SHARED_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include "memory.h"
 #include "seqpar_llama.h"
 

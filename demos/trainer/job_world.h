@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* job_world.h - who computes: processes that a launcher started, or threads; how many ranks share
+ * a sequence, and how many replicas there are. */
+#ifndef DEMO_JOB_WORLD_H
+#define DEMO_JOB_WORLD_H
+#include "job.h"
+#include "settle.h"
+
+/* A number of the environment; -1 where it is none, `unset` where there is nothing. */
+static int64_t demo_environment(const char *name, int64_t unset) {
+    const char *text = getenv(name);
+    char *end;
+    if (!text || !*text) return unset;
+    int64_t value = strtoll(text, &end, 10);
+    return *end ? -1 : value;
+}
+
+/* Where a launcher has started processes, they are the ranks: over MPI by mpirun, mpiexec and
+   srun, over NCCL by torchrun or a loop in a shell. */
+#ifdef DEMO_MPI
+#define DEMO_PROCESSES_OVER "MPI"
+#elif defined DEMO_NCCL
+#define DEMO_PROCESSES_OVER "NCCL"
+#else
+#define DEMO_PROCESSES_OVER ""
+#endif
+
+/* How many processes the launcher says that it has started, and the variable that says so; 0:
+   there is none. */
+__attribute__((unused)) static int64_t demo_launched(const char **name) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "SLURM_STEP_NUM_TASKS"};
+    for (int i = 0; i < 3; i++)
+        if (demo_environment(names[i], 0) > 0) return demo_environment(*name = names[i], 0);
+    return 0;
+}
+
+/* Which of its host's processes this one is, as any launcher says it: whose GPU it takes. */
+__attribute__((unused)) static int64_t demo_local_rank(void) {
+    static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                        "MPI_LOCALRANKID", "SLURM_LOCALID"};
+    for (int i = 0; i < 4; i++)
+        if (getenv(names[i])) return demo_environment(names[i], 0);
+    return 0;
+}
+
+#ifdef DEMO_MPI
+static int demo_find_processes(demo_job *job, demo_error *error) {
+    const char *name = "";
+    const seqpar_mpi_desc desc = {.limit_s = 3600}; /* until --ddp_timeout is known */
+    int64_t told = demo_launched(&name);
+    if (told < 2 || job->world) return 0;
+    if (seqpar_mpi_open(&job->world, &desc, &job->world_error))
+        return demo_fail(error, "%s", job->world_error.text);
+    job->processes = job->world->size;
+    job->rank = job->world->rank;
+    if (job->processes == told) return 0;
+    return demo_fail(
+        error,
+        "the launcher has started %lld processes (%s), but the MPI of this program "
+        "knows %lld; start it by the mpirun of the library it was built with, or by "
+        "srun --mpi=pmix",
+        (long long)told, name, (long long)job->processes);
+}
+#elif defined DEMO_NCCL
+/* srun has names of its own for what torchrun says; MASTER_ADDR it does not say. */
+static void demo_take_slurm(void) {
+    static const char *const names[][2] = {{"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"},
+                                           {"RANK", "SLURM_PROCID"},
+                                           {"LOCAL_RANK", "SLURM_LOCALID"}};
+    if (getenv("WORLD_SIZE") || demo_environment("SLURM_STEP_NUM_TASKS", 0) < 2) return;
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i][1])) setenv(names[i][0], getenv(names[i][1]), 0);
+}
+
+static int demo_find_processes(demo_job *job, demo_error *error) {
+    demo_take_slurm();
+    job->processes = demo_environment("WORLD_SIZE", 0);
+    job->rank = job->processes ? demo_environment("RANK", -1) : 0;
+    if (job->processes < 0)
+        return demo_fail(error,
+                         "the environment's WORLD_SIZE is '%s'; set it to the number of "
+                         "processes that were started, or unset it",
+                         getenv("WORLD_SIZE"));
+    if (job->processes && (job->rank < 0 || job->rank >= job->processes))
+        return demo_fail(error,
+                         "the environment's RANK is '%s'; give each of the %lld processes its "
+                         "own, 0 to %lld",
+                         getenv("RANK") ? getenv("RANK") : "", (long long)job->processes,
+                         (long long)job->processes - 1);
+    return 0;
+}
+#else
+static int demo_find_processes(demo_job *job, demo_error *error) {
+    const char *name = "WORLD_SIZE";
+    int64_t told = demo_environment(name, 0);
+    (void)job;
+    if (!told) told = demo_launched(&name);
+    if (told < 0 || told > 1)
+        return demo_fail(
+            error,
+            "the environment's %s is %.40s, but this program was built without NCCL "
+            "and MPI and each of the processes would train the whole world; type "
+            "make cuda where nccl.h is and start build/cuda_train_*, or make mpi "
+            "where mpicc is and start build/mpi_train_*, or unset %s",
+            name, getenv(name), name);
+    return 0;
+}
+#endif
+
+/* As many processes as ranks. */
+static int demo_job_processes(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    if (demo_find_processes(job, error)) return -1;
+    int64_t processes = job->processes;
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size : processes / c->ring_attn_size;
+    if (!processes) return 0;
+    if (c->world_size && c->world_size != processes)
+        return demo_fail(error,
+                         "%lld processes were started, world_size is %lld; leave out "
+                         "--world_size",
+                         (long long)processes, (long long)c->world_size);
+    if (job->groups && job->ranks != processes)
+        return demo_fail(
+            error,
+            "%lld processes were started, but the roles have %lld ranks "
+            "(*_num_nodes x *_num_gpus_per_node); start as many processes as that, or "
+            "one, and all ranks are its threads",
+            (long long)processes, (long long)job->ranks);
+    if (!job->groups && dp * c->ring_attn_size != processes)
+        return demo_fail(
+            error,
+            "%lld processes were started, which is not data_parallel_size %lld x "
+            "ring_attn_size %lld; start as many processes as that, or one, and all "
+            "ranks are its threads",
+            (long long)processes, (long long)(dp ? dp : 1), (long long)c->ring_attn_size);
+    c->world_size = processes;
+    return 0;
+}
+
+static void *demo_idle_thread(void *lock) {
+    pthread_mutex_lock((pthread_mutex_t *)lock);
+    pthread_mutex_unlock((pthread_mutex_t *)lock);
+    return NULL;
+}
+
+/* Starts as many threads as the run will have, and lets them go: where a limit of memory or
+   of threads forbids them, OpenMP and malloc would end the program later and less politely.
+   Returns how many there were. */
+static int64_t demo_threads_there(int64_t wanted) {
+    pthread_t *threads = (pthread_t *)demo_room(wanted, sizeof *threads);
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int64_t count = 0;
+    pthread_mutex_lock(&lock);
+    while (count < wanted && !pthread_create(&threads[count], NULL, demo_idle_thread, &lock))
+        count++;
+    pthread_mutex_unlock(&lock);
+    for (int64_t i = 0; i < count; i++) pthread_join(threads[i], NULL);
+    free(threads);
+    return count;
+}
+
+static int demo_job_threads(const demo_job *job, demo_error *error) {
+    int64_t ranks = job->processes ? 1 : job->ranks;
+    int64_t threads = job->config.omp_threads, there;
+    if (ranks * threads > SEQPAR_MAX_RANKS)
+        return demo_fail(error,
+                         "%lld ranks of %lld threads (--omp_threads) are more than the %lld "
+                         "threads one process takes; lower one of them",
+                         (long long)ranks, (long long)threads, (long long)SEQPAR_MAX_RANKS);
+    there = demo_threads_there(ranks * threads);
+    if (there == ranks * threads) return 0;
+    return demo_fail(error,
+                     "only %lld of %lld threads can be started here (%lld ranks of %lld, "
+                     "--omp_threads): %s; lower one of them, or raise the limit (ulimit -v, "
+                     "ulimit -u)",
+                     (long long)there, (long long)(ranks * threads), (long long)ranks,
+                     (long long)threads, strerror(EAGAIN));
+}
+
+/* Its ranks are said by the options of the first role that it has. */
+static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
+    char name[64], options[96];
+    job->objective->group_name(job, group, name);
+    bool generates = !strcmp(name, "generator"), frozen = !strncmp(name, "reference", 9);
+    size_t first = frozen ? 3 : strcspn(name, " ");
+    if (generates)
+        snprintf(options, sizeof options, "--vllm_num_engines x --vllm_tensor_parallel_size");
+    else
+        snprintf(options, sizeof options, "--%.*s_num_nodes x --%.*s_num_gpus_per_node",
+                 (int)first, name, (int)first, name);
+    return demo_fail(error,
+                     "the group of the %s has %lld rank%s (%s), which ring_attn_size %lld does "
+                     "not divide; give other numbers",
+                     name, (long long)job->group_ranks[group],
+                     demo_plural(job->group_ranks[group]), options,
+                     (long long)job->config.ring_attn_size);
+}
+
+/* Ranks that do not come out: dp is what they would be divided by. */
+static int demo_world_uneven(const demo_config *c, int64_t dp, demo_error *error) {
+    if (!c->data_parallel_size)
+        return demo_fail(error,
+                         "world_size %lld is no multiple of ring_attn_size %lld; change one of "
+                         "them",
+                         (long long)c->world_size, (long long)c->ring_attn_size);
+    return demo_fail(error,
+                     "world_size %lld is not data_parallel_size %lld x ring_attn_size %lld; "
+                     "change one of them",
+                     (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
+}
+
+/* Of a run in groups: data parallelism is the first one's. */
+static int demo_job_groups(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    int64_t sp = c->ring_attn_size, ranks = 0;
+    for (int g = 0; g < job->groups; g++) {
+        ranks += job->group_ranks[g];
+        if (job->group_ranks[g] % sp) return demo_group_odd(job, g, error);
+    }
+    if (!job->groups) return 0;
+    if (c->data_parallel_size && c->data_parallel_size * sp != job->group_ranks[0])
+        return demo_fail(
+            error,
+            "data_parallel_size %lld x ring_attn_size %lld are not the actor's %lld "
+            "ranks (actor_num_nodes x actor_num_gpus_per_node); leave "
+            "--data_parallel_size out",
+            (long long)c->data_parallel_size, (long long)sp, (long long)job->group_ranks[0]);
+    if (c->world_size && c->world_size != ranks)
+        return demo_fail(error,
+                         "world_size is %lld, the roles have %lld ranks (*_num_nodes x "
+                         "*_num_gpus_per_node); leave --world_size out",
+                         (long long)c->world_size, (long long)ranks);
+    c->data_parallel_size = job->group_ranks[0] / sp;
+    job->ranks = ranks;
+    return 0;
+}
+
+static int demo_job_world(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    if (demo_job_groups(job, error) || demo_job_processes(job, error)) return -1;
+    int64_t dp = c->data_parallel_size ? c->data_parallel_size
+                 : c->world_size       ? c->world_size / c->ring_attn_size
+                                       : 1;
+    if (demo_size_named(c->max_shard_size) < 0)
+        return demo_fail(error,
+                         "max_shard_size is %.60s, but it must be a size such as 700MB or 5GB",
+                         c->max_shard_size);
+    if (c->cublas && strcmp(c->device, "cuda"))
+        return demo_fail(error,
+                         "--cublas is for the GPU, not for --device %s; add --device cuda or "
+                         "leave it out",
+                         c->device);
+    if (c->stochastic_rounding && !demo_wants_bf16(c))
+        return demo_fail(
+            error, "--stochastic_rounding is for weights in bf16; add --param_dtype bf16");
+    if (c->adam_offload && !strcmp(c->optim, "adamw_8bit"))
+        return demo_fail(
+            error, "--adam_offload is not for --optim adamw_8bit, whose moments stay where "
+                   "they are; leave one of the two out");
+    if (c->param_offload && c->zero_stage != 3)
+        return demo_fail(
+            error,
+            "--param_offload is for weights at their owners alone, and zero_stage is "
+            "%lld; add --zero_stage 3",
+            (long long)c->zero_stage);
+    if (c->offload_path && (access(c->offload_path, W_OK | X_OK) || !strcmp(c->device, "cuda")))
+        return demo_fail(
+            error, "offload_path %.300s %s", c->offload_path,
+            !strcmp(c->device, "cuda")
+                ? "is not for a GPU, which offloads to the host's memory; leave it out"
+                : "is no folder that can be written to; make it, or give another");
+#ifndef DEMO_CUDA
+    if (!strcmp(c->device, "cuda"))
+        return demo_fail(error,
+                         "--device cuda needs a program built with CUDA; type make cuda and "
+                         "start build/cuda_train_*");
+#endif
+    if (c->world_size && !job->groups && c->world_size != dp * c->ring_attn_size)
+        return demo_world_uneven(c, dp, error);
+    job->dp = dp;
+    if (!job->groups) job->ranks = dp * c->ring_attn_size;
+    if (!job->processes && job->ranks > SEQPAR_MAX_RANKS)
+        return demo_fail(
+            error,
+            "data_parallel_size %lld x ring_attn_size %lld%s are more ranks than one "
+            "process takes, which is %lld; lower one of them",
+            (long long)dp, (long long)c->ring_attn_size,
+            job->groups ? " and those of the other roles (*_num_gpus_per_node)" : "",
+            (long long)SEQPAR_MAX_RANKS);
+    if (!c->omp_threads) {
+        c->omp_threads = sysconf(_SC_NPROCESSORS_ONLN) / job->ranks;
+        if (c->omp_threads < 1) c->omp_threads = 1;
+    }
+    return demo_job_threads(job, error);
+}
+#endif

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* launch.h - ranks are started, as threads of this process or as processes that a launcher has
+ * started; what is said before and after. */
+#ifndef DEMO_LAUNCH_H
+#define DEMO_LAUNCH_H
+#include "rank_main.h"
+
+/* OpenMP threads that spin while they wait take the cores from the other ranks, and threads that
+   sleep are slow to wake, above all beside other work. So they sleep where there are more of them
+   than cores alone. The runtime reads this when it is loaded, so the program starts itself once
+   more. */
+static void demo_wait_passively(char **argv) {
+    if (getenv("OMP_WAIT_POLICY")) return;
+    setenv("OMP_WAIT_POLICY", "passive", 1);
+    execv("/proc/self/exe", argv);
+}
+
+/* Ranks that are processes of one host do not know how many threads the others have. */
+static bool demo_are_processes(void) {
+    const char *name = "";
+    return demo_launched(&name) > 1 || demo_environment("WORLD_SIZE", 0) > 1;
+}
+
+/* Without --omp_threads there are as many as cores. */
+static bool demo_threads_crowd(const demo_config *c) {
+    int64_t dp = c->data_parallel_size > 1 ? c->data_parallel_size : 1;
+    double threads = (double)c->omp_threads * (double)dp * (double)c->ring_attn_size;
+    return c->omp_threads > 1 && threads > (double)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+static void demo_job_close(demo_job *job) {
+    demo_run_close(&job->run);
+    arrfree(job->notes);
+    demo_data_free(&job->train);
+    demo_data_free(&job->eval);
+    free(job->usable);
+    arrfree(job->told);
+}
+
+/* Behind the line of the ranks, which is of the first group. */
+static void demo_groups_say(const demo_job *job) {
+    char name[64], first[64] = "";
+    for (int g = 0; job->groups > 1 && g < job->groups; g++) {
+        job->objective->group_name(job, g, name);
+        if (!g) snprintf(first, sizeof first, "%s", name);
+        fprintf(stderr, "%s %s on %lld", g ? "," : "groups:", name,
+                (long long)job->group_ranks[g]);
+    }
+    if (job->groups > 1) fprintf(stderr, " ranks; the line above is of %s\n", first);
+}
+
+static void demo_job_notices(const demo_job *job) {
+    const demo_config *c = &job->config;
+    char warning[512], shown[512];
+    int64_t positions;
+    demo_template_checked(c->input_template, warning, sizeof warning);
+    if (*warning) fprintf(stderr, "notice: %s\n", seqpar_escape(shown, sizeof shown, warning));
+    if (c->pretrain && (positions = demo_config_positions(c->pretrain)) &&
+        positions < c->max_len)
+        fprintf(stderr,
+                "notice: the model was made for texts of %lld tokens "
+                "(max_position_embeddings), --max_len is %lld\n",
+                (long long)positions, (long long)c->max_len);
+    if (c->pretrain && job->train.file && !demo_folder_has(c->pretrain, "tokenizer.json"))
+        fprintf(
+            stderr,
+            "notice: %s has no tokenizer.json, so nothing says whether its tokens are those "
+            "of the token file\n",
+            seqpar_escape(shown, sizeof shown, c->pretrain));
+    if (c->load_checkpoint && job->run.from == DEMO_NOTHING_SAVED)
+        fprintf(stderr,
+                "notice: nothing is saved in %s yet; training starts from the beginning\n",
+                seqpar_escape(shown, sizeof shown, c->ckpt_path));
+    if (job->run.from != DEMO_NOTHING_SAVED && job->run.from == job->last_step)
+        fprintf(stderr,
+                "notice: nothing is left to train, step %lld of %lld is done; the model is "
+                "written once more\n",
+                (long long)job->run.from, (long long)job->last_step);
+    if (job->objective->needs_model && !c->pretrain && job->run.from == DEMO_NOTHING_SAVED)
+        fprintf(stderr, "notice: without --pretrain a model with random weights is trained; "
+                        "give the folder of one that was trained before\n");
+}
+
+static void demo_job_say(const demo_job *job) {
+    const demo_config *c = &job->config;
+    char shown[512];
+    if (job->rank) return; /* one process speaks */
+    demo_job_notices(job);
+    fprintf(stderr, "data: %s\n", job->train.summary);
+    snprintf(shown, sizeof shown,
+             job->model.attention_dropout > 0 ? ", attention_dropout %g" : "",
+             job->model.attention_dropout);
+    fprintf(
+        stderr,
+        "model: %lld layers, hidden %lld, %lld heads over %lld kv heads, vocab %lld%s; %s%s\n",
+        (long long)job->model.layers, (long long)job->model.hidden, (long long)job->model.heads,
+        (long long)job->model.kv_heads, (long long)job->model.vocab, shown, c->device,
+        demo_wants_bf16(c) ? " in bf16" : "");
+    if (job->objective->say) {
+        job->objective->say(job);
+        return;
+    }
+    fprintf(stderr,
+            "ranks: %lld data-parallel x %lld sequence-parallel (%s, %s), %sZeRO %lld, %lld "
+            "steps of %lld %s\n",
+            (long long)job->dp, (long long)c->ring_attn_size, seqpar_layout_name(job->layout),
+            seqpar_schedule_name(job->schedule),
+            job->processes ? "a process each, over " DEMO_PROCESSES_OVER ", " : "",
+            (long long)c->zero_stage, (long long)job->total_steps,
+            (long long)c->train_batch_size, job->objective->unit);
+    demo_groups_say(job);
+    demo_settled_say(job);
+}
+
+#if defined DEMO_NCCL || defined DEMO_MPI
+/* Launchers end processes by SIGTERM. While a process still waits for the others, a signal
+   ends it at once. */
+static seqpar_status demo_process_main(seqpar_comm *world, void *user) {
+    demo_catch_all();
+    return demo_rank_main(world, user);
+}
+
+#ifdef DEMO_MPI
+static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
+    seqpar_mpi_limit(job->world, (double)job->config.ddp_timeout);
+    seqpar_status status = seqpar_mpi_end(job->world, demo_process_main(job->world, job));
+    job->world = NULL;
+    *error = job->world_error;
+    return status;
+}
+#else
+static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
+    seqpar_nccl_desc desc = job->nccl;
+    desc.limit_s = (double)job->config.ddp_timeout;
+    return seqpar_nccl_run(&desc, demo_process_main, job, error);
+}
+#endif
+
+/* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
+   on. */
+static seqpar_status demo_process_run(demo_job *job) {
+    demo_shared none = demo_shared_of(&job->config);
+    seqpar_error error;
+    job->shared = &none;
+    seqpar_status status = demo_run_process(job, &error);
+    job->shared = NULL;
+    if (status && (!job->rank || error.rank == job->rank))
+        fprintf(stderr, "error: %s (%s, rank %lld)\n", error.text, seqpar_status_name(status),
+                (long long)error.rank);
+    return status;
+}
+#endif
+
+/* A process that has not trained leaves the others. */
+static void demo_leave(demo_job *job) {
+#ifdef DEMO_MPI
+    if (job->world) seqpar_mpi_end(job->world, SEQPAR_OK);
+#endif
+    job->world = NULL;
+}
+
+/* A line for each sentence. */
+static void demo_errors_say(const char *text) {
+    static char shown[4 * sizeof(demo_error)];
+    demo_error one;
+    for (size_t length; *text; text += length + !!text[length]) {
+        length = strcspn(text, (const char[]){DEMO_ERROR_NEXT, 0});
+        snprintf(one.text, sizeof one.text, "%.*s", (int)length, text);
+        fprintf(stderr, "error: %s\n", seqpar_escape(shown, sizeof shown, one.text));
+    }
+}
+
+/* A job that never began. Processes that hold together say it once, and all end. Returns the
+   exit code. */
+static int demo_never_began(demo_job *job, const char *text) {
+    bool mine = true;
+#ifdef DEMO_MPI
+    if (job->world) {
+        seqpar_fail(job->world->error, SEQPAR_ERR_OPTION, "%s", text);
+        seqpar_mpi_end(job->world, SEQPAR_ERR_OPTION);
+        mine = job->world_error.rank == job->rank;
+        job->world = NULL;
+    }
+#endif
+    demo_job_close(job);
+    if (mine) demo_errors_say(text);
+    return 2;
+}
+
+static seqpar_status demo_ranks_run(demo_job *job) {
+    seqpar_error error;
+#if defined DEMO_NCCL || defined DEMO_MPI
+    if (job->processes) return demo_process_run(job);
+#endif
+    demo_catch_all();
+    seqpar_status status = demo_run_with(job, DEMO_RUN_RANKS, demo_rank_main, job, &error);
+    if (status) fprintf(stderr, "error: %s (%s)\n", error.text, seqpar_status_name(status));
+    return status;
+}
+
+/* Runs the job on its ranks. Returns the exit code. */
+static int demo_job_run(demo_job *job) {
+    seqpar_status status = demo_ranks_run(job);
+    return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
+}
+#endif
