@@ -1243,11 +1243,11 @@ enum seqpar_nf4_sizes { SEQPAR_NF4_GROUP = 64, SEQPAR_NF4_STEP = 256 };
 
 /* out (rows, cols) = the rows from `row` and columns from `col` on of a matrix of `width` columns,
    rounded to the storage type. from: the device's memory */
-typedef struct seqpar_unpack_args {
+typedef struct seqpar_nf4_rows_args {
     seqpar_mat out;
     int64_t rows, cols, row, col, width;
     seqpar_nf4 from;
-} seqpar_unpack_args;
+} seqpar_nf4_rows_args;
 
 /* out[b] = sum of x^2 over block b of accumulators, rising; out is host memory */
 typedef struct seqpar_sumsq_args {
@@ -1267,26 +1267,27 @@ typedef struct seqpar_update_args {
     void *working;
 } seqpar_update_args;
 
-/* Numbers in fewer bits, or with `unpack` back: x (count), accumulators; packed (count).
-     SIGNED, POSITIVE   bytes, in groups of SEQPAR_PACK_GROUP (the last one may be shorter) with
-                        an accumulator in scales each, its largest |x|: round(127 sqrt(|x| /
-                        scale)) with the sign of x; round(255 sqrt(sqrt(x / scale))), of x > 0
-                        at least 1. Packed again they are the same bytes
+/* Quantizes x (count), accumulators, to codes (count); with `back`, codes to x.
+     SIGNED, POSITIVE   codes are bytes, in groups of SEQPAR_QUANTIZE_GROUP (the last one may be
+                        shorter), each with an accumulator in scales, its largest |x|:
+                        round(127 sqrt(|x| / scale)) with the sign of x; round(255 sqrt(sqrt(x /
+                        scale))), of x > 0 at least 1. Back and quantized again gives the same
+                        bytes
      CHANCE             the storage type, bf16: x becomes one of its two neighbours, the nearer
                         one the likelier, so that it is x in the mean. Number i takes 16 bits of
                         seqpar_random(seed, stream, (first + i) / 8) */
-enum seqpar_pack_form {
-    SEQPAR_PACK_SIGNED,
-    SEQPAR_PACK_POSITIVE,
-    SEQPAR_PACK_CHANCE,
-    SEQPAR_PACK_GROUP = 256
+enum seqpar_quantize_form {
+    SEQPAR_QUANTIZE_SIGNED,
+    SEQPAR_QUANTIZE_POSITIVE,
+    SEQPAR_QUANTIZE_CHANCE,
+    SEQPAR_QUANTIZE_GROUP = 256
 };
-typedef struct seqpar_pack_args {
-    int form, unpack;
-    void *x, *packed, *scales;
+typedef struct seqpar_quantize_args {
+    int form, back;
+    void *x, *codes, *scales;
     int64_t count, first;
     uint64_t seed, stream;
-} seqpar_pack_args;
+} seqpar_quantize_args;
 
 /* What a device does; a line is all that registers it. EACH: every device has a text of its
    own, seqpar__ref_X, seqpar__cpu_X; HOST: those of the host share one, seqpar__host_X. What
@@ -1307,7 +1308,7 @@ typedef struct seqpar_pack_args {
     X(vocab_softmax) /* own kernel, in place */ \
     X(distill)       /* own kernel, in place of the teacher's logits */ \
     X(choose)        /* own kernel, in place */ \
-    X(unpack)        /* own kernel, a block a row */ \
+    X(nf4_rows)      /* own kernel, a block a row */ \
     X(sumsq)         /* own kernel + cudaMemcpyAsync */ \
     X(adamw)         /* own kernel, multi-tensor */ \
     X(sgd)           /* own kernel */
@@ -1322,7 +1323,7 @@ typedef struct seqpar_pack_args {
     X(mix)            /* own kernel, a block a row */ \
     X(drop)           /* own kernel, a block a row */ \
     X(dots)           /* own kernel, a warp a row */ \
-    X(pack)           /* own kernel, a warp a group */ \
+    X(quantize)       /* own kernel, a warp a group */ \
     X(sample)         /* own kernel, a block a row, + cudaMemcpyAsync */
 #define SEQPAR_DEVICE_OPS(X) SEQPAR_DEVICE_OPS_EACH(X) SEQPAR_DEVICE_OPS_HOST(X)
 
@@ -1444,12 +1445,12 @@ typedef struct seqpar_block_kernel {
 } seqpar_block_kernel;
 
 /* borrowed */
-SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
-                                         const seqpar_block_kernel *kernel);
+SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,
+                                          const seqpar_block_kernel *kernel);
 /* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and
    input-gradient products of the fast device; weight gradients stay folds. A library may sum
    a row otherwise in other company: the error rule. */
-SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm);
+SEQPAR_DEF void seqpar_device_user_product(seqpar_device *device, seqpar_sgemm sgemm);
 /* to nearest, ties to even; a NaN stays one */
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x);
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
@@ -1745,8 +1746,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
 SEQPAR_DEF int64_t seqpar_nf4_bytes(int64_t elements);
 SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements);
 /* bytes (seqpar_nf4_bytes), the host's, from values (elements). NOT_FINITE: a value is not. MEMORY */
-SEQPAR_DEF seqpar_status seqpar_nf4_pack(seqpar_error *error, void *bytes, const float *values,
-                                         int64_t elements);
+SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
+                                             const float *values, int64_t elements);
 
 /* ---- loss: token log-probs from hidden states ---------------------------------------------*/
 typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL is zero */
@@ -2127,7 +2128,7 @@ typedef struct seqpar_optim_desc {
     /* 8: moments in 8 bits (SEQPAR_PACK_*), not offloaded; 0: accumulators. The error rule,
        but the same bits on any ranks */
     int state_bits;
-    /* 1: of bf16 weights no masters are kept, they are rounded by chance (SEQPAR_PACK_CHANCE:
+    /* 1: of bf16 weights no masters are kept, they are rounded by chance (SEQPAR_QUANTIZE_CHANCE:
        seed, stream t) */
     int stochastic;
     uint64_t seed;
@@ -3029,7 +3030,7 @@ static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar_
 
 /* A fold without a tree: one value, which is the only pending one, at -1 while it is on the
    stack. */
-static seqpar_status seqpar__fold_run_on(seqpar_fold *fold, seqpar_node node, int32_t operand) {
+static seqpar_status seqpar__fold_extend(seqpar_fold *fold, seqpar_node node, int32_t operand) {
     int first = fold->taken++ == 0;
     fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
@@ -3090,7 +3091,7 @@ SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, i
     SEQPAR_NEED(NULL, "fold", fold);
     int64_t begin;
     seqpar__span *value;
-    if (fold->running) return seqpar__fold_run_on(fold, node, operand);
+    if (fold->running) return seqpar__fold_extend(fold, node, operand);
     begin = seqpar__seek(fold->leaves, fold->leaf_count, fold->next, node.index << node.level);
     fold->next = node.level ? seqpar__seek(fold->leaves, fold->leaf_count, begin,
                                            (node.index + 1) << node.level)
@@ -3537,8 +3538,8 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
 
 /* Gives every unit a row, no row to units of two parts; returns the number of rows. begin: the
    first units of `parts`. */
-static int64_t seqpar__place_units(seqpar__unit *units, int64_t count, const int64_t *begin,
-                                   int64_t parts, const seqpar_pack_desc *desc) {
+static int64_t seqpar__units_to_rows(seqpar__unit *units, int64_t count, const int64_t *begin,
+                                     int64_t parts, const seqpar_pack_desc *desc) {
     int64_t rows = 0, left = 0, part = 0;
     for (int64_t i = 0; i < count; i++) {
         int edge = 0;
@@ -3563,15 +3564,15 @@ static int seqpar__joints_units(seqpar__joints *j, const seqpar__unit *units, in
     return 1;
 }
 
-static seqpar_status seqpar__place_parts(seqpar_error *error, seqpar_batch *batch,
-                                         seqpar__unit *units, int64_t count,
-                                         const seqpar_pack_desc *desc) {
+static seqpar_status seqpar__parts_to_rows(seqpar_error *error, seqpar_batch *batch,
+                                           seqpar__unit *units, int64_t count,
+                                           const seqpar_pack_desc *desc) {
     int64_t dp_size = SEQPAR__MAX(desc->dp_size, (int64_t)1), all = 0, *begin;
     seqpar__joints joints;
     int fits;
     batch->micro_batches = SEQPAR__MAX(desc->micro_batches, (int64_t)1);
     if (!desc->micro_batches && desc->micro_rows) {
-        int64_t rows = seqpar__place_units(units, count, NULL, 0, desc);
+        int64_t rows = seqpar__units_to_rows(units, count, NULL, 0, desc);
         int64_t most = (rows + dp_size - 1) / dp_size;
         batch->micro_batches = 1 + (most - 1) / desc->micro_rows;
     }
@@ -3580,8 +3581,8 @@ static seqpar_status seqpar__place_parts(seqpar_error *error, seqpar_batch *batc
     fits = begin && seqpar__joints_units(&joints, units, count, &all);
     if (fits) {
         seqpar__part_edges(&joints, all, count, batch->micro_batches, dp_size, begin);
-        batch->rows = seqpar__place_units(units, count, begin, batch->micro_batches * dp_size,
-                                          desc);
+        batch->rows = seqpar__units_to_rows(units, count, begin, batch->micro_batches * dp_size,
+                                            desc);
     }
     SEQPAR_FREE(joints.list);
     SEQPAR_FREE(begin);
@@ -3614,7 +3615,7 @@ typedef struct seqpar__block {
 } seqpar__block;
 
 /* not cleared: what is never written costs nothing */
-static void *seqpar__list_room(void **list, int64_t bytes) {
+static void *seqpar__list_malloc(void **list, int64_t bytes) {
     seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 +
                                                           (size_t)bytes);
     if (!block) return NULL;
@@ -3623,8 +3624,8 @@ static void *seqpar__list_room(void **list, int64_t bytes) {
     return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
 }
 
-static void *seqpar__list_alloc(void **list, int64_t bytes) {
-    void *room = seqpar__list_room(list, bytes);
+static void *seqpar__list_calloc(void **list, int64_t bytes) {
+    void *room = seqpar__list_malloc(list, bytes);
     if (room) memset(room, 0, (size_t)bytes);
     return room;
 }
@@ -3640,7 +3641,8 @@ static void seqpar__list_free(void **list) {
 }
 
 static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64_t docs) {
-    int64_t *numbers = (int64_t *)seqpar__list_room(list, (3 * docs + 1) * 8 + 3 * tokens * 4);
+    int64_t *numbers = (int64_t *)seqpar__list_malloc(list,
+                                                      (3 * docs + 1) * 8 + 3 * tokens * 4);
     int32_t *ids = (int32_t *)(numbers + 3 * docs + 1);
     if (!numbers) return 0;
     row->cu_seqlens = numbers;
@@ -3681,8 +3683,8 @@ static seqpar_status seqpar__fill_rows(seqpar_error *error, seqpar_batch *batch,
                                        const seqpar_document *docs, const seqpar__unit *units,
                                        int64_t unit_count, const seqpar_pack_desc *desc) {
     int64_t next = 0;
-    batch->row = (seqpar_row *)seqpar__list_alloc(&batch->storage,
-                                                  batch->rows * (int64_t)sizeof(seqpar_row));
+    batch->row = (seqpar_row *)seqpar__list_calloc(&batch->storage,
+                                                   batch->rows * (int64_t)sizeof(seqpar_row));
     if (!batch->row) return seqpar__no_memory(error, "rows");
     for (int64_t r = 0; r < batch->rows; r++) {
         SEQPAR__TRY(seqpar__fill_row(error, batch, r, docs, units, unit_count, &next));
@@ -3710,7 +3712,7 @@ static seqpar_status seqpar__pack_units(seqpar_error *error, seqpar_batch *batch
             (long long)count, (long long)batch->counts.zero_length,
             (long long)batch->counts.dropped, (long long)batch->counts.masked,
             (long long)desc->pack_len);
-    SEQPAR__TRY(seqpar__place_parts(error, batch, units, unit_count, desc));
+    SEQPAR__TRY(seqpar__parts_to_rows(error, batch, units, unit_count, desc));
     return seqpar__fill_rows(error, batch, documents, units, unit_count, desc);
 }
 
@@ -4100,7 +4102,7 @@ static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, in
     return p;
 }
 
-static int seqpar__share_room(seqpar_share *share, int64_t *capacity, int64_t count) {
+static int seqpar__share_reserve(seqpar_share *share, int64_t *capacity, int64_t count) {
     void *pieces = share->pieces;
     int ok = seqpar__grow(&pieces, capacity, count, (int64_t)sizeof *share->pieces);
     share->pieces = (seqpar_piece *)pieces;
@@ -4109,7 +4111,7 @@ static int seqpar__share_room(seqpar_share *share, int64_t *capacity, int64_t co
 
 static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piece piece) {
     if (piece.count <= 0) return 1;
-    if (share->count == *capacity && !seqpar__share_room(share, capacity, share->count + 1))
+    if (share->count == *capacity && !seqpar__share_reserve(share, capacity, share->count + 1))
         return 0;
     piece.local = share->tokens;
     share->pieces[share->count++] = piece;
@@ -4142,8 +4144,8 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
                       (int64_t)sizeof *key))
         return 0;
     if (!to->shares[sp_rank].pieces &&
-        !seqpar__share_room(&to->shares[sp_rank], &to->capacity[sp_rank],
-                            to->expected / to->sp_size + 1))
+        !seqpar__share_reserve(&to->shares[sp_rank], &to->capacity[sp_rank],
+                               to->expected / to->sp_size + 1))
         return 0;
     key = (seqpar__sorted_key *)to->order + to->count++;
     key->leaf = piece.leaf;
@@ -4170,15 +4172,15 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
 
 /* Deals the tokens [begin, end) of all rows over slots, cell by cell: `slots` runs of cells, forth
    and back over the ranks. */
-typedef struct seqpar__run {
+typedef struct seqpar__slots {
     const seqpar__joints *joints;
     int64_t begin, end, slots; /* tokens */
     int64_t reach;             /* how far from its place a slot may begin */
     int64_t slot, at, edge;    /* edge: where the next slot begins */
     int64_t joint;             /* of the next cell */
-} seqpar__run;
+} seqpar__slots;
 
-static void seqpar__run_edge(seqpar__run *r) {
+static void seqpar__slots_edge(seqpar__slots *r) {
     r->slot++;
     r->edge = r->end;
     if (r->slot + 1 < r->slots)
@@ -4189,29 +4191,30 @@ static void seqpar__run_edge(seqpar__run *r) {
 
 /* Slots without reach begin at the nearest joint, many of them at one. The last of those, at
    once: there may be 2^32. */
-static int64_t seqpar__narrow_slot(const seqpar__run *r) {
+static int64_t seqpar__narrow_slot(const seqpar__slots *r) {
     const seqpar__joint *cell = (const seqpar__joint *)r->joints->list + r->joint;
     if (r->joint + 1 == r->joints->count) return r->slots - 1;
     return seqpar__last_part(r->end - r->begin, r->slots,
                              (cell[0].token + cell[1].token) / 2 - r->begin);
 }
 
-static int seqpar__deal_document(seqpar__splitting *to, const seqpar__walk *w, seqpar__run *r) {
+static int seqpar__deal_document(seqpar__splitting *to, const seqpar__walk *w,
+                                 seqpar__slots *r) {
     for (int64_t c = 0; c < w->d.cells; c++) {
         seqpar_piece p = seqpar__cells_piece(w, c, c + 1);
         if (!r->reach && r->slots > 1) r->slot = seqpar__narrow_slot(r);
         while (r->slot < 0 ||
                (r->reach && w->before + p.start >= r->edge && r->slot + 1 < r->slots))
-            seqpar__run_edge(r);
+            seqpar__slots_edge(r);
         r->joint++;
         if (!seqpar__split_add(to, seqpar__slot_rank(r->slot, to->sp_size), p)) return 0;
     }
     return 1;
 }
 
-static seqpar__run seqpar__run_of(const seqpar__joints *joints, int64_t begin, int64_t end,
-                                  int64_t slots) {
-    seqpar__run r;
+static seqpar__slots seqpar__slots_of(const seqpar__joints *joints, int64_t begin, int64_t end,
+                                      int64_t slots) {
+    seqpar__slots r;
     memset(&r, 0, sizeof r);
     r.joints = joints;
     r.begin = begin;
@@ -4226,11 +4229,11 @@ static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
                               int64_t row_count) {
     seqpar__joints joints;
     seqpar__walk w = seqpar__walk_of(rows, row_count, 0);
-    seqpar__run run;
+    seqpar__slots run;
     int fits = 1;
     memset(&joints, 0, sizeof joints);
-    run = seqpar__run_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
-                         to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
+    run = seqpar__slots_of(&joints, 0, seqpar__rows_tokens(rows, row_count),
+                           to->sp_size > 1 ? to->layout->slots * to->sp_size : 1);
     while (fits && to->sp_size > 1 && seqpar__walk_next(&w))
         fits = seqpar__joints_document(&joints, &w);
     for (w = seqpar__walk_of(rows, row_count, 0); fits && seqpar__walk_next(&w);)
@@ -4247,11 +4250,11 @@ static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
 
 static int seqpar__deal_long(seqpar__splitting *to, const seqpar__walk *w) {
     seqpar__joints joints;
-    seqpar__run run;
+    seqpar__slots run;
     int fits;
     memset(&joints, 0, sizeof joints);
-    run = seqpar__run_of(&joints, w->before + w->d.begin, w->before + w->d.end,
-                         2 * to->sp_size);
+    run = seqpar__slots_of(&joints, w->before + w->d.begin, w->before + w->d.end,
+                           2 * to->sp_size);
     fits = seqpar__joints_document(&joints, w) && seqpar__deal_document(to, w, &run);
     SEQPAR_FREE(joints.list);
     return fits;
@@ -5346,26 +5349,26 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
    ========================================================================================== */
 
 /* Something that all ranks of a comm must have been given alike. */
-typedef struct seqpar__given {
+typedef struct seqpar__setting {
     const char *name;
     int64_t value;
     int digest; /* 1: the value is a hash, not to be shown */
-} seqpar__given;
+} seqpar__setting;
 
-static int64_t seqpar__given_real(double x) { /* numbers differ where their bits do */
+static int64_t seqpar__setting_real(double x) { /* numbers differ where their bits do */
     int64_t bits;
     memcpy(&bits, &x, 8);
     return bits;
 }
 
 static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
-                                          const seqpar__given *given, int64_t count) {
+                                          const seqpar__setting *given, int64_t count) {
     int64_t *own = SEQPAR__NEW(int64_t, count), *all = NULL;
     seqpar_status status = own ? SEQPAR_OK : seqpar__no_memory(comm->error, what);
     for (int64_t i = 0; own && i < count; i++) own[i] = given[i].value;
     if (!status) status = seqpar__gather_i64(comm, &all, own, count, what);
     for (int64_t i = count; !status && i < comm->size * count; i++) {
-        const seqpar__given *g = &given[i % count];
+        const seqpar__setting *g = &given[i % count];
         if (all[i] == all[i % count]) continue;
         if (g->digest)
             status = seqpar_fail(
@@ -5386,7 +5389,7 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
 /* Ranks that were given different things would wait for each other, or compute what nobody
    asked for. Eight bytes tell; what differs is asked for only then. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what,
-                                         const seqpar__given *given, int64_t count) {
+                                         const seqpar__setting *given, int64_t count) {
     int64_t own = 0, *all = NULL, differ = 0;
     if (comm->size == 1) return SEQPAR_OK;
     for (int64_t i = 0; i < count; i++)
@@ -5484,9 +5487,9 @@ static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_com
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size) {
     SEQPAR_NEED(NULL, "ctx, world", ctx, world);
-    seqpar__given given[] = {{"sequence_parallel_size", sp_size, 0},
-                             {"the storage type", device ? device->storage : -1, 0},
-                             {"the accumulator type", device ? device->accumulator : -1, 0}};
+    seqpar__setting given[] = {{"sequence_parallel_size", sp_size, 0},
+                               {"the storage type", device ? device->storage : -1, 0},
+                               {"the accumulator type", device ? device->accumulator : -1, 0}};
     seqpar_status status;
     memset(ctx, 0, sizeof *ctx);
     ctx->error = world->error;
@@ -5525,7 +5528,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
     return SEQPAR_OK;
 }
 
-static void seqpar__kept_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go first */
+static void seqpar__cache_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go first */
     int64_t n = 0;
     while (ctx->kept_bytes > leave) {
         ctx->device->free(ctx->device, ctx->kept[n].data);
@@ -5535,7 +5538,7 @@ static void seqpar__kept_free(seqpar_ctx *ctx, int64_t leave) { /* the oldest go
     for (int64_t i = 0; n && i < ctx->kept_count; i++) ctx->kept[i] = ctx->kept[i + n];
 }
 
-static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
+static void *seqpar__cache_take(seqpar_ctx *ctx, int64_t bytes) {
     int64_t i = ctx->kept_count - 1;
     void *data;
     while (i >= 0 && ctx->kept[i].bytes != bytes) i--;
@@ -5548,7 +5551,7 @@ static void *seqpar__kept_take(seqpar_ctx *ctx, int64_t bytes) {
 
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     SEQPAR_MUST("ctx", ctx);
-    if (ctx->device) seqpar__kept_free(ctx, 0);
+    if (ctx->device) seqpar__cache_free(ctx, 0);
     /* another context may still send from its memory */
     if (ctx->world && --ctx->world->contexts == 0) ctx->world->device = NULL;
     /* an error of the last kernels is noted before the rank ends */
@@ -5593,10 +5596,10 @@ SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffe
     memset(buffer, 0, sizeof *buffer);
     if (bytes <= 0) return SEQPAR_OK;
     if (kind == SEQPAR_MEM_OFFLOADED) return seqpar__pool_new(ctx, buffer, bytes);
-    buffer->data = seqpar__kept_take(ctx, bytes);
+    buffer->data = seqpar__cache_take(ctx, bytes);
     if (!buffer->data) {
-        seqpar__kept_free(ctx,
-                          SEQPAR__MAX(ctx->memory.total_peak - ctx->memory.total - bytes, 0));
+        seqpar__cache_free(ctx,
+                           SEQPAR__MAX(ctx->memory.total_peak - ctx->memory.total - bytes, 0));
         buffer->data = ctx->device->alloc(ctx->device, bytes);
     }
     if (!buffer->data)
@@ -5618,7 +5621,8 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     else if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
-        if (ctx->kept_count == SEQPAR_KEPT_BUFFERS) seqpar__kept_free(ctx, ctx->kept_bytes - 1);
+        if (ctx->kept_count == SEQPAR_KEPT_BUFFERS)
+            seqpar__cache_free(ctx, ctx->kept_bytes - 1);
         ctx->kept[ctx->kept_count].data = buffer->data;
         ctx->kept[ctx->kept_count++].bytes = buffer->bytes;
         ctx->kept_bytes += buffer->bytes;
@@ -5758,12 +5762,12 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
 }
 
 /* How a schedule is planned. */
-typedef struct seqpar__planning {
+typedef struct seqpar__schedule {
     int members, strided, arrivals;
     void (*plan)(seqpar_plan *plan, int64_t kv_heads, int64_t stride);
-} seqpar__planning;
+} seqpar__schedule;
 
-static const seqpar__planning seqpar__plannings[] = {
+static const seqpar__schedule seqpar__schedules[] = {
 #define SEQPAR__X(name, text, members, strided, arrivals, how) \
     {members, strided, arrivals, seqpar__plan_##how},
     SEQPAR_SCHEDULES(SEQPAR__X)
@@ -5784,7 +5788,7 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
                                        const seqpar_plan_desc *d) {
     int enough = d->kv_heads >= d->sp_size || d->ulysses_replicate;
     int64_t u = d->ulysses_size;
-    if (!u && !seqpar__plannings[d->schedule].members) u = 1;
+    if (!u && !seqpar__schedules[d->schedule].members) u = 1;
     if (!u) u = enough ? d->sp_size : seqpar__gcd(d->sp_size, d->kv_heads);
     if (u < 0 || d->sp_size % u)
         return seqpar_fail(
@@ -5856,7 +5860,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
     memset(plan, 0, sizeof *plan);
     SEQPAR__TRY(seqpar__check_plan(error, desc));
     SEQPAR__TRY(seqpar__plan_grid(error, plan, desc));
-    if (seqpar__plannings[desc->schedule].strided || plan->ulysses_size == 1)
+    if (seqpar__schedules[desc->schedule].strided || plan->ulysses_size == 1)
         SEQPAR__TRY(seqpar__check_stride(error, plan, desc, stride));
     plan->sp_size = desc->sp_size;
     plan->sp_rank = desc->sp_rank;
@@ -5867,7 +5871,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         seqpar__plan_add(plan, SEQPAR_PLAN_HEADS);
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
     }
-    seqpar__plannings[desc->schedule].plan(plan, plan->kv_count, stride);
+    seqpar__schedules[desc->schedule].plan(plan, plan->kv_count, stride);
     if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
         plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
         seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
@@ -5956,10 +5960,10 @@ typedef struct seqpar__attn_step {
 
 /* For an attention of the caller's own: pieces of some rows of a share, from row `begin` on,
    and the pairs of own query and key in them. */
-typedef struct seqpar__runs {
+typedef struct seqpar__joined {
     seqpar_piece *pieces;
     int64_t count, begin, tokens, pairs;
-} seqpar__runs;
+} seqpar__joined;
 
 struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
@@ -5991,7 +5995,7 @@ struct seqpar_attn {
     int64_t query_slots, key_slots; /* most values of a query, of a key piece that wait */
     int64_t depth;                  /* stack places that the programs need */
     int32_t *visible_begin, *visible_end;
-    seqpar__runs *runs;   /* (size + 1) for an own kernel: keys of each source; own queries */
+    seqpar__joined *runs; /* (size + 1) for an own kernel: keys of each source; own queries */
     seqpar_fold_op *room; /* where the next program is written */
     int64_t room_left;
     void *lists; /* all memory that is freed with the attention */
@@ -6160,11 +6164,11 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
 #define SEQPAR__PROGRAM_BLOCK 8192 /* instructions */
 #endif
 /* Room for a program. Memory is taken in large blocks: there are many short programs. */
-static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
+static seqpar_fold_op *seqpar__program_alloc(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *room;
     if (count > attn->room_left) {
         attn->room_left = SEQPAR__MAX(count, (int64_t)SEQPAR__PROGRAM_BLOCK);
-        attn->room = (seqpar_fold_op *)seqpar__list_room(
+        attn->room = (seqpar_fold_op *)seqpar__list_malloc(
             &attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
         if (!attn->room) {
             attn->room_left = 0;
@@ -6181,7 +6185,7 @@ static seqpar_fold_op *seqpar__program_room(seqpar_attn *attn, int64_t count) {
 static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task,
                                        seqpar_fold *fold) {
     seqpar_status status = seqpar_fold_flush(fold);
-    seqpar_fold_op *program = status ? NULL : seqpar__program_room(attn, fold->program_count);
+    seqpar_fold_op *program = status ? NULL : seqpar__program_alloc(attn, fold->program_count);
     if (!program) return SEQPAR_ERR_MEMORY;
     if (fold->program_count)
         memcpy(program, fold->program, (size_t)fold->program_count * sizeof *program);
@@ -6195,12 +6199,12 @@ static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task
 /* Room for at most so many tasks, pieces and keys. */
 static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count,
                              int64_t pieces, int64_t keys) {
-    tasks->task = (seqpar_attn_task *)seqpar__list_room(&attn->lists,
-                                                        count * (int64_t)sizeof *tasks->task);
-    tasks->pieces = (seqpar_piece *)seqpar__list_room(&attn->lists,
-                                                      pieces * (int64_t)sizeof *tasks->pieces);
-    tasks->keys = (seqpar_attn_keys *)seqpar__list_room(&attn->lists,
-                                                        keys * (int64_t)sizeof *tasks->keys);
+    tasks->task = (seqpar_attn_task *)seqpar__list_malloc(&attn->lists,
+                                                          count * (int64_t)sizeof *tasks->task);
+    tasks->pieces = (seqpar_piece *)seqpar__list_malloc(
+        &attn->lists, pieces * (int64_t)sizeof *tasks->pieces);
+    tasks->keys = (seqpar_attn_keys *)seqpar__list_malloc(&attn->lists,
+                                                          keys * (int64_t)sizeof *tasks->keys);
     return tasks->task && tasks->pieces && tasks->keys;
 }
 
@@ -6228,7 +6232,7 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
 
 /* Scratch while programs are written. `list` holds the leaves of the fold at hand: the numbers
    of the key pieces that a query piece sees, or of the query pieces that see a key piece. */
-typedef struct seqpar__planner {
+typedef struct seqpar__writer {
     seqpar__sight sight;
     int64_t own;   /* pieces of this position */
     int64_t *mine; /* (own) their numbers */
@@ -6240,16 +6244,16 @@ typedef struct seqpar__planner {
     seqpar__span *spans;    /* (most pieces of a position) */
     int32_t *operands;      /* (own) */
     seqpar_fold_op *unused; /* (2 most) a program that another position runs */
-} seqpar__planner;
+} seqpar__writer;
 
-static int64_t seqpar__list_keys(seqpar__planner *p, int64_t query) {
+static int64_t seqpar__list_keys(seqpar__writer *p, int64_t query) {
     int32_t n = 0;
     for (int32_t k = p->sight.keys[query].begin; k < p->sight.keys[query].end; k++)
         if (seqpar__sees(&p->sight, query, k)) p->list[n++] = k;
     return n;
 }
 
-static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
+static int64_t seqpar__list_queries(seqpar__writer *p, int64_t key) {
     int32_t n = 0;
     for (int32_t q = p->sight.queries[key].begin; q < p->sight.queries[key].end; q++)
         if (seqpar__sees(&p->sight, q, key)) p->list[n++] = q;
@@ -6257,13 +6261,13 @@ static int64_t seqpar__list_queries(seqpar__planner *p, int64_t key) {
 }
 
 /* Leaves of the list. Mostly its numbers are neighbours, and nothing is copied. */
-static const int64_t *seqpar__list_leaves(seqpar__planner *p, int64_t n) {
+static const int64_t *seqpar__list_leaves(seqpar__writer *p, int64_t n) {
     if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
     for (int64_t i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
     return p->leaves;
 }
 
-static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
+static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
     const seqpar_attn *attn = p->sight.attn;
     for (int64_t s = 0; s < attn->size + 2; s++) p->at[s] = 0;
     for (int64_t i = 0; i < n; i++) p->at[attn->order[p->list[i]].source + 2]++;
@@ -6275,7 +6279,7 @@ static void seqpar__list_by_source(seqpar__planner *p, int64_t n) {
 
 /* Own query pieces that see a key piece, as spans of that key's fold: their neighbours in it
    may be queries of other positions. *near: where the last search among the own ended. */
-static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *near) {
+static int64_t seqpar__own_queries(seqpar__writer *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
     int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
@@ -6301,14 +6305,15 @@ static int64_t seqpar__own_queries(seqpar__planner *p, int64_t key, int64_t *nea
 /* Pushes the i-th leaf of the list. */
 static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t operand) {
     seqpar__span *value;
-    if (fold->running) return seqpar__fold_run_on(fold, seqpar__leaf_node(0), (int32_t)operand);
+    if (fold->running) return seqpar__fold_extend(fold, seqpar__leaf_node(0), (int32_t)operand);
     if (!(value = seqpar__fold_next(fold))) return SEQPAR_ERR_MEMORY;
     seqpar__span_of(value, fold->leaves, fold->leaf_count, i, i + 1);
     return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
 /* Programs of an own query piece: in every step it folds the blocks of that step's keys. */
-static seqpar_status seqpar__plan_query(seqpar_attn *attn, seqpar__planner *p, int64_t query) {
+static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
+                                           int64_t query) {
     int64_t n = seqpar__list_keys(p, p->mine[query]);
     int gathers = attn->steps[0].sources > 1;
     seqpar_status status = SEQPAR_OK;
@@ -6349,8 +6354,8 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
 
 /* dk and dv of another position's key piece: the own queries' part becomes nodes of a
    message. */
-static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner *p,
-                                              int64_t key, int64_t *near) {
+static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writer *p,
+                                                 int64_t key, int64_t *near) {
     int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2;
     int64_t nodes = 1;
     seqpar_attn_task *task;
@@ -6358,7 +6363,7 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
     if (n == 0) return SEQPAR_OK;
     task = seqpar__key_task(attn, key);
     task->program_count = attn->desc.relaxed ? n + 1 : 2 * n;
-    program = seqpar__program_room(attn, task->program_count);
+    program = seqpar__program_alloc(attn, task->program_count);
     task->program = program;
     if (!program) return SEQPAR_ERR_MEMORY;
     if (!attn->desc.relaxed)
@@ -6380,9 +6385,9 @@ static seqpar_status seqpar__plan_foreign_key(seqpar_attn *attn, seqpar__planner
 
 /* Folds what position q made for an own key piece. The list holds the n query pieces that see
    it. The nodes that q is left with are found by writing its program once more. */
-static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, int64_t q,
-                                         int64_t piece, const int64_t *leaves, int64_t n,
-                                         seqpar_fold *fold) {
+static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p, int64_t q,
+                                            int64_t piece, const int64_t *leaves, int64_t n,
+                                            seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     seqpar__tasks *tasks = &attn->returns[q];
     seqpar_attn_task *task;
@@ -6412,8 +6417,8 @@ static seqpar_status seqpar__plan_return(seqpar_attn *attn, seqpar__planner *p, 
 /* dk and dv of an own key piece: the own queries' part first, then what others return, in the
    order in which it comes: in a ring from the position that the keys went to first, else from
    position 0 on. */
-static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p, int64_t piece,
-                                          seqpar_fold *fold) {
+static seqpar_status seqpar__program_own_key(seqpar_attn *attn, seqpar__writer *p,
+                                             int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t n = seqpar__list_queries(p, p->mine[piece]), q, own;
     const int64_t *leaves = seqpar__list_leaves(p, n);
@@ -6439,13 +6444,13 @@ static seqpar_status seqpar__plan_own_key(seqpar_attn *attn, seqpar__planner *p,
         int64_t from = attn->steps[0].sources > 1
                            ? q - (q <= attn->rank)
                            : (attn->rank + q * attn->backward.next) % attn->size;
-        SEQPAR__TRY(seqpar__plan_return(attn, p, from, piece, leaves, n, fold));
+        SEQPAR__TRY(seqpar__program_return(attn, p, from, piece, leaves, n, fold));
     }
     return SEQPAR_OK;
 }
 
 /* Steps are the COMPUTEs of the backward plan, which are those of the forward plan. */
-static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
+static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     for (int64_t i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
@@ -6455,7 +6460,7 @@ static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
         step = &attn->steps[attn->step_count];
         step->source = op->source;
         step->sources = op->sources;
-        step->foreign = (seqpar__tasks *)seqpar__list_alloc(
+        step->foreign = (seqpar__tasks *)seqpar__list_calloc(
             &attn->lists, op->sources * (int64_t)sizeof *step->foreign);
         if (!step->foreign ||
             !seqpar__tasks_new(attn, &step->queries, p->own, 0,
@@ -6484,15 +6489,15 @@ static seqpar_status seqpar__plan_steps(seqpar_attn *attn, seqpar__planner *p) {
 }
 
 /* Writes every program that the plan needs. */
-static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p) {
+static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p) {
     int64_t near = 0;
     seqpar_status status;
-    SEQPAR__TRY(seqpar__plan_steps(attn, p));
+    SEQPAR__TRY(seqpar__program_steps(attn, p));
     for (int64_t i = 0; i < p->own && !attn->desc.kernel; i++)
-        SEQPAR__TRY(seqpar__plan_query(attn, p, i));
+        SEQPAR__TRY(seqpar__program_query(attn, p, i));
     for (int64_t i = 0; i < p->own; i++) {
         seqpar_fold fold;
-        status = seqpar__plan_own_key(attn, p, i, &fold);
+        status = seqpar__program_own_key(attn, p, i, &fold);
         attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
         seqpar_fold_free(&fold);
         if (status) return status;
@@ -6501,7 +6506,7 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p
         seqpar__attn_step *step = &attn->steps[attn->step_of[s]];
         seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
         for (int64_t k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++)
-            SEQPAR__TRY(seqpar__plan_foreign_key(attn, p, p->sight.number[k], &near));
+            SEQPAR__TRY(seqpar__program_foreign_key(attn, p, p->sight.number[k], &near));
         /* behind the pieces of the tasks: those of the queries */
         if (keys->count)
             memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces,
@@ -6513,8 +6518,8 @@ static seqpar_status seqpar__attn_programs(seqpar_attn *attn, seqpar__planner *p
 static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t begin, end;
-    attn->visible_begin = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
-    attn->visible_end = (int32_t *)seqpar__list_alloc(&attn->lists, mine->tokens * 4);
+    attn->visible_begin = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
+    attn->visible_end = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
     if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
     for (int64_t i = 0; i < mine->count; i++)
         for (int64_t t = 0; t < mine->pieces[i].count; t++) {
@@ -6528,12 +6533,12 @@ static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
 }
 
 /* Joins pieces that are neighbours in the row and in memory. */
-static int seqpar__runs_make(seqpar_attn *attn, seqpar__runs *runs, const seqpar_share *share,
-                             seqpar__bounds rows) {
+static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
+                               const seqpar_share *share, seqpar__bounds rows) {
     seqpar_piece *last = NULL;
     runs->begin = rows.begin;
     runs->tokens = SEQPAR__MAX(rows.end - rows.begin, (int64_t)0);
-    runs->pieces = (seqpar_piece *)seqpar__list_room(
+    runs->pieces = (seqpar_piece *)seqpar__list_malloc(
         &attn->lists, share->count * (int64_t)sizeof *runs->pieces);
     for (int64_t i = 0; runs->pieces && i < share->count; i++) {
         seqpar_piece p = share->pieces[i];
@@ -6586,13 +6591,13 @@ static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
 /* What an own kernel is given of each source; in a ring only rows that reach this position. */
 static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
     int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
-    attn->runs = (seqpar__runs *)seqpar__list_alloc(
+    attn->runs = (seqpar__joined *)seqpar__list_calloc(
         &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->runs);
     for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
         int64_t s = i < attn->size ? i : attn->rank;
         seqpar__bounds rows = {0, attn->shares[s].tokens};
         if (s != attn->rank && attn->steps[0].sources == 1) rows = attn->come[s];
-        ok = seqpar__runs_make(attn, &attn->runs[i], &attn->shares[s], rows);
+        ok = seqpar__join_pieces(attn, &attn->runs[i], &attn->shares[s], rows);
         attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
     }
     SEQPAR_FREE(seen);
@@ -6796,7 +6801,8 @@ static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
     seqpar__shares_free(ranks, attn->forward.sp_size);
     SEQPAR_FREE(ranks);
     SEQPAR_FREE(begin);
-    if (status || !(attn->leaves = (int64_t *)seqpar__list_room(&attn->lists, attn->total * 8)))
+    if (status ||
+        !(attn->leaves = (int64_t *)seqpar__list_malloc(&attn->lists, attn->total * 8)))
         return status ? status : SEQPAR_ERR_MEMORY;
     for (int64_t i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
     for (int64_t s = 0; s < attn->size; s++)
@@ -6808,31 +6814,31 @@ static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
                                          seqpar__sight *sight) {
     memset(sight, 0, sizeof *sight);
-    attn->parts = (seqpar_share *)seqpar__list_alloc(
+    attn->parts = (seqpar_share *)seqpar__list_calloc(
         &attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
-    attn->part_begin = (int64_t *)seqpar__list_alloc(&attn->lists,
-                                                     (attn->forward.ulysses_size + 1) * 8);
+    attn->part_begin = (int64_t *)seqpar__list_calloc(&attn->lists,
+                                                      (attn->forward.ulysses_size + 1) * 8);
     if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
-    attn->shares = (seqpar_share *)seqpar__list_alloc(
+    attn->shares = (seqpar_share *)seqpar__list_calloc(
         &attn->lists, attn->size * (int64_t)sizeof *attn->shares);
-    attn->bounds = (seqpar__bounds **)seqpar__list_alloc(
+    attn->bounds = (seqpar__bounds **)seqpar__list_calloc(
         &attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
-    attn->come = (seqpar__bounds *)seqpar__list_alloc(
+    attn->come = (seqpar__bounds *)seqpar__list_calloc(
         &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
-    attn->steps = (seqpar__attn_step *)seqpar__list_alloc(
+    attn->steps = (seqpar__attn_step *)seqpar__list_calloc(
         &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
-    attn->returns = (seqpar__tasks *)seqpar__list_alloc(
+    attn->returns = (seqpar__tasks *)seqpar__list_calloc(
         &attn->lists, attn->size * (int64_t)sizeof *attn->returns);
-    attn->return_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    attn->outbox_elements = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
-    attn->slot_row = (int64_t *)seqpar__list_alloc(&attn->lists, (attn->size + 1) * 8);
-    attn->step_of = (int64_t *)seqpar__list_alloc(&attn->lists, attn->size * 8);
+    attn->return_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->outbox_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->slot_row = (int64_t *)seqpar__list_calloc(&attn->lists, (attn->size + 1) * 8);
+    attn->step_of = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
     if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns ||
         !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
         return SEQPAR_ERR_MEMORY;
     SEQPAR__TRY(seqpar__attn_split(ctx, attn));
     for (int64_t r = 0; r < attn->size; r++) {
-        attn->bounds[r] = (seqpar__bounds *)seqpar__list_alloc(
+        attn->bounds[r] = (seqpar__bounds *)seqpar__list_calloc(
             &attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
         if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
         for (int64_t i = 0; i < attn->shares[r].count; i++)
@@ -6843,11 +6849,11 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
     }
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
     attn->go = attn->come + attn->size;
-    if (!seqpar__plannings[attn->desc.schedule].arrivals) return SEQPAR_OK;
+    if (!seqpar__schedules[attn->desc.schedule].arrivals) return SEQPAR_OK;
     return seqpar__attn_travels(attn, sight);
 }
 
-static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p) {
+static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     int64_t most = 0;
     p->own = attn->shares[attn->rank].count;
     for (int64_t s = 0; s < attn->size; s++) most = SEQPAR__MAX(most, attn->shares[s].count);
@@ -6866,13 +6872,13 @@ static seqpar_status seqpar__planner_open(seqpar_attn *attn, seqpar__planner *p)
 }
 
 static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
-    seqpar__planner p;
+    seqpar__writer p;
     seqpar_status status;
     memset(&p, 0, sizeof p);
     status = seqpar__attn_shares(ctx, attn, &p.sight);
     if (!status) status = seqpar__attn_visible(attn);
-    if (!status) status = seqpar__planner_open(attn, &p);
-    if (!status) status = seqpar__attn_programs(attn, &p);
+    if (!status) status = seqpar__writer_open(attn, &p);
+    if (!status) status = seqpar__programs_write(attn, &p);
     if (!status && attn->desc.kernel) status = seqpar__attn_sources(attn);
     seqpar__sight_close(&p.sight);
     SEQPAR_FREE(p.mine);
@@ -6987,23 +6993,23 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
 
 static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
                                         int64_t row_count, const seqpar_attn_desc *d) {
-    const seqpar__given given[] = {{"the number of rows", row_count, 0},
-                                   {"rows", seqpar__digest_rows(rows, row_count), 1},
-                                   {"layout", d->layout, 0},
-                                   {"schedule", d->schedule, 0},
-                                   {"heads", d->heads, 0},
-                                   {"kv_heads", d->kv_heads, 0},
-                                   {"head_dim", d->head_dim, 0},
-                                   {"heads_k_stride", d->heads_k_stride, 0},
-                                   {"ulysses_size", d->ulysses_size, 0},
-                                   {"ulysses_replicate", d->ulysses_replicate, 0},
-                                   {"full", d->full, 0},
-                                   {"window", d->window, 0},
-                                   {"relaxed", d->relaxed, 0},
-                                   {"own kernels", d->kernel != NULL, 0},
-                                   {"scales", seqpar__given_real(d->scale), 1},
-                                   {"softcaps", seqpar__given_real(d->softcap), 1},
-                                   {"dropout rates", seqpar__given_real(d->dropout), 1}};
+    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
+                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                     {"layout", d->layout, 0},
+                                     {"schedule", d->schedule, 0},
+                                     {"heads", d->heads, 0},
+                                     {"kv_heads", d->kv_heads, 0},
+                                     {"head_dim", d->head_dim, 0},
+                                     {"heads_k_stride", d->heads_k_stride, 0},
+                                     {"ulysses_size", d->ulysses_size, 0},
+                                     {"ulysses_replicate", d->ulysses_replicate, 0},
+                                     {"full", d->full, 0},
+                                     {"window", d->window, 0},
+                                     {"relaxed", d->relaxed, 0},
+                                     {"own kernels", d->kernel != NULL, 0},
+                                     {"scales", seqpar__setting_real(d->scale), 1},
+                                     {"softcaps", seqpar__setting_real(d->softcap), 1},
+                                     {"dropout rates", seqpar__setting_real(d->dropout), 1}};
     return seqpar__ranks_agree(ctx->sp, "attention", given,
                                (int64_t)(sizeof given / sizeof *given));
 }
@@ -7037,7 +7043,7 @@ SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
 
 /* ---- running a plan ---- */
 
-typedef struct seqpar__attn_run_state {
+typedef struct seqpar__attn_exec {
     seqpar_ctx *ctx;
     seqpar_attn *attn;
     const seqpar_plan *plan;
@@ -7047,11 +7053,11 @@ typedef struct seqpar__attn_run_state {
     seqpar_buffer gathered, results, staging;
     const void *k, *v; /* slot 0 */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
-    seqpar_buffer results_own; /* of an own kernel: seqpar__own_place */
+    seqpar_buffer user_results; /* of an own kernel: seqpar__user_offset */
     seqpar_request *requests;
     int64_t compute;               /* COMPUTEs so far */
     int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
-} seqpar__attn_run_state;
+} seqpar__attn_exec;
 
 static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request,
                           int64_t source, double cost) {
@@ -7066,13 +7072,13 @@ static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64
 }
 
 /* kv heads of a COMPUTE; all of a plan have the same number. */
-static int64_t seqpar__heads_of(const seqpar__attn_run_state *r) {
+static int64_t seqpar__heads_of(const seqpar__attn_exec *r) {
     int64_t i = 0;
     while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
     return r->plan->ops[i].head_count;
 }
 
-static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
+static int64_t seqpar__slot_rows(const seqpar__attn_exec *r) {
     int64_t most = 0, sum = 0;
     for (int64_t s = 0; s < r->attn->size; s++) {
         most = SEQPAR__MAX(most, r->attn->shares[s].tokens);
@@ -7085,28 +7091,28 @@ static int64_t seqpar__slot_rows(const seqpar__attn_run_state *r) {
    part of one source, each with its lse; dk and dv of a source; dk and dv of the own keys,
    piece after piece. */
 enum {
-    SEQPAR__OWN_SUM,
-    SEQPAR__OWN_PART,
-    SEQPAR__OWN_DK,
-    SEQPAR__OWN_DV,
-    SEQPAR__OWN_PIECES,
-    SEQPAR__OWN_END
+    SEQPAR__USER_SUM,
+    SEQPAR__USER_PART,
+    SEQPAR__USER_DK,
+    SEQPAR__USER_DV,
+    SEQPAR__USER_PIECES,
+    SEQPAR__USER_END
 };
-static int64_t seqpar__own_place(const seqpar__attn_run_state *r, int64_t kv_heads, int what) {
+static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads, int what) {
     const seqpar_attn *attn = r->attn;
     int64_t d = attn->desc.head_dim, tokens = attn->shares[attn->rank].tokens, most = 0;
     int64_t sum = tokens * kv_heads * (attn->heads / attn->kv_heads) * (d + 1);
     for (int64_t s = 0; r->plan->backward && s < attn->size; s++)
         most = SEQPAR__MAX(most, attn->shares[s].tokens);
-    if (what <= SEQPAR__OWN_DK) return what * sum;
-    if (what <= SEQPAR__OWN_PIECES)
-        return 2 * sum + (what - SEQPAR__OWN_DK) * most * kv_heads * d;
+    if (what <= SEQPAR__USER_DK) return what * sum;
+    if (what <= SEQPAR__USER_PIECES)
+        return 2 * sum + (what - SEQPAR__USER_DK) * most * kv_heads * d;
     return 2 * sum + 2 * (most + (r->plan->backward ? tokens : 0)) * kv_heads * d;
 }
 
 /* Buffers of a run. Outbox and inbox hold the message of one rank in a ring, of all ranks with
    llama3. */
-static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
+static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t size = seqpar_dtype_bytes(r->ctx->device->storage);
@@ -7121,8 +7127,8 @@ static seqpar_status seqpar__run_buffers(seqpar__attn_run_state *r) {
                                   attn->query_slots * mine->tokens * group * (d + 2) * acc,
                                   SEQPAR_MEM_SCRATCH));
     if (attn->desc.kernel)
-        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->results_own,
-                                      seqpar__own_place(r, nh, SEQPAR__OWN_END) * acc,
+        SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->user_results,
+                                      seqpar__user_offset(r, nh, SEQPAR__USER_END) * acc,
                                       SEQPAR_MEM_SCRATCH));
     if (!r->plan->backward) return SEQPAR_OK;
     for (int64_t i = 0; i < (gathers ? 2 : 1); i++)
@@ -7157,18 +7163,18 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
 }
 
 /* SP rank of the same member at another position. */
-static int64_t seqpar__peer(const seqpar__attn_run_state *r, int64_t position) {
+static int64_t seqpar__peer(const seqpar__attn_exec *r, int64_t position) {
     return position * r->plan->ulysses_size + r->plan->member;
 }
 
 /* Which of two outboxes or inboxes an operation uses: by step in a ring, by range of heads
    with llama3. */
-static int64_t seqpar__turn(const seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static int64_t seqpar__buffer_of(const seqpar__attn_exec *r, const seqpar_plan_op *op) {
     return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2
                                          : op->request % 2;
 }
 
-static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_shift(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     const seqpar_attn *attn = r->attn;
     int64_t row = op->head_count * attn->desc.head_dim *
                   seqpar_dtype_bytes(r->ctx->device->storage);
@@ -7192,7 +7198,7 @@ static seqpar_status seqpar__run_shift(seqpar__attn_run_state *r, const seqpar_p
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-static seqpar_status seqpar__run_pack(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_copy(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     int64_t d = r->attn->desc.head_dim, size = seqpar_dtype_bytes(dev->storage);
     int64_t tokens = r->attn->shares[r->attn->rank].tokens;
@@ -7219,8 +7225,8 @@ typedef struct seqpar__all_messages {
 } seqpar__all_messages;
 
 /* One message to and from every other rank; sizes and places by rank. */
-static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
-                                     const seqpar__all_messages *m) {
+static seqpar_status seqpar__exec_all_to_all(seqpar__attn_exec *r, int64_t request,
+                                             const seqpar__all_messages *m) {
     int64_t n = 0, size = r->attn->size;
     seqpar_transfer *list = SEQPAR__NEW(seqpar_transfer, 2 * size);
     seqpar_group group;
@@ -7241,7 +7247,7 @@ static seqpar_status seqpar__run_all(seqpar__attn_run_state *r, int64_t request,
     return status;
 }
 
-static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_gather(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar__all_messages m;
     m.name = "kv all-gather";
     m.out = m.in = (char *)r->slot[op->to].data;
@@ -7249,13 +7255,13 @@ static seqpar_status seqpar__run_gather(seqpar__attn_run_state *r, const seqpar_
     m.row = op->head_count * r->attn->desc.head_dim *
             seqpar_dtype_bytes(r->ctx->device->storage);
     m.same_out = 1;
-    return seqpar__run_all(r, op->request, &m);
+    return seqpar__exec_all_to_all(r, op->request, &m);
 }
 
-static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     int64_t row = op->head_count * r->attn->desc.head_dim *
                   seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t turn = seqpar__turn(r, op);
+    int64_t turn = seqpar__buffer_of(r, op);
     seqpar_transfer send, recv;
     seqpar_group group;
     if (op->send_to < 0) {
@@ -7266,7 +7272,7 @@ static seqpar_status seqpar__run_return(seqpar__attn_run_state *r, const seqpar_
                                   r->in_begin,
                                   row,
                                   0};
-        return seqpar__run_all(r, op->request, &m);
+        return seqpar__exec_all_to_all(r, op->request, &m);
     }
     send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data,
                             r->attn->outbox_elements[op->send_to] * row);
@@ -7298,7 +7304,7 @@ typedef struct seqpar__task_memory {
 } seqpar__task_memory;
 
 /* Arguments of a device call. The caller frees a->tasks. */
-static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_plan_op *op,
+static seqpar_status seqpar__tasks_args(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                         const seqpar__tasks *tasks,
                                         const seqpar__task_memory *m, seqpar_attn_args *a) {
     *a = r->args;
@@ -7325,9 +7331,9 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_run_state *r, const seqpar_
 
 typedef seqpar_status (*seqpar__attn_op)(seqpar_device *device, const seqpar_attn_args *args,
                                          void *queue);
-static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                       const seqpar__tasks *tasks, seqpar__attn_op run,
-                                       const seqpar__task_memory *m) {
+static seqpar_status seqpar__exec_tasks(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                        const seqpar__tasks *tasks, seqpar__attn_op run,
+                                        const seqpar__task_memory *m) {
     seqpar_attn_args a;
     seqpar_status status;
     if (tasks->count == 0) return SEQPAR_OK;
@@ -7337,9 +7343,9 @@ static seqpar_status seqpar__run_tasks(seqpar__attn_run_state *r, const seqpar_p
     return status;
 }
 
-static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                          const seqpar__attn_step *step, const void *k,
-                                          const void *v, int64_t turn) {
+static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                           const seqpar__attn_step *step, const void *k,
+                                           const void *v, int64_t turn) {
     int64_t groups = op->sources + 1, gathers = op->sources > 1;
     seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
     seqpar__task_memory m = {k, v, NULL, r->store.data, 0, 0};
@@ -7367,18 +7373,18 @@ static seqpar_status seqpar__run_backward(seqpar__attn_run_state *r, const seqpa
 
 /* ---- an own kernel: my queries x one source after the other ---- */
 
-static void *seqpar__own_results(const seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                 int what) {
-    return r->results_own.data
-               ? seqpar__at(r->results_own.data, seqpar__own_place(r, op->head_count, what),
+static void *seqpar__user_results(const seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                  int what) {
+    return r->user_results.data
+               ? seqpar__at(r->user_results.data, seqpar__user_offset(r, op->head_count, what),
                             r->ctx->device->accumulator)
                : NULL;
 }
 
 /* Begins the sum over sources, merges a source's part into it (part), or writes the result
    (end). */
-static seqpar_status seqpar__own_merge(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                       int part, int end) {
+static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                        int part, int end) {
     seqpar_device *dev = r->ctx->device;
     seqpar_attn_merge_args a;
     int64_t group = r->attn->heads / r->attn->kv_heads, first = op->head_begin * group;
@@ -7393,8 +7399,8 @@ static seqpar_status seqpar__own_merge(seqpar__attn_run_state *r, const seqpar_p
     if (a.tokens * a.heads == 0) return SEQPAR_OK;
     values = a.tokens * a.heads * a.head_dim;
     a.begin = !part && !end;
-    a.sum = seqpar__own_results(r, op, SEQPAR__OWN_SUM);
-    a.part = part ? seqpar__own_results(r, op, SEQPAR__OWN_PART) : NULL;
+    a.sum = seqpar__user_results(r, op, SEQPAR__USER_SUM);
+    a.part = part ? seqpar__user_results(r, op, SEQPAR__USER_PART) : NULL;
     if (!backward) a.sum_lse = seqpar__at(a.sum, values, sum);
     if (!backward && part) a.part_lse = seqpar__at(a.part, values, sum);
     if (end) a.out = seqpar__at(out, first * a.head_dim, dev->storage);
@@ -7403,11 +7409,11 @@ static seqpar_status seqpar__own_merge(seqpar__attn_run_state *r, const seqpar_p
     return dev->attn_merge(dev, &a, r->ctx->queue);
 }
 
-static seqpar_attn_source seqpar__own_source(const seqpar__attn_run_state *r,
-                                             const seqpar_plan_op *op, int64_t s, const void *k,
-                                             const void *v) {
+static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
+                                              const seqpar_plan_op *op, int64_t s,
+                                              const void *k, const void *v) {
     const seqpar_attn *attn = r->attn;
-    const seqpar__runs *keys = &attn->runs[s], *queries = &attn->runs[attn->size];
+    const seqpar__joined *keys = &attn->runs[s], *queries = &attn->runs[attn->size];
     int64_t first = op->head_begin * (attn->heads / attn->kv_heads), d = attn->desc.head_dim;
     int64_t row = attn->slot_row[s] - attn->slot_row[op->source] + keys->begin;
     int storage = r->ctx->device->storage, sum = r->ctx->device->accumulator;
@@ -7446,13 +7452,13 @@ static seqpar_attn_source seqpar__own_source(const seqpar__attn_run_state *r,
 
 /* Copies dk and dv of a source to where messages have them: piece after piece, dk of a piece
    before its dv. */
-static void seqpar__own_keys(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                             const seqpar__tasks *tasks, int64_t s, void *to) {
+static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                              const seqpar__tasks *tasks, int64_t s, void *to) {
     seqpar_device *dev = r->ctx->device;
     int64_t row = op->head_count * r->attn->desc.head_dim *
                   seqpar_dtype_bytes(dev->accumulator);
-    const char *dk = (const char *)seqpar__own_results(r, op, SEQPAR__OWN_DK);
-    const char *dv = (const char *)seqpar__own_results(r, op, SEQPAR__OWN_DV);
+    const char *dk = (const char *)seqpar__user_results(r, op, SEQPAR__USER_DK);
+    const char *dv = (const char *)seqpar__user_results(r, op, SEQPAR__USER_DV);
     for (int64_t i = 0; i < tasks->count; i++) {
         const seqpar_piece *p = &tasks->pieces[tasks->task[i].piece];
         int64_t from = (p->local - r->attn->runs[s].begin) * row, bytes = p->count * row;
@@ -7463,11 +7469,11 @@ static void seqpar__own_keys(seqpar__attn_run_state *r, const seqpar_plan_op *op
     }
 }
 
-static seqpar_status seqpar__own_run(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                     const seqpar_attn_source *a) {
+static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                              const seqpar_attn_source *a) {
     const seqpar_attn_kernel *kernel = r->attn->desc.kernel;
     seqpar_device *dev = r->ctx->device;
-    char *part = (char *)seqpar__own_results(r, op, SEQPAR__OWN_PART), *dk, *dv;
+    char *part = (char *)seqpar__user_results(r, op, SEQPAR__USER_PART), *dk, *dv;
     int64_t acc = seqpar_dtype_bytes(dev->accumulator), pairs = r->attn->runs[a->source].pairs;
     int64_t out = a->q_tokens * a->heads * a->head_dim * acc;
     int64_t keys = a->k_tokens * a->kv_heads * a->head_dim * acc;
@@ -7476,8 +7482,8 @@ static seqpar_status seqpar__own_run(seqpar__attn_run_state *r, const seqpar_pla
     if (!r->plan->backward)
         failed = kernel->forward(kernel->user, a, part, part + out, r->ctx->queue);
     else {
-        dk = (char *)seqpar__own_results(r, op, SEQPAR__OWN_DK);
-        dv = (char *)seqpar__own_results(r, op, SEQPAR__OWN_DV);
+        dk = (char *)seqpar__user_results(r, op, SEQPAR__USER_DK);
+        dv = (char *)seqpar__user_results(r, op, SEQPAR__USER_DV);
         dev->zero(dev, dk, keys, r->ctx->queue);
         dev->zero(dev, dv, keys, r->ctx->queue);
         failed = kernel->backward(kernel->user, a, part, dk, dv, r->ctx->queue);
@@ -7492,38 +7498,39 @@ static seqpar_status seqpar__own_run(seqpar__attn_run_state *r, const seqpar_pla
                        (long long)a->head, (long long)a->heads);
 }
 
-static seqpar_status seqpar__run_own(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                     const seqpar__attn_step *step, const void *k,
-                                     const void *v, int64_t turn) {
+static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                              const seqpar__attn_step *step, const void *k,
+                                              const void *v, int64_t turn) {
     const seqpar_attn *attn = r->attn;
     int gathers = op->sources > 1;
-    void *pieces = seqpar__own_results(r, op, SEQPAR__OWN_PIECES);
+    void *pieces = seqpar__user_results(r, op, SEQPAR__USER_PIECES);
     seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
-    if (step == attn->steps) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 0));
+    if (step == attn->steps) SEQPAR__TRY(seqpar__user_merge(r, op, 0, 0));
     for (int64_t s = op->source; s < op->source + op->sources; s++) {
         const seqpar__tasks *tasks = s == attn->rank ? &step->own
                                                      : &step->foreign[s - op->source];
         int64_t row = gathers ? r->out_begin[s] : 0;
         seqpar_attn_source a;
         if (tasks->count == 0) continue; /* no query sees a key of it */
-        a = seqpar__own_source(r, op, s, k, v);
-        SEQPAR__TRY(seqpar__own_run(r, op, &a));
-        SEQPAR__TRY(seqpar__own_merge(r, op, 1, 0));
+        a = seqpar__user_source(r, op, s, k, v);
+        SEQPAR__TRY(seqpar__user_kernel_call(r, op, &a));
+        SEQPAR__TRY(seqpar__user_merge(r, op, 1, 0));
         if (!r->plan->backward) continue;
-        seqpar__own_keys(r, op, tasks, s,
-                         s == attn->rank ? pieces
-                                         : seqpar__at(r->outbox[turn].data,
-                                                      row * op->head_count * a.head_dim,
-                                                      r->ctx->device->accumulator));
+        seqpar__user_keys(r, op, tasks, s,
+                          s == attn->rank ? pieces
+                                          : seqpar__at(r->outbox[turn].data,
+                                                       row * op->head_count * a.head_dim,
+                                                       r->ctx->device->accumulator));
     }
-    if (step == attn->steps + attn->step_count - 1) SEQPAR__TRY(seqpar__own_merge(r, op, 0, 1));
+    if (step == attn->steps + attn->step_count - 1)
+        SEQPAR__TRY(seqpar__user_merge(r, op, 0, 1));
     if (!r->plan->backward) return SEQPAR_OK;
     memory.inbox = pieces;
     memory.store = r->pending[gathers ? turn : 0].data;
-    return seqpar__run_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
+    return seqpar__exec_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
 }
 
-static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
     int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
@@ -7535,11 +7542,11 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     seqpar__task_memory memory = {k, v, NULL, r->store.data, 0, 0};
     seqpar_status status;
     if (r->attn->desc.kernel)
-        status = seqpar__run_own(r, op, step, k, v, turn);
+        status = seqpar__exec_user_kernel(r, op, step, k, v, turn);
     else if (r->plan->backward)
-        status = seqpar__run_backward(r, op, step, k, v, turn);
+        status = seqpar__exec_backward(r, op, step, k, v, turn);
     else
-        status = seqpar__run_tasks(r, op, &step->queries, dev->attn_forward, &memory);
+        status = seqpar__exec_tasks(r, op, &step->queries, dev->attn_forward, &memory);
     /* attn_flops is true only then */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
@@ -7547,23 +7554,23 @@ static seqpar_status seqpar__run_compute(seqpar__attn_run_state *r, const seqpar
     return status;
 }
 
-static seqpar_status seqpar__run_fold(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
-    int64_t turn = seqpar__turn(r, op), step = op->request - r->attn->ring_requests / 2;
+static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_op *op) {
+    int64_t turn = seqpar__buffer_of(r, op), step = op->request - r->attn->ring_requests / 2;
     seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     memory.inbox = r->inbox[turn].data;
     if (r->attn->steps[0].sources == 1) { /* ring: step s brings what position rank + s made */
         memory.store = r->pending[0].data;
-        return seqpar__run_tasks(
+        return seqpar__exec_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
             r->ctx->device->attn_return, &memory);
     }
     memory.store = r->pending[turn].data;
     for (int64_t q = 0; q < r->attn->size; q++) {
         memory.inbox_row = r->in_begin[q];
-        SEQPAR__TRY(seqpar__run_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
-                                      &memory));
+        SEQPAR__TRY(seqpar__exec_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
+                                       &memory));
     }
     return SEQPAR_OK;
 }
@@ -7579,7 +7586,7 @@ typedef struct seqpar__heads_tensor {
 enum { SEQPAR__HEADS_MAX = 6 };
 
 /* Heads of a member: query or kv. */
-static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t member, int kv,
+static int64_t seqpar__member_heads(const seqpar__attn_exec *r, int64_t member, int kv,
                                     int64_t *begin) {
     const seqpar_attn_desc *d = &r->attn->desc;
     int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads;
@@ -7592,7 +7599,7 @@ static int64_t seqpar__member_heads(const seqpar__attn_run_state *r, int64_t mem
 }
 
 /* The tensors that travel, in the order of every message. */
-static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int results,
+static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
                                      seqpar__heads_tensor *t) {
     const seqpar_attn_args *a = &r->own;
     const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta};
@@ -7616,8 +7623,8 @@ static int64_t seqpar__heads_tensors(const seqpar__attn_run_state *r, int result
 }
 
 /* Places the gathered tensors one after the other in their buffer. */
-static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__heads_tensor *t,
-                                int64_t count) {
+static void seqpar__heads_offsets(seqpar__attn_exec *r, int results, seqpar__heads_tensor *t,
+                                  int64_t count) {
     char *at = (char *)(results ? r->results : r->gathered).data;
     int64_t tokens = r->attn->shares[r->attn->rank].tokens;
     for (int64_t i = 0; i < count; i++) {
@@ -7627,7 +7634,7 @@ static void seqpar__heads_place(seqpar__attn_run_state *r, int results, seqpar__
     }
 }
 
-static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
+static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
     int64_t tokens = r->attn->shares[r->attn->rank].tokens;
     int64_t own = r->attn->parts[r->plan->member].tokens, members = r->plan->ulysses_size;
@@ -7647,7 +7654,7 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
     }
     SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->staging, stage, SEQPAR_MEM_EXCHANGE));
     seqpar__heads_tensors(r, 0, t);
-    seqpar__heads_place(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
+    seqpar__heads_offsets(r, 0, t, r->plan->backward ? SEQPAR__HEADS_MAX : 3);
     r->args.q = t[0].gathered;
     r->k = r->args.k = t[1].gathered;
     r->v = r->args.v = t[2].gathered;
@@ -7656,7 +7663,7 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_run_state *r) {
         r->args.lse = t[4].gathered;
         r->args.delta = t[5].gathered;
     }
-    seqpar__heads_place(r, 1, t, seqpar__heads_tensors(r, 1, t));
+    seqpar__heads_offsets(r, 1, t, seqpar__heads_tensors(r, 1, t));
     if (r->plan->backward) {
         r->args.dq = t[0].gathered;
         r->args.dk = t[1].gathered;
@@ -7676,9 +7683,8 @@ typedef struct seqpar__heads_block {
     int64_t begin;
 } seqpar__heads_block;
 
-static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r,
-                                    const seqpar__heads_tensor *t, int64_t count,
-                                    seqpar__heads_block *blocks) {
+static int64_t seqpar__heads_blocks(const seqpar__attn_exec *r, const seqpar__heads_tensor *t,
+                                    int64_t count, seqpar__heads_block *blocks) {
     int64_t own = r->attn->parts[r->plan->member].tokens, n = 0;
     char *at = (char *)r->staging.data;
     for (int64_t m = 0; m < r->plan->ulysses_size; m++)
@@ -7692,20 +7698,19 @@ static int64_t seqpar__heads_blocks(const seqpar__attn_run_state *r,
     return n;
 }
 
-static int64_t seqpar__row_bytes(const seqpar__attn_run_state *r,
-                                 const seqpar__heads_tensor *t) {
+static int64_t seqpar__row_bytes(const seqpar__attn_exec *r, const seqpar__heads_tensor *t) {
     return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
 }
 
 /* HEADS sends the blocks of the staging buffer; TOKENS receives them (results). */
-static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpar_plan_op *op,
-                                          int results, seqpar__heads_tensor *t,
-                                          seqpar__heads_block *blocks, seqpar_transfer *list) {
+static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_plan_op *op,
+                                           int results, seqpar__heads_tensor *t,
+                                           seqpar__heads_block *blocks, seqpar_transfer *list) {
     seqpar_device *dev = r->ctx->device;
     int64_t count = seqpar__heads_tensors(r, results, t), n, sends = 0;
     int64_t member = r->plan->member, own = r->attn->parts[member].tokens;
     seqpar_group group;
-    seqpar__heads_place(r, results, t, count);
+    seqpar__heads_offsets(r, results, t, count);
     n = seqpar__heads_blocks(r, t, count, blocks);
     for (int64_t i = 0; i < n; i++) {
         const seqpar__heads_block *b = &blocks[i];
@@ -7737,7 +7742,7 @@ static seqpar_status seqpar__run_exchange(seqpar__attn_run_state *r, const seqpa
 
 /* PLACE: puts the heads of all members side by side. Copies of a kv head are added, in order of
    members. */
-static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads_tensor *t,
+static seqpar_status seqpar__exec_place(seqpar__attn_exec *r, seqpar__heads_tensor *t,
                                         seqpar__heads_block *blocks) {
     seqpar_device *dev = r->ctx->device;
     int64_t count = seqpar__heads_tensors(r, 1, t);
@@ -7763,7 +7768,7 @@ static seqpar_status seqpar__run_unpack(seqpar__attn_run_state *r, seqpar__heads
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_heads(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
     int64_t most = SEQPAR__HEADS_MAX * r->plan->ulysses_size;
     seqpar__heads_block *blocks = SEQPAR__NEW(seqpar__heads_block, most);
@@ -7772,42 +7777,42 @@ static seqpar_status seqpar__run_heads(seqpar__attn_run_state *r, const seqpar_p
     if (!blocks || !list)
         status = seqpar__no_memory(r->ctx->error, "an all-to-all");
     else if (op->op == SEQPAR_PLAN_PLACE)
-        status = seqpar__run_unpack(r, t, blocks);
+        status = seqpar__exec_place(r, t, blocks);
     else
-        status = seqpar__run_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
+        status = seqpar__exec_exchange(r, op, op->op == SEQPAR_PLAN_TOKENS, t, blocks, list);
     SEQPAR_FREE(blocks);
     SEQPAR_FREE(list);
     return status;
 }
 
-static seqpar_status seqpar__run_op(seqpar__attn_run_state *r, const seqpar_plan_op *op) {
+static seqpar_status seqpar__exec_op(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     switch (op->op) {
     case SEQPAR_PLAN_HEADS:
     case SEQPAR_PLAN_TOKENS:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, -1, 0);
-        return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_PLACE: return seqpar__run_heads(r, op);
-    case SEQPAR_PLAN_COPY: return seqpar__run_pack(r, op);
+        return seqpar__exec_heads(r, op);
+    case SEQPAR_PLAN_PLACE: return seqpar__exec_heads(r, op);
+    case SEQPAR_PLAN_COPY: return seqpar__exec_copy(r, op);
     case SEQPAR_PLAN_SHIFT:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
-        return seqpar__run_shift(r, op);
+        return seqpar__exec_shift(r, op);
     case SEQPAR_PLAN_GATHER:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
-        return seqpar__run_gather(r, op);
+        return seqpar__exec_gather(r, op);
     case SEQPAR_PLAN_RETURN:
         seqpar__trace(r->ctx, "begin", r->compute, op->request, op->source, 0);
-        return seqpar__run_return(r, op);
+        return seqpar__exec_return(r, op);
     case SEQPAR_PLAN_WAIT:
         seqpar__trace(r->ctx, "wait", r->compute, op->request, -1, 0);
         return seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue);
-    case SEQPAR_PLAN_COMPUTE: return seqpar__run_compute(r, op);
-    default: return seqpar__run_fold(r, op);
+    case SEQPAR_PLAN_COMPUTE: return seqpar__exec_compute(r, op);
+    default: return seqpar__exec_fold(r, op);
     }
 }
 
-static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
-                                      const seqpar_plan *plan, const seqpar_attn_args *args) {
-    seqpar__attn_run_state r;
+static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
+                                       const seqpar_plan *plan, const seqpar_attn_args *args) {
+    seqpar__attn_exec r;
     seqpar_status status;
     memset(&r, 0, sizeof r);
     r.ctx = ctx;
@@ -7819,11 +7824,11 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     r.requests = SEQPAR__NEW(seqpar_request, plan->requests);
     r.out_begin = SEQPAR__NEW(int64_t, 2 * (attn->size + 1));
     r.in_begin = r.out_begin ? r.out_begin + attn->size + 1 : NULL;
-    status = r.requests && r.out_begin ? seqpar__run_buffers(&r)
+    status = r.requests && r.out_begin ? seqpar__exec_buffers(&r)
                                        : seqpar__no_memory(ctx->error, "attention");
     if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
     for (int64_t i = 0; !status && i < plan->count; i++)
-        status = seqpar__run_op(&r, &plan->ops[i]);
+        status = seqpar__exec_op(&r, &plan->ops[i]);
     /* abort and wait: nobody may still read or write these buffers when they are freed */
     if (status && r.requests) {
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
@@ -7837,7 +7842,7 @@ static seqpar_status seqpar__run_plan(seqpar_ctx *ctx, seqpar_attn *attn,
         seqpar_buffer_free(ctx, &r.pending[i]);
     }
     seqpar_buffer_free(ctx, &r.store);
-    seqpar_buffer_free(ctx, &r.results_own);
+    seqpar_buffer_free(ctx, &r.user_results);
     seqpar_buffer_free(ctx, &r.gathered);
     seqpar_buffer_free(ctx, &r.results);
     seqpar_buffer_free(ctx, &r.staging);
@@ -7962,7 +7967,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
     status = seqpar__gaps_open(ctx, attn, 3, &dense, gapped);
     if (!status) {
         seqpar_attn_args a = seqpar__attn_args(ctx, attn, &dense);
-        status = seqpar__run_plan(ctx, attn, &attn->forward, &a);
+        status = seqpar__exec_plan(ctx, attn, &attn->forward, &a);
     }
     return seqpar__gaps_close(ctx, attn, gapped, status);
 }
@@ -8004,7 +8009,7 @@ static seqpar_status seqpar__attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              SEQPAR_MEM_SCRATCH);
     if (!status) status = seqpar__attn_statistics(ctx, attn, io, delta.data);
     a.delta = delta.data;
-    if (!status) status = seqpar__run_plan(ctx, attn, &attn->backward, &a);
+    if (!status) status = seqpar__exec_plan(ctx, attn, &attn->backward, &a);
     seqpar_buffer_free(ctx, &delta);
     return status;
 }
@@ -8327,8 +8332,8 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
 }
 
 /* Of logits of so many tokens. */
-static seqpar_status seqpar__vocab_room(seqpar_ctx *ctx, seqpar_buffer *room, int64_t tokens,
-                                        const seqpar_vocab_desc *desc) {
+static seqpar_status seqpar__vocab_scratch(seqpar_ctx *ctx, seqpar_buffer *room, int64_t tokens,
+                                           const seqpar_vocab_desc *desc) {
     return seqpar_buffer_new(ctx, room,
                              tokens * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                              SEQPAR_MEM_SCRATCH);
@@ -8343,8 +8348,8 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     SEQPAR__TRY(seqpar__check_vocab(__func__, ctx->error, io, desc));
     most = SEQPAR__MIN(seqpar__vocab_rows_max(desc), io->tokens);
     memset(&beside, 0, sizeof beside);
-    status = seqpar__vocab_room(ctx, &logits, most, desc);
-    if (!status && io->teacher) status = seqpar__vocab_room(ctx, &beside, most, desc);
+    status = seqpar__vocab_scratch(ctx, &logits, most, desc);
+    if (!status && io->teacher) status = seqpar__vocab_scratch(ctx, &beside, most, desc);
     for (int64_t first = 0; !status && first < io->tokens; first += most)
         status = seqpar__vocab_rows(ctx, logits.data, beside.data, first,
                                     SEQPAR__MIN(most, io->tokens - first), io, 0, desc);
@@ -8357,7 +8362,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
    lies in the store, value n in place n. What is on it after the last run are the nodes, rising,
    each in its place. ---- */
 
-typedef struct seqpar__token_run {
+typedef struct seqpar__tiler {
     seqpar_fold_op *ops;
     int64_t count; /* of the program of this run */
     /* values on the stack of the whole program; how many of the top ones are loaded */
@@ -8372,31 +8377,31 @@ typedef struct seqpar__token_run {
     const seqpar_token_fold *fold;
     seqpar_token_tile_fn fn; /* NULL: places are counted alone */
     void *user;
-} seqpar__token_run;
+} seqpar__tiler;
 
-static void seqpar__run_emit(seqpar__token_run *r, int32_t op, int64_t index) {
+static void seqpar__tiler_emit(seqpar__tiler *r, int32_t op, int64_t index) {
     r->ops[r->count].op = op;
     r->ops[r->count++].index = (int32_t)index;
 }
 
 /* Loads values until this run has the top `need` of the stack. */
-static void seqpar__run_load(seqpar__token_run *r, int64_t need) {
+static void seqpar__tiler_load(seqpar__tiler *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
-        seqpar__run_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
+        seqpar__tiler_emit(r, SEQPAR_FOLD_LOAD, r->stack - r->loaded - i);
     if (missing > 0) r->loaded = need;
 }
 
-static void seqpar__run_close(seqpar__token_run *r) {
+static void seqpar__tiler_close(seqpar__tiler *r) {
     int64_t at = r->stack;
     r->places = SEQPAR__MAX(r->places, at);
-    for (; r->loaded > 0; r->loaded--) seqpar__run_emit(r, SEQPAR_FOLD_STORE, --at);
+    for (; r->loaded > 0; r->loaded--) seqpar__tiler_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
 /* Ends a run, and computes it. */
-static seqpar_status seqpar__run_end(seqpar__token_run *r) {
+static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
     seqpar_token_tile tile;
-    seqpar__run_close(r);
+    seqpar__tiler_close(r);
     tile.first = r->first;
     tile.rows = r->rows;
     tile.program = r->ops;
@@ -8412,49 +8417,49 @@ static seqpar_status seqpar__run_end(seqpar__token_run *r) {
 
 /* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
    runs end, and with it r->places, does not hang on how long the parts are. */
-static seqpar_status seqpar__run_leaf(seqpar__token_run *r, const seqpar_piece *piece) {
+static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
     if (r->rows > 0 && (r->alone || r->rows + piece->count > r->most))
-        SEQPAR__TRY(seqpar__run_end(r));
+        SEQPAR__TRY(seqpar__tiler_end(r));
     for (; at < piece->count; at += n) {
-        if (at > 0) SEQPAR__TRY(seqpar__run_end(r));
+        if (at > 0) SEQPAR__TRY(seqpar__tiler_end(r));
         r->alone = alone;
         n = SEQPAR__MIN(piece->count - at, most);
         r->leaves[r->leaf_count] = *piece;
         r->leaves[r->leaf_count].local = r->rows;
         r->leaves[r->leaf_count].count = n;
         if (at > 0)
-            seqpar__run_load(r, 1);
+            seqpar__tiler_load(r, 1);
         else {
             r->stack++;
             r->loaded++;
         }
-        seqpar__run_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
+        seqpar__tiler_emit(r, at > 0 ? SEQPAR_FOLD_EXTEND : SEQPAR_FOLD_LEAF, r->leaf_count++);
         r->rows += n;
     }
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__run_tiles(seqpar__token_run *r, const seqpar_share *share) {
+static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *share) {
     for (int64_t i = 0; i < r->fold->program_count; i++) {
         seqpar_fold_op op = r->fold->program[i];
         if (op.op == SEQPAR_FOLD_LEAF) {
-            SEQPAR__TRY(seqpar__run_leaf(r, &share->pieces[op.index]));
+            SEQPAR__TRY(seqpar__tiler_leaf(r, &share->pieces[op.index]));
             continue;
         }
         if (op.op == SEQPAR_FOLD_STORE) break; /* all nodes follow, and lie where they belong */
-        seqpar__run_load(r, 2);
-        seqpar__run_emit(r, op.op, op.index);
+        seqpar__tiler_load(r, 2);
+        seqpar__tiler_emit(r, op.op, op.index);
         r->stack--;
         r->loaded--;
     }
-    return r->rows ? seqpar__run_end(r) : SEQPAR_OK;
+    return r->rows ? seqpar__tiler_end(r) : SEQPAR_OK;
 }
 
 /* Tokens of a run. One of a power of two of leaves ends with fewer values on the stack than one
    that is a little longer: it is a whole subtree, where leaves are the cells of a document. */
-static int64_t seqpar__run_rows(const seqpar_share *share, int64_t most) {
+static int64_t seqpar__tiler_rows(const seqpar_share *share, int64_t most) {
     int64_t longest = 1, leaves = 1;
     if (most >= share->tokens) return SEQPAR__MAX(share->tokens, 1);
     for (int64_t i = 0; i < share->count; i++)
@@ -8463,24 +8468,24 @@ static int64_t seqpar__run_rows(const seqpar_share *share, int64_t most) {
     return SEQPAR__MIN(most, leaves * longest);
 }
 
-static int64_t seqpar__run_part(int64_t rows, int64_t step) {
+static int64_t seqpar__tiler_part(int64_t rows, int64_t step) {
     step = SEQPAR__MAX(step, 1);
     return SEQPAR__MAX(rows / step, 1) * step;
 }
 
-static int seqpar__run_new(seqpar__token_run *r, const seqpar_share *share,
-                           const seqpar_token_fold *fold, int64_t most, int64_t step) {
+static int seqpar__tiler_new(seqpar__tiler *r, const seqpar_share *share,
+                             const seqpar_token_fold *fold, int64_t most, int64_t step) {
     memset(r, 0, sizeof *r);
     r->fold = fold;
-    r->most = seqpar__run_rows(share, most);
-    r->part = seqpar__run_part(r->most, step);
+    r->most = seqpar__tiler_rows(share, most);
+    r->part = seqpar__tiler_part(r->most, step);
     r->ops = SEQPAR__NEW(seqpar_fold_op,
                          4 * (fold->program_count + fold->depth + 8) + 4 * share->count);
     r->leaves = SEQPAR__NEW(seqpar_piece, share->count + 4);
     return r->ops && r->leaves;
 }
 
-static void seqpar__run_free(seqpar__token_run *r) {
+static void seqpar__tiler_free(seqpar__tiler *r) {
     SEQPAR_FREE(r->ops);
     SEQPAR_FREE(r->leaves);
 }
@@ -8504,36 +8509,36 @@ static seqpar_status seqpar__check_tiles(seqpar_error *error, const seqpar_share
 SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_share *share,
                                             const seqpar_token_fold *fold, int64_t most,
                                             int64_t step, seqpar_token_tile_fn fn, void *user) {
-    seqpar__token_run r;
+    seqpar__tiler r;
     seqpar_status status = SEQPAR_OK;
     SEQPAR_NEED(error, "share, fold, fn", share, fold, SEQPAR_THERE(fn));
     SEQPAR__TRY(seqpar__check_tiles(error, share, fold, most));
-    if (!seqpar__run_new(&r, share, fold, most, step))
+    if (!seqpar__tiler_new(&r, share, fold, most, step))
         status = seqpar__no_memory(error, "tiles of tokens");
     r.fn = fn;
     r.user = user;
-    if (!status) status = seqpar__run_tiles(&r, share);
-    seqpar__run_free(&r);
+    if (!status) status = seqpar__tiler_tiles(&r, share);
+    seqpar__tiler_free(&r);
     return status;
 }
 
 SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t most,
                                           int64_t step) {
     SEQPAR_MUST("share", share);
-    int64_t rows = seqpar__run_rows(share, SEQPAR__MAX(most, 1));
-    return SEQPAR__MIN(SEQPAR__MAX(rows, seqpar__run_part(rows, step)), share->tokens);
+    int64_t rows = seqpar__tiler_rows(share, SEQPAR__MAX(most, 1));
+    return SEQPAR__MIN(SEQPAR__MAX(rows, seqpar__tiler_part(rows, step)), share->tokens);
 }
 
 /* As of step 1, where there are most. */
 SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        int64_t most) {
     SEQPAR_MUST("share, fold", share, fold);
-    seqpar__token_run r;
-    if (seqpar__run_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
-        (void)seqpar__run_tiles(&r, share);
+    seqpar__tiler r;
+    if (seqpar__tiler_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
+        (void)seqpar__tiler_tiles(&r, share);
     else
         r.places = fold->depth; /* at least as many; the call itself finds no memory either */
-    seqpar__run_free(&r);
+    seqpar__tiler_free(&r);
     return r.places;
 }
 
@@ -8664,8 +8669,8 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
     c.desc = desc;
     int64_t rows = seqpar__vocab_rows_max(desc), step = ctx->device->sum_step;
     int64_t most = seqpar_token_tile_rows(share, rows, step);
-    if (!status && !io->dlogits) status = seqpar__vocab_room(ctx, &logits, most, desc);
-    if (!status && io->teacher) status = seqpar__vocab_room(ctx, &beside, most, desc);
+    if (!status && !io->dlogits) status = seqpar__vocab_scratch(ctx, &logits, most, desc);
+    if (!status && io->teacher) status = seqpar__vocab_scratch(ctx, &beside, most, desc);
     c.logits = io->dlogits ? io->dlogits : logits.data;
     c.beside = beside.data;
     if (!status)
@@ -8782,7 +8787,7 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
    DPO loss is -log(sigmoid(0)) to the bit.
    ========================================================================================== */
 
-static int seqpar__segments_room(seqpar_segments *s, int64_t count) {
+static int seqpar__segments_reserve(seqpar_segments *s, int64_t count) {
     void *place = s->place, *values = s->values;
     int64_t capacity = s->capacity;
     int ok = seqpar__grow(&place, &capacity, count, 16);
@@ -8799,7 +8804,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
                                               const double *values) {
     SEQPAR_NEED(error, "segments", s);
     SEQPAR_NEED(error, "values", SEQPAR_IF(s->width > 0, values));
-    if (!seqpar__segments_room(s, s->count + 1))
+    if (!seqpar__segments_reserve(s, s->count + 1))
         return seqpar__no_memory(error, "sums per document");
     s->place[2 * s->count] = segment;
     s->place[2 * s->count + 1] = leaf;
@@ -9271,8 +9276,8 @@ struct seqpar_step {
 
 /* Blocks of a slice are dealt in runs; slice s starts with rank s, so that small ones do
    not pile up on rank 0. */
-static void seqpar__owned(const seqpar_blocks *b, int64_t slice, int64_t world, int64_t rank,
-                          int64_t *begin, int64_t *count) {
+static void seqpar__owned_blocks(const seqpar_blocks *b, int64_t slice, int64_t world,
+                                 int64_t rank, int64_t *begin, int64_t *count) {
     int64_t blocks = (b->slice_begin[slice + 1] - b->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
     int64_t turn = ((rank - slice) % world + world) % world;
     *begin = seqpar_part_begin(blocks, world, turn) * SEQPAR_PARAM_BLOCK;
@@ -9280,10 +9285,11 @@ static void seqpar__owned(const seqpar_blocks *b, int64_t slice, int64_t world, 
 }
 
 /* place in compact state */
-static int64_t seqpar__own_begin(const seqpar_blocks *b, const seqpar_ctx *ctx, int64_t slice) {
+static int64_t seqpar__compact_begin(const seqpar_blocks *b, const seqpar_ctx *ctx,
+                                     int64_t slice) {
     int64_t begin, count, at = 0;
     for (int64_t s = 0; s < slice; s++) {
-        seqpar__owned(b, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned_blocks(b, s, ctx->world->size, ctx->world->rank, &begin, &count);
         at += count;
     }
     return at;
@@ -9323,8 +9329,8 @@ static seqpar_status seqpar__check_tensors(const char *function, seqpar_error *e
 }
 
 /* Whether the caller's parameters hold all tensors. */
-static seqpar_status seqpar__check_room(seqpar_error *error, const seqpar_blocks *b,
-                                        int64_t elements) {
+static seqpar_status seqpar__check_elements(seqpar_error *error, const seqpar_blocks *b,
+                                            int64_t elements) {
     const seqpar_tensor *t = &b->tensors[b->tensor_count - 1];
     int64_t end = t->offset + seqpar__tensor_elements(t);
     if (end <= elements) return SEQPAR_OK;
@@ -9410,7 +9416,7 @@ static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim
     return SEQPAR_OK;
 }
 
-static int64_t seqpar__given_tensors(const seqpar_tensor *t, int64_t count) {
+static int64_t seqpar__setting_tensors(const seqpar_tensor *t, int64_t count) {
     uint64_t digest = 0;
     for (int64_t i = 0; i < count; i++) {
         const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
@@ -9421,22 +9427,22 @@ static int64_t seqpar__given_tensors(const seqpar_tensor *t, int64_t count) {
 
 static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
                                          const seqpar_optim_desc *d) {
-    seqpar__given given[] = {{"the number of tensors", count, 0},
-                             {"tensors", 0, 1},
-                             {"the kind", d->kind, 0},
-                             {"zero_stage", d->zero_stage, 0},
-                             {"beta1", seqpar__given_real(d->beta1), 1},
-                             {"beta2", seqpar__given_real(d->beta2), 1},
-                             {"eps", seqpar__given_real(d->eps), 1},
-                             {"weight decays", seqpar__given_real(d->decay), 1},
-                             {"max_norm", seqpar__given_real(d->max_norm), 1},
-                             {"slice", d->slice, 0},
-                             {"params_shared", d->params_shared, 0},
-                             {"what is offloaded", d->offload, 0},
-                             {"the bits of the state", d->state_bits, 0},
-                             {"rounding by chance", d->stochastic, 0},
-                             {"its seed", (int64_t)d->seed, 0}};
-    given[1].value = seqpar__given_tensors(t, count);
+    seqpar__setting given[] = {{"the number of tensors", count, 0},
+                               {"tensors", 0, 1},
+                               {"the kind", d->kind, 0},
+                               {"zero_stage", d->zero_stage, 0},
+                               {"beta1", seqpar__setting_real(d->beta1), 1},
+                               {"beta2", seqpar__setting_real(d->beta2), 1},
+                               {"eps", seqpar__setting_real(d->eps), 1},
+                               {"weight decays", seqpar__setting_real(d->decay), 1},
+                               {"max_norm", seqpar__setting_real(d->max_norm), 1},
+                               {"slice", d->slice, 0},
+                               {"params_shared", d->params_shared, 0},
+                               {"what is offloaded", d->offload, 0},
+                               {"the bits of the state", d->state_bits, 0},
+                               {"rounding by chance", d->stochastic, 0},
+                               {"its seed", (int64_t)d->seed, 0}};
+    given[1].value = seqpar__setting_tensors(t, count);
     return seqpar__ranks_agree(ctx->world, "an optimizer", given,
                                (int64_t)(sizeof given / sizeof *given));
 }
@@ -9500,7 +9506,7 @@ static seqpar_status seqpar__blocks_open(seqpar_ctx *ctx, seqpar_blocks *b,
     b->slice_tensor = b->slice_begin + b->slices + 1;
     seqpar__slices(b, slice);
     b->slice_begin[b->slices] = b->elements;
-    b->own_elements = seqpar__own_begin(b, ctx, b->slices);
+    b->own_elements = seqpar__compact_begin(b, ctx, b->slices);
     return SEQPAR_OK;
 }
 
@@ -9547,7 +9553,7 @@ static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
     int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
     if (o->desc.state_bits == 8 && state != &o->master)
-        bytes = elements + bytes / SEQPAR_PACK_GROUP;
+        bytes = elements + bytes / SEQPAR_QUANTIZE_GROUP;
     SEQPAR__TRY(seqpar_buffer_new(ctx, state, bytes,
                                   offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_OPTIMIZER));
     if (!offload) ctx->device->zero(ctx->device, state->data, bytes, ctx->queue);
@@ -9766,10 +9772,10 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
 
 static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows,
                                         int64_t row_count, int layout, int64_t accumulation) {
-    const seqpar__given given[] = {{"the number of rows", row_count, 0},
-                                   {"rows", seqpar__digest_rows(rows, row_count), 1},
-                                   {"layout", layout, 0},
-                                   {"accumulation", accumulation, 0}};
+    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
+                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                     {"layout", layout, 0},
+                                     {"accumulation", accumulation, 0}};
     return seqpar__ranks_agree(ctx->world, "a step", given, 4);
 }
 
@@ -9938,9 +9944,9 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                        (world + tensors) * m->own.node_count + tensors * total);
     if (!list) return seqpar__no_memory(ctx->error, "a gradient exchange");
     arriving = list + (world + tensors) * m->own.node_count;
-    seqpar__owned(&o->blocks, slice, world, ctx->world->rank, &own, &mine);
+    seqpar__owned_blocks(&o->blocks, slice, world, ctx->world->rank, &own, &mine);
     for (w = 0; w < world; at += m->nodes[w++]) {
-        seqpar__owned(&o->blocks, slice, world, w, &begin, &count);
+        seqpar__owned_blocks(&o->blocks, slice, world, w, &begin, &count);
         for (int64_t n = 0; n < m->own.node_count; n++)
             for (s = seqpar__part_begin(&o->blocks, slice, base + begin);
                  seqpar__part_next(&o->blocks, &s, base + begin + count);) {
@@ -9982,7 +9988,7 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
 
 /* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
    early would give another sum. */
-static seqpar_status seqpar__check_given(seqpar_error *error, const seqpar_optim *o,
+static seqpar_status seqpar__check_order(seqpar_error *error, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t slice) {
     int64_t given = o->step->given[slice + n->source * o->blocks.slices];
     if (n->micro_batch == given) return SEQPAR_OK;
@@ -10208,7 +10214,8 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     s->given[mine]++;
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
-    seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &f.owned);
+    seqpar__owned_blocks(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin,
+                         &f.owned);
     done = f.micro->program_count > 0 &&
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
     /* the second sum of a group (the embedding's and the vocab's share of a tied table) joins
@@ -10233,7 +10240,7 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     int64_t first, past;
     SEQPAR__TRY(seqpar__check_nodes(ctx, o, nodes, &first, &past));
     for (int64_t s = first; s < past; s++)
-        SEQPAR__TRY(seqpar__check_given(ctx->error, o, nodes, s));
+        SEQPAR__TRY(seqpar__check_order(ctx->error, o, nodes, s));
     for (int64_t s = first; s < past; s++)
         SEQPAR__TRY(seqpar__slice_gradient(ctx, o, nodes, s));
     return SEQPAR_OK;
@@ -10249,7 +10256,7 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
             *one = *two;
             memset(two, 0, sizeof *two);
         }
-        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned_blocks(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
         if (!one->data) SEQPAR__TRY(seqpar__gradient_new(ctx, one, count, 1));
     }
     return SEQPAR_OK;
@@ -10258,24 +10265,24 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
 /* A run [begin, end) of state that owners hand to all ranks. `data` holds the run, block_bytes
    for each block; with params set it is the caller's whole array of parameters. With a queue
    data is device memory, with queue NULL host memory. */
-typedef struct seqpar__handed {
+typedef struct seqpar__owned_run {
     void *data;
     int64_t begin, end, block_bytes;
     int params;
     void *queue;
     const char *name;
     int64_t first; /* data begin with this element of the parameters */
-} seqpar__handed;
+} seqpar__owned_run;
 
 /* Adds the transfers, to or from `peer`, of what `owner` owns; returns how many the list has
    now. */
-static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_blocks *b,
-                                 const seqpar__handed *h, int64_t owner, int64_t peer,
-                                 seqpar_transfer *list, int64_t n) {
+static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_blocks *b,
+                                       const seqpar__owned_run *h, int64_t owner, int64_t peer,
+                                       seqpar_transfer *list, int64_t n) {
     int64_t begin, end, count;
     seqpar__part s;
     for (int64_t i = 0; i < b->slices; i++) {
-        seqpar__owned(b, i, ctx->world->size, owner, &begin, &count);
+        seqpar__owned_blocks(b, i, ctx->world->size, owner, &begin, &count);
         end = SEQPAR__MIN(h->end, b->slice_begin[i] + begin + count);
         begin = SEQPAR__MAX(h->begin, b->slice_begin[i] + begin);
         if (begin >= end) continue;
@@ -10296,7 +10303,7 @@ static int64_t seqpar__hand_list(const seqpar_ctx *ctx, const seqpar_blocks *b,
 }
 
 static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
-                                         const seqpar__handed *h, seqpar_request *request) {
+                                         const seqpar__owned_run *h, seqpar_request *request) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
     int64_t most = b->tensor_count + b->slices, n = 0, r = 0;
     seqpar_transfer *list, *arriving;
@@ -10309,8 +10316,8 @@ static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b
     arriving = list + world * most;
     for (int64_t w = 0; w < world; w++)
         if (w != rank) {
-            n = seqpar__hand_list(ctx, b, h, rank, w, list, n);
-            r = seqpar__hand_list(ctx, b, h, w, w, arriving, r);
+            n = seqpar__owned_transfers(ctx, b, h, rank, w, list, n);
+            r = seqpar__owned_transfers(ctx, b, h, w, w, arriving, r);
         }
     group = seqpar__group(h->name, 0, list, n, arriving, r);
     status = seqpar_comm_begin(ctx->world, &group, h->queue, request);
@@ -10318,8 +10325,8 @@ static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b
     return status;
 }
 
-static seqpar_status seqpar__share_owned(seqpar_ctx *ctx, const seqpar_blocks *b,
-                                         const seqpar__handed *h) {
+static seqpar_status seqpar__gather_owned(seqpar_ctx *ctx, const seqpar_blocks *b,
+                                          const seqpar__owned_run *h) {
     seqpar_request request;
     SEQPAR__TRY(seqpar__share_begin(ctx, b, h, &request));
     return seqpar_comm_wait(ctx->world, &request, h->queue);
@@ -10348,12 +10355,12 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
             count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
-    seqpar__handed handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
+    seqpar__owned_run handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
     seqpar_status status = sums && leaves ? SEQPAR_OK
                                           : seqpar__no_memory(ctx->error, "the gradient norm");
     for (int64_t s = 0; !status && blocks && s < o->blocks.slices; s++) {
         seqpar_sumsq_args a;
-        seqpar__owned(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned_blocks(&o->blocks, s, ctx->world->size, ctx->world->rank, &begin, &count);
         a.out = sums + (o->blocks.slice_begin[s] + begin) / SEQPAR_PARAM_BLOCK;
         a.x = o->gradient[s].data;
         a.blocks = count / SEQPAR_PARAM_BLOCK;
@@ -10361,7 +10368,7 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
         if (count > 0) status = ctx->device->sumsq(ctx->device, &a, ctx->queue);
     }
     if (!status) status = seqpar__check_queue_groups(ctx);
-    if (!status && blocks) status = seqpar__share_owned(ctx, &o->blocks, &handed);
+    if (!status && blocks) status = seqpar__gather_owned(ctx, &o->blocks, &handed);
     for (int64_t b = 0; !status && b < blocks; b++) leaves[b] = b;
     if (!status) o->norm = blocks ? sqrt(seqpar__tree_sum(leaves, sums, 1, 0, blocks, 62)) : 0;
     if (!status && !(o->norm <= 1.7976931348623157e308))
@@ -10376,19 +10383,19 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
 
 /* Elements begin .. begin + count of a slice. */
 enum {
-    SEQPAR__UPDATE_M,
-    SEQPAR__UPDATE_V,
-    SEQPAR__UPDATE_MASTER,
-    SEQPAR__UPDATE_OWN,
-    SEQPAR__UPDATED
+    SEQPAR__STATE_M,
+    SEQPAR__STATE_V,
+    SEQPAR__STATE_MASTER,
+    SEQPAR__STATE_OWN,
+    SEQPAR__STATES
 };
 typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
-    int64_t at; /* where they begin in what is kept */
-    /* of these elements alone: the gradient; what is kept of them or NULL, with the parameters
-       that this rank owns at zero_stage 3 */
-    void *gradient, *kept[SEQPAR__UPDATED];
+    int64_t at; /* where they begin in the optimizer's state */
+    /* of these elements alone: the gradient; states or NULL, at zero_stage 3 with the
+       parameters that this rank owns */
+    void *gradient, *state[SEQPAR__STATES];
     double lr;
 } seqpar__update_part;
 
@@ -10396,7 +10403,7 @@ typedef struct seqpar__update_part {
 static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                   void *params, int64_t slice, double lr) {
     int acc = ctx->device->accumulator, storage = ctx->device->storage;
-    int packed = o->desc.state_bits == 8;
+    int quantized = o->desc.state_bits == 8;
     int64_t first = o->blocks.slice_begin[slice], at = first;
     seqpar__update_part part;
     memset(&part, 0, sizeof part);
@@ -10405,48 +10412,48 @@ static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const s
     part.begin = 0;
     part.count = o->blocks.slice_begin[slice + 1] - first;
     if (o->desc.zero_stage > 0) {
-        seqpar__owned(&o->blocks, slice, ctx->world->size, ctx->world->rank, &part.begin,
-                      &part.count);
-        at = seqpar__own_begin(&o->blocks, ctx, slice);
+        seqpar__owned_blocks(&o->blocks, slice, ctx->world->size, ctx->world->rank, &part.begin,
+                             &part.count);
+        at = seqpar__compact_begin(&o->blocks, ctx, slice);
     }
     part.begin += first;
     part.at = at;
     part.gradient = o->gradient[slice].data;
-    /* of bytes seqpar__packed_state says where they are */
-    part.kept[SEQPAR__UPDATE_M] = seqpar__at_or_null(o->m.data, packed ? 0 : at, acc);
-    part.kept[SEQPAR__UPDATE_V] = seqpar__at_or_null(o->v.data, packed ? 0 : at, acc);
-    part.kept[SEQPAR__UPDATE_MASTER] = seqpar__at_or_null(o->master.data, at, acc);
+    /* seqpar__quantized_state says where quantized state lies */
+    part.state[SEQPAR__STATE_M] = seqpar__at_or_null(o->m.data, quantized ? 0 : at, acc);
+    part.state[SEQPAR__STATE_V] = seqpar__at_or_null(o->v.data, quantized ? 0 : at, acc);
+    part.state[SEQPAR__STATE_MASTER] = seqpar__at_or_null(o->master.data, at, acc);
     if (o->desc.zero_stage == 3)
-        part.kept[SEQPAR__UPDATE_OWN] = seqpar__at(params, at, storage);
+        part.state[SEQPAR__STATE_OWN] = seqpar__at(params, at, storage);
     part.lr = lr;
     return part;
 }
 
-static int seqpar__update_type(const seqpar_ctx *ctx, int kept) {
-    return kept == SEQPAR__UPDATE_OWN ? ctx->device->storage : ctx->device->accumulator;
+static int seqpar__update_type(const seqpar_ctx *ctx, int which) {
+    return which == SEQPAR__STATE_OWN ? ctx->device->storage : ctx->device->accumulator;
 }
 
-static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part *part, int kept,
-                               int64_t element) {
-    return seqpar__at_or_null(part->kept[kept], element, seqpar__update_type(ctx, kept));
+static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part *part,
+                               int which, int64_t element) {
+    return seqpar__at_or_null(part->state[which], element, seqpar__update_type(ctx, which));
 }
 
-/* Weights that have no masters are widened before they are updated, and rounded by chance
-   behind it. */
+/* Stochastic rounding: weights without masters are widened before the update (back), and
+   rounded by chance after it. */
 static seqpar_status seqpar__update_chance(seqpar_ctx *ctx, const seqpar_optim *o, void *master,
                                            void *params, int64_t first, int64_t count,
-                                           int unpack) {
-    seqpar_pack_args a;
+                                           int back) {
+    seqpar_quantize_args a;
     memset(&a, 0, sizeof a);
-    a.form = SEQPAR_PACK_CHANCE;
-    a.unpack = unpack;
+    a.form = SEQPAR_QUANTIZE_CHANCE;
+    a.back = back;
     a.x = master;
-    a.packed = params;
+    a.codes = params;
     a.count = count;
     a.first = first;
     a.seed = o->desc.seed;
     a.stream = (uint64_t)o->t;
-    return ctx->device->pack(ctx->device, &a, ctx->queue);
+    return ctx->device->quantize(ctx->device, &a, ctx->queue);
 }
 
 /* Updates them, tensor by tensor. Where there are masters they are updated, and the
@@ -10458,17 +10465,17 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     for (s = seqpar__part_begin(&o->blocks, part->slice, part->begin);
          seqpar__part_next(&o->blocks, &s, part->begin + part->count);) {
         int64_t at = s.at - part->begin;
-        void *params = seqpar__update_at(ctx, part, SEQPAR__UPDATE_OWN, at);
+        void *params = seqpar__update_at(ctx, part, SEQPAR__STATE_OWN, at);
         seqpar_update_args a;
         if (!params) params = seqpar__at(part->params, s.offset, dev->storage);
-        a.p = seqpar__update_at(ctx, part, SEQPAR__UPDATE_MASTER, at);
+        a.p = seqpar__update_at(ctx, part, SEQPAR__STATE_MASTER, at);
         a.working = a.p && !o->desc.stochastic ? params : NULL;
         if (!a.p) a.p = params;
         if (o->desc.stochastic)
             SEQPAR__TRY(seqpar__update_chance(ctx, o, a.p, params, s.at, s.count, 1));
         a.g = seqpar__at(part->gradient, at, dev->accumulator);
-        a.m = seqpar__update_at(ctx, part, SEQPAR__UPDATE_M, at);
-        a.v = seqpar__update_at(ctx, part, SEQPAR__UPDATE_V, at);
+        a.m = seqpar__update_at(ctx, part, SEQPAR__STATE_M, at);
+        a.v = seqpar__update_at(ctx, part, SEQPAR__STATE_V, at);
         a.count = s.count;
         a.t = o->t;
         a.lr = part->lr;
@@ -10493,14 +10500,15 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
     seqpar_buffer whole;
     seqpar_status status = seqpar_buffer_new(ctx, &whole, part.count * size,
                                              SEQPAR_MEM_GRADIENTS);
-    seqpar__owned(&o->blocks, part.slice, ctx->world->size, ctx->world->rank, &begin, &count);
+    seqpar__owned_blocks(&o->blocks, part.slice, ctx->world->size, ctx->world->rank, &begin,
+                         &count);
     if (!status) {
-        seqpar__handed handed = {
+        seqpar__owned_run owned = {
             whole.data, part.begin, part.begin + part.count, SEQPAR_PARAM_BLOCK * size,
             0,          ctx->queue, "gradients from owners", 0};
         ctx->device->copy(ctx->device, (char *)whole.data + begin * size, part.gradient,
                           count * size, ctx->queue);
-        status = seqpar__share_owned(ctx, &o->blocks, &handed);
+        status = seqpar__gather_owned(ctx, &o->blocks, &owned);
     }
     part.gradient = whole.data;
     if (!status) status = seqpar__update_range(ctx, o, &part);
@@ -10508,173 +10516,178 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
     return status;
 }
 
-/* Where state is updated that is not there as accumulators, slices by turns. What is offloaded
-   of one comes while the one before is updated, and goes while the next one is; moves keep
-   their order, so the room of a slice is free for the one after the next. What is packed is
-   unpacked there and packed again, and masters that are not kept have their place there. */
-typedef struct seqpar__turns {
-    seqpar_buffer room[2];
-    int64_t moves[2], left[2]; /* after which a slice is there, its room is left */
-    int64_t all;               /* behind the last */
-} seqpar__turns;
+/* Double-buffers optimizer state that is not stored as accumulators in the device's memory:
+   offloaded state of slice s + 1 is loaded while s is updated, and s is stored while s + 1 is.
+   Moves keep their order, so the stage of slice s is free for s + 2. Quantized state is
+   dequantized into the stage and quantized from it; masters that are made for the update alone
+   have their place in it. */
+typedef struct seqpar__stages {
+    seqpar_buffer buffer[2];
+    int64_t loaded[2], stored[2]; /* moves after which a stage is loaded, is stored */
+    int64_t last;                 /* the last move so far */
+} seqpar__stages;
 
-static int seqpar__is_packed(const seqpar_optim *o, int kept) {
-    return o->desc.state_bits == 8 && (kept == SEQPAR__UPDATE_M || kept == SEQPAR__UPDATE_V);
+static int seqpar__is_quantized(const seqpar_optim *o, int which) {
+    return o->desc.state_bits == 8 && (which == SEQPAR__STATE_M || which == SEQPAR__STATE_V);
 }
 
-/* Whether it has a room in a part's turn. */
-static int seqpar__has_turn(const seqpar_optim *o, const seqpar__update_part *part, int kept) {
-    if (kept == SEQPAR__UPDATE_MASTER && o->desc.stochastic) return 1;
-    if (!part->kept[kept]) return 0;
-    return seqpar__is_packed(o, kept) ||
+/* Whether this state goes through a stage. */
+static int seqpar__is_staged(const seqpar_optim *o, const seqpar__update_part *part,
+                             int which) {
+    if (which == SEQPAR__STATE_MASTER && o->desc.stochastic) return 1;
+    if (!part->state[which]) return 0;
+    return seqpar__is_quantized(o, which) ||
            (o->desc.offload &
-            (kept == SEQPAR__UPDATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
+            (which == SEQPAR__STATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
 }
 
-/* The room of a part: what has a turn lies there one behind the other, from `data` on, which
-   may be NULL; returns the bytes. */
-static int64_t seqpar__turn_room(const seqpar_ctx *ctx, const seqpar_optim *o,
-                                 const seqpar__update_part *part, void *data,
-                                 void *room[SEQPAR__UPDATED]) {
+/* Where states of a part lie in a stage, one behind the other from `data` on, which may be NULL;
+   NULL: the state is not staged. Returns the bytes. */
+static int64_t seqpar__stage_layout(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                    const seqpar__update_part *part, void *data,
+                                    void *stage[SEQPAR__STATES]) {
     int64_t bytes = 0;
-    for (int i = 0; i < SEQPAR__UPDATED; i++) {
-        int there = seqpar__has_turn(o, part, i);
-        room[i] = there && data ? (char *)data + bytes : NULL;
-        if (there) bytes += part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i));
+    for (int i = 0; i < SEQPAR__STATES; i++) {
+        int staged = seqpar__is_staged(o, part, i);
+        stage[i] = staged && data ? (char *)data + bytes : NULL;
+        if (staged) bytes += part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i));
     }
     return bytes;
 }
 
 /* The bytes of a state in 8 bits, from element `at` on, and the scales of their groups. */
-static seqpar_pack_args seqpar__packed_state(const seqpar_ctx *ctx, const seqpar_optim *o,
-                                             const void *state, int64_t at, int64_t count) {
+static seqpar_quantize_args seqpar__quantized_state(const seqpar_ctx *ctx,
+                                                    const seqpar_optim *o, const void *state,
+                                                    int64_t at, int64_t count) {
     int64_t all = o->desc.zero_stage ? o->blocks.own_elements : o->blocks.elements;
-    seqpar_pack_args a;
+    seqpar_quantize_args a;
     memset(&a, 0, sizeof a);
-    a.form = state == o->v.data ? SEQPAR_PACK_POSITIVE : SEQPAR_PACK_SIGNED;
-    a.packed = (char *)state + at;
-    a.scales = seqpar__at((char *)state + all, at / SEQPAR_PACK_GROUP,
+    a.form = state == o->v.data ? SEQPAR_QUANTIZE_POSITIVE : SEQPAR_QUANTIZE_SIGNED;
+    a.codes = (char *)state + at;
+    a.scales = seqpar__at((char *)state + all, at / SEQPAR_QUANTIZE_GROUP,
                           ctx->device->accumulator);
     a.count = count;
     return a;
 }
 
-static seqpar_status seqpar__turn_pack(seqpar_ctx *ctx, const seqpar_optim *o,
-                                       const seqpar__update_part *part, int kept, void *room,
-                                       int unpack) {
-    seqpar_pack_args a = seqpar__packed_state(
-        ctx, o, kept == SEQPAR__UPDATE_M ? o->m.data : o->v.data, part->at, part->count);
-    a.x = room;
-    a.unpack = unpack;
-    return part->count > 0 ? ctx->device->pack(ctx->device, &a, ctx->queue) : SEQPAR_OK;
+static seqpar_status seqpar__stage_quantize(seqpar_ctx *ctx, const seqpar_optim *o,
+                                            const seqpar__update_part *part, int which,
+                                            void *stage, int back) {
+    seqpar_quantize_args a = seqpar__quantized_state(
+        ctx, o, which == SEQPAR__STATE_M ? o->m.data : o->v.data, part->at, part->count);
+    a.x = stage;
+    a.back = back;
+    return part->count > 0 ? ctx->device->quantize(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
 static seqpar_status seqpar__moved(const seqpar_ctx *ctx, int64_t moves) {
     return moves > 0 ? ctx->device->moved(ctx->device, moves, ctx->queue) : SEQPAR_OK;
 }
 
-/* Between a part's home and its room. */
-static seqpar_status seqpar__turn_move(seqpar_ctx *ctx, const seqpar_optim *o,
-                                       seqpar__turns *turns, const seqpar__update_part *part,
-                                       int home) {
+/* Stores a stage (home), or loads it. */
+static seqpar_status seqpar__stage_move(seqpar_ctx *ctx, const seqpar_optim *o,
+                                        seqpar__stages *stages, const seqpar__update_part *part,
+                                        int home) {
     seqpar_device *d = ctx->device;
-    void *room[SEQPAR__UPDATED];
-    seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
-    for (int i = 0; i < SEQPAR__UPDATED; i++) {
-        if (!room[i] || !part->kept[i]) continue;
-        if (seqpar__is_packed(o, i)) {
-            /* no move, so it does not wait for those that leave the room */
-            if (!home) SEQPAR__TRY(seqpar__moved(ctx, turns->left[part->slice % 2]));
-            SEQPAR__TRY(seqpar__turn_pack(ctx, o, part, i, room[i], !home));
+    void *stage[SEQPAR__STATES];
+    seqpar__stage_layout(ctx, o, part, stages->buffer[part->slice % 2].data, stage);
+    for (int i = 0; i < SEQPAR__STATES; i++) {
+        if (!stage[i] || !part->state[i]) continue;
+        if (seqpar__is_quantized(o, i)) {
+            /* not queued behind moves: first wait until this stage is stored */
+            if (!home) SEQPAR__TRY(seqpar__moved(ctx, stages->stored[part->slice % 2]));
+            SEQPAR__TRY(seqpar__stage_quantize(ctx, o, part, i, stage[i], !home));
         } else
-            turns->all = d->move(
-                d, home ? part->kept[i] : room[i], home ? room[i] : part->kept[i],
+            stages->last = d->move(
+                d, home ? part->state[i] : stage[i], home ? stage[i] : part->state[i],
                 part->count * seqpar_dtype_bytes(seqpar__update_type(ctx, i)), ctx->queue);
     }
-    *(home ? &turns->left[part->slice % 2] : &turns->moves[part->slice % 2]) = turns->all;
+    *(home ? &stages->stored[part->slice % 2]
+           : &stages->loaded[part->slice % 2]) = stages->last;
     return SEQPAR_OK;
 }
 
-/* Room for any two slices, and the first one's way there. */
-static seqpar_status seqpar__turns_begin(seqpar_ctx *ctx, const seqpar_optim *o,
-                                         seqpar__turns *turns, void *params) {
+/* Two stages, each for the largest slice; begins to load the first slice. */
+static seqpar_status seqpar__stages_open(seqpar_ctx *ctx, const seqpar_optim *o,
+                                         seqpar__stages *stages, void *params) {
     seqpar__update_part part;
-    void *room[SEQPAR__UPDATED];
+    void *stage[SEQPAR__STATES];
     int64_t most = 0;
-    memset(turns, 0, sizeof *turns);
+    memset(stages, 0, sizeof *stages);
     for (int64_t s = 0; s < o->blocks.slices; s++) {
         part = seqpar__update_part_of(ctx, o, params, s, 0);
-        most = SEQPAR__MAX(most, seqpar__turn_room(ctx, o, &part, NULL, room));
+        most = SEQPAR__MAX(most, seqpar__stage_layout(ctx, o, &part, NULL, stage));
     }
     for (int i = 0; i < 2; i++)
-        SEQPAR__TRY(seqpar_buffer_new(ctx, &turns->room[i], most, SEQPAR_MEM_OPTIMIZER));
+        SEQPAR__TRY(seqpar_buffer_new(ctx, &stages->buffer[i], most, SEQPAR_MEM_OPTIMIZER));
     if (most == 0) return SEQPAR_OK;
     part = seqpar__update_part_of(ctx, o, params, 0, 0);
-    return seqpar__turn_move(ctx, o, turns, &part, 0);
+    return seqpar__stage_move(ctx, o, stages, &part, 0);
 }
 
-static seqpar_status seqpar__turns_end(seqpar_ctx *ctx, seqpar__turns *turns) {
-    seqpar_status status = seqpar__moved(ctx, turns->all);
-    for (int i = 0; i < 2; i++) seqpar_buffer_free(ctx, &turns->room[i]);
+static seqpar_status seqpar__stages_close(seqpar_ctx *ctx, seqpar__stages *stages) {
+    seqpar_status status = seqpar__moved(ctx, stages->last);
+    for (int i = 0; i < 2; i++) seqpar_buffer_free(ctx, &stages->buffer[i]);
     return status;
 }
 
-/* A part's turn: the next one sets out, and this one is there. */
-static seqpar_status seqpar__turn_begin(seqpar_ctx *ctx, const seqpar_optim *o,
-                                        seqpar__turns *turns, const seqpar__update_part *part,
-                                        seqpar__update_part *there) {
-    void *room[SEQPAR__UPDATED];
-    *there = *part;
-    if (!turns->room[0].data) return SEQPAR_OK;
+/* Starts loading the next slice and waits for this one. */
+static seqpar_status seqpar__stage_begin(seqpar_ctx *ctx, const seqpar_optim *o,
+                                         seqpar__stages *stages,
+                                         const seqpar__update_part *part,
+                                         seqpar__update_part *in_stage) {
+    void *stage[SEQPAR__STATES];
+    *in_stage = *part;
+    if (!stages->buffer[0].data) return SEQPAR_OK;
     if (part->slice + 1 < o->blocks.slices) {
         seqpar__update_part next = seqpar__update_part_of(ctx, o, part->params, part->slice + 1,
                                                           0);
-        SEQPAR__TRY(seqpar__turn_move(ctx, o, turns, &next, 0));
+        SEQPAR__TRY(seqpar__stage_move(ctx, o, stages, &next, 0));
     }
-    SEQPAR__TRY(seqpar__moved(ctx, turns->moves[part->slice % 2]));
-    seqpar__turn_room(ctx, o, part, turns->room[part->slice % 2].data, room);
-    for (int i = 0; i < SEQPAR__UPDATED; i++)
-        if (room[i]) there->kept[i] = room[i];
+    SEQPAR__TRY(seqpar__moved(ctx, stages->loaded[part->slice % 2]));
+    seqpar__stage_layout(ctx, o, part, stages->buffer[part->slice % 2].data, stage);
+    for (int i = 0; i < SEQPAR__STATES; i++)
+        if (stage[i]) in_stage->state[i] = stage[i];
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__update_slices(seqpar_ctx *ctx, const seqpar_optim *o,
-                                           seqpar__turns *turns, void *params, double lr) {
+                                           seqpar__stages *stages, void *params, double lr) {
     for (int64_t s = 0; s < o->blocks.slices; s++) {
-        seqpar__update_part part = seqpar__update_part_of(ctx, o, params, s, lr), there;
-        SEQPAR__TRY(seqpar__turn_begin(ctx, o, turns, &part, &there));
+        seqpar__update_part part = seqpar__update_part_of(ctx, o, params, s, lr), in_stage;
+        SEQPAR__TRY(seqpar__stage_begin(ctx, o, stages, &part, &in_stage));
         if (o->desc.zero_stage == 0 && ctx->world->size > 1)
-            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, there));
+            SEQPAR__TRY(seqpar__update_everywhere(ctx, o, in_stage));
         else
-            SEQPAR__TRY(seqpar__update_range(ctx, o, &there));
-        if (turns->room[0].data) SEQPAR__TRY(seqpar__turn_move(ctx, o, turns, &part, 1));
+            SEQPAR__TRY(seqpar__update_range(ctx, o, &in_stage));
+        if (stages->buffer[0].data) SEQPAR__TRY(seqpar__stage_move(ctx, o, stages, &part, 1));
     }
     return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    seqpar__handed handed = {params,
-                             0,
-                             o->blocks.elements,
-                             SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
-                             1,
-                             ctx->queue,
-                             "parameters from owners",
-                             0};
-    seqpar__turns turns;
-    seqpar_status ended, status = seqpar__turns_begin(ctx, o, &turns, params);
-    if (!status) status = seqpar__update_slices(ctx, o, &turns, params, lr);
-    ended = seqpar__turns_end(ctx, &turns);
+    seqpar__owned_run owned = {params,
+                               0,
+                               o->blocks.elements,
+                               SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
+                               1,
+                               ctx->queue,
+                               "parameters from owners",
+                               0};
+    seqpar__stages stages;
+    seqpar_status ended, status = seqpar__stages_open(ctx, o, &stages, params);
+    if (!status) status = seqpar__update_slices(ctx, o, &stages, params, lr);
+    ended = seqpar__stages_close(ctx, &stages);
     if (!status) status = ended;
     if (status || o->desc.zero_stage == 0 || o->desc.zero_stage == 3) return status;
-    if (!o->desc.params_shared) return seqpar__share_owned(ctx, &o->blocks, &handed);
+    if (!o->desc.params_shared) return seqpar__gather_owned(ctx, &o->blocks, &owned);
     SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
     return seqpar_comm_barrier(ctx->world);
 }
 
 static seqpar_status seqpar__check_params(seqpar_error *error, const seqpar_optim *o,
                                           int64_t elements) {
-    if (o->desc.zero_stage < 3) return seqpar__check_room(error, &o->blocks, elements);
+    if (o->desc.zero_stage < 3) return seqpar__check_elements(error, &o->blocks, elements);
     if (elements == o->blocks.own_elements) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_SIZE,
                        "the parameters are %lld elements, but at zero_stage 3 this rank owns "
@@ -10698,10 +10711,10 @@ static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o)
 static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
                                        const void *params, double lr) {
     int64_t shared = o->desc.params_shared ? (int64_t)(intptr_t)params : 0;
-    const seqpar__given given[] = {
+    const seqpar__setting given[] = {
         {"the number of calls of seqpar_step_norm", o->pending + !ends, 0},
         {"the number of calls of seqpar_step_end", ends, 0},
-        {"learning rates", seqpar__given_real(lr), 1},
+        {"learning rates", seqpar__setting_real(lr), 1},
         {"shared parameters", shared, 1},
         {"the number of steps done", o->t, 0}};
     return seqpar__ranks_agree(ctx->world, "the end of a step", given, 5);
@@ -10748,17 +10761,17 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
 }
 
 /* What a rank has of every tensor: all blocks, or those that it owns, slice by slice. */
-typedef struct seqpar__kept {
+typedef struct seqpar__stored {
     const seqpar_blocks *blocks;
     void *data;
     const seqpar_buffer *by_slice; /* in the place of data: a buffer for each slice */
     int all, dtype;
-    const seqpar_optim *packed; /* whose state in 8 bits data is, or NULL */
-} seqpar__kept;
+    const seqpar_optim *quantized; /* data is its quantized state; NULL: it is not quantized */
+} seqpar__stored;
 
-static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim *o,
-                                       int state) {
-    seqpar__kept k;
+static seqpar__stored seqpar__stored_state(const seqpar_ctx *ctx, const seqpar_optim *o,
+                                           int state) {
+    seqpar__stored k;
     k.blocks = &o->blocks;
     k.data = state == SEQPAR_STATE_M   ? o->m.data
              : state == SEQPAR_STATE_V ? o->v.data
@@ -10766,22 +10779,23 @@ static seqpar__kept seqpar__kept_state(const seqpar_ctx *ctx, const seqpar_optim
     k.by_slice = state == SEQPAR_STATE_GRADIENT ? o->gradient : NULL;
     k.all = !k.by_slice && o->desc.zero_stage == 0;
     k.dtype = ctx->device->accumulator;
-    k.packed = o->desc.state_bits == 8 && (state == SEQPAR_STATE_M || state == SEQPAR_STATE_V)
-                   ? o
-                   : NULL;
+    k.quantized = o->desc.state_bits == 8 &&
+                          (state == SEQPAR_STATE_M || state == SEQPAR_STATE_V)
+                      ? o
+                      : NULL;
     return k;
 }
 
 /* The number among what is kept of elements of a slice; cuts [*begin, *end) to those that this
    rank has. */
-static int64_t seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int64_t slice,
-                               int64_t *begin, int64_t *end) {
+static int64_t seqpar__stored_at(const seqpar_ctx *ctx, const seqpar__stored *k, int64_t slice,
+                                 int64_t *begin, int64_t *end) {
     const seqpar_blocks *b = k->blocks;
     int64_t own = b->slice_begin[slice], count = b->slice_begin[slice + 1] - own, at = own;
     if (!k->all) {
-        seqpar__owned(b, slice, ctx->world->size, ctx->world->rank, &own, &count);
+        seqpar__owned_blocks(b, slice, ctx->world->size, ctx->world->rank, &own, &count);
         own += b->slice_begin[slice];
-        at = k->by_slice ? 0 : seqpar__own_begin(b, ctx, slice);
+        at = k->by_slice ? 0 : seqpar__compact_begin(b, ctx, slice);
     }
     *begin = SEQPAR__MAX(*begin, own);
     *end = SEQPAR__MIN(*end, own + count);
@@ -10789,24 +10803,25 @@ static int64_t seqpar__kept_at(const seqpar_ctx *ctx, const seqpar__kept *k, int
 }
 
 /* Elements at .. at + count of a state in 8 bits. */
-static seqpar_status seqpar__packed_move(seqpar_ctx *ctx, const seqpar__kept *k, int64_t at,
-                                         int64_t count, double *into, const double *from) {
-    seqpar_pack_args a = seqpar__packed_state(ctx, k->packed, k->data, at, count);
+static seqpar_status seqpar__quantized_move(seqpar_ctx *ctx, const seqpar__stored *k,
+                                            int64_t at, int64_t count, double *into,
+                                            const double *from) {
+    seqpar_quantize_args a = seqpar__quantized_state(ctx, k->quantized, k->data, at, count);
     seqpar_buffer room;
     seqpar_status status = seqpar_buffer_new(ctx, &room, count * seqpar_dtype_bytes(k->dtype),
                                              SEQPAR_MEM_SCRATCH);
     a.x = room.data;
-    a.unpack = into != NULL;
+    a.back = into != NULL;
     if (!status && from) seqpar_device_write(ctx->device, room.data, 0, from, count, k->dtype);
-    if (!status) status = ctx->device->pack(ctx->device, &a, ctx->queue);
+    if (!status) status = ctx->device->quantize(ctx->device, &a, ctx->queue);
     if (!status && into) seqpar_device_read(ctx->device, into, room.data, 0, count, k->dtype);
     seqpar_buffer_free(ctx, &room);
     return status;
 }
 
 /* Between values (part->count) and what this rank has of a part: reads, or writes. */
-static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, double *into,
-                                       const double *from, const seqpar_optim_part *part) {
+static seqpar_status seqpar__stored_move(seqpar_ctx *ctx, const seqpar__stored *k, double *into,
+                                         const double *from, const seqpar_optim_part *part) {
     const seqpar_blocks *b = k->blocks;
     int64_t first = b->tensor_begin[part->tensor] + part->first, begin, end;
     int64_t group = b->tensors[part->tensor].group;
@@ -10815,12 +10830,12 @@ static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, d
         int64_t at;
         begin = first;
         end = first + part->count;
-        at = seqpar__kept_at(ctx, k, s, &begin, &end);
+        at = seqpar__stored_at(ctx, k, s, &begin, &end);
         if (begin >= end) continue;
-        if (k->packed)
-            SEQPAR__TRY(seqpar__packed_move(ctx, k, at, end - begin,
-                                            into ? into + (begin - first) : NULL,
-                                            into ? NULL : from + (begin - first)));
+        if (k->quantized)
+            SEQPAR__TRY(seqpar__quantized_move(ctx, k, at, end - begin,
+                                               into ? into + (begin - first) : NULL,
+                                               into ? NULL : from + (begin - first)));
         else if (into)
             seqpar_device_read(ctx->device, into + (begin - first), data, at, end - begin,
                                k->dtype);
@@ -10831,13 +10846,14 @@ static seqpar_status seqpar__kept_move(seqpar_ctx *ctx, const seqpar__kept *k, d
     return seqpar_device_settle(ctx->device, ctx->queue); /* were they copied? */
 }
 
-static seqpar_status seqpar__kept_read(seqpar_ctx *ctx, const seqpar__kept *k, double *values,
-                                       const seqpar_optim_part *part, const char *name) {
+static seqpar_status seqpar__stored_read(seqpar_ctx *ctx, const seqpar__stored *k,
+                                         double *values, const seqpar_optim_part *part,
+                                         const char *name) {
     int64_t first = k->blocks->tensor_begin[part->tensor] + part->first;
-    seqpar__handed handed = {
+    seqpar__owned_run handed = {
         values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK, 0, NULL, name, 0};
-    SEQPAR__TRY(seqpar__kept_move(ctx, k, values, NULL, part));
-    return k->all ? SEQPAR_OK : seqpar__share_owned(ctx, k->blocks, &handed);
+    SEQPAR__TRY(seqpar__stored_move(ctx, k, values, NULL, part));
+    return k->all ? SEQPAR_OK : seqpar__gather_owned(ctx, k->blocks, &handed);
 }
 
 static seqpar_status seqpar__check_within(seqpar_error *error, const seqpar_blocks *b,
@@ -10863,14 +10879,14 @@ static seqpar_status seqpar__check_groups(seqpar_error *error, const seqpar_opti
     int64_t end = part->first + part->count;
     if (o->desc.state_bits != 8 ||
         (part->state != SEQPAR_STATE_M && part->state != SEQPAR_STATE_V) ||
-        (part->first % SEQPAR_PACK_GROUP == 0 &&
-         (end % SEQPAR_PACK_GROUP == 0 || end == seqpar__tensor_elements(t))))
+        (part->first % SEQPAR_QUANTIZE_GROUP == 0 &&
+         (end % SEQPAR_QUANTIZE_GROUP == 0 || end == seqpar__tensor_elements(t))))
         return SEQPAR_OK;
     return seqpar_fail(
         error, SEQPAR_ERR_SIZE,
         "elements %lld .. + %lld of moments in 8 bits are wanted; take whole groups "
         "of %d",
-        (long long)part->first, (long long)part->count, SEQPAR_PACK_GROUP);
+        (long long)part->first, (long long)part->count, SEQPAR_QUANTIZE_GROUP);
 }
 
 static seqpar_status seqpar__check_part(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -10897,18 +10913,18 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
                                            double *values, const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
+    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__kept_read(ctx, &kept, values, part, "state from owners");
+    return seqpar__stored_read(ctx, &kept, values, part, "state from owners");
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *o,
                                                double *values, const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
+    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__kept_move(ctx, &kept, values, NULL, part);
+    return seqpar__stored_move(ctx, &kept, values, NULL, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
@@ -10916,9 +10932,9 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_optim_part *part) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, part", ctx, o, part);
     SEQPAR_NEED(ctx->error, "values", SEQPAR_IF(part->count > 0, values));
-    seqpar__kept kept = seqpar__kept_state(ctx, o, part->state);
+    seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
-    return seqpar__kept_move(ctx, &kept, NULL, values, part);
+    return seqpar__stored_move(ctx, &kept, NULL, values, part);
 }
 
 SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
@@ -10946,10 +10962,10 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
                                           int64_t count, int64_t slice, int offload) {
-    const seqpar__given given[] = {{"the number of tensors", count, 0},
-                                   {"tensors", seqpar__given_tensors(t, count), 1},
-                                   {"slice", slice, 0},
-                                   {"what is offloaded", offload, 0}};
+    const seqpar__setting given[] = {{"the number of tensors", count, 0},
+                                     {"tensors", seqpar__setting_tensors(t, count), 1},
+                                     {"slice", slice, 0},
+                                     {"what is offloaded", offload, 0}};
     return seqpar__ranks_agree(ctx->world, "sharded parameters", given, 4);
 }
 
@@ -11003,12 +11019,13 @@ static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s
 /* What this rank owns of the slices [slice, past), to where it lies among the parameters;
    returns the moves after which it is there. */
 static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
-                                  const seqpar__handed *h, int64_t slice, int64_t past) {
+                                  const seqpar__owned_run *h, int64_t slice, int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
-    int64_t own = seqpar__own_begin(&s->blocks, ctx, slice);
+    int64_t own = seqpar__compact_begin(&s->blocks, ctx, slice);
     seqpar__part part;
     for (; slice < past; slice++, own += count) {
-        seqpar__owned(&s->blocks, slice, ctx->world->size, ctx->world->rank, &begin, &count);
+        seqpar__owned_blocks(&s->blocks, slice, ctx->world->size, ctx->world->rank, &begin,
+                             &count);
         begin += s->blocks.slice_begin[slice];
         for (part = seqpar__part_begin(&s->blocks, slice, begin);
              seqpar__part_next(&s->blocks, &part, begin + count);)
@@ -11024,7 +11041,7 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
                                          int64_t *moves, seqpar_request *request) {
-    seqpar__handed h;
+    seqpar__owned_run h;
     h.data = data;
     h.begin = s->blocks.slice_begin[slice];
     h.end = s->blocks.slice_begin[past];
@@ -11086,20 +11103,20 @@ SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shar
                 SEQPAR_IF(elements > 0, params));
     seqpar_request request;
     int64_t moves;
-    SEQPAR__TRY(seqpar__check_room(ctx->error, &s->blocks, elements));
+    SEQPAR__TRY(seqpar__check_elements(ctx->error, &s->blocks, elements));
     SEQPAR__TRY(seqpar__shards_send(ctx, s, params, 0, 0, s->blocks.slices, &moves, &request));
     SEQPAR__TRY(seqpar__moved(ctx, moves));
     return seqpar_comm_wait(ctx->world, &request, ctx->queue);
 }
 
-static seqpar__kept seqpar__kept_shards(const seqpar_ctx *ctx, const seqpar_shards *s) {
-    seqpar__kept k;
+static seqpar__stored seqpar__stored_shards(const seqpar_ctx *ctx, const seqpar_shards *s) {
+    seqpar__stored k;
     k.blocks = &s->blocks;
     k.data = s->own.data;
     k.by_slice = NULL;
     k.all = 0;
     k.dtype = ctx->device->storage;
-    k.packed = NULL;
+    k.quantized = NULL;
     return k;
 }
 
@@ -11118,7 +11135,7 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
     int64_t begin = b->tensor_begin[tensor], group = b->tensors[tensor].group, own, n;
     int64_t end = begin + seqpar__tensor_elements(&b->tensors[tensor]);
     for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
-        seqpar__owned(b, s, ctx->world->size, ctx->world->rank, &own, &n);
+        seqpar__owned_blocks(b, s, ctx->world->size, ctx->world->rank, &own, &n);
         own += b->slice_begin[s];
         *first = SEQPAR__MAX(begin + from, own) - begin;
         *count = SEQPAR__MIN(end, own + n) - begin - *first;
@@ -11139,18 +11156,18 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
                                             int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, shards, values", ctx, s,
                 SEQPAR_IF(count > 0, values));
-    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    seqpar__stored kept = seqpar__stored_shards(ctx, s);
     seqpar_optim_part part = seqpar__shards_part(tensor, first, count);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, &part));
-    return seqpar__kept_read(ctx, &kept, values, &part, "parameters from owners");
+    return seqpar__stored_read(ctx, &kept, values, &part, "parameters from owners");
 }
 
 /* Between values and what this rank owns of them: reads, or writes. */
 static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s, double *into,
                                          const double *from, const seqpar_optim_part *part) {
-    seqpar__kept kept = seqpar__kept_shards(ctx, s);
+    seqpar__stored kept = seqpar__stored_shards(ctx, s);
     SEQPAR__TRY(seqpar__check_within(ctx->error, &s->blocks, part));
-    return seqpar__kept_move(ctx, &kept, into, from, part);
+    return seqpar__stored_move(ctx, &kept, into, from, part);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_shards *s,
@@ -11637,20 +11654,20 @@ typedef struct seqpar__machine {
     int64_t top, at; /* the last of them; how far the program has come */
 } seqpar__machine;
 
-static int64_t seqpar__machine_places(int64_t depth) {
+static int64_t seqpar__machine_stack_bytes(int64_t depth) {
     return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63;
 }
 
 /* Bytes of the room that a machine is given. */
 static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) {
-    return seqpar__machine_places(depth) + depth * value_bytes;
+    return seqpar__machine_stack_bytes(depth) + depth * value_bytes;
 }
 
-static void seqpar__machine_room(seqpar__machine *m, char *room, int64_t depth,
-                                 int64_t value_bytes) {
+static void seqpar__machine_memory(seqpar__machine *m, char *room, int64_t depth,
+                                   int64_t value_bytes) {
     memset(m, 0, sizeof *m);
     m->values = (char **)(void *)room;
-    m->stack = room + seqpar__machine_places(depth);
+    m->stack = room + seqpar__machine_stack_bytes(depth);
     m->value_bytes = value_bytes;
 }
 
@@ -11812,8 +11829,8 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
     /* no places: a job is some columns of them */
-    seqpar__machine_room(&m, scratch, c.fold->depth,
-                         c.block * seqpar_dtype_bytes(c.device->accumulator));
+    seqpar__machine_memory(&m, scratch, c.fold->depth,
+                           c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.user = &c;
     m.leaf = c.leaf;
     m.combine = seqpar__columns_combine;
@@ -11947,7 +11964,7 @@ static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int6
 
 /* Where value n is kept between device calls: in one run, beside those of the other heads of
    its piece. */
-static char *seqpar__attn_place(void *user, int64_t n) {
+static char *seqpar__attn_stored(void *user, int64_t n) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
@@ -11965,7 +11982,7 @@ static void seqpar__attn_move(void *user, void *value, int64_t n, int to_store) 
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
     int64_t count = seqpar__attn_value(j, j->count);
-    char *place = seqpar__attn_place(user, n);
+    char *place = seqpar__attn_stored(user, n);
     if (place == (char *)value) return;
     if (to_store)
         memcpy(place, value, (size_t)(count * size));
@@ -12055,14 +12072,14 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
     j->scratch = room + seqpar__machine_bytes(a->depth, w->value_bytes);
-    seqpar__machine_room(m, room, a->depth, w->value_bytes);
+    seqpar__machine_memory(m, room, a->depth, w->value_bytes);
     m->user = j;
     m->leaf = w->kernel->leaf;
     m->combine = w->kernel->combine;
     m->move = seqpar__attn_move;
     m->finish = seqpar__attn_finish;
     m->extends = w->kernel->extends;
-    m->place = seqpar__attn_place;
+    m->place = seqpar__attn_stored;
     m->given = w->kernel->kind == SEQPAR__FOLD_RETURNS ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
@@ -12467,8 +12484,8 @@ static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t 
     }
 }
 
-SEQPAR_DEF seqpar_status seqpar_nf4_pack(seqpar_error *error, void *bytes, const float *values,
-                                         int64_t elements) {
+SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
+                                             const float *values, int64_t elements) {
     int64_t groups = (elements + SEQPAR_NF4_GROUP - 1) / SEQPAR_NF4_GROUP;
     seqpar_nf4 m;
     float *scale;
@@ -13137,7 +13154,7 @@ SEQPAR__ANY(choose) {
     return SEQPAR_OK;
 }
 
-SEQPAR__ANY(unpack) {
+SEQPAR__ANY(nf4_rows) {
     (void)device;
     (void)A;
     for (int64_t t = 0; t < a->rows; t++)
@@ -13468,9 +13485,9 @@ SEQPAR__ROW_OP(dots, 1)
 /* ---- numbers in fewer bits ---- */
 
 /* A group, in floats or doubles. A scale that is not finite makes NaN of all, as it should. */
-#define SEQPAR__PACK(real, root) \
-    static void seqpar__pack_##real(uint8_t *bytes, real *scale, const real *x, int64_t count, \
-                                    int positive) { \
+#define SEQPAR__QUANTIZE(real, root) \
+    static void seqpar__quantize_##real(uint8_t *bytes, real *scale, const real *x, \
+                                        int64_t count, int positive) { \
         real top = 0; \
         for (int64_t i = 0; i < count; i++) { \
             real y = x[i] < 0 ? -x[i] : x[i]; \
@@ -13486,32 +13503,32 @@ SEQPAR__ROW_OP(dots, 1)
             bytes[i] = (uint8_t)(x[i] < 0 ? -code : code); \
         } \
     } \
-    static void seqpar__unpack_##real(real *x, const uint8_t *bytes, real scale, \
-                                      int64_t count, int positive) { \
+    static void seqpar__dequantize_##real(real *x, const uint8_t *bytes, real scale, \
+                                          int64_t count, int positive) { \
         for (int64_t i = 0; i < count; i++) { \
             real y = positive ? (real)bytes[i] / 255 : (real)(int8_t)bytes[i] / 127; \
             y = positive ? y * y : y; \
             x[i] = y * (y < 0 ? -y : y) * scale; \
         } \
     }
-SEQPAR__PACK(float, sqrtf)
-SEQPAR__PACK(double, sqrt)
+SEQPAR__QUANTIZE(float, sqrtf)
+SEQPAR__QUANTIZE(double, sqrt)
 
-static void seqpar__pack_group(const seqpar_pack_args *a, int64_t begin, int64_t count,
-                               int doubles) {
-    int64_t group = begin / SEQPAR_PACK_GROUP;
-    uint8_t *bytes = (uint8_t *)a->packed + begin;
+static void seqpar__quantize_group(const seqpar_quantize_args *a, int64_t begin, int64_t count,
+                                   int doubles) {
+    int64_t group = begin / SEQPAR_QUANTIZE_GROUP;
+    uint8_t *bytes = (uint8_t *)a->codes + begin;
     double *x64 = (double *)a->x + begin, *s64 = (double *)a->scales + group;
     float *x32 = (float *)a->x + begin, *s32 = (float *)a->scales + group;
-    int positive = a->form == SEQPAR_PACK_POSITIVE;
-    if (doubles && a->unpack)
-        seqpar__unpack_double(x64, bytes, *s64, count, positive);
+    int positive = a->form == SEQPAR_QUANTIZE_POSITIVE;
+    if (doubles && a->back)
+        seqpar__dequantize_double(x64, bytes, *s64, count, positive);
     else if (doubles)
-        seqpar__pack_double(bytes, s64, x64, count, positive);
-    else if (a->unpack)
-        seqpar__unpack_float(x32, bytes, *s32, count, positive);
+        seqpar__quantize_double(bytes, s64, x64, count, positive);
+    else if (a->back)
+        seqpar__dequantize_float(x32, bytes, *s32, count, positive);
     else
-        seqpar__pack_float(bytes, s32, x32, count, positive);
+        seqpar__quantize_float(bytes, s32, x32, count, positive);
 }
 
 /* What is cut off is added to 16 bits of chance first: what carries is rounded up. */
@@ -13522,9 +13539,10 @@ static uint16_t seqpar__bf16_by_chance(float x, uint32_t draw) {
     return (uint16_t)((bits + draw) >> 16);
 }
 
-static void seqpar__pack_chance(const seqpar_pack_args *a, int64_t begin, int64_t count) {
+static void seqpar__quantize_chance(const seqpar_quantize_args *a, int64_t begin,
+                                    int64_t count) {
     float *x = (float *)a->x;
-    uint16_t *half = (uint16_t *)a->packed;
+    uint16_t *half = (uint16_t *)a->codes;
     uint32_t r[4] = {0, 0, 0, 0};
     for (int64_t i = begin; i < begin + count; i++) {
         uint64_t n = (uint64_t)(a->first + i);
@@ -13533,43 +13551,44 @@ static void seqpar__pack_chance(const seqpar_pack_args *a, int64_t begin, int64_
     }
 }
 
-typedef struct seqpar__pack_work {
-    const seqpar_pack_args *args;
+typedef struct seqpar__quantize_work {
+    const seqpar_quantize_args *args;
     int storage, accumulator;
-} seqpar__pack_work;
+} seqpar__quantize_work;
 
-#ifndef SEQPAR__PACK_JOB
-#define SEQPAR__PACK_JOB (16 * SEQPAR_PACK_GROUP) /* whole groups */
+#ifndef SEQPAR__QUANTIZE_JOB
+#define SEQPAR__QUANTIZE_JOB (16 * SEQPAR_QUANTIZE_GROUP) /* whole groups */
 #endif
-static void seqpar__pack_job(void *user, int64_t job, char *scratch) {
-    const seqpar__pack_work *w = (const seqpar__pack_work *)user;
-    const seqpar_pack_args *a = w->args;
-    int64_t end = SEQPAR__MIN(a->count, (job + 1) * SEQPAR__PACK_JOB), n;
+static void seqpar__quantize_job(void *user, int64_t job, char *scratch) {
+    const seqpar__quantize_work *w = (const seqpar__quantize_work *)user;
+    const seqpar_quantize_args *a = w->args;
+    int64_t end = SEQPAR__MIN(a->count, (job + 1) * SEQPAR__QUANTIZE_JOB), n;
     (void)scratch;
-    for (int64_t i = job * SEQPAR__PACK_JOB; i < end; i += n) {
-        n = SEQPAR__MIN(end - i, (int64_t)SEQPAR_PACK_GROUP);
-        if (a->form != SEQPAR_PACK_CHANCE)
-            seqpar__pack_group(a, i, n, w->accumulator == SEQPAR_DTYPE_F64);
-        else if (!a->unpack && w->storage == SEQPAR_DTYPE_BF16)
-            seqpar__pack_chance(a, i, n);
+    for (int64_t i = job * SEQPAR__QUANTIZE_JOB; i < end; i += n) {
+        n = SEQPAR__MIN(end - i, (int64_t)SEQPAR_QUANTIZE_GROUP);
+        if (a->form != SEQPAR_QUANTIZE_CHANCE)
+            seqpar__quantize_group(a, i, n, w->accumulator == SEQPAR_DTYPE_F64);
+        else if (!a->back && w->storage == SEQPAR_DTYPE_BF16)
+            seqpar__quantize_chance(a, i, n);
         else
             for (int64_t k = i; k < i + n; k++)
-                seqpar__element_set(a->unpack ? a->x : a->packed, k,
-                                    a->unpack ? w->accumulator : w->storage,
-                                    seqpar__element(a->unpack ? a->packed : a->x, k,
-                                                    a->unpack ? w->storage : w->accumulator));
+                seqpar__element_set(a->back ? a->x : a->codes, k,
+                                    a->back ? w->accumulator : w->storage,
+                                    seqpar__element(a->back ? a->codes : a->x, k,
+                                                    a->back ? w->storage : w->accumulator));
     }
 }
 
-static seqpar_status seqpar__host_pack(seqpar_device *device, const seqpar_pack_args *a,
-                                       void *queue) {
-    seqpar__pack_work w;
+static seqpar_status seqpar__host_quantize(seqpar_device *device, const seqpar_quantize_args *a,
+                                           void *queue) {
+    seqpar__quantize_work w;
     (void)queue;
     w.args = a;
     w.storage = device->storage;
     w.accumulator = device->accumulator;
-    return seqpar__parallel_runs(device, (a->count + SEQPAR__PACK_JOB - 1) / SEQPAR__PACK_JOB,
-                                 0, seqpar__pack_job, &w);
+    return seqpar__parallel_runs(device,
+                                 (a->count + SEQPAR__QUANTIZE_JOB - 1) / SEQPAR__QUANTIZE_JOB,
+                                 0, seqpar__quantize_job, &w);
 }
 
 static void seqpar__host_table(seqpar_device *d, const char *name, int storage,
@@ -14026,8 +14045,8 @@ SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from
 
 /* b (depth, columns), element (k, j) at b[k * row + j * column], times the factor, into
    panels of NR columns, the last padded with 0 */
-static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column, int64_t depth,
-                         int64_t columns, float factor) {
+static void seqpar__panel_fill(float *to, const float *b, int64_t row, int64_t column,
+                               int64_t depth, int64_t columns, float factor) {
     int64_t k;
     for (int64_t j = 0; j < columns; j += SEQPAR__NR, to += depth * SEQPAR__NR) {
         const float *from = b + j * column;
@@ -14052,8 +14071,8 @@ static void seqpar__pack(float *to, const float *b, int64_t row, int64_t column,
 
 /* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k;
    the last may have fewer. */
-static void seqpar__pack_rows(float *to, const float *a, int64_t row, int64_t step,
-                              int64_t rows, int64_t depth) {
+static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t step,
+                               int64_t rows, int64_t depth) {
     int64_t k;
     for (int64_t i = 0; i < rows; i += SEQPAR__MR, to += depth * SEQPAR__MR) {
         const float *from = a + i * row;
@@ -14111,7 +14130,7 @@ static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, in
 /* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has
    rows `row` apart. A last panel that has more columns than are left is computed in a
    buffer. */
-static void seqpar__product_packed(float *c, int64_t ldc, const float *a, int64_t row,
+static void seqpar__product_panels(float *c, int64_t ldc, const float *a, int64_t row,
                                    const float *b, int64_t rows, int64_t columns, int64_t depth,
                                    int on) {
     float edge[SEQPAR__MR * SEQPAR__NR];
@@ -14149,21 +14168,21 @@ static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
         for (int64_t k = 0; k < p->depth; k += SEQPAR__KC) {
             int64_t n = SEQPAR__MIN(p->columns - j, SEQPAR__NC);
             int64_t d = SEQPAR__MIN(p->depth - k, SEQPAR__KC);
-            seqpar__pack(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row, p->b_column,
-                         d, n, 1.0f);
+            seqpar__panel_fill(packed_b, p->b + k * p->b_row + j * p->b_column, p->b_row,
+                               p->b_column, d, n, 1.0f);
             for (int64_t i = 0; i < p->rows; i += SEQPAR__MC) {
                 int64_t m = SEQPAR__MIN(p->rows - i, SEQPAR__MC);
                 const float *a = p->a + i * p->a_row + k * p->a_step;
                 for (int64_t x = 0; copied && x < m; x++)
                     memcpy(packed_a + x * row, a + x * p->a_row, (size_t)d * sizeof *a);
-                if (!row) seqpar__pack_rows(packed_a, a, p->a_row, p->a_step, m, d);
-                seqpar__product_packed(p->c + i * p->ldc + j, p->ldc,
+                if (!row) seqpar__panel_rows(packed_a, a, p->a_row, p->a_step, m, d);
+                seqpar__product_panels(p->c + i * p->ldc + j, p->ldc,
                                        copied || !row ? packed_a : a, row, packed_b, m, n, d,
                                        p->accumulate || k > 0);
             }
         }
 }
-#define SEQPAR__PACKED_BYTES \
+#define SEQPAR__PANEL_BYTES \
     ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * \
      (int64_t)sizeof(float))
 
@@ -14262,7 +14281,7 @@ static int64_t seqpar__jobs_wanted(const seqpar_device *device) {
 static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matmul_args *a,
                                         void *queue) {
     seqpar__matmul_work w;
-    int64_t jobs = seqpar__jobs_wanted(device), bytes = SEQPAR__PACKED_BYTES, share, runs;
+    int64_t jobs = seqpar__jobs_wanted(device), bytes = SEQPAR__PANEL_BYTES, share, runs;
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a;
@@ -14365,8 +14384,8 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     j.rows = SEQPAR__MIN(w->rows, a->out - j.out);
     j.columns = SEQPAR__MIN(SEQPAR__WB_IN, a->in - j.in);
     j.packed = (float *)scratch;
-    seqpar__machine_room(&m, scratch + SEQPAR__PACKED_BYTES, a->fold.depth,
-                         w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
+    seqpar__machine_memory(&m, scratch + SEQPAR__PANEL_BYTES, a->fold.depth,
+                           w->rows * SEQPAR__WB_IN * (int64_t)sizeof(float));
     m.user = &j;
     m.leaf = seqpar__cpu_weight_leaf;
     m.combine = seqpar__cpu_weight_combine;
@@ -14388,8 +14407,8 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
         w.rows /= 2;
     return seqpar__parallel(
         device, (a->out + w.rows - 1) / w.rows * across,
-        SEQPAR__PACKED_BYTES + seqpar__machine_bytes(a->fold.depth, w.rows * SEQPAR__WB_IN *
-                                                                        (int64_t)sizeof(float)),
+        SEQPAR__PANEL_BYTES + seqpar__machine_bytes(a->fold.depth, w.rows * SEQPAR__WB_IN *
+                                                                       (int64_t)sizeof(float)),
         seqpar__cpu_weight_job, &w);
 }
 
@@ -14736,11 +14755,11 @@ static seqpar__floats seqpar__tile_queries(const seqpar__attn_tile *t, const voi
 }
 
 /* The task's tokens as columns, times a factor; the last tile is filled up with zeros. */
-static void seqpar__pack_columns(float *to, seqpar__floats from, int64_t count, int64_t d,
-                                 double factor) {
+static void seqpar__panel_columns(float *to, seqpar__floats from, int64_t count, int64_t d,
+                                  double factor) {
     int64_t whole = count / SEQPAR__QT * SEQPAR__QT;
     if (whole < count) memset(to + whole * d, 0, (size_t)(SEQPAR__QT * d) * sizeof *to);
-    seqpar__pack(to, from.at, 1, from.stride, d, count, (float)factor);
+    seqpar__panel_fill(to, from.at, 1, from.stride, d, count, (float)factor);
 }
 
 /* What products of query and key are multiplied by; with a softcap, before its tanh. */
@@ -14758,7 +14777,7 @@ static seqpar__operand seqpar__row_operand(float *packed, seqpar__floats from, i
         o.panel = SEQPAR__NR;
         return o;
     }
-    seqpar__pack(packed, from.at, from.stride, 1, count, d, 1.0f);
+    seqpar__panel_fill(packed, from.at, from.stride, 1, count, d, 1.0f);
     o.at = packed;
     o.row = SEQPAR__NR;
     o.panel = count * SEQPAR__NR;
@@ -14864,7 +14883,7 @@ static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t cou
 static void seqpar__ahead_loads(seqpar__attn_job *j) {
     for (int64_t i = j->task->program_count - 1; i >= 0; i--)
         if (j->task->program[i].op == SEQPAR_FOLD_LOAD)
-            seqpar__ahead_value(j, seqpar__attn_place(j, j->task->program[i].index), j->count);
+            seqpar__ahead_value(j, seqpar__attn_stored(j, j->task->program[i].index), j->count);
 }
 
 /* What the next job reads, and where it computes its values, as lines are fetched to be
@@ -15064,8 +15083,8 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
         l[r] = 0.0f;
     }
     if (!j->packed++)
-        seqpar__pack_columns(t.columns[0], seqpar__tile_queries(&t, a->q, j->count, 0),
-                             j->count, d, seqpar__score_factor(a));
+        seqpar__panel_columns(t.columns[0], seqpar__tile_queries(&t, a->q, j->count, 0),
+                              j->count, d, seqpar__score_factor(a));
     for (t.key = 0; t.key < t.keys->count; t.key += SEQPAR__KT) {
         seqpar__floats keys;
         seqpar__operand values;
@@ -15290,10 +15309,10 @@ static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, in
     t.kv_head = keys->head;
     k = seqpar__tile_keys(&t, a->k, t.keys->k_row, keys->count, 2);
     if (!keys->packed++) {
-        seqpar__pack_columns(t.columns[0], k, keys->count, d, seqpar__score_factor(a));
-        seqpar__pack_columns(t.columns[1],
-                             seqpar__tile_keys(&t, a->v, t.keys->v_row, keys->count, 1),
-                             keys->count, d, a->scale);
+        seqpar__panel_columns(t.columns[0], k, keys->count, d, seqpar__score_factor(a));
+        seqpar__panel_columns(t.columns[1],
+                              seqpar__tile_keys(&t, a->v, t.keys->v_row, keys->count, 1),
+                              keys->count, d, a->scale);
     }
     of.k_depth = seqpar__row_operand(t.rows[2], k, keys->count, d);
     for (t.query = 0; t.query < j->count; t.query += SEQPAR__KT) {
@@ -16055,8 +16074,8 @@ SEQPAR__OP(seqpar__cpu_choose, choose,
            seqpar__rows_run(device, a->rows, a, seqpar__cpu_choose_row))
 
 /* ---- four bits ---- */
-static void seqpar__cpu_unpack_row(const void *args, int64_t t) {
-    const seqpar_unpack_args *a = (const seqpar_unpack_args *)args;
+static void seqpar__cpu_nf4_rows_row(const void *args, int64_t t) {
+    const seqpar_nf4_rows_args *a = (const seqpar_nf4_rows_args *)args;
     float *out = (float *)a->out.data + t * a->out.stride;
     int64_t n = (a->row + t) * a->width + a->col, end = n + a->cols, next;
     for (; n < end; n = next) {
@@ -16066,8 +16085,8 @@ static void seqpar__cpu_unpack_row(const void *args, int64_t t) {
     }
 }
 
-SEQPAR__OP(seqpar__cpu_unpack, unpack,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_unpack_row))
+SEQPAR__OP(seqpar__cpu_nf4_rows, nf4_rows,
+           seqpar__rows_run(device, a->rows, a, seqpar__cpu_nf4_rows_row))
 
 /* ---- optimizer ---- */
 static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
@@ -16191,12 +16210,12 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
 #ifndef SEQPAR__HALF_RUN
 #define SEQPAR__HALF_RUN 16
 #endif
-enum { SEQPAR__HALF_ROOMS = 3 };
+enum { SEQPAR__HALF_SCRATCHES = 3 };
 typedef struct seqpar__half {
     seqpar_device base; /* first: the two are cast to each other */
     seqpar_device *wide;
-    float *room[SEQPAR__HALF_ROOMS];
-    int64_t elements[SEQPAR__HALF_ROOMS];
+    float *room[SEQPAR__HALF_SCRATCHES];
+    int64_t elements[SEQPAR__HALF_SCRATCHES];
 } seqpar__half;
 
 /* With the error of the rank that uses it now. */
@@ -16207,7 +16226,7 @@ static seqpar__half *seqpar__half_of(seqpar_device *device) {
 }
 
 /* NULL: no memory, and the error says so. */
-static float *seqpar__half_room(seqpar__half *h, int which, int64_t elements) {
+static float *seqpar__half_scratch(seqpar__half *h, int which, int64_t elements) {
     elements = SEQPAR__MAX(elements, 1);
     if (elements > h->elements[which]) {
         seqpar__host_free(&h->base, h->room[which]);
@@ -16310,7 +16329,7 @@ static int seqpar__half_next(seqpar__half_walk *w) {
     w->count = SEQPAR__MIN(w->most, w->rows - w->first);
     for (int i = 0; !w->status && w->count > 0 && i < w->mat_count; i++) {
         seqpar__half_mat *m = &w->mats[i];
-        float *room = seqpar__half_room(w->half, i, w->count * m->width);
+        float *room = seqpar__half_scratch(w->half, i, w->count * m->width);
         if (!room) w->status = SEQPAR_ERR_MEMORY;
         m->mat->data = room;
         m->mat->stride = m->width;
@@ -16331,7 +16350,7 @@ static seqpar_status seqpar__half_rmsnorm(seqpar_device *device, const seqpar_rm
     seqpar__half_mat mats[2] = {{&b.y, a->width, 0, 1, {NULL, 0}},
                                 {&b.x, a->width, 1, 0, {NULL, 0}}};
     seqpar__half_walk w = seqpar__half_begin(device, mats, 2, a->rows);
-    float *gain = seqpar__half_room(w.half, 2, a->width);
+    float *gain = seqpar__half_scratch(w.half, 2, a->width);
     if (!gain) return SEQPAR_ERR_MEMORY;
     seqpar__bf16_widen(gain, (const uint16_t *)a->gain, a->width);
     b.gain = gain;
@@ -16472,15 +16491,15 @@ static seqpar_status seqpar__half_choose(seqpar_device *device, const seqpar_cho
     return w.status;
 }
 
-static seqpar_status seqpar__half_unpack(seqpar_device *device, const seqpar_unpack_args *a,
-                                         void *queue) {
-    seqpar_unpack_args b = *a;
+static seqpar_status seqpar__half_nf4_rows(seqpar_device *device, const seqpar_nf4_rows_args *a,
+                                           void *queue) {
+    seqpar_nf4_rows_args b = *a;
     seqpar__half_mat mats[1] = {{&b.out, a->cols, 0, 1, {NULL, 0}}};
     seqpar__half_walk w = seqpar__half_begin(device, mats, 1, a->rows);
     while (seqpar__half_next(&w)) {
         b.rows = w.count;
         b.row = a->row + w.first;
-        w.status = w.half->wide->unpack(w.half->wide, &b, queue);
+        w.status = w.half->wide->nf4_rows(w.half->wide, &b, queue);
     }
     return w.status;
 }
@@ -16494,8 +16513,8 @@ static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
 /* Columns out .. out + b->out of the product of the rows at hand, whose x is widened. */
 static seqpar_status seqpar__half_product(seqpar__half *h, const seqpar_matmul_args *a,
                                           seqpar_matmul_args *b, int64_t first, int64_t out) {
-    float *w = seqpar__half_room(h, 1, b->out * a->in);
-    float *y = seqpar__half_room(h, 2, b->rows * b->out);
+    float *w = seqpar__half_scratch(h, 1, b->out * a->in);
+    float *y = seqpar__half_scratch(h, 2, b->rows * b->out);
     seqpar_mat to = seqpar__half_columns(a->y, out);
     if (!w || !y) return SEQPAR_ERR_MEMORY;
     b->w.data = w;
@@ -16551,7 +16570,7 @@ static void seqpar__half_leaf_rows(const seqpar_fold_run *fold, const seqpar_pie
 static seqpar_status seqpar__half_weight_rows(seqpar__half *h, const seqpar_weight_grad_args *a,
                                               seqpar_weight_grad_args *b, int64_t first,
                                               int64_t rows, int64_t out) {
-    float *dy = seqpar__half_room(h, 1, rows * b->out);
+    float *dy = seqpar__half_scratch(h, 1, rows * b->out);
     if (!dy) return SEQPAR_ERR_MEMORY;
     b->dy.data = dy;
     b->dy.stride = b->out;
@@ -16572,7 +16591,7 @@ static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
     seqpar_status status;
     (void)queue;
     seqpar__half_leaf_rows(&a->fold, a->leaves, &first, &past, &count);
-    x = seqpar__half_room(h, 0, (past - first) * a->in);
+    x = seqpar__half_scratch(h, 0, (past - first) * a->in);
     leaves = SEQPAR__NEW(seqpar_piece, count + 1);
     if (!x || !leaves) {
         SEQPAR_FREE(leaves);
@@ -16640,7 +16659,7 @@ SEQPAR__OP(seqpar__half_sgd, sgd, seqpar__half_update(device, a, 1))
 
 static void seqpar__half_close(seqpar_device *device) {
     seqpar__half *h = (seqpar__half *)device;
-    for (int i = 0; i < SEQPAR__HALF_ROOMS; i++) seqpar__host_free(device, h->room[i]);
+    for (int i = 0; i < SEQPAR__HALF_SCRATCHES; i++) seqpar__host_free(device, h->room[i]);
     seqpar_device_close(h->wide);
     seqpar__host_close(device);
 }
@@ -16671,7 +16690,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
     d->vocab_softmax = seqpar__half_vocab_softmax;
     d->distill = seqpar__half_distill;
     d->choose = seqpar__half_choose;
-    d->unpack = seqpar__half_unpack;
+    d->nf4_rows = seqpar__half_nf4_rows;
     d->sumsq = seqpar__cpu_sumsq;
     d->adamw = seqpar__half_adamw;
     d->sgd = seqpar__half_sgd;
@@ -16691,24 +16710,25 @@ static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, i
     return pairs;
 }
 
-typedef struct seqpar__own { /* dense copies of a block, in the job's scratch */
+typedef struct seqpar__user_block { /* dense copies of a block, in the job's scratch */
     seqpar_block block;
     char *q, *k, *v, *dout, *result[3];
     double *lse, *delta;
     int32_t *begin, *end;
-} seqpar__own;
+} seqpar__user_block;
 
 /* Lays a block out for the kernel: queries of a piece, keys of a piece, one head. */
-static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_piece *queries,
-                                     const seqpar_attn_keys *keys, int64_t head,
-                                     int64_t kv_head) {
+static seqpar__user_block seqpar__user_block_make(const seqpar__attn_job *j,
+                                                  const seqpar_piece *queries,
+                                                  const seqpar_attn_keys *keys, int64_t head,
+                                                  int64_t kv_head) {
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim, first, last;
     int64_t rows = SEQPAR__MAX(queries->count, keys->count);
     int64_t step = (rows * d * 8 + 63) & ~(int64_t)63;
     int backward = j->kernel->kind != SEQPAR__FOLD_STATE, storage = j->device->storage;
     int type = j->device->block_kernel->storage, statistic = j->device->accumulator;
-    seqpar__own o;
+    seqpar__user_block o;
     memset(&o, 0, sizeof o);
     o.q = j->scratch;
     o.k = o.q + step;
@@ -16761,8 +16781,9 @@ static seqpar__own seqpar__own_block(const seqpar__attn_job *j, const seqpar_pie
     return o;
 }
 
-static void seqpar__own_expect(const seqpar__attn_job *j, int good, const seqpar__own *o,
-                               const seqpar_piece *queries, const char *what) {
+static void seqpar__user_expect(const seqpar__attn_job *j, int good,
+                                const seqpar__user_block *o, const seqpar_piece *queries,
+                                const char *what) {
     if (good) return;
     seqpar_fail(j->device->error, SEQPAR_ERR_KERNEL,
                 "the own block kernel %s for head %lld, queries from position %lld (%lld), "
@@ -16779,27 +16800,28 @@ static int seqpar__all_finite(const void *x, int type, int64_t count) {
 
 /* (out, lse) of a block is a state with m = lse, on the fast device (fp32 storage) in units
    of ln 2, and l = 1. */
-static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int extend) {
+static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
     const seqpar_block_kernel *kernel = j->device->block_kernel;
     const seqpar_piece *queries = &a->q_pieces[j->task->piece];
     int64_t d = a->head_dim, n = j->count;
     int type = j->device->accumulator, failed;
-    seqpar__own o = seqpar__own_block(j, queries, &a->k_pieces[index], j->head,
-                                      j->head / (a->heads / a->kv_heads) - a->head_begin);
+    seqpar__user_block o = seqpar__user_block_make(j, queries, &a->k_pieces[index], j->head,
+                                                   j->head / (a->heads / a->kv_heads) -
+                                                       a->head_begin);
     (void)extend;
     failed = kernel->forward(kernel->user, &o.block, o.result[0], o.lse);
-    seqpar__own_expect(j, !failed, &o, queries, "fails");
-    seqpar__own_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, n * d), &o,
-                       queries, "returns an out that is not finite");
+    seqpar__user_expect(j, !failed, &o, queries, "fails");
+    seqpar__user_expect(j, failed || seqpar__all_finite(o.result[0], kernel->storage, n * d),
+                        &o, queries, "returns an out that is not finite");
     for (int64_t r = 0; r < n; r++) {
         int sees = o.end[r] > o.begin[r];
         int good = sees ? fabs(o.lse[r]) <= 1e300 : o.lse[r] == -HUGE_VAL;
         j->flops += 4 * d * (o.end[r] - o.begin[r]);
-        seqpar__own_expect(j, failed || good, &o, queries,
-                           sees ? "returns an lse that is not finite"
-                                : "gives an lse to a query that sees nothing");
+        seqpar__user_expect(j, failed || good, &o, queries,
+                            sees ? "returns an lse that is not finite"
+                                 : "gives an lse to a query that sees nothing");
         for (int64_t i = 0; i < d; i++)
             seqpar__element_set(value, r * d + i, type,
                                 seqpar__element(o.result[0], r * d + i, kernel->storage));
@@ -16811,26 +16833,27 @@ static void seqpar__own_forward_leaf(void *user, void *value, int64_t index, int
     }
 }
 
-static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int extend) {
+static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
     const seqpar_block_kernel *kernel = j->device->block_kernel;
     const seqpar_piece *queries = &a->q_pieces[j->task->piece];
     int64_t d = a->head_dim, n = keys->count * d;
     int type = j->device->accumulator, failed;
-    seqpar__own o = seqpar__own_block(keys, queries, &a->k_pieces[index], j->head, keys->head);
+    seqpar__user_block o = seqpar__user_block_make(keys, queries, &a->k_pieces[index], j->head,
+                                                   keys->head);
     (void)extend;
     seqpar__gradients_begin(keys);
     failed = kernel->backward(kernel->user, &o.block, o.result[0], o.result[1], o.result[2]);
     keys->flops += 10 * d * seqpar__count_visible(a, j->local, j->count, &a->k_pieces[index]);
-    seqpar__own_expect(j, !failed, &o, queries, "fails backward");
-    seqpar__own_expect(j,
-                       failed || seqpar__all_finite(o.result[0], kernel->storage, j->count * d),
-                       &o, queries, "returns a dq that is not finite");
-    seqpar__own_expect(j,
-                       failed || (seqpar__all_finite(o.result[1], kernel->storage, n) &&
-                                  seqpar__all_finite(o.result[2], kernel->storage, n)),
-                       &o, queries, "returns a dk or dv that is not finite");
+    seqpar__user_expect(j, !failed, &o, queries, "fails backward");
+    seqpar__user_expect(
+        j, failed || seqpar__all_finite(o.result[0], kernel->storage, j->count * d), &o,
+        queries, "returns a dq that is not finite");
+    seqpar__user_expect(j,
+                        failed || (seqpar__all_finite(o.result[1], kernel->storage, n) &&
+                                   seqpar__all_finite(o.result[2], kernel->storage, n)),
+                        &o, queries, "returns a dk or dv that is not finite");
     seqpar__convert(dq, type, o.result[0], kernel->storage, j->count, d, d);
     for (int64_t i = 0; i < 2 * n; i++)
         seqpar__element_set(keys->gradients, i, type,
@@ -16840,8 +16863,8 @@ static void seqpar__own_backward_leaf(void *user, void *dq, int64_t index, int e
 
 /* Prepares a kernel for a call with query tasks, whose programs name the longest piece of any
    rank. */
-static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_args *a,
-                                       seqpar__attn_kernel *kernel) {
+static seqpar_status seqpar__user_start(seqpar_device *device, const seqpar_attn_args *a,
+                                        seqpar__attn_kernel *kernel) {
     int64_t rows = 1;
     if (a->dropout > 0)
         return seqpar_fail(device->error, SEQPAR_ERR_KERNEL,
@@ -16858,18 +16881,18 @@ static seqpar_status seqpar__own_start(seqpar_device *device, const seqpar_attn_
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__own_end(seqpar_device *device, int64_t threads,
-                                     seqpar_status status) {
+static seqpar_status seqpar__user_end(seqpar_device *device, int64_t threads,
+                                      seqpar_status status) {
     device->threads = threads;
     if (status || !device->error) return status;
     return device->error->status;
 }
 
-static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_attn_args *a,
-                                         void *queue) {
+static seqpar_status seqpar__user_forward(seqpar_device *device, const seqpar_attn_args *a,
+                                          void *queue) {
     seqpar__attn_kernel kernel = {SEQPAR__FOLD_STATE,
                                   0,
-                                  seqpar__own_forward_leaf,
+                                  seqpar__user_forward_leaf,
                                   seqpar__cpu_state_combine,
                                   seqpar__cpu_state_finish,
                                   0,
@@ -16881,35 +16904,35 @@ static seqpar_status seqpar__own_forward(seqpar_device *device, const seqpar_att
         kernel.combine = seqpar__ref_state_combine;
         kernel.finish_state = seqpar__ref_state_finish;
     }
-    SEQPAR__TRY(seqpar__own_start(device, a, &kernel));
-    return seqpar__own_end(device, threads, seqpar__attn_run(device, a, &kernel));
+    SEQPAR__TRY(seqpar__user_start(device, a, &kernel));
+    return seqpar__user_end(device, threads, seqpar__attn_run(device, a, &kernel));
 }
 
-static seqpar_status seqpar__own_backward(seqpar_device *device,
-                                          const seqpar_attn_backward_args *a, void *queue) {
+static seqpar_status seqpar__user_backward(seqpar_device *device,
+                                           const seqpar_attn_backward_args *a, void *queue) {
     seqpar__attn_kernel kernel = {
-        SEQPAR__FOLD_DQ, 0, seqpar__own_backward_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
+        SEQPAR__FOLD_DQ, 0, seqpar__user_backward_leaf, seqpar__attn_add, NULL, 0, 0, NULL};
     int64_t threads = device->threads;
     (void)queue;
-    SEQPAR__TRY(seqpar__own_start(device, &a->queries, &kernel));
-    return seqpar__own_end(device, threads, seqpar__attn_backward_run(device, a, &kernel));
+    SEQPAR__TRY(seqpar__user_start(device, &a->queries, &kernel));
+    return seqpar__user_end(device, threads, seqpar__attn_backward_run(device, a, &kernel));
 }
 
-SEQPAR_DEF void seqpar_device_own_kernel(seqpar_device *device,
-                                         const seqpar_block_kernel *kernel) {
+SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,
+                                          const seqpar_block_kernel *kernel) {
     SEQPAR_MUST("device, kernel", device, kernel);
     SEQPAR_MUST("kernel->forward, kernel->backward", SEQPAR_THERE(kernel->forward),
                 SEQPAR_THERE(kernel->backward));
     device->block_kernel = kernel;
-    device->attn_forward = seqpar__own_forward;
-    device->attn_backward = seqpar__own_backward;
+    device->attn_forward = seqpar__user_forward;
+    device->attn_backward = seqpar__user_backward;
 }
 
-#ifndef SEQPAR__OWN_ROWS
-#define SEQPAR__OWN_ROWS (1 << 20) /* of a call: CBLAS counts in int */
+#ifndef SEQPAR__USER_ROWS
+#define SEQPAR__USER_ROWS (1 << 20) /* of a call: CBLAS counts in int */
 #endif
-static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matmul_args *a,
-                                        void *queue) {
+static seqpar_status seqpar__user_matmul(seqpar_device *device, const seqpar_matmul_args *a,
+                                         void *queue) {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
     int64_t widest = SEQPAR__MAX(SEQPAR__MAX(a->y.stride, a->x.stride),
                                  SEQPAR__MAX(a->w.stride, a->out));
@@ -16926,19 +16949,19 @@ static seqpar_status seqpar__own_matmul(seqpar_device *device, const seqpar_matm
             device->error, SEQPAR_ERR_KERNEL,
             "an own product takes rows of at most 2147483647 elements; these have %lld",
             (long long)widest);
-    for (int64_t row = 0; row < a->rows; row += SEQPAR__OWN_ROWS)
+    for (int64_t row = 0; row < a->rows; row += SEQPAR__USER_ROWS)
         device->sgemm(ROW_MAJOR, NO_TRANS, w_order,
-                      (int)SEQPAR__MIN((int64_t)SEQPAR__OWN_ROWS, a->rows - row), (int)a->out,
+                      (int)SEQPAR__MIN((int64_t)SEQPAR__USER_ROWS, a->rows - row), (int)a->out,
                       (int)a->in, 1.0f, (const float *)a->x.data + row * a->x.stride,
                       (int)a->x.stride, (const float *)a->w.data, (int)a->w.stride, keep,
                       (float *)a->y.data + row * a->y.stride, (int)a->y.stride);
     return SEQPAR_OK;
 }
 
-SEQPAR_DEF void seqpar_device_own_product(seqpar_device *device, seqpar_sgemm sgemm) {
+SEQPAR_DEF void seqpar_device_user_product(seqpar_device *device, seqpar_sgemm sgemm) {
     SEQPAR_MUST("device", device);
     device->sgemm = sgemm;
-    device->matmul = seqpar__own_matmul;
+    device->matmul = seqpar__user_matmul;
 }
 
 #if !defined(__clang__) && defined(__GNUC__)

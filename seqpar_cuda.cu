@@ -107,8 +107,8 @@ struct cuda_device {
     bool own_stream;
     piece_of_memory *memory;
     int64_t pieces, pieces_room;
-    char *pack; /* lists of the call at hand, one behind the other */
-    int64_t pack_bytes, pack_room, calls, list_bytes;
+    char *lists_data; /* lists of the call at hand, one behind the other */
+    int64_t lists_bytes, lists_room, calls, list_bytes;
     uploaded list[LISTS];
     int lists;
     char *staging; /* pinned; two halves, used in turn */
@@ -162,7 +162,7 @@ static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue
 
 static void enter(cuda_device *self, void *queue) {
     (void)queue; /* compared by finish */
-    self->pack_bytes = 0;
+    self->lists_bytes = 0;
     self->calls++;
 }
 
@@ -399,17 +399,17 @@ static char *scratch(cuda_device *self, int64_t bytes) {
 /* ---- lists ---- */
 
 /* Puts a list behind those of this call; its place in bytes. -1: no memory. */
-static int64_t pack(cuda_device *self, const void *list, int64_t bytes) {
-    int64_t at = (self->pack_bytes + 15) & ~(int64_t)15, need = at + bytes;
-    if (need > self->pack_room) {
-        char *bigger = (char *)realloc(self->pack, (size_t)(2 * need));
+static int64_t list_add(cuda_device *self, const void *list, int64_t bytes) {
+    int64_t at = (self->lists_bytes + 15) & ~(int64_t)15, need = at + bytes;
+    if (need > self->lists_room) {
+        char *bigger = (char *)realloc(self->lists_data, (size_t)(2 * need));
         if (!bigger) return -1;
-        self->pack = bigger;
-        self->pack_room = 2 * need;
+        self->lists_data = bigger;
+        self->lists_room = 2 * need;
     }
-    memset(self->pack + self->pack_bytes, 0, (size_t)(at - self->pack_bytes));
-    if (bytes) memcpy(self->pack + at, list, (size_t)bytes);
-    self->pack_bytes = need;
+    memset(self->lists_data + self->lists_bytes, 0, (size_t)(at - self->lists_bytes));
+    if (bytes) memcpy(self->lists_data + at, list, (size_t)bytes);
+    self->lists_bytes = need;
     return at;
 }
 
@@ -491,14 +491,14 @@ static char *upload_to(cuda_device *self, uploaded *l) {
     return NULL;
 }
 
-/* The packed lists on the device; NULL after an error, which is noted. */
+/* The call's lists on the device; NULL after an error, which is noted. */
 static char *upload(cuda_device *self) {
-    uint64_t hash = hash_of(self->pack, self->pack_bytes);
+    uint64_t hash = hash_of(self->lists_data, self->lists_bytes);
     bool captured = capturing(self);
     for (int i = 0; i < self->lists; i++) {
         uploaded *l = &self->list[i];
-        if (l->hash != hash || l->bytes != self->pack_bytes ||
-            memcmp(l->host, self->pack, (size_t)l->bytes))
+        if (l->hash != hash || l->bytes != self->lists_bytes ||
+            memcmp(l->host, self->lists_data, (size_t)l->bytes))
             continue;
         l->used = self->calls;
         l->captured |= captured;
@@ -511,14 +511,14 @@ static char *upload(cuda_device *self) {
                           self->ordinal);
         return NULL;
     }
-    if (!make_room(self, self->pack_bytes)) return NULL;
+    if (!make_room(self, self->lists_bytes)) return NULL;
     uploaded l = {hash,
-                  self->pack_bytes,
+                  self->lists_bytes,
                   self->calls,
-                  (char *)malloc((size_t)self->pack_bytes + 1),
-                  (char *)device_alloc(&self->base, self->pack_bytes),
+                  (char *)malloc((size_t)self->lists_bytes + 1),
+                  (char *)device_alloc(&self->base, self->lists_bytes),
                   false};
-    if (l.host) memcpy(l.host, self->pack, (size_t)l.bytes);
+    if (l.host) memcpy(l.host, self->lists_data, (size_t)l.bytes);
     if (!l.host || !l.data || !upload_to(self, &l)) {
         free(l.host);
         device_free(&self->base, l.data);
@@ -848,7 +848,7 @@ __global__ void fold_columns(columns_args a) {
     if (job.column < a.count) run_program(job, a.program, a.program_count);
 }
 
-/* The program must be packed at `program`; the stack lies in the scratch at `stack`. */
+/* The program's list begins at `program`; the stack lies in the scratch at `stack`. */
 static seqpar_status run_columns(cuda_device *self, const seqpar_fold_run *fold,
                                  const char *lists, int64_t program, const float *leaf,
                                  int64_t leaf_stride, int64_t count, float *stack) {
@@ -868,8 +868,8 @@ template <typename T>
 static seqpar_status op_fold(seqpar_device *device, const seqpar_fold_args *a, void *queue) {
     cuda_device *self = of(device);
     enter(self, queue);
-    int64_t program = pack(self, a->fold.program,
-                           a->fold.program_count * (int64_t)sizeof *a->fold.program);
+    int64_t program = list_add(self, a->fold.program,
+                               a->fold.program_count * (int64_t)sizeof *a->fold.program);
     float *stack = (float *)scratch(self, (a->fold.depth * a->count + 1) * 4);
     const char *lists = upload(self);
     if (a->count < 1) return SEQPAR_OK;
@@ -903,7 +903,7 @@ static seqpar_status op_embedding(seqpar_device *device, const seqpar_embedding_
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t ids = pack(self, a->ids, a->rows * 4);
+    int64_t ids = list_add(self, a->ids, a->rows * 4);
     const char *lists = upload(self);
     if (!lists || ids < 0) return SEQPAR_ERR_MEMORY;
     return finish(self,
@@ -957,7 +957,7 @@ template <class T> __global__ void embedding_grad_kernel(embedding_grad_view a, 
 }
 
 /* Counting sort, by id, of the tokens of all leaves whose id has a row here. */
-static seqpar_status pack_tokens_by_id(cuda_device *self, const seqpar_embedding_grad_args *a,
+static seqpar_status list_tokens_by_id(cuda_device *self, const seqpar_embedding_grad_args *a,
                                        int64_t leaves, int64_t *first_at, int64_t *tokens_at) {
     int64_t tokens = 0;
     for (int64_t l = 0; l < leaves; l++) tokens += a->leaves[l].count;
@@ -974,8 +974,9 @@ static seqpar_status pack_tokens_by_id(cuda_device *self, const seqpar_embedding
         for (int64_t t = a->leaves[l].local; t < a->leaves[l].local + a->leaves[l].count; t++)
             if (has_row(t))
                 sorted[first[a->ids[t] - a->first + 1]++] = {(int32_t)l, (int32_t)t};
-    *first_at = first && sorted ? pack(self, first, (a->rows + 1) * 4) : -1;
-    *tokens_at = first && sorted ? pack(self, sorted, tokens * (int64_t)sizeof *sorted) : -1;
+    *first_at = first && sorted ? list_add(self, first, (a->rows + 1) * 4) : -1;
+    *tokens_at = first && sorted ? list_add(self, sorted, tokens * (int64_t)sizeof *sorted)
+                                 : -1;
     free(first);
     free(sorted);
     return *first_at < 0 || *tokens_at < 0 ? SEQPAR_ERR_MEMORY : SEQPAR_OK;
@@ -987,11 +988,11 @@ static seqpar_status op_embedding_grad(seqpar_device *device,
     cuda_device *self = of(device);
     int64_t first, tokens, count = a->rows * a->width;
     enter(self, queue);
-    int64_t program = pack(self, a->fold.program,
-                           a->fold.program_count * (int64_t)sizeof *a->fold.program);
+    int64_t program = list_add(self, a->fold.program,
+                               a->fold.program_count * (int64_t)sizeof *a->fold.program);
     float *stack = (float *)scratch(self, (a->fold.depth * count + 1) * 4);
     if (program < 0 || !stack ||
-        pack_tokens_by_id(self, a, leaves_of(a->fold.program, a->fold.program_count), &first,
+        list_tokens_by_id(self, a, leaves_of(a->fold.program, a->fold.program_count), &first,
                           &tokens))
         return SEQPAR_ERR_MEMORY;
     const char *lists = upload(self);
@@ -1084,11 +1085,11 @@ __global__ void gain_leaf_kernel(float *leaf, const token_range *ranges, const T
     leaf[blockIdx.y * width + column] = sum;
 }
 
-static int64_t pack_ranges(cuda_device *self, const seqpar_piece *leaves, int64_t count) {
+static int64_t list_ranges(cuda_device *self, const seqpar_piece *leaves, int64_t count) {
     token_range *ranges = (token_range *)malloc(((size_t)count + 1) * sizeof *ranges);
     for (int64_t i = 0; ranges && i < count; i++)
         ranges[i] = {leaves[i].local, leaves[i].count};
-    int64_t at = ranges ? pack(self, ranges, count * (int64_t)sizeof *ranges) : -1;
+    int64_t at = ranges ? list_add(self, ranges, count * (int64_t)sizeof *ranges) : -1;
     free(ranges);
     return at;
 }
@@ -1100,9 +1101,9 @@ static seqpar_status op_rmsnorm_grad(seqpar_device *device, const seqpar_rmsnorm
     int64_t leaves = leaves_of(a->fold.program, a->fold.program_count);
     seqpar_status status = SEQPAR_OK;
     enter(self, queue);
-    int64_t program = pack(self, a->fold.program,
-                           a->fold.program_count * (int64_t)sizeof *a->fold.program);
-    int64_t ranges = pack_ranges(self, a->leaves, leaves);
+    int64_t program = list_add(self, a->fold.program,
+                               a->fold.program_count * (int64_t)sizeof *a->fold.program);
+    int64_t ranges = list_ranges(self, a->leaves, leaves);
     float *leaf = (float *)scratch(self, ((leaves + a->fold.depth) * a->width + 1) * 4);
     const char *lists = upload(self);
     if (program < 0 || ranges < 0 || !leaf || !lists) return SEQPAR_ERR_MEMORY;
@@ -1146,7 +1147,7 @@ static seqpar_status op_rope(seqpar_device *device, const seqpar_rope_args *a, v
     int64_t count = a->rows * a->heads * (a->head_dim / 2);
     if (count < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t positions = pack(self, a->positions, a->rows * 4);
+    int64_t positions = list_add(self, a->positions, a->rows * 4);
     const char *lists = upload(self);
     if (positions < 0 || !lists) return SEQPAR_ERR_MEMORY;
     return finish(self,
@@ -1528,9 +1529,9 @@ static seqpar_status op_weight_grad(seqpar_device *device, const seqpar_weight_g
     int64_t most = 4 * self->multiprocessors, grid = tiles < most ? tiles : most;
     if (tiles < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t program = pack(self, a->fold.program,
-                           a->fold.program_count * (int64_t)sizeof *a->fold.program);
-    int64_t ranges = pack_ranges(self, a->leaves,
+    int64_t program = list_add(self, a->fold.program,
+                               a->fold.program_count * (int64_t)sizeof *a->fold.program);
+    int64_t ranges = list_ranges(self, a->leaves,
                                  leaves_of(a->fold.program, a->fold.program_count));
     float *stack = (float *)scratch(self, grid * a->fold.depth * SIDE * SIDE * 4 + 4);
     const char *lists = upload(self);
@@ -2200,7 +2201,7 @@ template <class T> __global__ void attn_return_kernel(attn_view v, int64_t colum
 enum { FORWARD, DQ, DKV, RETURN };
 
 /* Packs all lists of a call; `v` then holds places instead of pointers. */
-static seqpar_status pack_attn(cuda_device *self, attn_view *v, int kind, int64_t rows) {
+static seqpar_status list_attn(cuda_device *self, attn_view *v, int kind, int64_t rows) {
     seqpar_attn_args *a = &v->a;
     int64_t leaves = 0, tiles = 0, pieces = 0, keys = 0, at = 0;
     seqpar_attn_task *tasks = (seqpar_attn_task *)malloc((size_t)a->task_count * sizeof *tasks);
@@ -2214,7 +2215,7 @@ static seqpar_status pack_attn(cuda_device *self, attn_view *v, int kind, int64_
     int2 *tile = (int2 *)malloc(((size_t)tiles + 1) * sizeof *tile);
     for (int64_t i = 0; tile && tasks && i < a->task_count; i++) {
         tasks[i] = a->tasks[i];
-        tasks[i].program = (const seqpar_fold_op *)(intptr_t)pack(
+        tasks[i].program = (const seqpar_fold_op *)(intptr_t)list_add(
             self, a->tasks[i].program,
             a->tasks[i].program_count * (int64_t)sizeof *a->tasks[i].program);
         for (int64_t r = 0; r < a->q_pieces[a->tasks[i].piece].count; r += rows)
@@ -2222,18 +2223,18 @@ static seqpar_status pack_attn(cuda_device *self, attn_view *v, int kind, int64_
     }
     v->tiles = tiles;
     if (tile && tasks) {
-        a->tasks = (const seqpar_attn_task *)(intptr_t)pack(
+        a->tasks = (const seqpar_attn_task *)(intptr_t)list_add(
             self, tasks, a->task_count * (int64_t)sizeof *tasks);
-        v->tile = (const int2 *)(intptr_t)pack(self, tile, tiles * (int64_t)sizeof *tile);
-        a->q_pieces = (const seqpar_piece *)(intptr_t)pack(
+        v->tile = (const int2 *)(intptr_t)list_add(self, tile, tiles * (int64_t)sizeof *tile);
+        a->q_pieces = (const seqpar_piece *)(intptr_t)list_add(
             self, a->q_pieces, pieces * (int64_t)sizeof *a->q_pieces);
-        a->k_pieces = (const seqpar_attn_keys *)(intptr_t)pack(
+        a->k_pieces = (const seqpar_attn_keys *)(intptr_t)list_add(
             self, a->k_pieces, keys * (int64_t)sizeof *a->k_pieces);
         if (kind != RETURN) {
-            a->visible_begin = (const int32_t *)(intptr_t)pack(self, a->visible_begin,
-                                                               a->q_tokens * 4);
-            a->visible_end = (const int32_t *)(intptr_t)pack(self, a->visible_end,
-                                                             a->q_tokens * 4);
+            a->visible_begin = (const int32_t *)(intptr_t)list_add(self, a->visible_begin,
+                                                                   a->q_tokens * 4);
+            a->visible_end = (const int32_t *)(intptr_t)list_add(self, a->visible_end,
+                                                                 a->q_tokens * 4);
         }
     }
     bool whole = tile && tasks;
@@ -2269,7 +2270,7 @@ static attn_view view_of(cuda_device *self, const seqpar_attn_args *a, int kind)
 
 template <class Job>
 static seqpar_status launch_attn(cuda_device *self, attn_view *v, int kind, size_t shared) {
-    seqpar_status status = pack_attn(self, v, kind, Job::ROWS);
+    seqpar_status status = list_attn(self, v, kind, Job::ROWS);
     if (status) return status;
     int64_t items = v->tiles * v->heads, grid = least(items, 4 * self->multiprocessors);
     v->stack = (float *)scratch(self, grid * v->a.depth * Job::FLOATS * Job::THREADS * 4 + 4);
@@ -2369,7 +2370,7 @@ static seqpar_status op_attn_return(seqpar_device *device, const seqpar_attn_arg
     enter(self, queue);
     for (int64_t i = 0; i < a->task_count; i++)
         columns = most(columns, 2 * a->q_pieces[a->tasks[i].piece].count * a->head_dim);
-    seqpar_status status = pack_attn(self, &v, RETURN, columns + 1);
+    seqpar_status status = list_attn(self, &v, RETURN, columns + 1);
     if (status) return status;
     v.stack = (float *)scratch(self, a->task_count * v.heads * a->depth * columns * 4 + 4);
     if (!v.stack) return SEQPAR_ERR_MEMORY;
@@ -2429,7 +2430,7 @@ static seqpar_status op_attn_sinks(seqpar_device *device, const seqpar_attn_sink
     cuda_device *self = of(device);
     if (a->piece_count < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t ranges = pack_ranges(self, a->pieces, a->piece_count);
+    int64_t ranges = list_ranges(self, a->pieces, a->piece_count);
     const char *lists = upload(self);
     if (ranges < 0 || !lists) return SEQPAR_ERR_MEMORY;
     return finish(self,
@@ -2577,7 +2578,7 @@ static seqpar_status op_vocab_softmax(seqpar_device *device, const seqpar_vocab_
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t targets = pack(self, a->targets, a->rows * 4);
+    int64_t targets = list_add(self, a->targets, a->rows * 4);
     const char *lists = upload(self);
     if (targets < 0 || !lists) return SEQPAR_ERR_MEMORY;
     head_view v = {a->logits.stride,
@@ -2742,7 +2743,7 @@ static seqpar_status op_choose(seqpar_device *device, const seqpar_choose_args *
                   queue);
 }
 
-/* ---- unpack: a matrix in four bits ---- */
+/* ---- nf4_rows: a matrix in four bits ---- */
 
 struct nf4_view {
     int64_t stride, cols, row, col, width;
@@ -2803,8 +2804,8 @@ template <class T> __global__ void __launch_bounds__(BLOCK) nf4_kernel(T *out, n
 }
 
 template <class T>
-static seqpar_status op_unpack(seqpar_device *device, const seqpar_unpack_args *a,
-                               void *queue) {
+static seqpar_status op_nf4_rows(seqpar_device *device, const seqpar_nf4_rows_args *a,
+                                 void *queue) {
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
@@ -2972,7 +2973,7 @@ static seqpar_status op_sample(seqpar_device *device, const seqpar_sample_args *
     const double none = 0;
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t u = pack(self, a->u ? a->u : &none, (a->u ? a->rows : 1) * 8);
+    int64_t u = list_add(self, a->u ? a->u : &none, (a->u ? a->rows : 1) * 8);
     double *weights = (double *)scratch(self, a->rows * (a->vocab * 8 + 4));
     const char *lists = upload(self);
     if (u < 0 || !weights || !lists) return SEQPAR_ERR_MEMORY;
@@ -3094,14 +3095,14 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
                   queue);
 }
 
-/* ---- numbers in fewer bits: a warp a group; the arithmetic of seqpar__pack_float ---- */
+/* ---- numbers in fewer bits: a warp a group; the arithmetic of seqpar__quantize_float ---- */
 
-__global__ void pack_kernel(uint8_t *bytes, float *scales, const float *x, int64_t count,
-                            bool positive) {
+__global__ void quantize_kernel(uint8_t *bytes, float *scales, const float *x, int64_t count,
+                                bool positive) {
     int64_t group = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    int64_t begin = group * SEQPAR_PACK_GROUP, lane = threadIdx.x % WARP;
+    int64_t begin = group * SEQPAR_QUANTIZE_GROUP, lane = threadIdx.x % WARP;
     if (begin >= count) return; /* a whole warp */
-    int64_t end = begin + SEQPAR_PACK_GROUP < count ? begin + SEQPAR_PACK_GROUP : count;
+    int64_t end = begin + SEQPAR_QUANTIZE_GROUP < count ? begin + SEQPAR_QUANTIZE_GROUP : count;
     unsigned most = 0; /* of magnitudes their bits: a NaN is the largest */
     for (int64_t i = begin + lane; i < end; i += WARP) {
         unsigned bits = __float_as_uint(x[i]) & 0x7fffffffu;
@@ -3125,13 +3126,13 @@ __global__ void pack_kernel(uint8_t *bytes, float *scales, const float *x, int64
     }
 }
 
-__global__ void unpack_kernel(float *x, const uint8_t *bytes, const float *scales,
-                              int64_t count, bool positive) {
+__global__ void dequantize_kernel(float *x, const uint8_t *bytes, const float *scales,
+                                  int64_t count, bool positive) {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= count) return;
     float y = positive ? (float)bytes[i] / 255 : (float)(int8_t)bytes[i] / 127;
     y = positive ? y * y : y;
-    x[i] = y * fabsf(y) * scales[i / SEQPAR_PACK_GROUP];
+    x[i] = y * fabsf(y) * scales[i / SEQPAR_QUANTIZE_GROUP];
 }
 
 static __device__ __forceinline__ void narrow_by_chance(float *to, float x, uint32_t draw) {
@@ -3163,35 +3164,37 @@ template <class T> __global__ void widen_kernel(float *to, const T *from, int64_
 }
 
 template <class T>
-static seqpar_status pack_weights(cuda_device *self, const seqpar_pack_args *a) {
+static seqpar_status quantize_weights(cuda_device *self, const seqpar_quantize_args *a) {
     dim3 blocks = blocks_for(a->count, BLOCK);
-    if (a->unpack)
+    if (a->back)
         return SEQPAR_CUDA_LAUNCH(self, widen_kernel<T>, blocks, dim3(BLOCK), 0, (float *)a->x,
-                                  (const T *)a->packed, a->count);
-    return SEQPAR_CUDA_LAUNCH(self, chance_kernel<T>, blocks, dim3(BLOCK), 0, (T *)a->packed,
+                                  (const T *)a->codes, a->count);
+    return SEQPAR_CUDA_LAUNCH(self, chance_kernel<T>, blocks, dim3(BLOCK), 0, (T *)a->codes,
                               (const float *)a->x, a->count, a->first, a->seed, a->stream);
 }
 
-static seqpar_status pack_state(cuda_device *self, const seqpar_pack_args *a) {
-    int64_t groups = (a->count + SEQPAR_PACK_GROUP - 1) / SEQPAR_PACK_GROUP;
-    bool positive = a->form == SEQPAR_PACK_POSITIVE;
-    if (a->unpack)
-        return SEQPAR_CUDA_LAUNCH(self, unpack_kernel, blocks_for(a->count, BLOCK), dim3(BLOCK),
-                                  0, (float *)a->x, (const uint8_t *)a->packed,
+static seqpar_status quantize_state(cuda_device *self, const seqpar_quantize_args *a) {
+    int64_t groups = (a->count + SEQPAR_QUANTIZE_GROUP - 1) / SEQPAR_QUANTIZE_GROUP;
+    bool positive = a->form == SEQPAR_QUANTIZE_POSITIVE;
+    if (a->back)
+        return SEQPAR_CUDA_LAUNCH(self, dequantize_kernel, blocks_for(a->count, BLOCK),
+                                  dim3(BLOCK), 0, (float *)a->x, (const uint8_t *)a->codes,
                                   (const float *)a->scales, a->count, positive);
-    return SEQPAR_CUDA_LAUNCH(self, pack_kernel, blocks_for(groups, BLOCK / WARP), dim3(BLOCK),
-                              0, (uint8_t *)a->packed, (float *)a->scales, (const float *)a->x,
-                              a->count, positive);
+    return SEQPAR_CUDA_LAUNCH(self, quantize_kernel, blocks_for(groups, BLOCK / WARP),
+                              dim3(BLOCK), 0, (uint8_t *)a->codes, (float *)a->scales,
+                              (const float *)a->x, a->count, positive);
 }
 
 template <class T>
-static seqpar_status op_pack(seqpar_device *device, const seqpar_pack_args *a, void *queue) {
+static seqpar_status op_quantize(seqpar_device *device, const seqpar_quantize_args *a,
+                                 void *queue) {
     cuda_device *self = of(device);
     if (a->count < 1) return SEQPAR_OK;
     enter(self, queue);
-    return finish(
-        self, a->form == SEQPAR_PACK_CHANCE ? pack_weights<T>(self, a) : pack_state(self, a),
-        queue);
+    return finish(self,
+                  a->form == SEQPAR_QUANTIZE_CHANCE ? quantize_weights<T>(self, a)
+                                                    : quantize_state(self, a),
+                  queue);
 }
 
 /* ---- the table ---- */
@@ -3210,7 +3213,7 @@ static void device_close(seqpar_device *device) {
         if (self->left[i]) (void)cudaEventDestroy(self->left[i]);
     if (self->own_stream) (void)cudaStreamDestroy(self->stream);
     free(self->memory);
-    free(self->pack);
+    free(self->lists_data);
     free(self);
 }
 
@@ -3341,9 +3344,9 @@ static seqpar_status op_route_grad(seqpar_device *device, const seqpar_route_gra
     const double none = 0;
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t ids = pack(self, a->ids, a->rows * a->chosen * 4);
-    int64_t balance = pack(self, a->balance ? a->balance : &none,
-                           (a->balance ? a->experts : 1) * 8);
+    int64_t ids = list_add(self, a->ids, a->rows * a->chosen * 4);
+    int64_t balance = list_add(self, a->balance ? a->balance : &none,
+                               (a->balance ? a->experts : 1) * 8);
     const char *lists = upload(self);
     if (ids < 0 || balance < 0 || !lists) return SEQPAR_ERR_MEMORY;
     route_grad_view v = {a->dlogits.stride,
@@ -3388,7 +3391,8 @@ static seqpar_status op_mix(seqpar_device *device, const seqpar_mix_args *a, voi
     int64_t bytes = a->rows * a->terms * 4;
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t from = pack(self, a->from, bytes), at = a->at ? pack(self, a->at, bytes) : 0;
+    int64_t from = list_add(self, a->from, bytes),
+            at = a->at ? list_add(self, a->at, bytes) : 0;
     const char *lists = upload(self);
     if (from < 0 || at < 0 || !lists) return SEQPAR_ERR_MEMORY;
     mix_view v = {a->y.stride,
@@ -3431,8 +3435,8 @@ static seqpar_status op_drop(seqpar_device *device, const seqpar_drop_args *a, v
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t document = pack(self, a->document, a->rows * 8);
-    int64_t position = pack(self, a->position, a->rows * 4);
+    int64_t document = list_add(self, a->document, a->rows * 8);
+    int64_t position = list_add(self, a->position, a->rows * 4);
     const char *lists = upload(self);
     if (document < 0 || position < 0 || !lists) return SEQPAR_ERR_MEMORY;
     drop_view v = {a->y.stride,
@@ -3467,7 +3471,7 @@ static seqpar_status op_dots(seqpar_device *device, const seqpar_dots_args *a, v
     cuda_device *self = of(device);
     if (a->rows < 1) return SEQPAR_OK;
     enter(self, queue);
-    int64_t to = pack(self, a->to, a->rows * 4);
+    int64_t to = list_add(self, a->to, a->rows * 4);
     const char *lists = upload(self);
     if (to < 0 || !lists) return SEQPAR_ERR_MEMORY;
     return finish(self,

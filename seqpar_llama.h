@@ -1149,21 +1149,21 @@ static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
 }
 
 /* out = rows and columns of a matrix in four bits, which is taken as one of `width` columns. */
-static seqpar_status seqpar__llama_unpack(seqpar_ctx *ctx, const seqpar_llama *m,
-                                          int64_t tensor, int64_t width,
-                                          seqpar_unpack_args *part) {
+static seqpar_status seqpar__llama_nf4_rows(seqpar_ctx *ctx, const seqpar_llama *m,
+                                            int64_t tensor, int64_t width,
+                                            seqpar_nf4_rows_args *part) {
     const seqpar_tensor *t = &m->tensors[tensor];
     part->from = seqpar_nf4_at((const char *)m->codes.data + m->codes_at[tensor],
                                t->rows * t->cols);
     part->width = width;
-    return ctx->device->unpack(ctx->device, part, ctx->queue);
+    return ctx->device->nf4_rows(ctx->device, part, ctx->queue);
 }
 
 static seqpar_status seqpar__llama_codes_read(seqpar_ctx *ctx, const seqpar_llama *m,
                                               double *values, int64_t tensor, int64_t first,
                                               int64_t count) {
     const seqpar_tensor *t = &m->tensors[tensor];
-    seqpar_unpack_args part;
+    seqpar_nf4_rows_args part;
     seqpar_buffer room;
     seqpar_status status = seqpar_buffer_new(
         ctx, &room, count * seqpar_dtype_bytes(ctx->device->storage), SEQPAR_MEM_SCRATCH);
@@ -1172,7 +1172,7 @@ static seqpar_status seqpar__llama_codes_read(seqpar_ctx *ctx, const seqpar_llam
     part.rows = 1;
     part.cols = count;
     part.col = first;
-    if (!status) status = seqpar__llama_unpack(ctx, m, tensor, t->rows * t->cols, &part);
+    if (!status) status = seqpar__llama_nf4_rows(ctx, m, tensor, t->rows * t->cols, &part);
     if (!status)
         seqpar_device_read(ctx->device, values, room.data, 0, count, ctx->device->storage);
     if (!status) status = seqpar_device_settle(ctx->device, ctx->queue);
@@ -1195,7 +1195,7 @@ static float seqpar__llama_stored(int storage, double x) {
 static seqpar_status seqpar__llama_codes_end(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor) {
     int64_t n = m->tensors[tensor].rows * m->tensors[tensor].cols, size = seqpar_nf4_bytes(n);
     char *bytes = SEQPAR__LLAMA_NEW(char, size);
-    seqpar_status status = bytes ? seqpar_nf4_pack(ctx->error, bytes, m->written, n)
+    seqpar_status status = bytes ? seqpar_nf4_quantize(ctx->error, bytes, m->written, n)
                                  : seqpar__llama_no_memory(ctx->error, "a matrix in four bits");
     if (!status)
         ctx->device->copy(ctx->device, (char *)m->codes.data + m->codes_at[tensor], bytes, size,
@@ -1731,8 +1731,8 @@ static int seqpar__llama_drops(const seqpar_llama *m, const seqpar_llama_batch *
 }
 
 /* What dropout's draws hang on, for each of the rank's tokens. */
-static seqpar_status seqpar__llama_dropped_room(seqpar_ctx *ctx, const seqpar_llama *m,
-                                                seqpar_llama_batch *b) {
+static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
+                                                   seqpar_llama_batch *b) {
     const seqpar_llama_config *c = &m->config;
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1);
     int64_t bytes = n * SEQPAR__LLAMA_MAX(c->heads * c->head_dim, c->hidden) *
@@ -1754,8 +1754,8 @@ static seqpar_status seqpar__llama_dropped_room(seqpar_ctx *ctx, const seqpar_ll
 }
 
 /* Scratch of the adapters in use, which may be others than those of the call before. */
-static seqpar_status seqpar__llama_adapted_room(seqpar_ctx *ctx, const seqpar_llama *m,
-                                                seqpar_llama_batch *b) {
+static seqpar_status seqpar__llama_adapted_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
+                                                   seqpar_llama_batch *b) {
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1), bytes;
     if (!m->adapters) return SEQPAR_OK;
     bytes = n * m->adapters->adapter.rank * seqpar_dtype_bytes(ctx->device->storage);
@@ -1763,7 +1763,7 @@ static seqpar_status seqpar__llama_adapted_room(seqpar_ctx *ctx, const seqpar_ll
         seqpar_buffer_free(ctx, &b->adapted);
         SEQPAR__LLAMA_TRY(seqpar_buffer_new(ctx, &b->adapted, bytes, SEQPAR_MEM_SCRATCH));
     }
-    SEQPAR__LLAMA_TRY(seqpar__llama_dropped_room(ctx, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_dropped_scratch(ctx, m, b));
     if (m->adapters->adapter.scale == b->adapted_by) return SEQPAR_OK;
     if (!b->tokens_of) {
         b->tokens_of = SEQPAR__LLAMA_NEW(int32_t, n);
@@ -1810,7 +1810,7 @@ static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64
     const seqpar_tensor *t = &c->m->tensors[tensor];
     int64_t size = SEQPAR__LLAMA_TILE * SEQPAR__LLAMA_MAX(t->rows, t->cols) *
                    seqpar_dtype_bytes(c->dev->storage);
-    seqpar_unpack_args a;
+    seqpar_nf4_rows_args a;
     if (c->b->tile.bytes < size) {
         seqpar_buffer_free(c->ctx, &c->b->tile);
         SEQPAR__LLAMA_TRY(seqpar_buffer_new(c->ctx, &c->b->tile, size, SEQPAR_MEM_SCRATCH));
@@ -1820,7 +1820,7 @@ static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64
     a.row = transposed ? 0 : first;
     a.col = transposed ? first : 0;
     a.out = seqpar__llama_mat(c->b->tile.data, a.cols);
-    return seqpar__llama_unpack(c->ctx, c->m, tensor, t->cols, &a);
+    return seqpar__llama_nf4_rows(c->ctx, c->m, tensor, t->cols, &a);
 }
 
 /* The product a with a matrix in four bits, a tile of outputs after the other. */
@@ -2770,7 +2770,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
     /* a model of the same shape may not have opened a batch yet */
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
-    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_scratch(ctx, m, b));
     if (keep) SEQPAR__LLAMA_TRY(seqpar__llama_away_open(ctx, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
@@ -3224,7 +3224,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_status status;
     SEQPAR__LLAMA_TRY(seqpar__llama_check_backward(ctx->error, m, b, optim));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
-    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(ctx, m, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_scratch(ctx, m, b));
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     c.tile = seqpar__llama_whole(b, c.fold);
     if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
@@ -3296,8 +3296,8 @@ typedef struct seqpar__llama_sampler {
 } seqpar__llama_sampler;
 
 /* How many tokens may follow a prompt. */
-static int64_t seqpar__llama_sample_room(const seqpar_llama_sample_desc *d,
-                                         const seqpar_llama_prompt *p) {
+static int64_t seqpar__llama_sample_scratch(const seqpar_llama_sample_desc *d,
+                                            const seqpar_llama_prompt *p) {
     return d->max_tokens ? SEQPAR__LLAMA_MIN(d->max_new_tokens, d->max_tokens - p->tokens)
                          : d->max_new_tokens;
 }
@@ -3356,16 +3356,16 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
                            "prompt %lld has %lld tokens%s; give at least one, the "
                            "beginning-of-text id for text out of nothing",
                            (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
-    if (seqpar__llama_sample_room(d, p) <= 0)
+    if (seqpar__llama_sample_scratch(d, p) <= 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, "
                            "one token must have room",
                            (long long)n, (long long)p->tokens, (long long)d->max_tokens);
-    if (p->tokens > INT32_MAX - seqpar__llama_sample_room(d, p))
+    if (p->tokens > INT32_MAX - seqpar__llama_sample_scratch(d, p))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "prompt %lld has %lld tokens and %lld may follow; positions end at %d",
-            (long long)n, (long long)p->tokens, (long long)seqpar__llama_sample_room(d, p),
+            (long long)n, (long long)p->tokens, (long long)seqpar__llama_sample_scratch(d, p),
             INT32_MAX);
     for (int64_t i = 0; i < p->tokens; i++)
         if (p->ids[i] < 0 || p->ids[i] >= c->vocab)
@@ -3601,8 +3601,10 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     for (int64_t i = 0; i < s->slots && s->next < s->count; i++) {
         const seqpar_llama_prompt *p = &s->prompts[s->next];
         if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
-        s->texts[s->next].ids = SEQPAR__LLAMA_NEW(int32_t, seqpar__llama_sample_room(s->d, p));
-        s->texts[s->next].logp = SEQPAR__LLAMA_NEW(double, seqpar__llama_sample_room(s->d, p));
+        s->texts[s->next].ids = SEQPAR__LLAMA_NEW(int32_t,
+                                                  seqpar__llama_sample_scratch(s->d, p));
+        s->texts[s->next].logp = SEQPAR__LLAMA_NEW(double,
+                                                   seqpar__llama_sample_scratch(s->d, p));
         if (!s->texts[s->next].ids || !s->texts[s->next].logp)
             return seqpar__llama_no_memory(s->ctx->error, "a text");
         rows += p->tokens;
@@ -3719,7 +3721,7 @@ static seqpar_status seqpar__llama_sample_step(seqpar__llama_sampler *s) {
         text->stopped = seqpar__llama_sample_stops(s->d, s->chosen[i]);
         slot->fed += slot->rows;
         if (text->stopped ||
-            text->count == seqpar__llama_sample_room(s->d, &s->prompts[slot->prompt]))
+            text->count == seqpar__llama_sample_scratch(s->d, &s->prompts[slot->prompt]))
             slot->prompt = -1;
     }
     return SEQPAR_OK;
@@ -3735,7 +3737,7 @@ static void seqpar__llama_sampler_sizes(seqpar__llama_sampler *s) {
         /* the last is never fed */
         s->capacity = SEQPAR__LLAMA_MAX(
             s->capacity,
-            s->prompts[i].tokens + seqpar__llama_sample_room(s->d, &s->prompts[i]) - 1);
+            s->prompts[i].tokens + seqpar__llama_sample_scratch(s->d, &s->prompts[i]) - 1);
     }
     s->rows_max = SEQPAR__LLAMA_MAX(
         longest + s->slots, SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_ROWS, longest * s->slots));
@@ -3795,7 +3797,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
                                         rows * seqpar_dtype_bytes(s->ctx->device->accumulator),
                                         SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(s->ctx, &s->b, rows));
-    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_room(s->ctx, s->m, &s->b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapted_scratch(s->ctx, s->m, &s->b));
     SEQPAR__LLAMA_TRY(seqpar__llama_experts_new(s->ctx, &s->b, rows, 1));
     return seqpar__llama_layer_call_open(&c, 0);
 }

@@ -130,7 +130,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     problem *p = (problem *)user;
     seqpar_device *device = seqpar_device_cpu(1);
     seqpar_ctx ctx;
-    if (p->own) seqpar_device_own_kernel(device, &my_kernel); /* this is all */
+    if (p->own) seqpar_device_user_kernel(device, &my_kernel); /* this is all */
     seqpar_status status = seqpar_ctx_open(&ctx, world, device, p->ranks);
     if (!status) status = attend(&ctx, p);
     seqpar_ctx_close(&ctx);

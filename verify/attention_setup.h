@@ -236,7 +236,7 @@ static seqpar_status rank_main(seqpar_comm *world, void *user) {
     setup *s = user;
     seqpar_device *device = test_device(s->reference, s->threads);
     seqpar_ctx ctx;
-    if (s->own) seqpar_device_own_kernel(device, s->own);
+    if (s->own) seqpar_device_user_kernel(device, s->own);
     seqpar_comm *wrapped = s->inject ? seqpar_comm_inject(world, s->inject) : world;
     seqpar_status status = seqpar_ctx_open(&ctx, wrapped, device, s->ranks);
     if (!status) status = rank_attention(&ctx, s);

@@ -41,7 +41,7 @@ function counted(what, begin, end) { # a loop whose head is text[begin .. end]: 
 END {
     sub(/.*\//, "", file)
     table = file; gsub(/[^a-z]/, "_", table)
-    entry = "for (unsigned seqpar__turns = 0, seqpar__entry = 1; seqpar__entry; seqpar__entry = 0) "
+    entry = "for (unsigned seqpar__stages = 0, seqpar__entry = 1; seqpar__entry; seqpar__entry = 0) "
     line = from = 1; seen = 0
     for (i = 1; i <= length(text); i++) {
         while ((j = behind(i)) != i) i = j
@@ -75,7 +75,7 @@ END {
     print "    for (int i = 1; to && i <= " count "; i++)"
     print "        if (seqpar__loops_" table "[0][i]) fprintf(to, \"" file "\\t%d\\t%d\\n\", i, 1 + seqpar__loops_" table "[1][i]);"
     print "    if (to) fclose(to);\n}"
-    print "#define SEQPAR__TURN_" table "(n, test) ((test) && (seqpar__loops_" table "[++seqpar__turns > 1][n] = 1))"
+    print "#define SEQPAR__TURN_" table "(n, test) ((test) && (seqpar__loops_" table "[++seqpar__stages > 1][n] = 1))"
     print "#define SEQPAR__AGAIN_" table "(n, test) ((seqpar__loops_" table "[0][n] = 1) && (test) && (seqpar__loops_" table "[1][n] = 1))"
     print "#endif"
     print "#line 1 \"" file "\""

@@ -462,7 +462,7 @@ typedef struct part_call {
 } part_call;
 
 static seqpar_status keep(void *call) {
-    static double values[4 * SEQPAR_PACK_GROUP];
+    static double values[4 * SEQPAR_QUANTIZE_GROUP];
     part_call *c = call;
     if (c->write) return seqpar_optim_write(&ctx, &step_optim, values, &c->part);
     if (c->own) return seqpar_optim_read_own(&ctx, &step_optim, values, &c->part);

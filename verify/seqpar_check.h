@@ -145,7 +145,7 @@ static seqpar_status seqpar__paper_send(seqpar__paper *paper, seqpar__paper_rank
     if (to < 0 || to >= paper->size || to == r->rank)
         return seqpar__plan_fail(paper, r, "sends to rank %lld of %lld", (long long)to,
                                  (long long)paper->size);
-    note = (seqpar__note *)seqpar__list_alloc(&paper->notes, (int64_t)sizeof *note);
+    note = (seqpar__note *)seqpar__list_calloc(&paper->notes, (int64_t)sizeof *note);
     if (!note) return seqpar__no_memory(paper->error, "a plan on paper");
     note->op = op->op;
     note->source = source;
@@ -528,12 +528,12 @@ static seqpar_status seqpar__paper_open(seqpar__paper *paper, const seqpar_plan 
     int64_t size = plans[0].sp_size, own;
     paper->size = size;
     paper->positions = plans[0].ring_size;
-    paper->ranks = (seqpar__paper_rank *)seqpar__list_alloc(
+    paper->ranks = (seqpar__paper_rank *)seqpar__list_calloc(
         &paper->notes, size * (int64_t)sizeof *paper->ranks);
-    paper->first = (seqpar__note **)seqpar__list_alloc(
+    paper->first = (seqpar__note **)seqpar__list_calloc(
         &paper->notes, 2 * size * size * (int64_t)sizeof *paper->first);
-    paper->needed = (uint8_t *)seqpar__list_alloc(&paper->notes,
-                                                  paper->positions * paper->positions);
+    paper->needed = (uint8_t *)seqpar__list_calloc(&paper->notes,
+                                                   paper->positions * paper->positions);
     if (!paper->ranks || !paper->first || !paper->needed)
         return seqpar__no_memory(paper->error, "a plan on paper");
     paper->last = paper->first + size * size;
@@ -547,8 +547,8 @@ static seqpar_status seqpar__paper_open(seqpar__paper *paper, const seqpar_plan 
             plans[r].slots > 3)
             return seqpar__plan_fail(paper, p, "the plan is that of rank %lld of %lld",
                                      (long long)plans[r].sp_rank, (long long)plans[r].sp_size);
-        p->flying = (int64_t *)seqpar__list_alloc(&paper->notes, plans[r].requests * 8);
-        p->computed = (uint8_t *)seqpar__list_alloc(&paper->notes, 3 * cells);
+        p->flying = (int64_t *)seqpar__list_calloc(&paper->notes, plans[r].requests * 8);
+        p->computed = (uint8_t *)seqpar__list_calloc(&paper->notes, 3 * cells);
         if (!p->flying || !p->computed)
             return seqpar__no_memory(paper->error, "a plan on paper");
         p->returned = p->computed + cells;
@@ -741,10 +741,10 @@ static seqpar_status seqpar__outbox_open(seqpar__outbox *c, seqpar_attn *attn) {
     c->attn = attn;
     c->count = total;
     c->pieces = attn->order;
-    c->tree = (seqpar__outbox_node *)seqpar__list_alloc(&attn->lists,
-                                                        2 * total * (int64_t)sizeof *c->tree);
-    c->first = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
-    c->last = (int32_t *)seqpar__list_alloc(&attn->lists, total * 4);
+    c->tree = (seqpar__outbox_node *)seqpar__list_calloc(&attn->lists,
+                                                         2 * total * (int64_t)sizeof *c->tree);
+    c->first = (int32_t *)seqpar__list_calloc(&attn->lists, total * 4);
+    c->last = (int32_t *)seqpar__list_calloc(&attn->lists, total * 4);
     if (!c->tree || !c->first || !c->last) return SEQPAR_ERR_MEMORY;
     return SEQPAR_OK;
 }
@@ -769,7 +769,7 @@ static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
     int64_t statistic = seqpar_dtype_bytes(ctx->device->accumulator);
     int64_t begin;
     int64_t own = attn->parts[plan->member].tokens;
-    seqpar__attn_run_state r;
+    seqpar__attn_exec r;
     memset(&r, 0, sizeof r);
     r.attn = (seqpar_attn *)attn;
     r.plan = plan;

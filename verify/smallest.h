@@ -18,7 +18,7 @@
    SEQPAR_MPI_GRACE                                      seconds
 
    Grids and formats, which are promised:
-   SEQPAR_PARAM_BLOCK|SEQPAR_PACK_GROUP|SEQPAR_NF4_(GROUP|STEP)|SEQPAR__(CELL|ROW)_BITS|SEQPAR__MAX_ROWS  what bits and checkpoints hang on
+   SEQPAR_PARAM_BLOCK|SEQPAR_QUANTIZE_GROUP|SEQPAR_NF4_(GROUP|STEP)|SEQPAR__(CELL|ROW)_BITS|SEQPAR__MAX_ROWS  what bits and checkpoints hang on
    SEQPAR_NCCL__MAGIC|SEQPAR_MPI__(COMMS|ROUND)            between processes; a tag has 15 bits in MPI
    DEMO_SCORED                                             what a score is measured on
    DEMO_(BOS|EOS|PAD|VOCAB|DIGEST_EMPTY|MT_WORDS|RUN_ID|SECTIONS|TOKENS_ALIGNED)  of files, or of a generator
@@ -63,14 +63,14 @@
 #define SEQPAR__FREE_TILE    3  /* 128 */
 
 /* jobs of a host device */
-#define SEQPAR__FOLD_COLUMNS     64                /* 4096 */
-#define SEQPAR__REF_WEIGHTS      32                /* 1024 */
-#define SEQPAR__TABLE_ROWS       2                 /* 32 */
-#define SEQPAR__GAIN_COLUMNS     8                 /* 256 */
-#define SEQPAR__CPU_GAIN_COLUMNS 8                 /* 64 */
-#define SEQPAR__ROW_RUN          3                 /* 32 */
-#define SEQPAR__ADD_RUN          64                /* 65536 */
-#define SEQPAR__PACK_JOB         SEQPAR_PACK_GROUP /* (16 * SEQPAR_PACK_GROUP) */
+#define SEQPAR__FOLD_COLUMNS     64                    /* 4096 */
+#define SEQPAR__REF_WEIGHTS      32                    /* 1024 */
+#define SEQPAR__TABLE_ROWS       2                     /* 32 */
+#define SEQPAR__GAIN_COLUMNS     8                     /* 256 */
+#define SEQPAR__CPU_GAIN_COLUMNS 8                     /* 64 */
+#define SEQPAR__ROW_RUN          3                     /* 32 */
+#define SEQPAR__ADD_RUN          64                    /* 65536 */
+#define SEQPAR__QUANTIZE_JOB     SEQPAR_QUANTIZE_GROUP /* (16 * SEQPAR_QUANTIZE_GROUP) */
 
 /* products */
 #define SEQPAR__KC            8          /* 512 */
@@ -83,7 +83,7 @@
 #define SEQPAR__WB_OUT        12         /* 192 */
 #define SEQPAR__WB_LEAST      4          /* 48 */
 #define SEQPAR__WB_IN         SEQPAR__NR /* 256 */
-#define SEQPAR__OWN_ROWS      1          /* (1 << 20) */
+#define SEQPAR__USER_ROWS     1          /* (1 << 20) */
 
 /* attention and the vocabulary, whose sums these cut */
 #define SEQPAR__QT          SEQPAR__NR /* 32 */

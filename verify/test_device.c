@@ -166,7 +166,7 @@ static void run(bench *b, seqpar_device *device, const pass *p) {
 }
 
 /* The rows of a field without what lies between them. */
-static double *packed(const field *f, const double *from) {
+static double *dense_copy(const field *f, const double *from) {
     double *to = malloc((size_t)(f->rows * f->width + 1) * sizeof *to);
     int64_t r;
     for (r = 0; r < f->rows; r++)
@@ -175,7 +175,7 @@ static double *packed(const field *f, const double *from) {
 }
 
 static double field_distance(const field *f, const double *got, const double *want) {
-    double *a = packed(f, got), *b = packed(f, want), d;
+    double *a = dense_copy(f, got), *b = dense_copy(f, want), d;
     int64_t i;
     /* near 0 it is the difference of numbers of size 1 */
     for (i = 0; !strcmp(f->name, "entropy") && i < f->rows * f->width; i++) {
@@ -191,7 +191,7 @@ static double field_distance(const field *f, const double *got, const double *wa
 /* The last run's field against what it should be, packed. */
 static void expect_values(const bench *b, int number, const double *want) {
     const field *f = &b->field[number];
-    double *got = packed(f, f->after);
+    double *got = dense_copy(f, f->after);
     note(&worst.formula, test_distance(got, want, f->rows * f->width), limit.formula, "value",
          f->name);
     free(got);
@@ -316,7 +316,7 @@ static void expect_derivative(bench *b, const chain *c, int in, int gradient, in
         for (i = 0; i < x->width; i++)
             want[r * x->width + i] = slope(b, c, &x->value[r * x->stride + i]);
     run(b, reference, &c->backward);
-    got = packed(g, g->after);
+    got = dense_copy(g, g->after);
     for (r = 0; added && r < g->rows; r++)
         for (i = 0; i < g->width; i++) got[r * g->width + i] -= g->value[r * g->stride + i];
     note(&worst.derivative, test_distance(got, want, x->rows * x->width), limit.derivative,
@@ -407,7 +407,7 @@ static const pass weight_grad_pass = {call_weight_grad, 1 << DWEIGHT | 1 << STOR
 static double *plain_product(const bench *b, int transposed) {
     const field *f = b->field, *y = &f[transposed ? DINPUT : Y],
                 *x = &f[transposed ? DY : INPUT], *w = &f[WEIGHT];
-    double *want = packed(y, y->value);
+    double *want = dense_copy(y, y->value);
     int64_t r, o, i;
     for (r = 0; r < y->rows; r++)
         for (o = 0; o < y->width; o++) {
@@ -561,14 +561,14 @@ static void naive_sgemm(int order, int trans_a, int trans_b, int m, int n, int k
 static void expect_own_product(seqpar_sgemm sgemm, const char *what) {
     seqpar_device *device = seqpar_device_cpu(1);
     bench b = matmul_bench(37, 29, 53);
-    seqpar_device_own_product(device, sgemm);
+    seqpar_device_user_product(device, sgemm);
     for (b.mode = 0; b.mode < 4; b.mode++) {
         int transposed = b.mode & TRANSPOSED;
         double *want = plain_product(&b, transposed), d;
         const field *f = &b.field[transposed ? DINPUT : Y];
         double *got;
         run(&b, device, transposed ? &matmul_back_pass : &matmul_pass);
-        got = packed(f, f->after);
+        got = dense_copy(f, f->after);
         d = test_distance(got, want, f->rows * f->width);
         test_expect(d <= 1e-6, "%s, mode %d: %.2e off", what, b.mode, d);
         free(got);
@@ -671,7 +671,7 @@ __attribute__((unused)) static void test_own_product(void) {
     else
         test_skip("own_product_openblas", "libopenblas.so.0 is not installed");
     wide->error = &error;
-    seqpar_device_own_product(wide, naive_sgemm);
+    seqpar_device_user_product(wide, naive_sgemm);
     test_expect(call_matmul(wide, &b) == SEQPAR_ERR_KERNEL && strstr(error.text, "reference"),
                 "fp64: %s", error.text);
     bench_free(&b);
@@ -737,7 +737,7 @@ static const pass embedding_grad_pass = {
 
 static void check_embedding(void) {
     bench b = embedding_bench(37, 71, 13);
-    double *want = packed(&b.field[0], b.field[0].value);
+    double *want = dense_copy(&b.field[0], b.field[0].value);
     int64_t r;
     for (r = 0; r < 37; r++)
         memcpy(want + r * 13, b.field[TABLE].value + b.ids[r] * b.field[TABLE].stride,
@@ -813,7 +813,7 @@ static const pass rmsnorm_grad_pass = {
 static double *slow_norm_of(const bench *b) {
     const field *x = &b->field[NORM_X];
     int64_t n = x->rows * x->width;
-    double *dense = packed(x, x->value);
+    double *dense = dense_copy(x, x->value);
     slow_complex *z = slow_promote(n, dense),
                  *gain = slow_promote(x->width, b->field[GAIN].value);
     slow_rmsnorm(x->rows, x->width, 1e-3, z, gain, z);
@@ -894,7 +894,7 @@ static const pass rope_pass = {call_rope, 1, 0},
 
 static double *slow_rotated(const bench *b) {
     const field *x = &b->field[0];
-    double *dense = packed(x, x->value);
+    double *dense = dense_copy(x, x->value);
     slow_complex *z = slow_promote(x->rows * x->width, dense);
     slow_config config = {.head_dim = b->size[2], .rope_theta = 10000};
     int64_t r, h;
@@ -909,7 +909,7 @@ static double *slow_rotated(const bench *b) {
 static void check_rope_size(int64_t rows, int64_t heads, int64_t head_dim, int derivative) {
     bench b = rope_bench(rows, heads, head_dim);
     chain c = {rope_pass, rope_back_pass, 0, ROPE_SEED, NULL};
-    double *want = slow_rotated(&b), *start = packed(&b.field[0], b.field[0].value);
+    double *want = slow_rotated(&b), *start = dense_copy(&b.field[0], b.field[0].value);
     expect_fast(&b, &rope_pass);
     expect_values(&b, 0, want);
     expect_fast(&b, &rope_there_and_back_pass);
@@ -960,8 +960,8 @@ static const pass swiglu_pass = {call_swiglu, 1, 0},
 static void check_swiglu_size(int64_t rows, int64_t width, int derivative) {
     bench b = swiglu_bench(rows, width);
     chain c = {swiglu_pass, swiglu_grad_pass, 0, SWIGLU_SEED, NULL};
-    double *want = packed(&b.field[GATE], b.field[GATE].value);
-    double *up = packed(&b.field[UP], b.field[UP].value);
+    double *want = dense_copy(&b.field[GATE], b.field[GATE].value);
+    double *up = dense_copy(&b.field[UP], b.field[UP].value);
     int64_t i;
     for (i = 0; i < rows * width; i++) want[i] = creal(slow_silu(want[i])) * up[i];
     expect_fast(&b, &swiglu_pass);
@@ -1125,7 +1125,7 @@ static double route_loss(const bench *b) {
 /* By counting how many come before each expert; ids are those of the last run. */
 static void expect_route(const bench *b) {
     int64_t experts = b->size[1], chosen = b->size[2];
-    double *p = packed(&b->field[ROUTE_LOGITS], b->field[ROUTE_LOGITS].value);
+    double *p = dense_copy(&b->field[ROUTE_LOGITS], b->field[ROUTE_LOGITS].value);
     double *w = calloc((size_t)(b->size[0] * chosen), sizeof *w);
     for (int64_t t = 0; t < b->size[0]; t++) {
         double *x = p + t * experts, sum = 0, kept = 0;
@@ -1212,7 +1212,7 @@ static const pass mix_pass = {call_mix, 1, 0};
 
 static void expect_mix(const bench *b) {
     int in_place = b->mode & MIX_IN_PLACE;
-    double *want = packed(&b->field[0], b->field[0].value);
+    double *want = dense_copy(&b->field[0], b->field[0].value);
     for (int64_t t = 0; t < MIX_ROWS; t++)
         for (int64_t i = 0; i < MIX_WIDTH; i++) {
             double sum = b->mode & MIX_ACCUMULATE ? want[t * MIX_WIDTH + i] : 0;
@@ -1272,7 +1272,7 @@ static const pass drop_pass = {call_drop, 1, 0};
 
 static void expect_drop(const bench *b) {
     const field *x = &b->field[b->mode & DROP_IN_PLACE ? 0 : 1];
-    double *want = packed(&b->field[0], b->field[0].value);
+    double *want = dense_copy(&b->field[0], b->field[0].value);
     seqpar_dropout from = {drop_rate(b), 77, ~UINT64_C(5)};
     int64_t dropped = 0;
     for (int64_t t = 0; t < DROP_ROWS; t++)
@@ -1824,8 +1824,8 @@ static double returned(const double *value, int64_t count, int is_v, int64_t t, 
 }
 
 static double *plain_return(const bench *b, int is_v) {
-    double *want = packed(&b->field[is_v ? RETURN_DV : RETURN_DK],
-                          b->field[is_v ? RETURN_DV : RETURN_DK].value);
+    double *want = dense_copy(&b->field[is_v ? RETURN_DV : RETURN_DK],
+                              b->field[is_v ? RETURN_DV : RETURN_DK].value);
     int64_t piece, t, h, i, n;
     for (piece = 0; piece < 2; piece++)
         for (t = 0; t < return_count[piece]; t++)
@@ -1941,7 +1941,7 @@ static double head_loss(const bench *b) {
 static void check_head_values(bench *b) {
     int64_t rows = b->size[0], vocab = b->size[1], t;
     double *want = malloc((size_t)(4 * rows) * sizeof *want);
-    double *logits = packed(&b->field[LOGITS], b->field[LOGITS].value);
+    double *logits = dense_copy(&b->field[LOGITS], b->field[LOGITS].value);
     slow_complex *z = slow_promote(rows * vocab, logits);
     for (t = 0; t < rows; t++) {
         slow_token y = slow_token_of(vocab, z + t * vocab, b->ids[t]);
@@ -2384,7 +2384,7 @@ static void check_choose(void) {
     for (int i = 0; i < 2; i++) expect_choose_nan(i ? fast : reference);
 }
 
-/* ---- unpack: matrices in four bits ---- */
+/* ---- nf4_rows: matrices in four bits ---- */
 
 enum { NF4_OUT };
 static bench nf4_bench(int64_t rows, int64_t cols, int64_t row, int64_t col, int64_t width) {
@@ -2400,15 +2400,15 @@ static int64_t nf4_elements;
 static seqpar_status call_unpack(seqpar_device *device, const bench *b) {
     int64_t size = seqpar_nf4_bytes(nf4_elements);
     void *there = device->alloc(device, size);
-    seqpar_unpack_args a = {.out = mat(&b->field[NF4_OUT]),
-                            .rows = b->size[0],
-                            .cols = b->size[1],
-                            .row = b->size[2],
-                            .col = b->size[3],
-                            .width = b->size[4],
-                            .from = seqpar_nf4_at(there, nf4_elements)};
+    seqpar_nf4_rows_args a = {.out = mat(&b->field[NF4_OUT]),
+                              .rows = b->size[0],
+                              .cols = b->size[1],
+                              .row = b->size[2],
+                              .col = b->size[3],
+                              .width = b->size[4],
+                              .from = seqpar_nf4_at(there, nf4_elements)};
     device->copy(device, there, nf4_device_bytes, size, device->queue);
-    seqpar_status status = device->unpack(device, &a, device->queue);
+    seqpar_status status = device->nf4_rows(device, &a, device->queue);
     if (!status) status = seqpar_device_settle(device, device->queue);
     device->free(device, there);
     return status;
@@ -2422,12 +2422,12 @@ static double *unpack_whole(const float *x) {
     double *whole = calloc((size_t)nf4_elements, sizeof *whole);
     int64_t bytes = nf4_elements * seqpar_dtype_bytes(reference->storage);
     void *out = reference->alloc(reference, bytes);
-    const seqpar_unpack_args a = {.out = {out, nf4_elements},
-                                  .rows = 1,
-                                  .cols = nf4_elements,
-                                  .width = nf4_elements,
-                                  .from = seqpar_nf4_at(nf4_device_bytes, nf4_elements)};
-    test_expect(!reference->unpack(reference, &a, NULL), "the reference fails");
+    const seqpar_nf4_rows_args a = {.out = {out, nf4_elements},
+                                    .rows = 1,
+                                    .cols = nf4_elements,
+                                    .width = nf4_elements,
+                                    .from = seqpar_nf4_at(nf4_device_bytes, nf4_elements)};
+    test_expect(!reference->nf4_rows(reference, &a, NULL), "the reference fails");
     seqpar_device_read(reference, whole, out, 0, nf4_elements, reference->storage);
     reference->free(reference, out);
     for (int64_t begin = 0; begin < nf4_elements; begin += 64) {
@@ -2461,7 +2461,8 @@ static void check_unpack_size(int64_t rows, int64_t cols, int kind) {
     nf4_elements = rows * cols;
     nf4_device_bytes = malloc((size_t)seqpar_nf4_bytes(nf4_elements));
     for (int64_t n = 0; n < nf4_elements; n++) x[n] = nf4_value((uint32_t)n, (uint32_t)kind);
-    test_expect(!seqpar_nf4_pack(&error, nf4_device_bytes, x, nf4_elements), "%s", error.text);
+    test_expect(!seqpar_nf4_quantize(&error, nf4_device_bytes, x, nf4_elements), "%s",
+                error.text);
     double *whole = unpack_whole(x);
     int64_t half = nf4_elements / 2;
     check_unpack_part(whole, 0, rows, 0, cols, cols);
@@ -2527,10 +2528,10 @@ static bench update_bench(int64_t count, int64_t t) {
 
 static void check_update(int64_t count, int64_t t, int sgd) {
     bench b = update_bench(count, t);
-    double *p = packed(&b.field[0], b.field[0].value);
-    double *m = packed(&b.field[1], b.field[1].value);
-    double *v = packed(&b.field[2], b.field[2].value);
-    double *g = packed(&b.field[3], b.field[3].value);
+    double *p = dense_copy(&b.field[0], b.field[0].value);
+    double *m = dense_copy(&b.field[1], b.field[1].value);
+    double *v = dense_copy(&b.field[2], b.field[2].value);
+    double *g = dense_copy(&b.field[3], b.field[3].value);
     int64_t i;
     for (i = 0; i < count; i++) g[i] *= 0.375;
     if (sgd)
@@ -2559,7 +2560,7 @@ static void check_masters(seqpar_device *device, int64_t t, int sgd) {
     int64_t i;
     b.mode = 1;
     round_fields(&b);
-    p = packed(&f[t == 1 ? WORKING : PARAMETER], f[t == 1 ? WORKING : PARAMETER].value);
+    p = dense_copy(&f[t == 1 ? WORKING : PARAMETER], f[t == 1 ? WORKING : PARAMETER].value);
     for (i = 0; i < 1031; i++) {
         m[i] = f[MOMENT].value[i];
         v[i] = f[VARIANCE].value[i];
@@ -2604,7 +2605,7 @@ static void check_sgd(void) {
 
 /* ---- numbers in fewer bits ---- */
 
-enum { PACKED = 3 * SEQPAR_PACK_GROUP + 77 };
+enum { PACKED = 3 * SEQPAR_QUANTIZE_GROUP + 77 };
 
 /* On a device: x (PACKED) to bytes and back, and to bytes again. */
 typedef struct packing {
@@ -2616,15 +2617,15 @@ static void pack_there_and_back(seqpar_device *device, packing *p, int form) {
     int acc = device->accumulator;
     void *x = device->alloc(device, PACKED * 8), *bytes = device->alloc(device, PACKED);
     void *scales = device->alloc(device, 4 * 8);
-    seqpar_pack_args a = {
-        .form = form, .x = x, .packed = bytes, .scales = scales, .count = PACKED};
+    seqpar_quantize_args a = {
+        .form = form, .x = x, .codes = bytes, .scales = scales, .count = PACKED};
     seqpar_device_write(device, x, 0, p->x, PACKED, acc);
     for (int again = 0; again < 2; again++) {
-        a.unpack = 0;
-        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        a.back = 0;
+        test_expect(!device->quantize(device, &a, device->queue), "%s refuses", device->name);
         device->copy(device, p->bytes[again], bytes, PACKED, NULL);
-        a.unpack = 1;
-        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        a.back = 1;
+        test_expect(!device->quantize(device, &a, device->queue), "%s refuses", device->name);
     }
     seqpar_device_read(device, p->back, x, 0, PACKED, acc);
     seqpar_device_read(device, p->scales, scales, 0, 4, acc);
@@ -2635,20 +2636,20 @@ static void pack_there_and_back(seqpar_device *device, packing *p, int form) {
 
 static void check_packing(seqpar_device *device, int form) {
     static packing p, fp32;
-    int positive = form == SEQPAR_PACK_POSITIVE;
+    int positive = form == SEQPAR_QUANTIZE_POSITIVE;
     for (int i = 0; i < PACKED; i++) { /* a group of zeros, tiny ones, and some of each */
         double spread = i % 5 ? exp(-0.012 * (double)test_integer(0, 1000)) : 0;
-        p.x[i] = (float)(i / SEQPAR_PACK_GROUP == 1 ? 0 : test_normal() * spread);
-        if (i / SEQPAR_PACK_GROUP == 2) p.x[i] *= 1e-39;
+        p.x[i] = (float)(i / SEQPAR_QUANTIZE_GROUP == 1 ? 0 : test_normal() * spread);
+        if (i / SEQPAR_QUANTIZE_GROUP == 2) p.x[i] *= 1e-39;
         if (positive) p.x[i] = fabs(p.x[i]);
         p.x[i] = stored_as(p.x[i], SEQPAR_DTYPE_F32);
     }
     pack_there_and_back(device, &p, form);
     for (int i = 0; i < PACKED; i++) {
         double top = 0, y;
-        int group = i / SEQPAR_PACK_GROUP;
-        for (int k = group * SEQPAR_PACK_GROUP; k < PACKED && k / SEQPAR_PACK_GROUP == group;
-             k++)
+        int group = i / SEQPAR_QUANTIZE_GROUP;
+        for (int k = group * SEQPAR_QUANTIZE_GROUP;
+             k < PACKED && k / SEQPAR_QUANTIZE_GROUP == group; k++)
             top = fmax(top, fabs(p.x[k]));
         y = top > 0 ? fabs(p.x[i]) / top : 0;
         double code = positive ? 255 * sqrt(sqrt(y)) : 127 * sqrt(y) * (p.x[i] < 0 ? -1 : 1);
@@ -2680,20 +2681,20 @@ static void check_chance(seqpar_device *device) {
     double x[N], got[N], mean[N] = {0};
     int type = device->storage, half = type == SEQPAR_DTYPE_BF16;
     void *wide = device->alloc(device, N * 8), *narrow = device->alloc(device, N * 8);
-    seqpar_pack_args a = {.form = SEQPAR_PACK_CHANCE,
-                          .x = wide,
-                          .packed = narrow,
-                          .count = N,
-                          .first = FIRST,
-                          .seed = 7};
+    seqpar_quantize_args a = {.form = SEQPAR_QUANTIZE_CHANCE,
+                              .x = wide,
+                              .codes = narrow,
+                              .count = N,
+                              .first = FIRST,
+                              .seed = 7};
     for (int i = 0; i < N; i++) x[i] = (float)(i % 8 ? test_normal() * 100 : i - 20);
     for (int draw = 0; draw < DRAWS; draw++) {
         a.stream = (uint64_t)draw;
-        a.unpack = 0;
+        a.back = 0;
         seqpar_device_write(device, wide, 0, x, N, device->accumulator);
-        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
-        a.unpack = 1;
-        test_expect(!device->pack(device, &a, device->queue), "%s refuses", device->name);
+        test_expect(!device->quantize(device, &a, device->queue), "%s refuses", device->name);
+        a.back = 1;
+        test_expect(!device->quantize(device, &a, device->queue), "%s refuses", device->name);
         seqpar_device_read(device, got, wide, 0, N, device->accumulator);
         for (int i = 0; i < N; i++) {
             uint32_t r[4], bits;
@@ -2719,18 +2720,18 @@ static void check_chance(seqpar_device *device) {
 static void check_packed_nan(seqpar_device *device, double odd) {
     static packing p;
     for (int i = 0; i < PACKED; i++) p.x[i] = i % 7 - 3;
-    p.x[SEQPAR_PACK_GROUP + 5] = odd;
-    pack_there_and_back(device, &p, SEQPAR_PACK_SIGNED);
+    p.x[SEQPAR_QUANTIZE_GROUP + 5] = odd;
+    pack_there_and_back(device, &p, SEQPAR_QUANTIZE_SIGNED);
     for (int i = 0; i < PACKED; i++)
-        test_expect((p.back[i] != p.back[i]) == (i / SEQPAR_PACK_GROUP == 1),
+        test_expect((p.back[i] != p.back[i]) == (i / SEQPAR_QUANTIZE_GROUP == 1),
                     "%s: beside %g number %d becomes %g", device->name, odd, i, p.back[i]);
 }
 
 static void check_pack(void) {
     seqpar_device *const devices[] = {reference, fast, fast_threads, bf16_reference, bf16};
     for (int i = 0; i < 5; i++) {
-        check_packing(devices[i], SEQPAR_PACK_SIGNED);
-        check_packing(devices[i], SEQPAR_PACK_POSITIVE);
+        check_packing(devices[i], SEQPAR_QUANTIZE_SIGNED);
+        check_packing(devices[i], SEQPAR_QUANTIZE_POSITIVE);
         check_chance(devices[i]);
         check_packed_nan(devices[i], NAN);
         check_packed_nan(devices[i], INFINITY);

@@ -249,11 +249,11 @@ static void test_devices(void) {
                               backward = {SEQPAR_DTYPE_F32, NULL, no_block_back, NULL};
     seqpar_ctx other;
     seqpar_buffer buffer;
-    ABORTS("device", seqpar_device_own_kernel(NULL, &forward));
-    ABORTS("kernel", seqpar_device_own_kernel(device, NULL));
-    ABORTS("kernel->forward", seqpar_device_own_kernel(device, &backward));
-    ABORTS("kernel->backward", seqpar_device_own_kernel(device, &forward));
-    ABORTS("device", seqpar_device_own_product(NULL, NULL));
+    ABORTS("device", seqpar_device_user_kernel(NULL, &forward));
+    ABORTS("kernel", seqpar_device_user_kernel(device, NULL));
+    ABORTS("kernel->forward", seqpar_device_user_kernel(device, &backward));
+    ABORTS("kernel->backward", seqpar_device_user_kernel(device, &forward));
+    ABORTS("device", seqpar_device_user_product(NULL, NULL));
     ABORTS("device", seqpar_device_read(NULL, doubles[0], floats[0], 0, 3, SEQPAR_DTYPE_F32));
     ABORTS("to", seqpar_device_read(device, NULL, floats[0], 0, 3, SEQPAR_DTYPE_F32));
     ABORTS("from", seqpar_device_read(device, doubles[0], NULL, 0, 3, SEQPAR_DTYPE_F32));
@@ -398,8 +398,8 @@ static void test_losses(void) {
     seqpar_segments segments = {.width = 1};
     const int64_t leaf = 0;
     ABORTS("bytes", seqpar_nf4_at(NULL, 1));
-    REFUSED("bytes", seqpar_nf4_pack(&error, NULL, floats[0], 1));
-    REFUSED("values", seqpar_nf4_pack(&error, floats[1], NULL, 1));
+    REFUSED("bytes", seqpar_nf4_quantize(&error, NULL, floats[0], 1));
+    REFUSED("values", seqpar_nf4_quantize(&error, floats[1], NULL, 1));
     REFUSED("seeds", seqpar_sft_seeds(&error, NULL, targets, weights, TOKENS, &desc));
     REFUSED("targets", seqpar_sft_seeds(&error, &seeds, NULL, weights, TOKENS, &desc));
     REFUSED("desc", seqpar_sft_seeds(&error, &seeds, targets, weights, TOKENS, NULL));

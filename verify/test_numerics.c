@@ -1181,9 +1181,9 @@ static uint32_t crc_of(const void *bytes, int64_t count) {
 static uint32_t unpacked_crc(const void *bytes, int64_t rows, int64_t cols) {
     seqpar_device *device = seqpar_device_cpu(1);
     float *x = calloc((size_t)(rows * cols), sizeof *x);
-    const seqpar_unpack_args a = {
+    const seqpar_nf4_rows_args a = {
         {x, cols}, rows, cols, 0, 0, cols, seqpar_nf4_at(bytes, rows * cols)};
-    test_expect(!device->unpack(device, &a, NULL), "unpack fails");
+    test_expect(!device->nf4_rows(device, &a, NULL), "unpack fails");
     uint32_t crc = crc_of(x, rows * cols * 4);
     seqpar_device_close(device);
     free(x);
@@ -1213,7 +1213,7 @@ static int nf4_alike(const nf4_line *l) {
     seqpar_nf4 m = seqpar_nf4_at(bytes, n);
     uint32_t offset;
     for (int64_t i = 0; i < n; i++) x[i] = nf4_value((uint32_t)i, l->kind);
-    test_expect(!seqpar_nf4_pack(NULL, bytes, x, n), "pack fails");
+    test_expect(!seqpar_nf4_quantize(NULL, bytes, x, n), "pack fails");
     memcpy(&offset, m.offset, 4);
     int alike = offset == l->offset;
     test_expect(crc_of(m.codes, (n + 1) / 2) == l->codes, "%lld x %lld: other codes",

@@ -1426,7 +1426,7 @@ static void check_own_kernel(void) {
     seqpar_block_kernel kernel = {SEQPAR_DTYPE_F64, own_forward, own_backward, &harm};
     attn_call c = good_attn;
     open_rank(seqpar_device_reference());
-    seqpar_device_own_kernel(device, &kernel);
+    seqpar_device_user_kernel(device, &kernel);
     for (harm = GOOD; harm <= BAD_DV; harm++) {
         c.cell = harm == LSE_OF_NOTHING ? 3 : ATTN_TOKENS;
         c.desc.window = harm == LSE_OF_NOTHING ? 2 : 0;
@@ -1465,7 +1465,7 @@ static seqpar_status own_product(void *call) {
     seqpar_matmul_args args = {
         .y = {NULL, c->y}, .x = {NULL, c->x}, .w = {NULL, c->w}, .out = c->out};
     on->error = &error;
-    seqpar_device_own_product(on, no_product);
+    seqpar_device_user_product(on, no_product);
     seqpar_status status = on->matmul(on, &args, NULL);
     seqpar_device_close(on);
     return status;
