@@ -1572,6 +1572,8 @@ enum seqpar_plan_op_code {
 typedef struct seqpar_plan_op {
     int op;
     int32_t request, from, to;
+    int32_t
+        buffer; /* backward: which of two outboxes COMPUTE fills, RETURN sends; inboxes alike */
     int64_t head_begin, head_count; /* among the heads of this member */
     int64_t source, sources;        /* a run of positions */
     int64_t send_to, recv_from;     /* positions */
@@ -5688,13 +5690,20 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
     return o;
 }
 
+/* FOLD of what step s of a ring returns. */
+static void seqpar__plan_fold(seqpar_plan *plan, int64_t s) {
+    seqpar_plan_op *o = seqpar__plan_add(plan, SEQPAR_PLAN_FOLD);
+    o->request = (int32_t)(plan->ring_size + s);
+    o->buffer = (int32_t)(s % 2);
+}
+
 /* Request numbers: shift or gather of step s is s, return of step s is steps + s. */
 static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t stride) {
     int64_t size = plan->ring_size, rank = plan->position, on = plan->next, back = size - on;
     int64_t first = plan->count;
     seqpar_plan_op *o;
     (void)stride;                   /* all kv heads travel together */
-    plan->slots = size > 1 ? 3 : 1; /* the own k, v and two that take turns */
+    plan->slots = size > 1 ? 3 : 1; /* the own k, v, and a double buffer */
     plan->requests = 2 * size;
     for (int64_t s = 0; s < size; s++) {
         int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
@@ -5710,18 +5719,18 @@ static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t strid
         o = seqpar__plan_add(plan, SEQPAR_PLAN_COMPUTE);
         o->from = here;
         o->source = (rank + s * back) % size;
-        if (plan->backward && s > 1)
-            seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(size + s - 1);
+        o->buffer = (int32_t)(s % 2);
+        if (plan->backward && s > 1) seqpar__plan_fold(plan, s - 1);
         if (plan->backward && s > 0) {
             o = seqpar__plan_add(plan, SEQPAR_PLAN_RETURN);
             o->request = (int32_t)(size + s);
+            o->buffer = (int32_t)(s % 2);
             o->send_to = (rank + s * back) % size;
             o->recv_from = (rank + s * on) % size;
         }
         if (s + 1 < size) seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)s;
     }
-    if (plan->backward && size > 1)
-        seqpar__plan_add(plan, SEQPAR_PLAN_FOLD)->request = (int32_t)(2 * size - 1);
+    if (plan->backward && size > 1) seqpar__plan_fold(plan, size - 1);
     for (; first < plan->count; first++) plan->ops[first].head_count = kv_heads;
 }
 
@@ -5730,7 +5739,7 @@ static seqpar_plan_op *seqpar__plan_heads(seqpar_plan *plan, int op, int64_t str
     seqpar_plan_op *o = seqpar__plan_add(plan, op);
     o->head_begin = stride_index * heads;
     o->head_count = heads;
-    o->from = o->to = (int32_t)(stride_index % 2);
+    o->from = o->to = o->buffer = (int32_t)(stride_index % 2);
     o->request = (int32_t)request;
     o->sources = plan->ring_size;
     return o;
@@ -5984,7 +5993,7 @@ struct seqpar_attn {
     /* (size + 1) where a position's keys begin in a slot that holds those of all: row */
     int64_t *slot_row;
     /* (size) ring: rows of a position's keys that reach this one; that it sends on */
-    seqpar__bounds *come, *go;
+    seqpar__bounds *recv_rows, *send_rows;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
@@ -6000,6 +6009,9 @@ struct seqpar_attn {
     int64_t room_left;
     void *lists; /* all memory that is freed with the attention */
 };
+
+/* Keys of all positions come in one step (llama3), not position after position (ring). */
+static int seqpar__gathers(const seqpar_attn *attn) { return attn->steps[0].sources > 1; }
 
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
     SEQPAR_MUST("attn", attn);
@@ -6315,7 +6327,7 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
 static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
                                            int64_t query) {
     int64_t n = seqpar__list_keys(p, p->mine[query]);
-    int gathers = attn->steps[0].sources > 1;
+    int gathers = seqpar__gathers(attn);
     seqpar_status status = SEQPAR_OK;
     seqpar_fold fold;
     seqpar_fold_init(&fold, seqpar__list_leaves(p, n), n);
@@ -6441,7 +6453,7 @@ static seqpar_status seqpar__program_own_key(seqpar_attn *attn, seqpar__writer *
         task->store_stride = 2 * mine->tokens;
     }
     for (q = 1; q < attn->size; q++) {
-        int64_t from = attn->steps[0].sources > 1
+        int64_t from = seqpar__gathers(attn)
                            ? q - (q <= attn->rank)
                            : (attn->rank + q * attn->backward.next) % attn->size;
         SEQPAR__TRY(seqpar__program_return(attn, p, from, piece, leaves, n, fold));
@@ -6596,7 +6608,7 @@ static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
     for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
         int64_t s = i < attn->size ? i : attn->rank;
         seqpar__bounds rows = {0, attn->shares[s].tokens};
-        if (s != attn->rank && attn->steps[0].sources == 1) rows = attn->come[s];
+        if (s != attn->rank && !seqpar__gathers(attn)) rows = attn->recv_rows[s];
         ok = seqpar__join_pieces(attn, &attn->runs[i], &attn->shares[s], rows);
         attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
     }
@@ -6747,8 +6759,8 @@ static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
     rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
 }
 
-/* How many steps of the ring from this position on keys are where they came from. */
-static int64_t seqpar__steps_home(const seqpar_attn *attn, int64_t source) {
+/* Ring hops until these keys are back at their owner. */
+static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
     int64_t way = source - attn->rank;
     if (way == 0) return attn->size;
     return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
@@ -6774,16 +6786,17 @@ static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight
     for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++)
         seqpar__note_seen(sight, sight->number[k], 1, next, here);
     for (s = 0; s < size; s++) {
-        attn->go[s].begin = attn->come[s].begin = attn->shares[s].tokens;
-        attn->go[s].end = attn->come[s].end = 0;
+        attn->send_rows[s].begin = attn->recv_rows[s].begin = attn->shares[s].tokens;
+        attn->send_rows[s].end = attn->recv_rows[s].end = 0;
     }
     for (k = 0; k < total; k++) {
         const seqpar_piece *p = seqpar__ordered_piece(attn, k);
         s = attn->order[k].source;
-        i = seqpar__steps_home(attn, s);
+        i = seqpar__hops_home(attn, s);
         if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
-        if (nearest[k] < i) seqpar__widen(&attn->go[s], p);
-        if (nearest[k] < i || (here[k] && s != attn->rank)) seqpar__widen(&attn->come[s], p);
+        if (nearest[k] < i) seqpar__widen(&attn->send_rows[s], p);
+        if (nearest[k] < i || (here[k] && s != attn->rank))
+            seqpar__widen(&attn->recv_rows[s], p);
     }
     SEQPAR_FREE(next);
     return SEQPAR_OK;
@@ -6823,8 +6836,8 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
         &attn->lists, attn->size * (int64_t)sizeof *attn->shares);
     attn->bounds = (seqpar__bounds **)seqpar__list_calloc(
         &attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
-    attn->come = (seqpar__bounds *)seqpar__list_calloc(
-        &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->come);
+    attn->recv_rows = (seqpar__bounds *)seqpar__list_calloc(
+        &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->recv_rows);
     attn->steps = (seqpar__attn_step *)seqpar__list_calloc(
         &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
     attn->returns = (seqpar__tasks *)seqpar__list_calloc(
@@ -6833,7 +6846,7 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
     attn->outbox_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
     attn->slot_row = (int64_t *)seqpar__list_calloc(&attn->lists, (attn->size + 1) * 8);
     attn->step_of = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->come || !attn->steps || !attn->returns ||
+    if (!attn->shares || !attn->bounds || !attn->recv_rows || !attn->steps || !attn->returns ||
         !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
         return SEQPAR_ERR_MEMORY;
     SEQPAR__TRY(seqpar__attn_split(ctx, attn));
@@ -6848,7 +6861,7 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
         SEQPAR__WORK(attn->shares[r].count + 1);
     }
     SEQPAR__TRY(seqpar__sight_open(sight, attn));
-    attn->go = attn->come + attn->size;
+    attn->send_rows = attn->recv_rows + attn->size;
     if (!seqpar__schedules[attn->desc.schedule].arrivals) return SEQPAR_OK;
     return seqpar__attn_travels(attn, sight);
 }
@@ -7084,7 +7097,7 @@ static int64_t seqpar__slot_rows(const seqpar__attn_exec *r) {
         most = SEQPAR__MAX(most, r->attn->shares[s].tokens);
         sum += r->attn->shares[s].tokens;
     }
-    return 2 * (r->attn->steps[0].sources > 1 ? sum : most);
+    return 2 * (seqpar__gathers(r->attn) ? sum : most);
 }
 
 /* Where things begin in the buffer of an own kernel's results: the sum over sources and the
@@ -7119,7 +7132,7 @@ static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     int64_t acc = seqpar_dtype_bytes(r->ctx->device->accumulator);
     int64_t nh = seqpar__heads_of(r), d = attn->desc.head_dim;
     int64_t group = nh * (attn->heads / attn->kv_heads), out = 0, in = 0;
-    int gathers = attn->steps[0].sources > 1;
+    int gathers = seqpar__gathers(attn);
     for (int64_t i = gathers ? 0 : 1; i < r->plan->slots; i++)
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, &r->slot[i], seqpar__slot_rows(r) * nh * d * size,
                                       SEQPAR_MEM_EXCHANGE));
@@ -7167,34 +7180,26 @@ static int64_t seqpar__peer(const seqpar__attn_exec *r, int64_t position) {
     return position * r->plan->ulysses_size + r->plan->member;
 }
 
-/* Which of two outboxes or inboxes an operation uses: by step in a ring, by range of heads
-   with llama3. */
-static int64_t seqpar__buffer_of(const seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    return r->attn->steps[0].sources > 1 ? (op->head_begin / op->head_count) % 2
-                                         : op->request % 2;
-}
-
 static seqpar_status seqpar__exec_shift(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     const seqpar_attn *attn = r->attn;
     int64_t row = op->head_count * attn->desc.head_dim *
                   seqpar_dtype_bytes(r->ctx->device->storage);
-    int64_t coming = (op->source + attn->size - r->plan->next) % attn->size;
-    const seqpar__bounds *go = &attn->go[op->source], *come = &attn->come[coming];
+    int64_t arriving = (op->source + attn->size - r->plan->next) % attn->size;
+    const seqpar__bounds *out = &attn->send_rows[op->source], *in = &attn->recv_rows[arriving];
     const char *k = op->from ? (const char *)r->slot[op->from].data : (const char *)r->k;
     const char *v = op->from ? k + attn->shares[op->source].tokens * row : (const char *)r->v;
-    char *to = (char *)r->slot[op->to].data + come->begin * row;
+    char *to = (char *)r->slot[op->to].data + in->begin * row;
     seqpar_transfer sends[2], recvs[2];
     seqpar_group group = seqpar__group(r->plan->backward ? "kv ring, backward" : "kv ring",
                                        op->request, sends, 2, recvs, 2);
-    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + go->begin * row,
-                                seqpar__rows_in(go) * row);
-    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + go->begin * row,
-                                seqpar__rows_in(go) * row);
-    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to,
-                                seqpar__rows_in(come) * row);
+    sends[0] = seqpar__transfer(seqpar__peer(r, op->send_to), k + out->begin * row,
+                                seqpar__rows_in(out) * row);
+    sends[1] = seqpar__transfer(seqpar__peer(r, op->send_to), v + out->begin * row,
+                                seqpar__rows_in(out) * row);
+    recvs[0] = seqpar__transfer(seqpar__peer(r, op->recv_from), to, seqpar__rows_in(in) * row);
     recvs[1] = seqpar__transfer(seqpar__peer(r, op->recv_from),
-                                to + attn->shares[coming].tokens * row,
-                                seqpar__rows_in(come) * row);
+                                to + attn->shares[arriving].tokens * row,
+                                seqpar__rows_in(in) * row);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
@@ -7261,22 +7266,21 @@ static seqpar_status seqpar__exec_gather(seqpar__attn_exec *r, const seqpar_plan
 static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     int64_t row = op->head_count * r->attn->desc.head_dim *
                   seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t turn = seqpar__buffer_of(r, op);
     seqpar_transfer send, recv;
     seqpar_group group;
     if (op->send_to < 0) {
         seqpar__all_messages m = {"dk, dv to owners",
-                                  (const char *)r->outbox[turn].data,
+                                  (const char *)r->outbox[op->buffer].data,
                                   r->out_begin,
-                                  (char *)r->inbox[turn].data,
+                                  (char *)r->inbox[op->buffer].data,
                                   r->in_begin,
                                   row,
                                   0};
         return seqpar__exec_all_to_all(r, op->request, &m);
     }
-    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[turn].data,
+    send = seqpar__transfer(seqpar__peer(r, op->send_to), r->outbox[op->buffer].data,
                             r->attn->outbox_elements[op->send_to] * row);
-    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[turn].data,
+    recv = seqpar__transfer(seqpar__peer(r, op->recv_from), r->inbox[op->buffer].data,
                             r->attn->return_elements[op->recv_from] * row);
     group = seqpar__group("dk, dv to owners", op->request, &send, 1, &recv, 1);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
@@ -7345,7 +7349,7 @@ static seqpar_status seqpar__exec_tasks(seqpar__attn_exec *r, const seqpar_plan_
 
 static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                            const seqpar__attn_step *step, const void *k,
-                                           const void *v, int64_t turn) {
+                                           const void *v) {
     int64_t groups = op->sources + 1, gathers = op->sources > 1;
     seqpar_attn_args *keys = SEQPAR__NEW(seqpar_attn_args, groups);
     seqpar__task_memory m = {k, v, NULL, r->store.data, 0, 0};
@@ -7356,9 +7360,9 @@ static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_pl
     a.groups = groups;
     a.queries.tasks = NULL;
     status = seqpar__tasks_args(r, op, &step->queries, &m, &a.queries);
-    m.store = r->pending[gathers ? turn : 0].data;
+    m.store = r->pending[gathers ? op->buffer : 0].data;
     if (!status) status = seqpar__tasks_args(r, op, &step->own, &m, &keys[0]);
-    m.store = r->outbox[turn].data;
+    m.store = r->outbox[op->buffer].data;
     for (int64_t g = 1; !status && g < groups; g++) {
         m.store_row = gathers ? r->out_begin[op->source + g - 1] : 0;
         status = seqpar__tasks_args(r, op, &step->foreign[g - 1], &m, &keys[g]);
@@ -7500,7 +7504,7 @@ static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar
 
 static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar__attn_step *step, const void *k,
-                                              const void *v, int64_t turn) {
+                                              const void *v) {
     const seqpar_attn *attn = r->attn;
     int gathers = op->sources > 1;
     void *pieces = seqpar__user_results(r, op, SEQPAR__USER_PIECES);
@@ -7518,7 +7522,7 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
         if (!r->plan->backward) continue;
         seqpar__user_keys(r, op, tasks, s,
                           s == attn->rank ? pieces
-                                          : seqpar__at(r->outbox[turn].data,
+                                          : seqpar__at(r->outbox[op->buffer].data,
                                                        row * op->head_count * a.head_dim,
                                                        r->ctx->device->accumulator));
     }
@@ -7526,25 +7530,23 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
         SEQPAR__TRY(seqpar__user_merge(r, op, 0, 1));
     if (!r->plan->backward) return SEQPAR_OK;
     memory.inbox = pieces;
-    memory.store = r->pending[gathers ? turn : 0].data;
+    memory.store = r->pending[gathers ? op->buffer : 0].data;
     return seqpar__exec_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
 }
 
 static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_plan_op *op) {
     seqpar_device *dev = r->ctx->device;
     const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
-    int own_slot = op->sources == 1 && op->source == r->attn->rank, gathers = op->sources > 1;
+    int own_slot = op->sources == 1 && op->source == r->attn->rank;
     const void *k = own_slot ? r->k : r->slot[op->from].data;
     const void *v = own_slot ? r->v : r->slot[op->from].data;
     int64_t before = dev->attn_flops, number = r->compute++;
-    int64_t turn = gathers ? (op->head_begin / op->head_count) % 2
-                           : (r->plan->ring_size + number) % 2;
     seqpar__task_memory memory = {k, v, NULL, r->store.data, 0, 0};
     seqpar_status status;
     if (r->attn->desc.kernel)
-        status = seqpar__exec_user_kernel(r, op, step, k, v, turn);
+        status = seqpar__exec_user_kernel(r, op, step, k, v);
     else if (r->plan->backward)
-        status = seqpar__exec_backward(r, op, step, k, v, turn);
+        status = seqpar__exec_backward(r, op, step, k, v);
     else
         status = seqpar__exec_tasks(r, op, &step->queries, dev->attn_forward, &memory);
     /* attn_flops is true only then */
@@ -7555,18 +7557,18 @@ static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_pla
 }
 
 static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    int64_t turn = seqpar__buffer_of(r, op), step = op->request - r->attn->ring_requests / 2;
+    int64_t step = op->request - r->attn->ring_requests / 2;
     seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
-    memory.inbox = r->inbox[turn].data;
-    if (r->attn->steps[0].sources == 1) { /* ring: step s brings what position rank + s made */
+    memory.inbox = r->inbox[op->buffer].data;
+    if (!seqpar__gathers(r->attn)) { /* ring: step s brings what position rank + s made */
         memory.store = r->pending[0].data;
         return seqpar__exec_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
             r->ctx->device->attn_return, &memory);
     }
-    memory.store = r->pending[turn].data;
+    memory.store = r->pending[op->buffer].data;
     for (int64_t q = 0; q < r->attn->size; q++) {
         memory.inbox_row = r->in_begin[q];
         SEQPAR__TRY(seqpar__exec_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,

@@ -101,8 +101,10 @@ typedef struct seqpar__paper_rank {
     seqpar__paper_slot slot[3];
     int64_t *flying; /* (requests) 1 + the operation that began it; 0: none */
     uint8_t *computed, *returned, *folded; /* (positions, kv heads of the member) how often */
-    int turns[2];                          /* returns in flight by buffer */
-    int gathered, closing, back, unpacked;
+    int in_flight[2];                      /* returns in flight by buffer */
+    int64_t
+        filled[2]; /* 1 + whose dk, dv an outbox holds: position, or first head; 0: nobody's */
+    int gathered, closing, back, placed;
 } seqpar__paper_rank;
 
 typedef struct seqpar__paper {
@@ -262,7 +264,7 @@ static seqpar_status seqpar__paper_members(seqpar__paper *paper, seqpar__paper_r
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__paper_pack(seqpar__paper *paper, seqpar__paper_rank *r,
+static seqpar_status seqpar__paper_copy(seqpar__paper *paper, seqpar__paper_rank *r,
                                         const seqpar_plan_op *op) {
     seqpar__paper_slot *to;
     SEQPAR__TRY(seqpar__paper_slot_of(paper, r, op->to, 1, &to));
@@ -306,20 +308,22 @@ static seqpar_status seqpar__paper_compute(seqpar__paper *paper, seqpar__paper_r
             op->from, (long long)slot->source, (long long)op->source);
     for (int64_t s = op->source; s < op->source + op->sources; s++)
         SEQPAR__TRY(seqpar__paper_count(paper, r, r->computed, s, op, "computed"));
+    if (!r->plan->backward || (op->sources == 1 && op->source == r->plan->position))
+        return SEQPAR_OK; /* it fills no outbox */
+    if (r->in_flight[op->buffer])
+        return seqpar__plan_fail(
+            paper, r, "computes into outbox %d, whose return is still in flight", op->buffer);
+    r->filled[op->buffer] = 1 + (op->sources > 1 ? op->head_begin : op->source);
     return SEQPAR_OK;
-}
-
-/* which of two buffers a return travels in */
-static int seqpar__plan_turn(const seqpar_plan_op *op) {
-    return (int)(op->send_to < 0 ? (op->head_begin / SEQPAR__MAX(op->head_count, 1)) % 2
-                                 : op->request % 2);
 }
 
 static seqpar_status seqpar__paper_return(seqpar__paper *paper, seqpar__paper_rank *r,
                                           const seqpar_plan_op *op) {
-    int turn = seqpar__plan_turn(op);
     SEQPAR__TRY(seqpar__paper_begin(paper, r, op));
-    if (r->turns[turn]++)
+    if (r->filled[op->buffer] != 1 + (op->send_to < 0 ? op->head_begin : op->send_to))
+        return seqpar__plan_fail(
+            paper, r, "returns outbox %d, which holds the dk, dv of others", op->buffer);
+    if (r->in_flight[op->buffer]++)
         return seqpar__plan_fail(
             paper, r, "the buffer of a return that is still in flight is used again");
     for (int64_t q = op->send_to < 0 ? 0 : op->send_to;
@@ -383,12 +387,15 @@ static seqpar_status seqpar__paper_wait(seqpar__paper *paper, seqpar__paper_rank
     if (r->closing && began->op != SEQPAR_PLAN_TOKENS)
         return seqpar__plan_fail(paper, r, "waits for %s after results were sent",
                                  seqpar__plan_op_name(began->op));
+    if (op->op == SEQPAR_PLAN_FOLD && op->buffer != began->buffer)
+        return seqpar__plan_fail(paper, r, "folds inbox %d; request %d fills inbox %d",
+                                 op->buffer, op->request, began->buffer);
     SEQPAR__TRY(seqpar__paper_collect(paper, r, began, &source, blocked));
     if (*blocked) return SEQPAR_OK;
     r->flying[op->request] = 0;
     if (began->op == SEQPAR_PLAN_HEADS) r->gathered = 1;
     if (began->op == SEQPAR_PLAN_TOKENS) r->back = 1;
-    if (began->op == SEQPAR_PLAN_RETURN) r->turns[seqpar__plan_turn(began)]--;
+    if (began->op == SEQPAR_PLAN_RETURN) r->in_flight[began->buffer]--;
     if (began->op != SEQPAR_PLAN_SHIFT && began->op != SEQPAR_PLAN_GATHER) return SEQPAR_OK;
     to = &r->slot[began->to];
     to->full = 1;
@@ -408,7 +415,7 @@ static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *
     switch (op->op) {
     case SEQPAR_PLAN_HEADS:
     case SEQPAR_PLAN_TOKENS: return seqpar__paper_members(paper, r, op);
-    case SEQPAR_PLAN_COPY: return seqpar__paper_pack(paper, r, op);
+    case SEQPAR_PLAN_COPY: return seqpar__paper_copy(paper, r, op);
     case SEQPAR_PLAN_SHIFT: return seqpar__paper_shift(paper, r, op);
     case SEQPAR_PLAN_GATHER: return seqpar__paper_gather(paper, r, op);
     case SEQPAR_PLAN_COMPUTE: return seqpar__paper_compute(paper, r, op);
@@ -416,10 +423,10 @@ static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *
     case SEQPAR_PLAN_WAIT:
     case SEQPAR_PLAN_FOLD: return seqpar__paper_wait(paper, r, op, blocked);
     case SEQPAR_PLAN_PLACE:
-        r->unpacked = 1;
+        r->placed = 1;
         return r->back
                    ? SEQPAR_OK
-                   : seqpar__plan_fail(paper, r, "results are unpacked before they have come");
+                   : seqpar__plan_fail(paper, r, "results are placed before they have come");
     default: return seqpar__plan_fail(paper, r, "operation %d is unknown", op->op);
     }
 }
@@ -431,7 +438,7 @@ static seqpar_status seqpar__paper_end(seqpar__paper *paper, seqpar__paper_rank 
         if (r->flying[i])
             return seqpar__plan_fail(paper, r, "request %lld is never waited for",
                                      (long long)i);
-    if (r->plan->ulysses_size > 1 && !r->unpacked)
+    if (r->plan->ulysses_size > 1 && !r->placed)
         return seqpar__plan_fail(paper, r, "results never come back to their tokens");
     for (int64_t k = 0; k < paper->positions; k++)
         for (int64_t h = 0; h < r->plan->kv_count; h++) {
@@ -805,8 +812,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
     for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3:
                                         the own to all */
         cost->forward_bytes += 2 * row *
-                               (attn->steps[0].sources > 1 ? (s != attn->rank) * mine->tokens
-                                                           : seqpar__rows_in(&attn->go[s]));
+                               (seqpar__gathers(attn) ? (s != attn->rank) * mine->tokens
+                                                      : seqpar__rows_in(&attn->send_rows[s]));
     cost->backward_bytes = cost->forward_bytes +
                            others * attn->kv_heads * attn->desc.head_dim *
                                seqpar_dtype_bytes(ctx->device->accumulator);

@@ -137,6 +137,16 @@ static int other_request(seqpar_plan *p, int64_t at) {
     return 1;
 }
 
+/* One operation alone uses the other outbox or inbox. */
+static int other_buffer(seqpar_plan *p, int64_t at) {
+    seqpar_plan_op *o = &p->ops[at];
+    o->buffer = 1 - o->buffer;
+    if (o->op == SEQPAR_PLAN_COMPUTE)
+        return p->backward && p->ring_size > 1 &&
+               !(o->sources == 1 && o->source == p->position);
+    return o->op == SEQPAR_PLAN_RETURN || o->op == SEQPAR_PLAN_FOLD;
+}
+
 static int other_heads(seqpar_plan *p, int64_t at) {
     seqpar_plan_op *o = &p->ops[at];
     if (o->head_count == 0 || o->op == SEQPAR_PLAN_WAIT || o->op == SEQPAR_PLAN_FOLD) return 0;
@@ -178,6 +188,7 @@ static const struct {
     {"sent elsewhere", other_send},
     {"received from elsewhere", other_receive},
     {"other request", other_request},
+    {"other buffer", other_buffer},
     {"other heads", other_heads},
     {"fewer heads", fewer_heads},
     {"waits too late", late_wait},
@@ -563,7 +574,7 @@ static int64_t pairs_by_hand(const seqpar_attn *attn, const seqpar_share *querie
 static void expect_keys_arrive(const seqpar_attn *attn) {
     int64_t s, p;
     for (s = 0; s < attn->size; s++) {
-        const seqpar__bounds *go = &attn->go[s], *come = &attn->come[s];
+        const seqpar__bounds *go = &attn->send_rows[s], *come = &attn->recv_rows[s];
         if (s != attn->rank)
             test_expect(!pairs_by_hand(attn, &attn->shares[attn->rank], &attn->shares[s], come),
                         "keys of position %lld do not all come to %lld", (long long)s,
