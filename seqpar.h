@@ -55,7 +55,13 @@
        >>comm       how bytes move: one rank, threads
        >>ctx        one rank
        >>plan       a schedule is data
-       >>attn       the executor
+       >>attn       what an attention is made of
+       >>sight      who sees whom
+       >>program    what each rank adds, and in which order
+       >>exec       a plan is run: ring and llama3
+       >>kernel     an attention kernel of the user's
+       >>ulysses    tokens for heads, and back
+       >>call       open, forward, backward
        >>loss       token log-probs from hidden states
        >>objective  sums per document, what is made of them
        >>optim      gradients to owners, clip, update
@@ -66,7 +72,7 @@
        >>cpu        fast device: products, attention
        >>rows       fast device: norm, SwiGLU, loss, update
        >>half       fast device: bf16, widened and rounded
-       >>own        a block kernel or product of your own
+       >>user       a block kernel or product of the user's
        >>licence
 
    DOES
@@ -5646,7 +5652,7 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
 
    A plan is the list of what one rank does in an attention: begin an exchange, wait for it,
    compute with the keys of one source, send gradients back. A schedule is a function that
-   writes plans; one executor (>>attn) runs them all, and a checker (verify/seqpar_check.h)
+   writes plans; one executor (>>exec) runs them all, and a checker (verify/seqpar_check.h)
    plays the plans of all ranks on paper and refuses a block that is dropped or doubled, a
    slot that is read too early, a message that nobody takes.
 
@@ -5792,6 +5798,14 @@ static int64_t seqpar__gcd(int64_t a, int64_t b) {
     return a;
 }
 
+/* kv heads of a member: *begin .. *begin + the result. */
+static int64_t seqpar__member_kv(const seqpar_plan *plan, int64_t kv_heads, int64_t member,
+                                 int64_t *begin) {
+    int64_t members = plan->ulysses_size;
+    *begin = member * kv_heads / members;
+    return plan->replicate ? 1 : (member + 1) * kv_heads / members - *begin;
+}
+
 /* Members of a position, and their heads. */
 static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
                                        const seqpar_plan_desc *d) {
@@ -5821,9 +5835,7 @@ static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
     plan->position = d->sp_rank / u;
     plan->next = d->down && plan->ring_size > 1 ? plan->ring_size - 1 : 1;
     plan->replicate = u > d->kv_heads;
-    plan->kv_begin = plan->member * d->kv_heads / u;
-    plan->kv_count = plan->replicate ? 1
-                                     : (plan->member + 1) * d->kv_heads / u - plan->kv_begin;
+    plan->kv_count = seqpar__member_kv(plan, d->kv_heads, plan->member, &plan->kv_begin);
     return SEQPAR_OK;
 }
 
@@ -5850,9 +5862,7 @@ static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_d
 static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan,
                                           const seqpar_plan_desc *d, int64_t stride) {
     for (int64_t m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = plan->replicate ? 1
-                                        : (m + 1) * d->kv_heads / plan->ulysses_size -
-                                              m * d->kv_heads / plan->ulysses_size;
+        int64_t begin, heads = seqpar__member_kv(plan, d->kv_heads, m, &begin);
         if (stride > 0 && heads % stride == 0) continue;
         return seqpar_fail(error, SEQPAR_ERR_HEAD_STRIDE,
                            "heads_k_stride %lld does not divide kv_heads %lld%s; use a divisor",
@@ -5897,16 +5907,18 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 }
 
 /* =============================================================================================
-   >>attn  the executor
+   >>attn  what an attention is made of
 
-   Attention of the own queries to all keys that they see, wherever these lie, and its
+   Attention of this rank's queries to all keys that they see, wherever these lie, and its
    gradients. seqpar_attn_open works everything out on the host: masks, sums, messages. Forward
    and backward then run a plan (>>plan), which only moves bytes and calls the device.
 
-   Masks. What a query sees is one range of positions, [begin, end). Its document bounds it,
-   a window says how far back it goes, a prefix how far ahead. Softcap changes scores, a sink is
-   one more score added when a row ends, dropout is drawn by (document, head, query, key). None of
-   them knows of ranks, so every layout and schedule has them all.
+       >>sight     who sees whom, and which keys therefore travel
+       >>program   what each rank adds, and in which order
+       >>exec      the plan is run: ring and llama3
+       >>kernel    an attention kernel of the user's in the place of the device's
+       >>ulysses   tokens for heads, and back
+       >>call      open, forward, backward
 
    Sums. A block is a query piece x a key piece. Three sums run over blocks. Each is a fold
    (>>fold) with the blocks as leaves, but for those that the mask leaves empty:
@@ -5916,34 +5928,13 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
        dQ         of a query piece, over key pieces
        dK, dV     of a key piece, over query pieces
 
-   Why programs. Keys of other ranks come one source after the other, in an order that depends
-   on the number of ranks. The tree does not. So with each source a query piece combines what
-   the tree lets it combine, and stores the rest until the siblings come. Which values these are
-   is known when the attention is opened, and written down: one program for each query piece
-   and compute step, a task. With 8 cells, rank 0 of a zigzag over 2 ranks holds the cells 0, 1,
-   6 and 7, and rank 1 the others. Query cell 7 of rank 0 meets its own keys first:
-
-       step 0, own keys         LEAF 0  LEAF 1  COMBINE
-                                LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
-       step 1, keys of rank 1   LEAF 2  LEAF 3  COMBINE      LOAD 0..1   COMBINE
-                                LEAF 4  LEAF 5  COMBINE      LOAD 6..7   COMBINE
-                                COMBINE                      FINISH
-
-   On one rank the same seven additions come in one step: equal bits.
-
-   Gradients of keys. The rank that visiting keys have come to computes the leaves of dK and dV
-   for its own queries, combines what it can, and sends the nodes that are left to the owner of
-   the keys, who folds them with its own. A buffer that travels round the ring and collects
-   sums would add them in the order of its route.
-
-   Memory of a run. slot: keys and values, of one source in a ring, of all with llama3. store:
-   states of queries that wait for siblings. pending: dK and dV of own keys that wait. outbox,
-   inbox: nodes on their way to owners; two of each, so that one is filled while the other
-   travels.
+   Positions. With Ulysses, ring and llama3 work on positions: the ranks (members) of a position
+   hold its tokens together, each for some of the heads. Without, a position is a rank.
 
    .relaxed is what other ring attentions do, on the same kernels, as a yardstick: one running
-   state a query, to which is added whatever comes, in tiles that know no cells. It keeps the
-   error rule. From cells of 96 tokens on, equal bits cost a few per cent (make bench).
+   state for each query, to which each source's keys are added as they arrive, in tiles that
+   know no cells. It keeps the error rule. From cells of 96 tokens on, equal bits cost a few per
+   cent (make bench).
    ========================================================================================== */
 
 /* A range: the positions that the queries of a piece see between them, or rows of a share. */
@@ -6017,6 +6008,22 @@ SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
     SEQPAR_MUST("attn", attn);
     return &attn->parts[attn->forward.member];
 }
+
+/* =============================================================================================
+   >>sight  who sees whom
+
+   What a query sees is one range of positions, [begin, end). Its document bounds it, a window
+   says how far back it goes, a prefix how far ahead. Softcap changes scores, a sink is one more
+   score added when a row ends, dropout is drawn by (document, head, query, key). None of them
+   knows of ranks, so every layout and schedule has them all.
+
+   From these ranges follows for pieces which of them see which (seqpar__sight), for rows of keys
+   how far they travel in a ring, and for the user's kernel what it is given of each source:
+
+       pieces in order of leaves   0  1  2  3  4  5        causal, window of two pieces
+       keys of query piece 4             2  3  4           a range between two numbers
+       queries of key piece 2            2  3  4
+   ========================================================================================== */
 
 static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
     /* last document that begins at or before the token and is not empty */
@@ -6171,6 +6178,369 @@ static seqpar_status seqpar__sight_open(seqpar__sight *s, const seqpar_attn *att
     SEQPAR_FREE(numbers);
     return SEQPAR_OK;
 }
+
+static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t begin, end;
+    attn->visible_begin = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
+    attn->visible_end = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
+    if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
+    for (int64_t i = 0; i < mine->count; i++)
+        for (int64_t t = 0; t < mine->pieces[i].count; t++) {
+            seqpar__token_visible(&attn->rows[mine->pieces[i].row],
+                                  mine->pieces[i].start + t * mine->pieces[i].stride,
+                                  &attn->desc, &begin, &end);
+            attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
+            attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
+        }
+    return SEQPAR_OK;
+}
+
+/* Joins pieces that are neighbours in the row and in memory. */
+static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
+                               const seqpar_share *share, seqpar__bounds rows) {
+    seqpar_piece *last = NULL;
+    runs->begin = rows.begin;
+    runs->tokens = SEQPAR__MAX(rows.end - rows.begin, (int64_t)0);
+    runs->pieces = (seqpar_piece *)seqpar__list_malloc(
+        &attn->lists, share->count * (int64_t)sizeof *runs->pieces);
+    for (int64_t i = 0; runs->pieces && i < share->count; i++) {
+        seqpar_piece p = share->pieces[i];
+        if (p.local < rows.begin || p.local + p.count > rows.end) continue;
+        p.local -= rows.begin;
+        if (last && last->row == p.row && last->stride == p.stride &&
+            last->local + last->count == p.local &&
+            last->start + last->count * last->stride == p.start)
+            last->count += p.count;
+        else
+            *(last = &runs->pieces[runs->count++]) = p;
+    }
+    return runs->pieces != NULL;
+}
+
+/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
+   1 where its range begins and takes it away where it ends; the sums of these are the
+   counts. They return to 0 behind every row. */
+static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
+    const seqpar_share *mine = &attn->shares[attn->rank];
+    int64_t size = attn->row_count, i, *seen;
+    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
+    seen = SEQPAR__NEW(int64_t, size);
+    if (!seen) return NULL;
+    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
+        seen[i] = size;
+    for (i = 0; i < mine->count; i++)
+        for (int64_t t = mine->pieces[i].local;
+             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
+            int64_t *row = seen + seen[mine->pieces[i].row];
+            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
+            row[attn->visible_begin[t]]++;
+            row[attn->visible_end[t]]--;
+        }
+    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
+    return seen;
+}
+
+/* Pairs (own query, key) whose key is in a share. */
+static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < share->count; i++) {
+        const seqpar_piece *p = &share->pieces[i];
+        for (int64_t t = 0; t < p->count; t++)
+            pairs += seen[seen[p->row] + p->start + t * p->stride];
+    }
+    return pairs;
+}
+
+/* What an own kernel is given of each source; in a ring only rows that reach this position. */
+static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
+    int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
+    attn->runs = (seqpar__joined *)seqpar__list_calloc(
+        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->runs);
+    for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
+        int64_t s = i < attn->size ? i : attn->rank;
+        seqpar__bounds rows = {0, attn->shares[s].tokens};
+        if (s != attn->rank && !seqpar__gathers(attn)) rows = attn->recv_rows[s];
+        ok = seqpar__join_pieces(attn, &attn->runs[i], &attn->shares[s], rows);
+        attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
+    }
+    SEQPAR_FREE(seen);
+    return ok && attn->runs ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
+}
+
+static int seqpar__by_leaf(const void *a, const void *b) {
+    int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
+    return x < y ? -1 : x > y;
+}
+
+/* Relaxed: pieces that are neighbours in the row and in memory are joined, and cut anew into
+   tiles. The place in the row becomes the leaf. */
+#ifndef SEQPAR__FREE_TILE
+#define SEQPAR__FREE_TILE 128
+#endif
+static seqpar_status seqpar__free_tiles(seqpar_share *share) {
+    seqpar_share cut;
+    int64_t capacity = 0;
+    memset(&cut, 0, sizeof cut);
+    for (int64_t i = 0; i < share->count; i++) {
+        seqpar_piece run = share->pieces[i], tile;
+        const seqpar_piece *next = &share->pieces[i + 1];
+        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride &&
+               next->start == run.start + run.count * run.stride &&
+               next->local == run.local + run.count && next->document == run.document;
+             i++)
+            run.count += next++->count;
+        for (int64_t at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
+            tile = run;
+            tile.start += at * run.stride;
+            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
+            tile.leaf = (tile.row << SEQPAR__CELL_BITS) + tile.start;
+            if (!seqpar__share_add(&cut, &capacity, tile)) {
+                SEQPAR_FREE(cut.pieces);
+                return SEQPAR_ERR_MEMORY;
+            }
+            cut.pieces[cut.count - 1].local = run.local + at;
+        }
+    }
+    SEQPAR_FREE(share->pieces);
+    share->pieces = cut.pieces;
+    share->count = cut.count;
+    return SEQPAR_OK;
+}
+
+/* The shares of positions: what their members hold together, member after member in memory,
+   pieces in order of leaves. attn->order, which names pieces of ranks, then names pieces of
+   positions. begin: (ranks) where a rank's tokens begin among its position's. */
+static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
+                                             int64_t *begin) {
+    int64_t members = attn->forward.ulysses_size;
+    for (int64_t r = 0; r < attn->size; r++) {
+        seqpar_share *whole = &attn->shares[r];
+        int64_t count = 0;
+        for (int64_t m = r * members; m < (r + 1) * members; m++) {
+            begin[m] = whole->tokens;
+            whole->tokens += ranks[m].tokens;
+            count += ranks[m].count;
+        }
+        attn->total += count;
+        if (members == 1 && r != attn->rank) {
+            *whole = ranks[r];
+            memset(&ranks[r], 0, sizeof ranks[r]);
+        } else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count)))
+            return SEQPAR_ERR_MEMORY;
+    }
+    for (int64_t i = 0; i < attn->total; i++) {
+        seqpar__sorted_key *key = &attn->order[i];
+        const seqpar_share *part = &ranks[key->source];
+        seqpar_share *whole = &attn->shares[key->source / members];
+        if (part->count) { /* else it has become the position's as a whole, above */
+            whole->pieces[whole->count] = part->pieces[key->piece];
+            whole->pieces[whole->count].local += begin[key->source];
+            key->piece = (int32_t)whole->count++;
+        }
+        key->source /= (int32_t)members;
+    }
+    for (int64_t m = 0; m < members; m++) {
+        attn->parts[m] = ranks[attn->rank * members + m];
+        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
+        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
+    }
+    SEQPAR__WORK(attn->total + attn->forward.sp_size);
+    return SEQPAR_OK;
+}
+
+/* Relaxed: tiles in the place of pieces, sorted by leaf: with stripe, first tokens need not
+   rise from member to member. */
+static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
+    int64_t s, n = 0;
+    for (attn->total = s = 0; s < attn->size; s++) {
+        seqpar_share *share = &attn->shares[s];
+        SEQPAR__TRY(seqpar__free_tiles(share));
+        if (share->count)
+            qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
+        attn->total += share->count;
+    }
+    SEQPAR_FREE(attn->order);
+    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
+    if (!attn->order) return SEQPAR_ERR_MEMORY;
+    for (s = 0; s < attn->size; s++)
+        for (int64_t i = 0; i < attn->shares[s].count; i++, n++) {
+            attn->order[n].leaf = attn->shares[s].pieces[i].leaf;
+            attn->order[n].source = (int32_t)s;
+            attn->order[n].piece = (int32_t)i;
+        }
+    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
+    return SEQPAR_OK;
+}
+
+static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
+    return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
+}
+
+/* A key piece travels on from this position if a later position on its way sees it. So the
+   nearest position that does is all that counts. Positions are gone through from near to far,
+   and a piece whose nearest is known is skipped: next[i] leads to the next unknown piece from i
+   on. The paths are shortened as they are walked, so all of it takes little more than one
+   pass. */
+static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
+    int64_t end = i;
+    while (next[end] != end) {
+        SEQPAR__WORK(1);
+        end = next[end];
+    }
+    while (next[i] != end) {
+        int32_t on = next[i];
+        next[i] = (int32_t)end;
+        i = on;
+    }
+    return end;
+}
+
+static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps,
+                              int32_t *next, int32_t *nearest) {
+    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
+    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
+        if (seqpar__sees(sight, query, k)) {
+            nearest[k] = steps;
+            next[k] = (int32_t)k + 1;
+        }
+}
+
+static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
+    rows->begin = SEQPAR__MIN(rows->begin, p->local);
+    rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
+}
+
+/* Ring hops until these keys are back at their owner. */
+static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
+    int64_t way = source - attn->rank;
+    if (way == 0) return attn->size;
+    return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
+}
+
+/* Ring: which rows of each source come here, and which go on. A source's way ends before its
+   own position. In 2D, where rows lie member after member, all of them travel. */
+static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
+    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
+    const int64_t *begin = sight->begin;
+    int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
+    if (!next) return SEQPAR_ERR_MEMORY;
+    nearest = next + total + 1;
+    here = nearest + total + 1;
+    for (k = 0; k <= total; k++) {
+        next[k] = (int32_t)k;
+        nearest[k] = INT32_MAX;
+    }
+    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
+        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++)
+            seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
+    for (k = 0; k <= total; k++) next[k] = (int32_t)k;
+    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++)
+        seqpar__note_seen(sight, sight->number[k], 1, next, here);
+    for (s = 0; s < size; s++) {
+        attn->send_rows[s].begin = attn->recv_rows[s].begin = attn->shares[s].tokens;
+        attn->send_rows[s].end = attn->recv_rows[s].end = 0;
+    }
+    for (k = 0; k < total; k++) {
+        const seqpar_piece *p = seqpar__ordered_piece(attn, k);
+        s = attn->order[k].source;
+        i = seqpar__hops_home(attn, s);
+        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
+        if (nearest[k] < i) seqpar__widen(&attn->send_rows[s], p);
+        if (nearest[k] < i || (here[k] && s != attn->rank))
+            seqpar__widen(&attn->recv_rows[s], p);
+    }
+    SEQPAR_FREE(next);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
+    int64_t *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
+    seqpar_share *ranks = NULL;
+    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order,
+                                                     attn->rows, attn->row_count,
+                                                     attn->desc.layout, attn->forward.sp_size)
+                                 : SEQPAR_ERR_MEMORY;
+    if (!status) status = seqpar__position_shares(attn, ranks, begin);
+    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
+    seqpar__shares_free(ranks, attn->forward.sp_size);
+    SEQPAR_FREE(ranks);
+    SEQPAR_FREE(begin);
+    if (status ||
+        !(attn->leaves = (int64_t *)seqpar__list_malloc(&attn->lists, attn->total * 8)))
+        return status ? status : SEQPAR_ERR_MEMORY;
+    for (int64_t i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
+    for (int64_t s = 0; s < attn->size; s++)
+        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
+    return SEQPAR_OK;
+}
+
+/* Shares, bounds, who sees whom, what travels. The caller closes *sight. */
+static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
+                                         seqpar__sight *sight) {
+    memset(sight, 0, sizeof *sight);
+    attn->parts = (seqpar_share *)seqpar__list_calloc(
+        &attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
+    attn->part_begin = (int64_t *)seqpar__list_calloc(&attn->lists,
+                                                      (attn->forward.ulysses_size + 1) * 8);
+    if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
+    attn->shares = (seqpar_share *)seqpar__list_calloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->shares);
+    attn->bounds = (seqpar__bounds **)seqpar__list_calloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
+    attn->recv_rows = (seqpar__bounds *)seqpar__list_calloc(
+        &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->recv_rows);
+    attn->steps = (seqpar__attn_step *)seqpar__list_calloc(
+        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
+    attn->returns = (seqpar__tasks *)seqpar__list_calloc(
+        &attn->lists, attn->size * (int64_t)sizeof *attn->returns);
+    attn->return_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->outbox_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    attn->slot_row = (int64_t *)seqpar__list_calloc(&attn->lists, (attn->size + 1) * 8);
+    attn->step_of = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
+    if (!attn->shares || !attn->bounds || !attn->recv_rows || !attn->steps || !attn->returns ||
+        !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
+        return SEQPAR_ERR_MEMORY;
+    SEQPAR__TRY(seqpar__attn_split(ctx, attn));
+    for (int64_t r = 0; r < attn->size; r++) {
+        attn->bounds[r] = (seqpar__bounds *)seqpar__list_calloc(
+            &attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
+        if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
+        for (int64_t i = 0; i < attn->shares[r].count; i++)
+            attn->bounds[r][i] = seqpar__piece_bounds(
+                &attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i],
+                &attn->desc);
+        SEQPAR__WORK(attn->shares[r].count + 1);
+    }
+    SEQPAR__TRY(seqpar__sight_open(sight, attn));
+    attn->send_rows = attn->recv_rows + attn->size;
+    if (!seqpar__schedules[attn->desc.schedule].arrivals) return SEQPAR_OK;
+    return seqpar__attn_travels(attn, sight);
+}
+
+/* =============================================================================================
+   >>program  what each rank adds, and in which order
+
+   Keys of other ranks arrive one source after the other, in an order that depends on the number
+   of ranks. The tree of a fold does not. So with each source a query piece combines what the
+   tree lets it combine, and stores the rest until the siblings arrive. Which values these are is
+   known when the attention is opened, and written down: one program for each query piece and
+   compute step, a task. With 8 cells, rank 0 of a zigzag over 2 ranks holds the cells 0, 1, 6
+   and 7, and rank 1 the others. Query cell 7 of rank 0 meets its own keys first:
+
+       step 0, own keys         LEAF 0  LEAF 1  COMBINE
+                                LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
+       step 1, keys of rank 1   LEAF 2  LEAF 3  COMBINE      LOAD 0..1   COMBINE
+                                LEAF 4  LEAF 5  COMBINE      LOAD 6..7   COMBINE
+                                COMBINE                      FINISH
+
+   On one rank the same seven additions are made in one step: equal bits.
+
+   Gradients of keys. The rank that visiting keys have come to computes the leaves of dK and dV
+   for its own queries, combines what it can, and sends the nodes that are left to the owner of
+   the keys, who folds them with its own. A buffer that travels round the ring and collects
+   sums would add them in the order of its route.
+   ========================================================================================== */
 
 #ifndef SEQPAR__PROGRAM_BLOCK
 #define SEQPAR__PROGRAM_BLOCK 8192 /* instructions */
@@ -6527,345 +6897,6 @@ static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__attn_visible(seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t begin, end;
-    attn->visible_begin = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
-    attn->visible_end = (int32_t *)seqpar__list_calloc(&attn->lists, mine->tokens * 4);
-    if (!attn->visible_begin || !attn->visible_end) return SEQPAR_ERR_MEMORY;
-    for (int64_t i = 0; i < mine->count; i++)
-        for (int64_t t = 0; t < mine->pieces[i].count; t++) {
-            seqpar__token_visible(&attn->rows[mine->pieces[i].row],
-                                  mine->pieces[i].start + t * mine->pieces[i].stride,
-                                  &attn->desc, &begin, &end);
-            attn->visible_begin[mine->pieces[i].local + t] = (int32_t)begin;
-            attn->visible_end[mine->pieces[i].local + t] = (int32_t)end;
-        }
-    return SEQPAR_OK;
-}
-
-/* Joins pieces that are neighbours in the row and in memory. */
-static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
-                               const seqpar_share *share, seqpar__bounds rows) {
-    seqpar_piece *last = NULL;
-    runs->begin = rows.begin;
-    runs->tokens = SEQPAR__MAX(rows.end - rows.begin, (int64_t)0);
-    runs->pieces = (seqpar_piece *)seqpar__list_malloc(
-        &attn->lists, share->count * (int64_t)sizeof *runs->pieces);
-    for (int64_t i = 0; runs->pieces && i < share->count; i++) {
-        seqpar_piece p = share->pieces[i];
-        if (p.local < rows.begin || p.local + p.count > rows.end) continue;
-        p.local -= rows.begin;
-        if (last && last->row == p.row && last->stride == p.stride &&
-            last->local + last->count == p.local &&
-            last->start + last->count * last->stride == p.start)
-            last->count += p.count;
-        else
-            *(last = &runs->pieces[runs->count++]) = p;
-    }
-    return runs->pieces != NULL;
-}
-
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
-   1 where its range begins and takes it away where it ends; the sums of these are the
-   counts. They return to 0 behind every row. */
-static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
-    const seqpar_share *mine = &attn->shares[attn->rank];
-    int64_t size = attn->row_count, i, *seen;
-    for (i = 0; i < attn->row_count; i++) size += attn->rows[i].tokens + 1;
-    seen = SEQPAR__NEW(int64_t, size);
-    if (!seen) return NULL;
-    for (size = attn->row_count, i = 0; i < attn->row_count; size += attn->rows[i++].tokens + 1)
-        seen[i] = size;
-    for (i = 0; i < mine->count; i++)
-        for (int64_t t = mine->pieces[i].local;
-             t < mine->pieces[i].local + mine->pieces[i].count; t++) {
-            int64_t *row = seen + seen[mine->pieces[i].row];
-            if (attn->visible_begin[t] >= attn->visible_end[t]) continue;
-            row[attn->visible_begin[t]]++;
-            row[attn->visible_end[t]]--;
-        }
-    for (i = attn->row_count + 1; i < size; i++) seen[i] += seen[i - 1];
-    return seen;
-}
-
-/* Pairs (own query, key) whose key is in a share. */
-static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
-    int64_t pairs = 0;
-    for (int64_t i = 0; i < share->count; i++) {
-        const seqpar_piece *p = &share->pieces[i];
-        for (int64_t t = 0; t < p->count; t++)
-            pairs += seen[seen[p->row] + p->start + t * p->stride];
-    }
-    return pairs;
-}
-
-/* What an own kernel is given of each source; in a ring only rows that reach this position. */
-static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
-    int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
-    attn->runs = (seqpar__joined *)seqpar__list_calloc(
-        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->runs);
-    for (int64_t i = 0; ok && attn->runs && i <= attn->size; i++) {
-        int64_t s = i < attn->size ? i : attn->rank;
-        seqpar__bounds rows = {0, attn->shares[s].tokens};
-        if (s != attn->rank && !seqpar__gathers(attn)) rows = attn->recv_rows[s];
-        ok = seqpar__join_pieces(attn, &attn->runs[i], &attn->shares[s], rows);
-        attn->runs[i].pairs = seqpar__pairs(seen, &attn->shares[s]);
-    }
-    SEQPAR_FREE(seen);
-    return ok && attn->runs ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
-}
-
-static int seqpar__by_leaf(const void *a, const void *b) {
-    int64_t x = ((const seqpar_piece *)a)->leaf, y = ((const seqpar_piece *)b)->leaf;
-    return x < y ? -1 : x > y;
-}
-
-/* Relaxed: pieces that are neighbours in the row and in memory are joined, and cut anew into
-   tiles. The place in the row becomes the leaf. */
-#ifndef SEQPAR__FREE_TILE
-#define SEQPAR__FREE_TILE 128
-#endif
-static seqpar_status seqpar__free_tiles(seqpar_share *share) {
-    seqpar_share cut;
-    int64_t capacity = 0;
-    memset(&cut, 0, sizeof cut);
-    for (int64_t i = 0; i < share->count; i++) {
-        seqpar_piece run = share->pieces[i], tile;
-        const seqpar_piece *next = &share->pieces[i + 1];
-        for (; i + 1 < share->count && next->row == run.row && next->stride == run.stride &&
-               next->start == run.start + run.count * run.stride &&
-               next->local == run.local + run.count && next->document == run.document;
-             i++)
-            run.count += next++->count;
-        for (int64_t at = 0; at < run.count; at += SEQPAR__FREE_TILE) {
-            tile = run;
-            tile.start += at * run.stride;
-            tile.count = SEQPAR__MIN((int64_t)SEQPAR__FREE_TILE, run.count - at);
-            tile.leaf = (tile.row << SEQPAR__CELL_BITS) + tile.start;
-            if (!seqpar__share_add(&cut, &capacity, tile)) {
-                SEQPAR_FREE(cut.pieces);
-                return SEQPAR_ERR_MEMORY;
-            }
-            cut.pieces[cut.count - 1].local = run.local + at;
-        }
-    }
-    SEQPAR_FREE(share->pieces);
-    share->pieces = cut.pieces;
-    share->count = cut.count;
-    return SEQPAR_OK;
-}
-
-/* The shares of positions: what their members hold together, member after member in memory,
-   pieces in order of leaves. attn->order, which names pieces of ranks, then names pieces of
-   positions. begin: (ranks) where a rank's tokens begin among its position's. */
-static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
-                                             int64_t *begin) {
-    int64_t members = attn->forward.ulysses_size;
-    for (int64_t r = 0; r < attn->size; r++) {
-        seqpar_share *whole = &attn->shares[r];
-        int64_t count = 0;
-        for (int64_t m = r * members; m < (r + 1) * members; m++) {
-            begin[m] = whole->tokens;
-            whole->tokens += ranks[m].tokens;
-            count += ranks[m].count;
-        }
-        attn->total += count;
-        if (members == 1 && r != attn->rank) {
-            *whole = ranks[r];
-            memset(&ranks[r], 0, sizeof ranks[r]);
-        } else if (!(whole->pieces = SEQPAR__NEW(seqpar_piece, count)))
-            return SEQPAR_ERR_MEMORY;
-    }
-    for (int64_t i = 0; i < attn->total; i++) {
-        seqpar__sorted_key *key = &attn->order[i];
-        const seqpar_share *part = &ranks[key->source];
-        seqpar_share *whole = &attn->shares[key->source / members];
-        if (part->count) { /* else it has become the position's as a whole, above */
-            whole->pieces[whole->count] = part->pieces[key->piece];
-            whole->pieces[whole->count].local += begin[key->source];
-            key->piece = (int32_t)whole->count++;
-        }
-        key->source /= (int32_t)members;
-    }
-    for (int64_t m = 0; m < members; m++) {
-        attn->parts[m] = ranks[attn->rank * members + m];
-        attn->part_begin[m + 1] = attn->part_begin[m] + attn->parts[m].tokens;
-        memset(&ranks[attn->rank * members + m], 0, sizeof *ranks);
-    }
-    SEQPAR__WORK(attn->total + attn->forward.sp_size);
-    return SEQPAR_OK;
-}
-
-/* Relaxed: tiles in the place of pieces, sorted by leaf: with stripe, first tokens need not
-   rise from member to member. */
-static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
-    int64_t s, n = 0;
-    for (attn->total = s = 0; s < attn->size; s++) {
-        seqpar_share *share = &attn->shares[s];
-        SEQPAR__TRY(seqpar__free_tiles(share));
-        if (share->count)
-            qsort(share->pieces, (size_t)share->count, sizeof *share->pieces, seqpar__by_leaf);
-        attn->total += share->count;
-    }
-    SEQPAR_FREE(attn->order);
-    attn->order = SEQPAR__NEW(seqpar__sorted_key, attn->total);
-    if (!attn->order) return SEQPAR_ERR_MEMORY;
-    for (s = 0; s < attn->size; s++)
-        for (int64_t i = 0; i < attn->shares[s].count; i++, n++) {
-            attn->order[n].leaf = attn->shares[s].pieces[i].leaf;
-            attn->order[n].source = (int32_t)s;
-            attn->order[n].piece = (int32_t)i;
-        }
-    qsort(attn->order, (size_t)n, sizeof *attn->order, seqpar__by_number);
-    return SEQPAR_OK;
-}
-
-static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
-    return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
-}
-
-/* A key piece travels on from this position if a later position on its way sees it. So the
-   nearest position that does is all that counts. Positions are gone through from near to far,
-   and a piece whose nearest is known is skipped: next[i] leads to the next unknown piece from i
-   on. The paths are shortened as they are walked, so all of it takes little more than one
-   pass. */
-static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
-    int64_t end = i;
-    while (next[end] != end) {
-        SEQPAR__WORK(1);
-        end = next[end];
-    }
-    while (next[i] != end) {
-        int32_t on = next[i];
-        next[i] = (int32_t)end;
-        i = on;
-    }
-    return end;
-}
-
-static void seqpar__note_seen(const seqpar__sight *sight, int64_t query, int32_t steps,
-                              int32_t *next, int32_t *nearest) {
-    int64_t k = sight->keys[query].begin, end = sight->keys[query].end;
-    for (k = seqpar__next_unknown(next, k); k < end; k = seqpar__next_unknown(next, k + 1))
-        if (seqpar__sees(sight, query, k)) {
-            nearest[k] = steps;
-            next[k] = (int32_t)k + 1;
-        }
-}
-
-static void seqpar__widen(seqpar__bounds *rows, const seqpar_piece *p) {
-    rows->begin = SEQPAR__MIN(rows->begin, p->local);
-    rows->end = SEQPAR__MAX(rows->end, p->local + p->count);
-}
-
-/* Ring hops until these keys are back at their owner. */
-static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
-    int64_t way = source - attn->rank;
-    if (way == 0) return attn->size;
-    return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
-}
-
-/* Ring: which rows of each source come here, and which go on. A source's way ends before its
-   own position. In 2D, where rows lie member after member, all of them travel. */
-static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
-    int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
-    const int64_t *begin = sight->begin;
-    int32_t *next = SEQPAR__NEW(int32_t, 3 * (total + 1)), *nearest, *here;
-    if (!next) return SEQPAR_ERR_MEMORY;
-    nearest = next + total + 1;
-    here = nearest + total + 1;
-    for (k = 0; k <= total; k++) {
-        next[k] = (int32_t)k;
-        nearest[k] = INT32_MAX;
-    }
-    for (i = 1; i < size && attn->forward.ulysses_size == 1; i++)
-        for (s = (attn->rank + i * on) % size, k = begin[s]; k < begin[s + 1]; k++)
-            seqpar__note_seen(sight, sight->number[k], (int32_t)i, next, nearest);
-    for (k = 0; k <= total; k++) next[k] = (int32_t)k;
-    for (k = begin[attn->rank]; k < begin[attn->rank + 1]; k++)
-        seqpar__note_seen(sight, sight->number[k], 1, next, here);
-    for (s = 0; s < size; s++) {
-        attn->send_rows[s].begin = attn->recv_rows[s].begin = attn->shares[s].tokens;
-        attn->send_rows[s].end = attn->recv_rows[s].end = 0;
-    }
-    for (k = 0; k < total; k++) {
-        const seqpar_piece *p = seqpar__ordered_piece(attn, k);
-        s = attn->order[k].source;
-        i = seqpar__hops_home(attn, s);
-        if (attn->forward.ulysses_size > 1) nearest[k] = here[k] = 1;
-        if (nearest[k] < i) seqpar__widen(&attn->send_rows[s], p);
-        if (nearest[k] < i || (here[k] && s != attn->rank))
-            seqpar__widen(&attn->recv_rows[s], p);
-    }
-    SEQPAR_FREE(next);
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
-    int64_t *begin = SEQPAR__NEW(int64_t, attn->forward.sp_size);
-    seqpar_share *ranks = NULL;
-    seqpar_status status = begin ? seqpar__split_all(ctx->error, &ranks, &attn->order,
-                                                     attn->rows, attn->row_count,
-                                                     attn->desc.layout, attn->forward.sp_size)
-                                 : SEQPAR_ERR_MEMORY;
-    if (!status) status = seqpar__position_shares(attn, ranks, begin);
-    if (!status && attn->desc.relaxed) status = seqpar__relaxed_shares(attn);
-    seqpar__shares_free(ranks, attn->forward.sp_size);
-    SEQPAR_FREE(ranks);
-    SEQPAR_FREE(begin);
-    if (status ||
-        !(attn->leaves = (int64_t *)seqpar__list_malloc(&attn->lists, attn->total * 8)))
-        return status ? status : SEQPAR_ERR_MEMORY;
-    for (int64_t i = 0; i < attn->total; i++) attn->leaves[i] = attn->order[i].leaf;
-    for (int64_t s = 0; s < attn->size; s++)
-        attn->slot_row[s + 1] = attn->slot_row[s] + 2 * attn->shares[s].tokens;
-    return SEQPAR_OK;
-}
-
-/* Shares, bounds, who sees whom, what travels. The caller closes *sight. */
-static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
-                                         seqpar__sight *sight) {
-    memset(sight, 0, sizeof *sight);
-    attn->parts = (seqpar_share *)seqpar__list_calloc(
-        &attn->lists, attn->forward.ulysses_size * (int64_t)sizeof *attn->parts);
-    attn->part_begin = (int64_t *)seqpar__list_calloc(&attn->lists,
-                                                      (attn->forward.ulysses_size + 1) * 8);
-    if (!attn->parts || !attn->part_begin) return SEQPAR_ERR_MEMORY;
-    attn->shares = (seqpar_share *)seqpar__list_calloc(
-        &attn->lists, attn->size * (int64_t)sizeof *attn->shares);
-    attn->bounds = (seqpar__bounds **)seqpar__list_calloc(
-        &attn->lists, attn->size * (int64_t)sizeof *attn->bounds);
-    attn->recv_rows = (seqpar__bounds *)seqpar__list_calloc(
-        &attn->lists, 2 * attn->size * (int64_t)sizeof *attn->recv_rows);
-    attn->steps = (seqpar__attn_step *)seqpar__list_calloc(
-        &attn->lists, (attn->size + 1) * (int64_t)sizeof *attn->steps);
-    attn->returns = (seqpar__tasks *)seqpar__list_calloc(
-        &attn->lists, attn->size * (int64_t)sizeof *attn->returns);
-    attn->return_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
-    attn->outbox_elements = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
-    attn->slot_row = (int64_t *)seqpar__list_calloc(&attn->lists, (attn->size + 1) * 8);
-    attn->step_of = (int64_t *)seqpar__list_calloc(&attn->lists, attn->size * 8);
-    if (!attn->shares || !attn->bounds || !attn->recv_rows || !attn->steps || !attn->returns ||
-        !attn->return_elements || !attn->outbox_elements || !attn->slot_row || !attn->step_of)
-        return SEQPAR_ERR_MEMORY;
-    SEQPAR__TRY(seqpar__attn_split(ctx, attn));
-    for (int64_t r = 0; r < attn->size; r++) {
-        attn->bounds[r] = (seqpar__bounds *)seqpar__list_calloc(
-            &attn->lists, attn->shares[r].count * (int64_t)sizeof **attn->bounds);
-        if (!attn->bounds[r]) return SEQPAR_ERR_MEMORY;
-        for (int64_t i = 0; i < attn->shares[r].count; i++)
-            attn->bounds[r][i] = seqpar__piece_bounds(
-                &attn->rows[attn->shares[r].pieces[i].row], &attn->shares[r].pieces[i],
-                &attn->desc);
-        SEQPAR__WORK(attn->shares[r].count + 1);
-    }
-    SEQPAR__TRY(seqpar__sight_open(sight, attn));
-    attn->send_rows = attn->recv_rows + attn->size;
-    if (!seqpar__schedules[attn->desc.schedule].arrivals) return SEQPAR_OK;
-    return seqpar__attn_travels(attn, sight);
-}
-
 static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     int64_t most = 0;
     p->own = attn->shares[attn->rank].count;
@@ -6884,177 +6915,18 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
     return SEQPAR_OK;
 }
 
-static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
-    seqpar__writer p;
-    seqpar_status status;
-    memset(&p, 0, sizeof p);
-    status = seqpar__attn_shares(ctx, attn, &p.sight);
-    if (!status) status = seqpar__attn_visible(attn);
-    if (!status) status = seqpar__writer_open(attn, &p);
-    if (!status) status = seqpar__programs_write(attn, &p);
-    if (!status && attn->desc.kernel) status = seqpar__attn_sources(attn);
-    seqpar__sight_close(&p.sight);
-    SEQPAR_FREE(p.mine);
-    SEQPAR_FREE(p.list);
-    SEQPAR_FREE(p.spans);
-    SEQPAR_FREE(p.unused);
-    return status;
-}
+/* =============================================================================================
+   >>exec  the plan is run: ring and llama3
 
-static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
-    if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
-        return seqpar_fail(
-            error, SEQPAR_ERR_HEADS,
-            "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
-            (long long)d->heads, (long long)d->kv_heads);
-    if (d->head_dim <= 0)
-        return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1",
-                           (long long)d->head_dim);
-    if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
-        return seqpar_fail(error, SEQPAR_ERR_SIZE,
-                           "%lld heads of head_dim %lld are wider than %lld, the most a token "
-                           "may have; check both",
-                           (long long)d->heads, (long long)d->head_dim,
-                           (long long)SEQPAR_MAX_WIDTH);
-    if (d->window < 0)
-        return seqpar_fail(error, SEQPAR_ERR_MASK,
-                           "window is %lld; give 0 for none or at least 1",
-                           (long long)d->window);
-    if (!(d->softcap >= 0) || d->softcap > 1e30)
-        return seqpar_fail(error, SEQPAR_ERR_MASK,
-                           "softcap is %g; give 0 for none or a positive number up to 1e30",
-                           d->softcap);
-    if (!(d->dropout >= 0 && d->dropout < 1))
-        return seqpar_fail(error, SEQPAR_ERR_MASK,
-                           "dropout is %g; give at least 0 and less than 1", d->dropout);
-    if (d->kernel && d->dropout > 0)
-        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
-                           "an own attention kernel has no dropout; set it to 0 (it is %g)",
-                           d->dropout);
-    if (d->kernel && !(d->kernel->forward && d->kernel->backward))
-        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
-                           "an own attention kernel has no %s; give both functions",
-                           d->kernel->forward ? "backward" : "forward");
-    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30)
-        return seqpar_fail(
-            error, SEQPAR_ERR_MASK,
-            "the attention scale is %g; give a number from -1e30 to 1e30, 0 for 1/sqrt(head_dim)",
-            d->scale);
-    return SEQPAR_OK;
-}
+   The executor takes the operations of a plan one after the other: it begins and awaits
+   messages, and hands tasks to the device, with buffers for what lies between two of them:
 
-static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
-    const seqpar_attn_desc *d = &attn->desc;
-    seqpar_plan_desc p;
-    memset(&p, 0, sizeof p);
-    p.schedule = d->schedule;
-    p.sp_size = ctx->sp_size;
-    p.sp_rank = ctx->sp_rank;
-    p.kv_heads = d->kv_heads;
-    p.heads_k_stride = d->heads_k_stride;
-    p.ulysses_size = d->ulysses_size;
-    p.ulysses_replicate = d->ulysses_replicate;
-    p.down = seqpar_layout_at(d->layout)->down;
-    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
-    p.backward = 1;
-    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
-    attn->size = attn->forward.ring_size;
-    attn->rank = attn->forward.position;
-    attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
-    attn->kv_heads = attn->forward.kv_count;
-    attn->heads = attn->forward.replicate ? d->heads / attn->forward.ulysses_size
-                                          : attn->kv_heads * (d->heads / d->kv_heads);
-    attn->head_begin = attn->forward.replicate
-                           ? attn->forward.member * attn->heads
-                           : attn->forward.kv_begin * (d->heads / d->kv_heads);
-    if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
-        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES,
-                           "ulysses_size %lld does not divide %lld heads; replicated kv heads "
-                           "need equal numbers of query heads",
-                           (long long)attn->forward.ulysses_size, (long long)d->heads);
-    return SEQPAR_OK;
-}
-
-/* What is made once the plans are there: all that a run needs, or only what a count of FLOPs
-   and bytes needs (verify/seqpar_check.h). */
-typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
-static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
-                                       const seqpar_row *rows, int64_t row_count,
-                                       const seqpar_attn_desc *desc,
-                                       seqpar__attn_preparation prepare) {
-    seqpar_attn *attn;
-    seqpar_status status;
-    *out = NULL;
-    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
-    attn = SEQPAR__NEW(seqpar_attn, 1);
-    if (!attn) return seqpar__no_memory(ctx->error, "attention");
-    attn->desc = *desc;
-    if (desc->kernel) attn->desc.relaxed = 1;
-    if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
-    attn->rows = rows;
-    attn->row_count = row_count;
-    status = seqpar__attn_plans(ctx, attn);
-    if (!status) status = prepare(ctx, attn);
-    if (status) {
-        seqpar_attn_close(ctx, attn);
-        return seqpar_fail(ctx->error, status, "attention could not be set up: %s",
-                           seqpar_status_text(status));
-    }
-    *out = attn;
-    return SEQPAR_OK;
-}
-
-static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
-                                        int64_t row_count, const seqpar_attn_desc *d) {
-    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
-                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
-                                     {"layout", d->layout, 0},
-                                     {"schedule", d->schedule, 0},
-                                     {"heads", d->heads, 0},
-                                     {"kv_heads", d->kv_heads, 0},
-                                     {"head_dim", d->head_dim, 0},
-                                     {"heads_k_stride", d->heads_k_stride, 0},
-                                     {"ulysses_size", d->ulysses_size, 0},
-                                     {"ulysses_replicate", d->ulysses_replicate, 0},
-                                     {"full", d->full, 0},
-                                     {"window", d->window, 0},
-                                     {"relaxed", d->relaxed, 0},
-                                     {"own kernels", d->kernel != NULL, 0},
-                                     {"scales", seqpar__setting_real(d->scale), 1},
-                                     {"softcaps", seqpar__setting_real(d->softcap), 1},
-                                     {"dropout rates", seqpar__setting_real(d->dropout), 1}};
-    return seqpar__ranks_agree(ctx->sp, "attention", given,
-                               (int64_t)(sizeof given / sizeof *given));
-}
-
-SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
-                                          const seqpar_row *rows, int64_t row_count,
-                                          const seqpar_attn_desc *desc) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, rows, desc", ctx, out,
-                SEQPAR_IF(row_count > 0, rows), desc);
-    *out = NULL;
-    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
-    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size,
-                                    ctx->sp_rank));
-    SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
-    return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
-}
-
-SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
-    (void)ctx;
-    if (!attn) return;
-    for (int64_t r = 0; attn->shares && r < attn->size; r++)
-        seqpar_share_free(&attn->shares[r]);
-    for (int64_t r = 0; attn->parts && r < attn->forward.ulysses_size; r++)
-        seqpar_share_free(&attn->parts[r]);
-    seqpar_plan_free(&attn->forward);
-    seqpar_plan_free(&attn->backward);
-    SEQPAR_FREE(attn->order);
-    seqpar__list_free(&attn->lists);
-    SEQPAR_FREE(attn);
-}
-
-/* ---- running a plan ---- */
+       slot            keys and values, of one source in a ring, of all with llama3
+       store           states of queries that wait for siblings
+       pending         dK and dV of own keys that wait for siblings
+       outbox, inbox   nodes of dK and dV on their way to owners; two of each, so that one is
+                       filled while the other travels
+   ========================================================================================== */
 
 typedef struct seqpar__attn_exec {
     seqpar_ctx *ctx;
@@ -7375,7 +7247,16 @@ static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_pl
     return status;
 }
 
-/* ---- an own kernel: my queries x one source after the other ---- */
+/* =============================================================================================
+   >>kernel  an attention kernel of the user's
+
+   seqpar_attn_desc.kernel computes a rank's queries x all keys of one source. The executor still
+   splits, sends and sums: the parts of all sources are merged by their lse, as ring attention
+   does elsewhere, and dk, dv go to their owners. A part is the sum over a source, so the tree is
+   not that of cells: the error rule.
+
+       sum  <- nothing;  for each source: part <- kernel(source), sum <- merge(sum, part)
+   ========================================================================================== */
 
 static void *seqpar__user_results(const seqpar__attn_exec *r, const seqpar_plan_op *op,
                                   int what) {
@@ -7534,50 +7415,29 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
     return seqpar__exec_tasks(r, op, &step->own, r->ctx->device->attn_return, &memory);
 }
 
-static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    seqpar_device *dev = r->ctx->device;
-    const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
-    int own_slot = op->sources == 1 && op->source == r->attn->rank;
-    const void *k = own_slot ? r->k : r->slot[op->from].data;
-    const void *v = own_slot ? r->v : r->slot[op->from].data;
-    int64_t before = dev->attn_flops, number = r->compute++;
-    seqpar__task_memory memory = {k, v, NULL, r->store.data, 0, 0};
-    seqpar_status status;
-    if (r->attn->desc.kernel)
-        status = seqpar__exec_user_kernel(r, op, step, k, v);
-    else if (r->plan->backward)
-        status = seqpar__exec_backward(r, op, step, k, v);
-    else
-        status = seqpar__exec_tasks(r, op, &step->queries, dev->attn_forward, &memory);
-    /* attn_flops is true only then */
-    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
-    seqpar__trace(r->ctx, "compute", number, -1, op->source,
-                  (double)(dev->attn_flops - before));
-    return status;
-}
+/* =============================================================================================
+   >>ulysses  tokens for heads, and back
 
-static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_op *op) {
-    int64_t step = op->request - r->attn->ring_requests / 2;
-    seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
-    SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
-    seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
-    memory.inbox = r->inbox[op->buffer].data;
-    if (!seqpar__gathers(r->attn)) { /* ring: step s brings what position rank + s made */
-        memory.store = r->pending[0].data;
-        return seqpar__exec_tasks(
-            r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
-            r->ctx->device->attn_return, &memory);
-    }
-    memory.store = r->pending[op->buffer].data;
-    for (int64_t q = 0; q < r->attn->size; q++) {
-        memory.inbox_row = r->in_begin[q];
-        SEQPAR__TRY(seqpar__exec_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
-                                       &memory));
-    }
-    return SEQPAR_OK;
-}
+   Members of a position exchange: each gives its tokens of the others' heads and gets their
+   tokens of its own heads. What follows works on all tokens of the position; its results go
+   back the same way. Of two members with 4 heads, and 5 and 3 tokens:
 
-/* ---- Ulysses: tokens for heads, and back ---- */
+       member 0   tokens 0..4, heads 0..3   HEADS    tokens 0..7, heads 0..1
+       member 1   tokens 5..7, heads 0..3   TOKENS   tokens 0..7, heads 2..3
+
+   Where there are fewer kv heads than members, some members have the same one
+   (ulysses_replicate), and the copies of dk and dv are added in order of members.
+   ========================================================================================== */
+
+/* Heads of a member, query or kv: *begin .. *begin + the result. */
+static int64_t seqpar__member_heads(const seqpar_plan *plan, const seqpar_attn_desc *d,
+                                    int64_t member, int kv, int64_t *begin) {
+    int64_t group = d->heads / d->kv_heads, each = d->heads / plan->ulysses_size;
+    int64_t count = seqpar__member_kv(plan, d->kv_heads, member, begin);
+    if (kv) return count;
+    *begin = plan->replicate ? member * each : *begin * group;
+    return plan->replicate ? each : count * group;
+}
 
 typedef struct seqpar__heads_tensor {
     char *local, *gathered; /* (own tokens, all heads), (tokens of the position, own heads) */
@@ -7587,40 +7447,24 @@ typedef struct seqpar__heads_tensor {
 
 enum { SEQPAR__HEADS_MAX = 6 };
 
-/* Heads of a member: query or kv. */
-static int64_t seqpar__member_heads(const seqpar__attn_exec *r, int64_t member, int kv,
-                                    int64_t *begin) {
-    const seqpar_attn_desc *d = &r->attn->desc;
-    int64_t members = r->plan->ulysses_size, group = d->heads / d->kv_heads;
-    int64_t first = member * d->kv_heads / members;
-    int64_t count = r->plan->replicate ? 1 : (member + 1) * d->kv_heads / members - first;
-    *begin = first;
-    if (kv) return count;
-    *begin = r->plan->replicate ? member * r->attn->heads : first * group;
-    return r->plan->replicate ? r->attn->heads : count * group;
-}
-
-/* The tensors that travel, in the order of every message. */
+/* The tensors that travel, in the order of every message: to members, or as results back. */
 static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
                                      seqpar__heads_tensor *t) {
     const seqpar_attn_args *a = &r->own;
-    const void *in[SEQPAR__HEADS_MAX] = {a->q, a->k, a->v, a->dout, a->lse, a->delta};
-    const void *forward[2] = {a->out, a->lse}, *backward[3] = {a->dq, a->dk, a->dv};
-    const void **data = in;
-    int64_t unit = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage);
-    int64_t statistic = seqpar_dtype_bytes(r->ctx->device->accumulator);
-    int64_t count = r->plan->backward ? SEQPAR__HEADS_MAX : 3;
-    int out_and_lse = results && !r->plan->backward;
-    if (results) {
-        data = r->plan->backward ? backward : forward;
-        count = r->plan->backward ? 3 : 2;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        int of_scores = out_and_lse ? i == 1 : i > 3;
-        t[i].local = (char *)data[i];
-        t[i].kv = (i == 1 || i == 2) && !out_and_lse;
-        t[i].unit = of_scores ? statistic : unit;
-    }
+    int64_t number = seqpar_dtype_bytes(r->ctx->device->accumulator);
+    int64_t head = a->head_dim * seqpar_dtype_bytes(r->ctx->device->storage);
+    const seqpar__heads_tensor inputs[] = {
+        {(char *)a->q, NULL, head, 0},     {(char *)a->k, NULL, head, 1},
+        {(char *)a->v, NULL, head, 1},     {(char *)a->dout, NULL, head, 0},
+        {(char *)a->lse, NULL, number, 0}, {(char *)a->delta, NULL, number, 0}};
+    const seqpar__heads_tensor out[] = {{(char *)a->out, NULL, head, 0},
+                                        {(char *)a->lse, NULL, number, 0}};
+    const seqpar__heads_tensor gradients[] = {{(char *)a->dq, NULL, head, 0},
+                                              {(char *)a->dk, NULL, head, 1},
+                                              {(char *)a->dv, NULL, head, 1}};
+    int backward = r->plan->backward;
+    int64_t count = !results ? (backward ? 6 : 3) : backward ? 3 : 2;
+    memcpy(t, !results ? inputs : backward ? gradients : out, (size_t)count * sizeof *t);
     return count;
 }
 
@@ -7649,7 +7493,8 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
                      ~(int64_t)63;
         for (int64_t i = 0; i < count; i++)
             for (int64_t m = 0; m < members; m++)
-                all += own * seqpar__member_heads(r, m, t[i].kv, &begin) * t[i].unit;
+                all += own * seqpar__member_heads(r->plan, &r->attn->desc, m, t[i].kv, &begin) *
+                       t[i].unit;
         stage = SEQPAR__MAX(stage, all);
         SEQPAR__TRY(seqpar_buffer_new(r->ctx, results ? &r->results : &r->gathered, bytes,
                                       SEQPAR_MEM_EXCHANGE));
@@ -7693,7 +7538,9 @@ static int64_t seqpar__heads_blocks(const seqpar__attn_exec *r, const seqpar__he
         for (int64_t i = 0; i < count; i++, n++) {
             blocks[n].member = m;
             blocks[n].tensor = &t[i];
-            blocks[n].width = seqpar__member_heads(r, m, t[i].kv, &blocks[n].begin) * t[i].unit;
+            blocks[n].width = seqpar__member_heads(r->plan, &r->attn->desc, m, t[i].kv,
+                                                   &blocks[n].begin) *
+                              t[i].unit;
             blocks[n].stage = at;
             at += own * blocks[n].width;
         }
@@ -7785,6 +7632,227 @@ static seqpar_status seqpar__exec_heads(seqpar__attn_exec *r, const seqpar_plan_
     SEQPAR_FREE(blocks);
     SEQPAR_FREE(list);
     return status;
+}
+
+/* =============================================================================================
+   >>call  open, forward, backward
+
+   seqpar_attn_open checks the description, compares it over the ranks, makes both plans and all
+   that they need. A forward or backward call makes the buffers of one run, runs the plan, and
+   frees them. After an error it first tells the other ranks and waits for messages in flight, so
+   that nobody writes into memory that is freed.
+   ========================================================================================== */
+
+static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
+    seqpar__writer p;
+    seqpar_status status;
+    memset(&p, 0, sizeof p);
+    status = seqpar__attn_shares(ctx, attn, &p.sight);
+    if (!status) status = seqpar__attn_visible(attn);
+    if (!status) status = seqpar__writer_open(attn, &p);
+    if (!status) status = seqpar__programs_write(attn, &p);
+    if (!status && attn->desc.kernel) status = seqpar__attn_sources(attn);
+    seqpar__sight_close(&p.sight);
+    SEQPAR_FREE(p.mine);
+    SEQPAR_FREE(p.list);
+    SEQPAR_FREE(p.spans);
+    SEQPAR_FREE(p.unused);
+    return status;
+}
+
+static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
+    if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
+        return seqpar_fail(
+            error, SEQPAR_ERR_HEADS,
+            "%lld heads over %lld kv_heads; heads must be a positive multiple of kv_heads",
+            (long long)d->heads, (long long)d->kv_heads);
+    if (d->head_dim <= 0)
+        return seqpar_fail(error, SEQPAR_ERR_HEAD_DIM, "head_dim is %lld; give at least 1",
+                           (long long)d->head_dim);
+    if (seqpar__times(d->heads, d->head_dim) > SEQPAR_MAX_WIDTH)
+        return seqpar_fail(error, SEQPAR_ERR_SIZE,
+                           "%lld heads of head_dim %lld are wider than %lld, the most a token "
+                           "may have; check both",
+                           (long long)d->heads, (long long)d->head_dim,
+                           (long long)SEQPAR_MAX_WIDTH);
+    if (d->window < 0)
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "window is %lld; give 0 for none or at least 1",
+                           (long long)d->window);
+    if (!(d->softcap >= 0) || d->softcap > 1e30)
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "softcap is %g; give 0 for none or a positive number up to 1e30",
+                           d->softcap);
+    if (!(d->dropout >= 0 && d->dropout < 1))
+        return seqpar_fail(error, SEQPAR_ERR_MASK,
+                           "dropout is %g; give at least 0 and less than 1", d->dropout);
+    if (d->kernel && d->dropout > 0)
+        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
+                           "an own attention kernel has no dropout; set it to 0 (it is %g)",
+                           d->dropout);
+    if (d->kernel && !(d->kernel->forward && d->kernel->backward))
+        return seqpar_fail(error, SEQPAR_ERR_KERNEL,
+                           "an own attention kernel has no %s; give both functions",
+                           d->kernel->forward ? "backward" : "forward");
+    if (!(d->scale == d->scale) || d->scale > 1e30 || d->scale < -1e30)
+        return seqpar_fail(
+            error, SEQPAR_ERR_MASK,
+            "the attention scale is %g; give a number from -1e30 to 1e30, 0 for 1/sqrt(head_dim)",
+            d->scale);
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
+    const seqpar_attn_desc *d = &attn->desc;
+    seqpar_plan_desc p;
+    memset(&p, 0, sizeof p);
+    p.schedule = d->schedule;
+    p.sp_size = ctx->sp_size;
+    p.sp_rank = ctx->sp_rank;
+    p.kv_heads = d->kv_heads;
+    p.heads_k_stride = d->heads_k_stride;
+    p.ulysses_size = d->ulysses_size;
+    p.ulysses_replicate = d->ulysses_replicate;
+    p.down = seqpar_layout_at(d->layout)->down;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->forward, &p));
+    p.backward = 1;
+    SEQPAR__TRY(seqpar_plan_make(ctx->error, &attn->backward, &p));
+    attn->size = attn->forward.ring_size;
+    attn->rank = attn->forward.position;
+    attn->ring_requests = attn->backward.requests - (attn->forward.ulysses_size > 1 ? 2 : 0);
+    attn->kv_heads = attn->forward.kv_count;
+    attn->heads = seqpar__member_heads(&attn->forward, d, attn->forward.member, 0,
+                                       &attn->head_begin);
+    if (attn->forward.replicate && d->heads % attn->forward.ulysses_size)
+        return seqpar_fail(ctx->error, SEQPAR_ERR_ULYSSES,
+                           "ulysses_size %lld does not divide %lld heads; replicated kv heads "
+                           "need equal numbers of query heads",
+                           (long long)attn->forward.ulysses_size, (long long)d->heads);
+    return SEQPAR_OK;
+}
+
+/* What is made once the plans are there: all that a run needs, or only what a count of FLOPs
+   and bytes needs (verify/seqpar_check.h). */
+typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
+static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
+                                       const seqpar_row *rows, int64_t row_count,
+                                       const seqpar_attn_desc *desc,
+                                       seqpar__attn_preparation prepare) {
+    seqpar_attn *attn;
+    seqpar_status status;
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    attn = SEQPAR__NEW(seqpar_attn, 1);
+    if (!attn) return seqpar__no_memory(ctx->error, "attention");
+    attn->desc = *desc;
+    if (desc->kernel) attn->desc.relaxed = 1;
+    if (attn->desc.scale == 0) attn->desc.scale = 1.0 / sqrt((double)desc->head_dim);
+    attn->rows = rows;
+    attn->row_count = row_count;
+    status = seqpar__attn_plans(ctx, attn);
+    if (!status) status = prepare(ctx, attn);
+    if (status) {
+        seqpar_attn_close(ctx, attn);
+        return seqpar_fail(ctx->error, status, "attention could not be set up: %s",
+                           seqpar_status_text(status));
+    }
+    *out = attn;
+    return SEQPAR_OK;
+}
+
+static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
+                                        int64_t row_count, const seqpar_attn_desc *d) {
+    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
+                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                     {"layout", d->layout, 0},
+                                     {"schedule", d->schedule, 0},
+                                     {"heads", d->heads, 0},
+                                     {"kv_heads", d->kv_heads, 0},
+                                     {"head_dim", d->head_dim, 0},
+                                     {"heads_k_stride", d->heads_k_stride, 0},
+                                     {"ulysses_size", d->ulysses_size, 0},
+                                     {"ulysses_replicate", d->ulysses_replicate, 0},
+                                     {"full", d->full, 0},
+                                     {"window", d->window, 0},
+                                     {"relaxed", d->relaxed, 0},
+                                     {"own kernels", d->kernel != NULL, 0},
+                                     {"scales", seqpar__setting_real(d->scale), 1},
+                                     {"softcaps", seqpar__setting_real(d->softcap), 1},
+                                     {"dropout rates", seqpar__setting_real(d->dropout), 1}};
+    return seqpar__ranks_agree(ctx->sp, "attention", given,
+                               (int64_t)(sizeof given / sizeof *given));
+}
+
+SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
+                                          const seqpar_row *rows, int64_t row_count,
+                                          const seqpar_attn_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, attn, rows, desc", ctx, out,
+                SEQPAR_IF(row_count > 0, rows), desc);
+    *out = NULL;
+    SEQPAR__TRY(seqpar__check_attn(ctx->error, desc));
+    SEQPAR__TRY(seqpar__check_split(ctx->error, rows, row_count, desc->layout, ctx->sp_size,
+                                    ctx->sp_rank));
+    SEQPAR__TRY(seqpar__attn_agree(ctx, rows, row_count, desc));
+    return seqpar__attn_open(ctx, out, rows, row_count, desc, seqpar__attn_prepare);
+}
+
+SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn) {
+    (void)ctx;
+    if (!attn) return;
+    for (int64_t r = 0; attn->shares && r < attn->size; r++)
+        seqpar_share_free(&attn->shares[r]);
+    for (int64_t r = 0; attn->parts && r < attn->forward.ulysses_size; r++)
+        seqpar_share_free(&attn->parts[r]);
+    seqpar_plan_free(&attn->forward);
+    seqpar_plan_free(&attn->backward);
+    SEQPAR_FREE(attn->order);
+    seqpar__list_free(&attn->lists);
+    SEQPAR_FREE(attn);
+}
+
+/* ---- running a plan ---- */
+
+static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_plan_op *op) {
+    seqpar_device *dev = r->ctx->device;
+    const seqpar__attn_step *step = &r->attn->steps[r->attn->step_of[op->source]];
+    int own_slot = op->sources == 1 && op->source == r->attn->rank;
+    const void *k = own_slot ? r->k : r->slot[op->from].data;
+    const void *v = own_slot ? r->v : r->slot[op->from].data;
+    int64_t before = dev->attn_flops, number = r->compute++;
+    seqpar__task_memory memory = {k, v, NULL, r->store.data, 0, 0};
+    seqpar_status status;
+    if (r->attn->desc.kernel)
+        status = seqpar__exec_user_kernel(r, op, step, k, v);
+    else if (r->plan->backward)
+        status = seqpar__exec_backward(r, op, step, k, v);
+    else
+        status = seqpar__exec_tasks(r, op, &step->queries, dev->attn_forward, &memory);
+    /* attn_flops is true only then */
+    if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
+    seqpar__trace(r->ctx, "compute", number, -1, op->source,
+                  (double)(dev->attn_flops - before));
+    return status;
+}
+
+static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_op *op) {
+    int64_t step = op->request - r->attn->ring_requests / 2;
+    seqpar__task_memory memory = {NULL, NULL, NULL, NULL, 0, 0};
+    SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
+    seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
+    memory.inbox = r->inbox[op->buffer].data;
+    if (!seqpar__gathers(r->attn)) { /* ring: step s brings what position rank + s made */
+        memory.store = r->pending[0].data;
+        return seqpar__exec_tasks(
+            r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
+            r->ctx->device->attn_return, &memory);
+    }
+    memory.store = r->pending[op->buffer].data;
+    for (int64_t q = 0; q < r->attn->size; q++) {
+        memory.inbox_row = r->in_begin[q];
+        SEQPAR__TRY(seqpar__exec_tasks(r, op, &r->attn->returns[q], r->ctx->device->attn_return,
+                                       &memory));
+    }
+    return SEQPAR_OK;
 }
 
 static seqpar_status seqpar__exec_op(seqpar__attn_exec *r, const seqpar_plan_op *op) {
@@ -16701,7 +16769,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
 }
 
 /* =============================================================================================
-   >>own  a block kernel of the user's own in the place of ours
+   >>user  a block kernel or product of the user's in the place of ours
    ========================================================================================== */
 
 static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows,

@@ -24,9 +24,15 @@ chapters() {
         rows) what="fast device: norm, SwiGLU, loss, update"; check="reference device; each row alone and among others" ;;
         shards) what="parameters at their owners alone"; check="every D x P by memcmp; memory suite: bytes held and sent" ;;
         half) what="fast device in bf16: widened, computed in fp32, rounded"; check="each operation against fp64; D x P by memcmp" ;;
-        own) what="a block kernel of your own"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
+        user) what="a block kernel or product of the user's"; check="slow.h, in fp64, fp32 and bf16; kernels that misbehave" ;;
         plan) what="ring and llama3 as data"; check="all ranks simulated, P up to 1,024" ;;
-        attn) what="the executor"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
+        attn) what="what an attention is made of"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; slow.h" ;;
+        sight) what="who sees whom, and which keys travel"; check="pairs counted one by one; bytes by formula" ;;
+        program) what="what each rank adds, and in which order"; check="P = 1, 2, 3, 4, 5, 8 by memcmp; steps counted" ;;
+        exec) what="a plan is run: ring and llama3"; check="late and failing messages; memory by formula" ;;
+        kernel) what="an attention kernel of the user's"; check="slow.h; every layout and schedule" ;;
+        ulysses) what="tokens for heads, and back"; check="P = 2 to 8, replicated heads, by memcmp" ;;
+        call) what="open, forward, backward"; check="refusals; every allocation fails once" ;;
         loss) what="token log-probs in pieces, SFT seeds"; check="slow.h, golden vectors" ;;
         objective) what="sums per document; DPO, KTO, RM, PPO, GRPO"; check="slow_loss.h, golden vectors, identities" ;;
         optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;

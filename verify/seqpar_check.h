@@ -776,13 +776,9 @@ static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
     int64_t statistic = seqpar_dtype_bytes(ctx->device->accumulator);
     int64_t begin;
     int64_t own = attn->parts[plan->member].tokens;
-    seqpar__attn_exec r;
-    memset(&r, 0, sizeof r);
-    r.attn = (seqpar_attn *)attn;
-    r.plan = plan;
     for (int64_t m = 0; m < plan->ulysses_size; m++) {
-        int64_t heads = seqpar__member_heads(&r, m, 0, &begin);
-        int64_t kv = seqpar__member_heads(&r, m, 1, &begin);
+        int64_t heads = seqpar__member_heads(plan, &attn->desc, m, 0, &begin);
+        int64_t kv = seqpar__member_heads(plan, &attn->desc, m, 1, &begin);
         if (m == plan->member) continue;
         cost->forward_bytes += own * (heads + 2 * kv) * d +
                                attn->parts[m].tokens * attn->heads * (d + statistic);
