@@ -178,7 +178,10 @@ def read(words):
 
 
 LIMITED = '[{"max_samples":2},{"max_samples":9}]'
+write("two/train.jsonl", b"{}\n{}\n")
+NAMES[write("two/test.jsonl", b"{}\n")] = "w"
 rows("data_items", read, [
+    ((f"--dataset {OUT}/two --split test",), ["w1.0"]),
     ((f"--dataset {TEN}",), numbered("t", 1, 10, 0)), ((f"--dataset {TEN} --max_samples 3",), numbered("t", 1, 3, 0)),
     ((f"--dataset {FIVE},{TEN}",), numbered("f", 1, 5, 0) + numbered("t", 1, 10, 1)),
     ((f"--dataset {TEN},{FIVE} --max_samples 6",), numbered("t", 1, 4, 0) + numbered("f", 1, 2, 1)),
@@ -213,6 +216,7 @@ rows("stream_items", dealt, [
     (("ab\n", 99, 2), [("", "ab\n", "")]),
     (("ab\ncd\nef\ngh", 6, 2), [("", "ab\n", "cd"), ("ab\n", "cd\nef\n", "gh"), ("ef\n", "gh", "")]),
     (("abcdefgh\nijkl\nm", 99, 4), [("", "abcdefgh\nijkl\n", "m"), ("ijkl\n", "m", "")]),
+    (("\nab\ncd", 99, 5), [("", "\nab\n", "cd"), ("\nab\n", "cd", "")]),
     (("a\nb\nc\nd\ne\nfghij", 99, 3), [("", "a\nb\nc\nd\ne\n", "fgh"), ("d\ne\n", "fghij", "")]),
     (("\ufeffa\r\nb", 99, 2), [("", "a\r\n", "b"), ("a\r\n", "b", "")])])
 rows("stream_sizes", lambda: (prepare.STREAM, prepare.AROUND, prepare.BATCH, prepare.GROUP), [((), (1 << 22, 256, 256, 1000))])
@@ -425,13 +429,21 @@ class Steps:
 
 def together(make, given, folder=None, **options):
     """What becomes of batches that are made already."""
-    o = types.SimpleNamespace(max_len=4, max_samples=99, **options) if "max_len" not in options else types.SimpleNamespace(**{"max_samples": 99, **options})
-    file, counts, steps, whole = Kept(), collections.Counter(), Steps(), (prepare.in_order, prepare.data_items, prepare.data_files)
-    prepare.in_order, prepare.data_items, prepare.data_files = lambda *_: iter(given), lambda _: [], lambda _: []
+    o = types.SimpleNamespace(**{"max_len": 4, "max_samples": 99, **options})
+    maker, file, counts, steps = types.SimpleNamespace(folder=folder), Kept(), collections.Counter(), Steps()
+    whole, asked = (prepare.in_order, prepare.data_items, prepare.data_files, prepare.stream_items), []
+
+    def in_order(*given_to):
+        asked.append((*given_to[:3], given_to[3].__name__, list(given_to[4])))
+        return iter(given)
+    prepare.in_order, prepare.data_items, prepare.data_files = in_order, lambda asks: [asks], lambda asks: [[asks]]
+    prepare.stream_items = lambda files: [files]
     try:
-        make(o, None, types.SimpleNamespace(folder=folder), file, counts, steps)
+        make(o, "now", maker, file, counts, steps)
     finally:
-        prepare.in_order, prepare.data_items, prepare.data_files = whole
+        prepare.in_order, prepare.data_items, prepare.data_files, prepare.stream_items = whole
+    work = "worker_stream" if make is prepare.make_stream else "worker_batch"
+    assert asked == [(o, "now", maker, work, [[o]])], asked
     return file.all, {key: n for key, n in counts.items() if n}, steps.all
 
 

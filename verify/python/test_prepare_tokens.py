@@ -256,6 +256,7 @@ rows("common_prompt", prepare.common_prompt, [
     (("Assistant:", "Assistant: a"), 10), (("Assistant:a", "Assistant:b"), 10), (("ab", "ab"), 0), (("a b", "a b"), 1), (("a  b", "a  c"), 2),
     ((" a", " b"), 0), (("a. ", "a. "), 2)])
 rows("prompt_of_last", prepare.common_prompt, [
+    (("Human: q\nAssistant: a\nUser: so", "Human: q\nAssistant: a\nUser: and"), 19),
     (("Assistant: a\nHuman: x\nAssistant: b", "Assistant: a\nHuman: x\nAssistant: c"), 32),
     (("Human: a\nAssistant: b\nAssistant: c", "Human: a\nAssistant: b"), 19)])
 
