@@ -27,7 +27,7 @@ rows("read_json", prepare.read_json, [
     ((AT, "broken.json"), Sentence(f"{AT}/broken.json cannot be read: Expecting property name enclosed in double quotes: line 1 column "
                                    f"2 (char 1); {ANEW}")),
 ])
-for name in ("there/tokenizer.json", "model/tokenizer.model", "vocab/vocab.json", "nothing/x"):
+for name in ("there/tokenizer.json", "model/tokenizer.model", "vocab/vocab.json", "both/vocab.json", "both/tokenizer.model", "nothing/x"):
     write(name, "{}")
 
 
@@ -39,6 +39,7 @@ def others(folder, name):
 rows("read_tokenizer", prepare.read_tokenizer, [
     ((f"{OUT}/there",), b"{}"),
     ((f"{OUT}/model",), others(f"{OUT}/model", "tokenizer.model")),
+    ((f"{OUT}/both",), others(f"{OUT}/both", "tokenizer.model")),
     ((f"{OUT}/vocab",), others(f"{OUT}/vocab", "vocab.json")),
     ((f"{OUT}/nothing",), Sentence(f"{OUT}/nothing/tokenizer.json cannot be read: No such file or directory; give the folder of a model "
                                    "with its tokenizer as --pretrain")),

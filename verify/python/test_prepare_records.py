@@ -642,11 +642,12 @@ rows("parted_most", lambda count: [(ids[0], len(ids)) for ids, _, _ in parted(li
 
 
 class Marks:
-    """A tokenizer of letters."""
+    """A tokenizer of letters, and of <m>."""
 
     def encode_batch(self, texts, add_special_tokens):
         if any("\ud800" in text for text in texts):
             raise TypeError
+        texts = [text.replace("<m>", "\u012c") for text in texts]
         return [types.SimpleNamespace(ids=[ord(c) for c in text if not add_special_tokens]) for text in texts]
 
 
@@ -658,7 +659,7 @@ def stepper(marks="+ -"):
 
 
 rows("token", lambda text: stepper().token(text, "WHAT"), [
-    (("a",), 97), (("ab",), Sentence("WHAT: 'ab' is 2 tokens, [97, 98]; give a text that is one")),
+    (("a",), 97), (("<m>",), 300), (("ab",), Sentence("WHAT: 'ab' is 2 tokens, [97, 98]; give a text that is one")),
     (("",), Sentence("WHAT: '' is 0 tokens, []; give a text that is one")),
     (("a" * 9,), Sentence(f"WHAT: 'aaaaaaaaa' is 9 tokens, {[97] * 8}; give a text that is one")),
     (("\ud800",), Sentence("a text holds half a character (a lone surrogate such as \\ud800); remove it"))])
