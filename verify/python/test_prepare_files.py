@@ -39,6 +39,7 @@ rows("json_items", items, [
     (("a.jsonl.gz", gzip.compress(b"{}\n")), [line(1, b"{}\n")]), (("a.json", b'[{"a": 1}, 5]'), [line(1, {"a": 1}), line(2, 5)]),
     (("a.jsonl", b'\xef\xbb\xbf [ {"a": 1}]'), [line(1, {"a": 1})]), (("a.json", b"[]"), []), (("a.json", b"[5]"), [line(1, b"[5]")]),
     (("a.json", b""), []),
+    (("a.json", b" " * 4094 + b'[{"a": 1}]'), [line(1, {"a": 1})]), (("a.json", b" " * 4095 + b"[{}]"), [line(1, b" " * 4095 + b"[{}]")]),
     (("a.json", b'[{"a": 1}'), Sentence(f"{OUT}/items/a.json: {BROKEN}"))])
 
 
@@ -328,13 +329,52 @@ def doubled(workers, parts):
 rows("in_order", doubled, [((1, 3), [(0, "own"), (3, "own"), (6, "own")]), ((2, 20), [(2 * i, "now") for i in range(20)]), ((2, 0), [])])
 
 
+class Ending(Doubling):
+    """A process that is ended at its second part."""
+
+    def batch(self, part):
+        return os._exit(1) if part == 1 else part
+
+
+def broken():
+    whole, prepare.Maker = prepare.Maker, Ending
+    try:
+        return list(prepare.in_order(types.SimpleNamespace(workers=2, by=2), "now", None, prepare.worker_batch, range(2)))
+    finally:
+        prepare.Maker = whole
+
+
+rows("in_order_broken", broken, [
+    ((), Sentence("one of the 2 processes was ended from outside, for want of memory perhaps; lower --workers"))])
+
+
+def begun():
+    """What a process does first, and what it has then."""
+    calls, whole = [], (prepare.signal.signal, prepare.end_with_parent, prepare.Maker, prepare._maker)
+    prepare.signal.signal, prepare.end_with_parent, prepare.Maker = lambda *given: calls.append(given), calls.append, lambda *given: given
+    os.environ.pop("TOKENIZERS_PARALLELISM", None)
+    try:
+        prepare.worker_begin("options", "now", 7)
+        return calls, prepare._maker, os.environ["TOKENIZERS_PARALLELISM"]
+    finally:
+        prepare.signal.signal, prepare.end_with_parent, prepare.Maker, prepare._maker = whole
+
+
+rows("worker_begin", begun, [((), ([(prepare.signal.SIGINT, prepare.signal.SIG_IGN), 7], ("options", "now"), "false"))])
+
+
 class Terminal(io.StringIO):
+    """What is written, and ~ where it is flushed."""
+
     def __init__(self, there):
         super().__init__()
         self.there = there
 
     def isatty(self):
         return self.there
+
+    def flush(self):
+        self.write("~")
 
 
 def progress(there, *times):
@@ -354,8 +394,8 @@ def progress(there, *times):
 CLEAR = "\r\033[K"
 rows("progress", progress, [
     ((False, 1.0, 3.0, 6.0), (5.0, "")), ((True, 1.0, 6.0), (5.0, CLEAR)), ((True, 1.0, 1.125, 1.25), (0.25, CLEAR)),
-    ((True, 0.0, 0.25, 0.5), (0.5, f"\r1,000 records, 5,000 tokens, 20,000 tokens/s \033[K{CLEAR}")),
-    ((True, 1.0, 3.0, 3.125, 5.0, 9.0), (8.0, f"\r1,000 records, 5,000 tokens, 2,500 tokens/s \033[K\r3,000 records, 15,000 tokens, 3,750 tokens/s \033[K{CLEAR}"))])
+    ((True, 0.0, 0.25, 0.5), (0.5, f"\r1,000 records, 5,000 tokens, 20,000 tokens/s \033[K~{CLEAR}")),
+    ((True, 1.0, 3.0, 3.125, 5.0, 9.0), (8.0, f"\r1,000 records, 5,000 tokens, 2,500 tokens/s \033[K~\r3,000 records, 15,000 tokens, 3,750 tokens/s \033[K~{CLEAR}"))])
 
 
 def limits(hard, limit, pages):

@@ -296,6 +296,8 @@ rows("info_shared", info, [
     ((SHARED, {"conversations": LONG}), Sentence(f'"conversations" is "{LONG[:39]}, but a list of messages is needed')),
     ((SHARED, {"conversations": [H, {"from": "gpt", "value": 5}]}), NO_TEXT), ((SHARED, {"conversations": [H, 5]}), Sentence(
         '"conversations"[1] is 5, but an object with "from" and text as "value" is needed')),
+    ((SHARED, {"conversations": [LONG]}), Sentence(
+        f'"conversations"[0] is "{LONG[:59]}, but an object with "from" and text as "value" is needed')),
     ((SHARED, {"conversations": [{"value": "a"}]}), Sentence('"conversations"[0] is {"value": "a"}, but an object with "from" and text as "value" is needed')),
     *(((SHARED, {"conversations": [H, {**G, **more}]}), Sentence('"conversations"[1] calls a tool or is not learnt, which is not read here; remove it, or the record'))
       for more in ({"tool_calls": [F]}, {"train": False}, {"training": False})),
@@ -425,6 +427,8 @@ rows("sft", reads, [
     (("--output_key b", {"instruction": "i", "input": "n", "b": "o"}), ([answer(FORM.format("i\nn"), "o")], None)),
     (("--input_key input", {"instruction": "i", "input": "n", "output": "o"}), text("n", ends=True)),
     (("--pretrain_mode", {"instruction": "i", "input": "n", "output": "o"}), text("n")),
+    (("", {"instruction": "i", "input": [LONG]}), Sentence(
+        f'"input" is ["{LONG[:38]}, but beside "instruction" text is needed; or set --input_key')),
     (("", {"instruction": 5, "input": "n"}), text("n", ends=True)),
     (("", {"instruction": "i"}), Sentence("no key \"input\"; set --input_key to one of those present: 'instruction'")),
     ((KEYS, {"q": {"x": LONG}, "a": "y"}), Sentence(f'"q" is {{"x": "{LONG[:33]}, but text is needed; or set --input_key'))])
@@ -455,6 +459,7 @@ rows("chats", chats, [
     (("", {"instruction": "i", "input": "n", "output": "o", "system": "s", "history": [["a", "b"]]}),
      ([said("system:s user:a assistant:b user:i\nn assistant:o")], None)),
     ((LIST, {"m": {}}), Sentence('"m"[0] is {}, but a message is an object with "role" and "content"')),
+    ((LIST, {"m": 10 ** 50}), Sentence(f'"m" is 1{"0" * 39}, but text or a list of messages is needed')),
     ((LIST, {"m": 0.5}), Sentence('"m" is 0.5, but text or a list of messages is needed'))])
 
 
@@ -482,6 +487,8 @@ rows("pairs", pair, [
     (("", {"instruction": "i", "input": "n", "chosen": "y", "rejected": "z"}), sides(FORM.format("i\nn"), "y", "z")),
     (("--prompt_key instruction", {"instruction": "i", "input": "n", "chosen": "y", "rejected": "z"}), sides(FORM.format("i"), "y", "z")),
     (("", {"prompt": "w", "chosen": "y", "rejected": "z"}), Sentence('"prompt" stands beside answers that do not begin with it; give --prompt_key prompt')),
+    (("", {"chosen": "y", "rejected": "z", "margin": LONG}), Sentence(
+        f'"margin" is "{LONG[:39]}, but a finite number is needed; or set --margin_key')),
     (("", {"chosen": "y"}), Sentence("no key \"rejected\"; set --rejected_key to one of those present: 'chosen'")),
     (("--prompt_key p", {"chosen": "y", "rejected": "z"}), Sentence("no key \"p\"; set --prompt_key to one of those present: 'chosen', 'rejected'"))])
 
@@ -673,6 +680,9 @@ rows("step_label", lambda label, marks: stepper(marks).step_label(label, "it"), 
     ((None, "+ -"), Sentence("it is null, but a token or a number is needed")),
     ((0.5, "+ - ="), Sentence("it is 0.5, a share of the first of two marks, but --reward_tokens names 3; name two, or give tokens as labels")),
     ((0.5, ""), Sentence("it is 0.5, a share of the first of two marks, but --reward_tokens names 0; name two, or give tokens as labels")),
+    ((10 ** 50, "+ -"), Sentence(f"it is 1{'0' * 39}, but a share lies between 0 and 1")),
+    ((10 ** 50, "+ - ="), Sentence(f"it is 1{'0' * 39}, a share of the first of two marks, but --reward_tokens names 3; name two, or give tokens as "
+                               "labels")),
     ((-0.25, "+ -"), Sentence("it is -0.25, but a share lies between 0 and 1")),
     ((1.25, "+ -"), Sentence("it is 1.25, but a share lies between 0 and 1"))])
 
