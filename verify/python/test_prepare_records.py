@@ -102,8 +102,8 @@ rows("joined", lambda shared, side: prepare.joined(shared, side, "key"), [
     (([Q, A], [R, B]), [Q, A, R, B]), (([Q, A, Q], [Q, A]), [Q, A, Q, A]),
     (([Q], [R, B]), begins("user", "r", "q")), (([Q, A], [S, R]), begins("system", "s", "a")), (([Q], [S, Q]), begins("system", "s", "q")),
     (([S, Q], [S, R]), begins("system", "s", "q")),
-    (([user(LONG)], [user("\u00e9" + LONG)]), Sentence(
-        f'"key" begins with a message of the user, "\u00e9{LONG[:38]}, which is not the prompt\'s "{LONG[:39]}; leave out the key of the '
+    (([user("\u00fc" + LONG)], [user("\u00e9" + LONG)]), Sentence(
+        f'"key" begins with a message of the user, "\u00e9{LONG[:38]}, which is not the prompt\'s "\u00fc{LONG[:38]}; leave out the key of the '
         'prompt if "key" holds the whole conversation'))])
 
 # ---- sets known by their keys ----
@@ -368,9 +368,11 @@ class Chat:
     """A chat template that writes all that it is given."""
 
     def settled(self, messages, tools):
+        self.tools = tools
         return messages
 
     def render(self, messages, tools=None, prompt=False):
+        assert tools == self.tools
         return " ".join([f"{m['role']}:{m['content']}" for m in messages] + [str(tools)] * bool(tools) + ["?"] * prompt)
 
     def turns(self, messages, tools, last):
