@@ -161,6 +161,15 @@ rows("checked", checked, [
     (([97, UNKNOWN], "ab", 5), reads("a\x04", "ab")), (([97] * 70, "b" * 70), reads("a" * 60, "b" * 60))])
 
 
+def other_tokens(text, read, spans):
+    """Tokens that read otherwise than the text."""
+    Maker().conversation_tokens(draft(text=text, spans=spans), Letters().encoding(read))
+
+
+rows("conversation_checked", other_tokens, [
+    (("qab", "qxb", [(1, 3)]), reads("xb", "ab")), (("qab", "xab", [(1, 3)]), None), (("qabr", "qabx", [(1, 2), (3, 4)]), reads("x", "r"))])
+
+
 def look(text, spans, ids, prompt_tokens):
     maker = Maker()
     maker.look_at_prompt(draft(ids, (), prompt_tokens, text=text, spans=spans))
