@@ -246,10 +246,10 @@ class Folder:
             texts.update({key: token_text(value) for key, value in source.items()
                           if key.endswith("_token") and isinstance(token_text(value), str)})
         for key in ("bos_token", "eos_token"):
-            named = [first_id(source.get(f"{key}_id")) for source in (self.model, self.generation)]
-            named = [self.token_of(i) for i in named]
-            if key not in texts and named and named[0]:
-                texts[key] = named[0]
+            ids = [first_id(source.get(f"{key}_id")) for source in (self.model, self.generation)]
+            named = next(filter(None, map(self.token_of, ids)), None)
+            if key not in texts and named:
+                texts[key] = named
         return texts
 
     def token_of(self, i):

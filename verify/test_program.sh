@@ -45,6 +45,22 @@ meant() {
 # the options of OpenRLHF's pages, by the rows above
 page_options() { grep -E '^page_(sp|readme|article)' "$S/verify/program.tsv" | cut -f2 | grep -oE -- ' --[a-z0-9_]+' | sort -u | grep -vxE -- ' --(address|module|no|runtime)'; }
 export -f seqpar page hosts copies sft made until_it meant page_options
+# words KIND MODEL DATA: a line of --print_prepare; fake LINES...: in b the program, and a trainer that says these lines, and runs
+words() { echo "{\"option\": \"dataset\", \"words\": [\"--kind\", \"$1\", \"--pretrain\", \"$2\", \"--dataset\", \"$3\", \"--output\", \"o\"]}"; }
+fake() {
+    mkdir -p b demos; cp "$B/seqpar" b; : >demos/prepare.py; : >b/lines
+    [ $# = 0 ] || printf '%s\n' "$@" >b/lines
+    printf '#!/bin/sh\nfor word; do [ "$word" = --print_prepare ] && exec cat "%s/b/lines"; done\necho "run: $0 $*"\n' "$PWD" >b/train_sft
+    chmod +x b/train_sft
+}
+# digest OPTIONS...: is the digest in the name of the token file what another program makes of the same?
+digest() {
+    local keys="--input_key question --output_key answer" said want
+    said=$(page train_sft $keys "$@" 2>&1 | grep -oE -- '--output [^ ]*' | grep -oE '[0-9a-f]{16}')
+    want=$("$B/train_sft" $keys "$@" --print_prepare | python3 "$S/verify/python/digest_by_hand.py" "$S/demos/prepare.py")
+    if [ -n "$want" ] && [ "$said" = "$want" ]; then echo same; else echo "$said instead of $want"; fi
+}
+export -f words fake digest
 
 # ---- what rows read ----
 tiny_model program

@@ -79,11 +79,14 @@ every_row verify/refused_data.tsv $rows
 
 if ! command -v python3 >/dev/null; then echo "skip refused_prepare: there is no python3"; skipped=1
 else
-    python3 verify/python/test_prepare_refused.py $out/prepare >$out/prepare.log 2>&1
-    if last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' $out/prepare.log); then
-        grep -v '^[0-9]* passed' $out/prepare.log
-        passed=$((passed + ${last%% *})) last=${last#*, } failed=$((failed + ${last%% *}))
-    else fail refused_prepare "$(tail -n 1 $out/prepare.log)"; fi
+    # what it refuses, and what its functions give
+    for table in refused folder records tokens files; do
+        python3 verify/python/test_prepare_$table.py $out/prepare_$table >$out/prepare_$table.log 2>&1
+        if last=$(grep -E '^[0-9]+ passed, [0-9]+ failed$' $out/prepare_$table.log); then
+            grep -v '^[0-9]* passed' $out/prepare_$table.log
+            passed=$((passed + ${last%% *})) last=${last#*, } failed=$((failed + ${last%% *}))
+        else fail "refused_prepare_$table" "$(tail -n 1 $out/prepare_$table.log)"; fi
+    done
     # the prompt of the last turn in place of the first one's: conversations that are cut would be left out
     mkdir $out/planted
     sed 's/d.prompt_tokens = min(d.prompt_tokens, first)/d.prompt_tokens = first/' demos/prepare.py >$out/planted/prepare.py

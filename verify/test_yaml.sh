@@ -33,7 +33,19 @@ alike() {
     cmp -s one/model.safetensors "$F/words/model.safetensors" && { echo nothing was learnt; return 1; }
     echo the same bytes
 }
-export -f seqpar lf ax info ds written alike
+# try FUNCTION WORD WANT WORD WANT...: FUNCTION WORD says a line like WANT; ok: no error, and what would be run
+try() {
+    local function=$1
+    shift
+    while [ $# -gt 0 ]; do
+        rm -rf data
+        $function "$1" >said 2>&1
+        if [ "$2" = ok ]; then grep -q '/train_' said && ! grep -q '^error' said; else grep -qE -- "$2" said; fi || { echo "$function $1: not $2"; cat said; exit 1; }
+        shift 2
+    done
+    echo all
+}
+export -f try seqpar lf ax info ds written alike
 
 # ---- what rows read ----
 tiny_model yaml

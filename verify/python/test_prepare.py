@@ -6,6 +6,7 @@ boundaries of turns, what is refused, the same bytes by any number of processes,
 """
 import collections
 import contextlib
+import datetime
 import gzip
 import http.server
 import io
@@ -650,6 +651,37 @@ def test_damaged_folders():
                            f"{OUT}/refused.tokens", *CHAT, "--workers", "1", "--tokenizer_chat_template",
                            "{{ raise_exception('\x1b[31m red') }}"], capture_output=True, text=True)
     assert code.returncode == 2 and "\\x1b[31m red" in code.stderr and "\x1b" not in code.stderr, code.stderr
+
+
+def test_environment():
+    """The environment of chat templates, as transformers has it."""
+    begin, end = prepare.MARK_BEGIN, prepare.MARK_END
+    environment = prepare.template_environment(datetime.datetime(2024, 5, 6))
+    for text, want in (
+            ("{{ {'b': '\u00e9<', 'a': 1} | tojson }}", '{"b": "\u00e9<", "a": 1}'), ("{{ [1, 2] | tojson(indent=1) }}", "[\n 1,\n 2\n]"),
+            ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}", '{"a": 2, "b": 1}'),
+            ("{{ [1, 2] | tojson(separators=(',', ':')) }}", "[1,2]"), ("{{ '\u00e9' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
+            ("{% if true %}\na{% endif %}", "a"), ("x\n  {% if true %}a{% endif %}", "x\na"), ("{{ strftime_now('%Y-%m-%d') }}", "2024-05-06"),
+            ("{% for i in [1, 2] %}{{ i }}{% break %}{% endfor %}", "1"), ("a{% generation %}b{% endgeneration %}c", f"a{begin}b{end}c")):
+        assert environment.from_string(text).render() == want, (text, environment.from_string(text).render())
+    for text, marked in (("{% generation %}{% endgeneration %}", True), ("{%- generation -%}{%- endgeneration -%}", True), ("generation", False)):
+        made = prepare.Template(text, prepare.Folder(folder("chatml")), datetime.datetime.now())
+        assert (made.marked, made.stops) == (marked, ("<|im_end|>", "<|endoftext|>")), text
+
+
+def test_ends_by_ids():
+    """EOS by its id in config.json, or in generation_config.json, where tokenizer_config.json names none."""
+    def nameless(_, config, generation):
+        config.pop("eos_token")
+        generation.clear()
+    data = lines("one", [{"input": "a"}])
+    refused("names no eos_token that its tokenizer has (it says None)", damaged("odd", nameless), data)
+    for name, said, eos in (("generation_config", {"eos_token_id": [1, 2]}, 1), ("config", {"eos_token_id": 2}, 2)):
+        with open(f"{folder('odd')}/{name}.json", "w") as file:
+            json.dump(said, file)
+        read = run("odd", data)
+        assert (read.eos, read.ids[0][-1]) == (eos, eos), (name, read.eos)
+    os.remove(f"{folder('odd')}/config.json")
 
 
 def test_memory():
