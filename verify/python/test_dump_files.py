@@ -2,6 +2,7 @@
 """What seqpar_dump writes, byte by byte, and what it refuses, by sentences. Needs numpy alone: arrays of torch are those of a
 stand-in. test_dump_files.py FOLDER"""
 import json
+import os
 import pathlib
 import sys
 import types
@@ -46,13 +47,13 @@ def said_by(mistake):
 
 
 class Torch:
-    """An array of torch as far as seqpar_dump knows it."""
+    """An array of torch as far as seqpar_dump knows it. Only a detached one has a number."""
 
-    def __init__(self, x, dtype):
-        self.x, self.dtype = x, dtype
+    def __init__(self, x, dtype, detached=False):
+        self.x, self.dtype, self.detached = x, dtype, detached
 
     def detach(self):
-        return self
+        return Torch(self.x, self.dtype, True)
 
     cpu = contiguous = detach
 
@@ -65,7 +66,7 @@ class Torch:
         return self.x
 
     def __float__(self):
-        return float(self.x)
+        return float(self.x) if self.detached else numpy.nan
 
 
 def test_files():
@@ -79,6 +80,20 @@ def test_files():
     seqpar_dump._write(folder / "file0", {}, {})
     check("dump_file_replaced", read(folder / "file0"), ({}, {}))
     check("dump_file_alone", sorted(p.name for p in folder.glob("file*")), [f"file{n}" for n in range(8)])
+
+
+def test_temporary(replace=os.replace):
+    """The file grows beside its place, under a name of this process, and is whole when it gets its own."""
+    path, moves = folder / "beside" / "rank0.safetensors", []
+    path.parent.mkdir()
+
+    def moved(old, new):
+        moves.append((old, new, read(pathlib.Path(old)), path.exists()))
+
+    os.replace = moved
+    seqpar_dump._write(path, {"x": seqpar_dump._entry(numpy.ones(1))}, {})
+    os.replace = replace
+    check("dump_temporary", moves, [(f"{path}.tmp.{os.getpid()}", path, ({}, {"x": ("F64", [1], [1])}), False)])
 
 
 def test_entries():
@@ -176,10 +191,11 @@ def test_step():
           {"objective": "sft", "beta": "0.1", "part.m.w": "0 2", "part.grad.w": "3 9", "lr": "0.5"})
     said = said_by(lambda: dump.step(momentum=1))
     check("dump_step_refused", said, f"what is momentum? the keywords here are {', '.join(seqpar_dump.STEP)}")
-    for name, values in (("loss", dict(loss=0)), ("norm", dict(norm=0))):
-        dump = seqpar_dump.Dump(folder / name, 0, 1)
-        dump.step(**values)
-        check(f"dump_step_{name}_alone", read(folder / name / "rank0.safetensors")[1], {name: ("F64", [], [0])})
+    for name in ("loss", "norm"):
+        for at, value in enumerate((0, Torch(numpy.float32(-2), "torch.float32"))):
+            dump = seqpar_dump.Dump(folder / name, 0, 1)
+            dump.step(**{name: value})
+            check(f"dump_step_{name}_alone_{at}", read(folder / name / "rank0.safetensors")[1], {name: ("F64", [], [-2 * at])})
 
 
 def test_part():
@@ -209,6 +225,7 @@ def test_model():
 
 
 test_files()
+test_temporary()
 test_entries()
 test_text()
 test_shapes()
