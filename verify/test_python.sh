@@ -57,8 +57,12 @@ END
 $python verify/python/test_dump.py $oracle $out/dump >$out/dump.got 2>&1
 if cmp -s $out/dump.want $out/dump.got; then ok python_dump; else fail python_dump "$(diff $out/dump.want $out/dump.got | head -n 4 | tr '\n' ' ')"; fi
 
+mkdir $out/dump_files
+run dump_files verify/python/test_dump_files.py $out/dump_files
+
 # ---- other people's dumps ----
-mkdir $out/convert
+mkdir $out/convert_pt $out/convert
+run convert_pt verify/python/test_convert_pt.py $out/convert_pt
 run convert verify/python/test_convert.py $oracle $out/convert
 
 # ---- other people's trainers, written down by seqpar_trainer ----

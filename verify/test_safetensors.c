@@ -1037,6 +1037,13 @@ static const struct {
     {"shape_of_strings", "{" T("w", U8, "[\"1\"]", "[0,1]") "}", 1, "\"w\"", "shape[0] is 1"},
     {"shape_of_2_to_the_53", "{" T("w", U8, "[9007199254740993]", "[0,1]") "}", 1, "\"w\"",
      "shape[0] is 9007199254740992"},
+    {"shape_of_19_digits", "{" T("w", U8, "[1000000000000000000]", "[0,1]") "}", 1,
+     "shape[0] is 1e+18", "not a size"},
+    {"shape_of_20_digits", "{" T("w", U8, "[10000000000000000000]", "[0,1]") "}", 1,
+     "number 10000000000000000000 at", "plain digits"},
+    {"shape_of_41_digits",
+     "{" T("w", U8, "[12345678901234567890123456789012345678901]", "[0,1]") "}", 1,
+     "number 1234567890123456789012345678901234567890 at", "plain digits"},
     {"shape_of_30_digits", "{" T("w", U8, "[123456789012345678901234567890]", "[0,1]") "}", 1,
      "123456789012345678901234567890", "plain digits"},
     {"shape_of_nine_sizes", "{" T("w", U8, "[1,1,1,1,1,1,1,1,1]", "[0,1]") "}", 1, "\"w\"",
@@ -1131,6 +1138,134 @@ static void malformed_lengths(void) {
                 SEQPAR_ERR_FILE_FORMAT, "malformed", cases[i].word);
         finish(cases[i].name);
     }
+}
+
+/* So many letters, then the end of a text. */
+static const char *long_text(char letter, int letters, const char *end) {
+    static char text[512];
+
+    memset(text, letter, (size_t)letters);
+    strcpy(text + letters, end);
+    return text;
+}
+
+/* The format, with so many letters for each ~. */
+static void fill_in(char *out, const char *format, int letters) {
+    for (; *format; format++) {
+        int count = *format == '~' ? letters : 1;
+
+        memset(out, *format == '~' ? 'n' : *format, (size_t)count);
+        out += count;
+    }
+    *out = '\0';
+}
+
+/* A hundred bytes are shown: names from the front, paths from the back, cut between characters. */
+static void texts_are_cut_between_characters(void) {
+    static const struct {
+        int letters;
+        const char *end;
+        int shown; /* letters; -1: all of the text */
+    } cuts[] = {{100, "", -1},        {101, "", 100},           {98, "\xC3\xA9", -1},
+                {99, "\xC3\xA9", 99}, {98, "\xE6\xBC\xA2", 98}, {97, "\xF0\x9F\x99\x82", 97}};
+    char wanted[600], text[512];
+    float out;
+    seqpar_safetensors_file *file;
+
+    save_golden("golden");
+    file = opened("golden");
+    for (int64_t i = 0; file && i < COUNT(cuts); i++) {
+        const char *name = long_text('n', cuts[i].letters, cuts[i].end);
+        seqpar_safetensors_part part = part_of(name, 0, 1);
+
+        snprintf(wanted, sizeof wanted, ": tensor \"%.*s%s\": is not in",
+                 cuts[i].shown < 0 ? 512 : cuts[i].shown, name, cuts[i].shown < 0 ? "" : "...");
+        refused("read", seqpar_safetensors_read(file, &out, &part, fresh()),
+                SEQPAR_ERR_FILE_TENSOR, wanted, NULL);
+    }
+    seqpar_safetensors_close(file);
+    for (int64_t i = 0; i < COUNT(cuts); i++) {
+        const char *letters = long_text('p', cuts[i].letters, "");
+
+        snprintf(text, sizeof text, "%s%s", cuts[i].end, letters);
+        snprintf(wanted, sizeof wanted, "%s%s: cannot", cuts[i].shown < 0 ? cuts[i].end : "...",
+                 cuts[i].shown < 0 ? letters : letters + cuts[i].letters - cuts[i].shown);
+        refused("open", seqpar_safetensors_open(&file, text, fresh()), SEQPAR_ERR_FILE_OPEN,
+                wanted, "No such file");
+        expect(strstr(last.text, wanted) == last.text, "begins otherwise: %s", last.text);
+    }
+}
+
+/* Wherever a sentence shows a text of the header, a long one is cut; its buffer is as long. */
+static void long_texts_of_headers_are_cut(void) {
+    static const struct {
+        const char *header; /* each ~ is a long text */
+        int64_t data_bytes;
+        const char *word;
+    } cases[] = {
+        {"{\"w\":\"~\"}", 0, "\"w\": is ~... where"},
+        {"{\"w\":{\"~\":1}}", 0, "field \"~...\" is not"},
+        {"{\"w\":{\"dtype\":\"~\",\"shape\":[],\"data_offsets\":[0,1]}}", 1,
+         "dtype ~... is none"},
+        {"{\"w\":{\"dtype\":\"U8\",\"shape\":\"~\",\"data_offsets\":[0,1]}}", 1,
+         "shape is ~..., not"},
+        {"{\"w\":{\"dtype\":\"U8\",\"shape\":[1,\"~\"],\"data_offsets\":[0,1]}}", 1,
+         "shape[1] is ~..., not"},
+        {"{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[0,\"~\"]}}", 1,
+         "data_offsets [0, ~...] are"},
+        {"{\"w\":{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[\"~\",1]}}", 1,
+         "data_offsets [~..., 1] are"},
+        {"{\"__metadata__\":\"~\"}", 0, "__metadata__ is ~..., not"},
+        {"{\"__metadata__\":{\"~\":1}}", 0, "__metadata__ \"~...\" is 1"},
+        {"{\"__metadata__\":{\"~\":\"\",\"~\":\"\"}}", 0, "the key \"~...\" twice"},
+        {"{\"~\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
+         "\"w\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}",
+         7, "begins at data byte 3, inside tensor \"~...\", which"},
+    };
+
+    for (int64_t i = 0; i < COUNT(cases); i++) {
+        char header[1024], word[256];
+        seqpar_safetensors_file *file = NULL;
+
+        fill_in(header, cases[i].header, 101);
+        fill_in(word, cases[i].word, 100);
+        craft("long", header, (int64_t)strlen(header), cases[i].data_bytes);
+        refused("open", seqpar_safetensors_open(&file, in_folder("long"), fresh()),
+                SEQPAR_ERR_FILE_FORMAT, word, "long: ");
+    }
+}
+
+/* The same of a list of tensors, of its metadata and of a file's first tensor. */
+static void long_texts_of_lists_are_cut(void) {
+    const char *text = long_text('n', 101, "");
+    unsigned char byte = 1;
+    char shown[128];
+    seqpar_safetensors_tensor tensor = tensor_of(text, SEQPAR_SAFETENSORS_U8, 1);
+    seqpar_safetensors_pair pairs[2] = {{text, "v"}, {text, "w"}};
+    seqpar_safetensors_desc desc = {
+        .path = in_folder("long"), .tensors = &tensor, .count = 1, .metadata = pairs};
+    seqpar_safetensors_part part = part_of("w", 0, 1);
+    seqpar_safetensors_writer *writer = NULL;
+    seqpar_safetensors_file *file;
+
+    fill_in(shown, "\"~...\"", 100);
+    desc.metadata_count = 2;
+    refused("twice", seqpar_safetensors_create(&writer, &desc, fresh()), SEQPAR_ERR_FILE_FORMAT,
+            shown, "is there twice");
+    pairs[0].value = NULL;
+    refused("half", seqpar_safetensors_create(&writer, &desc, fresh()), SEQPAR_ERR_FILE_FORMAT,
+            shown, "entry 0");
+    desc.metadata_count = 0;
+    expect(seqpar_safetensors_create(&writer, &desc, fresh()) == 0, "%s", last.text);
+    refused("append", seqpar_safetensors_append(writer, "w", &byte, 1, &last),
+            SEQPAR_ERR_FILE_TENSOR, shown, "is next");
+    seqpar_safetensors_abort(writer);
+    save_one("long", text, SEQPAR_SAFETENSORS_U8, 1, &byte);
+    file = opened("long");
+    if (file)
+        refused("read", seqpar_safetensors_read(file, &byte, &part, fresh()),
+                SEQPAR_ERR_FILE_TENSOR, shown, "the first");
+    seqpar_safetensors_close(file);
 }
 
 static void header_over_the_limit_is_refused(void) {
@@ -1816,6 +1951,31 @@ static void out_of_memory(const char *what, seqpar_status (*operation)(void), in
     expect(n > 1 && n < 1000, "%s: %" PRId64 " allocations", what, n);
 }
 
+/* Where the input is closed, the next file that is opened is descriptor 0. */
+static void descriptor_0_is_as_good_as_any(void) {
+    int kept = dup(0);
+    seqpar_safetensors_file *file;
+    struct stat about;
+
+    expect(stat(folder, &about) == 0, "stat");
+    close(0);
+    synced_folder = 0;
+    expect(save_golden("zero") == 0, "%s", last.text);
+    expect(synced_folder == about.st_ino, "the folder is not synced");
+    file = opened("zero");
+    expect(file && fileno(file->stream) == 0, "descriptor 0 was taken");
+    seqpar_safetensors_close(file);
+    failing_call = "fdopen";
+    calls_until_failure = 0;
+    refused("fdopen", save_golden("none"), SEQPAR_ERR_FILE_OPEN, "none", "Input/output");
+    calls_until_failure = 0;
+    refused("fdopen", seqpar_safetensors_open(&file, in_folder("zero"), fresh()),
+            SEQPAR_ERR_FILE_OPEN, "zero", "Input/output");
+    failing_call = NULL;
+    expect(fcntl(0, F_GETFD) == -1, "descriptor 0 is open still");
+    if (kept >= 0) dup2(kept, 0), close(kept);
+}
+
 static void lack_of_memory_is_reported(void) {
     out_of_memory("open", open_and_close, 0);
     out_of_memory("save", save_memory, 1);
@@ -1853,6 +2013,9 @@ static const struct {
     TEST(unexpected_shape_or_dtype_is_refused),
     TEST(first_error_stays),
     TEST(long_paths_and_names_leave_room),
+    TEST(texts_are_cut_between_characters),
+    TEST(long_texts_of_headers_are_cut),
+    TEST(long_texts_of_lists_are_cut),
     TEST(header_over_the_limit_is_refused),
     TEST(odd_but_legal_headers_are_read),
     TEST(truncation_at_every_byte_is_refused),
@@ -1876,6 +2039,7 @@ static const struct {
     TEST(two_writers_of_one_file_do_not_mix),
     TEST(write_atomic_writes_replaces_and_fails_whole),
     TEST(folder_is_synced),
+    TEST(descriptor_0_is_as_good_as_any),
     TEST(lack_of_memory_is_reported),
 };
 

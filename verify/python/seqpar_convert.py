@@ -22,7 +22,7 @@ import shutil
 
 import numpy
 
-from seqpar_dump import ATTENTION, MICRO_BATCH, OF_OBJECTIVE, _entry, _write
+from seqpar_dump import ATTENTION, MICRO_BATCH, OF_OBJECTIVE, _entry, _write, dimensions
 
 NAMES = {"input_ids": "ids", "position_ids": "positions", "cu_seqlens_q": "cu_seqlens",
          "shift_labels": "labels", "log_probs": "logp", "ref_log_probs": "ref_logp",
@@ -38,6 +38,11 @@ def refuse(sentence):
 
 def reason(why):
     return f"{type(why).__name__} {why}".strip().split("\n")[0][:200]
+
+
+def is_whole(text):
+    """A rank, a world or a micro-batch: digits alone, and few enough for a number that C reads."""
+    return text.isascii() and text.isdigit() and len(text) < 10
 
 
 def files_of(folder, found, what):
@@ -81,7 +86,7 @@ def read_npz(path):
     if "rank" not in metadata or "world" not in metadata:
         refuse(f"{path}: has no metadata.rank and metadata.world; add both as arrays of a string")
     for name in ("rank", "world"):  # a file is called by its rank
-        if not (metadata[name].isascii() and metadata[name].isdigit()):
+        if not is_whole(metadata[name]):
             refuse(f"{path}: metadata.{name} is {metadata[name][:40]!r}; give a whole number")
     metadata["rank"] = str(int(metadata["rank"]))
     tensors = {k: x for k, x in arrays.items() if not k.startswith("metadata.")}
@@ -122,14 +127,18 @@ def name_of(tag):
     name = NAMES.get(name, name)
     if name in ("loss", "norm"):
         return name
-    return f"{tag.get('micro_batch', 0)}.{name}" if name in PER_MICRO_BATCH else None
+    micro = tag.get("micro_batch", "").lstrip("0") or "0"
+    return f"{micro}.{name}" if name in PER_MICRO_BATCH else None
 
 
 def load_pt(path):
     """The value, and what else the dumper says: its world, for one."""
     if not os.path.getsize(path):
         refuse(f"{path}: is empty, as a rank that was killed leaves it; dump the step anew")
-    import torch
+    try:
+        import torch
+    except ImportError:
+        refuse(f"{path}: torch is needed to read it; install torch")
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as e:  # a file of a rank that was killed may end anywhere
@@ -143,9 +152,7 @@ def load_pt(path):
 
 def shaped(entry, name):
     """A micro-batch is one row: (1, n) is (n), (1, n, heads, dim) is (n, heads, dim)."""
-    name = name.split(".")[-1]
-    dimensions = 2 if name in ("lse", "logits") else 3 if name in ATTENTION else 1
-    while len(entry["shape"]) > dimensions and entry["shape"][0] == 1:
+    while len(entry["shape"]) > dimensions(name.split(".")[-1]) and entry["shape"][0] == 1:
         entry = dict(entry, shape=entry["shape"][1:])
     return entry
 
@@ -174,8 +181,7 @@ def read_sglang(folder, step):
         if tag.get("step", "0") != str(step) or name is None:
             continue
         for key in ("rank", "micro_batch"):
-            text = tag.get(key, "0" if key == "micro_batch" else "")
-            if not (text.isascii() and text.isdigit() and len(text) < 10):
+            if not is_whole(tag.get(key, "0" if key == "micro_batch" else "")):
                 refuse(f"{path}: its name says no {key}, a whole number")
         tensors = ranks.setdefault(int(tag["rank"]), {})
         recomputed = tag.get("recompute_status") == "recompute"

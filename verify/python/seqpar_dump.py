@@ -107,10 +107,15 @@ def _text(x):
     return x if isinstance(x, str) else str(int(x)) if isinstance(x, (int, numpy.integer)) else repr(float(x))
 
 
-def _drop_ones(entry, name, dimensions):
+def dimensions(name):
+    """How many dimensions an array of a micro-batch or of the attention has; a batch of one row adds ones in front."""
+    return {"logits": 2, "lse": 2, "part_out": 4}.get(name, 3 if name in ATTENTION else 1)
+
+
+def _drop_ones(entry, name):
     """The shape without ones in front, as a batch of one row has them: (1, n) is (n)."""
     shape = entry["shape"]
-    extra = max(0, len(shape) - dimensions)
+    extra = max(0, len(shape) - dimensions(name))
     if any(n != 1 for n in shape[:extra]):
         raise ValueError(f"{name} has shape {shape}; a micro-batch is one row, write several as several")
     return dict(entry, shape=shape[extra:] or [1])
@@ -120,7 +125,7 @@ class Dump:
     """What one rank did. The file appears, whole, when step() is called."""
 
     def __init__(self, folder, rank, world, sp=1, accumulation=1, objective="sft", beta=0.1, **keywords):
-        if not 0 <= rank < world or world % sp:
+        if not 0 <= rank < world or sp < 1 or world % sp:
             raise ValueError(f"rank {rank} of {world}, sp {sp}: rank is 0 to world - 1, and sp divides world")
         if objective not in OF_OBJECTIVE:
             raise ValueError(f"objective is {objective}; give one of {', '.join(OF_OBJECTIVE)}")
@@ -135,11 +140,11 @@ class Dump:
 
     def micro_batch(self, number, **arrays):
         """Arrays by name, of one row of tokens: those of MICRO_BATCH and OF_OBJECTIVE."""
-        self._add(number, arrays, self.names, lambda name: 2 if name == "logits" else 1)
+        self._add(number, arrays, self.names)
 
     def attention(self, number, **arrays):
         """Arrays by name, of one call of the attention: those of ATTENTION."""
-        self._add(number, arrays, ATTENTION, lambda name: {"lse": 2, "part_out": 4}.get(name, 3))
+        self._add(number, arrays, ATTENTION)
 
     def step(self, loss=None, gradients=None, norm=None, local=None, param=None, after=None, m=None, v=None,
              part=None, **keywords):
@@ -155,13 +160,13 @@ class Dump:
         self._keywords(keywords, STEP)
         _write(self.path, self.tensors, self.metadata)
 
-    def _add(self, number, arrays, names, dimensions):
+    def _add(self, number, arrays, names):
         if not 0 <= number < self.accumulation:
             raise ValueError(f"micro-batch {number} of {self.accumulation}")
         for name, x in arrays.items():
             if name not in names:
                 raise ValueError(f"what is {name}? a micro-batch has {', '.join(names)}")
-            self.tensors[f"{number}.{name}"] = _drop_ones(_entry(x), name, dimensions(name))
+            self.tensors[f"{number}.{name}"] = _drop_ones(_entry(x), name)
 
     def _part(self, name, offset, total):
         size = int(numpy.prod(self.tensors[name]["shape"])) if name in self.tensors else None
