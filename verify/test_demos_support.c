@@ -962,6 +962,468 @@ static bool half_a_prompt_is_refused(void) {
     return true;
 }
 
+/* The sentence of a failed load, behind the path and what follows it. */
+static bool load_says(const char *path, demo_data_options how, const char *sentence) {
+    char whole[1200];
+    EXPECT(load(path, how) == -1 && !set.documents);
+    snprintf(whole, sizeof whole, "%s%s", path, sentence);
+    EXPECT_TEXT(message.text, whole);
+    return true;
+}
+
+/* Text for a model whose folder says that bytes are no tokens of it. */
+static bool text_of_other_models_is_refused(void) {
+    static const char *const records[] = {
+        "{\"q\": \"a\", \"a\": \"b\"}", "{\"q\": [1], \"a\": \"b\"}",
+        "{\"q\": {\"b\": 1}, \"a\": \"b\"}",
+        "{\"instruction\": \"i\", \"input\": \"x\", \"a\": \"b\"}",
+        "{\"instruction\": \"i\", \"output\": \"x\", \"a\": \"b\"}"};
+#define MAKES "; lists of messages become a token file, give that: type this"
+#define JOINED \
+    ": set the key of the prompt, or let demos/prepare.py join such a record's " \
+    "instruction and input"
+    static const struct {
+        int record;
+        const char *prepare, *sentence;
+    } cases[] = {
+        {1, "type this", "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
+        {2, "type this",
+         "\"q\" is an object, but text is needed" MAKES " --apply_chat_template"},
+        {1, "type this --apply_chat_template",
+         "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
+        {3, "type this", "\"instruction\" stands beside \"input\"" JOINED ": type this"},
+        {4, "type this", "\"instruction\" stands beside \"output\"" JOINED ": type this"},
+        {4, NULL, "\"instruction\" stands beside \"output\"" JOINED}};
+#undef MAKES
+#undef JOINED
+    char sentence[600];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("o.jsonl", records[cases[i].record]);
+        demo_data_options how = {.input_key = cases[i].record < 3 ? "q" : NULL,
+                                 .output_key = "a",
+                                 .folder = scratch,
+                                 .prepare = cases[i].prepare};
+        snprintf(sentence, sizeof sentence, ":1: %s", cases[i].sentence);
+        if (!load_says(path, how, sentence)) return false;
+    }
+    const int64_t end = 7;
+    demo_data_options how = ask;
+    how.folder = scratch;
+    how.end = &end;
+    snprintf(
+        sentence, sizeof sentence,
+        ":1: is text, whose bytes become tokens and which ends in 257, but \"eos_token_id\" "
+        "of %s/config.json is 7; set it to 257, or give input_ids",
+        scratch);
+    if (!load_says(make_file("o.jsonl", records[0]), how, sentence)) return false;
+    how.end = NULL;
+    how.vocab_size = 258;
+    if (!load_says(make_file("o.jsonl", records[0]), how,
+                   ":1: text needs a vocabulary of 259, but the model has 258; give input_ids"))
+        return false;
+    how.vocab_size = 259;
+    EXPECT(load(make_file("o.jsonl", records[0]), how) == 0);
+    return true;
+}
+
+/* Where the folder has a template for chats, the hint says so; not for text that has another. */
+static bool chat_templates_are_hinted_at(void) {
+    static const char hint[] = " (add --apply_chat_template for the model's chat template)";
+    static const struct {
+        const char *file, *holds, *prepare;
+        bool plain, hinted;
+    } cases[] = {{"none", "", "type this", false, false},
+                 {"chat_template.jinja", "", "type this", false, true},
+                 {"chat_template.json", "", "type this", false, true},
+                 {"tokenizer_config.json", "{\"chat_template\": 1}", "type this", false, true},
+                 {"tokenizer_config.json", "{\"other\": 1}", "type this", false, false},
+                 {"chat_template.jinja", "", "type this", true, false},
+                 {"chat_template.jinja", "", "type --kind steps", false, false},
+                 {"chat_template.jinja", "", "type --apply_chat_template", false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char sentence[600];
+        demo_data_options how = {.input_key = "q",
+                                 .folder = scratch,
+                                 .prepare = cases[i].prepare,
+                                 .pretrain_mode = cases[i].plain};
+        const char *made = make_file(cases[i].file, cases[i].holds);
+        snprintf(
+            sentence, sizeof sentence,
+            ":1: is text, and %s has a tokenizer, which is not built in; make tokens of it and "
+            "give those%s: %s",
+            scratch, cases[i].hinted ? hint : "", cases[i].prepare);
+        bool said = load_says(make_file("t.jsonl", "{\"q\": \"a\"}"), how, sentence);
+        EXPECT(demo_folder_has(scratch, cases[i].file) && !remove(made) &&
+               !demo_folder_has(scratch, cases[i].file));
+        if (!said) return false;
+    }
+    return true;
+}
+
+/* Options are named as whoever asks for the data calls them; of many keys the first are shown. */
+static bool messages_have_names(void) {
+    static char line[2000], shown_keys[1200], sentence[1600];
+    demo_data_options how = {
+        .input_key = "q", .output_key = "zz", .output_option = "label_key"};
+    const char *path = make_file("n.jsonl", "{\"q\": \"a\", \"b\": \"\"}");
+    if (!load_says(path, how,
+                   ":1: no key \"zz\"; set --label_key to one of those present: \"q\", \"b\""))
+        return false;
+    how.output_option = NULL;
+    if (!load_says(path, how,
+                   ":1: no key \"zz\"; set --output_key to one of those present: \"q\", \"b\""))
+        return false;
+    how.output_key = "b";
+    for (int named = 0; named < 2; named++) {
+        how.output_option = named ? "some_key" : NULL;
+        how.length_option = named ? "some_len" : NULL;
+        snprintf(
+            sentence, sizeof sentence,
+            ": no supervised token in the whole set (1 read, 0 kept with 0 tokens, 0 of them "
+            "supervised; 0 too long, 1 empty, 0 cut, 0 masked whole); check --%s and --%s",
+            named ? "some_key" : "output_key", named ? "some_len" : "max_len");
+        if (!load_says(path, how, sentence)) return false;
+    }
+    size_t used = 0, seen = 0;
+    for (int key = 0; key < 9; key++) {
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s\"%0100d\": 1",
+                                 key ? ", " : "{", key);
+        seen += (size_t)snprintf(shown_keys + seen, sizeof shown_keys - seen, "%s\"%0100d\"",
+                                 key ? ", " : "", key);
+    }
+    snprintf(line + used, sizeof line - used, "}");
+    snprintf(sentence, sizeof sentence,
+             ":1: no key \"q\"; set --input_key to one of those present: %.255s", shown_keys);
+    return load_says(make_file("n.jsonl", line), how, sentence);
+}
+
+/* Positions count from the first token that is none of padding. */
+static bool positions_count_from_zero(void) {
+    static const struct {
+        const char *positions;
+        int place; /* of the wrong one; -1: none is */
+        const char *value;
+    } cases[] = {{"[0, 1, 2]", -1, ""},
+                 {"[1, 2, 3]", 0, "1"},
+                 {"[0, 2, 2]", 1, "2"},
+                 {"[0, 1, 0]", 2, "0"},
+                 {"[0, 1, 2.5]", 2, "2.5"}};
+    char line[400], sentence[300];
+    for (int padded = 0; padded < 2; padded++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            char *all = strdup(cases[i].positions);
+            all[strlen(all) - 1] = 0;
+            snprintf(
+                line, sizeof line,
+                padded ? "{\"input_ids\": [7, 65, 66, 67, 7], \"attention_mask\": [0, 1, 1, 1, "
+                         "0], \"position_ids\": [9, %s, 9]}"
+                       : "{\"input_ids\": [65, 66, 67], \"position_ids\": [%s]}",
+                all + 1);
+            free(all);
+            const char *path = make_file("p.jsonl", line);
+            snprintf(
+                sentence, sizeof sentence,
+                ":1: position_ids[%d] is %s, but the tokens of a document count from 0; give "
+                "each document a record of its own",
+                cases[i].place + padded, cases[i].value);
+            if (cases[i].place >= 0 && !load_says(path, ask, sentence)) return false;
+            if (cases[i].place >= 0) continue;
+            EXPECT(load(path, ask) == 0);
+            EXPECT_TEXT(shown(0), "A|BC");
+        }
+    return load_says(make_file("p.jsonl", "{\"input_ids\": [65, 66], \"position_ids\": [0]}"),
+                     ask, ":1: 1 position_ids for 2 input_ids; give one for each token") &&
+           load_says(make_file("p.jsonl", "{\"input_ids\": [65, 66], \"position_ids\": 0}"),
+                     ask, ":1: \"position_ids\" is a number, but a list is needed");
+}
+
+/* Every length that a record is cut to, and arrays that are as long as it says. */
+static bool records_are_cut_to_any_length(void) {
+    for (int ends = 0; ends < 2; ends++)
+        for (int64_t most = 0; most < 8; most++) {
+            demo_record record = {.ends_in_eos = ends};
+            demo_document *d = &record.document;
+            for (int32_t t = 0; t < 5; t++) {
+                demo_push(d, 70 + t, t == 3);
+                arrput(d->targets, t);
+                arrput(d->shares, 1);
+            }
+            demo_record_cut(&record, most);
+            int64_t kept = most && most < 5 ? most : 5;
+            bool cut = kept < 5 && ends;
+            EXPECT(d->tokens == kept && arrlen(d->ids) == kept &&
+                   arrlen(d->loss_mask) == kept && arrlen(d->targets) == kept &&
+                   arrlen(d->shares) == kept);
+            EXPECT(d->ids[kept - 1] == (cut ? DEMO_EOS : 70 + kept - 1));
+            EXPECT(d->loss_mask[kept - 1] == (cut ? kept > 1 : kept == 4));
+            EXPECT(demo_supervised(d) == (kept > 3) + (cut && kept > 1 && kept < 4));
+            d->loss_mask[0] = 1; /* as a target of a process reward model may have */
+            EXPECT(demo_supervised(d) == (kept > 3) + (cut && kept > 1 && kept < 4) + 1);
+            demo_document_free(d);
+        }
+    demo_data_options both = {.input_key = "q",
+                              .output_key = "a",
+                              .max_len = 6,
+                              .long_documents = DEMO_LONG_CUT_BOTH};
+    EXPECT(load(make_file("c.jsonl", "{\"q\": \"abcdefgh\", \"a\": \"ijklmnop\"}\n"
+                                     "{\"q\": \"a\", \"a\": \"ijklmnop\"}\n"
+                                     "{\"q\": \"ab\", \"a\": \"cd\"}\n"),
+                both) == 0);
+    for (int i = 0; i < 3; i++)
+        EXPECT(arrlen(set.documents[i].ids) == set.documents[i].tokens &&
+               arrlen(set.documents[i].loss_mask) == set.documents[i].tokens &&
+               set.documents[i].tokens == 6);
+    return true;
+}
+
+/* Texts that are compared by their last number must have one, in the response. */
+static bool answers_have_numbers(void) {
+    static const char wrong[] =
+        ":%d: the right answer holds no number, but texts are compared with "
+        "its last one; set --%s to a key whose text holds one, or remove "
+        "the line";
+    static const struct {
+        const char *lines;
+        int line; /* that is refused; 0: none is */
+    } cases[] = {{"{\"q\": \"a\", \"a\": \"is 0\"}", 0},
+                 {"{\"q\": \"a\", \"a\": \"9.\"}\n{\"q\": \"7\", \"a\": \"none\"}", 2},
+                 {"{\"q\": \"a\", \"a\": \"/:\"}", 1},
+                 {"{\"q\": \"a\", \"a\": \"\"}\n{\"q\": \"a\", \"a\": \"1\"}", 0},
+                 {"{\"input_ids\": [65, 305, 48], \"loss_mask\": [0, 1, 0]}", 1},
+                 {"{\"input_ids\": [65, 66, 48], \"loss_mask\": [0, 0, 1]}", 0}};
+    demo_data_options how = {
+        .input_key = "q", .output_key = "a", .number = true, .vocab_size = 400};
+    char sentence[300];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("n.jsonl", cases[i].lines);
+        how.output_option = i % 2 ? "label_key" : NULL;
+        snprintf(sentence, sizeof sentence, wrong, cases[i].line,
+                 i % 2 ? "label_key" : "output_key");
+        if (cases[i].line && !load_says(path, how, sentence)) return false;
+        if (!cases[i].line) EXPECT(load(path, how) == 0);
+        how.number = false;
+        EXPECT(load(path, how) == 0);
+        how.number = true;
+    }
+    return true;
+}
+
+/* Characters of UTF-8 and what looks like them: each place of each length. */
+static bool characters_are_whole(void) {
+    static const struct {
+        const char *text;
+        int wrong; /* byte; -1: none is */
+    } cases[] = {{"\xFF{}", 0},
+                 {"\"\xC2\x80\"", -1},
+                 {"\"\xC1\xBF\"", 1},
+                 {"\"\xC2\x7F\"", 1},
+                 {"\"\xC2\xC0\"", 1},
+                 {"\"\xDF\xBF\"", -1},
+                 {"\"\xE0\x9F\xBF\"", 1},
+                 {"\"\xE0\xA0\x80\"", -1},
+                 {"\"\xE2\x82x\"", 1},
+                 {"\"\xE2\x82\xC0\"", 1},
+                 {"\"\xED\x9F\xBF\"", -1},
+                 {"\"\xEE\x80\x80\"", -1},
+                 {"\"\xEF\xBF\xBF\"", -1},
+                 {"\"\xF0\x8F\xBF\xBF\"", 1},
+                 {"\"\xF0\x90\x80\x80\"", -1},
+                 {"\"\xF0\x9F\x98x\"", 1},
+                 {"\"\xF0\x9Fx\x98\"", 1},
+                 {"\"\xF0\x9F\x98\x7F\"", 1},
+                 {"\"\xF4\x8F\xBF\xBF\"", -1},
+                 {"\"\xF5\x80\x80\x80\"", 1},
+                 {"\"\xF3\xBF\xBF\xBF\"", -1}};
+    char sentence[200];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("u.txt", cases[i].text);
+        demo_data_options how = {.pretrain_mode = true, .max_len = 9};
+        snprintf(sentence, sizeof sentence,
+                 ": byte %d is no UTF-8; write the file anew as UTF-8", cases[i].wrong);
+        if (cases[i].wrong >= 0 && !load_says(path, how, sentence)) return false;
+        if (cases[i].wrong < 0) EXPECT(load(path, how) == 0);
+    }
+    return true;
+}
+
+/* The shortest piece; texts that fill their pieces; and several streams. */
+static bool streams_fill_their_pieces(void) {
+    char both[1100];
+    demo_data_options how = {.pretrain_mode = true, .max_len = 2};
+    const char *one = make_file("one.txt", "abcdef"), *two = make_file("two.txt", "ghi");
+    EXPECT(load(one, how) == 0 && arrlen(set.documents) == 3 && set.counts.read == 3 &&
+           !set.counts.zero_length);
+    how.max_len = 3;
+    EXPECT(load(one, how) == 0 && arrlen(set.documents) == 2 && set.counts.read == 2);
+    for (how.max_len = 0; how.max_len < 2; how.max_len++)
+        if (!load_says(one, how,
+                       ": plain text is cut every --max_len tokens; set it to 2 or more"))
+            return false;
+    how.max_len = 4;
+    snprintf(both, sizeof both, "%s,%s", one, two);
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 3 &&
+           set.documents[2].ids[0] == 'g');
+    how.max_samples = 2;
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 2 && set.counts.read == 2);
+    how.probs = "1,1";
+    EXPECT(load(both, how) == -1);
+    EXPECT_TEXT(message.text,
+                "plain text has no records that weights could draw; leave them out");
+    return true;
+}
+
+/* A backslash that is one is no zero character; nor is what a number begins with. */
+static bool backslashes_are_text(void) {
+    static const struct {
+        const char *line;
+        bool taken;
+    } cases[] = {{"{\"q\": \"a\\\\u0000b\", \"a\": \"c\"}", true},
+                 {"{\"q\": \"a\\\\\\u0000b\", \"a\": \"c\"}", false},
+                 {"{\"q\": \"a\\u0001b\", \"a\": \"c\"}", true},
+                 {"{\"q\": \"a\", \"a\": \"\\u0000\"}", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        EXPECT(!load(make_file("s.jsonl", cases[i].line), ask) == cases[i].taken &&
+               (cases[i].taken || holds(message.text, "s.jsonl:1: the line holds a zero")));
+    return true;
+}
+
+/* Of a folder every file of the train split is read, in the order of names; a file is named without
+   a line where it is wrong as a whole, whatever was read before it. */
+static bool folders_are_read_in_order(void) {
+    static const char *const first[] = {"{\"q\": \"a\", \"a\": \"1\"}\n",
+                                        "\xEF\xBB\xBF[{\"q\": \"a\", \"a\": \"1\"}]"};
+    char folder[600], path[2][700], more[1400];
+    snprintf(folder, sizeof folder, "%s/split", scratch);
+    EXPECT(!mkdir(folder, 0700));
+    snprintf(path[0], sizeof path[0], "%s/train-0.json", folder);
+    snprintf(path[1], sizeof path[1], "%s/train-1.jsonl", folder);
+    bool good = true;
+    for (int list = 0; list < 2 && good; list++) {
+        demo_error error;
+        const char *second = "\xEF\xBB\xBF{\"q\": \"b\", \"a\": \"2\"}";
+        demo_write_atomically(path[0], first[list], strlen(first[list]), &error);
+        demo_write_atomically(path[1], second, strlen(second), &error);
+        for (int mixed = 0; mixed < 2 && good; mixed++) {
+            demo_data_options how = ask;
+            how.probs = mixed ? "1" : NULL;
+            good = load(folder, how) == 0 && arrlen(set.documents) == 2 &&
+                   !strcmp(shown(0), "[B]Q a? |1[E]") && !strcmp(shown(1), "[B]Q b? |2[E]");
+        }
+        snprintf(more, sizeof more, ": the file is empty; give one with at least one record");
+        demo_write_atomically(path[1], "", 0, &error);
+        char whole[2200];
+        snprintf(whole, sizeof whole, "%s%s", path[1], more);
+        for (int mixed = 0; mixed < 2 && good; mixed++) {
+            demo_data_options how = ask;
+            how.probs = mixed ? "1" : NULL;
+            good = load(folder, how) == -1 && !strcmp(message.text, whole);
+        }
+    }
+    remove(path[0]), remove(path[1]), rmdir(folder);
+    EXPECT(good);
+    /* one character behind the last line is a line, too */
+    EXPECT(load(make_file("last.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\nx"), ask) == -1 &&
+           holds(message.text, "last.jsonl:2: broken JSON at column 1; one whole object"));
+    return true;
+}
+
+/* What is packed comes out whole, whatever its size, and with a zero behind it. */
+static bool gzip_holds_any_size(void) {
+    static const size_t sizes[] = {0, 1, 65535, 65536, 65537, 131072, 300000};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const char *why_not = NULL, *path = in_scratch("any.gz");
+        size_t packed, whole, size = sizes[i];
+        char *text = (char *)malloc(size + 1);
+        uint32_t state = 7;
+        for (size_t k = 0; k < size; k++) /* what is far behind comes again */
+            text[k] = k < 30000 ? (char)((state = state * 1664525u + 1013904223u) >> 24)
+                                : text[k - 30000];
+        gzFile file = gzopen(path, "wb");
+        gzwrite(file, text, (unsigned)size);
+        gzclose(file);
+        char *bytes = demo_read_file(path, &packed);
+        char *got = demo_unzipped(bytes, packed, &whole, &why_not);
+        EXPECT(got && whole == size && !memcmp(got, text, size) && !got[size]);
+        free(got);
+        EXPECT(!demo_unzipped(bytes, packed - 1, &whole, &why_not));
+        EXPECT_TEXT(why_not, "it is no whole gzip file");
+        free(bytes);
+        free(text);
+    }
+    return true;
+}
+
+static bool endings_are_whole(void) {
+    static const struct {
+        const char *name;
+        bool data, jsonl;
+    } cases[] = {
+        {"x.jsonl", true, true},   {"x.json", true, true},     {"x.jsonl.gz", true, true},
+        {"x.json.gz", true, true}, {"x.parquet", true, false}, {"x.txt", false, false},
+        {"xjsonl", false, false},  {"x.jsonl ", false, false}, {".json", true, true},
+        {"x.gz", false, false},    {"", false, false}};
+    char text[] = ".jsonl";
+    EXPECT(demo_ends_with(text, ".jsonl") && !demo_ends_with(text + 1, ".jsonl"));
+    EXPECT(demo_name_ends(text, ".jsonl") && !demo_name_ends(text + 1, ".jsonl"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(demo_is_jsonl(cases[i].name) == cases[i].jsonl);
+        EXPECT(demo_data_name(cases[i].name) == cases[i].data);
+    }
+    EXPECT(load(".jsonl", ask) == -1 && holds(message.text, ".jsonl: cannot be read: No such"));
+    return true;
+}
+
+/* Into as little room as there is. */
+static bool summaries_fit(void) {
+    char whole[256], text[256];
+    EXPECT(load(make_file("f.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\n"), ask) == 0);
+    demo_data_summary(&set, whole, sizeof whole);
+    for (size_t size = 1; size <= strlen(whole) + 1; size++) {
+        memset(text, '#', sizeof text);
+        demo_data_summary(&set, text, size);
+        EXPECT(strlen(text) == size - 1 && !strncmp(text, whole, size - 1) &&
+               text[size] == '#' && text[sizeof text - 1] == '#');
+    }
+    return true;
+}
+
+/* FNV-1a by its own examples; and every number of a set counts. */
+static bool digests_see_everything(void) {
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "", 0) == UINT64_C(0xcbf29ce484222325));
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "a", 1) == UINT64_C(0xaf63dc4c8601ec8c));
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "foobar", 6) == UINT64_C(0x85944171f73967e8));
+    EXPECT(demo_digest(demo_digest(DEMO_DIGEST_EMPTY, "foo", 3), "bar", 3) ==
+           UINT64_C(0x85944171f73967e8));
+    EXPECT(demo_digest_number(DEMO_DIGEST_EMPTY, 0x61) ==
+           demo_digest(DEMO_DIGEST_EMPTY, "a\0\0\0\0\0\0\0", 8));
+    uint64_t seen[16];
+    for (int way = 0; way < 16; way++) {
+        demo_dataset some = {0};
+        for (int i = 0; i < 2; i++) {
+            demo_document d = {0};
+            for (int32_t t = 0; t < 3; t++) demo_push(&d, 5 + t, t == 1);
+            if (i) d.ids[way == 1 ? 0 : 2] += way == 1 || way == 2;
+            if (!i) d.ids[2] += way == 3;
+            d.loss_mask[way == 4 ? 0 : 2] += (way == 4 && i) || (way == 5 && !i) ||
+                                             (way == 6 && i);
+            if (way == 7 && i) d.tokens = 2;
+            if (way == 8 && !i) d.tokens = 2;
+            for (int32_t t = 0; t < 3 && way > 8; t++) {
+                arrput(d.targets, t + (way == 10 && i && t == 2) + (way == 11 && !i && !t));
+                arrput(d.shares,
+                       (float)(t + (way == 12 && i && t == 2) + (way == 13 && !i && !t)));
+            }
+            arrput(some.documents, d);
+        }
+        if (way == 14) demo_document_free(&some.documents[1]), arrsetlen(some.documents, 1);
+        if (way == 15) arrput(some.documents, (demo_document){0});
+        seen[way] = demo_digest_documents(&some);
+        for (int before = 0; before < way; before++) EXPECT(seen[before] != seen[way]);
+        demo_data_free(&some);
+    }
+    return true;
+}
+
 static bool files_that_cannot_be_read_are_named(void) {
     EXPECT(load("no/such/file.jsonl", ask) == -1);
     EXPECT_TEXT(message.text,
@@ -2016,6 +2478,20 @@ static const struct {
     TEST(broken_data_is_named),
     TEST(other_files_hold_the_same),
     TEST(half_a_prompt_is_refused),
+    TEST(text_of_other_models_is_refused),
+    TEST(chat_templates_are_hinted_at),
+    TEST(messages_have_names),
+    TEST(positions_count_from_zero),
+    TEST(records_are_cut_to_any_length),
+    TEST(answers_have_numbers),
+    TEST(characters_are_whole),
+    TEST(streams_fill_their_pieces),
+    TEST(backslashes_are_text),
+    TEST(folders_are_read_in_order),
+    TEST(gzip_holds_any_size),
+    TEST(endings_are_whole),
+    TEST(summaries_fit),
+    TEST(digests_see_everything),
     TEST(files_that_cannot_be_read_are_named),
     TEST(templates_are_checked),
     TEST(writing_is_all_or_nothing),
