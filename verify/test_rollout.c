@@ -95,23 +95,29 @@ static void test_question(void) {
 static void test_answers(void) {
     static const struct {
         const char *answer, *wrong;
-    } cases[] = {{"{\"rewards\": [1, -2.5e0]}", NULL},
-                 {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
-                 {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
-                 {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
-                 {"{\"rewards\": []}", "0 rewards"},
-                 {"{\"rewards\": [1, null]}", "rewards[1] is null"},
-                 {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
-                 {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
-                 {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
-                 {"{\"rewards\": [1, NaN]}", "no JSON from byte 16"},
-                 {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
-                 {"{\"rewards\": 1}", "\"rewards\" is a number"},
-                 {"[1, 2]", "\"rewards\" is missing"},
-                 {"7", "\"rewards\" is missing"},
-                 {"", "(empty)"},
-                 {"<html>", "no JSON from byte 0"},
-                 {"{\"rewards\": [1, 2]", "no JSON from byte"}};
+    } cases[] = {
+        {"{\"rewards\": [1, -2.5e0]}", NULL},
+        {" {\"logs\": {}, \"rewards\": [0, 0], \"x\": null}\n", NULL},
+        {"{\"rewards\": [1]}", "1 rewards for 2 texts"},
+        {"{\"rewards\": [1, 2, 3]}", "3 rewards for 2 texts"},
+        {"{\"rewards\": []}", "0 rewards"},
+        {"{\"rewards\": [1, null]}", "rewards[1] is null"},
+        {"{\"rewards\": [\"1\", 2]}", "rewards[0] is text"},
+        {"{\"rewards\": [1, [2]]}", "rewards[1] is a list"},
+        {"{\"rewards\": [1, true]}", "rewards[1] is true or false"},
+        {"{\"rewards\": [1, NaN]}", "no JSON from byte 16"},
+        {"{\"rewards\": [1, -1e999]}", "rewards[1] is -inf"},
+        {"{\"rewards\": 1}", "\"rewards\" is a number"},
+        {"[1, 2]", "\"rewards\" is missing"},
+        {"7", "\"rewards\" is missing"},
+        {"", "(empty)"},
+        {"<html>", "no JSON from byte 0"},
+        {"{\"rewards\": [1, 2]", "no JSON from byte"},
+        {"{\"rewards\": [1, 2]} \n", NULL},
+        {"{\"rewards\": [1, 2]} x", "no JSON from byte 20 of 21 on: x; "},
+        {"{\"rewards\": [1, 2], \"rewards\": [1, 2]}", "key \"rewards\" stands there twice"},
+        {"{\"rewards\": [1e100, -1e100]}", NULL},
+        {"{\"rewards\": [1.1e100, 1]}", "rewards[0] is 1.1e+100"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         double rewards[2] = {10, 10};
         demo_error error = {""};
@@ -130,18 +136,34 @@ static void test_answers(void) {
 }
 
 static void test_addresses(void) {
+#define PORT "whose port is no number from 1 to 65535"
+#define NONE "which does not begin with http:// or https://; Python files"
     static const struct {
-        const char *urls;
-        int wrong;
-    } cases[] = {{"http://a", 0},  {"https://a/b?c,http://d:1/", 0},
-                 {"", 1},          {"a", 1},
-                 {"http://a,", 1}, {"http://a,b.py", 1},
-                 {"file:///x", 1}, {",http://a", 1}};
+        const char *urls, *wrong; /* of the message; NULL: they are right */
+    } cases[] = {{"http://a", NULL},
+                 {"https://a/b?c,http://d:1/", NULL},
+                 {"http://a:65535", NULL},
+                 {"", "'', " NONE},
+                 {"a", "'a', " NONE},
+                 {"http://a,", "'', " NONE},
+                 {"http://a,b.py", "'b.py', " NONE},
+                 {"file:///x", "'file:///x', " NONE},
+                 {",http://a", "'', " NONE},
+                 {"http://a:0,http://b", "'http://a:0', " PORT},
+                 {"http://a,http://me:key@b:65536", "'http://b:65536', " PORT},
+                 {"http://a:x", "'http://a:x', " PORT},
+                 {"http://a b", "'http://a b', which is no URL; give http://HOST:PORT/PATH"}};
+#undef PORT
+#undef NONE
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_reward_servers servers = {.urls = cases[i].urls};
         demo_error error = {""};
-        test_expect(!!demo_servers_check(&servers, &error) == cases[i].wrong &&
-                        !!*error.text == cases[i].wrong,
+        char begins[300];
+        int wrong = demo_servers_check(&servers, &error);
+        snprintf(begins, sizeof begins, "remote_rm_url holds %s",
+                 cases[i].wrong ? cases[i].wrong : "");
+        test_expect(!wrong == !cases[i].wrong &&
+                        (!wrong || !strncmp(error.text, begins, strlen(begins))),
                     "'%s': %s", cases[i].urls, error.text);
     }
     test_end("server_addresses");
@@ -182,7 +204,8 @@ static void test_lengths(void) {
                  {100, 1, 1, 0, 25, false, -0.25}, {2.5, 1, 1, 0, 99, false, -0.6},
                  {0, 1, 0.5, 3, 100, true, 1.5},   {0, 1, 0.5, 3, 100, false, 3},
                  {0, 1, 0, 3, 100, true, 0},       {0, 1, -2, 3, 100, true, -2},
-                 {0, 1, -2, 3, 100, false, 3},     {20, 2, 0.5, 3, 100, true, 0.5}};
+                 {0, 1, -2, 3, 100, false, 3},     {20, 2, 0.5, 3, 100, true, 0.5},
+                 {0.5, 2, 1, 3, 100, false, 1}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_ppo_config c = {.generate_max_len = 100,
                              .overlong_buffer_len = cases[i].buffer,
@@ -205,7 +228,11 @@ static void test_groups(void) {
                  {{1, 1, 0, 1}, {0, 1}, true},
                  {{0.1, 0.1, 0.1, 0.1}, {0.1, 1}, false},
                  {{-1, 3, 0, 0}, {0, 1}, true},
-                 {{2, 2, 2, 2}, {-1, 3}, true}};
+                 {{2, 2, 2, 2}, {-1, 3}, true},
+                 {{1.5e-6, 1.5e-6, 1.5e-6, 1.5e-6}, {0, 1}, true},
+                 {{5e-7, 5e-7, 5e-7, 5e-7}, {0, 1}, false},
+                 {{1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6}, {0, 1}, true},
+                 {{1 - 5e-7, 1 - 5e-7, 1 - 5e-7, 1 - 5e-7}, {0, 1}, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         test_expect(demo_group_kept(cases[i].scores, 4, cases[i].range) == cases[i].kept,
                     "case %d", (int)i);
@@ -505,6 +532,126 @@ static void test_whitened(void) {
     test_end("whitened");
 }
 
+/* The two sides of the clip: each as it was asked for, or else eps_clip. */
+static void test_clip(void) {
+    static const double cases[][4] = {
+        {0, 0, 0.25, 0.25}, {0.1, 0, 0.1, 0.25}, {0, 0.5, 0.25, 0.5}, {0.1, 0.5, 0.1, 0.5}};
+    for (int i = 0; i < 4; i++) {
+        demo_ppo_config ppo = {.policy_loss_type = "ppo",
+                               .eps_clip = 0.25,
+                               .eps_clip_low_high = {cases[i][0], cases[i][1]},
+                               .dual_clip = 3};
+        demo_job job = {.options = &ppo};
+        seqpar_policy_desc clip = demo_clip(&job);
+        test_expect(clip.clip_low == cases[i][2] && clip.clip_high == cases[i][3] &&
+                        clip.dual_clip == 3,
+                    "case %d: %g, %g, %g", i, clip.clip_low, clip.clip_high, clip.dual_clip);
+    }
+    test_end("clip_sides");
+}
+
+/* A token's loss is of its own old log-prob, reference and advantage. */
+static void test_token_losses(void) {
+    fixture f;
+    fixture_new(&f, false);
+    for (int64_t entry = 0; entry < 5; entry++) {
+        const double *e = f.entry + entry * ENTRY;
+        const seqpar_policy_desc clip = {.clip_low = 0.1, .clip_high = 0.4};
+        double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0}, x = e[OLD_LOGP] + 0.05, slope;
+        demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, x, 1.5, columns, seed);
+        seqpar_policy_result p = seqpar_policy_loss(x, e[OLD_LOGP], e[ADVANTAGE], &clip);
+        double kl = seqpar_kl(x, e[REF_LOGP_OF], 2, &slope);
+        test_expect(apart(columns[LOSS_OF], (p.loss + 0.2 * kl - 0.3 * 1.5) / 5) < 1e-12 &&
+                        apart(columns[KL_OF], kl / 5) < 1e-12 &&
+                        apart(columns[ENTROPY_OF], 1.5 / 5) < 1e-12 &&
+                        apart(columns[CLIPPED], (double)p.clipped / 5) < 1e-12 &&
+                        apart(seed[0], (p.dlogp + 0.2 * slope) / 5) < 1e-12 &&
+                        columns[ACTOR_TOKENS] == 1 && !columns[RATIO_ONE] && !columns[KL_ZERO],
+                    "entry %lld: %g", (long long)entry, columns[LOSS_OF]);
+        for (int same = 0; same < 2; same++) {
+            demo_token_seed(&f.update, (demo_place){entry >= 2, entry},
+                            e[same ? REF_LOGP_OF : OLD_LOGP], 1.5, columns, seed);
+            test_expect(columns[RATIO_ONE] == !same && columns[KL_ZERO] == same, "entry %lld",
+                        (long long)entry);
+        }
+    }
+    arrfree(f.window.which);
+    fixture_new(&f, true); /* a critic has no ratio of texts */
+    f.options.policy_loss_type = "gspo";
+    demo_update_counts(&f.update);
+    test_expect(!f.update.text && f.update.aggregate.kind == SEQPAR_AGGREGATE_TOKEN_MEAN,
+                "a critic learns by texts");
+    for (int64_t entry = 0; entry < 5; entry++) {
+        const double *e = f.entry + entry * ENTRY;
+        double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
+        demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, 0.75, 9, columns, seed);
+        seqpar_value_result v = seqpar_value_loss(0.75, e[VALUE], e[RETURN], 0.5);
+        test_expect(apart(columns[LOSS_OF], v.loss / 5) < 1e-12 &&
+                        apart(columns[CLIPPED], (double)v.clipped / 5) < 1e-12 &&
+                        apart(seed[0], v.dvalue / 5) < 1e-12 && !columns[ACTOR_TOKENS],
+                    "value of entry %lld", (long long)entry);
+    }
+    arrfree(f.window.which);
+    test_end("token_losses");
+}
+
+/* Texts of a token file's prompts, by their place in it; whose words are those of training. */
+static void test_file_texts(void) {
+    static const uint64_t prompts[] = {0, 1, 3}, answers[] = {0, 2, 3}, words[] = {0, 1, 3};
+    static const uint8_t flags[] = {0, 0};
+    static unsigned char map[200];
+    demo_token_section at[6];
+    const demo_token_head head = {.words = 2};
+    demo_token_file file = {.map = map, .head = &head, .flags = flags};
+    static const struct {
+        int name;
+        const void *bytes;
+        size_t size;
+    } parts[] = {{DEMO_PROMPT_OFFSETS, prompts, sizeof prompts},
+                 {DEMO_ANSWER_OFFSETS, answers, sizeof answers},
+                 {DEMO_WORD_OFFSETS, words, sizeof words},
+                 {DEMO_PROMPT_TEXT, "pqr", 3},
+                 {DEMO_ANSWER_TEXT, "12x", 3},
+                 {DEMO_WORDS, "7ab", 3}};
+    uint64_t used = 0;
+    for (int i = 0; i < 6; i++) {
+        at[i] = (demo_token_section){.begin = used, .bytes = parts[i].size};
+        memcpy(map + used, parts[i].bytes, parts[i].size);
+        file.section[parts[i].name] = &at[i];
+        used += parts[i].size;
+    }
+    int32_t ids[] = {1, 0};
+    demo_document documents[] = {{.ids = ids, .tokens = 2}, {.ids = ids, .tokens = 2}};
+    demo_ppo_config ppo = {.label_key = "label"};
+    demo_job job = {.options = &ppo};
+    demo_rank r = {.job = &job};
+    demo_error error = {""};
+    job.train = (demo_dataset){.documents = documents, .file = &file};
+    for (int i = 0; i < 2; i++) {
+        char *prompt = demo_prompt_text(&r, &job.train, &documents[i]),
+             *answer = demo_answer_text(&r, &job.train, &documents[i]),
+             *query = demo_query_text(&r, prompt, ids, 2);
+        test_expect(!strcmp(prompt, i ? "qr" : "p") && !strcmp(answer, i ? "x" : "12") &&
+                        !strcmp(query, i ? "qrab7" : "pab7"),
+                    "prompt %d: '%s', '%s', '%s'", i, prompt, answer, query);
+        test_expect(!demo_sampled_right(&r, ids, 2, &job.train, &documents[i]), "%d is right",
+                    i);
+        free(prompt), free(answer), free(query);
+    }
+    demo_dataset first = {.file = &file};
+    arrput(first.documents, documents[0]);
+    test_expect(!demo_answers_there(&first, "there", &error), "%s", error.text);
+    arrput(first.documents, documents[1]);
+    test_expect(demo_answers_there(&first, "there", &error) &&
+                    !strcmp(error.text,
+                            "there: the right answer 2, 'x', holds no number, but texts are "
+                            "compared with its last one; make the file anew with a --label_key "
+                            "whose text holds one"),
+                "%s", error.text);
+    arrfree(first.documents);
+    test_end("file_texts");
+}
+
 /* ---- a rollout of four texts for two prompts, of 1, 2, 3 and 1 tokens ---- */
 
 enum { FOUR = 4, OF_FOUR = 7 };
@@ -553,7 +700,7 @@ static void four_new(four *f) {
     }
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     for (int64_t i = 0; i < o->entries; i++) {
-        o->entry[i * ENTRY + OLD_LOGP] = -1 - 0.25 * (double)i;
+        o->entry[i * ENTRY + OLD_LOGP] = -1.25 - 0.25 * (double)i;
         o->entry[i * ENTRY + REF_LOGP_OF] = -1.5 + 0.125 * (double)(i * i % 5);
         o->entry[i * ENTRY + VALUE] = 0.5 * (double)(i % 3);
     }
@@ -810,7 +957,18 @@ static void test_roles(void) {
                   {0, 0, -1, 0, 1},
                   2,
                   {2, 6},
-                  "actor + reference + reward, generator"}};
+                  "actor + reference + reward, generator"},
+                 {{1, 1, 1, 1, 2},
+                  {0, 0, 0, 0, 3},
+                  0,
+                  0,
+                  0,
+                  1,
+                  0,
+                  {0, 0, 0, -1, 1},
+                  2,
+                  {0, 6},
+                  "actor + reference + critic, generator"}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         demo_ppo_config ppo = {.roles = {.actor_ref = cases[i].actor_ref,
                                          .critic_reward = cases[i].critic_reward,
@@ -996,29 +1154,36 @@ static void test_samples(void) {
 static void test_right_said(void) {
     static const struct {
         int64_t n, right[2];
-        double exact, pass;
-        const char *said;
+        double exact;
+        const char *line, *said;
     } cases[] = {
         {1,
          {3, 3},
          0.375,
-         0.375,
+         "{\"rollout\": 5, \"eval_exact\": 0.375, \"eval_pass\": 0.375, \"eval_prompts\": 8}\n",
          "after 5 rollouts: 3 of 8 held-out prompts answered rightly (37.5 %)\n"},
         {4,
          {20, 6},
          0.625,
-         0.75,
+         "{\"rollout\": 5, \"eval_exact\": 0.625, \"eval_pass\": 0.75, \"eval_prompts\": 8}\n",
          "after 5 rollouts: 20 of 32 texts for held-out prompts are right (62.5 %), 6 of "
          "8 prompts have one\n"}};
     for (int i = 0; i < 2; i++) {
         four f;
         four_new(&f);
         arrsetlen(f.job.eval.documents, 8);
+        char *line = NULL;
+        size_t length = 0;
         said_begin();
         f.rank.progress.out = stderr;
+        f.rank.logs.file[DEMO_METRICS] = open_memstream(&line, &length);
         demo_say_right(&f.rank, 5, cases[i].right, cases[i].n);
+        fclose(f.rank.logs.file[DEMO_METRICS]);
+        f.rank.logs.file[DEMO_METRICS] = NULL;
         test_expect(!strcmp(said_end(), cases[i].said), "%s", text_said);
         free(text_said);
+        test_expect(!strcmp(line, cases[i].line), "%s", line);
+        free(line);
         test_expect(f.rank.eval_means[0] == cases[i].exact && !f.rank.losses, "%g",
                     f.rank.eval_means[0]);
         f.world.rank = 1;
@@ -1416,6 +1581,9 @@ int main(int argc, char **argv) {
     test_compared();
     test_whitened();
     test_taken();
+    test_clip();
+    test_token_losses();
+    test_file_texts();
     test_estimators();
     test_places();
     test_critic_rate();
