@@ -189,6 +189,15 @@ static void test_last_number(void) {
                     "'%s': %lld digits from %d on", cases[i].text, (long long)length,
                     (int)(begin - cases[i].text));
     }
+    static const struct {
+        const char *text, *answer;
+        int same;
+    } pairs[] = {{"so 42", "is 42.", 1}, {"42", "is 42", 1},   {"so 43", "is 42", 0},
+                 {"so 42", "is 4", 0},   {"so 4", "is 42", 0}, {"none", "none", 0},
+                 {"", "7", 0},           {"42 7", "7 42", 0}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        test_expect(!demo_same_number(pairs[i].text, pairs[i].answer) == !pairs[i].same,
+                    "'%s' and '%s'", pairs[i].text, pairs[i].answer);
     test_end("rule_last_number");
 }
 
@@ -597,7 +606,7 @@ static void test_token_losses(void) {
 
 /* Texts of a token file's prompts, by their place in it; whose words are those of training. */
 static void test_file_texts(void) {
-    static const uint64_t prompts[] = {0, 1, 3}, answers[] = {0, 2, 3}, words[] = {0, 1, 3};
+    static const uint64_t prompts[] = {0, 1, 3}, answers[] = {0, 1, 3}, words[] = {0, 1, 3};
     static const uint8_t flags[] = {0, 0};
     static unsigned char map[200];
     demo_token_section at[6];
@@ -611,7 +620,7 @@ static void test_file_texts(void) {
                  {DEMO_ANSWER_OFFSETS, answers, sizeof answers},
                  {DEMO_WORD_OFFSETS, words, sizeof words},
                  {DEMO_PROMPT_TEXT, "pqr", 3},
-                 {DEMO_ANSWER_TEXT, "12x", 3},
+                 {DEMO_ANSWER_TEXT, "1xy", 3},
                  {DEMO_WORDS, "7ab", 3}};
     uint64_t used = 0;
     for (int i = 0; i < 6; i++) {
@@ -631,7 +640,7 @@ static void test_file_texts(void) {
         char *prompt = demo_prompt_text(&r, &job.train, &documents[i]),
              *answer = demo_answer_text(&r, &job.train, &documents[i]),
              *query = demo_query_text(&r, prompt, ids, 2);
-        test_expect(!strcmp(prompt, i ? "qr" : "p") && !strcmp(answer, i ? "x" : "12") &&
+        test_expect(!strcmp(prompt, i ? "qr" : "p") && !strcmp(answer, i ? "xy" : "1") &&
                         !strcmp(query, i ? "qrab7" : "pab7"),
                     "prompt %d: '%s', '%s', '%s'", i, prompt, answer, query);
         test_expect(!demo_sampled_right(&r, ids, 2, &job.train, &documents[i]), "%d is right",
@@ -644,11 +653,19 @@ static void test_file_texts(void) {
     arrput(first.documents, documents[1]);
     test_expect(demo_answers_there(&first, "there", &error) &&
                     !strcmp(error.text,
-                            "there: the right answer 2, 'x', holds no number, but texts are "
+                            "there: the right answer 2, 'xy', holds no number, but texts are "
                             "compared with its last one; make the file anew with a --label_key "
                             "whose text holds one"),
                 "%s", error.text);
     arrfree(first.documents);
+    int32_t bytes[] = {DEMO_BOS, 'q', '4', '2', DEMO_EOS};
+    uint8_t mask[] = {0, 0, 1, 1, 1};
+    demo_document own = {.ids = bytes, .loss_mask = mask, .tokens = 5};
+    job.train = (demo_dataset){.documents = &own};
+    char *prompt = demo_prompt_text(&r, &job.train, &own),
+         *answer = demo_answer_text(&r, &job.train, &own);
+    test_expect(!strcmp(prompt, "q") && !strcmp(answer, "42"), "'%s', '%s'", prompt, answer);
+    free(prompt), free(answer);
     test_end("file_texts");
 }
 
@@ -668,6 +685,8 @@ typedef struct {
     demo_rank rank;
     demo_ppo own;
 } four;
+
+static const demo_document four_source[FOUR];
 
 /* Prompts '(' and '[[', of texts that are letters. */
 static void four_new(four *f) {
@@ -696,7 +715,7 @@ static void four_new(four *f) {
         for (int t = 0; t < 1 + i / 2; t++) demo_push(&d, i < 2 ? '(' : '[', false);
         for (int64_t t = 0; t < four_tokens[i]; t++)
             demo_push(&d, (int32_t)('a' + 3 * i + t), true);
-        demo_rollout_take(o, d, logp, 1 + i / 2, NULL, score[i]);
+        demo_rollout_take(o, d, logp, 1 + i / 2, &four_source[i], score[i]);
     }
     o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
     for (int64_t i = 0; i < o->entries; i++) {
@@ -734,8 +753,8 @@ static void test_taken(void) {
     demo_keep_groups(&kept, &f.own.rollout, 2, range);
     test_expect(kept.texts == 2 && kept.entries == 3 && kept.score[1] == 4 &&
                     kept.first[1] == 1 && kept.prompt[1] == 1 && kept.sampled[2] == -3 &&
-                    kept.set.documents[1].ids[1] == 'd' && !o->set.documents[0].ids &&
-                    o->set.documents[2].ids,
+                    kept.set.documents[1].ids[1] == 'd' && kept.source[1] == &four_source[1] &&
+                    !o->set.documents[0].ids && o->set.documents[2].ids,
                 "%lld texts are kept", (long long)kept.texts);
     demo_rollout_free(&kept);
     four_free(&f);
@@ -947,8 +966,8 @@ static void test_roles(void) {
                   2,
                   {2, 15},
                   "actor + reference, critic + reward"},
-                 {{1, 1, 3, 1, 2},
-                  {2, 0, 0, 0, 3},
+                 {{1, 1, 3, 1, 1},
+                  {2, 0, 0, 0, 6},
                   0,
                   0,
                   0,
@@ -1008,6 +1027,10 @@ static void test_role_group(void) {
                     "role %d: ranks %lld and %lld", role, (long long)first, (long long)count);
     }
     test_expect(demo_who_generates(&r) == DEMO_GENERATOR, "the actor generates");
+    job.groups = 2; /* as few as there can be */
+    demo_role_group(&r, DEMO_CRITIC, &first, &count);
+    test_expect(first == 2 && count == 3, "of two: ranks %lld and %lld", (long long)first,
+                (long long)count);
     job.groups = 0; /* no groups: all ranks, whatever the role */
     demo_role_group(&r, DEMO_ACTOR, &first, &count);
     test_expect(first == 0 && count == 10, "ranks %lld and %lld", (long long)first,
@@ -1147,6 +1170,13 @@ static void test_samples(void) {
         demo_samples_free(samples, report.sample_count);
     }
     four_free(&f);
+    said_begin();
+    demo_text_print(stderr, "\001\002\n\t\033");
+    char shown[100];
+    test_expect(!strcmp(said_end(), seqpar_escape(shown, sizeof shown, "\001\002\n\t\033")) &&
+                    strlen(text_said) >= 10,
+                "%s", text_said);
+    free(text_said);
     test_end("rollout_samples");
 }
 
@@ -1400,6 +1430,10 @@ static void test_arrives(void) {
                     demo_answer_write(rest, 1, 5, &answer) == 5 && answer.size == 8 &&
                     !strcmp(answer.bytes, "abcdefgh"),
                 "%s", answer.bytes);
+    answer.size = DEMO_ANSWER_LIMIT - 3;
+    test_expect(demo_answer_write(part, 1, 3, &answer) == 3 &&
+                    answer.size == DEMO_ANSWER_LIMIT && !answer.bytes[answer.size],
+                "as much as there may be");
     answer.size = DEMO_ANSWER_LIMIT - 2;
     test_expect(!demo_answer_write(part, 1, 3, &answer), "more than there may be");
     free(answer.bytes);
