@@ -1243,6 +1243,302 @@ static void test_recipes(void) {
     test_end("options_recipes");
 }
 
+/* ---- names and numbers of files ---- */
+
+static void test_sizes_named(void) {
+    static const struct {
+        const char *text;
+        int64_t bytes; /* -1: it is no size */
+    } sizes[] = {{"1", 1},
+                 {"700MB", 700000000},
+                 {"1.5KB", 1500},
+                 {"5GB", 5000000000},
+                 {"2TB", 2000000000000},
+                 {"0", -1},
+                 {"0.5", -1},
+                 {"0.001KB", 1},
+                 {"KB", -1},
+                 {"", -1},
+                 {"7kb", -1},
+                 {"7 KB", -1},
+                 {"-1KB", -1},
+                 {"9007199254740992", INT64_C(9007199254740992)},
+                 {"9007199254740994", -1},
+                 {"10000TB", -1},
+                 {"nan", -1}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        test_expect(demo_size_named(sizes[i].text) == sizes[i].bytes, "%s is %lld",
+                    sizes[i].text, (long long)demo_size_named(sizes[i].text));
+    static const struct {
+        const char *name;
+        seqpar_safetensors_dtype dtype;
+    } types[] = {{"float64", SEQPAR_SAFETENSORS_F64}, {"float32", SEQPAR_SAFETENSORS_F32},
+                 {"float16", SEQPAR_SAFETENSORS_F16}, {"bfloat16", SEQPAR_SAFETENSORS_BF16},
+                 {"auto", SEQPAR_SAFETENSORS_NONE},   {NULL, SEQPAR_SAFETENSORS_NONE}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        test_expect(demo_dtype_named(types[i].name) == types[i].dtype, "type %d", (int)i);
+        if (types[i].dtype != SEQPAR_SAFETENSORS_NONE)
+            test_expect(!strcmp(demo_dtype_name(types[i].dtype), types[i].name), "%s",
+                        types[i].name);
+    }
+    test_end("options_sizes_named");
+}
+
+/* Files of a model that another number of shards has left; checkpoints, and what is left of them. */
+static void test_names_known(void) {
+    static const struct {
+        const char *name;
+        int64_t shards;
+        bool stale;
+    } files[] = {{"model.safetensors", 1, false},
+                 {"model.safetensors", 2, true},
+                 {"model.safetensors.index.json", 1, true},
+                 {"model.safetensors.index.json", 2, false},
+                 {"model-00001-of-00002.safetensors", 2, false},
+                 {"model-00001-of-00002.safetensors", 3, true},
+                 {"model-00001-of-00002.safetensors", 1, true},
+                 {"model-00001-of-00001.safetensors", 1, true},
+                 {"model-00001-of-00003.safetensors.tmp", 2, false},
+                 {"model-x-of-00003.safetensors", 2, false},
+                 {"config.json", 2, false}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        test_expect(demo_stale_file(files[i].name, files[i].shards) == files[i].stale,
+                    "%s of %lld", files[i].name, (long long)files[i].shards);
+    char name[64];
+    demo_shard_name(name, 0, 1);
+    test_expect(!strcmp(name, "model.safetensors"), "%s", name);
+    demo_shard_name(name, 1, 12);
+    test_expect(!strcmp(name, "model-00002-of-00012.safetensors"), "%s", name);
+    static const struct {
+        const char *name;
+        int64_t step;
+    } steps[] = {{"global_step0", 0},   {"global_step12", 12}, {"global_step012", -1},
+                 {"global_step", -1},   {"global_step-3", -1}, {"global_step7x", -1},
+                 {"global_stepp7", -1}, {"lobal_step7", -1},   {"global_step+7", -1}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        test_expect(demo_checkpoint_step(steps[i].name) == steps[i].step, "%s is %lld",
+                    steps[i].name, (long long)demo_checkpoint_step(steps[i].name));
+    static const struct {
+        const char *end;
+        bool left;
+    } ends[] = {{".tmp.7", true}, {".tmp.7.12", true}, {".tmp.", false},  {".tmp.7a", false},
+                {".tmp", false},  {"", false},         {"x.tmp.7", false}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        test_expect(demo_left_over(ends[i].end) == ends[i].left, "%s", ends[i].end);
+    test_expect(demo_is_run("0123456789abcdef") && !demo_is_run("0123456789abcde") &&
+                    !demo_is_run("0123456789abcdef0") && !demo_is_run("0123456789abcdeg") &&
+                    !demo_is_run("0123456789ABCDEF"),
+                "names of runs");
+    test_end("options_names_known");
+}
+
+/* Words as a shell reads them back. */
+static void test_shell_words(void) {
+    static const char *const cases[][2] = {
+        {"plain", " plain"},    {"a/b_c.d,e:f@g%h+i=j-9Z", " a/b_c.d,e:f@g%h+i=j-9Z"},
+        {"", " $''"},           {"two words", " $'two words'"},
+        {"it's", " $'it\\'s'"}, {"a\\b", " $'a\\\\b'"},
+        {"a\nb", " $'a\\nb'"},  {"{}", " $'{}'"},
+        {"$x", " $'$x'"}};
+    char text[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_shell_word(text, sizeof text, cases[i][0]);
+        test_expect(!strcmp(text, cases[i][1]), "'%s' is '%s'", cases[i][0], text);
+    }
+    char one[] = "--a", two[] = "it's", three[] = "''''''''''", *words[] = {one, two, three};
+    char *line = demo_shell_line("begin", words, 3);
+    test_expect(!strcmp(line, "begin --a $'it\\'s' $'\\'\\'\\'\\'\\'\\'\\'\\'\\'\\''"), "%s",
+                line);
+    free(line);
+    line = demo_shell_line("begin", words, 0);
+    test_expect(!strcmp(line, "begin"), "%s", line);
+    free(line);
+    test_end("options_shell_words");
+}
+
+/* Rounds behind which there is an evaluation. */
+static void test_evaluations_due(void) {
+    static const struct {
+        int64_t documents, rounds, every;
+        const char *due; /* of rounds 0 to 7 */
+    } cases[] = {{1, 7, 3, "00010011"}, {1, 7, 0, "00000001"}, {0, 7, 3, "00000000"},
+                 {1, 0, 3, "10010010"}, {1, 6, 6, "00000010"}, {1, 7, -1, "00000001"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        job.rounds = cases[i].rounds;
+        job.eval_every = cases[i].every;
+        arrsetlen(job.eval.documents, (size_t)cases[i].documents);
+        for (int64_t done = 0; done < 8; done++)
+            test_expect(demo_evaluation_due(&job, done) == (cases[i].due[done] == '1'),
+                        "case %d: round %lld", (int)i, (long long)done);
+    }
+    test_end("options_evaluations_due");
+}
+
+/* What two stretches share, and where that begins. */
+static void test_parts_shared(void) {
+    static const int64_t cases[][6] = {
+        /* begin, end, first, count; shared, at */
+        {0, 10, 0, 10, 10, 0}, {3, 7, 0, 10, 4, 3}, {0, 10, 3, 4, 4, 3},
+        {0, 5, 3, 4, 2, 3},    {5, 9, 3, 4, 2, 5},  {0, 3, 3, 4, 0, 3},
+        {7, 9, 3, 4, 0, 7},    {0, 2, 3, 4, 0, 3},  {4, 4, 3, 4, 0, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t *c = cases[i];
+        int64_t at, shared = demo_average_part(c[0], c[1], c[2], c[3], &at);
+        test_expect(shared == c[4] && at == c[5], "case %d: %lld from %lld", (int)i,
+                    (long long)shared, (long long)at);
+    }
+    double share[4] = {0};
+    static const double values[] = {1, 2, 3, 4, 5};
+    demo_average average = {.share = share, .begin = 6, .count = 4};
+    demo_average_write(&average, values, 4, 5); /* 4 to 9, of which 6 to 9 are here */
+    test_expect(share[0] == 3 && share[1] == 4 && share[2] == 5 && share[3] == 0, "%g %g %g %g",
+                share[0], share[1], share[2], share[3]);
+    demo_average_write(&average, values, 9, 5);
+    test_expect(share[2] == 5 && share[3] == 1, "%g %g", share[2], share[3]);
+    test_end("options_parts_shared");
+}
+
+/* A value as it would be typed: as few digits as give the same number. */
+static void test_values_told(void) {
+    static const struct {
+        double value;
+        const char *text;
+    } numbers[] = {{0.1, "0.1"},    {1.0 / 3, "0.3333333333333333"},
+                   {5e-6, "5e-06"}, {1234567, "1234567"},
+                   {0, "0"},        {0.1 + 0.2, "0.30000000000000004"}};
+    char text[64];
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        demo_number_text(text, sizeof text, numbers[i].value);
+        test_expect(!strcmp(text, numbers[i].text), "%s, not %s", text, numbers[i].text);
+    }
+    bool on = true;
+    int64_t whole = -7;
+    double pair[] = {0.9, 0.95};
+    const char *word = "cosine", *none = NULL;
+    const struct {
+        demo_binding binding;
+        const char *text;
+        bool kept; /* by a checkpoint: not paths and other free texts */
+    } values[] = {{{"packing_samples", &on, DEMO_FLAG}, "true", true},
+                  {{"seed", &whole, DEMO_INT}, "-7", true},
+                  {{"l2", pair, DEMO_FLOAT}, "0.9", true},
+                  {{"adam_betas", pair, DEMO_FLOATS2}, "0.9,0.95", true},
+                  {{"lr_scheduler", &word, DEMO_STRING}, "cosine", true},
+                  {{"lr_scheduler", &none, DEMO_STRING}, "none", true},
+                  {{"dataset", &word, DEMO_STRING}, "cosine", false}};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        bool kept = demo_option_text(&values[i].binding, text, sizeof text);
+        test_expect(!strcmp(text, values[i].text) && kept == values[i].kept, "--%s is %s",
+                    values[i].binding.name, text);
+    }
+    test_end("options_values_told");
+}
+
+/* ---- marks of process reward models ---- */
+
+static void test_marks(void) {
+    static const struct {
+        const char *text;
+        int64_t count; /* -1: refused, with this sentence */
+        const char *wrong;
+    } cases[] = {{NULL, 0, ""},
+                 {"+ -", 2, ""},
+                 {"  +   -  ", 2, ""},
+                 {"a b c d e f g h i j k l m n o p", 16, ""},
+                 {"a b c d e f g h i j k l m n o p q", -1,
+                  "--reward_tokens are more than 16; give 2 to 16"},
+                 {"+", -1, "--reward_tokens + leaves no choice; give 2 to 16"},
+                 {"", -1, "--reward_tokens  leaves no choice; give 2 to 16"},
+                 {"+ - +", -1, "--reward_tokens names \"+\" twice; name each once"},
+                 {"+ ab", -1,
+                  "--reward_tokens: \"ab\" is 2 tokens, for a byte is one here; give one "
+                  "character of one byte"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_marks marks = {{0}, 9};
+        demo_error error = {""};
+        int wrong = demo_byte_marks(cases[i].text, &marks, &error);
+        test_expect(wrong ? cases[i].count < 0 && !strcmp(error.text, cases[i].wrong)
+                          : marks.count == cases[i].count,
+                    "case %d: %s", (int)i, wrong ? error.text : "taken");
+    }
+    demo_marks a = {{'+', '-'}, 2}, b = {{'+', '-'}, 2}, c = {{'+', '?'}, 2},
+               d = {{'+', '-', 0}, 3};
+    test_expect(demo_same_marks(&a, &b) && !demo_same_marks(&a, &c) && !demo_same_marks(&a, &d),
+                "which are the same");
+    test_expect(demo_mark_of(&a, '+') == 0 && demo_mark_of(&a, '-') == 1 &&
+                    demo_mark_of(&a, '?') == -1 && demo_mark_of(&d, 0) == 2 &&
+                    demo_mark_of(&a, 0) == -1,
+                "their numbers");
+    test_end("options_marks");
+}
+
+/* Labels of steps: what each becomes, and the whole sentence of each that is wrong. */
+static void test_steps(void) {
+    static const struct {
+        const char *line;
+        const char *want; /* ids with target and share of each that has one; or a sentence */
+    } cases[] = {
+        {"{\"t\": \"a#b#\", \"l\": [\"+\", \"-\"]}", "a #:+1 b #:-1"},
+        {"{\"t\": \"a#b#\", \"l\": [0.25, true]}", "a #:+0.25 b #:+1"},
+        {"{\"t\": \"#\", \"l\": [0]}", "#:+0"},
+        {"{\"t\": \"a#\", \"l\": [\"+\", \"-\"]}",
+         "2 labels in \"l\" for 1 placeholders \"#\"; give one for each"},
+        {"{\"t\": \"ab\", \"l\": [\"+\"]}",
+         "the text holds no placeholder \"#\", behind which nothing is learnt; set it behind each "
+         "step, or name another by --placeholder_token"},
+        {"{\"t\": \"a#\", \"l\": [\"?\"]}", "l[0] is \"?\", which is none of --reward_tokens"},
+        {"{\"t\": \"a##\", \"l\": [\"+\", \"+-\"]}",
+         "l[1] is \"+-\", which is 2 tokens, for a byte is one here; give one character of one "
+         "byte"},
+        {"{\"t\": \"a#\", \"l\": [null]}", "l[0] is null, but a token or a number is needed"},
+        {"{\"t\": \"a##\", \"l\": [1, 1.25]}",
+         "l[1] is 1.25, but a share lies between 0 and 1"},
+        {"{\"t\": \"a#\", \"l\": [-0.25]}", "l[0] is -0.25, but a share lies between 0 and 1"},
+        {"{\"t\": \"a#\", \"l\": \"+\"}",
+         "\"l\" is text, but a list is needed, a label for each step"},
+        {"{\"input_ids\": [65, 35, 66], \"labels\": [-100, 43, -100]}", "A #:+1 B"},
+        {"{\"input_ids\": [65, 35], \"labels\": [45, 43]}", "A:-1 #:+1"},
+        {"{\"input_ids\": [9, 35, 9], \"labels\": [-100, 43, -100], \"attention_mask\": [0, 1, 0]}",
+         "#:+1"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-100, 44]}",
+         "labels[1] is 44, which is none of --reward_tokens"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-99, 43]}",
+         "labels[0] is -99; give an id, or -100"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-100, -100]}",
+         "\"labels\" are -100 everywhere; label a step, or remove the line"},
+        {"{\"input_ids\": [65, 35]}", "no key \"labels\"; add it, with -100 for all tokens but "
+                                      "those that have a label"}};
+    const demo_step_options how = {.data = {.input_key = "t"},
+                                   .label_key = "l",
+                                   .placeholder = '#',
+                                   .marks = {{'+', '-'}, 2}};
+    demo_error error = {""};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = FOLDER "/steps.jsonl";
+        demo_dataset set;
+        char got[600] = "", want[600];
+        demo_write_atomically(path, cases[i].line, strlen(cases[i].line), &error);
+        error.text[0] = 0;
+        int wrong = demo_steps_load(&set, path, &how, &error);
+        for (int64_t t = 0; !wrong && t < set.documents[0].tokens; t++) {
+            const demo_document *d = &set.documents[0];
+            size_t used = strlen(got);
+            used += (size_t)snprintf(got + used, sizeof got - used, "%s%c", t ? " " : "",
+                                     (char)d->ids[t]);
+            if (d->loss_mask[t])
+                snprintf(got + used, sizeof got - used, ":%c%g", (char)d->targets[t],
+                         (double)d->shares[t]);
+        }
+        snprintf(want, sizeof want, "%s%s", wrong ? FOLDER "/steps.jsonl:1: " : "",
+                 cases[i].want);
+        test_expect(!strcmp(wrong ? error.text : got, want), "case %d: %s", (int)i,
+                    wrong ? error.text : got);
+        demo_data_free(&set);
+    }
+    test_end("options_steps");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     for (int tool = 0; tool < TOOLS; tool++) TEST(test_table(tool));
@@ -1276,5 +1572,13 @@ int main(int argc, char **argv) {
     TEST(test_windows());
     TEST(test_lines_kept());
     TEST(test_recipes());
+    TEST(test_sizes_named());
+    TEST(test_names_known());
+    TEST(test_shell_words());
+    TEST(test_evaluations_due());
+    TEST(test_parts_shared());
+    TEST(test_values_told());
+    TEST(test_marks());
+    TEST(test_steps());
     return test_summary();
 }
