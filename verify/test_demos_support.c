@@ -962,6 +962,468 @@ static bool half_a_prompt_is_refused(void) {
     return true;
 }
 
+/* The sentence of a failed load, behind the path and what follows it. */
+static bool load_says(const char *path, demo_data_options how, const char *sentence) {
+    char whole[1200];
+    EXPECT(load(path, how) == -1 && !set.documents);
+    snprintf(whole, sizeof whole, "%s%s", path, sentence);
+    EXPECT_TEXT(message.text, whole);
+    return true;
+}
+
+/* Text for a model whose folder says that bytes are no tokens of it. */
+static bool text_of_other_models_is_refused(void) {
+    static const char *const records[] = {
+        "{\"q\": \"a\", \"a\": \"b\"}", "{\"q\": [1], \"a\": \"b\"}",
+        "{\"q\": {\"b\": 1}, \"a\": \"b\"}",
+        "{\"instruction\": \"i\", \"input\": \"x\", \"a\": \"b\"}",
+        "{\"instruction\": \"i\", \"output\": \"x\", \"a\": \"b\"}"};
+#define MAKES "; lists of messages become a token file, give that: type this"
+#define JOINED \
+    ": set the key of the prompt, or let demos/prepare.py join such a record's " \
+    "instruction and input"
+    static const struct {
+        int record;
+        const char *prepare, *sentence;
+    } cases[] = {
+        {1, "type this", "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
+        {2, "type this",
+         "\"q\" is an object, but text is needed" MAKES " --apply_chat_template"},
+        {1, "type this --apply_chat_template",
+         "\"q\" is a list, but text is needed" MAKES " --apply_chat_template"},
+        {3, "type this", "\"instruction\" stands beside \"input\"" JOINED ": type this"},
+        {4, "type this", "\"instruction\" stands beside \"output\"" JOINED ": type this"},
+        {4, NULL, "\"instruction\" stands beside \"output\"" JOINED}};
+#undef MAKES
+#undef JOINED
+    char sentence[600];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("o.jsonl", records[cases[i].record]);
+        demo_data_options how = {.input_key = cases[i].record < 3 ? "q" : NULL,
+                                 .output_key = "a",
+                                 .folder = scratch,
+                                 .prepare = cases[i].prepare};
+        snprintf(sentence, sizeof sentence, ":1: %s", cases[i].sentence);
+        if (!load_says(path, how, sentence)) return false;
+    }
+    const int64_t end = 7;
+    demo_data_options how = ask;
+    how.folder = scratch;
+    how.end = &end;
+    snprintf(
+        sentence, sizeof sentence,
+        ":1: is text, whose bytes become tokens and which ends in 257, but \"eos_token_id\" "
+        "of %s/config.json is 7; set it to 257, or give input_ids",
+        scratch);
+    if (!load_says(make_file("o.jsonl", records[0]), how, sentence)) return false;
+    how.end = NULL;
+    how.vocab_size = 258;
+    if (!load_says(make_file("o.jsonl", records[0]), how,
+                   ":1: text needs a vocabulary of 259, but the model has 258; give input_ids"))
+        return false;
+    how.vocab_size = 259;
+    EXPECT(load(make_file("o.jsonl", records[0]), how) == 0);
+    return true;
+}
+
+/* Where the folder has a template for chats, the hint says so; not for text that has another. */
+static bool chat_templates_are_hinted_at(void) {
+    static const char hint[] = " (add --apply_chat_template for the model's chat template)";
+    static const struct {
+        const char *file, *holds, *prepare;
+        bool plain, hinted;
+    } cases[] = {{"none", "", "type this", false, false},
+                 {"chat_template.jinja", "", "type this", false, true},
+                 {"chat_template.json", "", "type this", false, true},
+                 {"tokenizer_config.json", "{\"chat_template\": 1}", "type this", false, true},
+                 {"tokenizer_config.json", "{\"other\": 1}", "type this", false, false},
+                 {"chat_template.jinja", "", "type this", true, false},
+                 {"chat_template.jinja", "", "type --kind steps", false, false},
+                 {"chat_template.jinja", "", "type --apply_chat_template", false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char sentence[600];
+        demo_data_options how = {.input_key = "q",
+                                 .folder = scratch,
+                                 .prepare = cases[i].prepare,
+                                 .pretrain_mode = cases[i].plain};
+        const char *made = make_file(cases[i].file, cases[i].holds);
+        snprintf(
+            sentence, sizeof sentence,
+            ":1: is text, and %s has a tokenizer, which is not built in; make tokens of it and "
+            "give those%s: %s",
+            scratch, cases[i].hinted ? hint : "", cases[i].prepare);
+        bool said = load_says(make_file("t.jsonl", "{\"q\": \"a\"}"), how, sentence);
+        EXPECT(demo_folder_has(scratch, cases[i].file) && !remove(made) &&
+               !demo_folder_has(scratch, cases[i].file));
+        if (!said) return false;
+    }
+    return true;
+}
+
+/* Options are named as whoever asks for the data calls them; of many keys the first are shown. */
+static bool messages_have_names(void) {
+    static char line[2000], shown_keys[1200], sentence[1600];
+    demo_data_options how = {
+        .input_key = "q", .output_key = "zz", .output_option = "label_key"};
+    const char *path = make_file("n.jsonl", "{\"q\": \"a\", \"b\": \"\"}");
+    if (!load_says(path, how,
+                   ":1: no key \"zz\"; set --label_key to one of those present: \"q\", \"b\""))
+        return false;
+    how.output_option = NULL;
+    if (!load_says(path, how,
+                   ":1: no key \"zz\"; set --output_key to one of those present: \"q\", \"b\""))
+        return false;
+    how.output_key = "b";
+    for (int named = 0; named < 2; named++) {
+        how.output_option = named ? "some_key" : NULL;
+        how.length_option = named ? "some_len" : NULL;
+        snprintf(
+            sentence, sizeof sentence,
+            ": no supervised token in the whole set (1 read, 0 kept with 0 tokens, 0 of them "
+            "supervised; 0 too long, 1 empty, 0 cut, 0 masked whole); check --%s and --%s",
+            named ? "some_key" : "output_key", named ? "some_len" : "max_len");
+        if (!load_says(path, how, sentence)) return false;
+    }
+    size_t used = 0, seen = 0;
+    for (int key = 0; key < 9; key++) {
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s\"%0100d\": 1",
+                                 key ? ", " : "{", key);
+        seen += (size_t)snprintf(shown_keys + seen, sizeof shown_keys - seen, "%s\"%0100d\"",
+                                 key ? ", " : "", key);
+    }
+    snprintf(line + used, sizeof line - used, "}");
+    snprintf(sentence, sizeof sentence,
+             ":1: no key \"q\"; set --input_key to one of those present: %.255s", shown_keys);
+    return load_says(make_file("n.jsonl", line), how, sentence);
+}
+
+/* Positions count from the first token that is none of padding. */
+static bool positions_count_from_zero(void) {
+    static const struct {
+        const char *positions;
+        int place; /* of the wrong one; -1: none is */
+        const char *value;
+    } cases[] = {{"[0, 1, 2]", -1, ""},
+                 {"[1, 2, 3]", 0, "1"},
+                 {"[0, 2, 2]", 1, "2"},
+                 {"[0, 1, 0]", 2, "0"},
+                 {"[0, 1, 2.5]", 2, "2.5"}};
+    char line[400], sentence[300];
+    for (int padded = 0; padded < 2; padded++)
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            char *all = strdup(cases[i].positions);
+            all[strlen(all) - 1] = 0;
+            snprintf(
+                line, sizeof line,
+                padded ? "{\"input_ids\": [7, 65, 66, 67, 7], \"attention_mask\": [0, 1, 1, 1, "
+                         "0], \"position_ids\": [9, %s, 9]}"
+                       : "{\"input_ids\": [65, 66, 67], \"position_ids\": [%s]}",
+                all + 1);
+            free(all);
+            const char *path = make_file("p.jsonl", line);
+            snprintf(
+                sentence, sizeof sentence,
+                ":1: position_ids[%d] is %s, but the tokens of a document count from 0; give "
+                "each document a record of its own",
+                cases[i].place + padded, cases[i].value);
+            if (cases[i].place >= 0 && !load_says(path, ask, sentence)) return false;
+            if (cases[i].place >= 0) continue;
+            EXPECT(load(path, ask) == 0);
+            EXPECT_TEXT(shown(0), "A|BC");
+        }
+    return load_says(make_file("p.jsonl", "{\"input_ids\": [65, 66], \"position_ids\": [0]}"),
+                     ask, ":1: 1 position_ids for 2 input_ids; give one for each token") &&
+           load_says(make_file("p.jsonl", "{\"input_ids\": [65, 66], \"position_ids\": 0}"),
+                     ask, ":1: \"position_ids\" is a number, but a list is needed");
+}
+
+/* Every length that a record is cut to, and arrays that are as long as it says. */
+static bool records_are_cut_to_any_length(void) {
+    for (int ends = 0; ends < 2; ends++)
+        for (int64_t most = 0; most < 8; most++) {
+            demo_record record = {.ends_in_eos = ends};
+            demo_document *d = &record.document;
+            for (int32_t t = 0; t < 5; t++) {
+                demo_push(d, 70 + t, t == 3);
+                arrput(d->targets, t);
+                arrput(d->shares, 1);
+            }
+            demo_record_cut(&record, most);
+            int64_t kept = most && most < 5 ? most : 5;
+            bool cut = kept < 5 && ends;
+            EXPECT(d->tokens == kept && arrlen(d->ids) == kept &&
+                   arrlen(d->loss_mask) == kept && arrlen(d->targets) == kept &&
+                   arrlen(d->shares) == kept);
+            EXPECT(d->ids[kept - 1] == (cut ? DEMO_EOS : 70 + kept - 1));
+            EXPECT(d->loss_mask[kept - 1] == (cut ? kept > 1 : kept == 4));
+            EXPECT(demo_supervised(d) == (kept > 3) + (cut && kept > 1 && kept < 4));
+            d->loss_mask[0] = 1; /* as a target of a process reward model may have */
+            EXPECT(demo_supervised(d) == (kept > 3) + (cut && kept > 1 && kept < 4) + 1);
+            demo_document_free(d);
+        }
+    demo_data_options both = {.input_key = "q",
+                              .output_key = "a",
+                              .max_len = 6,
+                              .long_documents = DEMO_LONG_CUT_BOTH};
+    EXPECT(load(make_file("c.jsonl", "{\"q\": \"abcdefgh\", \"a\": \"ijklmnop\"}\n"
+                                     "{\"q\": \"a\", \"a\": \"ijklmnop\"}\n"
+                                     "{\"q\": \"ab\", \"a\": \"cd\"}\n"),
+                both) == 0);
+    for (int i = 0; i < 3; i++)
+        EXPECT(arrlen(set.documents[i].ids) == set.documents[i].tokens &&
+               arrlen(set.documents[i].loss_mask) == set.documents[i].tokens &&
+               set.documents[i].tokens == 6);
+    return true;
+}
+
+/* Texts that are compared by their last number must have one, in the response. */
+static bool answers_have_numbers(void) {
+    static const char wrong[] =
+        ":%d: the right answer holds no number, but texts are compared with "
+        "its last one; set --%s to a key whose text holds one, or remove "
+        "the line";
+    static const struct {
+        const char *lines;
+        int line; /* that is refused; 0: none is */
+    } cases[] = {{"{\"q\": \"a\", \"a\": \"is 0\"}", 0},
+                 {"{\"q\": \"a\", \"a\": \"9.\"}\n{\"q\": \"7\", \"a\": \"none\"}", 2},
+                 {"{\"q\": \"a\", \"a\": \"/:\"}", 1},
+                 {"{\"q\": \"a\", \"a\": \"\"}\n{\"q\": \"a\", \"a\": \"1\"}", 0},
+                 {"{\"input_ids\": [65, 305, 48], \"loss_mask\": [0, 1, 0]}", 1},
+                 {"{\"input_ids\": [65, 66, 48], \"loss_mask\": [0, 0, 1]}", 0}};
+    demo_data_options how = {
+        .input_key = "q", .output_key = "a", .number = true, .vocab_size = 400};
+    char sentence[300];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("n.jsonl", cases[i].lines);
+        how.output_option = i % 2 ? "label_key" : NULL;
+        snprintf(sentence, sizeof sentence, wrong, cases[i].line,
+                 i % 2 ? "label_key" : "output_key");
+        if (cases[i].line && !load_says(path, how, sentence)) return false;
+        if (!cases[i].line) EXPECT(load(path, how) == 0);
+        how.number = false;
+        EXPECT(load(path, how) == 0);
+        how.number = true;
+    }
+    return true;
+}
+
+/* Characters of UTF-8 and what looks like them: each place of each length. */
+static bool characters_are_whole(void) {
+    static const struct {
+        const char *text;
+        int wrong; /* byte; -1: none is */
+    } cases[] = {{"\xFF{}", 0},
+                 {"\"\xC2\x80\"", -1},
+                 {"\"\xC1\xBF\"", 1},
+                 {"\"\xC2\x7F\"", 1},
+                 {"\"\xC2\xC0\"", 1},
+                 {"\"\xDF\xBF\"", -1},
+                 {"\"\xE0\x9F\xBF\"", 1},
+                 {"\"\xE0\xA0\x80\"", -1},
+                 {"\"\xE2\x82x\"", 1},
+                 {"\"\xE2\x82\xC0\"", 1},
+                 {"\"\xED\x9F\xBF\"", -1},
+                 {"\"\xEE\x80\x80\"", -1},
+                 {"\"\xEF\xBF\xBF\"", -1},
+                 {"\"\xF0\x8F\xBF\xBF\"", 1},
+                 {"\"\xF0\x90\x80\x80\"", -1},
+                 {"\"\xF0\x9F\x98x\"", 1},
+                 {"\"\xF0\x9Fx\x98\"", 1},
+                 {"\"\xF0\x9F\x98\x7F\"", 1},
+                 {"\"\xF4\x8F\xBF\xBF\"", -1},
+                 {"\"\xF5\x80\x80\x80\"", 1},
+                 {"\"\xF3\xBF\xBF\xBF\"", -1}};
+    char sentence[200];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *path = make_file("u.txt", cases[i].text);
+        demo_data_options how = {.pretrain_mode = true, .max_len = 9};
+        snprintf(sentence, sizeof sentence,
+                 ": byte %d is no UTF-8; write the file anew as UTF-8", cases[i].wrong);
+        if (cases[i].wrong >= 0 && !load_says(path, how, sentence)) return false;
+        if (cases[i].wrong < 0) EXPECT(load(path, how) == 0);
+    }
+    return true;
+}
+
+/* The shortest piece; texts that fill their pieces; and several streams. */
+static bool streams_fill_their_pieces(void) {
+    char both[1100];
+    demo_data_options how = {.pretrain_mode = true, .max_len = 2};
+    const char *one = make_file("one.txt", "abcdef"), *two = make_file("two.txt", "ghi");
+    EXPECT(load(one, how) == 0 && arrlen(set.documents) == 3 && set.counts.read == 3 &&
+           !set.counts.zero_length);
+    how.max_len = 3;
+    EXPECT(load(one, how) == 0 && arrlen(set.documents) == 2 && set.counts.read == 2);
+    for (how.max_len = 0; how.max_len < 2; how.max_len++)
+        if (!load_says(one, how,
+                       ": plain text is cut every --max_len tokens; set it to 2 or more"))
+            return false;
+    how.max_len = 4;
+    snprintf(both, sizeof both, "%s,%s", one, two);
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 3 &&
+           set.documents[2].ids[0] == 'g');
+    how.max_samples = 2;
+    EXPECT(load(both, how) == 0 && arrlen(set.documents) == 2 && set.counts.read == 2);
+    how.probs = "1,1";
+    EXPECT(load(both, how) == -1);
+    EXPECT_TEXT(message.text,
+                "plain text has no records that weights could draw; leave them out");
+    return true;
+}
+
+/* A backslash that is one is no zero character; nor is what a number begins with. */
+static bool backslashes_are_text(void) {
+    static const struct {
+        const char *line;
+        bool taken;
+    } cases[] = {{"{\"q\": \"a\\\\u0000b\", \"a\": \"c\"}", true},
+                 {"{\"q\": \"a\\\\\\u0000b\", \"a\": \"c\"}", false},
+                 {"{\"q\": \"a\\u0001b\", \"a\": \"c\"}", true},
+                 {"{\"q\": \"a\", \"a\": \"\\u0000\"}", false}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        EXPECT(!load(make_file("s.jsonl", cases[i].line), ask) == cases[i].taken &&
+               (cases[i].taken || holds(message.text, "s.jsonl:1: the line holds a zero")));
+    return true;
+}
+
+/* Of a folder every file of the train split is read, in the order of names; a file is named without
+   a line where it is wrong as a whole, whatever was read before it. */
+static bool folders_are_read_in_order(void) {
+    static const char *const first[] = {"{\"q\": \"a\", \"a\": \"1\"}\n",
+                                        "\xEF\xBB\xBF[{\"q\": \"a\", \"a\": \"1\"}]"};
+    char folder[600], path[2][700], more[1400];
+    snprintf(folder, sizeof folder, "%s/split", scratch);
+    EXPECT(!mkdir(folder, 0700));
+    snprintf(path[0], sizeof path[0], "%s/train-0.json", folder);
+    snprintf(path[1], sizeof path[1], "%s/train-1.jsonl", folder);
+    bool good = true;
+    for (int list = 0; list < 2 && good; list++) {
+        demo_error error;
+        const char *second = "\xEF\xBB\xBF{\"q\": \"b\", \"a\": \"2\"}";
+        demo_write_atomically(path[0], first[list], strlen(first[list]), &error);
+        demo_write_atomically(path[1], second, strlen(second), &error);
+        for (int mixed = 0; mixed < 2 && good; mixed++) {
+            demo_data_options how = ask;
+            how.probs = mixed ? "1" : NULL;
+            good = load(folder, how) == 0 && arrlen(set.documents) == 2 &&
+                   !strcmp(shown(0), "[B]Q a? |1[E]") && !strcmp(shown(1), "[B]Q b? |2[E]");
+        }
+        snprintf(more, sizeof more, ": the file is empty; give one with at least one record");
+        demo_write_atomically(path[1], "", 0, &error);
+        char whole[2200];
+        snprintf(whole, sizeof whole, "%s%s", path[1], more);
+        for (int mixed = 0; mixed < 2 && good; mixed++) {
+            demo_data_options how = ask;
+            how.probs = mixed ? "1" : NULL;
+            good = load(folder, how) == -1 && !strcmp(message.text, whole);
+        }
+    }
+    remove(path[0]), remove(path[1]), rmdir(folder);
+    EXPECT(good);
+    /* one character behind the last line is a line, too */
+    EXPECT(load(make_file("last.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\nx"), ask) == -1 &&
+           holds(message.text, "last.jsonl:2: broken JSON at column 1; one whole object"));
+    return true;
+}
+
+/* What is packed comes out whole, whatever its size, and with a zero behind it. */
+static bool gzip_holds_any_size(void) {
+    static const size_t sizes[] = {0, 1, 65535, 65536, 65537, 131072, 300000};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        const char *why_not = NULL, *path = in_scratch("any.gz");
+        size_t packed, whole, size = sizes[i];
+        char *text = (char *)malloc(size + 1);
+        uint32_t state = 7;
+        for (size_t k = 0; k < size; k++) /* what is far behind comes again */
+            text[k] = k < 30000 ? (char)((state = state * 1664525u + 1013904223u) >> 24)
+                                : text[k - 30000];
+        gzFile file = gzopen(path, "wb");
+        gzwrite(file, text, (unsigned)size);
+        gzclose(file);
+        char *bytes = demo_read_file(path, &packed);
+        char *got = demo_unzipped(bytes, packed, &whole, &why_not);
+        EXPECT(got && whole == size && !memcmp(got, text, size) && !got[size]);
+        free(got);
+        EXPECT(!demo_unzipped(bytes, packed - 1, &whole, &why_not));
+        EXPECT_TEXT(why_not, "it is no whole gzip file");
+        free(bytes);
+        free(text);
+    }
+    return true;
+}
+
+static bool endings_are_whole(void) {
+    static const struct {
+        const char *name;
+        bool data, jsonl;
+    } cases[] = {
+        {"x.jsonl", true, true},   {"x.json", true, true},     {"x.jsonl.gz", true, true},
+        {"x.json.gz", true, true}, {"x.parquet", true, false}, {"x.txt", false, false},
+        {"xjsonl", false, false},  {"x.jsonl ", false, false}, {".json", true, true},
+        {"x.gz", false, false},    {"", false, false}};
+    char text[] = ".jsonl";
+    EXPECT(demo_ends_with(text, ".jsonl") && !demo_ends_with(text + 1, ".jsonl"));
+    EXPECT(demo_name_ends(text, ".jsonl") && !demo_name_ends(text + 1, ".jsonl"));
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        EXPECT(demo_is_jsonl(cases[i].name) == cases[i].jsonl);
+        EXPECT(demo_data_name(cases[i].name) == cases[i].data);
+    }
+    EXPECT(load(".jsonl", ask) == -1 && holds(message.text, ".jsonl: cannot be read: No such"));
+    return true;
+}
+
+/* Into as little room as there is. */
+static bool summaries_fit(void) {
+    char whole[256], text[256];
+    EXPECT(load(make_file("f.jsonl", "{\"q\": \"a\", \"a\": \"1\"}\n"), ask) == 0);
+    demo_data_summary(&set, whole, sizeof whole);
+    for (size_t size = 1; size <= strlen(whole) + 1; size++) {
+        memset(text, '#', sizeof text);
+        demo_data_summary(&set, text, size);
+        EXPECT(strlen(text) == size - 1 && !strncmp(text, whole, size - 1) &&
+               text[size] == '#' && text[sizeof text - 1] == '#');
+    }
+    return true;
+}
+
+/* FNV-1a by its own examples; and every number of a set counts. */
+static bool digests_see_everything(void) {
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "", 0) == UINT64_C(0xcbf29ce484222325));
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "a", 1) == UINT64_C(0xaf63dc4c8601ec8c));
+    EXPECT(demo_digest(DEMO_DIGEST_EMPTY, "foobar", 6) == UINT64_C(0x85944171f73967e8));
+    EXPECT(demo_digest(demo_digest(DEMO_DIGEST_EMPTY, "foo", 3), "bar", 3) ==
+           UINT64_C(0x85944171f73967e8));
+    EXPECT(demo_digest_number(DEMO_DIGEST_EMPTY, 0x61) ==
+           demo_digest(DEMO_DIGEST_EMPTY, "a\0\0\0\0\0\0\0", 8));
+    uint64_t seen[16];
+    for (int way = 0; way < 16; way++) {
+        demo_dataset some = {0};
+        for (int i = 0; i < 2; i++) {
+            demo_document d = {0};
+            for (int32_t t = 0; t < 3; t++) demo_push(&d, 5 + t, t == 1);
+            if (i) d.ids[way == 1 ? 0 : 2] += way == 1 || way == 2;
+            if (!i) d.ids[2] += way == 3;
+            d.loss_mask[way == 4 ? 0 : 2] += (way == 4 && i) || (way == 5 && !i) ||
+                                             (way == 6 && i);
+            if (way == 7 && i) d.tokens = 2;
+            if (way == 8 && !i) d.tokens = 2;
+            for (int32_t t = 0; t < 3 && way > 8; t++) {
+                arrput(d.targets, t + (way == 10 && i && t == 2) + (way == 11 && !i && !t));
+                arrput(d.shares,
+                       (float)(t + (way == 12 && i && t == 2) + (way == 13 && !i && !t)));
+            }
+            arrput(some.documents, d);
+        }
+        if (way == 14) demo_document_free(&some.documents[1]), arrsetlen(some.documents, 1);
+        if (way == 15) arrput(some.documents, (demo_document){0});
+        seen[way] = demo_digest_documents(&some);
+        for (int before = 0; before < way; before++) EXPECT(seen[before] != seen[way]);
+        demo_data_free(&some);
+    }
+    return true;
+}
+
 static bool files_that_cannot_be_read_are_named(void) {
     EXPECT(load("no/such/file.jsonl", ask) == -1);
     EXPECT_TEXT(message.text,
@@ -1679,6 +2141,196 @@ static bool answers_are_learnable(void) {
     return true;
 }
 
+/* As Python's random.Random(42).random() picks by running sums 1, 3 and 4, until a set that is picked
+   is used up; and shares of a limit, from the beginnings. */
+static bool sets_are_mixed_by_the_rule(void) {
+    static const int64_t there[] = {5, 3, 9}, fewer[] = {5, 2, 9};
+    static const int32_t drawn_of[] = {1, 0, 1, 0, 1};
+    static const int shares[][4] = {{0, 0, 0, 0},  {1, 0, 0, 1},  {3, 0, 1, 2},
+                                    {6, 1, 1, 4},  {9, 2, 2, 5},  {12, 3, 2, 7},
+                                    {16, 4, 3, 9}, {17, 5, 3, 9}, {18, 5, 3, 9}};
+    double ends[3];
+    EXPECT(!demo_mix_weights(ends, 3, "1,2,1", &message) && ends[0] == 1 && ends[1] == 3 &&
+           ends[2] == 4);
+    for (int64_t limit = 0; limit < 8; limit++) {
+        int32_t *order = demo_mix_drawn(there, 3, ends, 42, limit);
+        int64_t want = limit < 5 ? limit : 5;
+        EXPECT(arrlen(order) == want &&
+               (!want || !memcmp(order, drawn_of, (size_t)want * sizeof *order)));
+        arrfree(order);
+    }
+    int32_t *order = demo_mix_drawn(fewer, 3, ends, 42, 9);
+    EXPECT(arrlen(order) == 4);
+    arrfree(order);
+    for (size_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+        int counts[3] = {0};
+        order = demo_mix_shared(there, 3, shares[i][0]);
+        for (int64_t k = 0; k < arrlen(order); k++) {
+            counts[order[k]]++;
+            EXPECT(!k || order[k - 1] <= order[k]);
+        }
+        for (int set = 0; set < 3; set++) EXPECT(counts[set] == shares[i][1 + set]);
+        arrfree(order);
+    }
+    static const int64_t none[] = {0, 0};
+    EXPECT(!demo_mix_shared(none, 2, 5));
+    return true;
+}
+
+/* The files of a folder: its train split, by names and by a folder of that name; all of them where no
+   name is that of a split. */
+static bool folders_have_a_train_split(void) {
+    static const struct {
+        const char *files, *found; /* NULL: nothing is */
+    } cases[] = {
+        {"b.jsonl a.json notes.txt", "a.json b.jsonl"},
+        {"train.jsonl other.json", "train.jsonl"},
+        {"train-1.jsonl train-0.json.gz training.jsonl trainer.json",
+         "train-0.json.gz train-1.jsonl"},
+        {"train_2.jsonl test.jsonl", "train_2.jsonl"},
+        {"a.json test.jsonl", NULL},
+        {"a.json validation.jsonl", NULL},
+        {"a.json dev.jsonl", NULL},
+        {"a.json eval.jsonl", NULL},
+        {"a.json latest.jsonl", "a.json latest.jsonl"},
+        {"train.txt a.json", "a.json"},
+        {"train/b.json train/a.jsonl train/c.txt z.json", "train/a.jsonl train/b.json"},
+        {"train/b.json train.json", "train.json train/b.json"},
+        {"notes.txt", NULL}};
+    char folder[600], inside[700], path[800], list[200], sentence[900];
+    snprintf(folder, sizeof folder, "%s/set", scratch);
+    snprintf(inside, sizeof inside, "%s/train", folder);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int named = 0; named < 2; named++) {
+            char found[400] = "";
+            mkdir(folder, 0700), mkdir(inside, 0700);
+            snprintf(list, sizeof list, "%s", cases[i].files);
+            for (char *file = strtok(list, " "); file; file = strtok(NULL, " ")) {
+                snprintf(path, sizeof path, "%s/%s", folder, file);
+                fclose(fopen(path, "wb"));
+            }
+            snprintf(path, sizeof path, "%s%s", named ? "json@" : "", folder);
+            char **paths = demo_set_files(path, &message);
+            for (int64_t k = 0; k < arrlen(paths); k++) {
+                if (k) strcat(found, " ");
+                strcat(found, paths[k] + strlen(folder) + 1);
+            }
+            demo_paths_free(paths);
+            snprintf(list, sizeof list, "%s", cases[i].files);
+            for (char *file = strtok(list, " "); file; file = strtok(NULL, " ")) {
+                snprintf(path, sizeof path, "%s/%s", folder, file);
+                remove(path);
+            }
+            EXPECT(!rmdir(inside) && !rmdir(folder));
+            EXPECT_TEXT(found, cases[i].found ? cases[i].found : "");
+            snprintf(sentence, sizeof sentence,
+                     "%s has no data of a train split (train.jsonl, train-*.jsonl, "
+                     "train/*.jsonl); name the file",
+                     folder);
+            if (!cases[i].found) EXPECT_TEXT(message.text, sentence);
+        }
+    EXPECT(!demo_set_files("parquet@there", &message));
+    EXPECT_TEXT(message.text,
+                "parquet@there: only json@FOLDER is read here; demos/prepare.py also "
+                "reads parquet@FOLDER");
+    char **paths = demo_set_files("json@a.jsonl", &message);
+    EXPECT(arrlen(paths) == 1);
+    EXPECT_TEXT(paths[0], "a.jsonl");
+    demo_paths_free(paths);
+    return true;
+}
+
+/* Why a file is not read, and how large one may be. */
+static bool files_say_why(void) {
+    const char *why_not, *path = make_file("five", "12345");
+    size_t size = 9;
+    char *text = demo_read_whole(path, 5, &size, &why_not);
+    EXPECT(text && size == 5 && !text[5] && !why_not);
+    free(text);
+    EXPECT(!demo_read_whole(path, 4, &size, &why_not));
+    EXPECT_TEXT(why_not, "it is far too large for such a file");
+    EXPECT(!demo_read_whole(scratch, 9, &size, &why_not));
+    EXPECT_TEXT(why_not, "it is a folder, not a file");
+    EXPECT(!demo_read_whole("/dev/null", 9, &size, &why_not));
+    EXPECT_TEXT(why_not,
+                "it is a pipe, socket or device, not a regular file; write its contents "
+                "to a file first");
+    EXPECT(!demo_read_whole("no/such", 9, &size, &why_not));
+    EXPECT_TEXT(why_not, "No such file or directory");
+    for (size_t length = 65534; length < 65539; length++) { /* around the first room */
+        char *bytes = (char *)malloc(length);
+        memset(bytes, 'x', length);
+        text = demo_read_file(make_file_sized("large", bytes, length), &size);
+        EXPECT(text && size == length && !memcmp(text, bytes, length) && !text[length]);
+        free(text);
+        free(bytes);
+    }
+    static char name[5000];
+    memset(name, 'n', sizeof name - 1);
+    EXPECT(demo_write_atomically(name, "x", 1, &message) == -1 &&
+           holds(message.text, ": File name too long; choose another path or make its folder"));
+    EXPECT(demo_write_atomically("no/such", "x", 1, &message) == -1);
+    EXPECT_TEXT(message.text, "cannot write no/such: No such file or directory; choose another "
+                              "path or make its folder");
+    EXPECT(demo_write_atomically("/dev/null", "x", 1, &message) == -1);
+    EXPECT_TEXT(message.text,
+                "cannot write /dev/null: it is there and is no regular file; choose "
+                "another path");
+    return true;
+}
+
+/* A key that stands twice, wherever; the same key in two objects is none. */
+static bool keys_stand_once(void) {
+    static const struct {
+        const char *json, *twice;
+    } cases[] = {{"{\"a\": 1, \"b\": 2}", NULL},
+                 {"{\"a\": 1, \"a\": 2}", "a"},
+                 {"{\"c\": 1, \"b\": 1, \"a\": 2, \"b\": 3}", "b"},
+                 {"{\"a\": {\"a\": 1}, \"b\": {\"a\": 1}}", NULL},
+                 {"{\"a\": [{\"x\": 1}, {\"x\": 1, \"y\": 1, \"x\": 2}]}", "x"},
+                 {"[\"a\", \"a\"]", NULL},
+                 {"{}", NULL},
+                 {"{\"z\": {\"q\": {\"q\": 0, \"r\": 0, \"q\": 1}}, \"y\": 1}", "q"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cJSON *json = cJSON_Parse(cases[i].json);
+        const char *twice = demo_json_twice(json);
+        EXPECT_TEXT(twice ? twice : "none", cases[i].twice ? cases[i].twice : "none");
+        cJSON_Delete(json);
+    }
+    return true;
+}
+
+/* Items of a seed are what they were: a set that is made anew is the same one. */
+static bool stories_are_what_they_were(void) {
+    static const char want[] =
+        "{\"question\": \"Tom and Mia read 5 pages a day. How many pages has Tom read after 6 "
+        "days?\", \"answer\": \"6 * 5 = 30. The answer is 34.\", \"wrong\": \"6 * 5 = 30. The "
+        "answer is 34.\"}\n"
+        "{\"question\": \"Noa has 9 beads, gives 6 to Ana and gets 9 back. How many beads does Noa "
+        "have?\", \"answer\": \"9 - 6 = 3. 3 + 9 = 12. The answer is 12.\", \"wrong\": \"9 - 6 = 3. "
+        "3 + 9 = 12. The answer is 17.\"}\n"
+        "{\"question\": \"Zoe fills 3 bags with 2 books each. How many books are in the bags?\", "
+        "\"answer\": \"3 * 2 = 6. The answer is 6.\", \"wrong\": \"3 * 2 = 6. The answer is 7.\"}\n"
+        "{\"question\": \"Ben fills 2 bags with 3 pens each. How many pens are in the bags?\", "
+        "\"answer\": \"2 * 3 = 6. The answer is 8.\", \"wrong\": \"2 * 3 = 6. The answer is 8.\"}\n"
+        "{\"question\": \"Mia has 8 shells and gives 7 to Jon. How many shells does Mia have "
+        "left?\", \"answer\": \"8 - 7 = 1. The answer is 1.\", \"wrong\": \"8 - 7 = 1. The answer "
+        "is 4.\"}\n";
+    const char *path = in_scratch("stories.jsonl");
+    size_t size;
+    EXPECT(!demo_arith_write(path, 7, 3, 5, 30, &message));
+    char *text = demo_read_file(path, &size);
+    EXPECT_TEXT(text, want);
+    free(text);
+    for (int careless = 0; careless <= 100; careless += 50) { /* of 100 answers */
+        int wrong = 0;
+        for (uint64_t i = 0; i < 400; i++)
+            wrong += demo_arith_careless(7, i, (uint64_t)careless);
+        EXPECT(careless == 50 ? wrong > 160 && wrong < 240 : wrong == 4 * careless);
+    }
+    return true;
+}
+
 static bool stories_load(void) {
     const char *path = in_scratch("arith.jsonl");
     EXPECT(demo_arith_write(path, 1, 0, 300, 0, &message) == 0);
@@ -1808,7 +2460,207 @@ static bool ticks_are_round(void) {
     return true;
 }
 
+/* A small plot, by its numbers: 211 pixels for 1 to 9, 92 for 0.125 to 8.375; or for the logarithms
+   of 0.5 to 8 and a twentieth more on both sides. */
+static bool plots_are_drawn_to_scale(void) {
+    static const double x[] = {2, 3, 5, 9}, y[] = {0.5, 2, NAN, 8}, z[] = {4, 4, 1, 4};
+    static const demo_series series[] = {{"P = 1", x, y, 4}, {"second", NULL, z, 4}};
+    static const char *const parts[2][14] = {
+        {"<line x1=\"78.0\" y1=\"46.0\" x2=\"78.0\" y2=\"138.0\" stroke=\"#e6e6e6\" "
+         "stroke-width=\"1.0\"/>\n<text x=\"78.0\" y=\"158.0\" text-anchor=\"middle\">1</text>\n",
+         "<text x=\"289.0\" y=\"158.0\" text-anchor=\"middle\">9</text>\n<line x1=\"78.0\" "
+         "y1=\"128.2\" x2=\"289.0\" y2=\"128.2\" stroke=\"#e6e6e6\" stroke-width=\"1.0\"/>\n<text "
+         "x=\"69.0\" y=\"133.2\" text-anchor=\"end\">1</text>\n",
+         "<text x=\"69.0\" y=\"55.2\" text-anchor=\"end\">8</text>\n<line x1=\"78.0\" y1=\"138.0\" "
+         "x2=\"289.0\" y2=\"138.0\" stroke=\"#444\" stroke-width=\"1.2\"/>\n<line x1=\"78.0\" "
+         "y1=\"46.0\" x2=\"78.0\" y2=\"138.0\" stroke=\"#444\" stroke-width=\"1.2\"/>\n",
+         "stroke=\"#0072B2\" stroke-width=\"4.0\" stroke-linejoin=\"round\" points=\"104.38,133.82 "
+         "130.75,117.09\"/>\n<circle cx=\"289.00\" cy=\"50.18\" r=\"3.0\" fill=\"#0072B2\"/>\n",
+         "stroke=\"#D55E00\" stroke-width=\"1.6\" stroke-linejoin=\"round\" points=\"78.00,94.79 "
+         "104.38,94.79 130.75,128.24 157.12,94.79\"/>\n",
+         "<text x=\"200.0\" y=\"28.0\" text-anchor=\"middle\" font-size=\"18\" "
+         "font-weight=\"bold\">t</text>\n<text x=\"183.5\" y=\"186.0\" "
+         "text-anchor=\"middle\">x</text>\n<text x=\"18.0\" y=\"92.0\" text-anchor=\"middle\" "
+         "transform=\"rotate(-90 18 92.0)\">y</text>\n",
+         "<line x1=\"305.0\" y1=\"58.0\" x2=\"331.0\" y2=\"58.0\" stroke=\"#0072B2\" "
+         "stroke-width=\"4.0\"/>\n<text x=\"339.0\" y=\"63.0\" >P = 1</text>\n",
+         "<line x1=\"305.0\" y1=\"80.0\" x2=\"331.0\" y2=\"80.0\" stroke=\"#D55E00\" "
+         "stroke-width=\"1.6\"/>\n<text x=\"339.0\" y=\"85.0\" >second</text>\n</svg>\n",
+         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"400\" height=\"200\" viewBox=\"0 0 400 "
+         "200\" ",
+         "<rect width=\"400\" height=\"200\" fill=\"white\"/>\n"},
+        {"<text x=\"78.0\" y=\"158.0\" text-anchor=\"middle\">2</text>\n",
+         "<line x1=\"78.0\" y1=\"133.8\" x2=\"297.5\" y2=\"133.8\" stroke=\"#e6e6e6\" "
+         "stroke-width=\"1.0\"/>\n<text x=\"69.0\" y=\"138.8\" text-anchor=\"end\">0.5</text>\n",
+         "<text x=\"69.0\" y=\"117.9\" text-anchor=\"end\">1</text>\n",
+         "<text x=\"69.0\" y=\"97.0\" text-anchor=\"end\">2</text>\n",
+         "<text x=\"69.0\" y=\"69.4\" text-anchor=\"end\">5</text>\n<line x1=\"78.0\" y1=\"138.0\"",
+         "stroke-width=\"1.6\" stroke-linejoin=\"round\" points=\"78.00,133.82 "
+         "109.36,92.00\"/>\n<circle cx=\"297.50\" cy=\"50.18\" r=\"1.8\" fill=\"#0072B2\"/>\n"}};
+    for (int log = 0; log < 2; log++) {
+        const demo_plot plot = {.title = "t",
+                                .x_label = "x",
+                                .y_label = "y",
+                                .series = series,
+                                .series_count = log ? 1 : 2,
+                                .log_y = log,
+                                .width = 400,
+                                .height = 200};
+        char *svg = drawn(&plot);
+        EXPECT(svg && count_of(svg, "#e6e6e6") == (log ? 8 + 4 : 9 + 8));
+        for (int i = 0; parts[log][i]; i++)
+            if (!holds(svg, parts[log][i])) EXPECT_TEXT(svg, parts[log][i]);
+        free(svg);
+    }
+    return true;
+}
+
+/* Rooms that just hold a plot, and by one pixel do not; colours and strokes of many series. */
+static bool plots_have_least_sizes(void) {
+    static const double y[] = {1, 2};
+    static const demo_series one = {"name", NULL, y, 2};
+    demo_plot plot = {.series = &one, .series_count = 1};
+    for (int wide = 251; wide < 254; wide++)
+        for (int high = 167; high < 170; high++) {
+            char sentence[600];
+            plot.width = wide, plot.height = high;
+            char *svg = drawn(&plot);
+            EXPECT(!svg == (wide < 252 || high < 168));
+            snprintf(sentence, sizeof sentence, ": %d x %d pixels are too few for the curves",
+                     wide, high);
+            EXPECT(svg || holds(message.text, sentence));
+            free(svg);
+        }
+    EXPECT_TEXT(demo_series_color(0), "#0072B2");
+    EXPECT_TEXT(demo_series_color(6), "#000000");
+    EXPECT_TEXT(demo_series_color(7), "#0072B2");
+    static const double strokes[] = {7, 6.4, 4, 1.6};
+    for (int i = 0; i < 4; i++)
+        EXPECT(fabs(demo_series_stroke(i, 4) - (i ? strokes[i] : 7)) < 1e-12);
+    double low = 4, high = 4;
+    demo_widen(&low, &high, 0.5);
+    EXPECT(fabs(low - 3.6) < 1e-12 && fabs(high - 4.4) < 1e-12);
+    low = high = 0;
+    demo_widen(&low, &high, 0.5);
+    EXPECT(low == -1 && high == 1);
+    low = high = -2;
+    demo_widen(&low, &high, 0.5);
+    EXPECT(fabs(low + 2.2) < 1e-12 && fabs(high + 1.8) < 1e-12);
+    low = 1, high = 3;
+    demo_widen(&low, &high, 0.25);
+    EXPECT(low == 0.5 && high == 3.5);
+    return true;
+}
+
+/* Steps are the nearest of 1, 2 and 5; labels are short from a thousandth to a million. */
+static bool steps_and_labels_are_round(void) {
+    static const double steps[][2] = {{1, 1},        {1.49, 1}, {1.5, 2},  {3.49, 2},
+                                      {3.5, 5},      {7.49, 5}, {7.5, 10}, {9.9, 10},
+                                      {0.016, 0.02}, {340, 200}};
+    static const struct {
+        double value;
+        const char *label;
+    } labels[] = {{0, "0"},           {0.001, "0.001"},  {0.0009, "9e-4"},     {-0.25, "-0.25"},
+                  {999999, "999999"}, {1000000, "1e6"},  {-2500000, "-2.5e6"}, {0.1 * 3, "0.3"},
+                  {1e-12, "1e-12"},   {100000, "100000"}};
+    char label[32];
+    double ticks[64];
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++)
+        EXPECT(fabs(demo_nice_step(steps[i][0]) / steps[i][1] - 1) < 1e-12);
+    for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+        demo_tick_label(label, sizeof label, labels[i].value);
+        EXPECT_TEXT(label, labels[i].label);
+    }
+    EXPECT(demo_ticks_linear(ticks, 0, 1, 5) == 6 && ticks[0] == 0 &&
+           fabs(ticks[5] - 1) < 1e-12);
+    EXPECT(demo_ticks_linear(ticks, -0.1, 0.1, 2) == 3 && !signbit(ticks[1]));
+    EXPECT(demo_ticks_linear(ticks, 0, 1000, 1000) == 64); /* as many as there is room for */
+    /* decades, between them 2 and 5 up to two and a half; every other one of many */
+    EXPECT(demo_ticks_log(ticks, 0, 2.5) == 8 && fabs(ticks[7] - 2 - log10(2)) < 1e-12);
+    EXPECT(demo_ticks_log(ticks, 0, 2.51) == 3 && fabs(ticks[2] - 2) < 1e-12);
+    EXPECT(demo_ticks_log(ticks, 0, 1) == 4 && fabs(ticks[1] - log10(2)) < 1e-12 &&
+           fabs(ticks[2] - log10(5)) < 1e-12);
+    EXPECT(demo_ticks_log(ticks, 0, 8) == 9 && demo_ticks_log(ticks, -1, 16) == 9 &&
+           fabs(ticks[8] - 16) < 1e-12);
+    return true;
+}
+
 /* ---- progress ---------------------------------------------------- */
+
+/* What is counted and shown has other names where a trainer says so; edges of every unit. */
+static bool progress_has_names_and_units(void) {
+    static const struct {
+        double value;
+        const char *duration, *count;
+    } cases[] = {{-3, "0:00", "-3"},
+                 {0.49, "0:00", "0"},
+                 {59.5, "1:00", "60"},
+                 {3599.4, "59:59", "3599"},
+                 {3599.5, "1:00:00", "3600"},
+                 {9999, "2:46:39", "9999"},
+                 {10000, "2:46:40", "10.0k"},
+                 {999949, "277:45:49", "999.9k"},
+                 {1000000, "277:46:40", "1.00M"}};
+    char text[DEMO_LINE_LIMIT];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        demo_duration_text(text, sizeof text, cases[i].value);
+        EXPECT_TEXT(text, cases[i].duration);
+        demo_count_text(text, sizeof text, cases[i].value);
+        EXPECT_TEXT(text, cases[i].count);
+    }
+    demo_progress progress = {.total = 9,
+                              .resumed = 3,
+                              .step = 5,
+                              .tokens = 400,
+                              .loss = 0.5,
+                              .round = "rollout",
+                              .value = "reward"};
+    demo_progress_text(&progress, 4, 200, text);
+    EXPECT_TEXT(text, "rollout 5/9  reward 0.5000  100 tokens/s  0:08 left");
+    demo_progress_text(&progress, 0, 200, text);
+    EXPECT_TEXT(text, "rollout 5/9  reward 0.5000");
+    progress.terminal = true; /* a bar in what is left: 8 to 40 wide */
+    demo_progress_text(&progress, 4, 64, text);
+    EXPECT_TEXT(text, "[####....]  rollout 5/9  reward 0.5000  100 tokens/s  0:08 left");
+    demo_progress_text(&progress, 4, 63, text);
+    EXPECT_TEXT(text, "rollout 5/9  reward 0.5000  100 tokens/s  0:08 left");
+    progress.step = 12; /* beyond the end */
+    demo_progress_text(&progress, 4, 200, text);
+    EXPECT_TEXT(text,
+                "[########################################]  rollout 12/9  reward 0.5000  "
+                "100 tokens/s  0:00 left");
+    progress.total = 0;
+    demo_progress_text(&progress, 0, 200, text);
+    EXPECT_TEXT(text,
+                "[........................................]  rollout 12/0  reward 0.5000");
+    return true;
+}
+
+/* Without a terminal: every so many steps and the last; 0: the last. Tokens are those of all. */
+static bool progress_is_due(void) {
+    for (int every = 0; every < 4; every++) {
+        size_t size;
+        const char *path = in_scratch("due");
+        demo_progress progress;
+        demo_progress_begin(&progress, 2, 7, every);
+        EXPECT(progress.step == 2 && progress.resumed == 2 && progress.out == stderr &&
+               progress.logging_steps == every && progress.total == 7);
+        progress.out = fopen(path, "wb");
+        progress.terminal = false;
+        for (int step = 3; step <= 7; step++)
+            demo_progress_step(&progress, step, step, 10 * step);
+        demo_progress_end(&progress);
+        fclose(progress.out);
+        EXPECT(progress.tokens == 250 && progress.step == 7);
+        char *text = demo_read_file(path, &size);
+        static const int lines[] = {1, 5, 3, 3};
+        EXPECT(count_of(text, "\n") == lines[every] && holds(text, "step 7/7  loss 7.0000"));
+        EXPECT(holds(text, "step 6/7") == (every > 0) &&
+               holds(text, "step 4/7") == (every == 1 || every == 2));
+        free(text);
+    }
+    return true;
+}
 
 static bool progress_fits_the_window(void) {
     char text[DEMO_LINE_LIMIT];
@@ -2016,6 +2868,20 @@ static const struct {
     TEST(broken_data_is_named),
     TEST(other_files_hold_the_same),
     TEST(half_a_prompt_is_refused),
+    TEST(text_of_other_models_is_refused),
+    TEST(chat_templates_are_hinted_at),
+    TEST(messages_have_names),
+    TEST(positions_count_from_zero),
+    TEST(records_are_cut_to_any_length),
+    TEST(answers_have_numbers),
+    TEST(characters_are_whole),
+    TEST(streams_fill_their_pieces),
+    TEST(backslashes_are_text),
+    TEST(folders_are_read_in_order),
+    TEST(gzip_holds_any_size),
+    TEST(endings_are_whole),
+    TEST(summaries_fit),
+    TEST(digests_see_everything),
     TEST(files_that_cannot_be_read_are_named),
     TEST(templates_are_checked),
     TEST(writing_is_all_or_nothing),
@@ -2035,10 +2901,20 @@ static const struct {
     TEST(stories_depend_on_seed_and_index_alone),
     TEST(answers_are_right),
     TEST(answers_are_learnable),
+    TEST(sets_are_mixed_by_the_rule),
+    TEST(folders_have_a_train_split),
+    TEST(files_say_why),
+    TEST(keys_stand_once),
+    TEST(stories_are_what_they_were),
     TEST(stories_load),
     TEST(plots_are_well_formed),
     TEST(odd_plots_are_drawn_or_refused),
     TEST(ticks_are_round),
+    TEST(plots_are_drawn_to_scale),
+    TEST(plots_have_least_sizes),
+    TEST(steps_and_labels_are_round),
+    TEST(progress_has_names_and_units),
+    TEST(progress_is_due),
     TEST(progress_fits_the_window),
     TEST(durations_and_counts_are_readable),
     TEST(progress_is_lines_without_a_terminal),

@@ -783,6 +783,762 @@ static void test_yarn(void) {
     test_end("options_yarn");
 }
 
+/* ---- what is said of a job ---- */
+
+static char *text_said;
+static size_t said_size;
+static FILE *said_before;
+static void said_begin(void) {
+    said_before = stderr;
+    stderr = open_memstream(&text_said, &said_size);
+}
+/* That what was printed since is this. */
+static void said_is(const char *want, const char *what) {
+    fclose(stderr);
+    stderr = said_before;
+    test_expect(!strcmp(text_said, want), "%s: '%s', not '%s'", what, text_said, want);
+    free(text_said);
+}
+
+static void test_packed_said(void) {
+    static const struct {
+        const char *line;
+        int64_t asked;
+        const char *said;
+    } cases[] = {
+        {"--packing_samples --micro_train_batch_size 1 --train_batch_size 9", 9,
+         "batch: 9 documents a step, packed into rows of 77 tokens; a micro-batch has about 1 row "
+         "on each of 1 replica\n"},
+        {"--packing_samples --micro_train_batch_size 3 --data_parallel_size 2 --train_batch_size 9",
+         10,
+         "batch: 9 documents a step, packed into rows of 77 tokens; a micro-batch has about 3 rows "
+         "on each of 2 replicas\nnotice: 10 documents a step are more than there are; every step "
+         "takes all 9\n"},
+        {"--packing_samples --gradient_accumulation_steps 1 --train_batch_size 9", 0,
+         "batch: 9 documents a step, packed into rows of 77 tokens on 1 replica, in 1 "
+         "micro-batch\n"},
+        {"--packing_samples --gradient_accumulation_steps 4 --data_parallel_size 3 "
+         "--train_batch_size 9",
+         0,
+         "batch: 9 documents a step, packed into rows of 77 tokens on 3 replicas, in 4 "
+         "micro-batches\n"},
+        {"--micro_train_batch_size 5 --train_batch_size 4", 0,
+         "batch: 4 documents a step = 4 rows x 1 replica x 1 micro-batch\n"},
+        {"--micro_train_batch_size 2 --train_batch_size 5 --gradient_accumulation_steps 2", 0,
+         ""},
+        {"--train_batch_size 5 --gradient_accumulation_steps 2", 0,
+         "batch: 5 documents a step = about 3 rows x 1 replica x 2 micro-batches\n"},
+        {"--micro_train_batch_size 3 --train_batch_size 10 --data_parallel_size 2", 0,
+         "batch: 10 documents a step = about 3 rows x 2 replicas x 2 micro-batches\n"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int wrong = settle(SFT, cases[i].line);
+        test_expect(!wrong == (*cases[i].said != 0), "%s: %s", cases[i].line, x.error.text);
+        if (wrong) continue;
+        x.job.config.pack_len = 77;
+        x.job.asked_batch = cases[i].asked;
+        said_begin();
+        demo_batch_say(&x.job);
+        said_is(cases[i].said, cases[i].line);
+    }
+    test_end("options_packed_said");
+}
+
+static void test_rates_said(void) {
+    static const struct {
+        int tool;
+        const char *line, *said;
+    } cases[] = {
+        {SFT, "", "learning rate: at most 0.002 (of a model made from nothing), "},
+        {SFT, "--learning_rate 0.25", "learning rate: at most 0.25, "},
+        {SFT, "--pretrain m",
+         "learning rate: at most 5e-06 (openrlhf's default for a given model), "},
+        {SFT, "--model_name_or_path m",
+         "learning rate: at most 5e-05 (llamafactory's default for a given model), "},
+        {PPO, "--pretrain m --critic_learning_rate 0.5",
+         "learning rate: actor 1e-06 (openrlhf's default for a given model), critic 0.5, "}};
+    char want[300];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_expect(!settle(cases[i].tool, cases[i].line), "%s", x.error.text);
+        x.job.warmup = 3, x.job.total_steps = 17;
+        snprintf(want, sizeof want, "%s%s, 3 of 17 steps warm up\n", cases[i].said,
+                 x.job.config.lr_scheduler);
+        said_begin();
+        demo_rates_say(&x.job);
+        said_is(want, cases[i].line);
+    }
+    test_end("options_rates_said");
+}
+
+/* The only step that is left, where its learning rate is 0. */
+static void test_rates_noticed(void) {
+    static const struct {
+        int64_t from, total, last, warmup;
+        int kind;
+        bool noticed;
+    } cases[] = {{DEMO_NOTHING_SAVED, 1, 1, 1, SEQPAR_LR_LINEAR, true},
+                 {DEMO_NOTHING_SAVED, 1, 1, 0, SEQPAR_LR_LINEAR, false},
+                 {DEMO_NOTHING_SAVED, 2, 2, 2, SEQPAR_LR_LINEAR, false},
+                 {DEMO_NOTHING_SAVED, 1, 2, 1, SEQPAR_LR_LINEAR, false},
+                 {0, 1, 1, 1, SEQPAR_LR_LINEAR, true},
+                 {1, 2, 2, 2, SEQPAR_LR_LINEAR, false},
+                 {1, 1, 1, 1, SEQPAR_LR_LINEAR, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        job.run.from = cases[i].from;
+        job.total_steps = cases[i].total;
+        job.last_step = cases[i].last;
+        job.warmup = cases[i].warmup;
+        job.lr_kind = cases[i].kind;
+        said_begin();
+        demo_rates_notice(&job);
+        said_is(
+            cases[i].noticed
+                ? "notice: the only step has learning rate 0 (1 of 1 steps warm up), so the "
+                  "weights stay as they are; give --warmup_steps 0 or more steps\n"
+                : "",
+            "rates");
+    }
+    test_end("options_rates_noticed");
+}
+
+/* What is evaluated on, and how often. */
+static void test_evaluation_said(void) {
+    static const struct {
+        int64_t documents, of, every, steps;
+        const char *dataset, *said;
+        bool trained, scores, rounds;
+    } cases[] = {
+        {0, 0, 3, 3, NULL, "evaluation: none, for there is no --eval_dataset\n", 0, 0, 0},
+        {6, 0, 3, 3, "e", "evaluation: e, 3 pairs, every 3 steps and at the end\n", 0, 0, 0},
+        {6, 0, 1, -1, "e", "evaluation: e, 3 pairs, every 1 step (an epoch) and at the end\n",
+         0, 0, 0},
+        {6, 0, 2, 2, "e", "evaluation: e, 3 prompts, every 2 rollouts and at the end\n", 0, 0,
+         1},
+        {6, 0, 0, 0, "e\n", "evaluation: e\\n, 3 pairs, at the end\n", 0, 0, 0},
+        {8, 40, 0, 0, NULL,
+         "evaluation: 4 of 40 pairs by --seed 9, which are not trained on, at the end\n", 0, 0,
+         0},
+        {8, 40, 2, -1, NULL,
+         "evaluation: the first 4 of 40 pairs, which are trained on, too, as OpenRLHF does, every 2 "
+         "steps (an epoch) and at the end\n",
+         1, 0, 0},
+        {8, 40, 2, -1, NULL,
+         "evaluation: none, for there is no --eval_dataset; mean and deviation of the scores, for "
+         "config.json, are measured after training on the first 4 of 40 pairs\n",
+         1, 1, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        demo_objective objective = {.unit = "pairs",
+                                    .documents_per_unit = 2,
+                                    .round = cases[i].rounds ? "rollout" : NULL,
+                                    .walk = cases[i].rounds ? demo_ppo_walk : NULL};
+        job.objective = &objective;
+        job.config.eval_dataset = cases[i].dataset;
+        job.config.seed = 9;
+        job.config.eval_steps = cases[i].steps;
+        job.eval_of = cases[i].of;
+        job.eval_every = cases[i].every;
+        job.eval_trained = cases[i].trained;
+        job.eval_scores = cases[i].scores;
+        arrsetlen(job.eval.documents, (size_t)cases[i].documents);
+        said_begin();
+        demo_evaluation_say(&job);
+        said_is(cases[i].said, "evaluation");
+    }
+    test_end("options_evaluation_said");
+}
+
+/* Documents that no step of an epoch has, where an epoch is gone through. */
+static void test_left_over_said(void) {
+    static const struct {
+        int64_t units, usable, steps, last;
+        bool prompts, said;
+    } cases[] = {{16, 50, 1, 3, false, true},  {16, 50, 1, 2, false, false},
+                 {16, 48, 1, 9, false, false}, {16, 50, 2, 6, true, true},
+                 {16, 50, 2, 5, true, false},  {50, 50, 1, 9, false, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        demo_objective objective = {.unit = "pairs",
+                                    .walk = cases[i].prompts ? demo_ppo_walk : NULL};
+        char want[200] = "";
+        job.objective = &objective;
+        job.usable_count = cases[i].usable;
+        job.epoch_units = cases[i].units;
+        job.round_steps = cases[i].steps;
+        job.last_step = cases[i].last;
+        if (cases[i].said)
+            snprintf(
+                want, sizeof want,
+                "notice: 50 %s are no whole number of times 16: in each epoch 2 of them are "
+                "not seen\n",
+                cases[i].prompts ? "prompts" : "pairs");
+        said_begin();
+        demo_left_over_notice(&job);
+        said_is(want, "left over");
+    }
+    test_end("options_left_over_said");
+}
+
+/* Options that nothing uses: each of what would. */
+static void test_idle_said(void) {
+#define OFFLOAD \
+    "notice: nothing is offloaded, so --offload_path is not used; add --adam_offload, " \
+    "--param_offload, --activation_offloading or --ref_offload\n"
+#define TILED \
+    "notice: the model has experts, whose tokens are not cut into tiles, so --tiled_mlp is not " \
+    "used\n"
+#define AUX "notice: the model has no experts, so --aux_loss_coef adds nothing\n"
+    static const struct {
+        int tool;
+        const char *line;
+        int64_t experts;
+        bool away;
+        const char *said;
+    } cases[] = {
+        {SFT, "", 0, false, ""},
+        {SFT, "--offload_path .", 0, false, OFFLOAD},
+        {SFT, "--offload_path . --adam_offload", 0, false, ""},
+        {SFT, "--offload_path . --param_offload", 0, false, ""},
+        {SFT, "--offload_path .", 0, true, ""},
+        {DPO, "--offload_path . --ref_offload", 0, false, ""},
+        {DPO, "--offload_path .", 0, false, OFFLOAD},
+        {PPO, "--offload_path . --ref_reward_offload", 0, false, ""},
+        {SFT, "--tiled_mlp", 0, false, ""},
+        {SFT, "--tiled_mlp", 4, false, TILED},
+        {SFT, "--aux_loss_coef 0.1", 0, false, AUX},
+        {SFT, "--aux_loss_coef 0.1", 4, false, ""},
+        {SFT, "--aux_loss_coef 0.1 --tiled_mlp --offload_path .", 0, false, OFFLOAD AUX}};
+#undef OFFLOAD
+#undef TILED
+#undef AUX
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        test_expect(!parse(cases[i].tool, cases[i].line), "%s", x.error.text);
+        x.job.model.experts = cases[i].experts;
+        x.job.config.activations_away = cases[i].away;
+        said_begin();
+        demo_idle_notice(&x.job);
+        said_is(cases[i].said, cases[i].line);
+    }
+    test_end("options_idle_said");
+}
+
+/* ---- what a token file was made with ---- */
+
+static void test_settled(void) {
+#define MADE \
+    "{\"train_on\": \"all\", \"apply_chat_template\": false, \"dataset_probs\": [0.25, 0.75], " \
+    "\"csft_prompt\": \"5.00\", \"input_key\": \"q\", \"input_template\": \"{}\"}"
+#define CHAT \
+    "{\"train_on\": \"last\", \"apply_chat_template\": true, \"tokenizer_chat_template\": null, " \
+    "\"csft_prompt\": null, \"output_key\": null, \"input_template\": \"{}\", \"dataset_info\": " \
+    "\"d.json\"}"
+#define TURNS \
+    "{\"train_on\": \"assistant\", \"apply_chat_template\": true, \"tokenizer_chat_template\": " \
+    "\"t\", \"output_key\": null}"
+    static const struct {
+        const char *made, *name, *text, *there; /* NULL: alike */
+    } cases[] = {
+        {MADE, "train_on_inputs", "true", NULL},
+        {MADE, "train_on_inputs", "false", "all"},
+        {CHAT, "train_on_inputs", "true", "last"},
+        {CHAT, "train_on_inputs", "false", NULL},
+        {"{}", "train_on_inputs", "true", NULL},
+        {MADE, "mask_history", "true", "all"},
+        {MADE, "mask_history", "false", NULL},
+        {CHAT, "mask_history", "true", NULL},
+        {CHAT, "mask_history", "false", "last"},
+        {"{}", "mask_history", "true", NULL},
+        {MADE, "enable_csft", "true", NULL},
+        {MADE, "enable_csft", "false", "5.00"},
+        {CHAT, "enable_csft", "true", "prompts that ask for no reward (--csft_prompt)"},
+        {CHAT, "enable_csft", "false", NULL},
+        {"{}", "enable_csft", "true", "prompts that ask for no reward (--csft_prompt)"},
+        {MADE, "dataset_probs", "0.25,0.75", NULL},
+        {MADE, "dataset_probs", "0.25,0.5", "several weights"},
+        {MADE, "prompt_data_probs", "0.5,0.75", "several weights"},
+        {MADE, "dataset_probs", "0.25", "several weights"},
+        {MADE, "dataset_probs", "0.25,0.75,1", "several weights"},
+        {CHAT, "dataset_probs", "1,1", NULL},
+        {MADE, "chat_template", "tokenizer_default", "another one"},
+        {CHAT, "chat_template", "tokenizer_default", NULL},
+        {CHAT, "chat_template", "chatml", "the template of the model's folder"},
+        {TURNS, "chat_template", "tokenizer_default", "another one"},
+        {MADE, "multiturn", "true", "other options than lists of messages need"},
+        {MADE, "multiturn", "false", NULL},
+        {CHAT, "multiturn", "true", "other options than lists of messages need"},
+        {TURNS, "multiturn", "true", NULL},
+        {MADE, "input_template", "{}", NULL},
+        {MADE, "input_template", "Q {}", "{}"},
+        {CHAT, "input_template", "{}", "a chat template"},
+        {MADE, "input_key", "q", NULL},
+        {MADE, "input_key", "p", "q"},
+        {MADE, "output_key", "a", NULL},
+        {CHAT, "output_key", "a", "none"},
+        {CHAT, "eval_dataset_info", "d.json", NULL},
+        {CHAT, "dataset_info", "e.json", "d.json"}};
+#undef MADE
+#undef CHAT
+#undef TURNS
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cJSON *made = cJSON_Parse(cases[i].made);
+        const char *there = NULL;
+        bool alike = demo_settled_alike(made, cases[i].name, cases[i].text, &there);
+        test_expect(made && alike == !cases[i].there &&
+                        (alike || (there && !strcmp(there, cases[i].there))),
+                    "--%s %s of case %d: %s", cases[i].name, cases[i].text, (int)i,
+                    alike ? "alike" : there);
+        cJSON_Delete(made);
+    }
+    cJSON *one = cJSON_Parse("{\"dataset_probs\": null}");
+    test_expect(demo_same_weights(one, "0.7") && !demo_same_weights(one, "0.7,0.3"),
+                "weights of one set");
+    cJSON_Delete(one);
+    static demo_job job;
+    test_expect(demo_settled_of(&job, &job.train, "dataset_probs") &&
+                    demo_settled_of(&job, &job.train, "dataset_info") &&
+                    !demo_settled_of(&job, &job.train, "eval_dataset_info") &&
+                    !demo_settled_of(&job, &job.eval, "prompt_data_probs") &&
+                    !demo_settled_of(&job, &job.eval, "dataset_info") &&
+                    demo_settled_of(&job, &job.eval, "eval_dataset_info") &&
+                    demo_settled_of(&job, &job.eval, "input_key"),
+                "which set an option is about");
+    test_end("options_settled");
+}
+
+/* ---- evaluation in windows ---- */
+
+/* Four steps' worth at a time, in the order of the file; one unit alone goes with those before it. */
+static void test_windows(void) {
+    static const int64_t cases[][4] = {/* documents, batch, documents a unit, windows */
+                                       {0, 2, 1, 0},  {1, 2, 1, 1},  {8, 2, 1, 1},
+                                       {9, 2, 1, 1},  {10, 2, 1, 2}, {16, 2, 1, 2},
+                                       {17, 2, 1, 2}, {18, 2, 1, 3}, {16, 2, 2, 1},
+                                       {18, 2, 2, 1}, {20, 2, 2, 2}, {2, 1, 2, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        demo_objective objective = {.documents_per_unit = (int)cases[i][2]};
+        int64_t next = 0;
+        job.objective = &objective;
+        job.config.train_batch_size = cases[i][1];
+        arrsetlen(job.eval.documents, (size_t)cases[i][0]);
+        test_expect(demo_eval_windows(&job) == cases[i][3], "case %d: %lld windows", (int)i,
+                    (long long)demo_eval_windows(&job));
+        for (int64_t w = 0; w < demo_eval_windows(&job); w++) {
+            int64_t *which = demo_eval_documents(&job, w);
+            test_expect(w + 1 == cases[i][3] || arrlen(which) == 4 * cases[i][1] * cases[i][2],
+                        "case %d: window %lld has %lld", (int)i, (long long)w,
+                        (long long)arrlen(which));
+            for (int64_t k = 0; k < arrlen(which); k++)
+                test_expect(which[k] == next++, "case %d: document %lld", (int)i,
+                            (long long)which[k]);
+            arrfree(which);
+        }
+        test_expect(next == cases[i][0], "case %d: %lld documents", (int)i, (long long)next);
+    }
+    test_end("options_windows");
+}
+
+/* Lines of a log that a run which goes on from a checkpoint keeps. */
+static void test_lines_kept(void) {
+    static const char lines[] = "{\"step\": 1}\n{\"step\": 2}\n{\"eval_x\": 1}\n{\"step\": 2, "
+                                "\"eval_y\": 2}\n{\"step\": 3}\n{\"st";
+    static const struct {
+        int64_t step;
+        bool again;
+        size_t kept; /* lines */
+    } cases[] = {{0, false, 0}, {1, false, 1}, {2, false, 4}, {2, true, 2},
+                 {3, false, 5}, {3, true, 5},  {9, false, 5}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        FILE *file = fmemopen((void *)lines, sizeof lines - 1, "rb");
+        const demo_line_keys keys = {"\"step\": ", cases[i].again ? "\"eval_" : NULL};
+        int64_t end = demo_lines_end(file, &keys, cases[i].step, NULL, NULL);
+        size_t kept = 0;
+        for (int64_t k = 0; k < end; k++) kept += lines[k] == '\n';
+        test_expect(kept == cases[i].kept && (!end || lines[end - 1] == '\n'),
+                    "case %d: %d lines", (int)i, (int)kept);
+        fclose(file);
+    }
+    test_end("options_lines_kept");
+}
+
+/* ---- training data made of texts ---- */
+
+#define LINE(input, output, reward, stopped) \
+    "{\"input\":\"" input "\",\"output\":\"" output "\",\"reward\":" reward \
+    ",\"stopped\":" stopped "}\n"
+static const char texts_made[] = LINE("p", "a", "1", "true") LINE("p", "b", "3", "false")
+    LINE("q", "", "9", "true") LINE("q", "c", "2", "true") LINE("p", "d", "3", "true")
+        LINE("p", "e", "1", "true");
+#undef LINE
+
+static void test_recipes(void) {
+    static const struct {
+        demo_recipe recipe;
+        const char *made;
+        int64_t inputs, lines, even, empty;
+    } cases[] = {{{DEMO_RECIPE_NONE, NULL, false}, texts_made, 2, 6, 0, 0},
+                 {{DEMO_RECIPE_RS, NULL, false},
+                  "{\"input\":\"p\",\"output\":\"b\",\"reward\":3}\n"
+                  "{\"input\":\"q\",\"output\":\"c\",\"reward\":2}\n",
+                  2,
+                  2,
+                  1,
+                  1},
+                 {{DEMO_RECIPE_DPO, NULL, false},
+                  "{\"prompt\":\"p\",\"chosen\":\"b\",\"chosen_reward\":3,\"rejected\":\"a\","
+                  "\"rejected_reward\":1}\n"
+                  "{\"prompt\":\"q\",\"chosen\":\"c\",\"chosen_reward\":2,\"rejected\":\"c\","
+                  "\"rejected_reward\":2}\n",
+                  2,
+                  2,
+                  1,
+                  1},
+                 {{DEMO_RECIPE_CSFT, "{reward}: {input}; {input}", false},
+                  "{\"input\":\"1.00: p; p\",\"output\":\"a\",\"reward\":1}\n"
+                  "{\"input\":\"3.00: p; p\",\"output\":\"b\",\"reward\":3}\n"
+                  "{\"input\":\"2.00: q; q\",\"output\":\"c\",\"reward\":2}\n"
+                  "{\"input\":\"3.00: p; p\",\"output\":\"d\",\"reward\":3}\n"
+                  "{\"input\":\"1.00: p; p\",\"output\":\"e\",\"reward\":1}\n",
+                  2,
+                  5,
+                  0,
+                  1}};
+    demo_error error = {""};
+    seqpar_error folder_error = {0};
+    size_t size;
+    test_expect(!demo_make_folder(FOLDER, &folder_error), "%s", folder_error.text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_generated g = {.path = FOLDER "/made.jsonl", .part = FOLDER "/made.jsonl.part"};
+        demo_recipe_counts counts = {0};
+        test_expect(!demo_write_atomically(g.part, texts_made, strlen(texts_made), &error),
+                    "%s", error.text);
+        g.file = fopen(g.part, "r+b");
+        g.texts = 6;
+        test_expect(!demo_recipe_end(&g, &cases[i].recipe, &counts, &error), "%s", error.text);
+        char *made = demo_read_file(g.path, &size);
+        test_expect(made && !strcmp(made, cases[i].made), "case %d: %s", (int)i, made);
+        test_expect(counts.texts == 6 && counts.inputs == cases[i].inputs &&
+                        counts.lines == cases[i].lines && counts.even == cases[i].even &&
+                        counts.empty == cases[i].empty && counts.cut == 1 &&
+                        fabs(counts.mean - 19.0 / 6) < 1e-12 &&
+                        fabs(counts.deviation - sqrt((105 - 361.0 / 6) / 5)) < 1e-12,
+                    "case %d: %lld inputs, %lld lines, deviation %g", (int)i,
+                    (long long)counts.inputs, (long long)counts.lines, counts.deviation);
+        test_expect(access(g.part, F_OK) != 0, "the part is left");
+        free(made);
+        fclose(g.file);
+    }
+    static const char *const replaced[][4] = {{"a{x}b{x}", "{x}", "longer", "alongerblonger"},
+                                              {"{x}", "{x}", "", ""},
+                                              {"none", "{x}", "y", "none"},
+                                              {"{x}{x}", "{x}", "{x}", "{x}{x}"}};
+    for (int i = 0; i < 4; i++) {
+        char *made = demo_replaced(replaced[i][0], replaced[i][1], replaced[i][2]);
+        test_expect(!strcmp(made, replaced[i][3]), "%s", made);
+        free(made);
+    }
+    test_expect(!strcmp(demo_csft_template("Q {}", " \t5.00 x\n"), "Q {}5.00 x ") &&
+                    !strcmp(demo_csft_template("{}", "  "), "{} "),
+                "a prompt with a reward");
+    test_end("options_recipes");
+}
+
+/* ---- names and numbers of files ---- */
+
+static void test_sizes_named(void) {
+    static const struct {
+        const char *text;
+        int64_t bytes; /* -1: it is no size */
+    } sizes[] = {{"1", 1},
+                 {"700MB", 700000000},
+                 {"1.5KB", 1500},
+                 {"5GB", 5000000000},
+                 {"2TB", 2000000000000},
+                 {"0", -1},
+                 {"0.5", -1},
+                 {"0.001KB", 1},
+                 {"KB", -1},
+                 {"", -1},
+                 {"7kb", -1},
+                 {"7 KB", -1},
+                 {"-1KB", -1},
+                 {"9007199254740992", INT64_C(9007199254740992)},
+                 {"9007199254740994", -1},
+                 {"10000TB", -1},
+                 {"nan", -1}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        test_expect(demo_size_named(sizes[i].text) == sizes[i].bytes, "%s is %lld",
+                    sizes[i].text, (long long)demo_size_named(sizes[i].text));
+    static const struct {
+        const char *name;
+        seqpar_safetensors_dtype dtype;
+    } types[] = {{"float64", SEQPAR_SAFETENSORS_F64}, {"float32", SEQPAR_SAFETENSORS_F32},
+                 {"float16", SEQPAR_SAFETENSORS_F16}, {"bfloat16", SEQPAR_SAFETENSORS_BF16},
+                 {"auto", SEQPAR_SAFETENSORS_NONE},   {NULL, SEQPAR_SAFETENSORS_NONE}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        test_expect(demo_dtype_named(types[i].name) == types[i].dtype, "type %d", (int)i);
+        if (types[i].dtype != SEQPAR_SAFETENSORS_NONE)
+            test_expect(!strcmp(demo_dtype_name(types[i].dtype), types[i].name), "%s",
+                        types[i].name);
+    }
+    test_end("options_sizes_named");
+}
+
+/* Files of a model that another number of shards has left; checkpoints, and what is left of them. */
+static void test_names_known(void) {
+    static const struct {
+        const char *name;
+        int64_t shards;
+        bool stale;
+    } files[] = {{"model.safetensors", 1, false},
+                 {"model.safetensors", 2, true},
+                 {"model.safetensors.index.json", 1, true},
+                 {"model.safetensors.index.json", 2, false},
+                 {"model-00001-of-00002.safetensors", 2, false},
+                 {"model-00001-of-00002.safetensors", 3, true},
+                 {"model-00001-of-00002.safetensors", 1, true},
+                 {"model-00001-of-00001.safetensors", 1, true},
+                 {"model-00001-of-00003.safetensors.tmp", 2, false},
+                 {"model-x-of-00003.safetensors", 2, false},
+                 {"config.json", 2, false}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        test_expect(demo_stale_file(files[i].name, files[i].shards) == files[i].stale,
+                    "%s of %lld", files[i].name, (long long)files[i].shards);
+    char name[64];
+    demo_shard_name(name, 0, 1);
+    test_expect(!strcmp(name, "model.safetensors"), "%s", name);
+    demo_shard_name(name, 1, 12);
+    test_expect(!strcmp(name, "model-00002-of-00012.safetensors"), "%s", name);
+    static const struct {
+        const char *name;
+        int64_t step;
+    } steps[] = {{"global_step0", 0},   {"global_step12", 12}, {"global_step012", -1},
+                 {"global_step", -1},   {"global_step-3", -1}, {"global_step7x", -1},
+                 {"global_stepp7", -1}, {"lobal_step7", -1},   {"global_step+7", -1}};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        test_expect(demo_checkpoint_step(steps[i].name) == steps[i].step, "%s is %lld",
+                    steps[i].name, (long long)demo_checkpoint_step(steps[i].name));
+    static const struct {
+        const char *end;
+        bool left;
+    } ends[] = {{".tmp.7", true}, {".tmp.7.12", true}, {".tmp.", false},  {".tmp.7a", false},
+                {".tmp", false},  {"", false},         {"x.tmp.7", false}};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        test_expect(demo_left_over(ends[i].end) == ends[i].left, "%s", ends[i].end);
+    test_expect(demo_is_run("0123456789abcdef") && !demo_is_run("0123456789abcde") &&
+                    !demo_is_run("0123456789abcdef0") && !demo_is_run("0123456789abcdeg") &&
+                    !demo_is_run("0123456789ABCDEF"),
+                "names of runs");
+    test_end("options_names_known");
+}
+
+/* Words as a shell reads them back. */
+static void test_shell_words(void) {
+    static const char *const cases[][2] = {
+        {"plain", " plain"},    {"a/b_c.d,e:f@g%h+i=j-9Z", " a/b_c.d,e:f@g%h+i=j-9Z"},
+        {"", " $''"},           {"two words", " $'two words'"},
+        {"it's", " $'it\\'s'"}, {"a\\b", " $'a\\\\b'"},
+        {"a\nb", " $'a\\nb'"},  {"{}", " $'{}'"},
+        {"$x", " $'$x'"}};
+    char text[64];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_shell_word(text, sizeof text, cases[i][0]);
+        test_expect(!strcmp(text, cases[i][1]), "'%s' is '%s'", cases[i][0], text);
+    }
+    char one[] = "--a", two[] = "it's", three[] = "''''''''''", *words[] = {one, two, three};
+    char *line = demo_shell_line("begin", words, 3);
+    test_expect(!strcmp(line, "begin --a $'it\\'s' $'\\'\\'\\'\\'\\'\\'\\'\\'\\'\\''"), "%s",
+                line);
+    free(line);
+    line = demo_shell_line("begin", words, 0);
+    test_expect(!strcmp(line, "begin"), "%s", line);
+    free(line);
+    test_end("options_shell_words");
+}
+
+/* Rounds behind which there is an evaluation. */
+static void test_evaluations_due(void) {
+    static const struct {
+        int64_t documents, rounds, every;
+        const char *due; /* of rounds 0 to 7 */
+    } cases[] = {{1, 7, 3, "00010011"}, {1, 7, 0, "00000001"}, {0, 7, 3, "00000000"},
+                 {1, 0, 3, "10010010"}, {1, 6, 6, "00000010"}, {1, 7, -1, "00000001"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static demo_job job;
+        job.rounds = cases[i].rounds;
+        job.eval_every = cases[i].every;
+        arrsetlen(job.eval.documents, (size_t)cases[i].documents);
+        for (int64_t done = 0; done < 8; done++)
+            test_expect(demo_evaluation_due(&job, done) == (cases[i].due[done] == '1'),
+                        "case %d: round %lld", (int)i, (long long)done);
+    }
+    test_end("options_evaluations_due");
+}
+
+/* What two stretches share, and where that begins. */
+static void test_parts_shared(void) {
+    static const int64_t cases[][6] = {
+        /* begin, end, first, count; shared, at */
+        {0, 10, 0, 10, 10, 0}, {3, 7, 0, 10, 4, 3}, {0, 10, 3, 4, 4, 3},
+        {0, 5, 3, 4, 2, 3},    {5, 9, 3, 4, 2, 5},  {0, 3, 3, 4, 0, 3},
+        {7, 9, 3, 4, 0, 7},    {0, 2, 3, 4, 0, 3},  {4, 4, 3, 4, 0, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int64_t *c = cases[i];
+        int64_t at, shared = demo_average_part(c[0], c[1], c[2], c[3], &at);
+        test_expect(shared == c[4] && at == c[5], "case %d: %lld from %lld", (int)i,
+                    (long long)shared, (long long)at);
+    }
+    double share[4] = {0};
+    static const double values[] = {1, 2, 3, 4, 5};
+    demo_average average = {.share = share, .begin = 6, .count = 4};
+    demo_average_write(&average, values, 4, 5); /* 4 to 9, of which 6 to 9 are here */
+    test_expect(share[0] == 3 && share[1] == 4 && share[2] == 5 && share[3] == 0, "%g %g %g %g",
+                share[0], share[1], share[2], share[3]);
+    demo_average_write(&average, values, 9, 5);
+    test_expect(share[2] == 5 && share[3] == 1, "%g %g", share[2], share[3]);
+    test_end("options_parts_shared");
+}
+
+/* A value as it would be typed: as few digits as give the same number. */
+static void test_values_told(void) {
+    static const struct {
+        double value;
+        const char *text;
+    } numbers[] = {{0.1, "0.1"},    {1.0 / 3, "0.3333333333333333"},
+                   {5e-6, "5e-06"}, {1234567, "1234567"},
+                   {0, "0"},        {0.1 + 0.2, "0.30000000000000004"}};
+    char text[64];
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        demo_number_text(text, sizeof text, numbers[i].value);
+        test_expect(!strcmp(text, numbers[i].text), "%s, not %s", text, numbers[i].text);
+    }
+    bool on = true;
+    int64_t whole = -7;
+    double pair[] = {0.9, 0.95};
+    const char *word = "cosine", *none = NULL;
+    const struct {
+        demo_binding binding;
+        const char *text;
+        bool kept; /* by a checkpoint: not paths and other free texts */
+    } values[] = {{{"packing_samples", &on, DEMO_FLAG}, "true", true},
+                  {{"seed", &whole, DEMO_INT}, "-7", true},
+                  {{"l2", pair, DEMO_FLOAT}, "0.9", true},
+                  {{"adam_betas", pair, DEMO_FLOATS2}, "0.9,0.95", true},
+                  {{"lr_scheduler", &word, DEMO_STRING}, "cosine", true},
+                  {{"lr_scheduler", &none, DEMO_STRING}, "none", true},
+                  {{"dataset", &word, DEMO_STRING}, "cosine", false}};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+        bool kept = demo_option_text(&values[i].binding, text, sizeof text);
+        test_expect(!strcmp(text, values[i].text) && kept == values[i].kept, "--%s is %s",
+                    values[i].binding.name, text);
+    }
+    test_end("options_values_told");
+}
+
+/* ---- marks of process reward models ---- */
+
+static void test_marks(void) {
+    static const struct {
+        const char *text;
+        int64_t count; /* -1: refused, with this sentence */
+        const char *wrong;
+    } cases[] = {{NULL, 0, ""},
+                 {"+ -", 2, ""},
+                 {"  +   -  ", 2, ""},
+                 {"a b c d e f g h i j k l m n o p", 16, ""},
+                 {"a b c d e f g h i j k l m n o p q", -1,
+                  "--reward_tokens are more than 16; give 2 to 16"},
+                 {"+", -1, "--reward_tokens + leaves no choice; give 2 to 16"},
+                 {"", -1, "--reward_tokens  leaves no choice; give 2 to 16"},
+                 {"+ - +", -1, "--reward_tokens names \"+\" twice; name each once"},
+                 {"+ ab", -1,
+                  "--reward_tokens: \"ab\" is 2 tokens, for a byte is one here; give one "
+                  "character of one byte"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        demo_marks marks = {{0}, 9};
+        demo_error error = {""};
+        int wrong = demo_byte_marks(cases[i].text, &marks, &error);
+        test_expect(wrong ? cases[i].count < 0 && !strcmp(error.text, cases[i].wrong)
+                          : marks.count == cases[i].count,
+                    "case %d: %s", (int)i, wrong ? error.text : "taken");
+    }
+    demo_marks a = {{'+', '-'}, 2}, b = {{'+', '-'}, 2}, c = {{'+', '?'}, 2},
+               d = {{'+', '-', 0}, 3};
+    test_expect(demo_same_marks(&a, &b) && !demo_same_marks(&a, &c) && !demo_same_marks(&a, &d),
+                "which are the same");
+    test_expect(demo_mark_of(&a, '+') == 0 && demo_mark_of(&a, '-') == 1 &&
+                    demo_mark_of(&a, '?') == -1 && demo_mark_of(&d, 0) == 2 &&
+                    demo_mark_of(&a, 0) == -1,
+                "their numbers");
+    test_end("options_marks");
+}
+
+/* Labels of steps: what each becomes, and the whole sentence of each that is wrong. */
+static void test_steps(void) {
+    static const struct {
+        const char *line;
+        const char *want; /* ids with target and share of each that has one; or a sentence */
+    } cases[] = {
+        {"{\"t\": \"a#b#\", \"l\": [\"+\", \"-\"]}", "a #:+1 b #:-1"},
+        {"{\"t\": \"a#b#\", \"l\": [0.25, true]}", "a #:+0.25 b #:+1"},
+        {"{\"t\": \"#\", \"l\": [0]}", "#:+0"},
+        {"{\"t\": \"a#\", \"l\": [\"+\", \"-\"]}",
+         "2 labels in \"l\" for 1 placeholders \"#\"; give one for each"},
+        {"{\"t\": \"ab\", \"l\": [\"+\"]}",
+         "the text holds no placeholder \"#\", behind which nothing is learnt; set it behind each "
+         "step, or name another by --placeholder_token"},
+        {"{\"t\": \"a#\", \"l\": [\"?\"]}", "l[0] is \"?\", which is none of --reward_tokens"},
+        {"{\"t\": \"a##\", \"l\": [\"+\", \"+-\"]}",
+         "l[1] is \"+-\", which is 2 tokens, for a byte is one here; give one character of one "
+         "byte"},
+        {"{\"t\": \"a#\", \"l\": [null]}", "l[0] is null, but a token or a number is needed"},
+        {"{\"t\": \"a##\", \"l\": [1, 1.25]}",
+         "l[1] is 1.25, but a share lies between 0 and 1"},
+        {"{\"t\": \"a#\", \"l\": [-0.25]}", "l[0] is -0.25, but a share lies between 0 and 1"},
+        {"{\"t\": \"a#\", \"l\": \"+\"}",
+         "\"l\" is text, but a list is needed, a label for each step"},
+        {"{\"input_ids\": [65, 35, 66], \"labels\": [-100, 43, -100]}", "A #:+1 B"},
+        {"{\"input_ids\": [65, 35], \"labels\": [45, 43]}", "A:-1 #:+1"},
+        {"{\"input_ids\": [9, 35, 9], \"labels\": [-100, 43, -100], \"attention_mask\": [0, 1, 0]}",
+         "#:+1"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-100, 44]}",
+         "labels[1] is 44, which is none of --reward_tokens"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-99, 43]}",
+         "labels[0] is -99; give an id, or -100"},
+        {"{\"input_ids\": [65, 35], \"labels\": [-100, -100]}",
+         "\"labels\" are -100 everywhere; label a step, or remove the line"},
+        {"{\"input_ids\": [65, 35]}", "no key \"labels\"; add it, with -100 for all tokens but "
+                                      "those that have a label"}};
+    const demo_step_options how = {.data = {.input_key = "t"},
+                                   .label_key = "l",
+                                   .placeholder = '#',
+                                   .marks = {{'+', '-'}, 2}};
+    demo_error error = {""};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *path = FOLDER "/steps.jsonl";
+        demo_dataset set;
+        char got[600] = "", want[600];
+        demo_write_atomically(path, cases[i].line, strlen(cases[i].line), &error);
+        error.text[0] = 0;
+        int wrong = demo_steps_load(&set, path, &how, &error);
+        for (int64_t t = 0; !wrong && t < set.documents[0].tokens; t++) {
+            const demo_document *d = &set.documents[0];
+            size_t used = strlen(got);
+            used += (size_t)snprintf(got + used, sizeof got - used, "%s%c", t ? " " : "",
+                                     (char)d->ids[t]);
+            if (d->loss_mask[t])
+                snprintf(got + used, sizeof got - used, ":%c%g", (char)d->targets[t],
+                         (double)d->shares[t]);
+        }
+        snprintf(want, sizeof want, "%s%s", wrong ? FOLDER "/steps.jsonl:1: " : "",
+                 cases[i].want);
+        test_expect(!strcmp(wrong ? error.text : got, want), "case %d: %s", (int)i,
+                    wrong ? error.text : got);
+        demo_data_free(&set);
+    }
+    test_end("options_steps");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     for (int tool = 0; tool < TOOLS; tool++) TEST(test_table(tool));
@@ -806,5 +1562,23 @@ int main(int argc, char **argv) {
     TEST(test_same_file());
     TEST(test_sets_agree());
     TEST(test_yarn());
+    TEST(test_packed_said());
+    TEST(test_rates_said());
+    TEST(test_rates_noticed());
+    TEST(test_evaluation_said());
+    TEST(test_left_over_said());
+    TEST(test_idle_said());
+    TEST(test_settled());
+    TEST(test_windows());
+    TEST(test_lines_kept());
+    TEST(test_recipes());
+    TEST(test_sizes_named());
+    TEST(test_names_known());
+    TEST(test_shell_words());
+    TEST(test_evaluations_due());
+    TEST(test_parts_shared());
+    TEST(test_values_told());
+    TEST(test_marks());
+    TEST(test_steps());
     return test_summary();
 }

@@ -205,6 +205,74 @@ static void test_kinds(void) {
     test_end("kinds");
 }
 
+/* What is counted of a file's records, and how many are taken. */
+static void test_counts(void) {
+    make(DEMO_TOKENS_PAIRS);
+    test_expect(!load_saved(DEMO_TOKENS_PAIRS) && pairs.tokens == TOKENS &&
+                    pairs.supervised_tokens == 6 && pairs.counts.read == 9 &&
+                    pairs.counts.dropped_long == 5 && pairs.counts.cut == 2 &&
+                    !pairs.counts.identical,
+                "pairs: %lld tokens, %lld learnt", (long long)pairs.tokens,
+                (long long)pairs.supervised_tokens);
+    demo_pair_options without = {.data = options};
+    demo_pairs_free(&pairs);
+    test_expect(!demo_pairs_load(&pairs, path, &without, &why) && pairs.pairs[0].margin == 0 &&
+                    !pairs.counts.without_margin,
+                "margins that nobody asked for");
+    options.max_samples = 1;
+    test_expect(!load(DEMO_TOKENS_PAIRS) && arrlen(pairs.pairs) == 1 && pairs.tokens == 7 &&
+                    pairs.supervised_tokens == 4 && !pairs.counts.without_margin,
+                "one pair: %lld tokens", (long long)pairs.tokens);
+    options.max_samples = 0;
+    /* the first two documents become the same, then another response, then another prompt */
+    for (int way = 0; way < 3; way++) {
+        make(DEMO_TOKENS_PAIRS);
+        ((uint64_t *)inside(DEMO_OFFSETS))[1] = 3, ((uint64_t *)inside(DEMO_OFFSETS))[2] = 6;
+        int32_t *id = (int32_t *)inside(DEMO_IDS);
+        uint8_t *learnt = (uint8_t *)inside(DEMO_MASK);
+        memcpy(id + 3, id, 3 * sizeof *id);
+        memcpy(learnt + 3, learnt, 3);
+        learnt[6] = 0;
+        if (way) id[3 + (way == 1 ? 2 : 1)] = 3;
+        seal();
+        test_expect(!load_saved(DEMO_TOKENS_PAIRS), "%s", why.text);
+        test_expect(pairs.counts.identical == !way &&
+                        pairs.counts.two_prompts == (way == 2) + 1,
+                    "way %d: %lld identical, %lld with two prompts", way,
+                    (long long)pairs.counts.identical, (long long)pairs.counts.two_prompts);
+    }
+    make(DEMO_TOKENS_LABELLED);
+    test_expect(!load_saved(DEMO_TOKENS_LABELLED) && labelled.tokens == TOKENS &&
+                    labelled.supervised_tokens == 6 && labelled.counts.undesirable == 2 &&
+                    labelled.counts.read == 9 && labelled.counts.dropped_long == 5 &&
+                    labelled.counts.cut == 2,
+                "responses: %lld tokens, %lld learnt", (long long)labelled.tokens,
+                (long long)labelled.supervised_tokens);
+    for (int64_t i = 0; i < arrlen(labelled.records); i++)
+        test_expect(document_is(&labelled.records[i].document, i), "response %lld",
+                    (long long)i);
+    options.max_samples = 3;
+    test_expect(!load(DEMO_TOKENS_LABELLED) && arrlen(labelled.records) == 3 &&
+                    labelled.counts.desirable == 1 && labelled.counts.undesirable == 2 &&
+                    labelled.tokens == 9,
+                "three responses");
+    options.max_samples = 9;
+    test_expect(!load(DEMO_TOKENS_LABELLED) && arrlen(labelled.records) == 4,
+                "more than there are");
+    options.max_samples = 0;
+    make(DEMO_TOKENS_SFT);
+    head()->bos = -1, head()->pad = 6;
+    seal();
+    test_expect(!load_saved(DEMO_TOKENS_SFT) && set.file->longest == 4 &&
+                    set.file->largest == 6,
+                "no BOS: %s", why.text);
+    test_expect(demo_token_count(set.file, "read") == 9 &&
+                    !demo_token_count(set.file, "zero_length") &&
+                    !demo_token_count(set.file, "no"),
+                "numbers of what it says of itself");
+    test_end("counts");
+}
+
 static void test_words(void) {
     static const char *const want[] = {"", "a", "b", "\xE2", "\x82\xAC", "", "", "", ""};
     make(DEMO_TOKENS_SFT);
@@ -309,6 +377,14 @@ static void test_lies(void) {
     LIE(SFT, head()->pad = -2, "BOS 5, EOS 6 or PAD -2 is none of its 7 words" AGAIN);
     LIE(SFT, head()->bos = WORDS, "BOS 7, EOS 6 or PAD -1 is none of its 7 words" AGAIN);
     LIE(SFT, head()->words = -1, "BOS 5, EOS 6 or PAD -1 is none of its -1 words" AGAIN);
+    LIE(SFT, head()->pad = WORDS, "BOS 5, EOS 6 or PAD 7 is none of its 7 words" AGAIN);
+    LIE(SFT, head()->bos = -2, "BOS -2, EOS 6 or PAD -1 is none of its 7 words" AGAIN);
+    LIE(SFT, head()->sections = 18, "says that it has 18 sections, which cannot be" AGAIN);
+    /* as many as there are bytes, and one more */
+    LIE(SFT, head()->documents = 884, "section 1 has 40 bytes instead of 7080" AGAIN);
+    LIE(SFT, head()->documents = 885, "885 documents with 13 tokens cannot be" AGAIN);
+    LIE(SFT, head()->tokens = 884, "section 2 has 52 bytes instead of 3536" AGAIN);
+    LIE(SFT, head()->tokens = 885, "4 documents with 885 tokens cannot be" AGAIN);
     LIE(SFT, head()->documents = 0, "0 documents with 13 tokens cannot be" AGAIN);
     LIE(SFT, head()->documents = 5, "section 1 has 40 bytes instead of 48" AGAIN);
     LIE(SFT, head()->documents = UINT64_MAX,
@@ -549,6 +625,7 @@ int main(int argc, char **argv) {
     snprintf(path, sizeof path, "%s/data", folder);
     TEST(test_documents());
     TEST(test_kinds());
+    TEST(test_counts());
     TEST(test_words());
     TEST(test_goes_with());
     TEST(test_wrong_kind());
