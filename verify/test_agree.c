@@ -979,6 +979,52 @@ static void check_closing(void) {
     test_end("closing_a_context");
 }
 
+/* A second context that is refused leaves the claim of the first. */
+static seqpar_status second_main(seqpar_comm *world, void *user) {
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx one, two;
+    (void)user;
+    seqpar_status status = seqpar_ctx_open(&one, world, device, 2);
+    if (!status) {
+        test_expect(seqpar_ctx_open(&two, world, device, 1 + (world->rank == 0)) ==
+                            SEQPAR_ERR_STEP &&
+                        device->error == world->error && device->contexts == 1,
+                    "rank %lld: the first context has lost its device", (long long)world->rank);
+        seqpar_ctx_close(&two);
+        memset(world->error, 0, sizeof *world->error);
+    }
+    seqpar_ctx_close(&one);
+    seqpar_device_close(device);
+    return status;
+}
+
+/* Ranks whose devices differ in one type alone. */
+static seqpar_status types_main(seqpar_comm *world, void *user) {
+    const int accumulator = *(const int *)user;
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx ctx;
+    if (world->rank == 1)
+        *(accumulator ? &device->accumulator : &device->storage) = SEQPAR_DTYPE_BF16;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, 1);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static void check_contexts_of_ranks(void) {
+    static const char *const says[] = {
+        "a context: the storage type is 2 on rank 1 and 0 on",
+        "a context: the accumulator type is 2 on rank 1 and 0 on"};
+    seqpar_error error;
+    test_expect(!seqpar_run_threads(2, second_main, NULL, &error), "%s", error.text);
+    for (int accumulator = 0; accumulator < 2; accumulator++)
+        test_expect(seqpar_run_threads(2, types_main, &accumulator, &error) ==
+                            SEQPAR_ERR_STEP &&
+                        !strncmp(error.text, says[accumulator], strlen(says[accumulator])),
+                    "types: %s", error.text);
+    test_end("contexts_of_ranks");
+}
+
 static seqpar_status mesh_main(seqpar_comm *world, void *user) {
     const int64_t sp = *(const int64_t *)user;
     seqpar_device *device = seqpar_device_reference();
@@ -1072,6 +1118,7 @@ int main(int argc, char **argv) {
     check_memory_kinds();
     check_closing();
     check_meshes();
+    check_contexts_of_ranks();
     check_arithmetic();
     return test_summary();
 }

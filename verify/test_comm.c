@@ -6,6 +6,7 @@
 #include "inject.h"
 #include "test.h"
 #include "transport.h"
+#include <pthread.h>
 #include <unistd.h>
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
@@ -416,7 +417,7 @@ static void test_told_queue(int queued) {
     seqpar_comm comm = told_comm(&table, &t, 1, 3);
     seqpar_transfer send = {2, NULL, 0};
     seqpar_group group = {"told", 5, &send, 1, NULL, 0}, nothing = {.name = "nothing"};
-    seqpar_request request = {&table};
+    seqpar_request request = {&request};
     comm.device = &device;
     settling = &t;
     test_expect(!seqpar_comm_begin(&comm, &group, &t, &request) && t.begins == 1, "begin");
@@ -425,7 +426,7 @@ static void test_told_queue(int queued) {
     test_expect(seqpar_comm_wait(&comm, &request, &t) == SEQPAR_ERR_NOT_FINITE && t.waits == 1,
                 "wait");
     test_expect(t.queue == (queued ? &t : NULL) && !request.state, "what wait is told");
-    request.state = &table; /* of before */
+    request.state = &request; /* of before */
     test_expect(!seqpar_comm_begin(&comm, &nothing, NULL, &request) && !request.state &&
                     !seqpar_comm_wait(&comm, &request, NULL) && t.waits == 1,
                 "a wait for nothing");
@@ -625,6 +626,7 @@ static void test_alone(void) {
          SEQPAR_ERR_MESSAGE_SIZE,
          "'alone': 6 bytes were sent where 5 were expected"},
         {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "no room", NULL, SEQPAR_ERR_SIZE, "no room"},
+        {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "n", NULL, SEQPAR_ERR_SIZE, "n"},
         {0, 0, {0, 0}, SEQPAR_ERR_NOT_FINITE, NULL, NULL, SEQPAR_ERR_NOT_FINITE, NULL},
         {0, 0, {0, 0}, SEQPAR_OK, NULL, "enough", SEQPAR_ERR_PEER, "enough"},
         {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "no room", "enough", SEQPAR_ERR_SIZE, "enough"},
@@ -641,6 +643,147 @@ static void test_alone(void) {
         ledger_read();
     }
     test_end("comm_one_rank_says");
+}
+
+/* ---- collectives: what begin and wait say is said ---- */
+
+static seqpar_status failing_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                                   seqpar_request *request) {
+    (void)group, (void)queue;
+    request->state = comm->state;
+    return ((told *)comm->state)->settles;
+}
+
+/* begin or wait of a collective fails: neither is lost. */
+static void test_collectives_fail(void) {
+    const seqpar_comm_table begins = {.begin = failing_begin, .wait = told_wait};
+    const seqpar_comm_table waits = {.begin = told_begin, .wait = told_wait};
+    for (int fails = 0; fails < 2; fails++)
+        for (int64_t r = 0; r < 2; r++) {
+            told t = {.settles = SEQPAR_ERR_DEVICE};
+            seqpar_error error = {0};
+            seqpar_comm comm = told_comm(fails ? &waits : &begins, &t, r, 2);
+            const seqpar_status want = fails ? SEQPAR_ERR_NOT_FINITE : SEQPAR_ERR_DEVICE;
+            int64_t one = 1, all[2], bytes[2] = {8, 8};
+            comm.error = &error;
+            test_expect(seqpar_comm_all_gather(&comm, all, &one, bytes, "fails") == want,
+                        "all-gather");
+            test_expect(seqpar_comm_sum_i64(&comm, &one, 1) == want &&
+                            seqpar_comm_max_i64(&comm, &one, 1) == want && one == 1,
+                        "sums and maxima");
+            test_expect(seqpar_comm_barrier(&comm) == want, "barrier");
+            if (fails == 0 || r == 0) /* whoever only receives has nothing to wait for here */
+                test_expect(seqpar_comm_broadcast(&comm, &one, 8, 0) == want, "broadcast");
+            test_expect(t.waits == (fails ? 4 + (r == 0) : 0), "%lld waits",
+                        (long long)t.waits);
+        }
+    test_end("comm_collectives_fail");
+}
+
+/* One byte or number more than none wants a place. */
+static void test_places(void) {
+    seqpar_comm *self = seqpar_comm_self();
+    const seqpar_status want = SEQPAR_ERR_POINTER;
+    char one = 5, to = 0;
+    int64_t none = 0, first = 1;
+    test_expect(!seqpar_comm_all_gather(self, NULL, NULL, &none, "none") &&
+                    !seqpar_comm_broadcast(self, NULL, 0, 0) &&
+                    !seqpar_comm_sum_i64(self, NULL, 0) && !seqpar_comm_max_i64(self, NULL, 0),
+                "nothing is refused: %s", self->error->text);
+    test_expect(seqpar_comm_all_gather(self, NULL, &one, &first, "to nowhere") == want &&
+                    seqpar_comm_all_gather(self, &to, NULL, &first, "of nothing") == want,
+                "all-gather");
+    test_expect(seqpar_comm_broadcast(self, NULL, 1, 0) == want, "broadcast");
+    test_expect(seqpar_comm_sum_i64(self, NULL, 1) == want &&
+                    seqpar_comm_max_i64(self, NULL, 1) == want,
+                "sums and maxima");
+    test_expect(!seqpar_comm_all_gather(self, &to, &one, &first, "a byte") && to == 5,
+                "a byte is gathered");
+    test_expect(!self->table->queued, "a world of one rank knows queues");
+    seqpar_comm_free(self);
+    test_end("comm_places");
+}
+
+static seqpar_status rank_knows_no_queue(seqpar_comm *world, void *user) {
+    (void)user;
+    EXPECT(!world->table->queued, "threads know queues");
+    return SEQPAR_OK;
+}
+
+/* ---- an abort while a message is copied: nobody leaves whose memory it is ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t turn, blocked; /* which copy is the slow one; copies so far */
+    int copying, aborted, copied;
+} slow_copy = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void slow_set(int *what) {
+    pthread_mutex_lock(&slow_copy.lock);
+    *what = 1;
+    pthread_cond_broadcast(&slow_copy.changed);
+    pthread_mutex_unlock(&slow_copy.lock);
+}
+
+static void slow_await(const int *what) {
+    pthread_mutex_lock(&slow_copy.lock);
+    while (!*what) pthread_cond_wait(&slow_copy.changed, &slow_copy.lock);
+    pthread_mutex_unlock(&slow_copy.lock);
+}
+
+static void copy_slowly(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                        void *queue) {
+    (void)device, (void)queue;
+    if (slow_copy.turn++ != slow_copy.blocked) {
+        memcpy(to, from, (size_t)bytes);
+        return;
+    }
+    slow_set(&slow_copy.copying);
+    slow_await(&slow_copy.aborted);
+    usleep(20000); /* for whoever would leave */
+    memcpy(to, from, (size_t)bytes);
+    slow_set(&slow_copy.copied);
+}
+
+/* Ranks 0 and 1 exchange three messages, of which the first comer's are copied by the other. */
+static seqpar_status rank_slow(seqpar_comm *world, void *user) {
+    const int64_t first = *(const int64_t *)user, me = world->rank;
+    seqpar_device device = {.copy = copy_slowly};
+    char out[3] = {1, 2, 3}, in[3];
+    seqpar_transfer sends[2] = {{1, &out[0], 1}, {1, &out[1], 1}}, back = {1, &in[2], 1};
+    seqpar_transfer recvs[2] = {{0, &in[0], 1}, {0, &in[1], 1}}, forth = {0, &out[2], 1};
+    seqpar_group group = {"slow",    0, me ? &forth : sends, me ? 1 : 2, me ? recvs : &back,
+                          me ? 2 : 1};
+    seqpar_request request;
+    seqpar_status status;
+    TRY(seqpar_comm_barrier(world));
+    if (me == 2) {
+        slow_await(&slow_copy.copying);
+        seqpar_comm_abort(world, "in the middle of a copy");
+        slow_set(&slow_copy.aborted);
+        return SEQPAR_OK;
+    }
+    world->device = &device;
+    if (me != first) usleep(2000);
+    status = seqpar_comm_begin(world, &group, NULL, &request);
+    if (!status) status = seqpar_comm_wait(world, &request, NULL);
+    EXPECT(slow_copy.copied, "rank %lld left while its memory was in use", (long long)me);
+    return status;
+}
+
+static void test_slow_copies(void) {
+    for (int64_t first = 0; first < 2; first++)
+        for (int64_t blocked = 0; blocked < 3; blocked++) {
+            seqpar_error error;
+            slow_copy.turn = slow_copy.copying = slow_copy.aborted = slow_copy.copied = 0;
+            slow_copy.blocked = blocked;
+            test_expect(transport_run(&threads, 3, rank_slow, &first, &error) ==
+                                SEQPAR_ERR_PEER &&
+                            !strcmp(error.text, "in the middle of a copy") && error.rank == 2,
+                        "%s", error.text);
+        }
+    test_end("comm_abort_during_a_copy");
 }
 
 /* ---- the wrapper that does harm ---- */
@@ -907,6 +1050,11 @@ int main(int argc, char **argv) {
     test_queue_order();
     test_crowd();
     test_alone();
+    test_collectives_fail();
+    test_places();
+    run_well(2, rank_knows_no_queue, NULL);
+    test_end("comm_threads_know_no_queue");
+    test_slow_copies();
     test_perturbed();
     test_flip();
     test_fail_and_die();
