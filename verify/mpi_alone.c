@@ -26,7 +26,7 @@ static struct {
     int fail_send, fail_receive, fail_test, fail_dup, fail_init; /* which call; 0: none */
     int single;                                                  /* the level of threads */
     const seqpar_mpi__note *notes;                               /* that come */
-    int note_count, aborts;
+    int note_count, cancels;
 } mpi;
 
 int MPI_Isend(const void *data, int bytes, MPI_Datatype type, int to, int tag, MPI_Comm comm,
@@ -62,6 +62,23 @@ int MPI_Comm_dup(MPI_Comm comm, MPI_Comm *other) {
 
 int MPI_Init_thread(int *argc, char ***argv, int level, int *got) {
     return mpi.fail_init ? MPI_ERR_OTHER : PMPI_Init_thread(argc, argv, level, got);
+}
+
+int MPI_Cancel(MPI_Request *request) {
+    mpi.cancels++;
+    return PMPI_Cancel(request);
+}
+
+/* How the process ends, for those who read its output. */
+int MPI_Finalize(void) {
+    puts("finalized");
+    return PMPI_Finalize();
+}
+
+int MPI_Abort(MPI_Comm comm, int code) {
+    printf("aborted %d %d\n", comm == MPI_COMM_WORLD, code);
+    fflush(NULL);
+    _exit(code);
 }
 
 int MPI_Query_thread(int *level) {
@@ -384,10 +401,57 @@ static void test_overdue(void) {
         PMPI_Cancel(&list[1]);
         PMPI_Wait(&list[1], MPI_STATUS_IGNORE);
     }
+    static away a;
+    seqpar_mpi__part part = {.peer = 3, .count = 1};
+    MPI_Request real;
+    away_open(&a);
+    PMPI_Irecv(NULL, 0, MPI_BYTE, 0, 9, MPI_COMM_SELF, &real);
+    seqpar_mpi__request first = {.member = &a.member,
+                                 .name = "first",
+                                 .part = &part,
+                                 .part_count = 1,
+                                 .request = &real,
+                                 .count = 1};
+    seqpar_mpi__overdue(&first, MPI_Wtime() - 6);
+    test_expect(a.world.failed == SEQPAR_ERR_TIMEOUT, "the first message is late");
+    PMPI_Cancel(&real);
+    PMPI_Wait(&real, MPI_STATUS_IGNORE);
     test_expect(seqpar_mpi__limit(0) == 600 && seqpar_mpi__limit(-2) == -2 &&
                     seqpar_mpi__limit(.5) == .5,
                 "limits");
     test_end("mpi_alone_overdue");
+}
+
+/* ---- requests ---- */
+
+/* Which of three requests are under way: none is at MPI, one is done, one waits. */
+static void test_requests(void) {
+    static away a;
+    char byte = 7, there = 0, never;
+    seqpar_mpi__part part = {.first = 0, .count = 3, .receiving = 1, .known = 1};
+    MPI_Request list[3] = {MPI_REQUEST_NULL, MPI_REQUEST_NULL, MPI_REQUEST_NULL}, send;
+    away_open(&a);
+    mpi_fresh();
+    seqpar_mpi__request r = {.member = &a.member,
+                             .name = "three",
+                             .part = &part,
+                             .part_count = 1,
+                             .request = list,
+                             .count = 3};
+    test_expect(seqpar_mpi__test(&r) == 0 && !seqpar_mpi__advance(&r), "nothing is under way");
+    a.world.listening = MPI_REQUEST_NULL;
+    PMPI_Irecv(&there, 1, MPI_BYTE, 0, 8, MPI_COMM_SELF, &list[1]);
+    PMPI_Irecv(&never, 1, MPI_BYTE, 0, 9, MPI_COMM_SELF, &list[2]);
+    test_expect(!seqpar_mpi__advance(&r) && seqpar_mpi__unfinished(&r) == 0, "both wait");
+    PMPI_Isend(&byte, 1, MPI_BYTE, 0, 8, MPI_COMM_SELF, &send);
+    PMPI_Wait(&send, MPI_STATUS_IGNORE);
+    test_expect(seqpar_mpi__advance(&r) == 1 && there == 7 && list[1] == MPI_REQUEST_NULL &&
+                    list[2] != MPI_REQUEST_NULL,
+                "one has come");
+    test_expect(seqpar_mpi__withdraw(&r) == 1 && mpi.cancels == 1 &&
+                    list[2] == MPI_REQUEST_NULL && seqpar_mpi__unfinished(&r) == -1,
+                "%d are taken back", mpi.cancels);
+    test_end("mpi_alone_requests");
 }
 
 /* ---- a world of this process ---- */
@@ -417,6 +481,36 @@ static seqpar_status rank_writes(seqpar_comm *world, void *user) {
                 (long long)l->bytes[0]);
     test_expect(!in[l->bytes[1]], "behind %lld bytes", (long long)l->bytes[1]);
     return status;
+}
+
+/* Several messages in a group, each to its place. */
+static seqpar_status rank_writes_many(seqpar_comm *world, void *user) {
+    static const int64_t bytes[] = {25, 0, 12, 10};
+    char out[4][32], in[4][32];
+    seqpar_transfer sends[4], recvs[4];
+    seqpar_group group = {"many", 2, sends, 4, recvs, 4};
+    seqpar_request request;
+    (void)user;
+    for (int i = 0; i < 4; i++) {
+        memset(out[i], 'a' + i, sizeof out[i]);
+        memset(in[i], 0, sizeof in[i]);
+        sends[i] = (seqpar_transfer){0, out[i], bytes[i]};
+        recvs[i] = (seqpar_transfer){0, in[i], bytes[i]};
+    }
+    seqpar_status status = seqpar_comm_begin(world, &group, NULL, &request);
+    if (!status) status = seqpar_comm_wait(world, &request, NULL);
+    for (int i = 0; i < 4; i++)
+        test_expect(!memcmp(in[i], out[i], (size_t)bytes[i]) && !in[i][bytes[i]], "message %d",
+                    i);
+    return status;
+}
+
+static void test_many(void) {
+    const seqpar_mpi_desc desc = {0};
+    seqpar_error error;
+    mpi_fresh();
+    test_expect(!seqpar_mpi_run(&desc, rank_writes_many, NULL, &error), "%s", error.text);
+    test_end("mpi_alone_many_messages");
 }
 
 #define LONG_NAME "a name that is longer than what a head ho"
@@ -645,7 +739,9 @@ static void test_handlers(void) {
                 "%s", error.text);
     for (int i = 0; i < 2; i++)
         test_expect(handler_of(comm[i]) == MPI_ERRORS_RETURN, "errors of comm %d are fatal", i);
-    test_expect(!seqpar_mpi_end(world, SEQPAR_OK), "%s", error.text);
+    mpi.cancels = 0;
+    test_expect(!seqpar_mpi_end(world, SEQPAR_OK) && mpi.cancels == 1, "%s, %d are taken back",
+                error.text, mpi.cancels);
     for (int i = 0; i < 2; i++)
         test_expect(handler_of(comm[i]) == MPI_ERRORS_ARE_FATAL, "errors of comm %d are not",
                     i);
@@ -668,7 +764,17 @@ static void test_begins(void) {
     test_end("mpi_alone_begins");
 }
 
+/* Ends without a test: leaves MPI to seqpar, ends it first, or has lost a rank. */
+static int end_as(const char *way) {
+    int64_t rank, size;
+    if (seqpar_mpi_place(&rank, &size, NULL)) return 2;
+    if (!strcmp(way, "ends")) MPI_Finalize();
+    if (!strcmp(way, "lost")) seqpar_mpi__lost = 1;
+    return 0;
+}
+
 int main(int argc, char **argv) {
+    if (argc > 1 && argv[1][0] != '-') return end_as(argv[1]);
     test_begin(argc, argv);
     test_begins();
     test_rulings();
@@ -679,7 +785,9 @@ int main(int argc, char **argv) {
     test_pieces();
     test_sends_to_the_gone();
     test_overdue();
+    test_requests();
     test_letters();
+    test_many();
     test_names();
     test_device_memory();
     test_memory();

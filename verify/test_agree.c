@@ -750,6 +750,60 @@ static void check_given(void) {
     test_end("given_alike: %d things", odd.which);
 }
 
+/* ---- the end of a step: ranks that call different functions ---- */
+
+enum { END_WELL, END_NORM, END_STEPS, END_RATE, ENDS };
+static const char *const end_says[ENDS] = {
+    "",
+    "the end of a step: the number of calls of seqpar_step_norm is 0 on rank 2 and 1 on rank 0; "
+    "give all ranks the same",
+    "the end of a step: the number of steps done is 3 on rank 2 and 0 on rank 0; give all ranks "
+    "the same",
+    "the end of a step: the learning rates of rank 2 are not those of rank 0; give all ranks the "
+    "same"};
+
+static seqpar_status end_main(seqpar_comm *world, void *user) {
+    enum { ELEMENTS = 64 };
+    const int wrong = world->rank == world->size - 1 ? *(const int *)user : END_WELL;
+    const seqpar_tensor tensor = {"a", 8, 8, 0, 0, 0};
+    const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
+    double nodes[ELEMENTS], params[ELEMENTS] = {0};
+    seqpar_device *device = seqpar_device_reference();
+    seqpar_ctx ctx;
+    seqpar_optim optim = {0};
+    for (int i = 0; i < ELEMENTS; i++) nodes[i] = i;
+    seqpar_status status = seqpar_ctx_open(&ctx, world, device, world->size);
+    if (!status) status = seqpar_optim_open(&ctx, &optim, &tensor, 1, &desc);
+    if (!status) status = seqpar_step_begin_plain(&ctx, &optim, 1);
+    if (!status)
+        status = seqpar_step_gradient(&ctx, &optim,
+                                      &(seqpar_step_nodes){.nodes = nodes,
+                                                           .node_stride = ELEMENTS,
+                                                           .elements = ELEMENTS});
+    if (wrong == END_STEPS) optim.t = 3;
+    if (!status && wrong != END_NORM) status = seqpar_step_norm(&ctx, &optim);
+    if (!status)
+        status = seqpar_step_end(&ctx, &optim, params, ELEMENTS, wrong == END_RATE ? .2 : .1);
+    for (int i = 0; !status && i < ELEMENTS; i++)
+        test_expect(fabs(params[i] + .1 * i * (double)world->size) < 1e-12,
+                    "parameter %d is %g", i, params[i]);
+    seqpar_optim_close(&ctx, &optim);
+    seqpar_ctx_close(&ctx);
+    seqpar_device_close(device);
+    return status;
+}
+
+static void check_ends(void) {
+    for (int wrong = 0; wrong < ENDS; wrong++) {
+        seqpar_error error;
+        seqpar_status status = seqpar_run_threads(3, end_main, &wrong, &error);
+        test_expect(status == (wrong ? SEQPAR_ERR_STEP : SEQPAR_OK) &&
+                        !strcmp(error.text, end_says[wrong]),
+                    "case %d: '%s'", wrong, error.text);
+    }
+    test_end("ends_of_a_step");
+}
+
 /* ---- memory: what was freed is used again, and never more is kept than was once in use ---- */
 
 enum { MEMORY_MOST = 700, MEMORY_SIZES = 5 };
@@ -1114,6 +1168,7 @@ int main(int argc, char **argv) {
     check_two_contexts();
     check_missing_operation();
     check_given();
+    check_ends();
     check_memory();
     check_memory_kinds();
     check_closing();

@@ -2972,16 +2972,17 @@ static void test_host_memory(void) {
     test_end("device_host_memory");
 }
 
-enum { MOVES = 100 };
+enum { MOVES = 100, MOVED_FIRST = 8 << 20 };
 
 /* More moves than wait at a time, of many sizes: each has a number, and all are done. */
 static void test_moves(void) {
     seqpar_device *d = seqpar_device_reference();
-    char *far[MOVES], from[MOVES];
+    char *far[MOVES], from[MOVES], *large = malloc(MOVED_FIRST);
+    memset(large, 1, MOVED_FIRST);
     test_expect(d->move(d, NULL, NULL, 0, NULL) == 0 && !d->moved(d, 0, NULL) && !d->mover,
                 "nothing is moved");
     for (int64_t i = 0; i < MOVES; i++) {
-        far[i] = d->pool_alloc(d, 1);
+        far[i] = d->pool_alloc(d, i ? 1 : MOVED_FIRST);
         from[i] = (char)(i + 1);
         test_expect(d->move(d, far[i], &from[i], 1, NULL) == i + 1, "move %lld", (long long)i);
         test_expect(d->move(d, NULL, NULL, 0, NULL) == i + 1, "none after move %lld",
@@ -2991,7 +2992,8 @@ static void test_moves(void) {
                         (long long)i);
     }
     test_expect(!d->moved(d, MOVES, NULL), "moved");
-    for (int64_t i = 0; i < MOVES; i++) {
+    d->move(d, far[0], large, MOVED_FIRST, NULL); /* the others wait for it */
+    for (int64_t i = 1; i < MOVES; i++) {
         test_expect(*far[i] == (char)(i + 1), "move %lld is not done", (long long)i);
         *far[i] = 0;
         d->move(d, far[i], &from[i], 1, NULL); /* closing waits for them */
@@ -3002,6 +3004,7 @@ static void test_moves(void) {
         test_expect(*far[i] == (char)(i + 1), "move %lld is lost", (long long)i);
         d->pool_free(d, far[i], 1);
     }
+    free(large);
     seqpar_device_close(d);
     test_end("device_moves");
 }

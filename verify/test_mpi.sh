@@ -39,6 +39,12 @@ alone() {
     read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' $out/$library.alone.log)
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
     [ $code -eq 0 ] && [ -n "$p" ] || fail ${name}_alone "exit code $code: $(tail -n 1 $out/$library.alone.log)"
+    # how it ends: MPI is ended once, by seqpar or by who began it; or all ranks are, where one was lost
+    for way in "leaves finalized 0" "ends finalized 0" "lost aborted.1.1 1"; do
+        set -- $way
+        ci/limit.sh 60 $out/$library/mpi_alone $1 >$out/$library.$1.log 2>&1; code=$?
+        [ $code -eq $3 ] && [ "$(grep -cE '^(finalized|aborted)' $out/$library.$1.log)" = 1 ] && grep -q "^$2\$" $out/$library.$1.log && ok ${name}_alone_$1 || fail ${name}_alone_$1 "exit code $code: $(tail -n 1 $out/$library.$1.log)"
+    done
 }
 # a rank that never begins ends the others, and says why
 never_begins() {

@@ -317,6 +317,7 @@ static void test_shuffle(void) {
         test_expect(is_permutation(a, count) && a[count] == -77,
                     "%lld cards: not a permutation", (long long)count);
     }
+    seqpar_shuffle(NULL, 0, 7, 2); /* nothing to write */
     seqpar_shuffle(a, CARDS, 7, 2);
     seqpar_shuffle(b, CARDS, 7, 2);
     test_expect(!memcmp(a, b, sizeof b), "the same seed and epoch give another order");
@@ -425,7 +426,9 @@ static void test_times(void) {
 static void test_grow(void) {
     int32_t *list = NULL;
     int64_t capacity = 0, held = 0;
-    for (int64_t need = 1; need < 200; need += 1 + need / 9) {
+    static const int64_t needs[] = {1, 7, 15, 16, 17, 32, 33, 64, 128, 129, 130, 600, 1025};
+    for (int64_t n = 0; n < COUNT(needs); n++) {
+        const int64_t need = needs[n];
         void *data = list, *before = list;
         int64_t had = capacity, want = had ? had : SEQPAR__GROW_FROM;
         while (want < need) want *= 2;
