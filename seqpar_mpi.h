@@ -747,12 +747,13 @@ static seqpar_status seqpar_mpi__split(seqpar_comm *comm, int64_t color, int64_t
         SEQPAR_MPI__FAIL(m->world, SEQPAR_ERR_MEMORY, "rank %lld: out of memory for a comm",
                          (long long)m->world->rank);
     for (int64_t r = 0; bytes && r < comm->size; r++) bytes[r] = sizeof mine;
-    if (!m->world->failed && !seqpar_comm_all_gather(comm, all, &mine, bytes, "split"))
-        s = seqpar_mpi__part_of(m, all);
+    seqpar_status status = m->world->failed;
+    if (!status) status = seqpar_comm_all_gather(comm, all, &mine, bytes, "split");
+    if (!status) s = seqpar_mpi__part_of(m, all);
     SEQPAR_FREE(all);
     SEQPAR_FREE(bytes);
     *sub = s ? &s->comm : NULL;
-    return s ? SEQPAR_OK : m->world->failed;
+    return s ? SEQPAR_OK : status ? status : m->world->failed;
 }
 
 /* >>close -------------------------------------------------------------------------------------- */

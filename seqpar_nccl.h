@@ -1480,7 +1480,7 @@ static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_
     seqpar_nccl__choice mine, *all = SEQPAR_NCCL__NEW(seqpar_nccl__choice, comm->size);
     int64_t *bytes = SEQPAR_NCCL__NEW(int64_t, comm->size);
     int first;
-    seqpar_status status = SEQPAR_OK;
+    seqpar_status status = SEQPAR_OK, failed;
     for (int64_t r = 0; bytes && r < comm->size; r++) bytes[r] = sizeof mine;
     mine.color = color;
     mine.key = key;
@@ -1490,7 +1490,8 @@ static seqpar_status seqpar_nccl__split(seqpar_comm *comm, int64_t color, int64_
     if (!all || !bytes) seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for a split");
     if (!status && !w->news.status) s = seqpar_nccl__part(m, all, &first);
     if (s) seqpar_nccl__split_nccl(m, s, first);
-    status = seqpar_nccl__status(w);
+    failed = seqpar_nccl__status(w);
+    if (failed) status = failed;
     if (s && status) seqpar_nccl__member_free(s);
     pthread_mutex_unlock(&w->lock);
     SEQPAR_FREE(all);

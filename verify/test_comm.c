@@ -6,6 +6,7 @@
 #include "inject.h"
 #include "test.h"
 #include "transport.h"
+#include <pthread.h>
 #include <unistd.h>
 
 static const int64_t ranks_list[] = {1, 2, 3, 4, 5, 8};
@@ -371,6 +372,420 @@ static void test_rank_numbers(void) {
     test_end("comm_rank_numbers");
 }
 
+/* ---- what a transport is told ---- */
+
+/* A transport that only notes what it was called with. */
+typedef struct told {
+    void *queue;
+    int64_t begins, waits, settled;
+    seqpar_status settles; /* what the device says */
+} told;
+
+static seqpar_status told_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                                seqpar_request *request) {
+    told *t = comm->state;
+    t->queue = queue;
+    t->begins++;
+    if (group->send_count) request->state = t; /* else nothing is left to wait for */
+    return SEQPAR_OK;
+}
+
+static seqpar_status told_wait(seqpar_comm *comm, seqpar_request *request, void *queue) {
+    told *t = comm->state;
+    t->queue = queue;
+    t->waits += request->state == t;
+    return SEQPAR_ERR_NOT_FINITE;
+}
+
+static told *settling; /* the one whose device it is */
+static seqpar_status told_settle(seqpar_device *device, void *queue) {
+    (void)device;
+    settling->settled += queue == settling;
+    return settling->settles;
+}
+
+static seqpar_comm told_comm(const seqpar_comm_table *table, told *t, int64_t rank,
+                             int64_t size) {
+    return (seqpar_comm){.table = table, .rank = rank, .size = size, .state = t};
+}
+
+/* Who knows no queue is called when the queue has settled, and is told of none. */
+static void test_told_queue(int queued) {
+    const seqpar_comm_table table = {.begin = told_begin, .wait = told_wait, .queued = queued};
+    seqpar_device device = {.settle = told_settle};
+    told t = {0};
+    seqpar_comm comm = told_comm(&table, &t, 1, 3);
+    seqpar_transfer send = {2, NULL, 0};
+    seqpar_group group = {"told", 5, &send, 1, NULL, 0}, nothing = {.name = "nothing"};
+    seqpar_request request = {&request};
+    comm.device = &device;
+    settling = &t;
+    test_expect(!seqpar_comm_begin(&comm, &group, &t, &request) && t.begins == 1, "begin");
+    test_expect(t.queue == (queued ? &t : NULL) && t.settled == !queued,
+                "queued %d: it settled %lld times", queued, (long long)t.settled);
+    test_expect(seqpar_comm_wait(&comm, &request, &t) == SEQPAR_ERR_NOT_FINITE && t.waits == 1,
+                "wait");
+    test_expect(t.queue == (queued ? &t : NULL) && !request.state, "what wait is told");
+    request.state = &request; /* of before */
+    test_expect(!seqpar_comm_begin(&comm, &nothing, NULL, &request) && !request.state &&
+                    !seqpar_comm_wait(&comm, &request, NULL) && t.waits == 1,
+                "a wait for nothing");
+    test_expect(comm.queue_groups == queued, "%lld groups on queues",
+                (long long)comm.queue_groups);
+    t.settles = SEQPAR_ERR_DEVICE;
+    test_expect(seqpar_comm_begin(&comm, &group, &t, &request) ==
+                        (queued ? SEQPAR_OK : SEQPAR_ERR_DEVICE) &&
+                    t.begins == 2 + queued,
+                "a device that fails to settle");
+    test_end("comm_told_%s", queued ? "of_the_queue" : "of_no_queue");
+}
+
+enum { QUEUED_RANKS = 4, QUEUED_GROUPS = 3 };
+enum queued_fault {
+    QUEUED_WELL,
+    QUEUED_NAME_BEGINS,
+    QUEUED_NAME_ENDS,
+    QUEUED_STEP,
+    QUEUED_OTHER_ORDER,
+    QUEUED_FROM_OTHER,
+    QUEUED_TO_OTHER,
+    QUEUED_ONE_MORE,
+    QUEUED_ONE_LESS,
+    QUEUED_FAULTS
+};
+
+/* Group `g` of a rank: one message to the next and one to the one behind it. */
+static void queued_begin(seqpar_comm *comm, int64_t g, enum queued_fault wrong) {
+    static const char *const names[] = {"ring of keys", "king of keys", "ring of keyt"};
+    const int64_t r = comm->rank, n = comm->size, odd = r == n - 1;
+    const int64_t number = odd && wrong == QUEUED_OTHER_ORDER ? (3 - g) % QUEUED_GROUPS : g;
+    seqpar_transfer sends[3] = {{(r + 1) % n, NULL, 0}, {(r + 2) % n, NULL, 0}, {0, NULL, 0}};
+    seqpar_transfer recvs[3] = {{(r + n - 1) % n, NULL, 0}, {(r + n - 2) % n, NULL, 0}};
+    seqpar_group group = {names[0], number, sends, 2, recvs, 2};
+    seqpar_request request;
+    if (odd && wrong == QUEUED_NAME_BEGINS) group.name = names[1];
+    if (odd && wrong == QUEUED_NAME_ENDS) group.name = names[2];
+    if (odd && wrong == QUEUED_STEP) group.step = 7;
+    if (odd && wrong == QUEUED_TO_OTHER) sends[1].peer = 0;
+    if (odd && wrong == QUEUED_FROM_OTHER) recvs[1].peer = 2;
+    if (odd && wrong == QUEUED_ONE_MORE) group.send_count = 3;
+    if (odd && wrong == QUEUED_ONE_LESS) group.recv_count = 1;
+    test_expect(!seqpar_comm_begin(comm, &group, comm, &request), "begin");
+}
+
+/* Over all ranks the sum of messages on queues is 0 exactly where both ends of each message are
+   of the same group. */
+static void test_queue_sums(void) {
+    const seqpar_comm_table table = {.begin = told_begin, .queued = 1};
+    for (int wrong = 0; wrong < QUEUED_FAULTS; wrong++) {
+        uint64_t sum = 0;
+        for (int64_t r = 0; r < QUEUED_RANKS; r++) {
+            told t = {0};
+            seqpar_comm comm = told_comm(&table, &t, r, QUEUED_RANKS);
+            for (int64_t g = 0; g < QUEUED_GROUPS; g++)
+                queued_begin(&comm, g, (enum queued_fault)wrong);
+            test_expect(comm.queue_groups == QUEUED_GROUPS, "%lld groups",
+                        (long long)comm.queue_groups);
+            sum += comm.queue_sum;
+        }
+        test_expect((sum != 0) == (wrong != QUEUED_WELL), "case %d: the sum is %llx", wrong,
+                    (unsigned long long)sum);
+    }
+    test_end("comm_queue_sums");
+}
+
+/* The order of groups counts, too: of two that are alike but for their number. */
+static void test_queue_order(void) {
+    const seqpar_comm_table table = {.begin = told_begin, .queued = 1};
+    uint64_t sums[2] = {0, 0};
+    for (int later = 0; later < 2; later++) {
+        told t = {0};
+        seqpar_comm comm = told_comm(&table, &t, 0, 2);
+        seqpar_transfer send = {1, NULL, 0};
+        seqpar_group group = {"alike", 0, &send, 1, NULL, 0}, nothing = {.name = "nothing"};
+        seqpar_request request;
+        if (later) seqpar_comm_begin(&comm, &nothing, &t, &request);
+        seqpar_comm_begin(&comm, &group, &t, &request);
+        sums[later] = comm.queue_sum;
+    }
+    test_expect(sums[0] && sums[1] && sums[0] != sums[1], "the first group is as the second");
+    test_end("comm_queue_order");
+}
+
+/* ---- what a deadlock is called: as many ranks as fit ---- */
+
+enum { CROWD = 9, CROWD_TEXT = 512, CROWD_ROOM = 120 };
+typedef struct crowd {
+    char name[64];
+    int64_t step, ended;
+} crowd;
+
+static int64_t crowd_step(const crowd *c, int64_t rank) {
+    return rank == CROWD - 2 ? -3 : rank ? 11 * rank : c->step;
+}
+
+static seqpar_status rank_crowd(seqpar_comm *world, void *user) {
+    const crowd *c = user;
+    if (world->rank < c->ended) return SEQPAR_OK;
+    return exchange(world, c->name, crowd_step(c, world->rank), -1, 0,
+                    (world->rank + 1) % world->size, 8);
+}
+
+static void crowd_text(char *text, const crowd *c, int64_t size) {
+    int at = snprintf(text, CROWD_TEXT, "deadlock: ");
+    for (int64_t r = c->ended; r < size && at < CROWD_TEXT - CROWD_ROOM; r++)
+        at += snprintf(text + at, (size_t)(CROWD_TEXT - at),
+                       "%srank %lld waits in '%s' step %lld for rank %lld%s",
+                       r > c->ended ? "; " : "", (long long)r, c->name,
+                       (long long)crowd_step(c, r), (long long)((r + 1) % size),
+                       (r + 1) % size < c->ended ? ", which has ended" : "");
+}
+
+static void expect_crowd(crowd *c, int64_t letters, int64_t size) {
+    char want[CROWD_TEXT];
+    seqpar_error error;
+    memset(c->name, 0, sizeof c->name);
+    memset(c->name, 'w', (size_t)letters);
+    crowd_text(want, c, size);
+    test_expect(seqpar_run_threads(size, rank_crowd, c, &error) == SEQPAR_ERR_DEADLOCK &&
+                    error.rank == c->ended && !strcmp(error.text, want),
+                "rank %lld says '%s', not '%s'", (long long)error.rank, error.text, want);
+}
+
+static void test_crowd(void) {
+    crowd c = {.step = 4};
+    expect_crowd(&c, 3, 2);
+    for (c.ended = 1; c.ended < 3; c.ended++) expect_crowd(&c, 5, 4);
+    c.ended = 0;
+    for (int64_t letters = 1; letters < 40; letters += 2)
+        for (c.step = 1; c.step < 100000; c.step *= 10) expect_crowd(&c, letters, CROWD);
+    test_end("comm_deadlock_of_a_crowd");
+}
+
+/* ---- one rank: what its world says ---- */
+
+typedef struct alone {
+    int64_t sends, recvs, bytes[2]; /* of messages to itself; bytes that the second has */
+    seqpar_status status;
+    const char *text, *aborts;
+    seqpar_status want;
+    const char *says;
+} alone;
+
+static seqpar_status rank_alone(seqpar_comm *world, void *user) {
+    const alone *a = user;
+    char out[2][8] = {"abcdefg", "hijklmn"}, in[2][8] = {{0}};
+    seqpar_transfer sends[] = {{0, out[0], 8}, {0, out[1], a->bytes[0]}};
+    seqpar_transfer recvs[] = {{0, in[0], 8}, {0, in[1], a->bytes[1]}};
+    seqpar_group group = {"alone", 6, sends, a->sends, recvs, a->recvs};
+    seqpar_request request;
+    TRY(seqpar_comm_begin(world, &group, NULL, &request));
+    TRY(seqpar_comm_wait(world, &request, NULL));
+    for (int64_t i = 0; i < a->sends; i++)
+        EXPECT(!memcmp(in[i], out[i], (size_t)(i ? a->bytes[0] : 8)), "message %lld",
+               (long long)i);
+    EXPECT(!in[1][a->bytes[1]] || a->bytes[1] == 8, "behind the second message");
+    if (a->aborts) seqpar_comm_abort(world, a->aborts);
+    return a->text ? seqpar_fail(world->error, a->status, "%s", a->text) : a->status;
+}
+
+static void test_alone(void) {
+    static const alone table[] = {
+        {0, 0, {0, 0}, SEQPAR_OK, NULL, NULL, SEQPAR_OK, ""},
+        {2, 2, {5, 5}, SEQPAR_OK, NULL, NULL, SEQPAR_OK, ""},
+        {1,
+         2,
+         {8, 8},
+         SEQPAR_OK,
+         NULL,
+         NULL,
+         SEQPAR_ERR_DEADLOCK,
+         "'alone': rank 0 is alone, sends 1 messages and expects 2"},
+        {2,
+         0,
+         {8, 8},
+         SEQPAR_OK,
+         NULL,
+         NULL,
+         SEQPAR_ERR_DEADLOCK,
+         "'alone': rank 0 is alone, sends 2 messages and expects 0"},
+        {2,
+         2,
+         {5, 6},
+         SEQPAR_OK,
+         NULL,
+         NULL,
+         SEQPAR_ERR_MESSAGE_SIZE,
+         "'alone': 5 bytes were sent where 6 were expected"},
+        {2,
+         2,
+         {6, 5},
+         SEQPAR_OK,
+         NULL,
+         NULL,
+         SEQPAR_ERR_MESSAGE_SIZE,
+         "'alone': 6 bytes were sent where 5 were expected"},
+        {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "no room", NULL, SEQPAR_ERR_SIZE, "no room"},
+        {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "n", NULL, SEQPAR_ERR_SIZE, "n"},
+        {0, 0, {0, 0}, SEQPAR_ERR_NOT_FINITE, NULL, NULL, SEQPAR_ERR_NOT_FINITE, NULL},
+        {0, 0, {0, 0}, SEQPAR_OK, NULL, "enough", SEQPAR_ERR_PEER, "enough"},
+        {0, 0, {0, 0}, SEQPAR_ERR_SIZE, "no room", "enough", SEQPAR_ERR_SIZE, "enough"},
+    };
+    for (int64_t i = 0; i < COUNT(table); i++) {
+        const alone *a = &table[i];
+        const char *says = a->says ? a->says : seqpar_status_text(a->want);
+        seqpar_error error;
+        ledger_open();
+        test_expect(seqpar_run_threads(1, rank_alone, (void *)a, &error) == a->want &&
+                        error.status == a->want && !error.rank && !strcmp(error.text, says),
+                    "case %lld: %s: '%s', not '%s'", (long long)i,
+                    seqpar_status_name(error.status), error.text, says);
+        ledger_read();
+    }
+    test_end("comm_one_rank_says");
+}
+
+/* ---- collectives: what begin and wait say is said ---- */
+
+static seqpar_status failing_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                                   seqpar_request *request) {
+    (void)group, (void)queue;
+    request->state = comm->state;
+    return ((told *)comm->state)->settles;
+}
+
+/* begin or wait of a collective fails: neither is lost. */
+static void test_collectives_fail(void) {
+    const seqpar_comm_table begins = {.begin = failing_begin, .wait = told_wait};
+    const seqpar_comm_table waits = {.begin = told_begin, .wait = told_wait};
+    for (int fails = 0; fails < 2; fails++)
+        for (int64_t r = 0; r < 2; r++) {
+            told t = {.settles = SEQPAR_ERR_DEVICE};
+            seqpar_error error = {0};
+            seqpar_comm comm = told_comm(fails ? &waits : &begins, &t, r, 2);
+            const seqpar_status want = fails ? SEQPAR_ERR_NOT_FINITE : SEQPAR_ERR_DEVICE;
+            int64_t one = 1, all[2], bytes[2] = {8, 8};
+            comm.error = &error;
+            test_expect(seqpar_comm_all_gather(&comm, all, &one, bytes, "fails") == want,
+                        "all-gather");
+            test_expect(seqpar_comm_sum_i64(&comm, &one, 1) == want &&
+                            seqpar_comm_max_i64(&comm, &one, 1) == want && one == 1,
+                        "sums and maxima");
+            test_expect(seqpar_comm_barrier(&comm) == want, "barrier");
+            if (fails == 0 || r == 0) /* whoever only receives has nothing to wait for here */
+                test_expect(seqpar_comm_broadcast(&comm, &one, 8, 0) == want, "broadcast");
+            test_expect(t.waits == (fails ? 4 + (r == 0) : 0), "%lld waits",
+                        (long long)t.waits);
+        }
+    test_end("comm_collectives_fail");
+}
+
+/* One byte or number more than none wants a place. */
+static void test_places(void) {
+    seqpar_comm *self = seqpar_comm_self();
+    const seqpar_status want = SEQPAR_ERR_POINTER;
+    char one = 5, to = 0;
+    int64_t none = 0, first = 1;
+    test_expect(!seqpar_comm_all_gather(self, NULL, NULL, &none, "none") &&
+                    !seqpar_comm_broadcast(self, NULL, 0, 0) &&
+                    !seqpar_comm_sum_i64(self, NULL, 0) && !seqpar_comm_max_i64(self, NULL, 0),
+                "nothing is refused: %s", self->error->text);
+    test_expect(seqpar_comm_all_gather(self, NULL, &one, &first, "to nowhere") == want &&
+                    seqpar_comm_all_gather(self, &to, NULL, &first, "of nothing") == want,
+                "all-gather");
+    test_expect(seqpar_comm_broadcast(self, NULL, 1, 0) == want, "broadcast");
+    test_expect(seqpar_comm_sum_i64(self, NULL, 1) == want &&
+                    seqpar_comm_max_i64(self, NULL, 1) == want,
+                "sums and maxima");
+    test_expect(!seqpar_comm_all_gather(self, &to, &one, &first, "a byte") && to == 5,
+                "a byte is gathered");
+    test_expect(!self->table->queued, "a world of one rank knows queues");
+    seqpar_comm_free(self);
+    test_end("comm_places");
+}
+
+static seqpar_status rank_knows_no_queue(seqpar_comm *world, void *user) {
+    (void)user;
+    EXPECT(!world->table->queued, "threads know queues");
+    return SEQPAR_OK;
+}
+
+/* ---- an abort while a message is copied: nobody leaves whose memory it is ---- */
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int64_t turn, blocked; /* which copy is the slow one; copies so far */
+    int copying, aborted, copied;
+} slow_copy = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
+
+static void slow_set(int *what) {
+    pthread_mutex_lock(&slow_copy.lock);
+    *what = 1;
+    pthread_cond_broadcast(&slow_copy.changed);
+    pthread_mutex_unlock(&slow_copy.lock);
+}
+
+static void slow_await(const int *what) {
+    pthread_mutex_lock(&slow_copy.lock);
+    while (!*what) pthread_cond_wait(&slow_copy.changed, &slow_copy.lock);
+    pthread_mutex_unlock(&slow_copy.lock);
+}
+
+static void copy_slowly(seqpar_device *device, void *to, const void *from, int64_t bytes,
+                        void *queue) {
+    (void)device, (void)queue;
+    if (slow_copy.turn++ != slow_copy.blocked) {
+        memcpy(to, from, (size_t)bytes);
+        return;
+    }
+    slow_set(&slow_copy.copying);
+    slow_await(&slow_copy.aborted);
+    usleep(20000); /* for whoever would leave */
+    memcpy(to, from, (size_t)bytes);
+    slow_set(&slow_copy.copied);
+}
+
+/* Ranks 0 and 1 exchange three messages, of which the first comer's are copied by the other. */
+static seqpar_status rank_slow(seqpar_comm *world, void *user) {
+    const int64_t first = *(const int64_t *)user, me = world->rank;
+    seqpar_device device = {.copy = copy_slowly};
+    char out[3] = {1, 2, 3}, in[3];
+    seqpar_transfer sends[2] = {{1, &out[0], 1}, {1, &out[1], 1}}, back = {1, &in[2], 1};
+    seqpar_transfer recvs[2] = {{0, &in[0], 1}, {0, &in[1], 1}}, forth = {0, &out[2], 1};
+    seqpar_group group = {"slow",    0, me ? &forth : sends, me ? 1 : 2, me ? recvs : &back,
+                          me ? 2 : 1};
+    seqpar_request request;
+    seqpar_status status;
+    TRY(seqpar_comm_barrier(world));
+    if (me == 2) {
+        slow_await(&slow_copy.copying);
+        seqpar_comm_abort(world, "in the middle of a copy");
+        slow_set(&slow_copy.aborted);
+        return SEQPAR_OK;
+    }
+    world->device = &device;
+    if (me != first) usleep(2000);
+    status = seqpar_comm_begin(world, &group, NULL, &request);
+    if (!status) status = seqpar_comm_wait(world, &request, NULL);
+    EXPECT(slow_copy.copied, "rank %lld left while its memory was in use", (long long)me);
+    return status;
+}
+
+static void test_slow_copies(void) {
+    for (int64_t first = 0; first < 2; first++)
+        for (int64_t blocked = 0; blocked < 3; blocked++) {
+            seqpar_error error;
+            slow_copy.turn = slow_copy.copying = slow_copy.aborted = slow_copy.copied = 0;
+            slow_copy.blocked = blocked;
+            test_expect(transport_run(&threads, 3, rank_slow, &first, &error) ==
+                                SEQPAR_ERR_PEER &&
+                            !strcmp(error.text, "in the middle of a copy") && error.rank == 2,
+                        "%s", error.text);
+        }
+    test_end("comm_abort_during_a_copy");
+}
+
 /* ---- the wrapper that does harm ---- */
 
 typedef struct harm {
@@ -629,6 +1044,17 @@ int main(int argc, char **argv) {
     test_abort_alone();
     test_failures();
     test_rank_numbers();
+    test_told_queue(0);
+    test_told_queue(1);
+    test_queue_sums();
+    test_queue_order();
+    test_crowd();
+    test_alone();
+    test_collectives_fail();
+    test_places();
+    run_well(2, rank_knows_no_queue, NULL);
+    test_end("comm_threads_know_no_queue");
+    test_slow_copies();
     test_perturbed();
     test_flip();
     test_fail_and_die();

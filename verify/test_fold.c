@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* The fold: whoever pushes what when, the value has the bits of one recursive sum over the
    leaves that exist. */
+#include "counted.h"
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_COUNT_WORK
 #include "seqpar.h"
@@ -540,6 +541,95 @@ static void test_partial(void) {
     test_end("fold_partial");
 }
 
+/* From wherever it begins, a search finds the first that is not less. */
+static void test_seek(void) {
+    int64_t sorted[40];
+    for (int64_t count = 0; count < 40; count++) {
+        for (int64_t i = 0; i < count; i++)
+            sorted[i] = (i ? sorted[i - 1] : -3) + test_integer(0, 3);
+        for (int64_t key = -5; key < (count ? sorted[count - 1] : 0) + 3; key++) {
+            int64_t want = 0;
+            while (want < count && sorted[want] < key) want++;
+            test_expect(seqpar__lower_bound(sorted, count, key) == want, "of %lld: %lld",
+                        (long long)count, (long long)key);
+            for (int64_t from = 0; from <= count; from++)
+                test_expect(seqpar__seek(sorted, count, from, key) == want,
+                            "of %lld from %lld on: %lld", (long long)count, (long long)from,
+                            (long long)key);
+        }
+    }
+    test_end("fold_search");
+}
+
+/* Near its begin a search takes few steps. */
+static void test_seek_near(void) {
+    enum { MANY = 1 << 16 };
+    int64_t *sorted = malloc(MANY * sizeof *sorted);
+    for (int64_t i = 0; i < MANY; i++) sorted[i] = 2 * i;
+    for (int64_t away = -64; away <= 64; away++) {
+        const int64_t from = MANY / 2;
+        seqpar__work = 0;
+        test_expect(seqpar__seek(sorted, MANY, from, 2 * (from + away)) == from + away, "%lld",
+                    (long long)away);
+        test_expect(seqpar__work <= 9, "%lld away: %lld steps", (long long)away,
+                    (long long)seqpar__work);
+    }
+    free(sorted);
+    test_end("fold_search_near");
+}
+
+/* ---- without memory ---- */
+
+static seqpar_status scarce_fold(int level) {
+    int64_t leaf[60], i, step = 2;
+    seqpar_fold fold;
+    seqpar_status status = SEQPAR_OK;
+    for (i = 0; i < 60; i++) leaf[i] = i;
+    seqpar_fold_init(&fold, leaf, 60);
+    fold.running = level;
+    for (int64_t first = 0; !status && first < step; first++) {
+        for (i = level ? 30 * first : first; !status && i < (level ? 30 * first + 30 : 60);
+             i += level ? 1 : step)
+            status = seqpar_fold_push(&fold, (seqpar_node){0, i}, SEQPAR_FOLD_LEAF, (int32_t)i);
+        if (!status) status = seqpar_fold_flush(&fold);
+    }
+    test_expect(status || fold.done, "it is not done");
+    seqpar_fold_free(&fold);
+    return status;
+}
+
+static seqpar_status scarce_partial(int level) {
+    int64_t leaf[20];
+    seqpar__partial partial;
+    for (int64_t i = 0; i < 20; i++) leaf[i] = 3 * i;
+    (void)level;
+    seqpar_status status = seqpar__fold_partial(&partial, leaf, 20, leaf + 3, 9);
+    if (!status) seqpar__partial_free(&partial);
+    test_expect(!partial.program && !partial.nodes && !partial.node_count,
+                "it holds something");
+    return status;
+}
+
+/* Any allocation may be the one that finds none: the fold says so, and nothing is left. */
+static void test_scarce(void) {
+    seqpar_status (*const make[])(int level) = {scarce_fold, scarce_fold, scarce_partial};
+    for (int way = 0; way < 3; way++) {
+        const int64_t live = blocks_live;
+        seqpar_status status = SEQPAR_ERR_MEMORY;
+        int64_t n;
+        for (n = 1; status == SEQPAR_ERR_MEMORY && n < 100; n++) {
+            block_refused = blocks_made + n;
+            status = make[way](way);
+            test_expect(blocks_live == live, "allocation %lld: %lld blocks are left",
+                        (long long)n, (long long)(blocks_live - live));
+        }
+        block_refused = 0;
+        test_expect(!status && n > 3, "way %d: status %d after %lld", way, status,
+                    (long long)n);
+    }
+    test_end("fold_without_memory");
+}
+
 /* ---- the devices' own machine: vectors longer than a block of columns ---- */
 
 /* Two programs in one: the odd leaves, then the even ones. */
@@ -617,6 +707,9 @@ int main(int argc, char **argv) {
     test_work();
     test_parties();
     test_partial();
+    test_seek();
+    test_seek_near();
+    test_scarce();
     test_devices();
     return test_summary();
 }

@@ -9,20 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <unistd.h>
-static int64_t blocks_live, blocks_made, block_refused;
-static void *counted_malloc(size_t size) {
-    int64_t number = __atomic_add_fetch(&blocks_made, 1, __ATOMIC_SEQ_CST);
-    void *data = number == block_refused ? NULL : malloc(size);
-    if (data) __atomic_fetch_add(&blocks_live, 1, __ATOMIC_SEQ_CST);
-    return data;
-}
-
-static void counted_free(void *data) {
-    if (data) __atomic_fetch_sub(&blocks_live, 1, __ATOMIC_SEQ_CST);
-    free(data);
-}
-#define SEQPAR_MALLOC(size) counted_malloc(size)
-#define SEQPAR_FREE(data)   counted_free(data)
+#include "counted.h"
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "run_model.h"

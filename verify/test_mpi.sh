@@ -31,6 +31,21 @@ transport() {
     passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
     [ $code -eq 0 ] && [ -n "$p" ] || fail ${name}_transport "exit code $code: $(tail -n 1 $out/$library.log)"
 }
+# one process, which wants no launcher
+alone() {
+    mpicc.$library $flags -O1 verify/mpi_alone.c -o $out/$library/mpi_alone -lm -lpthread 2>$out/alone.build.log && [ ! -s $out/alone.build.log ] || fail ${name}_alone_build "$(head -n 1 $out/alone.build.log)"
+    ci/limit.sh 300 $out/$library/mpi_alone >$out/$library.alone.log 2>&1; local code=$?
+    sed -nE "s/^ok mpi_/ok ${name}_/p; s/^FAIL mpi_/FAIL ${name}_/p" $out/$library.alone.log
+    read -r p f < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed.*/\1 \2/p' $out/$library.alone.log)
+    passed=$((passed + ${p:-0})) failed=$((failed + ${f:-0}))
+    [ $code -eq 0 ] && [ -n "$p" ] || fail ${name}_alone "exit code $code: $(tail -n 1 $out/$library.alone.log)"
+    # how it ends: MPI is ended once, by seqpar or by who began it; or all ranks are, where one was lost
+    for way in "leaves finalized 0" "ends finalized 0" "lost aborted.1.1 1"; do
+        set -- $way
+        ci/limit.sh 60 $out/$library/mpi_alone $1 >$out/$library.$1.log 2>&1; code=$?
+        [ $code -eq $3 ] && [ "$(grep -cE '^(finalized|aborted)' $out/$library.$1.log)" = 1 ] && grep -q "^$2\$" $out/$library.$1.log && ok ${name}_alone_$1 || fail ${name}_alone_$1 "exit code $code: $(tail -n 1 $out/$library.$1.log)"
+    done
+}
 # a rank that never begins ends the others, and says why
 never_begins() {
     printf '#!/bin/sh\n[ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 2 ] && exec "$@" --dataset %s/none.jsonl\nexec "$@"\n' $out >$out/odd.sh
@@ -103,6 +118,7 @@ SRUN
 for library in openmpi mpich; do
     name=mpi_$library
     if ! command -v mpicc.$library >/dev/null || ! command -v mpirun.$library >/dev/null; then skip $name "no mpicc.$library and mpirun.$library (ci/setup.sh test_mpi)"; continue; fi
+    alone
     transport
     build_trainers sft dpo ppo
     worlds=("--ring_attn_size 2" "--ring_attn_size 2 --data_parallel_size 2 --zero_stage 3" "--ring_attn_size 3 --zero_stage 0")

@@ -1006,6 +1006,36 @@ static void test_names(void) {
     test_end("nccl_names");
 }
 
+/* ---- a split whose exchange fails on this rank alone ---- */
+
+static seqpar_status no_begin(seqpar_comm *comm, const seqpar_group *group, void *queue,
+                              seqpar_request *request) {
+    (void)group, (void)queue, (void)request;
+    return seqpar_fail(comm->error, SEQPAR_ERR_MEMORY, "no memory to begin");
+}
+
+static seqpar_status rank_cannot_split(seqpar_comm *world, void *user) {
+    const seqpar_comm_table *table = world->table;
+    seqpar_comm_table failing = *table;
+    seqpar_comm *sub = NULL;
+    (void)user;
+    failing.begin = no_begin;
+    world->table = &failing;
+    seqpar_status status = seqpar_comm_split(world, 0, 0, &sub);
+    world->table = table;
+    EXPECT(status == SEQPAR_ERR_MEMORY && !sub, "rank %lld: the split ends with %s",
+           (long long)world->rank, seqpar_status_name(status));
+    return status;
+}
+
+static void test_split_fails(void) {
+    seqpar_error error;
+    test_expect(run_nccl(2, rank_cannot_split, NULL, &error) == SEQPAR_ERR_MEMORY &&
+                    strstr(error.text, "no memory to begin"),
+                "%s", error.text);
+    test_end("nccl_split_fails");
+}
+
 static void test_mismatches(void) {
     place p[RANKS];
     places_new(p, 3);
@@ -1073,5 +1103,6 @@ int main(int argc, char **argv) {
     TEST(test_environment());
     TEST(test_names());
     TEST(test_mismatches());
+    TEST(test_split_fails());
     return test_summary();
 }

@@ -128,7 +128,7 @@ static void test_util(void) {
     ABORTS("out", seqpar_escape(NULL, 8, "a"));
     ABORTS("text", seqpar_escape(out, 8, NULL));
     ABORTS("text", seqpar_utf8_length(NULL, 1));
-    ABORTS("order", seqpar_shuffle(NULL, 3, 1, 1));
+    ABORTS("order", seqpar_shuffle(NULL, 1, 1, 1));
     test_end("null_util");
 }
 
@@ -735,6 +735,101 @@ static void test_file_reading(const char *path) {
     seqpar_safetensors_close(file);
 }
 
+/* ---- one token, element or byte wants a place, as many do ---- */
+
+static void one_token(void) {
+    static const int64_t cu[2] = {0, 1};
+    const seqpar_row single = {.tokens = 1, .cell = 1, .docs = 1, .cu_seqlens = cu};
+    const seqpar_attn_desc desc = {.heads = 1, .kv_heads = 1, .head_dim = WIDE};
+    const seqpar_sft_desc sft = {.count = 1};
+    static const char *const names[3] = {"io->q", "io->k", "io->v"};
+    seqpar_host_seeds seeds = {doubles[0], NULL, NULL}, none = {NULL, doubles[1], doubles[2]};
+    seqpar_segments segments = {.width = 1};
+    seqpar_share one;
+    test_expect(!seqpar_split(&error, &one, &single, 1, &split_desc) && one.tokens == 1, "%s",
+                error.text);
+    ABORTS("local", seqpar_scatter(NULL, ids, &one, 0, 4));
+    ABORTS("global", seqpar_scatter(targets, NULL, &one, 0, 4));
+    ABORTS("global", seqpar_gather(NULL, ids, &one, 0, 4));
+    ABORTS("local", seqpar_gather(targets, NULL, &one, 0, 4));
+    REFUSED("values", seqpar_segments_add(&error, &segments, NULL, &one));
+    ABORTS("values", seqpar_segments_spread(NULL, doubles[0], &one));
+    ABORTS("per_document", seqpar_segments_spread(doubles[0], NULL, &one));
+    for (int i = 0; i < 3; i++) {
+        seqpar_attn_io io = {.q = floats[0], .k = floats[1], .v = floats[2], .out = floats[3]};
+        *(i == 0 ? &io.q : i == 1 ? &io.k : &io.v) = NULL;
+        REFUSED(names[i], seqpar_attn_run_threads(&error, &io, &single, &desc, 1));
+    }
+    REFUSED("targets", seqpar_sft_seeds(&error, &seeds, NULL, NULL, 1, &sft));
+    REFUSED("seeds->dlogp", seqpar_sft_seeds(&error, &none, targets, NULL, 1, &sft));
+    seqpar_share_free(&one);
+}
+
+static void one_of_a_vocab(void) {
+    static const char *const names[4] = {"io->hidden", "io->table", "io->targets",
+                                         "io->dhidden"};
+    const seqpar_vocab_desc desc = {.hidden = WIDE, .vocab = VOCAB};
+    for (int i = 0; i < 4; i++) {
+        seqpar_vocab_io io = vocab_io_without(i);
+        io.tokens = 1;
+        REFUSED(names[i], seqpar_vocab_backward(&ctx, &io, NULL, NULL, &desc));
+    }
+    for (int i = 0; i < 2; i++) {
+        const seqpar_vocab_teacher teacher = {i ? floats[0] : NULL, i ? NULL : floats[1], WIDE,
+                                              0};
+        seqpar_vocab_io io = vocab_io_without(-1);
+        io.teacher = &teacher;
+        io.tokens = 1;
+        REFUSED(i ? "io->teacher->table" : "io->teacher->hidden",
+                seqpar_vocab_forward(&ctx, &io, &desc));
+    }
+}
+
+static void one_element(void) {
+    const seqpar_optim_desc desc = {.kind = SEQPAR_OPTIM_SGD};
+    const seqpar_optim_part part = {.count = 1};
+    static const int64_t leaves[1] = {0};
+    seqpar_optim optim;
+    seqpar_shards shards;
+    seqpar_fold fold;
+    ABORTS("leaves", seqpar_fold_init(&fold, NULL, 1));
+    seqpar_fold_init(&fold, leaves, 1);
+    REFUSED("tensors", seqpar_optim_open(&ctx, &optim, NULL, 1, &desc));
+    test_expect(!seqpar_optim_open(&ctx, &optim, tensors, 2, &desc), "%s", error.text);
+    REFUSED("params", seqpar_step_end(&ctx, &optim, NULL, 1, 0.1));
+    REFUSED("values", seqpar_optim_read(&ctx, &optim, NULL, &part));
+    REFUSED("values", seqpar_optim_write(&ctx, &optim, NULL, &part));
+    REFUSED("values", seqpar_optim_read_own(&ctx, &optim, NULL, &part));
+    seqpar_optim_close(&ctx, &optim);
+    REFUSED("tensors", seqpar_shards_open(&ctx, &shards, NULL, 1, 0, 0));
+    test_expect(!seqpar_shards_open(&ctx, &shards, tensors, 2, 0, 0), "%s", error.text);
+    REFUSED("params", seqpar_shards_gather(&ctx, &shards, NULL, 1));
+    seqpar_shards_close(&ctx, &shards);
+    ABORTS("to", seqpar_device_read(device, NULL, floats[0], 0, 1, SEQPAR_DTYPE_F32));
+    ABORTS("from", seqpar_device_read(device, doubles[0], NULL, 0, 1, SEQPAR_DTYPE_F32));
+    ABORTS("to", seqpar_device_write(device, NULL, 0, doubles[0], 1, SEQPAR_DTYPE_F32));
+    ABORTS("from", seqpar_device_write(device, floats[0], 0, NULL, 1, SEQPAR_DTYPE_F32));
+}
+
+static void one_byte(void) {
+    const int64_t first = 1;
+    int64_t none = 0;
+    char byte = 0;
+    REFUSED("recv", seqpar_comm_all_gather(world, NULL, &byte, &first, "one"));
+    REFUSED("send", seqpar_comm_all_gather(world, &byte, NULL, &first, "one"));
+    test_expect(!seqpar_comm_all_gather(world, NULL, NULL, &none, "none"), "%s", error.text);
+    REFUSED("data", seqpar_comm_broadcast(world, NULL, 1, 0));
+    REFUSED("data", seqpar_file_write_atomic("build/test_null.one", NULL, 1, &error));
+}
+
+static void test_one(void) {
+    one_token();
+    one_of_a_vocab();
+    one_element();
+    one_byte();
+    test_end("null_one_is_enough");
+}
+
 static void test_files(void) {
     const char *path = "build/test_null.safetensors";
     const int64_t shape[1] = {3};
@@ -757,6 +852,7 @@ static void test_files(void) {
                  seqpar_safetensors_append(NULL, "a", floats[0], 12, &error));
     REFUSED("name", seqpar_safetensors_append(writer, NULL, floats[0], 12, &error));
     REFUSED("data", seqpar_safetensors_append(writer, "a", NULL, 12, &error));
+    REFUSED("data", seqpar_safetensors_append(writer, "a", NULL, 1, &error));
     seqpar_safetensors_abort(writer);
     refused_file("seqpar_safetensors_finish", "writer",
                  seqpar_safetensors_finish(NULL, &error));
@@ -883,6 +979,7 @@ int main(int argc, char **argv) {
     TEST(test_shards());
     TEST(test_model());
     TEST(test_files());
+    TEST(test_one());
     if (!getenv("TEST_ONLY")) test_all_are_tried();
     all_close();
     return test_summary();

@@ -317,6 +317,7 @@ static void test_shuffle(void) {
         test_expect(is_permutation(a, count) && a[count] == -77,
                     "%lld cards: not a permutation", (long long)count);
     }
+    seqpar_shuffle(NULL, 0, 7, 2); /* nothing to write */
     seqpar_shuffle(a, CARDS, 7, 2);
     seqpar_shuffle(b, CARDS, 7, 2);
     test_expect(!memcmp(a, b, sizeof b), "the same seed and epoch give another order");
@@ -333,6 +334,119 @@ static void test_shuffle(void) {
                     "card %lld lies at %lld %lld times of 5000", (long long)i % 5,
                     (long long)i / 5, (long long)at[i / 5][i % 5]);
     test_end("numerics_shuffle");
+}
+
+/* Numbers that Philox' answers give by hand, in another language. */
+static void test_random_answers(void) {
+    static const struct {
+        uint64_t key, stream, index;
+        double uniform, normal;
+    } table[] = {
+        {0, 0, 0, 0.88052019788861424, 0.99113767993038548},
+        {1, 2, 3, 0.39939876270185237, -0.43047584634403252},
+        {11, 3, 9, 0.72187551502871028, -0.10680452342047059},
+        {UINT64_C(5497558138887), UINT64_C(77309411329), UINT64_C(1125899906842630),
+         0.18528626269554482, 0.3503686475712719},
+        {UINT64_MAX, UINT64_MAX, UINT64_MAX, 0.25696152780488701, -0.07258079133347102},
+    };
+    static const int64_t shuffled[2][11] = {{10, 3, 6, 8, 0, 7, 2, 4, 5, 1, 9},
+                                            {1, 2, 5, 6, 4, 7, 9, 0, 3, 10, 8}};
+    int64_t order[11];
+    for (int64_t i = 0; i < COUNT(table); i++) {
+        double u = seqpar_random_uniform(table[i].key, table[i].stream, table[i].index);
+        double n = seqpar_random_normal(table[i].key, table[i].stream, table[i].index);
+        test_expect(u == table[i].uniform && fabs(n - table[i].normal) < 1e-14,
+                    "case %lld: %.17g and %.17g", (long long)i, u, n);
+    }
+    for (int i = 0; i < 2; i++) {
+        seqpar_shuffle(order, 11, 7 + (uint64_t)i, i ? 0 : 2);
+        test_expect(!memcmp(order, shuffled[i], sizeof order), "order %d", i);
+    }
+    test_expect(seqpar__mix(0) == 0 && /* the first number of splitmix64 from 0 */
+                    seqpar__mix(UINT64_C(0x9e3779b97f4a7c15)) == UINT64_C(0xe220a8397b1dcdaf),
+                "splitmix64");
+    test_end("numerics_random_known_answers");
+}
+
+/* A draw of Philox decides four neighbouring keys; each of the numbers counts. */
+static void test_dropout_draws(void) {
+    const seqpar_dropout none = {0, 3, 4}, some = {.3, UINT64_C(0x123456789), 5};
+    const uint64_t key = seqpar_attn_dropout_key(some.seed, some.stream);
+    test_expect(key == (some.seed ^ seqpar__mix(5)), "the key");
+    for (int64_t i = 0; i < 400; i++) {
+        const int64_t document = i % 7 + (i % 3 << 33), head = i % 11, query = i * 13 % 57,
+                      at = i;
+        uint32_t draw[4];
+        seqpar_random(draw, key, (uint64_t)(document * 16777216 + head),
+                      (uint64_t)(query * 4294967296 + at / 4));
+        double want = (double)draw[at % 4] / 4294967296.0 < some.dropout ? 0 : 1 / .7;
+        double got = seqpar_attn_dropout(&some, document, head, query, at);
+        test_expect(fabs(got - want) < 1e-15, "key %lld: %g, not %g", (long long)at, got, want);
+        test_expect(seqpar_attn_dropout(&none, document, head, query, at) == 1, "no dropout");
+    }
+    test_end("numerics_dropout_draws");
+}
+
+/* ---- sizes, and lists that grow ---- */
+
+static void test_times(void) {
+    const int64_t most = INT64_C(1) << 60;
+    const int64_t table[][3] = {{0, 5, 0},
+                                {5, 0, 0},
+                                {0, INT64_MAX, 0},
+                                {3, 7, 21},
+                                {1, most - 1, most - 1},
+                                {1, most, most},
+                                {1, most + 1, most},
+                                {most, 1, most},
+                                {most + 1, 1, most},
+                                {2, most / 2 - 1, most - 2},
+                                {2, most / 2, most},
+                                {2, most / 2 + 1, most},
+                                {3, most / 3, most / 3 * 3},
+                                {3, most / 3 + 1, most},
+                                {INT64_MAX, INT64_MAX, most}};
+    for (int64_t i = 0; i < COUNT(table); i++) {
+        int64_t got = seqpar__times(table[i][0], table[i][1]);
+        /* of what is more than 1 << 60 only that is known */
+        test_expect(table[i][2] == most ? got >= most : got == table[i][2],
+                    "%lld times %lld is %lld", (long long)table[i][0], (long long)table[i][1],
+                    (long long)got);
+    }
+    for (int64_t count = -1; count < 4; count++) {
+        unsigned char *data = seqpar__calloc(count, 3), any = 0;
+        for (int64_t i = 0; i < 3 * count; i++) any |= data[i];
+        test_expect(data && !any, "%lld elements", (long long)count);
+        SEQPAR_FREE(data);
+    }
+    test_end("numerics_sizes");
+}
+
+/* A list grows by doubling and keeps what it holds; behind that it is empty. */
+static void test_grow(void) {
+    int32_t *list = NULL;
+    int64_t capacity = 0, held = 0;
+    static const int64_t needs[] = {1, 7, 15, 16, 17, 32, 33, 64, 128, 129, 130, 600, 1025};
+    for (int64_t n = 0; n < COUNT(needs); n++) {
+        const int64_t need = needs[n];
+        void *data = list, *before = list;
+        int64_t had = capacity, want = had ? had : SEQPAR__GROW_FROM;
+        while (want < need) want *= 2;
+        test_expect(seqpar__grow(&data, &capacity, need, 4), "no memory");
+        list = data;
+        test_expect(capacity == want && (want != had || data == before),
+                    "%lld of %lld are wanted: %lld", (long long)need, (long long)had,
+                    (long long)capacity);
+        for (int64_t i = 0; i < held; i++) test_expect(list[i] == 5 + i, "what was held");
+        for (int64_t i = had; i < capacity; i++) test_expect(list[i] == 0, "what is new");
+        for (held = 0; held < need; held++) list[held] = 5 + (int32_t)held;
+        for (int64_t i = held; i < capacity; i++) list[i] = 0;
+    }
+    void *data = list;
+    test_expect(!seqpar__grow(&data, &capacity, INT64_C(1) << 59, 4) && data == list,
+                "more than any machine has");
+    SEQPAR_FREE(list);
+    test_end("numerics_list_grows");
 }
 
 /* ---- schedules and optimizers: golden numbers ---- */
@@ -1081,6 +1195,138 @@ static void test_escape(void) {
     test_end("escape");
 }
 
+/* Bytes of code point `c`; 0: it has none. */
+static int utf8_put(char *out, int64_t c) {
+    static const int64_t end[] = {0x80, 0x800, 0x10000, 0x110000};
+    static const int mark[] = {0, 0xc0, 0xe0, 0xf0};
+    int n = 0;
+    while (n < 4 && c >= end[n]) n++;
+    if (n == 4 || c < 0 || (c >= 0xd800 && c < 0xe000)) return 0;
+    for (int i = n; i > 0; i--, c >>= 6) out[i] = (char)(0x80 | (c & 0x3f));
+    out[0] = (char)(mark[n] | c);
+    return n + 1;
+}
+
+/* The code point that these bytes would be, shortest or not; -1: none. */
+static int64_t utf8_decode(const unsigned char *s, int n) {
+    int64_t c = n == 1 ? s[0] : s[0] & (0x7f >> n);
+    for (int i = 1; i < n; i++) {
+        if (s[i] >> 6 != 2) return -1;
+        c = c << 6 | (s[i] & 0x3f);
+    }
+    return c;
+}
+
+/* Every first and second byte with the edges of the others: as long as it is written anew. */
+static void test_utf8(void) {
+    static const unsigned char edge[] = {0, 0x7f, 0x80, 0xbf, 0xc0, 0xff};
+    for (int first = 0; first < 256; first++)
+        for (int second = 0; second < 256; second++)
+            for (int e = 0; e < 36; e++) {
+                unsigned char s[4] = {(unsigned char)first, (unsigned char)second, edge[e / 6],
+                                      edge[e % 6]};
+                char again[4];
+                int n = first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+                int64_t c = utf8_decode(s, n);
+                int want = c >= 0 && utf8_put(again, c) == n && !memcmp(s, again, (size_t)n)
+                               ? n
+                               : 0;
+                for (int64_t left = 1; left <= 5; left++)
+                    test_expect(seqpar_utf8_length((char *)s, left) == (left < want ? 0 : want),
+                                "%02x %02x %02x %02x, %lld bytes", s[0], s[1], s[2], s[3],
+                                (long long)left);
+            }
+    test_end("utf8");
+}
+
+/* One character as it is shown; returns its bytes. */
+static int shown_put(char *out, int64_t c) {
+    static const char *const letters[] = {['\t'] = "\\t", ['\n'] = "\\n", ['\r'] = "\\r"};
+    char s[4];
+    int n = utf8_put(s, c), used = 0;
+    if (c < 14 && letters[c]) return sprintf(out, "%s", letters[c]);
+    if (c < 0x20 || (c >= 0x7f && c < 0xa0) || (c >= 0x2028 && c <= 0x202e) ||
+        (c >= 0x2066 && c <= 0x2069)) {
+        for (int i = 0; i < n; i++) used += sprintf(out + used, "\\x%02x", (unsigned char)s[i]);
+        return used;
+    }
+    memcpy(out, s, (size_t)n);
+    return n;
+}
+
+static void test_shown(void) {
+    for (int64_t c = 1; c < 0x3000; c++) {
+        char text[5] = "", want[32] = "", got[64];
+        utf8_put(text, c);
+        shown_put(want, c);
+        test_expect(!strcmp(seqpar_escape(got, sizeof got, text), want),
+                    "U+%04llX is shown as '%s'", (unsigned long long)c, got);
+    }
+    test_end("escape_every_character");
+}
+
+/* What fits of a text whose characters are shown as `shown`, in `bytes` each. */
+static void shown_in(char *out, int64_t size, const char *shown, const int *bytes, int count) {
+    int64_t whole = (int64_t)strlen(shown), used = 0;
+    int n = 0, from = 0, skipped = 0;
+    if (whole >= size && size > 8) {
+        for (; used + bytes[n] <= (size - 4) / 2; n++) used += bytes[n];
+        for (from = n, skipped = (int)used; used + 3 + whole - skipped >= size; from++)
+            skipped += bytes[from];
+        sprintf(out, "%.*s...%s", (int)used, shown, shown + skipped);
+        return;
+    }
+    for (; n < count && used + bytes[n] <= size - 1; n++) used += bytes[n];
+    sprintf(out, "%.*s", (int)used, shown);
+}
+
+/* In every room: the whole text, or its begin and its end, or as much as fits. */
+static void test_rooms(void) {
+    static const int64_t points[] = {'a', '\n', 0xfc, 0x20ac,  0x1f600, 0x9b, 'b', 0x2028, 'c',
+                                     'd', 0x7f, 0xe4, 0x1f601, 'e',     '\t', 'f', 'g',    'h'};
+    char text[100] = "", shown[200] = "", want[200], got[204];
+    int bytes[COUNT(points)], at = 0, used = 0;
+    for (int i = 0; i < COUNT(points); i++) {
+        at += utf8_put(text + at, points[i]);
+        used += bytes[i] = shown_put(shown + used, points[i]);
+    }
+    for (int64_t size = 1; size < used + 5; size++) {
+        memset(got, '!', sizeof got);
+        shown_in(want, size, shown, bytes, (int)COUNT(points));
+        seqpar_escape(got, size, text);
+        test_expect(!strcmp(got, want) && got[size] == '!', "%lld bytes: '%s', not '%s'",
+                    (long long)size, got, want);
+    }
+    test_end("escape_in_every_room");
+}
+
+/* Every code has a name and a text of its own, and no other has. */
+static void test_status_names(void) {
+    int named = 0;
+    for (int s = -300; s < 300; s++) {
+        const char *name = seqpar_status_name((seqpar_status)s);
+        const char *text = seqpar_status_text((seqpar_status)s);
+        named += strcmp(name, "?") != 0;
+        test_expect(!strcmp(name, "?") == !strcmp(text, "?"), "%d: '%s' and '%s'", s, name,
+                    text);
+        for (int other = s + 1; strcmp(name, "?") && other < 300; other++)
+            test_expect(strcmp(name, seqpar_status_name((seqpar_status)other)) &&
+                            strcmp(text, seqpar_status_text((seqpar_status)other)),
+                        "%d and %d are both %s", s, other, name);
+    }
+#define SEQPAR__X(name, code, text) \
+    named--; \
+    test_expect(!strcmp(seqpar_status_name((seqpar_status)(code)), "SEQPAR_ERR_" #name) && \
+                    !strcmp(seqpar_status_text((seqpar_status)(code)), text), \
+                #name);
+    SEQPAR_ERRORS(SEQPAR__X)
+#undef SEQPAR__X
+    test_expect(named == 1 && !strcmp(seqpar_status_name(SEQPAR_OK), "SEQPAR_OK") &&
+                    !strcmp(seqpar_status_text(SEQPAR_OK), "no error"),
+                "%d names beside", named);
+    test_end("status_names");
+}
+
 static seqpar_status rank_of_none(seqpar_comm *world, void *user) {
     (void)world, (void)user;
     return SEQPAR_OK;
@@ -1274,6 +1520,10 @@ int main(int argc, char **argv) {
     test_moments();
     test_random_keys();
     test_shuffle();
+    test_random_answers();
+    test_dropout_draws();
+    test_times();
+    test_grow();
     test_schedules();
     test_optimizers();
     test_row_operations();
@@ -1281,6 +1531,10 @@ int main(int argc, char **argv) {
     test_copies();
     test_token_sums();
     test_escape();
+    test_utf8();
+    test_shown();
+    test_rooms();
+    test_status_names();
     test_nf4();
     test_large_sizes();
     return test_summary();

@@ -164,8 +164,49 @@ static void test_ranks(void) {
     }
 }
 
+/* ---- collectives ---- */
+
+static seqpar_status rank_collects(seqpar_comm *world, void *user) {
+    int64_t one = 1, all[3], bytes[3] = {8, 8, 8};
+    seqpar_comm *sub = NULL;
+    seqpar_status status = seqpar_comm_all_gather(world, all, &one, bytes, "scarce");
+    (void)user;
+    if (!status) status = seqpar_comm_broadcast(world, &one, 8, 1);
+    if (!status) status = seqpar_comm_sum_i64(world, &one, 1);
+    if (!status) status = seqpar_comm_max_i64(world, &one, 1);
+    if (!status) status = seqpar_comm_split(world, 0, 0, &sub);
+    test_expect(status || (one == world->size && sub && sub->size == world->size), "%lld",
+                (long long)one);
+    seqpar_comm_free(sub);
+    return status;
+}
+
+/* Each allocation in turn: where there is another, the world ends for want of memory. */
+static void test_collectives(void) {
+    for (int64_t ranks = 1; ranks <= 3; ranks++) {
+        const int64_t live = blocks_live;
+        seqpar_error error;
+        int64_t made = blocks_made;
+        test_expect(!seqpar_run_threads(ranks, rank_collects, NULL, &error), "%s", error.text);
+        made = blocks_made - made;
+        for (int64_t n = 1; n <= made; n++) {
+            block_refused = blocks_made + n;
+            seqpar_status status = seqpar_run_threads(ranks, rank_collects, NULL, &error);
+            test_expect(status == SEQPAR_ERR_MEMORY && strstr(error.text, "memory"),
+                        "allocation %lld of %lld: %s, '%s'", (long long)n, (long long)made,
+                        seqpar_status_name(status), error.text);
+            test_expect(blocks_live == live, "allocation %lld of %lld: %lld blocks are left",
+                        (long long)n, (long long)made, (long long)(blocks_live - live));
+        }
+        block_refused = 0;
+        test_end("scarce collectives P=%lld: %lld allocations", (long long)ranks,
+                 (long long)made);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
+    TEST(test_collectives());
     TEST(test_objectives());
     TEST(test_states());
     TEST(test_models());
