@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include "deal.h"
 #include "seqpar_safetensors.h"
-#include "test.h"
+#include "said.h"
 
 #define FOLDER "build/test_dump.d"
 #define WANTED "build/test_dump.want"
@@ -214,6 +214,7 @@ static void expect(int code, const char *headline, const char *text) {
     size_t bytes = out ? fread(said, 1, sizeof said - 1, out) : 0, line;
     int is = out ? pclose(out) : -1;
     said[bytes] = 0;
+    said_add(said);
     line = strcspn(said, code == 1 || code == 3 ? "\n" : ":\n"); /* what is right follows */
     test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code && strlen(headline) == line &&
                     !strncmp(said, headline, line) && strstr(said, text),

@@ -10,7 +10,7 @@
 #include "deal.h"
 #include "seqpar_safetensors.h"
 #include "slow.h"
-#include "test.h"
+#include "said.h"
 
 #define FOLDER "build/test_dump_model.d"
 #define MODEL  "build/test_dump_model.m"
@@ -664,6 +664,7 @@ static void expect_with(const char *options, int code, const char *headline, con
     bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
     is = out ? pclose(out) : -1;
     said[bytes] = 0;
+    said_add(said);
     squeeze(said);
     test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
                     !strncmp(said, headline, strlen(headline)) && strstr(said, text),

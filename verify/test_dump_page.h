@@ -10,7 +10,7 @@
 #include <sys/wait.h>
 #include "deal.h"
 #include "seqpar_safetensors.h"
-#include "test.h"
+#include "said.h"
 
 typedef struct page {
     seqpar_safetensors_tensor tensors[40];
@@ -68,6 +68,7 @@ static inline int ask_with(const char *options, char *said, size_t size) {
     bytes = out ? fread(said, 1, size - 1, out) : 0;
     is = out ? pclose(out) : -1;
     said[bytes] = 0;
+    said_add(said);
     return WIFEXITED(is) ? WEXITSTATUS(is) : -1;
 }
 #endif

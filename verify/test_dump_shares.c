@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include "seqpar_safetensors.h"
-#include "test.h"
+#include "said.h"
 
 #define FOLDER "build/test_dump_shares.d"
 #define WANTED "build/test_dump_shares.want"
@@ -222,6 +222,7 @@ static void expect(int code, const char *headline, const char *text) {
     bytes = out ? fread(said, 1, sizeof said - 1, out) : 0;
     is = out ? pclose(out) : -1;
     said[bytes] = 0;
+    said_add(said);
     test_expect(WIFEXITED(is) && WEXITSTATUS(is) == code &&
                     !strncmp(said, headline, strlen(headline)) && strstr(said, text),
                 "exit code %d, not %d; said '%.900s', not '%s' with '%s'", WEXITSTATUS(is),

@@ -12,7 +12,7 @@
 #include "seqpar_safetensors.h"
 #include "oracle/gallery.h"
 #include "oracle/made.h"
-#include "test.h"
+#include "said.h"
 
 #define FOLDER "build/test_gallery.d"
 
@@ -88,6 +88,21 @@ static void test_threads(void) {
 
 static cJSON *said;
 
+/* To said.h: what each stage says, line by line. */
+static void each_sentence(void) {
+    static char text[1 << 16];
+    const cJSON *stage, *line;
+    size_t used = 0;
+    *text = 0;
+    cJSON_ArrayForEach(stage, cJSON_GetObjectItem(said, "stages")) {
+        cJSON_ArrayForEach(line, cJSON_GetObjectItem(stage, "evidence")) {
+            if (used + strlen(line->valuestring) + 2 < sizeof text)
+                used += (size_t)sprintf(text + used, "%s\n", line->valuestring);
+        }
+    }
+    said_add(text);
+}
+
 /* Its JSON of FOLDER/got, with these words behind it. */
 static void judge(const char *words) {
     static char text[1 << 20];
@@ -103,6 +118,7 @@ static void judge(const char *words) {
     if (out) pclose(out);
     said = cJSON_Parse(text);
     test_expect(said != NULL, "said '%.300s'", text);
+    each_sentence();
 }
 
 static const char *text_of(const cJSON *o, const char *key) {
