@@ -21,7 +21,7 @@ static inline void said_log(const char *kind, const char *text) {
 static inline void said_add(const char *text) {
     size_t used = strlen(said_all);
     said_log("\x01said", text);
-    if (used && used + 1 < sizeof said_all) said_all[used++] = ' ';
+    if (used && said_all[used - 1] != ' ' && used + 1 < sizeof said_all) said_all[used++] = ' ';
     for (; *text && used + 1 < sizeof said_all; text++)
         if (!isspace((unsigned char)*text) || (used && said_all[used - 1] != ' '))
             said_all[used++] = isspace((unsigned char)*text) ? ' ' : *text;
