@@ -67,6 +67,7 @@ suites="policy values step pairs objectives logits shares"
 make --no-print-directory -s $(printf 'build/test_dump_%s ' $suites) >>$out/build.log 2>&1 || fail parsers_build_dumps "$(grep -m 1 -E 'error|undefined' $out/build.log)"
 mkdir -p $out/dumps/build
 ln -sf ../../seqpar-verify $out/dumps/build/seqpar-verify
+ln -sfn ../../../verify $out/dumps/verify # said.tsv
 for suite in $suites; do
     if (cd $out/dumps && ../../../ci/limit.sh 600 ../../test_dump_$suite) >$out/dump_$suite.txt 2>&1; then ok parsers_dump_$suite
     else fail parsers_dump_$suite "$(wrong $out/dump_$suite.txt) $(tail -n 1 $out/dump_$suite.txt)"; fi
