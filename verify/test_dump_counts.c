@@ -192,11 +192,30 @@ static void test_others(void) {
     test_end("dump_counts_equal");
 }
 
+/* A sum is off by 2^-20 of its losses, and what float32 leaves of these; a count by 1e-6. */
+static void test_limits(void) {
+    for (int i = 0; i < 4; i++) {
+        double times = i % 2 ? 1.01 : 0.99;
+        make(4, 2, 2);
+        divide_by(0, 0, 0, 0, 1);
+        if (i / 2)
+            s.count[6][1] *= 1 - times * 1e-6;
+        else
+            s.sum[6][1] *= 1 + times * (0x1p-20 + 0x1p-24);
+        if (i % 2)
+            expect(1, "wrong: unknown", "first at rank 6, micro-batch 1: ");
+        else
+            expect(ANY, "", "that of the rank's own tokens");
+        test_end("dump_counts_limit_of_%s_%g", i / 2 ? "counts" : "sums", times);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     TEST(test_right());
     TEST(test_apart());
     TEST(test_sums());
     TEST(test_others());
+    TEST(test_limits());
     return test_summary();
 }

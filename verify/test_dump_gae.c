@@ -264,6 +264,51 @@ static void test_shows_nothing(void) {
     test_end("gae_of_nan");
 }
 
+/* ---- both sides of the limits ---- */
+
+/* The root of the mean square of right ones, over all trained tokens. */
+static double usual_size(int returns) {
+    double squares = 0, n = 0;
+    EACH_ROW(dp, a)
+    for (int64_t t = 0; t < TOKENS; t++) {
+        const row *r = &s.of[dp][a];
+        double x = returns ? r->returns[t] : r->advantages[t];
+        if (document_of(r, t) == r->docs || !is_trained(r, t)) continue;
+        squares += x * x;
+        n++;
+    }
+    return sqrt(squares / n);
+}
+
+/* One token is off: by the tolerance, the unit of its type, what values of 16 bits leave. */
+static void test_limits(void) {
+    static const struct {
+        const char *rough;
+        int returns;
+        double of_number, of_largest, below, above;
+    } table[] = {{NULL, 0, 1e-3, 0, 0.99, 1.01},
+                 {NULL, 1, 1e-3, 0, 0.99, 1.01},
+                 {"advantages", 0, 1e-3 + 0x1p-7, 0, 0.7, 1.3},
+                 {"returns", 1, 1e-3 + 0x1p-7, 0, 0.7, 1.3},
+                 {"values", 0, 1e-3, 4 * 0x1p-8, 0.9, 1.1}};
+    for (size_t i = 0; i < 2 * sizeof table / sizeof *table; i++) {
+        row *r = &s.of[1][1];
+        double *x, limit;
+        make_gae(SEQPAR_LAYOUT_ZIGZAG, 3, 2, 2);
+        s.rough = table[i / 2].rough;
+        if (table[i / 2].of_largest > 0) r->values[cu_seqlens[2] + 2] = 64; /* the largest */
+        set_gae(WHOLE);
+        x = (table[i / 2].returns ? r->returns : r->advantages) + 31;
+        limit = table[i / 2].of_number * fabs(*x) + table[i / 2].of_largest * 64 +
+                1e-4 * usual_size(table[i / 2].returns);
+        if (!table[i / 2].returns) s.without = "returns";
+        *x += limit * (i % 2 ? table[i / 2].above : table[i / 2].below);
+        set_loss(right_loss());
+        expect(i % 2, i % 2 ? "wrong: unknown" : "right", "document 2" + (i % 2 ? 0 : 8));
+        test_end("gae_limit_%zu_%s", i / 2, i % 2 ? "above" : "below");
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
@@ -273,5 +318,6 @@ int main(int argc, char **argv) {
     test_whitening();
     test_returns();
     test_shows_nothing();
+    test_limits();
     return test_summary();
 }

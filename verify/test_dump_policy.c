@@ -299,6 +299,58 @@ static void test_odd_advantages(void) {
     expect_named("unknown", "rewards wrong");
 }
 
+/* The root of the mean square of documents' advantages, each once on each rank that trains it. */
+static double usual_advantage(void) {
+    double squares = 0, n = 0;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++)
+        for (int64_t m = 0; m < s.sp; m++) {
+            const row *r = &s.of[dp][a];
+            int held = 0;
+            for (int64_t t = cu_seqlens[d]; t <= last_of(d); t++)
+                held |= s.member[t] == m && r->labels[t] != NONE;
+            squares += held ? r->advantages[cu_seqlens[d]] * r->advantages[cu_seqlens[d]] : 0;
+            n += held;
+        }
+    return sqrt(squares / n);
+}
+
+/* The largest reward of a document's group. */
+static double largest_reward(int64_t group) {
+    double largest = 0;
+    EACH_ROW(dp, a)
+    for (int64_t d = 0; d < s.of[dp][a].docs; d++)
+        if (s.of[dp][a].groups[d] == group) largest = fmax(largest, s.of[dp][a].rewards[d]);
+    return largest;
+}
+
+/* A document's advantage is off by so many limits; rewards of 16 bits make these wider. */
+static void test_limits(void) {
+    static const struct {
+        double times;
+        int code;
+        const char *headline;
+    } table[] = {{0.99, 0, "right"},
+                 {1.01, 0, "marginal"},
+                 {1.49, 0, "marginal"},
+                 {1.51, 1, "wrong: unknown"}};
+    for (int i = 0; i < 12; i++) {
+        row *r = &s.of[1][0];
+        double mean, pop, unbiased, limit;
+        make_ppo(i / 4 == 2 ? "group_mean" : "group");
+        if (i / 4) s.rough = "rewards";
+        moments(in_group, 1, 0, 2, &mean, &pop, &unbiased);
+        limit = 1e-3 * fabs(r->advantages[31]) + 1e-4 * usual_advantage() +
+                (i / 4 ? 4 * 0x1p-8 * largest_reward(r->groups[2]) : 0) /
+                    (i / 4 == 2 ? 1 : pop + 1e-4);
+        for (int64_t t = cu_seqlens[2]; t <= last_of(2); t++)
+            r->advantages[t] += table[i % 4].times * limit;
+        set_loss(right_loss());
+        expect(table[i % 4].code, table[i % 4].headline, "rewards ");
+        test_end("policy_limit_of_advantages_%d_%g", i / 4, table[i % 4].times);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_policy("token");
@@ -310,5 +362,6 @@ int main(int argc, char **argv) {
     test_unsplit_advantages();
     test_odd_advantages();
     test_whitening();
+    test_limits();
     return test_summary();
 }

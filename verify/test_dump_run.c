@@ -1529,6 +1529,182 @@ static void test_half(void) {
     test_end("run_dtypes");
 }
 
+/* ---- what stays as it was ---- */
+
+/* The type of computed numbers: of what they replace, else F64 where any file has that, last
+   file or first, else F32; or what is said. */
+static void test_types(void) {
+    static const struct {
+        int64_t wide; /* the rank that has a tensor of F64; -1: none */
+        const char *options;
+        seqpar_safetensors_dtype want;
+    } table[] = {{-1, "", SEQPAR_SAFETENSORS_F32},
+                 {2, "", SEQPAR_SAFETENSORS_F64},
+                 {0, "", SEQPAR_SAFETENSORS_F64},
+                 {2, "--dtype float32", SEQPAR_SAFETENSORS_F32},
+                 {-1, "--dtype float64", SEQPAR_SAFETENSORS_F64}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make(3, 1, 2);
+        for (int64_t n = 0; n < rows(); n++) {
+            put_row(n, "labels", s.of[n].labels, SEQPAR_SAFETENSORS_I64, 1, 1, 1);
+            put_row(n, "logp", s.of[n].logp, SEQPAR_SAFETENSORS_F32, 1, 1, 1);
+        }
+        if (table[i].wide >= 0)
+            put_weights(table[i].wide, "local", weights[0], 0, SEQPAR_SAFETENSORS_F64);
+        write_books("in", &made);
+        runs("loss", "in", "out", table[i].options);
+        open_result();
+        for (int64_t r = 0; r < 3; r++)
+            test_expect(find(&got.rank[r], "loss") &&
+                            find(&got.rank[r], "loss")->dtype == table[i].want,
+                        "the loss of rank %lld has another type", (long long)r);
+        test_end("run_type_%zu", i);
+    }
+}
+
+/* Labels that have no room in I32 become I64; others stay. */
+static void test_large_labels(void) {
+    make(2, 1, 2);
+    for (int64_t n = 0; n < rows(); n++) {
+        for (int64_t t = 0; t < s.of[n].n; t++)
+            s.of[n].ids[t] = n ? 3e9 + (double)t : INT32_MAX - (double)(t % 2);
+        put_row(n, "ids", s.of[n].ids, SEQPAR_SAFETENSORS_I64, 1, 1, 1);
+        put_row(n, "labels", s.of[n].labels, SEQPAR_SAFETENSORS_I32, 1, 1, 1);
+    }
+    write_books("in", &made);
+    runs("labels", "in", "out", "--unmasked");
+    open_result();
+    for (int64_t n = 0; n < rows(); n++) {
+        const row *w = &s.of[n];
+        double want[MOST];
+        for (int64_t t = 0; t < w->n; t++)
+            want[t] = t + 1 < w->n && document_of(w, t) == document_of(w, t + 1) ? w->ids[t + 1]
+                                                                                 : -100;
+        compare(n, "labels", want, 1, 0);
+        for (int64_t r = 0; r < 2; r++) {
+            item *t = find(&got.rank[r], n ? "1.labels" : "0.labels");
+            int large = 0;
+            for (int64_t k = 0; k < w->n; k++)
+                large |= w->member[k] == r && want[k] > INT32_MAX;
+            test_expect(t && t->dtype ==
+                                 (large ? SEQPAR_SAFETENSORS_I64 : SEQPAR_SAFETENSORS_I32),
+                        "labels of row %lld have another type", (long long)n);
+        }
+    }
+    test_end("run_labels_without_room");
+}
+
+/* Each rank's own metadata stays its own; where tokens move, a replica's first rank's. */
+static void test_notes(void) {
+    static const struct {
+        const char *operation, *options;
+        int64_t sp, to;
+    } table[] = {{"positions", "", 3, 3}, {"gather", "", 3, 1}, {"split", "--sp 2", 1, 2}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make(table[i].sp, 2, 2);
+        for (int64_t r = 0; r < made.world; r++)
+            say(&made.rank[r], "own", "%.0f", (double)(r + 40), 0);
+        write_books("in", &made);
+        runs(table[i].operation, "in", "out", table[i].options);
+        open_result();
+        test_expect(got.world == 2 * table[i].to, "%lld ranks", (long long)got.world);
+        for (int64_t r = 0; r < got.world; r++) {
+            int64_t from = table[i].sp == table[i].to ? r : r / table[i].to * table[i].sp;
+            const char *own = said_of(&got.rank[r], "own"),
+                       *number = said_of(&got.rank[r], "rank");
+            test_expect(own && atoi(own) == from + 40 && number && atoi(number) == r,
+                        "rank %lld has the metadata of %s", (long long)r, own ? own : "none");
+            test_expect(atoi(said_of(&got.rank[r], "sp")) == table[i].to, "another sp");
+        }
+        test_end("run_metadata_of_%s", table[i].operation);
+    }
+}
+
+/* Files keep their names where no token moves. */
+static void test_file_names(void) {
+    make_bad(2);
+    write_books("in", &made);
+    if (rename(FOLDER "/in/rank1.safetensors", FOLDER "/in/of b.safetensors")) exit(1);
+    runs("loss", "in", "out", "");
+    test_expect(!access(FOLDER "/out/of b.safetensors", R_OK) &&
+                    !access(FOLDER "/out/rank0.safetensors", R_OK) &&
+                    access(FOLDER "/out/rank1.safetensors", R_OK),
+                "files have other names");
+    runs("gather", "in", "out", "");
+    test_expect(!access(FOLDER "/out/rank0.safetensors", R_OK) &&
+                    access(FOLDER "/out/of b.safetensors", R_OK),
+                "the gathered file has another name");
+    test_end("run_file_names");
+}
+
+/* Parameters keep their shape and type when ranks are gathered, those of a later rank, too;
+   what is not written is said, each once. */
+static void test_shapes(void) {
+    make(2, 2, 1);
+    fill(weights[0], WEIGHTS, 1);
+    for (int64_t r = 0; r < made.world; r++) {
+        item *t = put(&made.rank[r], "grad.wide", SEQPAR_SAFETENSORS_F64, 2, 3, 4, 1);
+        memcpy(t->x, weights[0], (size_t)t->count * sizeof *t->x);
+        if (r < 2) continue;
+        t = put(&made.rank[r], "param.late", SEQPAR_SAFETENSORS_F32, 2, 2, 3, 1);
+        for (int64_t i = 0; i < t->count; i++) t->x[i] = (float)weights[0][i];
+    }
+    put_weights(3, "local", weights[0], 0, SEQPAR_SAFETENSORS_F64);
+    put_weights(1, "local", weights[0], 0, SEQPAR_SAFETENSORS_F64);
+    put(&made.rank[0], "0.part_lse", SEQPAR_SAFETENSORS_F64, 1, 3, 1, 1);
+    write_books("in", &made);
+    runs("gather", "in", "out", "");
+    test_expect(strstr(said, "left out: part_lse local.NAME\n") != NULL, "'%s'", said);
+    open_result();
+    for (int64_t r = 0; r < 2; r++) {
+        item *wide = find(&got.rank[r], "grad.wide"), *late = find(&got.rank[r], "param.late");
+        test_expect(wide && wide->dims == 2 && wide->shape[0] == 3 && wide->shape[1] == 4 &&
+                        wide->dtype == SEQPAR_SAFETENSORS_F64 && wide->count == 12 &&
+                        !memcmp(wide->x, weights[0], 12 * sizeof *wide->x),
+                    "grad.wide is another");
+        test_expect(late && late->dims == 2 && late->shape[0] == 2 && late->shape[1] == 3 &&
+                        late->dtype == SEQPAR_SAFETENSORS_F32 && late->count == 6 &&
+                        late->x[5] == (float)weights[0][5],
+                    "param.late is another");
+    }
+    test_end("run_gather_shapes");
+}
+
+/* A step whose parameters the dump has not: all are written, whole, as the model has them. */
+static void test_bare_step(void) {
+    books want;
+    test_expect(!gen("gen", "--sp 2 --accumulation 2 --tokens 37"), "%s", said);
+    books_free(&made);
+    read_books("gen/got", &made);
+    read_books("gen/got", &want);
+    for (int64_t r = 0; r < made.world; r++)
+        for (int64_t i = 0; i < made.rank[r].count; i++)
+            for (int k = 0; k < 3; k++) {
+                static const char *const prefixes[] = {"grad.", "param.", "after."};
+                item *t = &made.rank[r].of[i];
+                if (strncmp(t->name, prefixes[k], strlen(prefixes[k]))) continue;
+                free(t->x);
+                *t = made.rank[r].of[--made.rank[r].count];
+                i--;
+                break;
+            }
+    write_books("in", &made);
+    runs("step", "in", "out", "--model " FOLDER "/gen/model");
+    books_free(&got);
+    read_books("out", &got);
+    for (int64_t r = 0; r < want.world; r++)
+        for (int64_t i = 0; i < want.rank[r].count; i++) {
+            const item *a = &want.rank[r].of[i], *b = find(&got.rank[r], a->name);
+            if (strncmp(a->name, "grad.", 5) && strncmp(a->name, "after.", 6)) continue;
+            test_expect(b && b->dims == a->dims && b->shape[0] == a->shape[0] &&
+                            (a->dims < 2 || b->shape[1] == a->shape[1]) &&
+                            test_distance(b->x, a->x, a->count) <= 1e-12,
+                        "%s of rank %lld is another, or not there", a->name, (long long)r);
+        }
+    books_free(&want);
+    test_end("run_step_without_parameters");
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     if (system("rm -rf " FOLDER)) return 1;
@@ -1552,6 +1728,12 @@ int main(int argc, char **argv) {
     TEST(test_files());
     TEST(test_json());
     TEST(test_half());
+    TEST(test_types());
+    TEST(test_large_labels());
+    TEST(test_notes());
+    TEST(test_file_names());
+    TEST(test_shapes());
+    TEST(test_bare_step());
     books_free(&made);
     books_free(&got);
     return test_summary();

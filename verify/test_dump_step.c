@@ -288,9 +288,10 @@ static void squeeze(char *text) {
     *to = 0;
 }
 
+static char said[16384];
+
 static void expect(int code, const char *headline, const char *text) {
     FILE *out;
-    char said[16384];
     size_t bytes;
     int is;
     write_scene();
@@ -832,6 +833,47 @@ static void test_counts(void) {
     test_end("dump_step_counts_unknown");
 }
 
+/* ---- both sides of the limits ---- */
+
+static double off_by; /* of a norm, or of a step: relative */
+static double off_norm(int64_t r) { return (void)r, (1 + off_by) * norm_of(s.of[0][GRAD], -1); }
+
+static void test_norm_limits(void) {
+    static const struct {
+        double off;
+        int code;
+        const char *headline;
+    } table[] = {{0.999e-3, 0, "right: "},    {-0.999e-3, 0, "right: "},
+                 {1.001e-3, 0, "marginal: "}, {-1.001e-3, 0, "marginal: "},
+                 {1.499e-3, 0, "marginal: "}, {-1.499e-3, 0, "marginal: "},
+                 {1.501e-3, 1, "wrong: "},    {-1.501e-3, 1, "wrong: unknown"}};
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        make(4, 2, 0);
+        off_by = table[i].off;
+        set_norms(off_norm);
+        expect(table[i].code, table[i].headline, "norm ");
+        test_expect(strstr(said, "a larger one may be") == NULL || off_by > 0,
+                    "a smaller norm is taken for a larger one");
+        test_end("dump_step_norm_off_by_%g", off_by);
+    }
+}
+
+/* One rank's step is off in one element, the last of its last parameter. */
+static void test_step_limits(void) {
+    for (int i = 0; i < 4; i++) {
+        int64_t q = i % 2 ? 3 : 0;
+        double squares = 0;
+        make(4, 2, 0);
+        for (int k = 0; k < TENSORS; k++)
+            for (int64_t at = 0; at < sizes[k]; at++)
+                squares += pow(s.of[q][AFTER][k][at] - s.of[q][PARAM][k][at], 2);
+        off_by = i / 2 ? 1.01e-3 : 0.99e-3;
+        s.of[q][AFTER][TENSORS - 1][sizes[TENSORS - 1] - 1] += off_by * sqrt(squares);
+        expect(i / 2, i / 2 ? "wrong: unknown" : "right: ", "step ");
+        test_end("dump_step_off_by_%g_rank%lld", off_by, (long long)q);
+    }
+}
+
 int main(int argc, char **argv) {
     test_begin(argc, argv);
     test_right();
@@ -849,5 +891,7 @@ int main(int argc, char **argv) {
     test_shows_nothing();
     test_files();
     test_counts();
+    test_norm_limits();
+    test_step_limits();
     return test_summary();
 }

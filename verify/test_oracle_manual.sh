@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # seqpar-verify's manual page and shell completions: each verb and option of its help is in them, bash offers what fits, and the
-# page is roff that groff, or mandoc, takes.
+# page is roff that groff, or mandoc, takes. What verbs say without a dump, in full (oracle_said.txt).
 cd "$(dirname "$0")/.." || exit 1
 oracle=build/seqpar-verify out=build/test_oracle_manual
 rm -rf $out; mkdir -p $out
@@ -43,6 +43,21 @@ if command -v groff >/dev/null 2>&1; then
 else skip manual_groff "no groff"; fi
 if command -v mandoc >/dev/null 2>&1; then mandoc -T lint -W error $out/page.1 >$out/mandoc 2>&1 && ok manual_mandoc || fail manual_mandoc "$(head -n 2 $out/mandoc)"
 else skip manual_mandoc "no mandoc"; fi
+
+# ---- what is said in full ----
+# each "$ WORDS" of oracle_said.txt with what follows it there; of law what mistakes.h says of a mistake is left out
+said() {
+    local _ words
+    echo "# SPDX-License-Identifier: MIT OR Unlicense"
+    grep '^\$ ' verify/oracle_said.txt | while read -r _ words; do
+        echo "\$ $words"
+        $oracle $words >$out/words 2>&1; local code=$?
+        case $words in law*--json | law*--help) cat $out/words ;; law*) sed '/^$/,$d' $out/words ;; *) sed -E 's/"seqpar [0-9.]+"/"seqpar VERSION"/' $out/words ;; esac
+        echo "exit code $code"
+    done
+}
+said >$out/said.txt
+if cmp -s $out/said.txt verify/oracle_said.txt; then ok "manual_said ($(grep -c '^\$ ' $out/said.txt))"; else fail manual_said "$(diff verify/oracle_said.txt $out/said.txt | sed -n 2,3p | tr '\n' ' '); what is meant goes into verify/oracle_said.txt from $out/said.txt"; fi
 
 # ---- words of options ----
 for word in contiguous zigzag zigzag-doc stripe; do $oracle gen --out $out/layout_$word --sp 2 --layout $word >/dev/null 2>&1 || fail manual_words "layout $word is in the table and cannot be made"; done
