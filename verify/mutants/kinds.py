@@ -11,8 +11,9 @@ RELATIONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "=="}
 # A leak is for the sanitizers.
 LEAK = re.compile(r"free|Delete|^fclose$|^close$", re.IGNORECASE)
 
-# The order of their arguments does not matter.
-SAME = re.compile(r"MIN|MAX|^f(min|max)$")
+# The order of their arguments does not matter; of these it does not where only equality is asked.
+SAME = re.compile(r"MIN|MAX|^f?(min|max)$")
+EQUAL = re.compile(r"^(str(n|case|ncase)?|mem)cmp$")
 
 
 def in_body(f):
@@ -136,7 +137,7 @@ def swapped(f, _):
         name = toks[i - 1]
         if t.text != "(" or name.kind != "name" or name.text in KEYWORDS:
             continue
-        if SAME.search(name.text):
+        if SAME.search(name.text) or (EQUAL.match(name.text) and toks[i - 2].text == "!"):
             continue
         parts = split_arguments(toks[i + 1:closing(toks, i)])
         for a, b in zip(parts, parts[1:]):
@@ -262,7 +263,7 @@ def python_dropped(f, _):
 def python_swapped(f, _):
     tree = Tree(f)
     for n in tree.nodes:
-        if isinstance(n, ast.Call):
+        if isinstance(n, ast.Call) and not SAME.search(getattr(n.func, "id", "")):
             for a, b in zip(n.args, n.args[1:]):
                 (s, e), (s2, e2) = tree.span(a), tree.span(b)
                 if f.text[s:e] != f.text[s2:e2]:
