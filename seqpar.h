@@ -11813,8 +11813,8 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
 
 /* Goes on with a program to its end, or, if until >= 0, to the next leaf that is not
    `until`. */
-static void seqpar__machine_go(seqpar__machine *m, const seqpar_fold_op *program, int64_t count,
-                               int64_t until) {
+static void seqpar__machine_step(seqpar__machine *m, const seqpar_fold_op *program,
+                                 int64_t count, int64_t until) {
     int64_t taken;
     while (m->at < count) {
         const seqpar_fold_op *p = program + m->at;
@@ -11854,7 +11854,7 @@ static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *progra
                                 int64_t count) {
     m->top = -1;
     m->at = 0;
-    seqpar__machine_go(m, program, count, -1);
+    seqpar__machine_step(m, program, count, -1);
 }
 
 /* ---- folds of vectors that are computed column block by column block ---- */
@@ -12290,8 +12290,8 @@ static void seqpar__backward_key_leaf(void *user, void *value, int64_t index, in
             &b->query[((j->head - b->head) * group + h) * b->a->task_count + b->task_of[index]];
         seqpar__backward_wait(&q->next, j->task->order);
         q->job.keys = j;
-        seqpar__machine_go(&q->machine, q->job.task->program, q->job.task->program_count,
-                           j->task->order);
+        seqpar__machine_step(&q->machine, q->job.task->program, q->job.task->program_count,
+                             j->task->order);
         seqpar__backward_pass(q);
     }
 }

@@ -106,9 +106,9 @@ struct cuda_device {
     int ordinal, multiprocessors;
     bool own_stream;
     piece_of_memory *memory;
-    int64_t pieces, pieces_room;
+    int64_t pieces, pieces_capacity;
     char *lists_data; /* lists of the call at hand, one behind the other */
-    int64_t lists_bytes, lists_room, calls, list_bytes;
+    int64_t lists_bytes, lists_capacity, calls, list_bytes;
     uploaded list[LISTS];
     int lists;
     char *staging; /* pinned; two halves, used in turn */
@@ -222,12 +222,12 @@ static bool release_spares(cuda_device *self) {
 
 static piece_of_memory *new_piece(cuda_device *self, int64_t bytes) {
     void *data = NULL;
-    if (self->pieces == self->pieces_room) {
+    if (self->pieces == self->pieces_capacity) {
         piece_of_memory *more = (piece_of_memory *)realloc(
-            self->memory, (size_t)(2 * self->pieces_room + 64) * sizeof *more);
+            self->memory, (size_t)(2 * self->pieces_capacity + 64) * sizeof *more);
         if (!more) return NULL;
         self->memory = more;
-        self->pieces_room = 2 * self->pieces_room + 64;
+        self->pieces_capacity = 2 * self->pieces_capacity + 64;
     }
     if (cudaMalloc(&data, (size_t)bytes)) {
         (void)cudaGetLastError();
@@ -401,11 +401,11 @@ static char *scratch(cuda_device *self, int64_t bytes) {
 /* Puts a list behind those of this call; its place in bytes. -1: no memory. */
 static int64_t list_add(cuda_device *self, const void *list, int64_t bytes) {
     int64_t at = (self->lists_bytes + 15) & ~(int64_t)15, need = at + bytes;
-    if (need > self->lists_room) {
+    if (need > self->lists_capacity) {
         char *bigger = (char *)realloc(self->lists_data, (size_t)(2 * need));
         if (!bigger) return -1;
         self->lists_data = bigger;
-        self->lists_room = 2 * need;
+        self->lists_capacity = 2 * need;
     }
     memset(self->lists_data + self->lists_bytes, 0, (size_t)(at - self->lists_bytes));
     if (bytes) memcpy(self->lists_data + at, list, (size_t)bytes);

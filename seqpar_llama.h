@@ -1867,8 +1867,8 @@ static const seqpar_llama *seqpar__llama_learner(const seqpar_llama *m) {
     return m->adapters ? m->adapters : m;
 }
 
-static seqpar_fold_run seqpar__llama_token_run(const seqpar__llama_layer_call *c,
-                                               int64_t tensor) {
+static seqpar_fold_run seqpar__llama_tokens_call(const seqpar__llama_layer_call *c,
+                                                 int64_t tensor) {
     seqpar_fold_run r;
     r.program = c->tile.program;
     r.program_count = c->tile.program_count;
@@ -1886,7 +1886,7 @@ static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c
                                                void *x, int64_t tensor) {
     const seqpar_tensor *t = &seqpar__llama_learner(c->m)->tensors[tensor];
     seqpar_weight_grad_args a;
-    a.fold = seqpar__llama_token_run(c, tensor);
+    a.fold = seqpar__llama_tokens_call(c, tensor);
     a.leaves = c->tile.leaves;
     a.dy = seqpar__llama_mat(dy, t->rows);
     a.x = seqpar__llama_mat(x, t->cols);
@@ -2037,7 +2037,7 @@ static seqpar_status seqpar__llama_norm_rows_grad(const seqpar__llama_layer_call
     memset(&a, 0, sizeof a);
     a.width = c->m->tensors[tensor].cols;
     if (!c->m->adapters) { /* else the gain is frozen, and has no leaves */
-        a.fold = seqpar__llama_token_run(c, tensor);
+        a.fold = seqpar__llama_tokens_call(c, tensor);
         a.leaves = pieces;
     }
     a.dx = seqpar__llama_mat(dx, a.width);
@@ -2149,7 +2149,7 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
 }
 
 /* x, out and lse: the layer's own, those of a layer that is held, or scratch. */
-static seqpar_status seqpar__llama_kept_buffers(seqpar__llama_layer_call *c, int keep) {
+static seqpar_status seqpar__llama_saved_buffers(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
     seqpar_llama_held *held = c->b->run.recompute == 2 ? &c->b->held[c->layer % 2] : NULL;
@@ -2168,7 +2168,7 @@ static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, 
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
     int all = keep && !c->b->run.recompute;
     int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
-    SEQPAR__LLAMA_TRY(seqpar__llama_kept_buffers(c, keep));
+    SEQPAR__LLAMA_TRY(seqpar__llama_saved_buffers(c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->q, &shared->q, wide, 0, all, &c->q));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_layer_buffer(c, &own->k, &shared->k, narrow, 0, all, &c->k));
@@ -2316,7 +2316,7 @@ static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *
         const seqpar_tensor *t = &c->m->tensors[number];
         seqpar_weight_grad_args a;
         seqpar__llama_expert_leaves(c, e);
-        a.fold = seqpar__llama_token_run(c, number);
+        a.fold = seqpar__llama_tokens_call(c, number);
         a.leaves = c->b->expert_pieces;
         a.dy = seqpar__llama_mat(dy, t->rows);
         a.x = seqpar__llama_mat(x, t->cols);
@@ -3151,7 +3151,7 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
 static seqpar_status seqpar__llama_embedding_nodes(seqpar__llama_layer_call *c, void *dx,
                                                    int64_t first, int64_t rows) {
     seqpar_embedding_grad_args a;
-    a.fold = seqpar__llama_token_run(c, 0);
+    a.fold = seqpar__llama_tokens_call(c, 0);
     a.leaves = c->b->share->pieces;
     a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
     a.ids = c->b->taught;

@@ -347,12 +347,12 @@ typedef struct seqpar_nccl__referee {
     int64_t size, met, came, version;
     double connect_s, began;
     ncclUniqueId id;
-    int *socket;                   /* (size) of each rank; -1 */
-    char *seen, *ended;            /* (size) has come; has ended or died */
-    int64_t *blocked;              /* (size) request that it waits for, -1: it runs */
-    seqpar_nccl__end **ends;       /* (size, size) messages from, to */
-    seqpar_nccl__items *go, items; /* (size) what each rank is to launch */
-    seqpar_nccl__note stop;        /* the first failure; status 0: none */
+    int *socket;                      /* (size) of each rank; -1 */
+    char *seen, *ended;               /* (size) has come; has ended or died */
+    int64_t *blocked;                 /* (size) request that it waits for, -1: it runs */
+    seqpar_nccl__end **ends;          /* (size, size) messages from, to */
+    seqpar_nccl__items *ready, items; /* (size) what each rank is to launch */
+    seqpar_nccl__note stop;           /* the first failure; status 0: none */
 } seqpar_nccl__referee;
 
 __attribute__((format(printf, 4, 5))) static void seqpar_nccl__rule(seqpar_nccl__referee *f,
@@ -387,8 +387,8 @@ static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *
         strcmp(send->name, recv->name)) {
         seqpar_status status = seqpar_comm_mismatch(&wrong, &m);
         seqpar_nccl__rule(f, status, recv->rank, "%s", wrong.text);
-    } else if (!seqpar_nccl__append(&f->go[send->rank], send->request, send->index) ||
-               !seqpar_nccl__append(&f->go[recv->rank], recv->request, recv->index))
+    } else if (!seqpar_nccl__append(&f->ready[send->rank], send->request, send->index) ||
+               !seqpar_nccl__append(&f->ready[recv->rank], recv->request, recv->index))
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }
 
@@ -526,13 +526,13 @@ static void seqpar_nccl__hear_rank(seqpar_nccl__referee *f, int64_t rank) {
 }
 
 /* One order for all: what was matched in a round is told to everybody before the next round. */
-static void seqpar_nccl__tell_go(seqpar_nccl__referee *f) {
+static void seqpar_nccl__tell_ready(seqpar_nccl__referee *f) {
     for (int64_t r = 0; r < f->size; r++) {
         seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__GO, r);
-        n.count = f->go[r].count;
+        n.count = f->ready[r].count;
         if (n.count && f->socket[r] >= 0 && !f->stop.status)
-            seqpar_nccl__send_note(f->socket[r], &n, f->go[r].item);
-        f->go[r].count = 0;
+            seqpar_nccl__send_note(f->socket[r], &n, f->ready[r].item);
+        f->ready[r].count = 0;
     }
 }
 
@@ -629,7 +629,7 @@ static int seqpar_nccl__round(seqpar_nccl__referee *f, struct pollfd *on) {
     for (int64_t r = 0; r < f->size; r++)
         if (on[r].fd >= 0 && on[r].revents) seqpar_nccl__hear_rank(f, r);
     if (gathers && on[f->size].revents) seqpar_nccl__seat(f, accept(f->listener, NULL, NULL));
-    seqpar_nccl__tell_go(f);
+    seqpar_nccl__tell_ready(f);
     seqpar_nccl__watch_deadlock(f);
     return 1;
 }
@@ -642,14 +642,14 @@ static void seqpar_nccl__referee_free(seqpar_nccl__referee *f) {
             f->ends[i] = e->next;
             SEQPAR_FREE(e);
         }
-    for (int64_t i = 0; f->go && i < f->size; i++) SEQPAR_FREE(f->go[i].item);
+    for (int64_t i = 0; f->ready && i < f->size; i++) SEQPAR_FREE(f->ready[i].item);
     if (f->listener >= 0) close(f->listener);
     SEQPAR_FREE(f->socket);
     SEQPAR_FREE(f->seen);
     SEQPAR_FREE(f->ended);
     SEQPAR_FREE(f->blocked);
     SEQPAR_FREE(f->ends);
-    SEQPAR_FREE(f->go);
+    SEQPAR_FREE(f->ready);
     SEQPAR_FREE(f->items.item);
     SEQPAR_FREE(f);
 }
@@ -676,8 +676,8 @@ static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     f->ended = SEQPAR_NCCL__NEW(char, size);
     f->blocked = SEQPAR_NCCL__NEW(int64_t, size);
     f->ends = SEQPAR_NCCL__NEW(seqpar_nccl__end *, size * size);
-    f->go = SEQPAR_NCCL__NEW(seqpar_nccl__items, size);
-    if (!f->socket || !f->seen || !f->ended || !f->blocked || !f->ends || !f->go) {
+    f->ready = SEQPAR_NCCL__NEW(seqpar_nccl__items, size);
+    if (!f->socket || !f->seen || !f->ended || !f->blocked || !f->ends || !f->ready) {
         seqpar_nccl__referee_free(f);
         return NULL;
     }
@@ -730,8 +730,8 @@ typedef struct seqpar_nccl__member { /* state of a comm */
     double since;
     int64_t id, *world_rank;        /* (size) */
     seqpar_nccl__request *requests; /* in order of begin */
-    seqpar_nccl__start *go;
-    int64_t go_count, go_capacity;
+    seqpar_nccl__start *ready;
+    int64_t ready_count, ready_capacity;
 } seqpar_nccl__member;
 
 typedef struct seqpar_nccl__world { /* what the comms of one rank share */
@@ -764,7 +764,7 @@ static void seqpar_nccl__abort_all(seqpar_nccl__world *w) {
         if (m->nccl) ncclCommAbort(m->nccl);
         m->nccl = NULL;
         m->launching = NULL;
-        m->go_count = 0;
+        m->ready_count = 0;
     }
 }
 
@@ -898,18 +898,19 @@ static int seqpar_nccl__nccl(seqpar_nccl__member *m, ncclResult_t code, const ch
 
 /* >>launch  from messages that both ends have begun to an NCCL group and its event --------- */
 
-static int seqpar_nccl__go(seqpar_nccl__member *m, seqpar_nccl__request *r, int64_t index) {
-    if (m->go_count == m->go_capacity) {
-        int64_t capacity = m->go_capacity ? 2 * m->go_capacity : 16;
+static int seqpar_nccl__add_ready(seqpar_nccl__member *m, seqpar_nccl__request *r,
+                                  int64_t index) {
+    if (m->ready_count == m->ready_capacity) {
+        int64_t capacity = m->ready_capacity ? 2 * m->ready_capacity : 16;
         seqpar_nccl__start *bigger = SEQPAR_NCCL__NEW(seqpar_nccl__start, capacity);
         if (!bigger) return 0;
-        if (m->go_count) memcpy(bigger, m->go, (size_t)m->go_count * sizeof *bigger);
-        SEQPAR_FREE(m->go);
-        m->go = bigger;
-        m->go_capacity = capacity;
+        if (m->ready_count) memcpy(bigger, m->ready, (size_t)m->ready_count * sizeof *bigger);
+        SEQPAR_FREE(m->ready);
+        m->ready = bigger;
+        m->ready_capacity = capacity;
     }
-    m->go[m->go_count].request = r;
-    m->go[m->go_count++].index = index;
+    m->ready[m->ready_count].request = r;
+    m->ready[m->ready_count++].index = index;
     return 1;
 }
 
@@ -920,7 +921,7 @@ static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t 
     for (m = w->members; m; m = m->next)
         for (r = m->requests; r; r = r->next)
             if (r->number == number && index >= 0 && index < r->count &&
-                !seqpar_nccl__go(m, r, index))
+                !seqpar_nccl__add_ready(m, r, index))
                 seqpar_nccl__learn(w, SEQPAR_ERR_MEMORY, w->rank,
                                    "out of memory for messages that may start");
 }
@@ -949,10 +950,10 @@ static ncclResult_t seqpar_nccl__message(seqpar_nccl__member *m, const seqpar_nc
 static void seqpar_nccl__launch(seqpar_nccl__member *m) {
     const char *call = "ncclGroupStart";
     ncclResult_t code = ncclSuccess, end = ncclSuccess;
-    int64_t count = m->go_count;
+    int64_t count = m->ready_count;
     int grouped = 0;
     for (int64_t i = 0; i < count && (code == ncclSuccess || code == ncclInProgress); i++) {
-        const seqpar_nccl__start *s = &m->go[i];
+        const seqpar_nccl__start *s = &m->ready[i];
         if (!s->request->list[s->index].bytes) continue;
         if (!grouped && (code = ncclGroupStart()) != ncclSuccess) break;
         grouped = 1;
@@ -962,8 +963,8 @@ static void seqpar_nccl__launch(seqpar_nccl__member *m) {
     if (grouped) end = ncclGroupEnd();
     if (!seqpar_nccl__nccl(m, code, call) || !seqpar_nccl__nccl(m, end, "ncclGroupEnd")) return;
     for (int64_t i = 0; i < count; i++)
-        if (!--m->go[i].request->left) m->go[i].request->state = SEQPAR_NCCL__STARTED;
-    m->go_count = 0;
+        if (!--m->ready[i].request->left) m->ready[i].request->state = SEQPAR_NCCL__STARTED;
+    m->ready_count = 0;
     if (!m->launching) seqpar_nccl__record(m);
 }
 
@@ -1063,7 +1064,7 @@ static void seqpar_nccl__advance(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__request *r, *next;
     seqpar_nccl__ask(m);
-    if (!w->news.status && !m->launching && m->go_count) seqpar_nccl__launch(m);
+    if (!w->news.status && !m->launching && m->ready_count) seqpar_nccl__launch(m);
     if (!w->news.status) seqpar_nccl__watch(m);
     for (r = m->requests; r && !w->news.status; r = next) {
         next = r->next;
@@ -1079,7 +1080,7 @@ static void seqpar_nccl__member_free(seqpar_nccl__member *m) {
     while (*link && *link != m) link = &(*link)->next;
     if (*link) *link = m->next;
     if (m->own_stream) cudaStreamDestroy(m->stream);
-    SEQPAR_FREE(m->go);
+    SEQPAR_FREE(m->ready);
     SEQPAR_FREE(m->world_rank);
     SEQPAR_FREE(m);
 }
@@ -1290,7 +1291,7 @@ static void seqpar_nccl__start_on_queue(seqpar_nccl__member *m, seqpar_nccl__req
         !SEQPAR_NCCL__CUDA(w, cudaStreamWaitEvent(m->stream, r->ready, 0)))
         return;
     for (int64_t i = 0; i < r->count; i++)
-        if (!seqpar_nccl__go(m, r, i))
+        if (!seqpar_nccl__add_ready(m, r, i))
             seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for '%s'", r->name);
     if (!w->news.status) seqpar_nccl__launch(m);
 }
@@ -1869,7 +1870,7 @@ static void seqpar_nccl__hand_out(seqpar_nccl__member *m, seqpar_nccl__ticket *t
     r = seqpar_nccl__request_new(m, &g, 0);
     SEQPAR_FREE(list);
     for (int64_t i = 0; r && i < r->count; i++)
-        if (!seqpar_nccl__go(m, r, i))
+        if (!seqpar_nccl__add_ready(m, r, i))
             seqpar_nccl__fail(w, SEQPAR_ERR_MEMORY, "out of memory for an address");
     w->limit_s = w->connect_s;
     while (r && !w->news.status && r->state != SEQPAR_NCCL__DONE) seqpar_nccl__rest(w, 1);

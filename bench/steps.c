@@ -48,7 +48,7 @@ static int32_t *ids_of(const char *path, int64_t *count) {
     FILE *file = fopen(path, "rb");
     if (!file || fseek(file, 0, SEEK_END)) give_up_file(path);
     *count = ftell(file) / 4;
-    int32_t *ids = (int32_t *)demo_room(*count, sizeof *ids);
+    int32_t *ids = (int32_t *)demo_alloc(*count, sizeof *ids);
     rewind(file);
     if (fread(ids, 4, (size_t)*count, file) != (size_t)*count) give_up_file(path);
     fclose(file);
@@ -75,7 +75,7 @@ static seqpar_status row_of(server *s, const int32_t *ids, int64_t tokens, const
 /* -1/N for each supervised token */
 static seqpar_status seeds_of(server *s, const seqpar_llama_batch *b, int64_t count,
                               seqpar_buffer *seeds) {
-    double *host = (double *)demo_room(3 * b->tokens, sizeof *host);
+    double *host = (double *)demo_alloc(3 * b->tokens, sizeof *host);
     seqpar_host_seeds parts = {host, host + b->tokens, host + 2 * b->tokens};
     seqpar_sft_desc desc = {.count = count};
     seqpar_status status = seqpar_sft_seeds(s->ctx.error, &parts, b->targets, NULL, b->tokens,
@@ -136,8 +136,8 @@ static void answer_step(server *s, const char *path, const char *lengths) {
 static void answer_texts(server *s, const char *path, int64_t count, int64_t fresh) {
     int64_t tokens;
     int32_t *ids = ids_of(path, &tokens);
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count, sizeof *prompts);
-    seqpar_llama_text *texts = (seqpar_llama_text *)demo_room(count, sizeof *texts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_alloc(count, sizeof *prompts);
+    seqpar_llama_text *texts = (seqpar_llama_text *)demo_alloc(count, sizeof *texts);
     seqpar_llama_sample_desc desc = {.max_new_tokens = fresh, .batch = count, .top_p = 1};
     for (int64_t i = 0; i < count; i++)
         prompts[i] = (seqpar_llama_prompt){ids + i * (tokens / count), tokens / count, i};

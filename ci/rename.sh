@@ -8,8 +8,8 @@ script=$(awk -F '\t' '!/^#/ && NF == 2 { printf "s/\\b%s\\b/%s/g\n", $1, $2 }' c
 old=$(awk -F '\t' '!/^#/ && NF == 2 { print $1 }' ci/renames.tsv)
 awk -F '\t' '!/^#/ && NF == 2 { if (from[$1]++) print "twice from: " $1; if (to[$2]++) print "twice to: " $2 }' ci/renames.tsv
 if [ "$1" = check ]; then
-    awk -F '\t' '!/^#/ && NF == 2 { print $2 }' ci/renames.tsv | while read -r name; do
-        grep -lwF -- "$name" $files | sed "s/^/$name is already in /"
+    awk -F '\t' '!/^#/ && NF == 2' ci/renames.tsv | while IFS=$'\t' read -r from name; do
+        if grep -qwF -- "$from" $files; then grep -lwF -- "$name" $files | sed "s/^/$from: $name is already in /"; fi
     done
     exit
 fi

@@ -81,7 +81,7 @@ static bool equal_models(const char *a, const char *b, int64_t *tensors, int64_t
     for (int64_t i = 0; equal && i < seqpar_safetensors_count(file[0]); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file[0], i);
         seqpar_safetensors_part part = seqpar_safetensors_whole(t);
-        char *x = (char *)demo_room(2 * t->bytes, 1), *y = x + t->bytes;
+        char *x = (char *)demo_alloc(2 * t->bytes, 1), *y = x + t->bytes;
         equal = !seqpar_safetensors_expect(file[1], t, error) &&
                 !seqpar_safetensors_read(file[0], x, &part, error) &&
                 !seqpar_safetensors_read(file[1], y, &part, error) &&

@@ -48,7 +48,7 @@ static model model_new(slow_config config, const char *head, uint64_t seed) {
     m.count = slow_parameters(&config, m.table);
     config.mixtral_names = config.experts > 0;
     slow_parameters(&config, m.file);
-    m.p = (double *)demo_room(m.count, sizeof *m.p);
+    m.p = (double *)demo_alloc(m.count, sizeof *m.p);
     model_fill(&m, seed);
     return m;
 }
@@ -345,10 +345,10 @@ static int run_parse(run *x, int tool, const char *options) {
 
 static seqpar_status params_of(demo_rank *r, const seqpar_llama *from, const model *m,
                                double **to) {
-    double *all = (double *)demo_room(from->elements, sizeof *all);
+    double *all = (double *)demo_alloc(from->elements, sizeof *all);
     seqpar_status status = params_read(&r->ctx, from, all);
     if (r->world->rank == 0) {
-        *to = (double *)demo_room(m->count, sizeof **to);
+        *to = (double *)demo_alloc(m->count, sizeof **to);
         model_take(m, from, all, *to);
     }
     free(all);
@@ -356,12 +356,12 @@ static seqpar_status params_of(demo_rank *r, const seqpar_llama *from, const mod
 }
 
 static seqpar_status average_of(demo_rank *r, const model *m, double **to) {
-    double *all = (double *)demo_room(r->model.elements, sizeof *all);
+    double *all = (double *)demo_alloc(r->model.elements, sizeof *all);
     seqpar_status status = SEQPAR_OK;
     if (r->average.share)
         status = demo_average_read(&r->ctx, &r->model, &r->average, all, 0, r->model.elements);
     if (r->average.share && r->world->rank == 0) {
-        *to = (double *)demo_room(m->count, sizeof **to);
+        *to = (double *)demo_alloc(m->count, sizeof **to);
         model_take(m, &r->model, all, *to);
     }
     free(all);
@@ -380,9 +380,9 @@ static void rollout_keep(run *x, const demo_rank *r, const demo_ppo *p) {
     const demo_rollout *o = &p->rollout;
     rollout_seen *s = &x->rollout;
     s->count = o->texts;
-    s->texts = (text *)demo_room(o->texts, sizeof *s->texts);
-    s->score = (double *)demo_room(o->texts, sizeof *s->score);
-    s->entry = (double *)demo_room(o->entries * ENTRY, sizeof *s->entry);
+    s->texts = (text *)demo_alloc(o->texts, sizeof *s->texts);
+    s->score = (double *)demo_alloc(o->texts, sizeof *s->score);
+    s->entry = (double *)demo_alloc(o->entries * ENTRY, sizeof *s->entry);
     for (int64_t i = 0; i < o->texts; i++) s->texts[i] = text_of(o, i);
     memcpy(s->score, o->score, (size_t)o->texts * sizeof *s->score);
     memcpy(s->entry, o->entry, (size_t)(o->entries * ENTRY) * sizeof *s->entry);
@@ -471,7 +471,7 @@ static bool near(double got, double want, double tolerance) {
 static void expect_gradient(const model *m, slow_scalar *f, const void *context,
                             const double *before, const double *after, double rate,
                             double tolerance) {
-    double *g = (double *)demo_room(2 * m->count, sizeof *g), *way = g + m->count, size = 0;
+    double *g = (double *)demo_alloc(2 * m->count, sizeof *g), *way = g + m->count, size = 0;
     for (int64_t k = 0; k < m->count; k++) g[k] = (before[k] - after[k]) / rate;
     size = slow_norm(m->count, g);
     test_expect(size > 1e-6, "nothing was learnt: the gradient's norm is %g", size);

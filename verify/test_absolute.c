@@ -527,7 +527,7 @@ typedef struct path {
 } path;
 
 static void path_open(path *t, const model *m) {
-    t->p = (double *)demo_room(5 * m->count, sizeof *t->p);
+    t->p = (double *)demo_alloc(5 * m->count, sizeof *t->p);
     t->g = t->p + m->count;
     t->m = t->g + m->count;
     t->v = t->m + m->count;
@@ -1083,7 +1083,7 @@ static void test_critic(const char *options, way w) {
     run x;
     path t = {0};
     ppo_models_write(&m, &ppo_usual, "");
-    bool *live = (bool *)demo_room(m.critic.count, sizeof *live);
+    bool *live = (bool *)demo_alloc(m.critic.count, sizeof *live);
     snprintf(all, sizeof all,
              "--optim adamw --max_norm 1 --adam_betas 0.9,0.95 --critic_learning_rate %.17g %s",
              w.rate, options);
@@ -1255,7 +1255,7 @@ static void test_bf16(const char *options) {
         double want = slow_value_of(sft_value, &loss, m.count, m.p);
         test_expect(near(x.step[0].loss, want, 0.02), "the loss is %.12g, not %.12g",
                     x.step[0].loss, want);
-        double *g = (double *)demo_room(m.count, sizeof *g);
+        double *g = (double *)demo_alloc(m.count, sizeof *g);
         slow_gradient_of(sft_value, &loss, m.count, m.p, g);
         double norm = slow_norm(m.count, g);
         test_expect(near(x.step[0].norm, norm, 0.05), "the norm is %.12g, not %.12g",
@@ -1286,7 +1286,7 @@ static void test_chance(void) {
     if (type_run(
             &x, &m,
             "--param_dtype bf16 --stochastic_rounding --optim sgd --max_norm 0 --learning_rate 0.01 --max_epochs 1")) {
-        double *g = (double *)demo_room(m.count, sizeof *g);
+        double *g = (double *)demo_alloc(m.count, sizeof *g);
         slow_gradient_of(sft_value, &loss, m.count, x.start, g);
         for (int64_t k = 0; k < m.count; k++) {
             double before = x.start[k], after = x.step[0].params[k];

@@ -343,7 +343,7 @@ static bool option_parses(const char *tool, const void *context) {
                0);
         /* the value was taken, so that the last word was reached */
         EXPECT(options.help_wanted);
-        EXPECT(demo_options_given(&options, target->name));
+        EXPECT(demo_options_typed(&options, target->name));
         if (!options.binding_count) continue;
         if (binding.type == DEMO_INT) EXPECT(variable.whole == 3);
         if (binding.type == DEMO_FLAG) EXPECT(variable.flag);
@@ -369,7 +369,7 @@ static bool defaults_come_from_the_table(void) {
            !config.dataset);
     EXPECT(!(fabs(config.learning_rate - 5e-6) > 0) && !(fabs(config.betas[1] - 0.95) > 0));
     EXPECT_TEXT(config.optim, "adamw");
-    EXPECT(!demo_options_given(&options, "max_len"));
+    EXPECT(!demo_options_typed(&options, "max_len"));
     return true;
 }
 
@@ -380,13 +380,13 @@ static bool values_land(void) {
     EXPECT(config.max_len == 9 && config.packing && config.warmup_steps == -1);
     EXPECT(!(fabs(config.betas[0] - .5) > 0) && !(fabs(config.betas[1] - .25) > 0));
     EXPECT_TEXT(config.dataset, "a=b.jsonl");
-    EXPECT(demo_options_given(&options, "max_len") && !demo_options_given(&options, "optim"));
+    EXPECT(demo_options_typed(&options, "max_len") && !demo_options_typed(&options, "optim"));
     EXPECT(parse("--cutoff_len 5 --sequence_parallel_degree 4 --optimizer adamw_torch "
                  "--adam.betas 0.1,0.2") == 0);
     EXPECT(config.max_len == 5 && config.ring_attn_size == 4 &&
            !(fabs(config.betas[1] - .2) > 0));
     EXPECT_TEXT(config.optim, "adamw"); /* synonyms arrive as the first spelling */
-    EXPECT(demo_options_given(&options, "max-len"));
+    EXPECT(demo_options_typed(&options, "max-len"));
     return true;
 }
 

@@ -66,7 +66,7 @@ static void test_words(void) {
     static const unsigned char map[64] = " 12\xE2\x82\xAC</s>";
     const demo_token_section where[] = {{.begin = 64, .bytes = sizeof offsets}, {.bytes = 10}};
     const demo_token_head head = {.words = 4};
-    unsigned char *whole = (unsigned char *)demo_room(1, 64 + sizeof offsets);
+    unsigned char *whole = (unsigned char *)demo_alloc(1, 64 + sizeof offsets);
     demo_token_file file = {.map = whole, .head = &head, .flags = flags};
     memcpy(whole, map, 64);
     memcpy(whole + 64, offsets, sizeof offsets);
@@ -717,7 +717,7 @@ static void four_new(four *f) {
             demo_push(&d, (int32_t)('a' + 3 * i + t), true);
         demo_rollout_take(o, d, logp, 1 + i / 2, &four_source[i], score[i]);
     }
-    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
+    o->entry = (double *)demo_alloc(o->entries * ENTRY + 1, sizeof *o->entry);
     for (int64_t i = 0; i < o->entries; i++) {
         o->entry[i * ENTRY + OLD_LOGP] = -1.25 - 0.25 * (double)i;
         o->entry[i * ENTRY + REF_LOGP_OF] = -1.5 + 0.125 * (double)(i * i % 5);

@@ -18,7 +18,7 @@ static char *program_trainer_help(const program *p, const char *tool) {
     free(binary);
     FILE *pipe = popen(command, "r");
     size_t used = 0, got;
-    char *text = (char *)demo_room(1 << 20, 1);
+    char *text = (char *)demo_alloc(1 << 20, 1);
     while (pipe && used < (1 << 20) - 1 &&
            (got = fread(text + used, 1, (1 << 20) - 1 - used, pipe)) > 0)
         used += got;

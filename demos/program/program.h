@@ -63,7 +63,7 @@ __attribute__((format(printf, 1, 2))) static inline char *program_text(const cha
     va_start(arguments, format);
     va_copy(again, arguments);
     int64_t length = vsnprintf(NULL, 0, format, arguments);
-    char *text = (char *)demo_room(length + 1, 1);
+    char *text = (char *)demo_alloc(length + 1, 1);
     vsnprintf(text, (size_t)length + 1, format, again);
     va_end(again);
     va_end(arguments);

@@ -36,7 +36,7 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     demo_shard_copy copy = {.runs = demo_own_runs(s, kinds, prefix),
                             .weights = demo_dtype(s->ctx->device->storage),
                             .state = demo_dtype(s->ctx->device->accumulator)};
-    double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    double *values = (double *)demo_alloc(DEMO_VALUES, sizeof *values);
     int64_t bytes = 0;
     seqpar_status status = SEQPAR_OK;
     copy.step = s->step;
@@ -45,7 +45,7 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
                     s->ctx->world->size);
     for (int64_t i = 0; i < arrlen(copy.runs); i++)
         bytes += demo_copy_bytes(&copy, &copy.runs[i]);
-    copy.bytes = (char *)demo_room(bytes + 1, 1);
+    copy.bytes = (char *)demo_alloc(bytes + 1, 1);
     char *to = copy.bytes;
     for (int64_t i = 0; !status && i < arrlen(copy.runs); i++) {
         const demo_shard_run *run = &copy.runs[i];

@@ -65,7 +65,7 @@ static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *mode
    numbers it is that number, to the bit. Collective where the weights are at their owners. */
 static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, bool begins) {
-    double *weights = (double *)demo_room(DEMO_AVERAGE_PART, sizeof *weights);
+    double *weights = (double *)demo_alloc(DEMO_AVERAGE_PART, sizeof *weights);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < model->tensor_count; i++) {
         const seqpar_tensor *t = &model->tensors[i];
@@ -101,7 +101,7 @@ static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *mode
     average->begin = demo_average_begin(ctx, model, ctx->world->rank);
     average->count = demo_average_begin(ctx, model, ctx->world->rank + 1) - average->begin;
     if (demo_is_planned(ctx->device)) average->count = 0; /* it would be the host's memory */
-    average->share = (double *)demo_room(average->count + 1, sizeof *average->share);
+    average->share = (double *)demo_alloc(average->count + 1, sizeof *average->share);
     if (!average->share)
         return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,
                            "out of memory for the moving average; leave out --enable_ema");

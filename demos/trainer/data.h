@@ -72,7 +72,7 @@ static inline int demo_token_file_suits(const demo_token_reader *r,
 static inline demo_token_file *demo_token_file_for(const char *path, uint32_t kind,
                                                    const demo_data_options *options,
                                                    demo_error *error) {
-    demo_token_file *file = (demo_token_file *)demo_room(1, sizeof *file);
+    demo_token_file *file = (demo_token_file *)demo_alloc(1, sizeof *file);
     const demo_token_reader r = {file, path, error};
     if (!demo_token_file_open(file, path, kind, error) && !demo_token_file_suits(&r, options))
         return file;

@@ -85,8 +85,8 @@ static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
 
 /* The sets' records in the order of the rule. */
 static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int64_t limit) {
-    int64_t count = arrlen(sets), *there = (int64_t *)demo_room(count, sizeof *there), all = 0;
-    double *ends = (double *)demo_room(count, sizeof *ends);
+    int64_t count = arrlen(sets), *there = (int64_t *)demo_alloc(count, sizeof *there), all = 0;
+    double *ends = (double *)demo_alloc(count, sizeof *ends);
     const char *probs = reader->options->probs;
     int32_t *order = NULL;
     int failed = probs ? demo_mix_weights(ends, count, probs, reader->error) : 0;

@@ -49,7 +49,7 @@ static int demo_by_length(const void *a, const void *b) {
 /* Places of the first documents of the `count` longest usable units. An stb_ds array. */
 static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     int64_t per_unit = job->objective->documents_per_unit, *which = NULL;
-    int64_t *units = (int64_t *)demo_room(2 * job->usable_count, sizeof *units);
+    int64_t *units = (int64_t *)demo_alloc(2 * job->usable_count, sizeof *units);
     for (int64_t i = 0; i < job->usable_count; i++) {
         units[2 * i + 1] = job->usable[i] * per_unit;
         for (int64_t k = 0; k < per_unit; k++)
@@ -107,7 +107,7 @@ static int64_t demo_average_bytes(const demo_rank *r) {
 
 static seqpar_status demo_memory_gather(demo_rank *r, demo_memory *m) {
     int64_t ranks = r->world->size, own[DEMO_KINDS];
-    int64_t *bytes = (int64_t *)demo_room(ranks * (1 + DEMO_KINDS), sizeof *bytes);
+    int64_t *bytes = (int64_t *)demo_alloc(ranks * (1 + DEMO_KINDS), sizeof *bytes);
     int64_t *all = bytes + ranks;
     memcpy(own, r->ctx.memory.peak, sizeof r->ctx.memory.peak);
     own[DEMO_KIND_AVERAGE] = demo_average_bytes(r);
@@ -156,7 +156,7 @@ static seqpar_status demo_walk_main(seqpar_comm *world, void *user) {
 /* Ranks are threads here, whatever they are in the run. */
 static seqpar_status demo_walk_through(const demo_job *job, demo_rehearsal *walk, bool other,
                                        seqpar_error *error) {
-    demo_job *own = (demo_job *)demo_room(1, sizeof *own);
+    demo_job *own = (demo_job *)demo_alloc(1, sizeof *own);
     *own = *job;
     if (other) own->config.gradient_checkpointing = !own->config.gradient_checkpointing;
     walk->job = own;

@@ -55,8 +55,8 @@ static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
     int64_t experts = model->config.experts;
     e->on = coefficient > 0 && experts > 0;
     if (!e->on) return SEQPAR_OK;
-    if (!e->chosen) e->chosen = (int64_t *)demo_room(experts, sizeof *e->chosen);
-    if (!e->slopes) e->slopes = (double *)demo_room(experts, sizeof *e->slopes);
+    if (!e->chosen) e->chosen = (int64_t *)demo_alloc(experts, sizeof *e->chosen);
+    if (!e->slopes) e->slopes = (double *)demo_alloc(experts, sizeof *e->slopes);
     arrsetlen(e->leaf, 0);
     arrsetlen(e->value, 0);
     seqpar_status status = demo_experts_count(ctx, e, model, optim, rows, micro_batches, run);
@@ -67,7 +67,7 @@ static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
 /* What the tokens of a batch add to the loss, a sum a piece. */
 static inline void demo_experts_add(seqpar_ctx *ctx, demo_experts *e,
                                     const seqpar_llama_batch *b) {
-    double *values = (double *)demo_room(b->tokens, sizeof *values);
+    double *values = (double *)demo_alloc(b->tokens, sizeof *values);
     seqpar_device_read(ctx->device, values, b->balance_loss.data, 0, b->tokens,
                        ctx->device->accumulator);
     for (int64_t i = 0; i < b->share->count; i++) {

@@ -139,7 +139,7 @@ static void demo_generate_say(const demo_job *job) {
 /* ---- ranks ---- */
 
 static seqpar_status demo_generate_open(demo_rank *r) {
-    r->own = demo_room(1, sizeof(demo_ppo));
+    r->own = demo_alloc(1, sizeof(demo_ppo));
     return demo_rewards_open(r);
 }
 
@@ -161,7 +161,8 @@ static seqpar_status demo_generate_draw(demo_rank *r, int64_t first, int64_t cou
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     int64_t n = g->ppo.n_samples_per_prompt, begin = (g->first + first) * n;
     seqpar_llama_sample_desc desc = demo_sample_desc(r);
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count * n, sizeof *prompts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_alloc(count * n,
+                                                                     sizeof *prompts);
     demo_texts all = {0};
     for (int64_t i = 0; i < count * n; i++)
         prompts[i] = (seqpar_llama_prompt){documents[i / n].ids,

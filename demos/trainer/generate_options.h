@@ -159,7 +159,7 @@ static int demo_generate_sampling(demo_job *job, demo_error *error) {
     demo_generate_config *g = demo_generate_of(job);
     demo_ppo_config *p = &g->ppo;
     static const char *const drawn[] = {"temperature", "top_p", "top_k"};
-    if (demo_job_given(job, "best_of_n") && demo_job_given(job, "n_samples_per_prompt"))
+    if (demo_job_typed(job, "best_of_n") && demo_job_typed(job, "n_samples_per_prompt"))
         return demo_fail(error,
                          "--best_of_n and --n_samples_per_prompt both say how many texts "
                          "a prompt has; leave one of them out");
@@ -172,7 +172,7 @@ static int demo_generate_sampling(demo_job *job, demo_error *error) {
     if (g->best_of_n > 1) p->n_samples_per_prompt = g->best_of_n;
     if (g->best_of_n > 1 && !g->post_processor) g->post_processor = "rs";
     for (int i = 0; i < 3 && g->greedy_sampling; i++)
-        if (demo_job_given(job, drawn[i]))
+        if (demo_job_typed(job, drawn[i]))
             return demo_fail(error,
                              "--greedy_sampling takes the most probable token, whatever --%s "
                              "is; leave one of the two out",
@@ -205,7 +205,7 @@ static int demo_generate_recipe(demo_job *job, demo_error *error) {
             "--post_processor %s compares the texts of a prompt, and there is one; "
             "give --n_samples_per_prompt 2 or more",
             g->post_processor);
-    if (!csft && (g->normalize || demo_job_given(job, "reward_template")))
+    if (!csft && (g->normalize || demo_job_typed(job, "reward_template")))
         return demo_fail(error,
                          "--%s is about the rewards that --post_processor csft writes into "
                          "prompts; add that, or leave it out",
@@ -215,7 +215,7 @@ static int demo_generate_recipe(demo_job *job, demo_error *error) {
         return demo_fail(error,
                          "--reward_template is '%.300s'; it must hold {input} and {reward}",
                          g->reward_template);
-    if (demo_job_given(job, "csft_prompt") && !g->enable_csft)
+    if (demo_job_typed(job, "csft_prompt") && !g->enable_csft)
         return demo_fail(error,
                          "--csft_prompt is written behind prompts with --enable_csft; add "
                          "that, or leave it out");
@@ -242,7 +242,7 @@ static const char *demo_csft_template(const char *form, const char *asked) {
     size_t begin = strspn(asked, blanks), end = strlen(asked);
     while (end > begin && strchr(blanks, asked[end - 1])) end--;
     free(text);
-    text = (char *)demo_room((int64_t)(strlen(form) + end - begin + 2), 1);
+    text = (char *)demo_alloc((int64_t)(strlen(form) + end - begin + 2), 1);
     sprintf(text, "%s%.*s ", form, (int)(end - begin), asked + begin);
     return text;
 }
@@ -254,7 +254,7 @@ static int demo_generate_prepare(demo_job *job, demo_error *error) {
     if (demo_generate_files(job, error) || demo_generate_sampling(job, error) ||
         demo_generate_recipe(job, error) || demo_generate_rewards(job, error))
         return -1;
-    if (demo_job_given(job, "rollout_batch_size") && g->iter < 0)
+    if (demo_job_typed(job, "rollout_batch_size") && g->iter < 0)
         return demo_fail(error,
                          "--rollout_batch_size is the number of prompts of one --iter; add "
                          "that, or leave it out");

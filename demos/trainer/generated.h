@@ -201,7 +201,7 @@ static bool demo_visit_weights(const char *folder, const char *name, void *user)
     char path[PATH_MAX];
     if (!demo_is_weights(name)) return true;
     snprintf(path, sizeof path, "%s/%s", folder, name);
-    char *kept = (char *)demo_room((int64_t)strlen(path) + 1, 1);
+    char *kept = (char *)demo_alloc((int64_t)strlen(path) + 1, 1);
     strcpy(kept, path);
     arrput(*names, kept);
     return true;

@@ -124,7 +124,7 @@ static inline int64_t demo_held_count(double val_size, int64_t count) {
 /* held (count): 1 for those that are evaluated. */
 static inline void demo_held_mark(uint8_t *held, int64_t count, int64_t wanted, uint64_t seed,
                                   bool last) {
-    int64_t *order = (int64_t *)demo_room(count + 1, sizeof *order);
+    int64_t *order = (int64_t *)demo_alloc(count + 1, sizeof *order);
     demo_permutation(order, count, seed);
     for (int64_t i = 0; i < count; i++) held[i] = 0;
     for (int64_t i = 0; i < wanted; i++) held[order[last ? count - 1 - i : i]] = 1;

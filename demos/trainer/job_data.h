@@ -19,7 +19,7 @@ __attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job
 /* NULL where the user has not named it, so that the reader may see what the records are. */
 __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
                                                           const char *option, const char *key) {
-    return job->parsed && !demo_options_given(job->parsed, option) ? NULL : key;
+    return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
 }
 
 /* A unit that no row can hold would be missing from its step. */
@@ -153,7 +153,7 @@ static int demo_hold_out(demo_job *job, demo_error *error) {
                          "give a smaller one, or --eval_dataset",
                          option, job->config.val_size, (long long)wanted, (long long)units,
                          job->objective->unit);
-    uint8_t *held = (uint8_t *)demo_room(units + 1, sizeof *held);
+    uint8_t *held = (uint8_t *)demo_alloc(units + 1, sizeof *held);
     demo_held_mark(held, units, wanted, (uint64_t)job->config.seed,
                    demo_job_from(job, "val_size") == DEMO_FROM_AXOLOTL);
     job->eval_of = units;
@@ -171,7 +171,7 @@ static void demo_score_trained(demo_job *job) {
     int64_t units = demo_units(job, &job->train), wanted = units / 100;
     bool origin = demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
     if (wanted < DEMO_SCORED && (!origin || !wanted)) wanted = DEMO_SCORED;
-    uint8_t *held = (uint8_t *)demo_room(units + 1, sizeof *held);
+    uint8_t *held = (uint8_t *)demo_alloc(units + 1, sizeof *held);
     for (int64_t i = 0; i < units && wanted; i++)
         if (!demo_unit_idle(job, i)) held[i] = 1, wanted--;
     job->eval_of = units;
@@ -229,7 +229,7 @@ static int demo_job_data(demo_job *job, demo_error *error) {
         demo_units_fit(job, &job->eval, c->eval_dataset, error) || demo_job_part(job, error))
         return -1;
     int64_t units = demo_units(job, &job->train);
-    job->usable = (int64_t *)demo_room(units + 1, sizeof *job->usable);
+    job->usable = (int64_t *)demo_alloc(units + 1, sizeof *job->usable);
     for (int64_t i = 0; i < units; i++)
         if (demo_unit_usable(job, &job->train, i)) job->usable[job->usable_count++] = i;
     return 0;

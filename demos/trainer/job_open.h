@@ -12,7 +12,7 @@
    left out. */
 static void demo_job_steps(demo_job *job) {
     demo_config *c = &job->config;
-    job->asked_batch = demo_job_given(job, "train_batch_size") ? c->train_batch_size : 0;
+    job->asked_batch = demo_job_typed(job, "train_batch_size") ? c->train_batch_size : 0;
     if (job->objective->count)
         job->objective->count(job);
     else {

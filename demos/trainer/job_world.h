@@ -148,7 +148,7 @@ static void *demo_idle_thread(void *lock) {
    of threads forbids them, OpenMP and malloc would end the program later and less politely.
    Returns how many there were. */
 static int64_t demo_threads_there(int64_t wanted) {
-    pthread_t *threads = (pthread_t *)demo_room(wanted, sizeof *threads);
+    pthread_t *threads = (pthread_t *)demo_alloc(wanted, sizeof *threads);
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     int64_t count = 0;
     pthread_mutex_lock(&lock);

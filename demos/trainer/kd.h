@@ -70,7 +70,7 @@ static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, in
                                    seqpar_llama_teacher *teacher) {
     double c = demo_kd_options(r)->kd_coef, *host;
     int64_t n = b->tokens;
-    host = (double *)demo_room(2 * n + 1, sizeof *host);
+    host = (double *)demo_alloc(2 * n + 1, sizeof *host);
     for (int64_t t = 0; t < n; t++) {
         int live = b->targets[t] != SEQPAR_IGNORE;
         host[t] = live ? -(1 - c) / (double)count : 0;
@@ -99,7 +99,7 @@ static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
                                   const seqpar_row *rows, demo_window *w) {
     const seqpar_buffer *from[] = {&b->logp, &b->kl, &b->teacher_entropy};
     int64_t n = b->tokens;
-    double *x = (double *)demo_room(3 * n + 1, sizeof *x);
+    double *x = (double *)demo_alloc(3 * n + 1, sizeof *x);
     seqpar_status status = SEQPAR_OK;
     for (int i = 0; i < 3; i++)
         seqpar_device_read(r->device, x + i * n, from[i]->data, 0, n, r->device->accumulator);

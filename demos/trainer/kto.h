@@ -107,7 +107,7 @@ static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, de
 
 static seqpar_status demo_kto_kl_of(demo_rank *r, demo_window *mismatched, double *kl) {
     int64_t n = mismatched->units;
-    double *h = (double *)demo_room(n + 1, sizeof *h);
+    double *h = (double *)demo_alloc(n + 1, sizeof *h);
     seqpar_status status = demo_window_ratios(r, mismatched, h);
     *kl = seqpar_kto_kl(h, n);
     free(h);

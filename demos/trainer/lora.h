@@ -31,14 +31,14 @@ static const char *demo_lora_idle(const demo_job *job) {
     static const char *const names[] = {"lora_alpha", "lora_dropout", "use_rslora",
                                         "target_modules", "lora_target_linear"};
     for (int i = 0; i < 5 && !job->config.lora_rank; i++)
-        if (demo_job_given(job, names[i])) return demo_job_spelled(job, names[i]);
+        if (demo_job_typed(job, names[i])) return demo_job_spelled(job, names[i]);
     return NULL;
 }
 
 static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *rank = demo_job_spelled(job, "lora_rank");
-    bool zero = demo_job_given(job, "lora_rank") && !c->lora_rank;
+    bool zero = demo_job_typed(job, "lora_rank") && !c->lora_rank;
     if (c->finetuning_type && !strcmp(c->finetuning_type, "full") && c->lora_rank)
         return demo_fail(error,
                          "--finetuning_type full trains every weight, and --%s %lld adapters; "
@@ -95,7 +95,7 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
 /* One number of a folder's adapters, and what was typed. */
 static int demo_lora_same(const demo_job *job, const char *name, int64_t there, int64_t *typed,
                           demo_error *error) {
-    if (demo_job_given(job, name) && *typed != there)
+    if (demo_job_typed(job, name) && *typed != there)
         return demo_fail(error,
                          "the adapters in --%s %.300s have %s %lld, and --%s is %lld; leave "
                          "that out",
@@ -117,7 +117,7 @@ static int demo_lora_folder(demo_job *job, demo_error *error) {
         demo_lora_same(job, "use_rslora", there.rooted, &rooted, error))
         return -1;
     c->use_rslora = there.rooted;
-    if (!demo_job_given(job, "lora_dropout")) c->lora_dropout = there.dropout;
+    if (!demo_job_typed(job, "lora_dropout")) c->lora_dropout = there.dropout;
     demo_lora_text(job->adapter_targets, there.targets);
     targets = there.targets;
     if (c->target_modules || c->lora_target_linear) {
@@ -140,8 +140,8 @@ static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);
     if (c->adapter_name_or_path) return demo_lora_folder(job, error);
-    const char *missing = !demo_job_given(job, "lora_rank")              ? "lora_r"
-                          : !demo_job_given(job, "lora_alpha")           ? "lora_alpha"
+    const char *missing = !demo_job_typed(job, "lora_rank")              ? "lora_r"
+                          : !demo_job_typed(job, "lora_alpha")           ? "lora_alpha"
                           : !c->target_modules && !c->lora_target_linear ? "lora_target_linear"
                                                                          : NULL;
     if (from == DEMO_FROM_AXOLOTL && missing)
@@ -150,14 +150,14 @@ static int demo_lora_defaults(demo_job *job, demo_error *error) {
                          "kind; give --%s",
                          missing, missing);
     if (!c->lora_rank) c->lora_rank = 8;
-    if (!demo_job_given(job, "lora_alpha") && from == DEMO_FROM_LLAMAFACTORY)
+    if (!demo_job_typed(job, "lora_alpha") && from == DEMO_FROM_LLAMAFACTORY)
         c->lora_alpha = 2 * c->lora_rank;
     return 0;
 }
 
 static int demo_lora_possible(const demo_job *job, demo_error *error) {
     const char *name = job->config.adapter                ? "adapter"
-                       : demo_job_given(job, "lora_rank") ? demo_job_spelled(job, "lora_rank")
+                       : demo_job_typed(job, "lora_rank") ? demo_job_spelled(job, "lora_rank")
                                                           : "finetuning_type";
     if (!job->config.pretrain)
         return demo_fail(error,
@@ -282,7 +282,7 @@ static void demo_lora_say(const demo_rank *r) {
 static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
                                      seqpar_llama *adapters) {
     int64_t hidden = model->config.hidden;
-    double *score = (double *)demo_room(hidden, sizeof *score);
+    double *score = (double *)demo_alloc(hidden, sizeof *score);
     seqpar_status status = seqpar_llama_read(&r->ctx, model, score, model->tensor_count - 1, 0,
                                              hidden);
     if (!status)

@@ -27,7 +27,7 @@ typedef struct { /* a file of which the one who wrote it says what it is */
 /* 0: it cannot be read, and errno says why. */
 static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     FILE *file = fopen(path, "rb");
-    unsigned char *part = (unsigned char *)demo_room(DEMO_SUMMED_BYTES, 1);
+    unsigned char *part = (unsigned char *)demo_alloc(DEMO_SUMMED_BYTES, 1);
     size_t got;
     *bytes = 0;
     *crc = (uint32_t)crc32(0, NULL, 0);

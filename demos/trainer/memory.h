@@ -20,7 +20,7 @@ static inline void demo_out_of_memory(double bytes) {
 }
 
 /* Zeroed room for `count` elements, for free(). */
-static inline void *demo_room(int64_t count, size_t size) {
+static inline void *demo_alloc(int64_t count, size_t size) {
     void *room = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size
                      ? NULL
                      : calloc((size_t)count + !count, size);
@@ -35,7 +35,7 @@ static inline void *demo_grown(void *room, size_t bytes) {
 }
 
 /* for cJSON_InitHooks */
-static inline void *demo_json_room(size_t bytes) { return demo_grown(NULL, bytes); }
+static inline void *demo_json_alloc(size_t bytes) { return demo_grown(NULL, bytes); }
 
 #ifndef STBDS_REALLOC /* a program may count them */
 #define STBDS_REALLOC(context, room, bytes) demo_grown(room, bytes)

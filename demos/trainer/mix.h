@@ -97,7 +97,7 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
 /* Of every record that is used, its set: an stb_ds array. there: (sets) records of each. */
 static inline int32_t *demo_mix_drawn(const int64_t *there, int64_t sets, const double *ends,
                                       int64_t seed, int64_t limit) {
-    int64_t *used = (int64_t *)demo_room(sets, sizeof *used);
+    int64_t *used = (int64_t *)demo_alloc(sets, sizeof *used);
     int32_t *order = NULL;
     demo_twister draw;
     demo_twister_begin(&draw, (uint64_t)seed);
@@ -159,7 +159,7 @@ static inline void demo_folder_names(char ***paths, const char *folder,
     for (struct dirent *entry; open && (entry = readdir(open));) {
         size_t size = strlen(folder) + strlen(entry->d_name) + 2;
         if (!wanted(entry->d_name)) continue;
-        char *path = (char *)demo_room((int64_t)size, 1);
+        char *path = (char *)demo_alloc((int64_t)size, 1);
         snprintf(path, size, "%s/%s", folder, entry->d_name);
         arrput(*paths, path);
     }
@@ -216,7 +216,7 @@ static inline char **demo_set_files(const char *name, demo_error *error) {
                       path);
         return paths;
     }
-    char *own = (char *)demo_room((int64_t)strlen(path) + 1, 1);
+    char *own = (char *)demo_alloc((int64_t)strlen(path) + 1, 1);
     strcpy(own, path);
     arrput(paths, own);
     return paths;

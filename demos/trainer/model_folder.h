@@ -99,7 +99,7 @@ static double demo_config_real(const demo_config_reader *r, const char *key, dou
 }
 
 /* A number that has to be there; 1 with the error. */
-static double demo_config_given(const demo_config_reader *r, const char *key) {
+static double demo_config_typed(const demo_config_reader *r, const char *key) {
     double x = demo_config_real(r, key, 0);
     if (x > 0 || r->error->status) return x;
     seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
@@ -222,16 +222,16 @@ static void demo_rope_read(const demo_config_reader *r, const demo_config_reader
     while (count < DEMO_ROPE_KEYS && demo_ropes[rope->type].keys[count].key) count++;
     demo_config_known(r, NULL, demo_ropes[rope->type].keys, count);
     if (r->error->status || rope->type == SEQPAR_ROPE_DEFAULT) return;
-    rope->factor = demo_config_given(r, "factor");
+    rope->factor = demo_config_typed(r, "factor");
     if (rope->type == SEQPAR_ROPE_DYNAMIC)
-        rope->first_positions = demo_config_given(of, "max_position_embeddings");
+        rope->first_positions = demo_config_typed(of, "max_position_embeddings");
     if (rope->type == SEQPAR_ROPE_LLAMA3) {
-        rope->low = demo_config_given(r, "low_freq_factor");
-        rope->high = demo_config_given(r, "high_freq_factor");
+        rope->low = demo_config_typed(r, "low_freq_factor");
+        rope->high = demo_config_typed(r, "high_freq_factor");
     }
     if (rope->type == SEQPAR_ROPE_YARN) demo_rope_yarn(r, rope);
     if (rope->type >= SEQPAR_ROPE_LLAMA3)
-        rope->first_positions = demo_config_given(r, "original_max_position_embeddings");
+        rope->first_positions = demo_config_typed(r, "original_max_position_embeddings");
 }
 
 /* transformers 4 has "rope_theta" and "rope_scaling", which may be null; transformers 5 has
@@ -489,7 +489,7 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
         family->head_dim ? family->head_dim : c->hidden / c->heads + !(c->hidden / c->heads));
     c->intermediate = demo_config_number(r, "intermediate_size", SEQPAR_MAX_WIDTH, 0);
     c->vocab = demo_config_number(r, "vocab_size", SEQPAR_MAX_VOCAB, 0);
-    c->rms_eps = demo_config_given(r, "rms_norm_eps");
+    c->rms_eps = demo_config_typed(r, "rms_norm_eps");
     c->tied = demo_config_tied(r, family);
     demo_config_labels(r, family);
     demo_config_parts(r, family, c);
@@ -849,7 +849,7 @@ static inline int demo_name_order(const void *a, const void *b) {
 
 /* The names that the model's tensors have in such files, in order; to be freed. */
 static inline demo_name *demo_part_names(const seqpar_llama *model, int names) {
-    demo_name *parts = (demo_name *)demo_room(model->tensor_count, sizeof *parts);
+    demo_name *parts = (demo_name *)demo_alloc(model->tensor_count, sizeof *parts);
     for (int64_t i = 0; i < model->tensor_count; i++)
         demo_file_name(parts[i].text, model->tensors[i].name, names);
     qsort(parts, (size_t)model->tensor_count, sizeof *parts, demo_name_order);

@@ -613,7 +613,7 @@ static inline const demo_known *demo_options_spelling(const demo_options *option
 }
 
 /* True if the user set the option, by whatever name. */
-static inline bool demo_options_given(const demo_options *options, const char *name) {
+static inline bool demo_options_typed(const demo_options *options, const char *name) {
     return demo_options_spelling(options, name) != NULL;
 }
 

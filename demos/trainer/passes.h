@@ -28,7 +28,7 @@ static demo_place demo_place_of(const demo_rollout *o, const demo_window *w,
 /* Of all local tokens, for free(). */
 static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
                                const seqpar_llama_batch *b, const seqpar_row *rows) {
-    demo_place *places = (demo_place *)demo_room(b->tokens + 1, sizeof *places);
+    demo_place *places = (demo_place *)demo_alloc(b->tokens + 1, sizeof *places);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *piece = &b->share->pieces[i];
         for (int64_t k = 0; k < piece->count; k++)
@@ -45,7 +45,7 @@ static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
                                                    count, &run);
-    double *value = (double *)demo_room(b.tokens + 1, sizeof *value);
+    double *value = (double *)demo_alloc(b.tokens + 1, sizeof *value);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
     if (!status)
@@ -91,11 +91,11 @@ static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t firs
 static seqpar_status demo_share_entries(demo_rank *r, int column) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t size = r->world->size, n = arrlen(p->place[column]);
-    int64_t *counts = (int64_t *)demo_room(2 * size, sizeof *counts);
+    int64_t *counts = (int64_t *)demo_alloc(2 * size, sizeof *counts);
     int64_t *bytes = counts + size;
-    int64_t *place = (int64_t *)demo_room(p->rollout.entries + 1, sizeof *place);
+    int64_t *place = (int64_t *)demo_alloc(p->rollout.entries + 1, sizeof *place);
     int64_t at = 0;
-    double *seen = (double *)demo_room(p->rollout.entries + 1, sizeof *seen);
+    double *seen = (double *)demo_alloc(p->rollout.entries + 1, sizeof *seen);
     for (int64_t w = 0; w < size; w++) bytes[w] = 8;
     seqpar_status status = seqpar_comm_all_gather(r->world, counts, &n, bytes, "entry counts");
     for (int64_t w = 0; w < size; w++) {

@@ -87,7 +87,7 @@ static inline seqpar_status demo_plan_ends(seqpar_device *device,
 
 /* storage and accumulator: SEQPAR_DTYPE_ of the device that is meant. */
 static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) {
-    demo_plan_device *plan = (demo_plan_device *)demo_room(1, sizeof *plan);
+    demo_plan_device *plan = (demo_plan_device *)demo_alloc(1, sizeof *plan);
     seqpar_device *d = &plan->device;
     plan->next = DEMO_PLAN_FIRST;
     *d = (seqpar_device){.name = "plan",

@@ -61,7 +61,7 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
                                              (UINT64_C(1) << 32)}; /* other numbers than
                                                                       training's */
     if (!total) return SEQPAR_OK;
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(total, sizeof *prompts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_alloc(total, sizeof *prompts);
     demo_texts texts = {0};
     for (int64_t i = 0; i < total; i++) {
         const demo_document *d = &r->job->eval.documents[i / n];
@@ -429,7 +429,7 @@ static seqpar_status demo_ppo_digests(demo_rank *r) {
 
 static seqpar_status demo_ppo_open(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
-    demo_ppo *p = (demo_ppo *)demo_room(1, sizeof *p);
+    demo_ppo *p = (demo_ppo *)demo_alloc(1, sizeof *p);
     seqpar_status status = demo_ppo_reference_open(r, &p->reference);
     r->own = p;
     if (!status) status = demo_generators_open(r);
@@ -500,7 +500,7 @@ static void demo_rollout_longest(demo_rank *r) {
         demo_rollout_take(o, demo_text_document(&prompt, text.ids), text.logp, prompt.tokens, d,
                           0.0);
     }
-    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
+    o->entry = (double *)demo_alloc(o->entries * ENTRY + 1, sizeof *o->entry);
     arrfree(which);
     demo_texts_free(&text);
 }

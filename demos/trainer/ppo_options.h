@@ -425,7 +425,7 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
 /* Prompts are never cut: they would ask something else. */
 static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
-    if (demo_job_given(job, "max_len") &&
+    if (demo_job_typed(job, "max_len") &&
         job->config.max_len < p->prompt_max_len + p->generate_max_len)
         return demo_fail(
             error,

@@ -208,7 +208,7 @@ static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit,
 static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means,
                                       double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
-    double *all = (double *)demo_room(w->units * (columns + 1), sizeof *all);
+    double *all = (double *)demo_alloc(w->units * (columns + 1), sizeof *all);
     double *column = all + w->units * columns;
     seqpar_status status = seqpar_segments_sum(r->ctx.world, all, w->units, &w->seen);
     for (int64_t c = 0; !status && c < columns; c++) {
@@ -236,7 +236,7 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
 static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b,
                                           const double *dsum, const double *live,
                                           int64_t micro) {
-    double *host = (double *)demo_room(b->tokens + 1, sizeof *host);
+    double *host = (double *)demo_alloc(b->tokens + 1, sizeof *host);
     demo_seeds buffers = {0};
     seqpar_vocab_seeds seeds = {0};
     seqpar_segments_spread(host, dsum, b->share);
@@ -262,7 +262,7 @@ enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count, int keep,
                                          int alone, seqpar_segments *segments, double *live) {
-    double *logp = (double *)demo_room(5 * b->tokens + 1, sizeof *logp);
+    double *logp = (double *)demo_alloc(5 * b->tokens + 1, sizeof *logp);
     double *ref = logp + b->tokens, *terms = ref + b->tokens;
     seqpar_status status = seqpar_llama_forward(&r->ctx, &r->model, b, keep);
     segments->width = SUMS;
@@ -327,7 +327,7 @@ static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first,
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *live = (double *)demo_room(b.tokens + 1, sizeof *live);
+    double *live = (double *)demo_alloc(b.tokens + 1, sizeof *live);
     if (!status)
         status = demo_response_terms(r, &b, rows, count, 0, w->reference != NULL, &w->seen,
                                      live);
@@ -339,7 +339,7 @@ static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first,
 /* Log-ratios h to the reference of all documents of an open window, known to all ranks. */
 static seqpar_status demo_window_ratios(demo_rank *r, demo_window *w, double *h) {
     int64_t n = arrlen(w->which);
-    double *sums = (double *)demo_room(n * SUMS + 1, sizeof *sums);
+    double *sums = (double *)demo_alloc(n * SUMS + 1, sizeof *sums);
     seqpar_status status = demo_window_values(r, w, demo_sums_rows);
     w->seen.width = SUMS;
     if (!status) status = seqpar_segments_sum(r->ctx.world, sums, n, &w->seen);
@@ -423,7 +423,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
     seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *sums = (double *)demo_room(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums);
+    double *sums = (double *)demo_alloc(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums);
     double *dsum = sums + documents * SUMS, *live = dsum + documents;
     if (!status)
         status = demo_response_sums(r, w, &b, rows, count, micro >= 0, alone, sums, live);
@@ -462,7 +462,7 @@ static seqpar_status demo_kto_pair_before(demo_rank *r, demo_window *w) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     demo_window all = {.set = w->set, .reference = w->reference};
     int64_t n = w->units;
-    double *h = (double *)demo_room(6 * n + 1, sizeof *h), *chosen = h + 2 * n,
+    double *h = (double *)demo_alloc(6 * n + 1, sizeof *h), *chosen = h + 2 * n,
            *rejected = chosen + n;
     for (int64_t i = 0; i < 2 * n; i++) arrput(all.which, w->which[i]);
     seqpar_status status = demo_window_open(r, &all, 2, 0);
@@ -557,7 +557,7 @@ static const demo_objective demo_dpo = {
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b,
                                      const seqpar_row *rows, seqpar_segments *segments,
                                      double *last) {
-    double *terms = (double *)demo_room(b->tokens + 1, sizeof *terms);
+    double *terms = (double *)demo_alloc(b->tokens + 1, sizeof *terms);
     segments->width = 1;
     seqpar_device_read(r->device, terms, b->score.data, 0, b->tokens, r->device->storage);
     for (int64_t i = 0; i < b->share->count; i++) {
@@ -611,7 +611,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
     seqpar_llama_run run = demo_run_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
-    double *scores = (double *)demo_room(2 * documents + b.tokens + 1, sizeof *scores);
+    double *scores = (double *)demo_alloc(2 * documents + b.tokens + 1, sizeof *scores);
     double *dscore = scores + documents, *last = dscore + documents;
     if (!status) status = seqpar_llama_forward(&r->ctx, &r->model, &b, micro >= 0);
     if (!status) status = seqpar_llama_values(&r->ctx, &r->model, &b);

@@ -21,7 +21,7 @@ typedef struct {
 
 static void demo_command_word(demo_command *line, const char *dashes, const char *word) {
     size_t size = strlen(dashes) + strlen(word) + 1;
-    char *copy = (char *)demo_room((int64_t)size, 1);
+    char *copy = (char *)demo_alloc((int64_t)size, 1);
     snprintf(copy, size, "%s%s", dashes, word);
     arrput(line->words, copy);
 }
@@ -43,7 +43,7 @@ static void demo_command_free(demo_command *line) {
 }
 
 /* An option that the user gave here, by what it is called there. */
-static void demo_command_given(demo_command *line, const char *here, const char *there) {
+static void demo_command_typed(demo_command *line, const char *here, const char *there) {
     const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
     bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
     if (text && (!flag || demo_truth(text) == 1))
@@ -74,16 +74,16 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
         length = (int)strcspn(at, " ");
         snprintf(name, sizeof name, "%.*s", length, at);
         if (!(learns_more || c->pretrain_mode) || strcmp(name, "input_template"))
-            demo_command_given(line, name, name);
+            demo_command_typed(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
-    bool told = demo_job_given(line->job, "dataset_info"); /* it says both */
+    bool told = demo_job_typed(line->job, "dataset_info"); /* it says both */
     if (c->pretrain_eos && !told) demo_command_add(line, "pretrain_eos", NULL);
     if (c->pretrain_blocks && !told) demo_command_add(line, "pretrain_blocks", NULL);
-    demo_command_given(line, "apply_chat_template", "apply_chat_template");
-    demo_command_given(line, "tokenizer_chat_template", "tokenizer_chat_template");
-    demo_command_given(line, "template", "template");
-    demo_command_given(line, "default_system", "default_system");
+    demo_command_typed(line, "apply_chat_template", "apply_chat_template");
+    demo_command_typed(line, "tokenizer_chat_template", "tokenizer_chat_template");
+    demo_command_typed(line, "template", "template");
+    demo_command_typed(line, "default_system", "default_system");
     const demo_binding *asked = demo_binding_of(line->job->bindings, line->job->binding_count,
                                                 "csft_prompt");
     if (asked && demo_option_on(line->job->bindings, line->job->binding_count, "enable_csft"))
@@ -108,11 +108,11 @@ static void demo_command_records(demo_command *line, const char *paths, uint32_t
                         : demo_prompts_option(line->job, kind) ? "prompt_data_probs"
                                                                : "dataset_probs";
     bool evaluates = paths == line->job->config.eval_dataset;
-    demo_command_given(line, evaluates ? "eval_dataset_info" : "dataset_info", "dataset_info");
+    demo_command_typed(line, evaluates ? "eval_dataset_info" : "dataset_info", "dataset_info");
     if (evaluates) return;
-    demo_command_given(line, probs, "dataset_probs");
-    if (strchr(paths, ',')) demo_command_given(line, "seed", "seed");
-    demo_command_given(line, "max_samples", "max_samples");
+    demo_command_typed(line, probs, "dataset_probs");
+    if (strchr(paths, ',')) demo_command_typed(line, "seed", "seed");
+    demo_command_typed(line, "max_samples", "max_samples");
 }
 
 /* All words behind prepare.py. */

@@ -136,9 +136,9 @@ static double demo_prm_share(const demo_window *w, const seqpar_row *row, int64_
 static void demo_prm_micro_open(demo_prm_micro *m, const demo_window *w,
                                 const seqpar_row *rows) {
     int64_t width = m->marks->count ? m->marks->count : 1;
-    m->shares = (double *)demo_room(m->b.tokens + 1, sizeof *m->shares);
-    m->logp = (double *)demo_room(m->b.tokens * width + 1, sizeof *m->logp);
-    m->best = (int32_t *)demo_room(m->b.tokens + 1, sizeof *m->best);
+    m->shares = (double *)demo_alloc(m->b.tokens + 1, sizeof *m->shares);
+    m->logp = (double *)demo_alloc(m->b.tokens * width + 1, sizeof *m->logp);
+    m->best = (int32_t *)demo_alloc(m->b.tokens + 1, sizeof *m->best);
     memcpy(m->choices.ids, m->marks->ids, sizeof m->choices.ids);
     m->choices.count = m->marks->count;
     if (m->marks->count)
@@ -167,7 +167,7 @@ static int64_t demo_prm_other(int64_t mark) { return !mark; }
 static seqpar_status demo_prm_seeds(demo_rank *r, demo_prm_micro *m, int64_t count,
                                     demo_seeds *out, seqpar_vocab_seeds *seeds) {
     int64_t width = m->marks->count ? m->marks->count : 1, n = m->b.tokens * width;
-    double *host = (double *)demo_room(n + 1, sizeof *host);
+    double *host = (double *)demo_alloc(n + 1, sizeof *host);
     for (int64_t t = 0; t < m->b.tokens; t++) {
         if (m->b.targets[t] == SEQPAR_IGNORE) continue;
         int64_t mark = m->marks->count ? demo_mark_of(m->marks, m->b.targets[t]) : 0;

@@ -151,7 +151,7 @@ static seqpar_status demo_resume(demo_rank *r) {
    wait for each other, or train something that nobody asked for. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     int64_t count = arrlen(job->told);
-    int64_t *own = (int64_t *)demo_room(count * (world->size + 1) + world->size, sizeof *own);
+    int64_t *own = (int64_t *)demo_alloc(count * (world->size + 1) + world->size, sizeof *own);
     int64_t *all = own + count, *bytes = all + count * world->size;
     for (int64_t i = 0; i < count; i++) own[i] = job->told[i].digest;
     for (int64_t p = 0; p < world->size; p++) bytes[p] = count * 8;

@@ -154,7 +154,7 @@ static inline char *demo_unzipped(const char *bytes, size_t size, size_t *whole,
                                   const char **why) {
     z_stream z = {.next_in = (unsigned char *)bytes};
     size_t room = 1 << 16;
-    char *text = (char *)demo_room((int64_t)room + 1, 1);
+    char *text = (char *)demo_alloc((int64_t)room + 1, 1);
     int status = inflateInit2(&z, 16 + MAX_WBITS);
     *whole = 0;
     while (status == Z_OK) {

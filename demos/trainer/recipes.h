@@ -155,7 +155,7 @@ static char *demo_replaced(const char *text, const char *word, const char *by) {
     size_t room = strlen(text) + 1, used = 0;
     const char *next;
     for (const char *at = text; (at = strstr(at, word)); at += strlen(word)) room += strlen(by);
-    char *made = (char *)demo_room((int64_t)room, 1);
+    char *made = (char *)demo_alloc((int64_t)room, 1);
     for (; (next = strstr(text, word)); text = next + strlen(word))
         used += (size_t)snprintf(made + used, room - used, "%.*s%s", (int)(next - text), text,
                                  by);

@@ -91,7 +91,7 @@ static seqpar_status demo_reference_digest(demo_rank *r) {
    first step. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool offload) {
     const demo_config *c = &r->job->config;
-    demo_reference *reference = (demo_reference *)demo_room(1, sizeof *reference);
+    demo_reference *reference = (demo_reference *)demo_alloc(1, sizeof *reference);
     r->own = reference;
     seqpar_llama_config config;
     /* ranks of another group than the actor's have no such model */
@@ -246,7 +246,7 @@ static seqpar_status demo_stored_rows(demo_rank *r, demo_window *w, int64_t firs
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = demo_reference_pass(r, &b, rows, count);
-    double *logp = (double *)demo_room(b.tokens + 1, sizeof *logp);
+    double *logp = (double *)demo_alloc(b.tokens + 1, sizeof *logp);
     if (!status)
         seqpar_device_read(r->device, logp, b.logp.data, 0, b.tokens, r->device->accumulator);
     for (int64_t t = 0; !status && t < b.tokens; t++)
@@ -322,7 +322,7 @@ static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch
     return status;
 }
 
-static void demo_stored_room(demo_rank *r, int mismatched) {
+static void demo_stored_alloc(demo_rank *r, int mismatched) {
     const demo_job *job = r->job;
     const int64_t windows[] = {job->total_steps, demo_eval_windows(job)};
     const int64_t documents[] = {job->total_steps * demo_stored_most(job, DEMO_TRAINING),
@@ -331,8 +331,9 @@ static void demo_stored_room(demo_rank *r, int mismatched) {
         demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
         *stored = (demo_stored){.windows = windows[kind], .documents = documents[kind]};
         for (int i = 0; i < 1 + mismatched; i++)
-            stored->sums[i] = (double *)demo_room(documents[kind] + 1, sizeof *stored->sums[i]);
-        stored->rows = (uint64_t *)demo_room(windows[kind] + 1, sizeof *stored->rows);
+            stored->sums[i] = (double *)demo_alloc(documents[kind] + 1,
+                                                   sizeof *stored->sums[i]);
+        stored->rows = (uint64_t *)demo_alloc(windows[kind] + 1, sizeof *stored->rows);
     }
 }
 
@@ -361,7 +362,7 @@ static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *fi
     for (int64_t i = 0; !status && i < seqpar_safetensors_count(file); i++) {
         const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, i);
         seqpar_safetensors_part whole = seqpar_safetensors_whole(t);
-        unsigned char *values = (unsigned char *)demo_room(t->bytes, 1);
+        unsigned char *values = (unsigned char *)demo_alloc(t->bytes, 1);
         status = seqpar_safetensors_read(file, values, &whole, r->ctx.error);
         sum = demo_crc32(sum, values, (uint64_t)t->bytes);
         free(values);
@@ -417,7 +418,7 @@ static seqpar_status demo_stored_read(demo_rank *r, seqpar_safetensors_file *fil
     demo_stored *stored = &((demo_reference *)r->own)->stored[kind];
     const char *const *names = demo_stored_names[kind];
     const seqpar_safetensors_tensor *rows = seqpar_safetensors_find(file, names[2]);
-    uint64_t *there = (uint64_t *)demo_room(stored->windows + 1, sizeof *there);
+    uint64_t *there = (uint64_t *)demo_alloc(stored->windows + 1, sizeof *there);
     seqpar_safetensors_part part = {.name = names[2], .count = stored->windows};
     seqpar_status status = SEQPAR_OK;
     if (rows && rows->shape[0] < stored->windows)
@@ -475,7 +476,7 @@ static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mism
     if (demo_is_planned(r->device)) return SEQPAR_OK; /* nothing is read or written */
     seqpar_status status = seqpar_comm_max_i64(r->ctx.world, &there, 1);
     if (!status) status = demo_notes_of(r, &notes);
-    demo_stored_room(r, mismatch != NULL);
+    demo_stored_alloc(r, mismatch != NULL);
     if (!status)
         status = (there ? demo_stored_load : demo_stored_make)(r, path, &notes, mismatch,
                                                                &stop);

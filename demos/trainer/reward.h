@@ -74,7 +74,7 @@ static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t firs
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
                                                    count, &run);
-    double *last = (double *)demo_room(b.tokens + 1, sizeof *last);
+    double *last = (double *)demo_alloc(b.tokens + 1, sizeof *last);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, &b, 0);
     if (!status) status = seqpar_llama_values(&r->ctx, model, &b);
     if (!status) status = demo_last_terms(r, &b, w->batch.row + first, &w->seen, last);
@@ -161,7 +161,7 @@ static void demo_rewards_close(demo_rank *r) {
 static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     const demo_moments *m = &demo_ppo_of(r)->moments[demo_ppo_of(r)->scorer];
-    double *score = (double *)demo_room(o->texts, sizeof *score);
+    double *score = (double *)demo_alloc(o->texts, sizeof *score);
     seqpar_status status = demo_has_role(r, DEMO_REWARD)
                                ? demo_window_values(r, w, demo_reward_rows)
                                : SEQPAR_OK;
@@ -188,14 +188,14 @@ static char *demo_query_text(const demo_rank *r, const char *prompt, const int32
     const demo_words words = demo_rank_words(r);
     char *text = demo_tokens_as_text(&words, ids, tokens);
     int64_t size = (int64_t)(strlen(prompt) + strlen(text) + 1);
-    char *query = (char *)demo_room(size, 1);
+    char *query = (char *)demo_alloc(size, 1);
     snprintf(query, (size_t)size, "%s%s", prompt, text);
     free(text);
     return query;
 }
 
 static demo_reward_question demo_question_of(const demo_rank *r, const demo_rollout *o) {
-    demo_reward_question q = {.query = (char **)demo_room(3 * o->texts, sizeof *q.query),
+    demo_reward_question q = {.query = (char **)demo_alloc(3 * o->texts, sizeof *q.query),
                               .count = o->texts};
     q.prompt = q.query + o->texts;
     q.label = q.prompt + o->texts;
@@ -216,7 +216,7 @@ static void demo_question_free(demo_reward_question *q) {
 
 static seqpar_status demo_add_server_scores(demo_rank *r) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
-    double *score = (double *)demo_room(o->texts, sizeof *score);
+    double *score = (double *)demo_alloc(o->texts, sizeof *score);
     seqpar_status status = SEQPAR_OK;
     int64_t asked = 0;
     demo_error why;

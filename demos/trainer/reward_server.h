@@ -38,7 +38,7 @@ typedef struct {
 
 /* Bytes as text for free(): one that belongs to no character, and zero, becomes U+FFFD. */
 static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
-    char *text = (char *)demo_room((int64_t)(3 * count + 1), 1);
+    char *text = (char *)demo_alloc((int64_t)(3 * count + 1), 1);
     size_t used = 0;
     for (size_t at = 0, length; at < count; at += length ? length : 1) {
         length = bytes[at] ? (size_t)seqpar_utf8_length(bytes + at, (int64_t)(count - at)) : 0;

@@ -174,7 +174,7 @@ static int demo_who_generates(const demo_rank *r) {
 /* Everybody gets what everybody has of their texts, `width` bytes of each. */
 static seqpar_status demo_share_rows(demo_rank *r, void *all, const void *mine, int64_t total,
                                      int64_t width, const char *what) {
-    int64_t *bytes = (int64_t *)demo_room(r->world->size, sizeof *bytes), begin, ranks;
+    int64_t *bytes = (int64_t *)demo_alloc(r->world->size, sizeof *bytes), begin, ranks;
     demo_role_group(r, demo_who_generates(r), &begin, &ranks);
     for (int64_t w = 0; w < ranks; w++)
         bytes[begin + w] = (seqpar_part_begin(total, ranks, w + 1) -
@@ -193,8 +193,8 @@ typedef struct {
 } demo_texts;
 
 static demo_texts demo_texts_new(int64_t total, int64_t longest) {
-    return (demo_texts){(int32_t *)demo_room(total * (longest + 1) + 1, sizeof(int32_t)),
-                        (double *)demo_room(total * longest + 1, sizeof(double)), longest};
+    return (demo_texts){(int32_t *)demo_alloc(total * (longest + 1) + 1, sizeof(int32_t)),
+                        (double *)demo_alloc(total * longest + 1, sizeof(double)), longest};
 }
 
 static void demo_texts_free(demo_texts *t) {
@@ -234,7 +234,7 @@ static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
 static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t bytes = model->elements * seqpar_dtype_bytes(r->device->storage), n;
-    char *host = p->handing ? (char *)demo_room(DEMO_HANDED_BYTES, 1) : NULL;
+    char *host = p->handing ? (char *)demo_alloc(DEMO_HANDED_BYTES, 1) : NULL;
     seqpar_status status = SEQPAR_OK;
     for (int64_t at = 0; !status && p->handing && at < bytes; at += n) {
         char *part = (char *)model->params.data + at;
@@ -272,7 +272,7 @@ static seqpar_status demo_generate(demo_rank *r, demo_texts *all,
     int64_t ranks = r->ctx.world->size, rank = r->ctx.world->rank;
     int64_t first = mine ? seqpar_part_begin(total, ranks, rank) : 0;
     int64_t end = mine ? seqpar_part_begin(total, ranks, rank + 1) : 0;
-    seqpar_llama_text *texts = (seqpar_llama_text *)demo_room(end - first + 1, sizeof *texts);
+    seqpar_llama_text *texts = (seqpar_llama_text *)demo_alloc(end - first + 1, sizeof *texts);
     *all = demo_texts_new(total, desc->max_new_tokens);
     /* every rank makes texts of its own: with all weights, wherever they are else */
     seqpar_status status = demo_hand_weights(r);
@@ -289,10 +289,10 @@ static seqpar_status demo_generate(demo_rank *r, demo_texts *all,
 
 static void demo_rollout_new(demo_rollout *o, int64_t room) {
     demo_rollout_free(o);
-    o->prompt = (int64_t *)demo_room(2 * room, sizeof *o->prompt);
+    o->prompt = (int64_t *)demo_alloc(2 * room, sizeof *o->prompt);
     o->first = o->prompt + room;
-    o->source = (const demo_document **)demo_room(room, sizeof *o->source);
-    o->score = (double *)demo_room(2 * room, sizeof *o->score);
+    o->source = (const demo_document **)demo_alloc(room, sizeof *o->source);
+    o->score = (double *)demo_alloc(2 * room, sizeof *o->score);
     o->kl = o->score + room;
 }
 

@@ -13,8 +13,8 @@
 static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first,
                             int64_t count) {
     int64_t span = set / batch * batch, pass = -1;
-    int64_t *order = (int64_t *)demo_room(set, sizeof *order);
-    int64_t *which = (int64_t *)demo_room(count + 1, sizeof *which);
+    int64_t *order = (int64_t *)demo_alloc(set, sizeof *order);
+    int64_t *which = (int64_t *)demo_alloc(count + 1, sizeof *which);
     for (int64_t i = 0; i < count; i++) {
         if ((first + i) / span != pass)
             seqpar_shuffle(order, set, seed, (uint64_t)(pass = (first + i) / span));
@@ -34,7 +34,8 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     int64_t *which = demo_stream(job->usable_count, c->rollout_batch_size,
                                  (uint64_t)job->config.seed, p->drawn, count);
     seqpar_llama_sample_desc desc = demo_sample_desc(r);
-    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_room(count * n, sizeof *prompts);
+    seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_alloc(count * n,
+                                                                     sizeof *prompts);
     double began = demo_seconds();
     demo_texts all = {0};
     for (int64_t i = 0; i < count * n; i++) {
@@ -127,7 +128,7 @@ static seqpar_status demo_rollout_draw(demo_rank *r) {
         o->score[i] = demo_length_penalty(
             c, o->score[i], demo_text_tokens(o, i),
             !demo_is_stop(&words, o->set.documents[i].ids[o->set.documents[i].tokens - 1]));
-    o->entry = (double *)demo_room(o->entries * ENTRY + 1, sizeof *o->entry);
+    o->entry = (double *)demo_alloc(o->entries * ENTRY + 1, sizeof *o->entry);
     return status ? status : demo_rewards_fit(r);
 }
 #endif

@@ -12,7 +12,7 @@ static demo_sample *demo_samples_of(const demo_rank *r, int64_t *count) {
     *count = c->log_samples * c->n_samples_per_prompt;
     if (*count > o->texts) *count = o->texts;
     const demo_words words = demo_rank_words(r);
-    demo_sample *samples = (demo_sample *)demo_room(*count, sizeof *samples);
+    demo_sample *samples = (demo_sample *)demo_alloc(*count, sizeof *samples);
     for (int64_t i = 0; i < *count; i++) {
         const demo_document *d = &o->set.documents[i];
         int64_t prompt = o->prompt[i];
@@ -34,7 +34,7 @@ static void demo_samples_free(demo_sample *samples, int64_t count) {
 /* On one line, whatever is in it. */
 static void demo_text_print(FILE *out, const char *text) {
     int64_t room = 4 * (int64_t)strlen(text) + 1;
-    char *shown = (char *)demo_room(room, 1);
+    char *shown = (char *)demo_alloc(room, 1);
     fputs(seqpar_escape(shown, room, text), out);
     free(shown);
 }

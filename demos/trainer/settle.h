@@ -8,8 +8,8 @@
 #include "job.h"
 
 /* Before a command line was read, nothing was typed. */
-static bool demo_job_given(const demo_job *job, const char *name) {
-    return job->parsed && demo_options_given(job->parsed, name);
+static bool demo_job_typed(const demo_job *job, const char *name) {
+    return job->parsed && demo_options_typed(job->parsed, name);
 }
 
 /* The option as the user spells it. */
@@ -90,8 +90,8 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_job_from(job, "micro_train_batch_size");
     bool counts_rows = from == DEMO_FROM_LLAMAFACTORY || from == DEMO_FROM_AXOLOTL;
-    bool train = demo_job_given(job, "train_batch_size");
-    bool micro = demo_job_given(job, "micro_train_batch_size");
+    bool train = demo_job_typed(job, "train_batch_size");
+    bool micro = demo_job_typed(job, "micro_train_batch_size");
     bool steps = c->gradient_accumulation_steps > 0;
     if (job->objective->generates) return 0;
     if (train && steps && c->packing_samples && counts_rows) {
@@ -184,7 +184,7 @@ static int demo_settle_rates(demo_job *job, demo_error *error) {
     int from = demo_job_from(job, "pretrain");
     for (int i = 0; job->parsed && job->config.pretrain && i < DEMO_GIVEN_RATES; i++) {
         const demo_rate *r = &demo_given_rates[i];
-        if (strcmp(r->tool, job->parsed->tool) || demo_job_given(job, r->option)) continue;
+        if (strcmp(r->tool, job->parsed->tool) || demo_job_typed(job, r->option)) continue;
         if (from == DEMO_FROM_AXOLOTL)
             return demo_fail(error,
                              "axolotl has no default learning rate, and this command line is "
@@ -204,17 +204,17 @@ static int demo_lr_kind(const char *name) {
 /* transformers' defaults are LLaMA-Factory's, and most of axolotl's. */
 static void demo_settle_transformers(demo_job *job, const char *schedule, int64_t longest) {
     demo_config *c = &job->config;
-    if (!demo_job_given(job, "lr_scheduler")) c->lr_scheduler = schedule;
-    if (!demo_job_given(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
-    if (!demo_job_given(job, "max_len")) c->max_len = longest;
+    if (!demo_job_typed(job, "lr_scheduler")) c->lr_scheduler = schedule;
+    if (!demo_job_typed(job, "adam_betas")) c->adam_betas[0] = 0.9, c->adam_betas[1] = 0.999;
+    if (!demo_job_typed(job, "max_len")) c->max_len = longest;
 }
 
 static void demo_settle_llamafactory(demo_job *job) {
     demo_config *c = &job->config;
     demo_settle_transformers(job, "linear", 2048);
-    if (!demo_job_given(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
+    if (!demo_job_typed(job, "lr_warmup_ratio")) c->lr_warmup_ratio = 0;
     /* PPO's epochs are over a rollout */
-    if (!demo_job_given(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
+    if (!demo_job_typed(job, "max_epochs") && strcmp(job->parsed->tool, "ppo"))
         c->max_epochs = 3;
 }
 
@@ -225,7 +225,7 @@ static int demo_settle_schedule(demo_job *job, demo_error *error) {
     if (from == DEMO_FROM_LLAMAFACTORY) demo_settle_llamafactory(job);
     if (from == DEMO_FROM_AXOLOTL) demo_settle_transformers(job, "cosine", 512);
     if (strcmp(c->lr_scheduler, "constant")) return 0;
-    if (c->warmup_steps > 0 || (c->warmup_steps < 0 && demo_job_given(job, "lr_warmup_ratio") &&
+    if (c->warmup_steps > 0 || (c->warmup_steps < 0 && demo_job_typed(job, "lr_warmup_ratio") &&
                                 c->lr_warmup_ratio > 0))
         return demo_fail(error, "lr_scheduler constant does not warm up; give --lr_scheduler "
                                 "constant_with_warmup, or leave the warm-up out");
@@ -235,7 +235,7 @@ static int demo_settle_schedule(demo_job *job, demo_error *error) {
 
 /* Where a rate is from, for people. */
 static const char *demo_rate_source(const demo_job *job, const char *option) {
-    if (demo_job_given(job, option)) return "";
+    if (demo_job_typed(job, option)) return "";
     if (!job->config.pretrain) return " (of a model made from nothing)";
     return demo_job_from(job, "pretrain") == DEMO_FROM_LLAMAFACTORY
                ? " (llamafactory's default for a given model)"
@@ -284,7 +284,7 @@ static bool demo_placement_named(const demo_config *c) {
    suits its rows where it is not told. */
 static void demo_placement_default(demo_job *job) {
     demo_config *c = &job->config;
-    bool strides = demo_job_given(job, "ring_head_stride");
+    bool strides = demo_job_typed(job, "ring_head_stride");
     bool axolotl = demo_job_from(job, "ring_attn_size") == DEMO_FROM_AXOLOTL;
     if (c->ring_attn_size < 2 || demo_placement_named(c) || !(strides || axolotl)) return;
     c->schedule = strides || c->packing_samples ? "llama3" : "ring";
@@ -409,7 +409,7 @@ static int demo_settle_activations(demo_job *job, demo_error *error) {
 static int demo_settle_types(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool on = c->bf16 && (demo_truth(c->bf16) == 1 || !strcasecmp(c->bf16, "auto"));
-    if (c->bf16 && !demo_truth(c->bf16) && demo_job_given(job, "param_dtype") &&
+    if (c->bf16 && !demo_truth(c->bf16) && demo_job_typed(job, "param_dtype") &&
         !strcmp(c->param_dtype, "bf16"))
         return demo_fail(error,
                          "--bf16 %.60s and --param_dtype bf16 contradict each other; drop "
@@ -421,7 +421,7 @@ static int demo_settle_types(demo_job *job, demo_error *error) {
                          "--bf16 is %.60s, but it must be true, false or auto: weights in bf16 "
                          "have masters in fp32 (--stochastic_rounding keeps none)",
                          c->bf16);
-    if (demo_job_given(job, "param_dtype") && strcmp(c->param_dtype, "bf16"))
+    if (demo_job_typed(job, "param_dtype") && strcmp(c->param_dtype, "bf16"))
         return demo_fail(error,
                          "--bf16 and --param_dtype %s contradict each other; drop one of them",
                          c->param_dtype);
@@ -520,7 +520,7 @@ static int demo_often_wrong(const demo_job *job, const char *steps, double asked
         return demo_fail(error,
                          "--%s is %.15g; give whole steps, a share of all steps below 1, or -1",
                          demo_job_spelled(job, steps), asked);
-    if (demo_job_given(job, steps) && demo_job_given(job, per_epoch))
+    if (demo_job_typed(job, steps) && demo_job_typed(job, per_epoch))
         return demo_fail(error, "--%s and --%s both say how often; leave one of them out",
                          demo_job_spelled(job, steps), per_epoch);
     return 0;

@@ -57,9 +57,9 @@ static int demo_sft_prepare(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool plain = c->pretrain_mode &&
                  demo_job_from(job, "pretrain_mode") == DEMO_FROM_LLAMAFACTORY;
-    if (plain && !demo_job_given(job, "pretrain_eos")) c->pretrain_eos = true;
-    if (plain && !demo_job_given(job, "pretrain_blocks"))
-        c->pretrain_blocks = c->packing_samples || !demo_job_given(job, "packing_samples");
+    if (plain && !demo_job_typed(job, "pretrain_eos")) c->pretrain_eos = true;
+    if (plain && !demo_job_typed(job, "pretrain_blocks"))
+        c->pretrain_blocks = c->packing_samples || !demo_job_typed(job, "packing_samples");
     if (!c->pretrain_mode && (c->pretrain_eos || c->pretrain_blocks))
         return demo_fail(error, "--%s is about --pretrain_mode; add it, or leave this out",
                          c->pretrain_eos ? "pretrain_eos" : "pretrain_blocks");
@@ -102,7 +102,7 @@ static int demo_sft_load(const demo_job *job, demo_dataset *set, const char *pat
 static seqpar_status demo_sft_sums(demo_rank *r, const seqpar_llama_batch *b,
                                    const seqpar_row *rows, const seqpar_sft_desc *sft,
                                    demo_window *w) {
-    double *values = (double *)demo_room(b->tokens * 3 + 1, sizeof *values);
+    double *values = (double *)demo_alloc(b->tokens * 3 + 1, sizeof *values);
     seqpar_device_read(r->device, values, b->logp.data, 0, b->tokens, r->device->accumulator);
     seqpar_device_read(r->device, values + b->tokens, b->smooth.data, 0, b->tokens,
                        r->device->accumulator);
@@ -126,7 +126,7 @@ static seqpar_status demo_sft_seeds(demo_rank *r, const seqpar_llama_batch *b,
                                     const seqpar_sft_desc *sft, demo_seeds *out,
                                     seqpar_vocab_seeds *seeds) {
     int64_t n = b->tokens;
-    double *host = (double *)demo_room(3 * n + 1, sizeof *host);
+    double *host = (double *)demo_alloc(3 * n + 1, sizeof *host);
     seqpar_host_seeds parts = {host, host + n, host + 2 * n};
     seqpar_status status = seqpar_sft_seeds(r->ctx.error, &parts, b->targets, NULL, n, sft);
     if (!status) status = demo_seeds_write(r, out, 3, host, n, r->device->accumulator);

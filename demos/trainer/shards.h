@@ -126,8 +126,8 @@ static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_w
 static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_run *runs,
                                                   seqpar_safetensors_dtype weights,
                                                   seqpar_safetensors_dtype state) {
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(arrlen(runs) + 1,
-                                                                             sizeof *list);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_alloc(arrlen(runs) + 1,
+                                                                              sizeof *list);
     for (int64_t i = 0; i < arrlen(runs); i++)
         list[i] = (seqpar_safetensors_tensor){.name = runs[i].name,
                                               .dtype = runs[i].kind ? state : weights,
@@ -150,7 +150,7 @@ static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_erro
 /* This rank's sums become those of all ranks: every rank wrote files of the same folders. */
 static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
     int64_t count = arrlen(*sums),
-            *numbers = (int64_t *)demo_room(2 * count * world->size + 1, 8);
+            *numbers = (int64_t *)demo_alloc(2 * count * world->size + 1, 8);
     demo_sum *all = NULL;
     for (int64_t i = 0; i < count; i++) {
         int64_t *own = numbers + 2 * (i * world->size + world->rank);
@@ -178,7 +178,7 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
     demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
     seqpar_safetensors_tensor *list = demo_shard_list(runs, demo_dtype(s->ctx->device->storage),
                                                       demo_dtype(s->ctx->device->accumulator));
-    double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
+    double *values = (double *)demo_alloc(2 * DEMO_VALUES, sizeof *values);
     demo_shard_mark mark;
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = list,
@@ -330,7 +330,7 @@ static seqpar_status demo_read_shard_run(const demo_transfer *s, seqpar_safetens
 static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder,
                                       int64_t shards, int kinds, const char *const *prefix) {
     demo_shards_in in = {0};
-    double *values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    double *values = (double *)demo_alloc(DEMO_VALUES, sizeof *values);
     seqpar_status status = demo_shards_open(s, &in, folder, shards, kinds, prefix);
     if (!status) status = demo_shards_check(s, &in, folder, kinds, prefix);
     for (int64_t i = 0; !status && i < arrlen(in.runs); i++)

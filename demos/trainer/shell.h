@@ -26,7 +26,7 @@ static inline void demo_shell_word(char *to, size_t size, const char *word) {
 static inline char *demo_shell_line(const char *begin, char *const *words, int64_t count) {
     size_t size = strlen(begin) + 1, used = strlen(begin);
     for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;
-    char *line = (char *)demo_room((int64_t)size, 1);
+    char *line = (char *)demo_alloc((int64_t)size, 1);
     memcpy(line, begin, used);
     for (int64_t i = 0; i < count; i++, used += strlen(line + used))
         demo_shell_word(line + used, size - used, words[i]);

@@ -71,7 +71,7 @@ static seqpar_status demo_hand_over(seqpar_ctx *ctx,
     seqpar_status status = SEQPAR_OK;
     demo_block_wanted w = {0};
     if (!first->shards) return SEQPAR_OK;
-    values = (double *)demo_room(DEMO_VALUES, sizeof *values);
+    values = (double *)demo_alloc(DEMO_VALUES, sizeof *values);
     while (!status && !w.done) {
         status = seqpar_comm_broadcast(ctx->world, &w, sizeof w, 0);
         if (!status && !w.done)
@@ -205,7 +205,7 @@ static int64_t demo_entry_bytes(const demo_transfer *s, const demo_entry *e) {
 static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *const *prefix,
                                 seqpar_safetensors_dtype dtype) {
     int64_t tensors = s->model->tensor_count;
-    demo_entry *entries = (demo_entry *)demo_room(parts * tensors, sizeof *entries);
+    demo_entry *entries = (demo_entry *)demo_alloc(parts * tensors, sizeof *entries);
     for (int64_t i = 0; i < parts * tensors; i++) {
         demo_tensor_place place = demo_tensor_place_of(s->model, i % tensors, s->names);
         entries[i] = (demo_entry){.tensor = i % tensors,
@@ -272,9 +272,9 @@ static seqpar_status demo_write_entries(const demo_transfer *s, const char *path
                                         demo_values_fn get,
                                         const seqpar_safetensors_pair *metadata,
                                         int64_t metadata_count) {
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_room(count,
-                                                                             sizeof *list);
-    double *values = (double *)demo_room(2 * DEMO_VALUES, sizeof *values);
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_alloc(count,
+                                                                              sizeof *list);
+    double *values = (double *)demo_alloc(2 * DEMO_VALUES, sizeof *values);
     seqpar_safetensors_desc desc = {
         .path = path, .tensors = list, .metadata = metadata, .metadata_count = metadata_count};
     seqpar_safetensors_writer *writer = NULL;

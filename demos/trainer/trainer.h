@@ -33,7 +33,7 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options,
                  {"tie_word_embeddings", (double)c->tie_word_embeddings, (double)m->tied},
                  {"rope_theta", c->rope_theta, m->rope_theta}};
     for (size_t i = 0; c->pretrain && i < sizeof shape / sizeof *shape; i++)
-        if (demo_options_given(options, shape[i].name) &&
+        if (demo_options_typed(options, shape[i].name) &&
             (shape[i].told < shape[i].there || shape[i].told > shape[i].there))
             return demo_fail(
                 error, "--%s is %.15g, but the model in --pretrain %s has %.15g; leave it out",
@@ -90,7 +90,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     demo_options options = {.tool = tool, .bindings = bindings, .binding_count = count};
     demo_error error;
     char ckpt_path[DEMO_PATH_LIMIT + 64];
-    cJSON_Hooks memory = {demo_json_room, free};
+    cJSON_Hooks memory = {demo_json_alloc, free};
     demo_standard_streams();
     demo_writes_may_fail();
     if (demo_are_processes()) demo_wait_passively(argv);

@@ -16,7 +16,7 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
     reward_shape shape = {coef, c->reward_clip_range[0], c->reward_clip_range[1]};
     gae_desc discount = {gamma, c->lambd};
     double *e = o->entry + o->first[i] * ENTRY;
-    double *line = (double *)demo_room(5 * n, sizeof *line);
+    double *line = (double *)demo_alloc(5 * n, sizeof *line);
     double *kl = line + n, *value = kl + n, *advantage = value + n, *back = advantage + n;
     for (int64_t t = 0; t < n; t++) {
         kl[t] = e[t * ENTRY + KL];
@@ -33,7 +33,7 @@ static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double 
 }
 
 static void demo_whiten_advantages(demo_rollout *o, int how) {
-    double *x = (double *)demo_room(o->entries, sizeof *x);
+    double *x = (double *)demo_alloc(o->entries, sizeof *x);
     for (int64_t i = 0; i < o->entries; i++) x[i] = o->entry[i * ENTRY + ADVANTAGE];
     whiten(x, o->entries, how);
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + ADVANTAGE] = x[i];
@@ -54,7 +54,7 @@ static seqpar_status demo_advantages(demo_rank *r) {
     demo_rollout *o = &p->rollout;
     int estimator = demo_pick(c->advantage_estimator, estimators, 6);
     int kl = demo_pick(c->kl_estimator, kls, 3);
-    double *scalar = (double *)demo_room(o->texts, sizeof *scalar);
+    double *scalar = (double *)demo_alloc(o->texts, sizeof *scalar);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; i < o->texts; i++) {
         int64_t n = demo_text_tokens(o, i);
@@ -185,7 +185,7 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
     seqpar_policy_desc clip = demo_clip(u->r->job);
     int64_t documents = arrlen(u->w->which);
     seqpar_segments segments = {.width = 1};
-    double *change = (double *)demo_room(documents + b->tokens + 1, sizeof *change);
+    double *change = (double *)demo_alloc(documents + b->tokens + 1, sizeof *change);
     double *term = change + documents;
     for (int64_t t = 0; t < b->tokens; t++)
         if (places[t].text >= 0 && places[t].text < o->texts)
@@ -271,7 +271,7 @@ static void demo_token_seed(const demo_update *u, demo_place place, double x, do
 static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b,
                                        const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
-    double *x = (double *)demo_room(2 * b->tokens + 1, sizeof *x), *entropy = x + b->tokens;
+    double *x = (double *)demo_alloc(2 * b->tokens + 1, sizeof *x), *entropy = x + b->tokens;
     demo_place *places = demo_places(&demo_ppo_of(r)->rollout, u->w, b, rows);
     seqpar_status status = SEQPAR_OK;
     seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0,
@@ -310,7 +310,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     if (!status)
         status = seqpar_llama_open_batch(&r->ctx, u->model, &b, u->w->batch.row + first, count,
                                          &run);
-    double *host = (double *)demo_room(2 * b.tokens + 1, sizeof *host);
+    double *host = (double *)demo_alloc(2 * b.tokens + 1, sizeof *host);
     if (!status) status = seqpar_llama_forward(&r->ctx, u->model, &b, 1);
     if (!status) status = seqpar_llama_values(&r->ctx, u->model, &b);
     if (!status) status = demo_update_seeds(u, &b, u->w->batch.row + first, count, host);
@@ -340,7 +340,7 @@ static void demo_update_counts(demo_update *u) {
     if (actor)
         u->aggregate.kind = demo_defined_mean(by, c->loss_agg_mode, gspo,
                                               c->advantage_estimator);
-    if (gspo) u->text = (demo_text_loss *)demo_room(o->texts, sizeof *u->text);
+    if (gspo) u->text = (demo_text_loss *)demo_alloc(o->texts, sizeof *u->text);
     for (int64_t i = 0; i < arrlen(u->w->which); i++) {
         if (u->w->which[i] >= o->texts) continue;
         u->aggregate.documents++;
@@ -479,7 +479,7 @@ static seqpar_status demo_updates(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t texts = p->rollout.texts;
     int64_t batch = c->train_batch_size < texts ? c->train_batch_size : texts;
-    int64_t *order = (int64_t *)demo_room(texts, sizeof *order);
+    int64_t *order = (int64_t *)demo_alloc(texts, sizeof *order);
     seqpar_status status = SEQPAR_OK;
     for (int64_t epoch = 0; !status && epoch < (int64_t)c->max_epochs; epoch++) {
         seqpar_shuffle(order, texts, (uint64_t)c->seed + 1,

@@ -59,8 +59,8 @@ static inline seqpar_safetensors_file *demo_weights_file(const demo_weights *w,
     return shard ? shard->file : w->shards[0].file;
 }
 
-static inline seqpar_status demo_weights_room(demo_weights *w, int64_t most,
-                                              seqpar_error *error) {
+static inline seqpar_status demo_weights_reserve(demo_weights *w, int64_t most,
+                                                 seqpar_error *error) {
     w->shards = (demo_shard *)calloc((size_t)most + 1, sizeof *w->shards);
     return w->shards ? SEQPAR_OK
                      : seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for weights");
@@ -80,7 +80,7 @@ static inline seqpar_status demo_weights_add(demo_weights *w, const char *path,
 static inline seqpar_status demo_weights_open_file(demo_weights *w, const char *path,
                                                    seqpar_error *error) {
     memset(w, 0, sizeof *w);
-    if (demo_weights_room(w, 1, error) || demo_weights_add(w, path, error))
+    if (demo_weights_reserve(w, 1, error) || demo_weights_add(w, path, error))
         demo_weights_close(w);
     return error->status;
 }
@@ -133,7 +133,7 @@ static inline seqpar_status demo_weights_map(demo_weights *w, const cJSON *map,
             "%s: no object \"weight_map\" that says of each of up to %d tensors, "
             "once, in which file it is",
             w->index, DEMO_INDEX_TENSORS);
-    if (demo_weights_room(w, count, error)) return error->status;
+    if (demo_weights_reserve(w, count, error)) return error->status;
     for (const cJSON *entry = map->child; entry; entry = entry->next)
         if (demo_weights_entry(w, entry, error)) return error->status;
     return demo_weights_listed(w, map, error);

@@ -15,7 +15,7 @@ static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
     int64_t per_unit = job->objective->documents_per_unit;
     int64_t *which = NULL;
     if (!r->order || r->order_epoch != step / per_epoch) {
-        if (!r->order) r->order = (int64_t *)demo_room(job->usable_count, sizeof *r->order);
+        if (!r->order) r->order = (int64_t *)demo_alloc(job->usable_count, sizeof *r->order);
         r->order_epoch = step / per_epoch;
         seqpar_shuffle(r->order, job->usable_count, (uint64_t)job->config.seed,
                        (uint64_t)r->order_epoch);
@@ -96,7 +96,7 @@ static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_
                                       int keep_masked) {
     int64_t count = arrlen(w->which);
     seqpar_pack_desc pack = demo_pack_desc(r, keep_masked);
-    seqpar_document *documents = (seqpar_document *)demo_room(count + 1, sizeof *documents);
+    seqpar_document *documents = (seqpar_document *)demo_alloc(count + 1, sizeof *documents);
     for (int64_t i = 0; i < count; i++) {
         const demo_document *d = &w->set->documents[w->which[i]];
         documents[i] = (seqpar_document){.ids = d->ids,

@@ -47,7 +47,7 @@ static void fuzz_safetensors(const uint8_t *bytes, size_t size) {
         for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
             seqpar_safetensors_part part = seqpar_safetensors_whole(
                 seqpar_safetensors_at(file, i));
-            double *values = (double *)demo_room(part.count, sizeof *values);
+            double *values = (double *)demo_alloc(part.count, sizeof *values);
             seqpar_error ignored = {0};
             part.finite = 1;
             seqpar_safetensors_read_f64(file, values, &part, &ignored);
@@ -138,7 +138,7 @@ static void fuzz_options(const uint8_t *bytes, size_t size) {
                             .bindings = bindings,
                             .binding_count = (int)(sizeof bindings / sizeof *bindings)};
     demo_error error = {""};
-    char *words[64] = {(char *)"train_ppo"}, *text = (char *)demo_room((int64_t)size + 1, 1),
+    char *words[64] = {(char *)"train_ppo"}, *text = (char *)demo_alloc((int64_t)size + 1, 1),
          *rest = text, *word;
     int count = 1;
     memcpy(text, bytes, size);
@@ -155,7 +155,7 @@ static void fuzz_options(const uint8_t *bytes, size_t size) {
 
 static void fuzz_reward(const uint8_t *bytes, size_t size) {
     demo_error error = {""};
-    char *copy = (char *)demo_room((int64_t)size + 1, 1);
+    char *copy = (char *)demo_alloc((int64_t)size + 1, 1);
     double rewards[3] = {0};
     memcpy(copy, bytes, size);
     int failed = demo_answer_read(copy, size, "http://x", rewards, 3, &error);

@@ -112,10 +112,10 @@ static inline int group_order(const void *a, const void *b) {
 }
 
 /* The document next to it in its row, round and round. */
-static inline int64_t document_around(const step_documents *s, int64_t i, int64_t far) {
-    int64_t j = document_beside(s, i, far);
+static inline int64_t document_around(const step_documents *s, int64_t i, int64_t distance) {
+    int64_t j = document_beside(s, i, distance);
     if (j >= 0) return j;
-    for (j = i; document_beside(s, j, -far) >= 0;) j -= far;
+    for (j = i; document_beside(s, j, -distance) >= 0;) j -= distance;
     return j;
 }
 
@@ -288,7 +288,7 @@ static inline int advantage_range(const reward_table *t, int64_t i, int64_t r, d
 
 /* ---- whitening ---- */
 
-static inline int64_t white_room(const dump_facts *f, int whitening) {
+static inline int64_t white_alloc(const dump_facts *f, int whitening) {
     int64_t dp = f->world / f->sp;
     return whitening == WHITE_STEP         ? 1
            : whitening == WHITE_RANK       ? f->world
@@ -317,7 +317,7 @@ static inline void white_add(const reward_table *t, int base, int whitening, int
 static inline int white_fill(advantage_step *a, const reward_table *t) {
     for (int n = 0; n < BASES * WHITENINGS; n++) {
         int base = n / WHITENINGS, whitening = n % WHITENINGS;
-        int64_t room = white_room(t->f, whitening);
+        int64_t room = white_alloc(t->f, whitening);
         reward_stat *s = (reward_stat *)calloc((size_t)room, sizeof *s);
         a->white[base][whitening] = s;
         if (!s) return -1;

@@ -62,8 +62,8 @@ typedef struct attention {
     int levels;
     attend_limits limits[LIMIT_LEVELS];
     int cast[ATTEND_TENSORS]; /* bits of its numbers, fewer than it may have; 0: not so */
-    attend_far far[ATTEND_TENSORS];
-    attend_fits fits;
+    attend_distance distance[ATTEND_TENSORS];
+    attend_matches fits;
     int coarse[ATTEND_TENSORS]; /* bits of its numbers, or of parts, that show a mistake */
     int solved[ATTEND_TENSORS]; /* its verdict stands */
     int named[ATTEND_TENSORS][MISTAKES];
@@ -520,23 +520,24 @@ static inline int attention_limit(attention *a, const attend_kernel *kernel,
 }
 
 /* How many times the limit. */
-static inline double attention_times(const attend_far *far, const attend_limits *limits,
-                                     int t) {
-    return fmax(attend_ratio(far->all, limits->all[t]), attend_ratio(far->row, limits->row[t]));
+static inline double attention_times(const attend_distance *distance,
+                                     const attend_limits *limits, int t) {
+    return fmax(attend_ratio(distance->all, limits->all[t]),
+                attend_ratio(distance->row, limits->row[t]));
 }
 
 static inline int attention_is_wrong(const attention *a, int t) {
     return a->whole.got[t] &&
-           (a->coarse[t] || !(attention_times(&a->far[t], &a->limits[0], t) <= 1));
+           (a->coarse[t] || !(attention_times(&a->distance[t], &a->limits[0], t) <= 1));
 }
 
 /* A mistake's rows are weighed by what is known of the right one's, and it has to be nearer. */
-static inline int attention_fits(const attention *a, int t, int m,
-                                 const attend_limits *limits) {
-    const attend_far *far = &a->fits.of[t][m].far;
-    const attend_far *right = &a->fits.right[t];
-    if (!(far->all <= limits->all[t] && far->row <= 2 * limits->row[t])) return 0;
-    return far->all <= 0.5 * right->all || far->row <= 0.25 * right->row;
+static inline int attention_matches(const attention *a, int t, int m,
+                                    const attend_limits *limits) {
+    const attend_distance *distance = &a->fits.of[t][m].distance;
+    const attend_distance *right = &a->fits.right[t];
+    if (!(distance->all <= limits->all[t] && distance->row <= 2 * limits->row[t])) return 0;
+    return distance->all <= 0.5 * right->all || distance->row <= 0.25 * right->row;
 }
 
 /* ---- numbers of too few bits ---- */
@@ -625,8 +626,8 @@ static inline int64_t attention_first(const attention *a, int t) {
     int64_t n = attend_width(p, t), heads = attend_rows(p, t) / side->count, first = -1;
     for (int64_t i = 0; i < attend_rows(p, t); i++) {
         double size,
-            far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
-        if (sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]) continue;
+            distance = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
+        if (sqrt(distance) <= a->limits[0].row[t] * a->right.right.scale[t][i]) continue;
         if (first < 0 || side->token[i / heads] < side->token[first / heads]) first = i;
     }
     return first;
@@ -653,13 +654,13 @@ static inline void attention_say_tensor(attention *a, int t) {
     char first[200], worst[200], where[320] = "";
     if (attention_is_wrong(a, t)) {
         row = attention_first(a, t);
-        if (row < 0) row = a->far[t].worst;
+        if (row < 0) row = a->distance[t].worst;
         got = a->whole.got[t] + row * n;
         want = a->right.right.x[t] + row * n;
         for (int64_t i = 1; i < n && isfinite(got[most]); i++)
             if (!(fabs(got[i] - want[i]) <= fabs(got[most] - want[most]))) most = i;
         attention_place(a, t, row, first, sizeof first);
-        attention_place(a, t, a->far[t].worst, worst, sizeof worst);
+        attention_place(a, t, a->distance[t].worst, worst, sizeof worst);
         snprintf(where, sizeof where,
                  "; first at %s: element %lld is %.9g, right %.9g; most at %s", first,
                  (long long)most, got[most], want[most], worst);
@@ -667,7 +668,7 @@ static inline void attention_say_tensor(attention *a, int t) {
     verdict_say(a->v,
                 "%s is %.3g away (L2; limit %.3g), its worst row %.3g of its terms' size "
                 "(limit %.3g)%s",
-                attention_name(t), a->far[t].all, a->limits[0].all[t], a->far[t].row,
+                attention_name(t), a->distance[t].all, a->limits[0].all[t], a->distance[t].row,
                 a->limits[0].row[t], where);
 }
 
@@ -702,13 +703,13 @@ static inline int attention_is_vacuous(attention *a, int *exchanges) {
     if (sees) attend_see_hops(a->of_rows, sees, 0, 0);
     for (int i = 0; !status && sees && i < 3; i++) {
         attend_way w = attend_right_way(a->of_rows);
-        attend_far far;
+        attend_distance distance;
         w.sight = i == 1 ? SEES_ANY_DOCUMENT : i == 2 ? SEES_AHEAD : 0;
         if (i == 0) w.sees = sees;
         if ((status = attend_forward(a->of_rows, &w, NULL, &c.x))) break;
-        far = attend_measure(a->of_rows, ATTEND_OUT, c.x.x[ATTEND_OUT], c.right.x[ATTEND_OUT],
-                             c.right.scale[ATTEND_OUT], 0);
-        differs |= (attention_times(&far, &a->limits[0], ATTEND_OUT) > 1) << i;
+        distance = attend_measure(a->of_rows, ATTEND_OUT, c.x.x[ATTEND_OUT],
+                                  c.right.x[ATTEND_OUT], c.right.scale[ATTEND_OUT], 0);
+        differs |= (attention_times(&distance, &a->limits[0], ATTEND_OUT) > 1) << i;
     }
     *exchanges = differs & 1;
     attend_case_end(&c);
@@ -746,10 +747,10 @@ static inline int attention_follow(attention *a, attend_case *c) {
                             c->delta, &c->x))
             return -1;
         for (int t = ATTEND_DQ; t < ATTEND_TENSORS; t++) {
-            attend_far far;
+            attend_distance distance;
             if (!c->open[t] || !c->x.x[t]) continue;
-            far = attend_measure(p, t, p->got[t], c->x.x[t], c->right.scale[t], 1);
-            if (attention_times(&far, &a->limits[0], t) <= 1) a->follows[t] = 1;
+            distance = attend_measure(p, t, p->got[t], c->x.x[t], c->right.scale[t], 1);
+            if (attention_times(&distance, &a->limits[0], t) <= 1) a->follows[t] = 1;
         }
     }
     return 0;
@@ -760,7 +761,7 @@ static inline int attention_is_open(const attention *a, const attend_case *c) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         int found = 0;
         for (int m = 0; m < MISTAKES && !found; m++)
-            found = attention_fits(a, t, m, &a->limits[0]);
+            found = attention_matches(a, t, m, &a->limits[0]);
         if (c->open[t] && !found) return 1;
     }
     return 0;
@@ -800,7 +801,7 @@ static inline void attention_try_moved(attention *a) {
     attend_case c = a->right;
     c.fits = &a->fits;
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        a->fits.right[t] = a->far[t];
+        a->fits.right[t] = a->distance[t];
         if (attention_is_wrong(a, t) && t != ATTEND_LSE) attend_try_moved(&c, t);
     }
 }
@@ -810,14 +811,15 @@ static inline int attention_try_mistakes(attention *a) {
     int n = 0;
     a->fits.limits = a->limits[0];
     for (int t = 0; t < ATTEND_TENSORS; t++)
-        for (int m = 0; m < MISTAKES; m++) a->fits.of[t][m].far.all = INFINITY;
+        for (int m = 0; m < MISTAKES; m++) a->fits.of[t][m].distance.all = INFINITY;
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         int64_t first = attention_is_wrong(a, t) ? attention_first(a, t) : -1;
         int64_t per = t < ATTEND_DK ? a->whole.heads : a->whole.kv_heads;
         if (!attention_is_wrong(a, t)) continue;
-        kv = a->whole.kv_head[a->far[t].worst % per / (t < ATTEND_DK ? a->whole.group : 1)];
+        kv =
+            a->whole.kv_head[a->distance[t].worst % per / (t < ATTEND_DK ? a->whole.group : 1)];
         if (t >= ATTEND_DK) continue;
-        tokens[n++] = a->whole.query.token[a->far[t].worst / per];
+        tokens[n++] = a->whole.query.token[a->distance[t].worst / per];
         if (first >= 0) tokens[n++] = a->whole.query.token[first / per];
     }
     attention_try_moved(a);
@@ -832,8 +834,8 @@ static inline int64_t attention_count_off(const attention *a, int t) {
     int64_t n = attend_width(&a->whole, t), count = 0;
     for (int64_t i = 0; i < attend_rows(&a->whole, t); i++) {
         const double *want = a->right.right.x[t] + i * n;
-        double size, far = attend_squares(a->whole.got[t] + i * n, want, n, &size);
-        count += !(sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
+        double size, distance = attend_squares(a->whole.got[t] + i * n, want, n, &size);
+        count += !(sqrt(distance) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
     }
     return count;
 }
@@ -842,8 +844,8 @@ static inline int64_t attention_count_off(const attention *a, int t) {
    where it is by far larger than the limit, most rows show it. */
 static inline int attention_is_coarse(const attention *a, int t, int level) {
     const attend_limits *limits = &a->limits[level];
-    if (!(attention_times(&a->far[t], limits, t) <= 1)) return 0;
-    if (a->far[t].all * LIMIT_RANGE < limits->all[t]) return 0;
+    if (!(attention_times(&a->distance[t], limits, t) <= 1)) return 0;
+    if (a->distance[t].all * LIMIT_RANGE < limits->all[t]) return 0;
     return a->kernel[0].bits < 24 || 2 * attention_count_off(a, t) > attend_rows(&a->whole, t);
 }
 
@@ -852,12 +854,12 @@ static inline void attention_solve(attention *a, int level) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         if (a->solved[t] || !attention_is_wrong(a, t)) continue;
         for (int m = 0; m < MISTAKES; m++) {
-            a->named[t][m] = attention_fits(a, t, m, &a->limits[level]);
+            a->named[t][m] = attention_matches(a, t, m, &a->limits[level]);
             a->solved[t] |= a->named[t][m];
         }
         if (a->solved[t]) continue; /* VERDICT_WRONG */
         if (level ? attention_is_coarse(a, t, level)
-                  : !a->coarse[t] && attention_times(&a->far[t], &a->limits[0], t) <= 1.5)
+                  : !a->coarse[t] && attention_times(&a->distance[t], &a->limits[0], t) <= 1.5)
             a->solved[t] = VERDICT_MARGINAL;
         if (a->solved[t] == VERDICT_MARGINAL && level)
             verdict_say(a->v, "%s is as far away as %s would make it (limit %.3g)",
@@ -880,10 +882,10 @@ static inline void attention_solve_rounding(attention *a, int t, const char *nam
                                             const attend_limits *limits) {
     int m = (int)(mistake_named(name) - mistakes);
     if (!attention_is_wrong(a, t) || a->solved[t]) return;
-    if (!(attention_times(&a->far[t], limits, t) <= 1)) return;
+    if (!(attention_times(&a->distance[t], limits, t) <= 1)) return;
     a->solved[t] = VERDICT_WRONG;
     a->named[t][m] = 1;
-    a->fits.of[t][m].far = a->far[t];
+    a->fits.of[t][m].distance = a->distance[t];
     snprintf(a->fits.of[t][m].form, sizeof a->fits.of[t][m].form, "limit of it %.3g",
              limits->all[t]);
 }
@@ -993,8 +995,8 @@ static inline void attention_say_where(attention *a, int t) {
     char text[240];
     for (int64_t i = 0; off && i < rows; i++) {
         double size,
-            far = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
-        off[i] = !(sqrt(far) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
+            distance = attend_squares(p->got[t] + i * n, a->right.right.x[t] + i * n, n, &size);
+        off[i] = !(sqrt(distance) <= a->limits[0].row[t] * a->right.right.scale[t][i]);
     }
     if (off && attend_where(p, t, off, text, sizeof text))
         verdict_say(a->v, "of %s %s", attention_name(t), text);
@@ -1057,7 +1059,7 @@ static inline int attention_may_be_packed(const dump_row *row) {
 
 static inline int attention_has_nan(const attention *a) {
     for (int t = 0; t < ATTEND_TENSORS; t++)
-        if (a->whole.got[t] && !isfinite(a->far[t].all)) return 1;
+        if (a->whole.got[t] && !isfinite(a->distance[t].all)) return 1;
     return 0;
 }
 
@@ -1104,8 +1106,8 @@ static inline int attention_compare(attention *a) {
     attention_say_looked(a);
     for (int t = 0; t < ATTEND_TENSORS; t++) {
         if (!a->whole.got[t]) continue;
-        a->far[t] = attend_measure(&a->whole, t, a->whole.got[t], a->right.right.x[t],
-                                   a->right.right.scale[t], 0);
+        a->distance[t] = attend_measure(&a->whole, t, a->whole.got[t], a->right.right.x[t],
+                                        a->right.right.scale[t], 0);
         attention_find_coarse(a, t);
         if (attention_is_wrong(a, t)) a->v->kind = VERDICT_MARGINAL;
     }

@@ -40,12 +40,12 @@ enum {
 #define LIMIT_LEAST 0x1p-100
 
 /* How far an answer is from another. */
-typedef struct attend_far {
+typedef struct attend_distance {
     double all, row; /* of the whole; of the worst row */
     int64_t worst;   /* which row that is */
     double lost;     /* size of all terms by that of what they leave */
     double rows;     /* so many rows of one size would have terms that differ as much */
-} attend_far;
+} attend_distance;
 
 typedef struct attend_limits {
     double all[ATTEND_TENSORS], row[ATTEND_TENSORS];
@@ -68,31 +68,32 @@ typedef struct attend_kernel {
    nothing if they are alike: right ones are finite. */
 static inline double attend_squares(const double *got, const double *want, int64_t n,
                                     double *size) {
-    double far = 0;
+    double distance = 0;
     *size = 0;
     for (int64_t i = 0; i < n; i++) {
         double d = got[i] - want[i];
         if (isfinite(want[i])) *size += want[i] * want[i];
         if (got[i] == want[i] || (isnan(got[i]) && isnan(want[i]))) continue;
-        far += d * d;
+        distance += d * d;
     }
-    return isfinite(far) ? far : INFINITY;
+    return isfinite(distance) ? distance : INFINITY;
 }
 
-static inline double attend_ratio(double far, double size) {
-    return far == 0 ? 0 : size > 0 ? far / size : INFINITY;
+static inline double attend_ratio(double distance, double size) {
+    return distance == 0 ? 0 : size > 0 ? distance / size : INFINITY;
 }
 
 /* scale: of the right answer. mistake: terms of `want` may be larger than those. */
-static inline attend_far attend_measure(const attend *p, int tensor, const double *got,
-                                        const double *want, const double *scale, int mistake) {
+static inline attend_distance attend_measure(const attend *p, int tensor, const double *got,
+                                             const double *want, const double *scale,
+                                             int mistake) {
     int64_t n = attend_width(p, tensor);
-    double far = 0, size = 0, terms = 0, squares = 0;
-    attend_far f = {.worst = 0};
+    double distance = 0, size = 0, terms = 0, squares = 0;
+    attend_distance f = {.worst = 0};
     for (int64_t i = 0; i < attend_rows(p, tensor); i++) {
         double own, d = attend_squares(got + i * n, want + i * n, n, &own), ratio;
         double of = mistake ? sqrt(scale[i] * scale[i] + 2 * own) : scale[i];
-        far += d;
+        distance += d;
         size += own;
         terms += scale[i] * scale[i];
         squares += scale[i] * scale[i] * scale[i] * scale[i];
@@ -101,7 +102,7 @@ static inline attend_far attend_measure(const attend *p, int tensor, const doubl
         if (ratio > f.row) f.row = ratio;
     }
     if (!(size > 1e-30 * terms)) size = 1e-30 * terms;
-    f.all = sqrt(attend_ratio(far, size));
+    f.all = sqrt(attend_ratio(distance, size));
     f.lost = sqrt(attend_ratio(terms, size));
     f.rows = squares > 0 ? terms * terms / squares : 1;
     return f;
@@ -271,7 +272,7 @@ static inline int attend_try(attend_trial_run *r, const attend *p, const attend_
 
 /* What roundings of the terms' size come to, by luck of one row or of all. */
 static inline void attend_limit_floor(const attend_kernel *k, double roundings,
-                                      const attend_far *f, double *all, double *row) {
+                                      const attend_distance *f, double *all, double *row) {
     double deviation = ldexp(1, k->bits == 53 ? -53 : -24) * sqrt(roundings / 3);
     double luck = 1 + LIMIT_DEVIATIONS * sqrt(2 / f->rows);
     *row = fmax(*row, LIMIT_DEVIATIONS * deviation);
@@ -287,7 +288,7 @@ static inline double attend_roundings(const attend *p, const attend_answer *righ
 }
 
 static inline void attend_limit_tensor(const attend_kernel *kernel, int t, double roundings,
-                                       const attend_far *f, attend_limits *limits) {
+                                       const attend_distance *f, attend_limits *limits) {
     double unit = ldexp(1, -kernel->bits_of[t]); /* one rounding is fine */
     limits->all[t] = fmax(limits->all[t], fmax(unit, LIMIT_TIMES * f->all));
     limits->row[t] = fmax(limits->row[t], fmax(unit, LIMIT_TIMES * f->row));
@@ -301,7 +302,7 @@ static inline int attend_limit(const attend *p, const attend_way *way,
                                const attend_answer *right, const attend_kernel *kernel,
                                int from, attend_limits *limits) {
     double roundings = attend_roundings(p, right);
-    attend_far far[LIMIT_SEEDS][ATTEND_TENSORS];
+    attend_distance distance[LIMIT_SEEDS][ATTEND_TENSORS];
     int failed = 0, is_large = attend_work(p) > ATTEND_LARGE && p->kv_heads < LIMIT_SEEDS;
     (void)is_large;
     SEQPAR_VERIFY_THREADS
@@ -310,14 +311,14 @@ static inline int attend_limit(const attend *p, const attend_way *way,
         int status = attend_try(&r, p, kernel, way, seed);
         for (int t = from; !status && t < ATTEND_TENSORS; t++)
             if (right->x[t])
-                far[seed - 1][t] = attend_measure(p, t, r.whole.x[t], right->x[t],
-                                                  right->scale[t], 0);
+                distance[seed - 1][t] = attend_measure(p, t, r.whole.x[t], right->x[t],
+                                                       right->scale[t], 0);
         attend_trial_end(&r);
         failed |= status != 0;
     }
     for (int n = 0; !failed && n < LIMIT_SEEDS; n++)
         for (int t = from; t < ATTEND_TENSORS; t++)
-            if (right->x[t]) attend_limit_tensor(kernel, t, roundings, &far[n][t], limits);
+            if (right->x[t]) attend_limit_tensor(kernel, t, roundings, &distance[n][t], limits);
     return failed ? -1 : 0;
 }
 #endif

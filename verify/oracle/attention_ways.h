@@ -8,22 +8,22 @@
 
 /* The form of a mistake that is nearest to a tensor of the dump. */
 typedef struct attend_fit {
-    attend_far far;
+    attend_distance distance;
     char form[72];
 } attend_fit;
 
-typedef struct attend_fits {
+typedef struct attend_matches {
     attend_fit of[ATTEND_TENSORS][MISTAKES];
-    attend_far right[ATTEND_TENSORS]; /* the right answer, on the same rows */
+    attend_distance right[ATTEND_TENSORS]; /* the right answer, on the same rows */
     attend_limits limits;
-} attend_fits;
+} attend_matches;
 
 /* The part of a sequence on which mistakes are tried out. */
 typedef struct attend_case {
     const attend *p;
     attend_answer right, x; /* x: of the mistake */
     double *right_delta, *delta;
-    attend_fits *fits;
+    attend_matches *fits;
     int open[ATTEND_TENSORS]; /* wrong, and shown here */
     int forward_is_right;     /* out was judged elsewhere, and is right */
     int likely_alone;         /* mistakes that gave no other tensor are left out */
@@ -51,11 +51,11 @@ static inline int attend_open(const attend_case *c, int of) {
 static inline void attend_consider_tensor(attend_case *c, int t, const char *name,
                                           const char *form, const double *x) {
     attend_fit *fit = &c->fits->of[t][mistake_named(name) - mistakes];
-    attend_far far;
+    attend_distance distance;
     if (!c->open[t]) return;
-    far = attend_measure(c->p, t, c->p->got[t], x, c->right.scale[t], 1);
-    if (!(far.all < fit->far.all)) return;
-    fit->far = far;
+    distance = attend_measure(c->p, t, c->p->got[t], x, c->right.scale[t], 1);
+    if (!(distance.all < fit->distance.all)) return;
+    fit->distance = distance;
     snprintf(fit->form, sizeof fit->form, "%s", form);
 }
 
@@ -88,7 +88,8 @@ static inline int attend_is_long(attend_case *c, double cost) {
 /* Whether the mistake gives out, lse or dq, so that a long pass is worth its time. */
 static inline int attend_is_likely(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_DK; t++)
-        if (c->fits->of[t][mistake_named(name) - mistakes].far.all <= c->fits->limits.all[t])
+        if (c->fits->of[t][mistake_named(name) - mistakes].distance.all <=
+            c->fits->limits.all[t])
             return 1;
     return 0;
 }
@@ -96,9 +97,10 @@ static inline int attend_is_likely(const attend_case *c, const char *name) {
 /* Whether a form of it gives all that is open: others need no trial. */
 static inline int attend_is_found(const attend_case *c, const char *name) {
     for (int t = 0; t < ATTEND_TENSORS; t++) {
-        const attend_far *far = &c->fits->of[t][mistake_named(name) - mistakes].far;
-        if (c->open[t] &&
-            !(far->all <= c->fits->limits.all[t] && far->row <= 2 * c->fits->limits.row[t]))
+        const attend_distance *distance =
+            &c->fits->of[t][mistake_named(name) - mistakes].distance;
+        if (c->open[t] && !(distance->all <= c->fits->limits.all[t] &&
+                            distance->row <= 2 * c->fits->limits.row[t]))
             return 0;
     }
     return 1;
@@ -494,28 +496,29 @@ static inline int attend_hop_backward(attend_hops *h, const attend_way *w, int64
 }
 
 /* Squares of the dump's distance from x, by ranks. */
-static inline void attend_far_by_rank(const attend *p, const double *x, double *far) {
+static inline void attend_distance_by_rank(const attend *p, const double *x, double *distance) {
     int64_t n = p->out_dim;
     for (int64_t i = 0; i < attend_rows(p, ATTEND_OUT); i++) {
         int64_t token = p->query.token[i / p->heads];
         double size;
-        far[p->row->rank[token] - p->first_rank] += attend_squares(p->got[ATTEND_OUT] + i * n,
-                                                                   x + i * n, n, &size);
+        distance[p->row->rank[token] - p->first_rank] += attend_squares(
+            p->got[ATTEND_OUT] + i * n, x + i * n, n, &size);
     }
 }
 
 /* Without this hop: is any rank's out so? */
-static inline int attend_lose_hop(attend_hops *h, attend_way *w, int64_t hop, double *far) {
+static inline int attend_lose_hop(attend_hops *h, attend_way *w, int64_t hop,
+                                  double *distance) {
     attend_case *c = h->c;
     const attend *p = c->p;
     for (int64_t n = 0; n < 2 * p->ranks * p->ranks; n++)
         h->sees[n] = attend_hop(p, n / p->ranks / 2, n % p->ranks) == hop ? 0 : 3;
     if (attend_forward(p, w, NULL, &c->x)) return -1;
-    memset(far, 0, (size_t)p->ranks * sizeof *far);
-    attend_far_by_rank(p, c->x.x[ATTEND_OUT], far);
+    memset(distance, 0, (size_t)p->ranks * sizeof *distance);
+    attend_distance_by_rank(p, c->x.x[ATTEND_OUT], distance);
     for (int64_t r = 0; r < p->ranks; r++) {
-        if (!(far[r] < 0.25 * h->nearest[r])) continue;
-        h->nearest[r] = far[r];
+        if (!(distance[r] < 0.25 * h->nearest[r])) continue;
+        h->nearest[r] = distance[r];
         h->lost[r] = hop;
         for (int64_t i = 0; i < attend_rows(p, ATTEND_OUT); i++) {
             if (p->row->rank[p->query.token[i / p->heads]] - p->first_rank != r) continue;
@@ -542,16 +545,16 @@ static inline void attend_say_lost(const attend_hops *h, char *form, size_t size
 static inline int attend_try_lost(attend_hops *h, attend_way *w) {
     attend_case *c = h->c;
     int64_t ranks = c->p->ranks, lost = 0;
-    double *far = attend_zeros(ranks);
+    double *distance = attend_zeros(ranks);
     char form[72];
-    int status = far ? 0 : -1;
-    attend_far_by_rank(c->p, c->right.x[ATTEND_OUT], h->nearest);
+    int status = distance ? 0 : -1;
+    attend_distance_by_rank(c->p, c->right.x[ATTEND_OUT], h->nearest);
     for (int t = 0; t <= ATTEND_LSE; t++)
         memcpy(h->best.x[t], c->right.x[t],
                (size_t)(attend_rows(c->p, t) * attend_width(c->p, t)) * sizeof(double));
     for (int64_t hop = 1; !status && hop < ranks; hop++)
-        status = attend_lose_hop(h, w, hop, far);
-    free(far);
+        status = attend_lose_hop(h, w, hop, distance);
+    free(distance);
     for (int64_t r = 0; r < ranks; r++) lost += h->lost[r];
     if (status || !lost) return status;
     for (int64_t n = 0; n < 2 * ranks * ranks; n++) {
@@ -748,8 +751,8 @@ static inline int64_t attend_row_like(const attend_case *c, int t, int64_t row) 
     const double *got = c->p->got[t] + row * n;
     double limit = c->fits->limits.row[t];
     for (int64_t i = 0; i < attend_rows(c->p, t); i++) {
-        double size, far = sqrt(attend_squares(got, c->right.x[t] + i * n, n, &size));
-        if (!(far <= limit * c->right.scale[t][i])) continue;
+        double size, distance = sqrt(attend_squares(got, c->right.x[t] + i * n, n, &size));
+        if (!(distance <= limit * c->right.scale[t][i])) continue;
         if (found >= 0) return LIKE_SEVERAL;
         found = i;
     }
@@ -759,8 +762,8 @@ static inline int64_t attend_row_like(const attend_case *c, int t, int64_t row) 
 static inline int attend_is_off(const attend_case *c, int t, int64_t row) {
     int64_t n = attend_width(c->p, t);
     const double *got = c->p->got[t] + row * n, *want = c->right.x[t] + row * n;
-    double size, far = attend_squares(got, want, n, &size);
-    return !(sqrt(far) <= c->fits->limits.row[t] * c->right.scale[t][row]);
+    double size, distance = attend_squares(got, want, n, &size);
+    return !(sqrt(distance) <= c->fits->limits.row[t] * c->right.scale[t][row]);
 }
 
 /* Rows that are off, evenly chosen: all of them are right ones of other places? heads: of
@@ -787,7 +790,7 @@ static inline void attend_try_moved(attend_case *c, int t) {
              (long long)token[from / heads], (long long)(from % heads));
     const char *name = tokens ? "tokens_permuted" : "heads_permuted";
     attend_fit *fit = &c->fits->of[t][mistake_named(name) - mistakes];
-    fit->far = (attend_far){.all = 0};
+    fit->distance = (attend_distance){.all = 0};
     snprintf(fit->form, sizeof fit->form, "%s", form);
 }
 

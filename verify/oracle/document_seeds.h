@@ -343,7 +343,7 @@ static inline void seed_one(document_seeds *b, int64_t i) {
 }
 
 /* Whether the way can be another than the right one on these ranks. */
-static inline int document_way_fits(document_seeds *b) {
+static inline int document_way_matches(document_seeds *b) {
     const document_way *w = b->way;
     int64_t replicas = b->f->world / b->f->sp;
     int of_ranks = b->f->objective == DUMP_RM
@@ -359,7 +359,8 @@ static inline int document_way_fits(document_seeds *b) {
 static inline int make_document_seeds(seed_set *s, int way) {
     int count;
     document_seeds b = {.s = s, .way = document_ways(s->f->d, &count) + way};
-    int made = documents_are_known(s) && !document_seeds_begin(&b) && document_way_fits(&b) &&
+    int made = documents_are_known(s) && !document_seeds_begin(&b) &&
+               document_way_matches(&b) &&
                (s->f->d->facts.objective == DUMP_KTO || !b.documents.odd);
     if (made) document_count_groups(&b);
     made = made && filled_groups(s) > 0;

@@ -23,14 +23,14 @@ static inline double own_factor(const likeness *l) { return l->got_want / l->wan
 /* A factor's own error: noise that has nothing to do with the gradient turns it by less than
    the noise is long. */
 static inline law factor_law(const gradient_check *c, const likeness *like) {
-    double far = distance_from(like, own_factor(like));
+    double distance = distance_from(like, own_factor(like));
     return (law){.got = own_factor(like),
                  .want = 1,
                  .sp = c->d->sp,
                  .dp = c->d->world / c->d->sp,
                  .accumulation = c->d->accumulation,
                  .tolerance = c->tolerance,
-                 .noise = far > 1e-3 ? far : 1e-3};
+                 .noise = distance > 1e-3 ? distance : 1e-3};
 }
 
 static inline void judge_factor(gradient_check *c) {
@@ -209,7 +209,7 @@ static inline void say_group(const gradient_check *c, const factor_groups *g, in
 static inline void say_rest(const gradient_check *c, const factor_groups *g, verdict *v) {
     double factor = g->count ? own_factor(&g->of[1].like) : 1;
     for (int64_t i = 0; i < c->n; i++) {
-        double far = distance_from(&c->each[i].like, 1), other;
+        double distance = distance_from(&c->each[i].like, 1), other;
         if (c->each[i].group >= 0) continue;
         other = distance_from(&c->each[i].like, factor);
         if (c->each[i].like.got_got == 0)
@@ -217,7 +217,7 @@ static inline void say_rest(const gradient_check *c, const factor_groups *g, ver
                         c->each[i].name);
         else
             verdict_say(v, "the first in the file without a factor is %.100s, %.3g away",
-                        c->each[i].name, other < far ? other : far);
+                        c->each[i].name, other < distance ? other : distance);
         return;
     }
 }

@@ -43,14 +43,14 @@ static inline void survey_row(gallery *g, const strips *s, int64_t *worst) {
     for (int m = 0; m < MARKS; m++)
         if (mark_counts(s, m) && tally_of(s, marks[m].is).count) g->bad[s->number] = 1;
     for (int64_t t = 0; t < s->row->tokens; t++) {
-        double far;
+        double distance;
         if (!logp_counts(s, t)) continue;
         g->squares += s->right[t] * s->right[t];
         g->labels++;
-        far = logp_error(s, t);
-        if (!isfinite(far)) g->bad[s->number] = 1;
-        if (!isfinite(far) || far <= g->most) continue;
-        g->most = far;
+        distance = logp_error(s, t);
+        if (!isfinite(distance)) g->bad[s->number] = 1;
+        if (!isfinite(distance) || distance <= g->most) continue;
+        g->most = distance;
         *worst = s->number;
     }
 }
@@ -190,9 +190,9 @@ static inline void say_heat(const strips *s) {
     int64_t worst = -1, nan = 0;
     char place[160];
     for (int64_t t = 0; t < s->row->tokens; t++) {
-        double far = logp_counts(s, t) ? logp_error(s, t) : 0;
-        nan += isnan(far);
-        if (far > (worst < 0 ? 0 : logp_error(s, worst))) worst = t;
+        double distance = logp_counts(s, t) ? logp_error(s, t) : 0;
+        nan += isnan(distance);
+        if (distance > (worst < 0 ? 0 : logp_error(s, worst))) worst = t;
     }
     fprintf(s->out, "<p><b>log-probs</b>: ");
     if (!y.count) fprintf(s->out, "none is farther off than rounding makes it");
@@ -300,7 +300,7 @@ typedef struct chart {
     double low, high; /* ends of the scale, which is logarithmic */
 } chart;
 
-static inline double far_of(const details *of, int64_t i) {
+static inline double distance_of(const details *of, int64_t i) {
     return distance_from(&of->each[i].like, 1);
 }
 
@@ -311,13 +311,13 @@ static inline int is_farther(double a, double b) { return isnan(a) ? !isnan(b) :
 static inline int chart_shows(const details *of, int64_t i) {
     int64_t before = 0;
     for (int64_t k = 0; of->n > TENSORS_SHOWN && k < of->n; k++)
-        before += is_farther(far_of(of, k), far_of(of, i)) ||
-                  (k < i && !is_farther(far_of(of, i), far_of(of, k)));
+        before += is_farther(distance_of(of, k), distance_of(of, i)) ||
+                  (k < i && !is_farther(distance_of(of, i), distance_of(of, k)));
     return before < TENSORS_SHOWN;
 }
 
-static inline double chart_x(const chart *c, double far) {
-    double share = isnan(far) ? 1 : log(far / c->low) / log(c->high / c->low);
+static inline double chart_x(const chart *c, double distance) {
+    double share = isnan(distance) ? 1 : log(distance / c->low) / log(c->high / c->low);
     return CHART_LEFT + CHART_WIDE * (share < 0.002 ? 0.002 : share > 1 ? 1 : share);
 }
 
@@ -336,20 +336,20 @@ static inline void put_tensor_name(FILE *out, const char *name) {
 
 static inline void put_bar(const chart *c, int64_t i, double y) {
     const gradient_pair *one = &c->of->each[i];
-    double far = far_of(c->of, i);
-    int fine = far <= c->of->limit;
+    double distance = distance_of(c->of, i);
+    int fine = distance <= c->of->limit;
     fprintf(c->out, "<text class=\"at\" x=\"%d\" y=\"%.0f\">", CHART_LEFT - 8, y + 11);
     put_tensor_name(c->out, one->name);
     fprintf(c->out,
             "</text><rect class=\"%s\" data-tensor=\"%lld\" x=\"%d\" y=\"%.0f\" "
             "width=\"%.2f\" height=\"12\"><title>",
             fine ? "fine" : "bad", (long long)i, CHART_LEFT, y + 1,
-            chart_x(c, far) - CHART_LEFT);
+            chart_x(c, distance) - CHART_LEFT);
     put_text(c->out, one->name);
     fprintf(c->out,
             ": %.3g away</title></rect><text class=\"pale\" x=\"%.1f\" y=\"%.0f\">%.2g, \u00d7 "
             "%.4g</text>\n",
-            far, CHART_LEFT + CHART_WIDE + 10.0, y + 11, far,
+            distance, CHART_LEFT + CHART_WIDE + 10.0, y + 11, distance,
             one->like.got_want / one->like.want_want);
 }
 
@@ -377,7 +377,7 @@ static inline void put_chart(chart *c) {
     int64_t shown = c->of->n < TENSORS_SHOWN ? c->of->n : TENSORS_SHOWN;
     double y = 18, most = 10 * c->of->limit;
     for (int64_t i = 0; i < c->of->n; i++)
-        if (isfinite(far_of(c->of, i))) most = fmax(most, far_of(c->of, i));
+        if (isfinite(distance_of(c->of, i))) most = fmax(most, distance_of(c->of, i));
     c->low = pow(10, floor(log10(c->of->limit)) - 2);
     c->high = pow(10, ceil(log10(most)));
     fprintf(c->out,
@@ -399,8 +399,8 @@ static inline void put_gradients(FILE *out, const report *r) {
     int64_t n = r->more->n, beyond = 0, worst = 0;
     if (!n) return;
     for (int64_t i = 0; i < n; i++) {
-        beyond += !(far_of(r->more, i) <= r->more->limit);
-        if (is_farther(far_of(r->more, i), far_of(r->more, worst))) worst = i;
+        beyond += !(distance_of(r->more, i) <= r->more->limit);
+        if (is_farther(distance_of(r->more, i), distance_of(r->more, worst))) worst = i;
     }
     fprintf(out, "<h2>Gradients, tensor by tensor</h2>\n<figure><p class=\"note\">How far each "
                  "is from the wanted one, relative to its norm, on a logarithmic scale; then "
@@ -414,7 +414,7 @@ static inline void put_gradients(FILE *out, const report *r) {
             "is <code>",
             (long long)beyond, (long long)n);
     put_text(out, r->more->each[worst].name);
-    fprintf(out, "</code>, %.3g away.</p>", far_of(r->more, worst));
+    fprintf(out, "</code>, %.3g away.</p>", distance_of(r->more, worst));
     if (n > TENSORS_SHOWN)
         fprintf(out, "<p class=\"note\">Shown are the %d farthest of %lld.</p>", TENSORS_SHOWN,
                 (long long)n);

@@ -61,18 +61,18 @@ static inline int details_keep(details *more, const gradient_check *c) {
 /* Ranks differ: what comes out of one reducer is the same on all. */
 static inline void judge_copies(stage *s, const whole *w, const char *name, double tolerance) {
     verdict *v;
-    if (w->far <= tolerance || s->judged) return;
+    if (w->distance <= tolerance || s->judged) return;
     v = stage_begin(s, VERDICT_WRONG);
-    if (isnan(w->far)) {
+    if (isnan(w->distance)) {
         verdict_say(v, "%.100s holds NaN or Inf on rank 0 or %lld", name, (long long)w->copy);
         return;
     }
     verdict_name(v, mistake_named("never_synchronised"));
     verdict_say(v, "%.100s of rank %lld is %.3g away from that of another rank", name,
-                (long long)w->copy, w->far);
+                (long long)w->copy, w->distance);
 }
 
-static inline int gradient_room(gradient_check *c) {
+static inline int gradient_reserve(gradient_check *c) {
     gradient_pair *more;
     if (c->n < c->most) return 0;
     c->most = 2 * c->most + 16;
@@ -97,7 +97,7 @@ static inline int add_gradient(void *user, const char *parameter) {
     gradient_check *c = (gradient_check *)user;
     whole got, wanted = {.copy = -1};
     tensor_name name;
-    int status = gradient_room(c) ||
+    int status = gradient_reserve(c) ||
                  whole_read(c->d, tensor_of(&name, "grad.", parameter), 0, c->d->world, &got);
     if (status) return -1;
     status = whole_read(c->want, name.text, 0, c->want->world, &wanted) ||

@@ -220,17 +220,17 @@ static inline double kto_solve(const kto_step *k, double loss, double limit, dou
    the mean of kl. */
 static inline int kto_is_of_parts(const kto_step *k, const double *losses, const law *l,
                                   verdict *v) {
-    double whole = k->z[Z_FREE], sum = 0, far = 0, low = INFINITY, high = 0;
+    double whole = k->z[Z_FREE], sum = 0, distance = 0, low = INFINITY, high = 0;
     if (k->f->accumulation > 1 || k->f->sp == 1) return 0;
     for (int64_t m = 0; m < k->f->sp; m++) {
         double off, z = kto_solve(k, losses[m], law_limit(l, losses[m]), &off);
         if (isnan(z)) return 0;
         sum += z;
-        far += off;
+        distance += off;
         low = fmin(low, z);
         high = fmax(high, z);
     }
-    if (!(fabs(sum - whole) <= far && far <= 0.2 * whole)) return 0;
+    if (!(fabs(sum - whole) <= distance && distance <= 0.2 * whole)) return 0;
     verdict_say(v,
                 "ranks' losses are those of z from %.6g to %.6g, which add up to %.6g; the "
                 "mean of kl is %.6g",

@@ -206,7 +206,7 @@ static inline int law_gives(const law *l, mistake_mean mean, int64_t which) {
     return law_equal(l, l->got, x) && !law_equal(l, x, right);
 }
 
-static inline int law_fits(const law *l, const mistake *m) {
+static inline int law_matches(const law *l, const mistake *m) {
     int own = m->mean == MEAN_LOCAL_COUNT || m->mean == MEAN_OWN || m->mean == MEAN_OWN_SHARE;
     if (m->mean == MEAN_NAN) return isnan(l->got) && law_has_empty(l);
     if (m->mean == MEAN_OF_NON_EMPTY && !law_has_empty(l)) return 0; /* a mean of means */
@@ -225,7 +225,7 @@ static inline int law_is_vacuous(const law *l) {
 
 static inline void law_name_means(const law *l, verdict *v) {
     for (int i = 0; i < MISTAKES; i++)
-        if (law_fits(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
+        if (law_matches(l, &mistakes[i])) verdict_name(v, &mistakes[i]);
 }
 
 static inline void law_judge_mean(const law *l, verdict *v) {

@@ -111,7 +111,7 @@ static inline void logits_compare(logits_check *c, int64_t t) {
     double got = c->row->logp ? c->row->logp[t] : NAN;
     double want = logits_pick_value(c, t, PICK_RIGHT);
     int is_off = logits_are_off(c, got, want);
-    double far;
+    double distance;
     if (is_off && !c->off[PICK_RIGHT]) {
         c->first = t;
         c->got = got;
@@ -119,8 +119,8 @@ static inline void logits_compare(logits_check *c, int64_t t) {
     }
     c->judged++;
     c->negative = c->negative && !logits_are_off(c, -got, want);
-    far = fabs(got - want) / logits_limit(c, want, fmax(c->most, c->most_before));
-    c->worst = isnan(far) ? INFINITY : fmax(c->worst, far);
+    distance = fabs(got - want) / logits_limit(c, want, fmax(c->most, c->most_before));
+    c->worst = isnan(distance) ? INFINITY : fmax(c->worst, distance);
     c->off[PICK_RIGHT] += is_off;
     for (int pick = PICK_RIGHT + 1; pick < PICKS; pick++) {
         double other = logits_pick_value(c, t, (logits_pick)pick);

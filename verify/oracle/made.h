@@ -148,7 +148,7 @@ static inline int64_t made_document_count(const made *m, int64_t i, int64_t toke
     return more ? docs + 2 : docs;
 }
 
-static inline int made_room(made *m, int64_t i, dump_row *row) {
+static inline int made_alloc(made *m, int64_t i, dump_row *row) {
     size_t bytes;
     row->tokens = m->desc->tokens + i; /* rows differ */
     row->docs = made_document_count(m, i, row->tokens);
@@ -167,7 +167,7 @@ static inline int made_rows(made *m, int layout, int64_t vocab) {
     token_rule positions = m->plant.positions ? m->plant.positions : position_right;
     for (int64_t i = 0; i < m->f.count; i++) {
         dump_row *row = &m->f.rows[i];
-        if (made_room(m, i, row)) return -1;
+        if (made_alloc(m, i, row)) return -1;
         made_documents(m, i, row);
         if (write_deal(&m->d.error, row, i / m->d.accumulation * m->d.sp, m->d.sp, layout))
             return -1;

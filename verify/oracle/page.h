@@ -73,7 +73,7 @@ static inline void page_say(page *p, const char *key, const char *format, ...) {
     page_note(p, key, text);
 }
 
-static inline int page_room(page *p) {
+static inline int page_reserve(page *p) {
     int64_t most = 2 * p->most + 32;
     void *tensors, *data;
     if (p->count < p->most) return 0;
@@ -88,7 +88,7 @@ static inline int page_room(page *p) {
 /* data is borrowed until the page is saved; shape as in t, whose name is copied */
 static inline void page_add(page *p, const seqpar_safetensors_tensor *t, const void *data) {
     char *name = strdup(t->name);
-    if (!name || page_room(p)) {
+    if (!name || page_reserve(p)) {
         free(name);
         p->failed = 1;
         return;

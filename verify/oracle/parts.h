@@ -60,9 +60,9 @@ static inline double distance_from(const likeness *l, double factor) {
 typedef struct whole {
     double *values; /* (count); NULL: no rank has it */
     int64_t count;
-    int64_t copy; /* the rank whose copy is farthest from what stands in values; -1: none */
-    double far;   /* relative; NaN: one of them has NaN or Inf */
-    char *have;   /* (count) while it is put together */
+    int64_t copy;    /* the rank whose copy is farthest from what stands in values; -1: none */
+    double distance; /* relative; NaN: one of them has NaN or Inf */
+    char *have;      /* (count) while it is put together */
 } whole;
 
 static inline void whole_free(whole *w) {
@@ -71,7 +71,7 @@ static inline void whole_free(whole *w) {
     *w = (whole){.copy = -1};
 }
 
-static inline int whole_room(dump *d, whole *w, int64_t count) {
+static inline int whole_alloc(dump *d, whole *w, int64_t count) {
     w->count = count;
     w->values = (double *)calloc((size_t)count + 1, sizeof *w->values);
     w->have = (char *)calloc((size_t)count + 1, 1);
@@ -83,7 +83,7 @@ static inline int whole_room(dump *d, whole *w, int64_t count) {
 
 static inline void whole_add(whole *w, int64_t rank, const part *p, const double *own) {
     likeness copy = {0};
-    double far;
+    double distance;
     for (int64_t i = 0; i < p->count; i++) {
         if (w->have[p->offset + i])
             liken(&copy, &own[i], &w->values[p->offset + i], 1);
@@ -91,9 +91,9 @@ static inline void whole_add(whole *w, int64_t rank, const part *p, const double
             w->values[p->offset + i] = own[i];
         w->have[p->offset + i] = 1;
     }
-    far = distance_from(&copy, 1);
-    if (isnan(w->far) || far <= w->far) return;
-    w->far = far;
+    distance = distance_from(&copy, 1);
+    if (isnan(w->distance) || distance <= w->distance) return;
+    w->distance = distance;
     w->copy = rank;
 }
 
@@ -118,7 +118,7 @@ static inline int whole_read(dump *d, const char *name, int64_t first, int64_t l
         part p;
         if (!t) continue;
         status = part_of(d, r, t, &p);
-        if (!status && !w->values) status = whole_room(d, w, p.total);
+        if (!status && !w->values) status = whole_alloc(d, w, p.total);
         if (!status && w->count != p.total) {
             seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
                         "%.300s: tensor %.100s has %lld elements in all, and %lld in another "

@@ -170,8 +170,8 @@ static inline int make_ppo_seeds(seed_set *s, int way) {
 }
 
 /* Tokens whose ratio is so near to where the clip begins that rounding of log-probs, by
-   `far` each beside that of their types, may turn their gradient on or off. */
-static inline int64_t ppo_near_clip(const seed_set *s, double far) {
+   `distance` each beside that of their types, may turn their gradient on or off. */
+static inline int64_t ppo_near_clip(const seed_set *s, double distance) {
     const dump_facts *f = &s->f->d->facts;
     int64_t count = 0;
     for (int64_t i = 0; i < s->f->count; i++) {
@@ -182,7 +182,7 @@ static inline int64_t ppo_near_clip(const seed_set *s, double far) {
             bound = ratio_bound(f, row->advantages[t]);
             off = fabs(s->logp[i][t] - row->old_logp[t] - log(bound));
             rounding = row->unit.logp * fabs(s->logp[i][t]) +
-                       row->unit.old_logp * fabs(row->old_logp[t]) + far;
+                       row->unit.old_logp * fabs(row->old_logp[t]) + distance;
             count += off <= 2 * rounding;
         }
     }

@@ -20,7 +20,7 @@ static inline int reference_load(reference *f, const demo_weights *from, int nam
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};
     tensor_name name;
     whole w = {.copy = -1}, own;
-    int status = whole_room(f->d, &w, all.count);
+    int status = whole_alloc(f->d, &w, all.count);
     if (!status && tensor != adapter_head(f))
         status = seqpar_safetensors_read_f64(file, w.values, &all, &f->d->error);
     if (reference_part(f, "param.", tensor, &name, &own)) status = -1;

@@ -28,7 +28,7 @@ static inline double reward_limit(const reward_table *t, int64_t i, double want)
 }
 
 /* How far the dump is from the way's numbers, in limits; NaN there says nothing of a document,
-   NaN in the dump is infinitely far. *at: where it is farthest. */
+   NaN in the dump is infinitely distance. *at: where it is farthest. */
 static inline double rewards_off(const reward_table *t, int way, int64_t *at) {
     double worst = 0;
     for (int64_t n = 0; n < t->s->count * t->members; n++) {
@@ -168,9 +168,9 @@ static const reward_way score_ways[SCORE_WAYS] = {
     {"reward_on_wrong_document", "the score is that of the document behind it"},
     {"reward_on_wrong_document", "the score is that of the document before it"}};
 
-/* The document `far` places on in the same row; -1: there is none with a token. */
-static inline int64_t document_beside(const step_documents *s, int64_t i, int64_t far) {
-    int64_t j = i + far;
+/* The document `distance` places on in the same row; -1: there is none with a token. */
+static inline int64_t document_beside(const step_documents *s, int64_t i, int64_t distance) {
+    int64_t j = i + distance;
     if (j < 0 || j >= s->count || s->of[j].dp != s->of[i].dp ||
         s->of[j].micro != s->of[i].micro || !s->of[j].tokens)
         return -1;

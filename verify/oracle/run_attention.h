@@ -67,7 +67,7 @@ static inline int run_attend_head(run_attend *w, int64_t kv, int gradient) {
     return status ? -1 : 0;
 }
 
-static inline int run_attend_room(run_attend *w, int gradient) {
+static inline int run_attend_alloc(run_attend *w, int gradient) {
     for (int t = gradient ? ATTEND_DQ : ATTEND_OUT; t < (gradient ? ATTEND_TENSORS : ATTEND_DQ);
          t++) {
         w->x[t] = attend_zeros(w->a.row->tokens * run_attend_heads(w, t) *
@@ -107,7 +107,7 @@ static inline int run_attend_row(run *r, int64_t n, int gradient) {
     w->a.row = &r->rows[n];
     w->a.dp = n / r->d.accumulation;
     w->a.micro = n % r->d.accumulation;
-    status = run_attend_shapes(w, gradient) || run_attend_room(w, gradient);
+    status = run_attend_shapes(w, gradient) || run_attend_alloc(w, gradient);
     for (int64_t kv = 0; !status && kv < w->a.shape[ATTEND_K].heads; kv++)
         status = run_attend_head(w, kv, gradient);
     if (!status) status = run_attend_put(w);

@@ -55,7 +55,7 @@ static inline void moves_free(move *moves, int64_t count) {
 }
 
 /* 0, or -1: no memory. */
-static inline int move_room(move *m, int64_t tokens, int64_t docs) {
+static inline int move_alloc(move *m, int64_t tokens, int64_t docs) {
     int64_t **each[] = {&m->from, &m->token, &m->doc_from, &m->doc, &m->row.cu_seqlens};
     m->row.tokens = tokens;
     m->row.docs = docs;
@@ -88,7 +88,7 @@ static inline int moved_is_of_documents(const char *what) {
 }
 
 /* Whether a rank's tensor is as the others', a row a token; if so the shape is noted. */
-static inline int moved_fits(moved *m, const seqpar_safetensors_tensor *t, int64_t n) {
+static inline int moved_matches(moved *m, const seqpar_safetensors_tensor *t, int64_t n) {
     int64_t wants = moved_dims(m->what), lead = t->dims - wants, inner = 1;
     int fits = m->documents ? t->count == n : lead >= 0 && t->shape[lead] == n;
     for (int64_t i = 0; i < lead && !m->documents; i++) fits = fits && t->shape[i] == 1;
@@ -110,7 +110,7 @@ static inline int moved_read(run *r, moved *m, int64_t n, int64_t rank, char **t
     int64_t held = m->documents ? row->docs : write_held(row, rank);
     seqpar_safetensors_part all;
     if (!t || !held) return 0;
-    if (!moved_fits(m, t, held)) {
+    if (!moved_matches(m, t, held)) {
         seqpar_fail(&r->d.error, SEQPAR_ERR_FILE_FORMAT,
                     "%.300s: tensor %s is not as another rank or micro-batch has it, or not of "
                     "the %lld %s there; write the same type and shape, one row each",
@@ -342,7 +342,7 @@ static inline int move_metadata(run *r) {
 
 static inline int move_same(run *r, move *m, int64_t n, int layout) {
     const dump_row *row = &r->rows[n];
-    if (move_room(m, row->tokens, row->docs)) return run_no_memory(r);
+    if (move_alloc(m, row->tokens, row->docs)) return run_no_memory(r);
     if (row->docs)
         memcpy(m->row.cu_seqlens, row->cu_seqlens, ((size_t)row->docs + 1) * sizeof *row->rank);
     for (int64_t t = 0; t < row->tokens; t++) m->from[t] = n;
@@ -455,7 +455,7 @@ static inline int run_is_of_pairs(const run *r) {
     return r->d.facts.objective == DUMP_DPO || r->d.facts.objective == DUMP_RM;
 }
 
-static inline int packing_room(run *r, packing *p) {
+static inline int packing_alloc(run *r, packing *p) {
     int64_t tokens = 0;
     for (int64_t n = 0; n < r->row_count; n++) {
         p->count += pack_documents(&r->rows[n]);
@@ -540,7 +540,7 @@ static inline int pack_too_long(run *r, const packing *p) {
 }
 
 static inline int move_packed(run *r, move *m, const seqpar_row *row, const packing *p) {
-    if (move_room(m, row->tokens, row->docs)) return run_no_memory(r);
+    if (move_alloc(m, row->tokens, row->docs)) return run_no_memory(r);
     m->positions = (int64_t *)calloc((size_t)row->tokens + 1, sizeof *m->positions);
     m->labels = (int64_t *)calloc((size_t)row->tokens + 1, sizeof *m->labels);
     if (!m->positions || !m->labels) return run_no_memory(r);
@@ -585,7 +585,7 @@ static inline int run_pack(run *r) {
     if (r->d.world > 1)
         return run_option(r, "it packs the rows of one rank; run gather first, or give the "
                              "dump before the split");
-    status = packing_room(r, &p) || packing_fill(r, &p) || pack_too_long(r, &p);
+    status = packing_alloc(r, &p) || packing_fill(r, &p) || pack_too_long(r, &p);
     if (!status) status = seqpar_pack(&r->d.error, &batch, p.docs, p.count, &desc) ? -1 : 0;
     if (!status && batch.rows > 65536)
         status = run_option(r, "more than 65536 rows; give more --tokens");

@@ -348,7 +348,7 @@ static inline int run_put_model_after(run *r, const reference *f, const seqpar_t
     double *after = NULL;
     int status = whole_read(&r->d, tensor_of(&name, "m.", t->name), 0, r->d.world, &in.m) ||
                  whole_read(&r->d, tensor_of(&name, "v.", t->name), 0, r->d.world, &in.v) ||
-                 whole_room(&r->d, &in.param, count) || whole_room(&r->d, &in.grad, count) ||
+                 whole_alloc(&r->d, &in.param, count) || whole_alloc(&r->d, &in.grad, count) ||
                  step_sizes_differ(&r->d, t->name, &in);
     if (!status) {
         seqpar_device_read(f->device, in.param.values, f->model.params.data, t->offset, count,

@@ -27,7 +27,7 @@ static inline uint64_t run_digest(const int64_t *ids, int64_t count) {
     return digest;
 }
 
-static inline int runs_room(text_runs *to, int64_t more) {
+static inline int runs_alloc(text_runs *to, int64_t more) {
     uint64_t *room;
     if (to->count + more <= to->most) return 0;
     to->most = 2 * to->most + more;
@@ -38,7 +38,7 @@ static inline int runs_room(text_runs *to, int64_t more) {
 
 static inline int runs_add_row(text_runs *to, const dump_row *row) {
     int64_t docs = row->docs ? row->docs : 1;
-    if (runs_room(to, row->tokens + docs)) return -1;
+    if (runs_alloc(to, row->tokens + docs)) return -1;
     for (int64_t d = 0; d < docs; d++) {
         int64_t begin = row->docs ? row->cu_seqlens[d] : 0;
         int64_t end = row->docs ? row->cu_seqlens[d + 1] : row->tokens;

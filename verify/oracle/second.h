@@ -215,7 +215,7 @@ static inline double second_slope(const second *s, const double *gradient) {
 static inline int second_agrees(const reference *f, double *const *logp, double *const *seeds,
                                 const double *gradient, char *text, size_t size) {
     second s;
-    double far, along, across, *ordered;
+    double distance, along, across, *ordered;
     uint64_t state = 1;
     int64_t count;
     if (second_open(&s, f, seeds)) {
@@ -229,7 +229,7 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
     count = slow_parameters(&s.config, NULL);
     ordered = (double *)slow_allocate(count, sizeof *ordered);
     second_order(&s, ordered, gradient);
-    far = second_logp(&s, logp);
+    distance = second_logp(&s, logp);
     memcpy(s.direction, ordered, (size_t)count * sizeof *ordered);
     along = second_slope(&s, ordered);
     for (int64_t i = 0; i < count; i++) {
@@ -243,7 +243,7 @@ static inline int second_agrees(const reference *f, double *const *logp, double 
     snprintf(text, size,
              "slow.h and the reference are %.3g apart in log-probs, %.3g and %.3g in slopes of "
              "the loss",
-             far, along, across);
-    return far < 1e-7 && along < 1e-9 && across < 1e-9;
+             distance, along, across);
+    return distance < 1e-7 && along < 1e-9 && across < 1e-9;
 }
 #endif

@@ -330,10 +330,10 @@ static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
     if (!status && fits && !s.missing) row_forms(&f, got, row, &c->d->facts);
     for (int i = 0; i < f.count && !status; i++) {
         likeness l = products_like(&s.products, f.form[i].w, f.shares);
-        double far = distance_from(&l, own_factor(&l));
-        if (!(far <= c->tolerance)) continue;
+        double distance = distance_from(&l, own_factor(&l));
+        if (!(distance <= c->tolerance)) continue;
         if (f.form[i].groups > 0)
-            name_means_of(c, &f.form[i], own_factor(&l), far, v);
+            name_means_of(c, &f.form[i], own_factor(&l), distance, v);
         else
             name_lost(c, &f.form[i], own_factor(&l), v);
     }

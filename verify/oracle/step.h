@@ -15,7 +15,7 @@
 #include "swaps.h"
 
 /* Whether all ranks' steps are made so; NaN is not. */
-static inline int way_fits(const step_check *c, int way) {
+static inline int way_matches(const step_check *c, int way) {
     for (int64_t r = 0; r < c->n->d->world; r++)
         if (!(c->of[r].away[way] <= step_limit(c, &c->of[r]))) return 0;
     return 1;
@@ -84,7 +84,7 @@ static inline double way_distance(const step_check *c, int way) {
         away += c->of[r].away[way];
         right += c->of[r].away[0];
     }
-    return way_fits(c, way) && 4 * away < right ? sqrt(away) : INFINITY;
+    return way_matches(c, way) && 4 * away < right ? sqrt(away) : INFINITY;
 }
 
 /* Of ways that all explain the step, those that are not four times as far as the nearest: noise
@@ -157,7 +157,7 @@ static inline void judge_step(const step_check *c, stage *s) {
                 c->n->d->facts.optimizer == DUMP_SGD ? "SGD" : "AdamW", sqrt(total.wanted),
                 sqrt(total.away[0]), c->n->tolerance, sqrt(total.rounding));
     if (step_shows_nothing(c, &total, v)) return;
-    if (way_fits(c, 0)) {
+    if (way_matches(c, 0)) {
         v->kind = VERDICT_RIGHT;
         say_hidden_ways(c, v);
         return;

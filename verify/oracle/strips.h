@@ -70,14 +70,14 @@ static inline int64_t mark_logp(const strips *s, int64_t t) {
 }
 
 static inline int heat_of(const strips *s, int64_t t) {
-    double far;
+    double distance;
     int level;
     if (!logp_counts(s, t)) return HEAT_NO_LABEL;
-    far = logp_error(s, t);
-    if (isnan(far)) return HEAT_NAN;
-    if (far <= s->within) return HEAT_WITHIN;
-    if (far >= s->most) return HEAT_MOST;
-    level = 1 + (int)floor(HEAT_MOST * log(far / s->low) / log(s->most / s->low));
+    distance = logp_error(s, t);
+    if (isnan(distance)) return HEAT_NAN;
+    if (distance <= s->within) return HEAT_WITHIN;
+    if (distance >= s->most) return HEAT_MOST;
+    level = 1 + (int)floor(HEAT_MOST * log(distance / s->low) / log(s->most / s->low));
     return level < 1 ? 1 : level > HEAT_MOST ? HEAT_MOST : level;
 }
 

@@ -26,7 +26,7 @@ typedef struct truth {
     double logp_limit, gradient_limit;
     double logp_noise, gradient_noise; /* how far bf16 is from fp64 */
     int logp_is_right, is_void;
-    double logp_far;       /* of one log-prob, where it was farthest, rounded */
+    double logp_distance;  /* of one log-prob, where it was farthest, rounded */
     char second[200];      /* what slow.h says of the reference */
     details *more;         /* NULL: nothing is kept */
     double **dumped;       /* (rows) log-probs of the dump, borrowed; NULL: it has none */
@@ -138,11 +138,11 @@ static inline double limit_of(const truth *t, double noise) {
 /* Numbers in float64 may be made of others: transformers computes norms, softmaxes and rotary
    angles in float32 whatever the type of parameters. What that explains is no mistake, and no
    evidence of none. */
-static inline void doubt_float32(const truth *t, double far, double noise, double angles,
+static inline void doubt_float32(const truth *t, double distance, double noise, double angles,
                                  verdict *v) {
     double limit = limit_at(0x1p-15, noise) + angles;
     if ((v->kind != VERDICT_WRONG && v->kind != VERDICT_MARGINAL) || v->count ||
-        t->ratio > 0x1p-44 || !(far <= limit))
+        t->ratio > 0x1p-44 || !(distance <= limit))
         return;
     v->kind = VERDICT_INSUFFICIENT;
     verdict_say(v,
@@ -196,9 +196,9 @@ static inline void say_worst_logp(verdict *v, const reference *f) {
     char place[160];
     for (int64_t i = 0; i < f->count; i++)
         for (int64_t t = 0; t < row_end(&f->rows[i]); t++) {
-            double far = fabs(dumped_logp(f, i)[t] - f->logp[i][t]);
-            if (!has_output(f, i, t) || far <= worst || worst != worst) continue;
-            worst = far;
+            double distance = fabs(dumped_logp(f, i)[t] - f->logp[i][t]);
+            if (!has_output(f, i, t) || distance <= worst || worst != worst) continue;
+            worst = distance;
             row = i;
             token = t;
         }
@@ -264,14 +264,14 @@ static inline int doubt_packing(const truth *t, verdict *v) {
 
 static inline int judge_logp(truth *t, stage *s, double *const *right) {
     likeness l = compare_logp(&t->exact, right, 1);
-    double far = distance_from(&l, 1), angles = 0;
+    double distance = distance_from(&l, 1), angles = 0;
     int status;
     verdict *v = stage_begin(s, VERDICT_RIGHT);
-    if (!(far <= t->logp_limit) && angles_logp(t, right, &angles)) return -1;
+    if (!(distance <= t->logp_limit) && angles_logp(t, right, &angles)) return -1;
     if (t->ratio == 0x1p-15) t->logp_limit += angles;
-    verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", far,
+    verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", distance,
                 t->logp_limit, t->unit);
-    t->logp_is_right = far <= t->logp_limit;
+    t->logp_is_right = distance <= t->logp_limit;
     if (l.want_want == 0) {
         v->kind = VERDICT_INSUFFICIENT;
         verdict_say(v,
@@ -285,8 +285,8 @@ static inline int judge_logp(truth *t, stage *s, double *const *right) {
     status = name_logp_ways(t, v, right);
     bar_end();
     if (status) return -1;
-    if (!v->count && far <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
-    doubt_float32(t, far, t->logp_noise, angles, v);
+    if (!v->count && distance <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
+    doubt_float32(t, distance, t->logp_noise, angles, v);
     return 0;
 }
 
@@ -323,7 +323,7 @@ static inline int compare_gradients(const truth *t, const double *got, const dou
     for (int64_t i = 0; i < m->tensor_count; i++) {
         gradient_pair *one;
         if (!t->have[i]) continue;
-        if (gradient_room(c)) return -1;
+        if (gradient_reserve(c)) return -1;
         one = &c->each[c->n++];
         memset(one, 0, sizeof *one);
         snprintf(one->name, sizeof one->name, "grad.%s", m->tensors[i].name);
@@ -439,7 +439,7 @@ static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
 static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
     int64_t near = 0;
     if (t->d->facts.objective != DUMP_PPO || v->count) return;
-    near = ppo_near_clip(seeds, t->dumped ? 0 : 4 * t->ratio * t->logp_far);
+    near = ppo_near_clip(seeds, t->dumped ? 0 : 4 * t->ratio * t->logp_distance);
     if (!near) return;
     v->kind = VERDICT_INSUFFICIENT;
     verdict_say(v,
@@ -498,8 +498,8 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
                                        const seed_set *seeds) {
     gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
     int status = compare_gradients(t, t->got, right, &c) ? -1 : 0;
-    double factor = best_factor(&c.all), far = distance_from(&c.all, 1), angles = 0;
-    if (!status && c.n && !s->judged && !(far <= c.tolerance))
+    double factor = best_factor(&c.all), distance = distance_from(&c.all, 1), angles = 0;
+    if (!status && c.n && !s->judged && !(distance <= c.tolerance))
         status = angles_gradient(t, right, seeds, &angles);
     if (t->ratio == 0x1p-15) c.tolerance = t->gradient_limit += angles;
     if (!status) status = details_keep(t->more, &c);
@@ -507,11 +507,11 @@ static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
         if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
             verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
                         "all gradients are 0, or one of the reference is NaN or Inf");
-        else if (far <= c.tolerance)
+        else if (distance <= c.tolerance)
             judge_factor(&c);
         else
             status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
-        doubt_float32(t, far, t->gradient_noise, angles, &s->v);
+        doubt_float32(t, distance, t->gradient_noise, angles, &s->v);
         verdict_say(&s->v, "%s", t->second);
         verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
                     t->gradient_limit, t->unit);
@@ -537,7 +537,7 @@ static inline int truth_logp(truth *t, stage *s, double *const *right) {
     l = compare_logp(&t->rounded, right, 0);
     t->logp_noise = distance_from(&l, 1);
     t->logp_limit = limit_of(t, t->logp_noise);
-    t->logp_far = farthest_logp(&t->rounded, right);
+    t->logp_distance = farthest_logp(&t->rounded, right);
     if (!has_logp(&t->exact)) return 0;
     t->dumped = (double **)calloc((size_t)t->exact.count + 1, sizeof *t->dumped);
     if (!t->dumped) return -1;
