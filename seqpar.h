@@ -64,7 +64,10 @@
        >>call       open, forward, backward
        >>loss       token log-probs from hidden states
        >>objective  sums per document, what is made of them
-       >>optim      gradients to owners, clip, update
+       >>blocks     parameter blocks and their owners
+       >>gradient   a step's gradients, to their owners
+       >>update     norm, clip, AdamW and SGD
+       >>state      reading and writing parameters and moments
        >>shards     parameters at their owners alone
        Part II, devices
        >>device     what devices share: folds, attention
@@ -9294,55 +9297,21 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 }
 
 /* =============================================================================================
-   >>optim  gradients to owners, clip, update
+   >>blocks  parameter blocks and their owners
 
-   Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
-   ranks. This chapter takes all of it as one fold (>>fold), whose leaves are the cells of all
-   documents of the step. So the ranks and the accumulation change no bit.
+   Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice is cut
+   into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block sums its
+   gradient and updates it. Nobody else holds that part of the gradient at any ZeRO stage; from
+   stage 1 on, of its moments and masters neither; at stage 3 of the parameters neither
+   (>>shards).
 
-   Owners. Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice
-   is cut into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block
-   sums its gradient and updates it. Nobody else holds that part of the gradient at any ZeRO
-   stage; from stage 1 on, of its moments and masters neither; at stage 3 of the parameters
-   neither (>>shards).
+       tensor   a: 2,500 elements                b: 900
+       blocks   a0 [0, 1024)  a1 [1024, 2048)    a2 [2048, 2500) and a gap    b0 [0, 900) and a gap
+       owners   rank 0        rank 0             rank 1                       rank 1       W = 2
 
-   The way of a gradient:
-
-       backward of a group      every rank has the nodes of its own leaves
-       seqpar_step_gradient     slice by slice sends each owner its blocks of them; owners fold
-                                what comes
-       seqpar_step_norm         sums of squares, block by block, folded over block numbers
-       seqpar_step_end          owners clip, update, and hand their blocks to all
-
-   Memory. A rank holds 1/W of the gradient, which grows slice by slice; the nodes of one group
-   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to
-   log2(A) times its part, for sums that wait for the next micro-batch. The 135 million
-   parameters of SmolLM2 on one rank: 527 MiB, 1.03 times the weights.
-
-   State is what owners hold. There every tensor begins at a block; the caller's arrays have no
-   such gaps.
+   In an owner's memory its blocks lie one behind the other, slice by slice, and every tensor
+   begins at a block; the caller's arrays have no gaps.
    ========================================================================================== */
-
-typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks */
-    seqpar__partial own;       /* what this rank folds before it sends */
-    seqpar_token_fold fold;    /* the same, for the caller */
-    int64_t *nodes;            /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;   /* the owner's: leaf i is node i in order of ranks */
-    int64_t program_count;
-} seqpar__micro;
-
-struct seqpar_step {
-    const seqpar_row *rows;
-    int64_t row_count, accumulation;
-    int64_t *part_begin; /* (accumulation dp_size + 1) rows; NULL: without rows */
-    int layout;
-    int64_t *leaves, leaf_count;
-    seqpar__micro *micro; /* (accumulation) */
-    int64_t slots, depth; /* of the owner's fold */
-    /* (2 slices): like optim->gradient; 1: its sum is complete */
-    unsigned char *done;
-    int64_t *given; /* (2 slices): micro-batches whose gradients were given */
-};
 
 /* Blocks of a slice are dealt in runs; slice s starts with rank s, so that small ones do
    not pile up on rank 0. */
@@ -9441,82 +9410,6 @@ static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t en
     return 0;
 }
 
-static seqpar_status seqpar__check_slice(seqpar_error *error, int64_t slice) {
-    if (slice >= 0) return SEQPAR_OK;
-    return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                       "slices of %lld elements are wanted; give at least 1, or 0 for "
-                       "the default",
-                       (long long)slice);
-}
-
-static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
-    if (d->zero_stage < 0 || d->zero_stage > 3)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1, 2 or 3",
-                           d->zero_stage);
-    SEQPAR__TRY(seqpar__check_slice(error, d->slice));
-    if (d->params_shared && (d->zero_stage == 0 || d->zero_stage == 3))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "params_shared wants owners that update one array for all, but "
-                           "zero_stage is %d; use 1 or 2",
-                           d->zero_stage);
-    if (d->offload & ~(SEQPAR_OFFLOAD_STATE | SEQPAR_OFFLOAD_PARAMS) ||
-        ((d->offload & SEQPAR_OFFLOAD_PARAMS) && d->zero_stage != 3))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "offload is %d at zero_stage %d; use SEQPAR_OFFLOAD_STATE at any "
-                           "stage, SEQPAR_OFFLOAD_PARAMS at stage 3",
-                           d->offload, d->zero_stage);
-    if ((d->state_bits && d->state_bits != 8) ||
-        (d->state_bits && d->offload & SEQPAR_OFFLOAD_STATE))
-        return seqpar_fail(
-            error, SEQPAR_ERR_OPTION,
-            "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
-            "stay where they are",
-            d->state_bits, d->offload);
-    if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "optimizer %d is unknown; use adamw or sgd", d->kind);
-    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1,
-                           d->beta2);
-    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0))
-        return seqpar_fail(error, SEQPAR_ERR_OPTION,
-                           "eps %g, weight decay %g and max_norm %g must not be negative",
-                           d->eps, d->decay, d->max_norm);
-    return SEQPAR_OK;
-}
-
-static int64_t seqpar__setting_tensors(const seqpar_tensor *t, int64_t count) {
-    uint64_t digest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
-        digest = seqpar__digest(digest, numbers, sizeof numbers);
-    }
-    return (int64_t)digest;
-}
-
-static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
-                                         const seqpar_optim_desc *d) {
-    seqpar__setting given[] = {{"the number of tensors", count, 0},
-                               {"tensors", 0, 1},
-                               {"the kind", d->kind, 0},
-                               {"zero_stage", d->zero_stage, 0},
-                               {"beta1", seqpar__setting_real(d->beta1), 1},
-                               {"beta2", seqpar__setting_real(d->beta2), 1},
-                               {"eps", seqpar__setting_real(d->eps), 1},
-                               {"weight decays", seqpar__setting_real(d->decay), 1},
-                               {"max_norm", seqpar__setting_real(d->max_norm), 1},
-                               {"slice", d->slice, 0},
-                               {"params_shared", d->params_shared, 0},
-                               {"what is offloaded", d->offload, 0},
-                               {"the bits of the state", d->state_bits, 0},
-                               {"rounding by chance", d->stochastic, 0},
-                               {"its seed", (int64_t)d->seed, 0}};
-    given[1].value = seqpar__setting_tensors(t, count);
-    return seqpar__ranks_agree(ctx->world, "an optimizer", given,
-                               (int64_t)(sizeof given / sizeof *given));
-}
-
 /* How many elements of a larger tensor are a slice: at most `most`, but at least the fewest rows
    that are whole blocks, which owners need, and a multiple of 64, so that columns of dlogits
    begin aligned. */
@@ -9600,62 +9493,45 @@ static int64_t seqpar__slice_end(const seqpar_blocks *b, int64_t slice) {
     return t->offset + SEQPAR__MIN(left, seqpar__tensor_elements(t));
 }
 
-SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
-                                  int64_t *first, int64_t *count) {
-    SEQPAR_MUST("optim, first, count", o, first, count);
-    const seqpar_blocks *b = &o->blocks;
-    int64_t slice, tensor, begin;
-    *first = *count = 0;
-    if (group < 0 || group >= b->groups || index < 0 ||
-        index >= b->group_slice[group + 1] - b->group_slice[group])
-        return 0;
-    slice = b->group_slice[group] + index;
-    tensor = b->slice_tensor[slice];
-    begin = b->tensors[tensor].offset + b->slice_begin[slice] - b->tensor_begin[tensor];
-    *first = begin - b->tensors[b->group_tensor[group]].offset;
-    *count = seqpar__slice_end(b, slice) - begin;
-    return 1;
-}
+/* =============================================================================================
+   >>gradient  a step's gradients, to their owners
 
-/* Zeros. */
-static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
-                                       seqpar_buffer *state, int64_t elements) {
-    int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
-    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
-    if (o->desc.state_bits == 8 && state != &o->master)
-        bytes = elements + bytes / SEQPAR_QUANTIZE_GROUP;
-    SEQPAR__TRY(seqpar_buffer_new(ctx, state, bytes,
-                                  offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_OPTIMIZER));
-    if (!offload) ctx->device->zero(ctx->device, state->data, bytes, ctx->queue);
-    return SEQPAR_OK;
-}
+   Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
+   ranks. All of it is one fold (>>fold), whose leaves are the cells of all documents of the step.
+   So the ranks and the accumulation change no bit.
 
-SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
-                                           const seqpar_tensor *tensors, int64_t tensor_count,
-                                           const seqpar_optim_desc *desc) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, tensors, desc", ctx, o,
-                SEQPAR_IF(tensor_count > 0, tensors), desc);
-    int masters = ctx->device->storage != ctx->device->accumulator && !desc->stochastic;
-    int64_t state;
-    memset(o, 0, sizeof *o);
-    SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
-    if (desc->stochastic && ctx->device->storage != SEQPAR_DTYPE_BF16)
-        return seqpar_fail(
-            ctx->error, SEQPAR_ERR_OPTION,
-            "rounding by chance is for weights in bf16; the device '%s' has others",
-            ctx->device->name);
-    SEQPAR__TRY(seqpar__check_tensors(__func__, ctx->error, tensors, tensor_count));
-    SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
-    o->desc = *desc;
-    SEQPAR__TRY(seqpar__blocks_open(ctx, &o->blocks, tensors, tensor_count, desc->slice));
-    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->blocks.slices);
-    if (!o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
-    state = desc->zero_stage == 0 ? o->blocks.elements : o->blocks.own_elements;
-    if (masters) SEQPAR__TRY(seqpar__state_new(ctx, o, &o->master, state));
-    if (desc->kind == SEQPAR_OPTIM_SGD) return SEQPAR_OK;
-    SEQPAR__TRY(seqpar__state_new(ctx, o, &o->m, state));
-    return seqpar__state_new(ctx, o, &o->v, state);
-}
+       backward of a group      every rank has the nodes of its own leaves
+       seqpar_step_gradient     slice by slice sends each owner its blocks of them; owners fold
+                                what they receive
+       seqpar_step_norm         sums of squares, block by block, folded over block numbers
+       seqpar_step_end          owners clip, update, and hand their blocks to all (>>update)
+
+   Memory. A rank holds 1/W of the gradient, which grows slice by slice; the nodes of one group
+   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to
+   log2(A) times its part, for sums that wait for the next micro-batch. The 135 million
+   parameters of SmolLM2 on one rank: 527 MiB, 1.03 times the weights.
+   ========================================================================================== */
+
+typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks */
+    seqpar__partial own;       /* what this rank folds before it sends */
+    seqpar_token_fold fold;    /* the same, for the caller */
+    int64_t *nodes;            /* (world) how many nodes each rank sends */
+    seqpar_fold_op *program;   /* the owner's: leaf i is node i in order of ranks */
+    int64_t program_count;
+} seqpar__micro;
+
+struct seqpar_step {
+    const seqpar_row *rows;
+    int64_t row_count, accumulation;
+    int64_t *part_begin; /* (accumulation dp_size + 1) rows; NULL: without rows */
+    int layout;
+    int64_t *leaves, leaf_count;
+    seqpar__micro *micro; /* (accumulation) */
+    int64_t slots, depth; /* of the owner's fold */
+    /* (2 slices): like optim->gradient; 1: its sum is complete */
+    unsigned char *done;
+    int64_t *given; /* (2 slices): micro-batches whose gradients were given */
+};
 
 static void seqpar__step_free(seqpar_optim *o) {
     seqpar_step *s = o->step;
@@ -9679,18 +9555,6 @@ static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
     for (int64_t i = 0; o->gradient && i < 2 * o->blocks.slices; i++)
         seqpar_buffer_free(ctx, &o->gradient[i]);
     o->complete = o->pending = 0;
-}
-
-SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
-    SEQPAR_MUST("ctx, optim", ctx, o);
-    seqpar__step_free(o);
-    seqpar__gradient_free(ctx, o);
-    SEQPAR_FREE(o->gradient);
-    seqpar_buffer_free(ctx, &o->m);
-    seqpar_buffer_free(ctx, &o->v);
-    seqpar_buffer_free(ctx, &o->master);
-    seqpar__blocks_close(&o->blocks);
-    memset(o, 0, sizeof *o);
 }
 
 /* A micro-batch has neighbouring rows, taken over all data-parallel ranks: then few sums have
@@ -10332,6 +10196,22 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     return SEQPAR_OK;
 }
 
+/* =============================================================================================
+   >>update  norm, clip, AdamW and SGD
+
+   Owners take the sums of squares of their blocks and hand them to all ranks; every rank folds
+   them over the block numbers, so that all have one norm. Then owners update their blocks and, at
+   stages 1 and 2, hand the parameters to all. At stage 0 they hand the gradient to all, slice by
+   slice, and every rank updates everything.
+
+   Moments and masters are accumulators in the device's memory, or offloaded to its second pool,
+   or quantized. What is not an accumulator in the device's memory goes through two stages:
+
+       slice       0          1          2
+       stage 0     load  update  store   load  ...
+       stage 1           load    update  store  ...
+   ========================================================================================== */
+
 /* A run [begin, end) of state that owners hand to all ranks. `data` holds the run, block_bytes
    for each block; with params set it is the caller's whole array of parameters. With a queue
    data is device memory, with queue NULL host memory. */
@@ -10819,7 +10699,174 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
     return seqpar__update(ctx, o, params, lr);
 }
 
-/* ---- what is kept of every parameter, a part at a time ---- */
+/* ---- open and close ---- */
+
+static seqpar_status seqpar__check_slice(seqpar_error *error, int64_t slice) {
+    if (slice >= 0) return SEQPAR_OK;
+    return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                       "slices of %lld elements are wanted; give at least 1, or 0 for "
+                       "the default",
+                       (long long)slice);
+}
+
+static seqpar_status seqpar__check_optim(seqpar_error *error, const seqpar_optim_desc *d) {
+    if (d->zero_stage < 0 || d->zero_stage > 3)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION, "zero_stage is %d; use 0, 1, 2 or 3",
+                           d->zero_stage);
+    SEQPAR__TRY(seqpar__check_slice(error, d->slice));
+    if (d->params_shared && (d->zero_stage == 0 || d->zero_stage == 3))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "params_shared wants owners that update one array for all, but "
+                           "zero_stage is %d; use 1 or 2",
+                           d->zero_stage);
+    if (d->offload & ~(SEQPAR_OFFLOAD_STATE | SEQPAR_OFFLOAD_PARAMS) ||
+        ((d->offload & SEQPAR_OFFLOAD_PARAMS) && d->zero_stage != 3))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "offload is %d at zero_stage %d; use SEQPAR_OFFLOAD_STATE at any "
+                           "stage, SEQPAR_OFFLOAD_PARAMS at stage 3",
+                           d->offload, d->zero_stage);
+    if ((d->state_bits && d->state_bits != 8) ||
+        (d->state_bits && d->offload & SEQPAR_OFFLOAD_STATE))
+        return seqpar_fail(
+            error, SEQPAR_ERR_OPTION,
+            "state_bits is %d and offload %d; use 0 for accumulators, or 8, which "
+            "stay where they are",
+            d->state_bits, d->offload);
+    if (d->kind != SEQPAR_OPTIM_ADAMW && d->kind != SEQPAR_OPTIM_SGD)
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "optimizer %d is unknown; use adamw or sgd", d->kind);
+    if (!(d->beta1 >= 0 && d->beta1 < 1 && d->beta2 >= 0 && d->beta2 < 1))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "adam_betas are %g and %g; both must lie in [0, 1)", d->beta1,
+                           d->beta2);
+    if (!(d->eps >= 0) || !(d->decay >= 0) || !(d->max_norm >= 0))
+        return seqpar_fail(error, SEQPAR_ERR_OPTION,
+                           "eps %g, weight decay %g and max_norm %g must not be negative",
+                           d->eps, d->decay, d->max_norm);
+    return SEQPAR_OK;
+}
+
+static int64_t seqpar__setting_tensors(const seqpar_tensor *t, int64_t count) {
+    uint64_t digest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t numbers[5] = {t[i].rows, t[i].cols, t[i].offset, t[i].decay, t[i].group};
+        digest = seqpar__digest(digest, numbers, sizeof numbers);
+    }
+    return (int64_t)digest;
+}
+
+static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
+                                         const seqpar_optim_desc *d) {
+    seqpar__setting given[] = {{"the number of tensors", count, 0},
+                               {"tensors", 0, 1},
+                               {"the kind", d->kind, 0},
+                               {"zero_stage", d->zero_stage, 0},
+                               {"beta1", seqpar__setting_real(d->beta1), 1},
+                               {"beta2", seqpar__setting_real(d->beta2), 1},
+                               {"eps", seqpar__setting_real(d->eps), 1},
+                               {"weight decays", seqpar__setting_real(d->decay), 1},
+                               {"max_norm", seqpar__setting_real(d->max_norm), 1},
+                               {"slice", d->slice, 0},
+                               {"params_shared", d->params_shared, 0},
+                               {"what is offloaded", d->offload, 0},
+                               {"the bits of the state", d->state_bits, 0},
+                               {"rounding by chance", d->stochastic, 0},
+                               {"its seed", (int64_t)d->seed, 0}};
+    given[1].value = seqpar__setting_tensors(t, count);
+    return seqpar__ranks_agree(ctx->world, "an optimizer", given,
+                               (int64_t)(sizeof given / sizeof *given));
+}
+
+SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
+                                  int64_t *first, int64_t *count) {
+    SEQPAR_MUST("optim, first, count", o, first, count);
+    const seqpar_blocks *b = &o->blocks;
+    int64_t slice, tensor, begin;
+    *first = *count = 0;
+    if (group < 0 || group >= b->groups || index < 0 ||
+        index >= b->group_slice[group + 1] - b->group_slice[group])
+        return 0;
+    slice = b->group_slice[group] + index;
+    tensor = b->slice_tensor[slice];
+    begin = b->tensors[tensor].offset + b->slice_begin[slice] - b->tensor_begin[tensor];
+    *first = begin - b->tensors[b->group_tensor[group]].offset;
+    *count = seqpar__slice_end(b, slice) - begin;
+    return 1;
+}
+
+/* Zeros. */
+static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
+                                       seqpar_buffer *state, int64_t elements) {
+    int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
+    int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
+    if (o->desc.state_bits == 8 && state != &o->master)
+        bytes = elements + bytes / SEQPAR_QUANTIZE_GROUP;
+    SEQPAR__TRY(seqpar_buffer_new(ctx, state, bytes,
+                                  offload ? SEQPAR_MEM_OFFLOADED : SEQPAR_MEM_OPTIMIZER));
+    if (!offload) ctx->device->zero(ctx->device, state->data, bytes, ctx->queue);
+    return SEQPAR_OK;
+}
+
+SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *o,
+                                           const seqpar_tensor *tensors, int64_t tensor_count,
+                                           const seqpar_optim_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, optim, tensors, desc", ctx, o,
+                SEQPAR_IF(tensor_count > 0, tensors), desc);
+    int masters = ctx->device->storage != ctx->device->accumulator && !desc->stochastic;
+    int64_t state;
+    memset(o, 0, sizeof *o);
+    SEQPAR__TRY(seqpar__check_optim(ctx->error, desc));
+    if (desc->stochastic && ctx->device->storage != SEQPAR_DTYPE_BF16)
+        return seqpar_fail(
+            ctx->error, SEQPAR_ERR_OPTION,
+            "rounding by chance is for weights in bf16; the device '%s' has others",
+            ctx->device->name);
+    SEQPAR__TRY(seqpar__check_tensors(__func__, ctx->error, tensors, tensor_count));
+    SEQPAR__TRY(seqpar__optim_agree(ctx, tensors, tensor_count, desc));
+    o->desc = *desc;
+    SEQPAR__TRY(seqpar__blocks_open(ctx, &o->blocks, tensors, tensor_count, desc->slice));
+    o->gradient = SEQPAR__NEW(seqpar_buffer, 2 * o->blocks.slices);
+    if (!o->gradient) return seqpar__no_memory(ctx->error, "the optimizer");
+    state = desc->zero_stage == 0 ? o->blocks.elements : o->blocks.own_elements;
+    if (masters) SEQPAR__TRY(seqpar__state_new(ctx, o, &o->master, state));
+    if (desc->kind == SEQPAR_OPTIM_SGD) return SEQPAR_OK;
+    SEQPAR__TRY(seqpar__state_new(ctx, o, &o->m, state));
+    return seqpar__state_new(ctx, o, &o->v, state);
+}
+
+SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *o) {
+    SEQPAR_MUST("ctx, optim", ctx, o);
+    seqpar__step_free(o);
+    seqpar__gradient_free(ctx, o);
+    SEQPAR_FREE(o->gradient);
+    seqpar_buffer_free(ctx, &o->m);
+    seqpar_buffer_free(ctx, &o->v);
+    seqpar_buffer_free(ctx, &o->master);
+    seqpar__blocks_close(&o->blocks);
+    memset(o, 0, sizeof *o);
+}
+
+SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
+                                   double min_ratio) {
+    double p, wave;
+    if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
+    p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
+    wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
+    if (kind == SEQPAR_LR_CONSTANT) return 1.0;
+    if (kind == SEQPAR_LR_LINEAR)
+        return SEQPAR__MAX(0.0,
+                           (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
+    if (kind == SEQPAR_LR_COSINE) return SEQPAR__MAX(0.0, wave);
+    return wave * (1.0 - min_ratio) + min_ratio;
+}
+
+/* =============================================================================================
+   >>state  reading and writing parameters and moments
+
+   Checkpoints read and write a tensor's values a part at a time, as plain numbers in the
+   tensor's own order: whatever the ZeRO stage, the world, the type and the device. An owner
+   copies what it has of a part; reading is collective, because the others ask for it.
+   ========================================================================================== */
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
     SEQPAR_MUST("ctx, optim", ctx, o);
@@ -11005,20 +11052,6 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
     seqpar__stored kept = seqpar__stored_state(ctx, o, part->state);
     SEQPAR__TRY(seqpar__check_part(ctx, o, part));
     return seqpar__stored_move(ctx, &kept, NULL, values, part);
-}
-
-SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
-                                   double min_ratio) {
-    double p, wave;
-    if (step < warmup) return (double)step / (double)SEQPAR__MAX(1, warmup);
-    p = (double)(step - warmup) / (double)SEQPAR__MAX(1, total - warmup);
-    wave = 0.5 * (1.0 + cos(3.14159265358979323846 * p));
-    if (kind == SEQPAR_LR_CONSTANT) return 1.0;
-    if (kind == SEQPAR_LR_LINEAR)
-        return SEQPAR__MAX(0.0,
-                           (double)(total - step) / (double)SEQPAR__MAX(1, total - warmup));
-    if (kind == SEQPAR_LR_COSINE) return SEQPAR__MAX(0.0, wave);
-    return wave * (1.0 - min_ratio) + min_ratio;
 }
 
 /* =============================================================================================

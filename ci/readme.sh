@@ -35,7 +35,10 @@ chapters() {
         call) what="open, forward, backward"; check="refusals; every allocation fails once" ;;
         loss) what="token log-probs in pieces, SFT seeds"; check="slow.h, golden vectors" ;;
         objective) what="sums per document; DPO, KTO, RM, PPO, GRPO"; check="slow_loss.h, golden vectors, identities" ;;
-        optim) what="gradients to owners, clip, AdamW, SGD"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
+        blocks) what="parameter blocks and their owners"; check="every world size; refusals" ;;
+        gradient) what="a step's gradients, to their owners"; check="D x P x A x ZeRO by memcmp; slow.h" ;;
+        update) what="norm, clip, AdamW and SGD"; check="slow.h; offloaded and quantized by memcmp and rule" ;;
+        state) what="reading and writing parameters and moments"; check="kills and resumes by memcmp" ;;
         *) echo "ci/readme.sh: chapter >>$tag has no description; add a line" >&2; exit 1 ;;
         esac
         echo "| \`>>$tag\` | $what | $lines | $check |"
