@@ -72,7 +72,10 @@
        Part II, devices
        >>device     what devices share: folds, attention
        >>ref        reference device: naive
-       >>cpu        fast device: products, attention
+       >>cpu        fast device: vectors
+       >>product    fast device: products, and weight gradients
+       >>pass       fast device: passes over rows; exp
+       >>tile       fast device: attention in tiles
        >>rows       fast device: norm, SwiGLU, loss, update
        >>half       fast device: bf16, widened and rounded
        >>user       a block kernel or product of the user's
@@ -13750,13 +13753,20 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
 }
 
 /* =============================================================================================
-   >>cpu  the fast device: fp32, vectors, one product kernel, everything else around it
+   >>cpu  the fast device: fp32 in vectors
 
    Row operations are independent of their neighbours. Each product element is one chain of
    fused multiply-adds over the inner dimension; edge tiles run the same kernel on padded
-   operands; threads split output tiles only, and in passes over rows each keeps to a run of
-   neighbours until it helps the others. Own exp and log; contraction is off and fma is
-   written out, so the compiler decides nothing.
+   operands. Threads split output tiles only; in passes over rows each keeps to a run of
+   neighbours until it helps the others. exp and log are this file's own; contraction is off and
+   fma is written out, so the compiler decides nothing.
+
+       >>cpu       vectors of every machine
+       >>product   products, and weight gradients
+       >>pass      passes over rows; exp
+       >>tile      attention in tiles
+       >>rows      norm, rotation, SwiGLU, loss, optimizer
+       >>half      bf16, widened and rounded
    ========================================================================================== */
 
 /* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n +
@@ -14030,6 +14040,18 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
 #define SEQPAR__UNROLL
 #define SEQPAR__ROLLED
 #endif
+
+/* =============================================================================================
+   >>product  products, and weight gradients
+
+   c (rows, columns) = a (rows, depth) . b (depth, columns). b is copied into panels of NR columns,
+   a panel read from its first row to its last; a is read in place or from panels of MR rows. One
+   kernel computes a tile of MR x NR in registers, over at most KC of the depth at a time. Which
+   tile an element is in changes no bit: it is one chain over the depth everywhere.
+
+   A weight gradient is a fold: its leaves are products over a cell's tokens, and the fold runs
+   inside the loop over output tiles, so that partial sums stay in the cache.
+   ========================================================================================== */
 
 /* The operands of tiles: c (rows, NR) = a (rows, depth) . b (depth, NR). */
 typedef struct seqpar__strip {
@@ -14515,6 +14537,15 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
         seqpar__cpu_weight_job, &w);
 }
 
+/* =============================================================================================
+   >>pass  passes over rows; exp
+
+   What treats rows one by one is a function of one row, called for runs of them by each thread.
+   What goes over the numbers of a row is a step function on one vector of each array, with sums
+   in vectors that are added in a fixed order at the end; the last vector is padded with what
+   changes no sum. exp and tanh are polynomials on vectors; exp(0) is 1 to the bit.
+   ========================================================================================== */
+
 /* Rows in runs, a job each: for everything that treats rows one by one. */
 typedef struct seqpar__rows_work {
     const void *args;
@@ -14734,13 +14765,21 @@ SEQPAR__OP(seqpar__cpu_add, add,
            seqpar__parallel_runs(device, (a->count + SEQPAR__ADD_RUN - 1) / SEQPAR__ADD_RUN, 0,
                                  seqpar__cpu_add_job, (void *)a))
 
-/* ---- fast attention ----
-   A leaf is worked off in tiles of KT rows x QT columns. Columns are tokens of the task's
-   piece (queries forward, keys backward), packed once per job; rows are tokens of the leaf
-   (keys, or queries), read where they lie. So scores come out as a tile whose lanes are
-   columns, and the same tile is, by columns, the left operand of the next product. Scores
-   are in units of ln 2, as is the m of a state. Tiles start where their piece starts, so
-   what is in one is not a matter of ranks. */
+/* =============================================================================================
+   >>tile  attention in tiles
+
+   A leaf is computed in tiles of KT rows x QT columns. Columns are tokens of the task's piece
+   (queries forward, keys backward), copied into panels once per job; rows are tokens of the leaf
+   (keys, or queries), read where they lie. So scores come out as a tile whose lanes are columns,
+   and the same tile is, by columns, the left operand of the next product. Scores are in units of
+   ln 2, as is the m of a state. Tiles start where their piece starts, so what is in one does not
+   depend on ranks.
+
+       forward    rows keys, columns queries     S = K Q^T, P = 2^(S - m), o += P^T V
+       backward   rows queries, columns keys     S = Q K^T, dP = dO V^T, dS = P (dP - delta),
+                                                 dk += dS^T Q, dv += P^T dO, dq += dS K
+   ========================================================================================== */
+
 #ifndef SEQPAR__QT
 #define SEQPAR__QT 32 /* a multiple of NR */
 #endif

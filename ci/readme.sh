@@ -20,7 +20,10 @@ chapters() {
         ctx) what="one rank: mesh, memory counters"; check="memory suite" ;;
         device) what="fold machine, attention driver"; check="every entry by finite differences" ;;
         ref) what="reference device: naive, fp64 and bf16"; check="slow.h" ;;
-        cpu) what="fast device: fp32, products, attention"; check="reference device; each row alone and among others" ;;
+        cpu) what="fast device: vectors"; check="compile matrix: the same bits at every optimisation" ;;
+        product) what="fast device: products, and weight gradients"; check="reference device; each row alone and among others" ;;
+        pass) what="fast device: passes over rows; exp"; check="against long double; each row alone and among others" ;;
+        tile) what="fast device: attention in tiles"; check="reference device; P by memcmp" ;;
         rows) what="fast device: norm, SwiGLU, loss, update"; check="reference device; each row alone and among others" ;;
         shards) what="parameters at their owners alone"; check="every D x P by memcmp; memory suite: bytes held and sent" ;;
         half) what="fast device in bf16: widened, computed in fp32, rounded"; check="each operation against fp64; D x P by memcmp" ;;
