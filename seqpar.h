@@ -47,7 +47,9 @@
 
    CHAPTERS (search for the tag)
        Part I, the subject
-       >>api        types and prototypes, by chapter
+       >>api        types and prototypes: errors, messages, folds, rows, shares
+       >>table      types and prototypes: what a device does
+       >>calls      types and prototypes: what a rank calls
        >>util       errors, random numbers, exp and log
        >>fold       one order for every sum
        >>pack       documents to rows
@@ -203,11 +205,11 @@
                       of another one, seqpar__deal_X in >>split. Its map
                       goes to verify/test_split.c, which is red without one. Names, the other
                       tests, demos, verify_sp's and the trainers' --layout read the table.
-       a schedule     a line of SEQPAR_SCHEDULES (>>api) and seqpar__plan_X in >>plan, which
+       a schedule     a line of SEQPAR_SCHEDULES (>>calls) and seqpar__plan_X in >>plan, which
                       lists what a rank does. verify/test_plan.c plays it for all ranks.
        an objective   a function in >>objective from plain numbers to value and derivative, its
-                      prototype in >>api; its seeds go to the vocab or to a score. A relative
-                      of DPO is a line of SEQPAR_PREFERENCES (>>api), which the trainer's
+                      prototype in >>calls; its seeds go to the vocab or to a score. A relative
+                      of DPO is a line of SEQPAR_PREFERENCES (>>calls), which the trainer's
                       --pref_loss and the tests read too, and its lines in
                       seqpar__preference_of, or in seqpar_preference_loss where it is no
                       function of the margin. Tests: a vector in verify/golden.tsv and its truth
@@ -217,9 +219,9 @@
                       ranks and printed by verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
-       an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>api), then
+       an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>table), then
                       its function in each device: SEQPAR__ANY(X) in >>ref and seqpar__cpu_X
-                      in >>cpu or >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
+                      in >>product to >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
                       It is registered by its line; a device of a user's that lacks it is
                       refused when a context is opened. verify/test_device.c wants a check of
                       each; one that works row by row is a line of row_ops in
@@ -328,7 +330,11 @@ int main(void) {
 #endif /* SAMPLE */
 
 /* =============================================================================================
-   >>api  types and prototypes, by chapter
+   >>api  types and prototypes: errors, messages, folds, rows, shares
+
+   What a program without a device needs: how an error is said, how bytes move between ranks, how
+   sums keep one order, how documents become rows, and which rank holds which token. >>table
+   says what a device does, >>calls what a rank calls.
    ========================================================================================== */
 #ifndef SEQPAR_H
 #define SEQPAR_H
@@ -916,6 +922,14 @@ SEQPAR_DEF void seqpar_scatter(void *local, const void *global, const seqpar_sha
 SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_share *share,
                               int64_t row, int64_t width);
 
+/* =============================================================================================
+   >>table  types and prototypes: what a device does
+
+   A device is a table of functions: memory, copies, queues, and one function for each operation.
+   It knows of no ranks. Whoever brings another device fills a table; whoever only trains reads
+   seqpar_device_cpu and goes on with >>calls.
+   ========================================================================================== */
+
 /* ---- device: who computes -------------------------------------------------------------------
    A device is a table of operations on opaque pointers; it knows nothing of ranks. Activations
    and weights are of its storage type; statistics, sums over tokens, gradients and optimizer
@@ -1472,6 +1486,13 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
                                    int64_t first, int64_t count, int dtype);
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
                                     const double *from, int64_t count, int dtype);
+
+/* =============================================================================================
+   >>calls  types and prototypes: what a rank calls
+
+   In the order of a step: a context; a plan and an attention; log-probs from hidden states; sums
+   per document and objectives; an optimizer's step; parameters at their owners.
+   ========================================================================================== */
 
 /* ---- ctx: one rank ------------------------------------------------------------------------*/
 enum seqpar_memory_kind {
@@ -11299,7 +11320,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    You may stop here. That was the subject: from a list of documents to an updated parameter,
    on any number of ranks. What follows is how a device does its arithmetic: what devices
    share, a slow one to compare with, the fast one. It knows nothing of ranks, and nothing
-   above knows what is below but by the functions in seqpar_device (>>api).
+   above knows what is below but by the functions in seqpar_device (>>table).
 
    ########################################################################################## */
 

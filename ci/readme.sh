@@ -11,7 +11,9 @@ chapters() {
         END { for (line = 1; line <= last; line++) { if (line in name) at = name[line]; if (at) lines[at]++ }
               for (i = 1; i <= n; i++) print order[i], 50 * int(lines[order[i]] / 50 + 0.5) }' seqpar.h | while read -r tag lines; do
         case $tag in
-        api) what="types and prototypes"; check="compile matrix: C99, C11, C++11, C++17, static, two units" ;;
+        api) what="prototypes: errors, messages, folds, rows, shares"; check="compile matrix: C99, C11, C++11, C++17, static, two units" ;;
+        table) what="prototypes: what a device does"; check="the same" ;;
+        calls) what="prototypes: what a rank calls"; check="the same; every pointer as NULL" ;;
         util) what="errors, random numbers, exp and log"; check="known answers, long double" ;;
         fold) what="one order for every sum"; check="any order, any split of the leaves: equal bits" ;;
         pack) what="documents to rows, targets shifted once"; check="independent packer, multiset of targets" ;;

@@ -308,7 +308,7 @@ awk -v out=$out '/^   >>plan /{ part = 1 } /You may stop here/{ part = 2 } { pri
 for x in 0 1 2; do private_in $out/part_$x >$out/private_$x; done
 uses() { comm -12 <(grep -oE 'seqpar__[a-z0-9_]+' $out/part_$1 | sort -u) <(comm -23 $out/private_$2 <(sort -u $out/private_$1 $out/private_0)); }
 tidy tidy_parts "$(uses 1 2)$(uses 2 1)$(for x in 0 1 2; do [ "$(wc -l <$out/private_$x)" -gt 50 ] || echo "part $x has hardly a private name"; done)"
-tidy tidy_chapters "$(for c in api util fold pack split comm ctx plan attn sight program exec kernel ulysses call loss objective blocks gradient update state shards device ref cpu product pass tile rows half user; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
+tidy tidy_chapters "$(for c in api table calls util fold pack split comm ctx plan attn sight program exec kernel ulysses call loss objective blocks gradient update state shards device ref cpu product pass tile rows half user; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
 
 # A header includes others at its top alone, and none that includes it again.
 layers=$(echo demos/trainer/*.h demos/program/*.h verify/oracle/*.h)
