@@ -3093,6 +3093,9 @@ static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     return &fold->stack[fold->stack_count];
 }
 
+/* Puts a value on the stack and combines as long as its sibling is there: on the stack, or stored by
+   an earlier call. Two spans are siblings where the tree joins them next, so each order of pushes
+   makes the same additions. */
 static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t operand) {
     seqpar__span *top = &fold->stack[fold->stack_count++], other;
     fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 1);
@@ -3209,6 +3212,8 @@ static seqpar_node seqpar__whole_node(const int64_t *leaves, int64_t count) {
     return node;
 }
 
+/* What one rank can add alone: own leaves (own) among those of the whole sum (present) as a
+   program that leaves the nodes of *p. A sum that is whole is one node, with its name. */
 static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present,
                                           int64_t present_count, const int64_t *own,
                                           int64_t own_count) {
@@ -3462,6 +3467,7 @@ static seqpar_status seqpar__check_pack_desc(seqpar_error *error,
     return SEQPAR_OK;
 }
 
+/* Before anything is packed, so that a refused document leaves no half batch. */
 static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
                                              int64_t count, const seqpar_pack_desc *desc) {
     SEQPAR__TRY(seqpar__check_pack_desc(error, desc));
@@ -3973,6 +3979,7 @@ static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row
     return SEQPAR_OK;
 }
 
+/* Shape, documents and prefixes of a row. Rows rise, since leaves are numbered by them. */
 static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row,
                                        int64_t previous_index) {
     char of[40];
@@ -5091,6 +5098,8 @@ static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
             seqpar__hub_copy(m, other, &p->recvs[i]);
 }
 
+/* Posts a group of messages at this rank's seat and copies what partners have posted already: the
+   second of two to post copies, so no rank waits for the other's thread to run. */
 static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request) {
     seqpar__member *m = (seqpar__member *)comm->state;
@@ -5148,6 +5157,9 @@ static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted 
     SEQPAR_FREE(p);
 }
 
+/* Sleeps until every message of the request is copied. Before it does, it looks whether all
+   others sleep or have ended: then nobody would ever wake it, and the world is stopped with a
+   sentence. */
 static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
     seqpar__member *m = (seqpar__member *)comm->state;
@@ -5190,6 +5202,8 @@ static void seqpar__threads_free(seqpar_comm *comm) {
 }
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
+/* Ranks of one color, in order of (key, rank). All ranks learn all colors, so that each works out
+   its part alone. The id tells messages of this part from those of any other. */
 static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub) {
     seqpar__member *m = (seqpar__member *)comm->state, *s;
@@ -5251,6 +5265,8 @@ typedef struct seqpar__thread {
     int started;
 } seqpar__thread;
 
+/* A rank from its first call to its last. Its end may be what others wait for in vain, so it looks
+   whether all that are left sleep. */
 static void *seqpar__thread_main(void *argument) {
     seqpar__thread *t = (seqpar__thread *)argument;
     seqpar__hub *hub = t->hub;
@@ -5304,6 +5320,7 @@ static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads,
     return hub->aborted ? hub->status : SEQPAR_OK;
 }
 
+/* The first error of a rank is the error of all, with that rank's number. */
 static seqpar_status seqpar__run_hub(int64_t ranks, seqpar_rank_fn fn, void *user,
                                      seqpar_error *error) {
     seqpar__hub hub;
@@ -7246,6 +7263,9 @@ static seqpar_status seqpar__exec_tasks(seqpar__attn_exec *r, const seqpar_plan_
     return status;
 }
 
+/* dq, and dk, dv of every source, in one device call, which computes the scores of a block once
+   for all three. Group 0 of the keys are this rank's, into pending; the others go into the
+   outbox. */
 static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                            const seqpar__attn_step *step, const void *k,
                                            const void *v) {
@@ -7321,6 +7341,8 @@ static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_
     return dev->attn_merge(dev, &a, r->ctx->queue);
 }
 
+/* What the user's kernel is told of a source: this rank's queries, the source's keys, and where
+   each of them lies in its row. */
 static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
                                               const seqpar_plan_op *op, int64_t s,
                                               const void *k, const void *v) {
@@ -7381,6 +7403,7 @@ static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
     }
 }
 
+/* Results begin as zeros, so that a kernel may leave out queries that see no key. */
 static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar_attn_source *a) {
     const seqpar_attn_kernel *kernel = r->attn->desc.kernel;
@@ -7410,6 +7433,8 @@ static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar
                        (long long)a->head, (long long)a->heads);
 }
 
+/* The sources of a COMPUTE one after the other, each part merged at once: memory is that of one
+   part, however many sources there are. */
 static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar__attn_step *step, const void *k,
                                               const void *v) {
@@ -7507,6 +7532,8 @@ static void seqpar__heads_offsets(seqpar__attn_exec *r, int results, seqpar__hea
     }
 }
 
+/* The gathered inputs, the results, and one staging buffer that both exchanges use in turn. From
+   here on the ring works on the gathered tensors (r->args) in the place of the caller's (r->own). */
 static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
     int64_t tokens = r->attn->shares[r->attn->rank].tokens;
@@ -7687,6 +7714,7 @@ static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     return status;
 }
 
+/* What is wrong on any rank, before ranks compare what they have. */
 static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
     if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
         return seqpar_fail(
@@ -7729,6 +7757,8 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     return SEQPAR_OK;
 }
 
+/* The plans of both directions, and this rank's place among positions and members. Heads that do
+   not divide are refused behind the plans, which say what replicates. */
 static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     const seqpar_attn_desc *d = &attn->desc;
     seqpar_plan_desc p;
@@ -7761,6 +7791,7 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
 /* What is made once the plans are there: all that a run needs, or only what a count of FLOPs
    and bytes needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
+/* A user's kernel sums over a source at a time, so it runs on the relaxed path. */
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
                                        const seqpar_row *rows, int64_t row_count,
                                        const seqpar_attn_desc *desc,
@@ -7907,6 +7938,7 @@ static seqpar_status seqpar__exec_op(seqpar__attn_exec *r, const seqpar_plan_op 
     }
 }
 
+/* One run of a plan: buffers, operations, and their end, also after an error. */
 static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
                                        const seqpar_plan *plan, const seqpar_attn_args *args) {
     seqpar__attn_exec r;
@@ -7948,6 +7980,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     return status;
 }
 
+/* What all device calls of a run have in common. */
 static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                           const seqpar_attn_io *io) {
     seqpar_attn_args a;
@@ -9112,6 +9145,7 @@ SEQPAR_DEF const seqpar_preference_kind *seqpar_preference_at(int kind) {
     return kind >= 0 && kind < SEQPAR_PREFERENCE_COUNT ? &table[kind] : NULL;
 }
 
+/* Limits of each kind; an option that the kind does not read is refused, not ignored. */
 static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p,
                                               const seqpar_preference_desc *d) {
     const seqpar_preference_kind *kind = seqpar_preference_at(d->kind);
@@ -9471,6 +9505,7 @@ static void seqpar__slices(seqpar_blocks *b, int64_t most) {
     b->group_slice[b->groups] = b->slices;
 }
 
+/* Slices are counted first, with slice_begin NULL, then written. */
 static seqpar_status seqpar__blocks_open(seqpar_ctx *ctx, seqpar_blocks *b,
                                          const seqpar_tensor *tensors, int64_t tensor_count,
                                          int64_t slice) {
@@ -10159,6 +10194,9 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
     return seqpar_fail(ctx->error, status, "a leaf of a token sum could not be computed");
 }
 
+/* Folds the nodes of a slice into what its owner has of it. A tied table has two sums, the
+   embedding's and the head's (source): each is a fold of its own, and the second to be complete
+   is added to the first, so that their order changes nothing. */
 static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_step_nodes *nodes, int64_t slice) {
     seqpar_step *s = o->step;
@@ -12408,6 +12446,9 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
     return 1;
 }
 
+/* A job is a key piece and a head. Jobs run in any order, but the folds of dq are fed in order of
+   leaves: a job hands its leaf of dq to the fold when that fold has come to it
+   (seqpar__backward_next). Heads are taken as many at a time as there are threads. */
 static seqpar_status seqpar__backward_run(seqpar__backward *b,
                                           const seqpar_attn_backward_args *a) {
     int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
@@ -13180,6 +13221,7 @@ SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int
     return seeds ? seqpar__element(seeds, t, A) : 0.0;
 }
 
+/* In fp64 by the formulas as they stand in the prototype's comment; p log p is 0 where p is. */
 SEQPAR__ANY(vocab_softmax) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
@@ -13232,6 +13274,7 @@ SEQPAR__TEMPLATE double seqpar__any_lse(seqpar_mat x, int64_t t, int64_t n, doub
     return top + seqpar_log(sum);
 }
 
+/* KL(q | p) of teacher q and student p, or KL(p | q) reversed; x - y is log p - log q. */
 SEQPAR__ANY(distill) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
@@ -15232,6 +15275,8 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__floats keys,
                      t->fresh ? NULL : factor);
 }
 
+/* One leaf: the block of a query piece and a key piece, tile by tile. Keys are the outer loop, so
+   that a tile of values is laid out once for all queries. */
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -15306,6 +15351,8 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
     }
 }
 
+/* out = o / l and lse = m + log l. A row that sees no key has out 0 and lse -inf; with a sink its
+   lse is the sink. */
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim;
@@ -15608,6 +15655,8 @@ SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums
     seqpar__vstore(at[1], seqpar__vfma(dy, x * k[0], seqpar__vload(at[1])));
 }
 
+/* dx of some rows, and the sum for the gain: of a leaf, or of a run of rows whose sum nobody
+   asked for. Two rows ahead are fetched. */
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
@@ -16026,6 +16075,7 @@ static void seqpar__cpu_vocab_gradient(const seqpar_vocab_softmax_args *a, int64
     seqpar__cpu_vocab_finish(a, h);
 }
 
+/* Sums over blocks of the vocabulary, then from what they keep in h the gradient, in place. */
 static void seqpar__cpu_vocab_row(const seqpar_vocab_softmax_args *a, int64_t t,
                                   seqpar__vocab *h) {
     float *x = (float *)a->logits.data + t * a->logits.stride, own, total;
@@ -16174,6 +16224,7 @@ static void seqpar__cpu_distill_sums(const seqpar_distill_args *a, float *const 
             (a->reverse ? -r->apart : r->apart);
 }
 
+/* Sums of both softmaxes first, then the gradient in the place of the teacher's logits. */
 static void seqpar__cpu_distill_row(const void *args, int64_t t) {
     const seqpar_distill_args *a = (const seqpar_distill_args *)args;
     float *x[2], *both[2], d = seqpar__seed32(a->dkl, t);
@@ -16744,6 +16795,8 @@ static seqpar_status seqpar__half_weight_rows(seqpar__half *h, const seqpar_weig
     return h->wide->weight_grad(h->wide, b, NULL);
 }
 
+/* x is widened whole, dy in blocks of its columns, so that memory stays bounded; each block of
+   output rows is the fp32 device's fold over the same leaves. */
 static seqpar_status seqpar__half_weight_grad(seqpar_device *device,
                                               const seqpar_weight_grad_args *a, void *queue) {
     seqpar__half *h = seqpar__half_of(device);
@@ -16996,6 +17049,7 @@ static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, in
     }
 }
 
+/* A kernel that fails, or returns what is not finite, is named with the block it was called for. */
 static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
@@ -17094,6 +17148,7 @@ SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,
 #ifndef SEQPAR__USER_ROWS
 #define SEQPAR__USER_ROWS (1 << 20) /* of a call: CBLAS counts in int */
 #endif
+/* CBLAS counts in int, so rows go in runs. */
 static seqpar_status seqpar__user_matmul(seqpar_device *device, const seqpar_matmul_args *a,
                                          void *queue) {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };
