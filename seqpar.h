@@ -2720,21 +2720,6 @@ SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uin
     }
 }
 
-SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
-    return seed ^ seqpar__mix(stream);
-}
-
-SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t document,
-                                      int64_t head, int64_t query, int64_t key) {
-    SEQPAR_MUST("from", from);
-    uint32_t draw[4];
-    if (from->dropout == 0) return 1.0;
-    seqpar_random(draw, seqpar_attn_dropout_key(from->seed, from->stream),
-                  (uint64_t)document << 24 | (uint64_t)head,
-                  (uint64_t)query << 32 | (uint64_t)key >> 2);
-    return draw[key & 3] < from->dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - from->dropout);
-}
-
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -2828,6 +2813,37 @@ SEQPAR_DEF double seqpar_log(double x) {
     p = SEQPAR__FMA(p * z, s, s);
     return SEQPAR__FMA((double)n, 6.93147180369123816490e-01,
                        SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
+}
+
+/* A list of allocations that are freed together. */
+typedef struct seqpar__block {
+    struct seqpar__block *next;
+} seqpar__block;
+
+/* Not cleared, as most lists are written anyway. */
+static void *seqpar__list_malloc(void **list, int64_t bytes) {
+    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 +
+                                                          (size_t)bytes);
+    if (!block) return NULL;
+    block->next = (seqpar__block *)*list;
+    *list = block;
+    return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
+}
+
+static void *seqpar__list_calloc(void **list, int64_t bytes) {
+    void *data = seqpar__list_malloc(list, bytes);
+    if (data) memset(data, 0, (size_t)bytes);
+    return data;
+}
+
+static void seqpar__list_free(void **list) {
+    seqpar__block *block = (seqpar__block *)*list;
+    while (block) {
+        seqpar__block *next = block->next;
+        SEQPAR_FREE(block);
+        block = next;
+    }
+    *list = NULL;
 }
 
 /* =============================================================================================
@@ -3240,6 +3256,20 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     return SEQPAR_OK;
 }
 
+/* The fold of doubles that every rank has, over rising leaves: the tree in its recursive
+   form. */
+static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride,
+                               int64_t low, int64_t high, int level) {
+    int64_t half, mid;
+    if (high - low == 1) return values[low * stride];
+    half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
+    mid = low + seqpar__lower_bound(leaves + low, high - low, half);
+    if (mid == low || mid == high)
+        return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
+    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) +
+           seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
+}
+
 /* =============================================================================================
    >>pack  documents to rows
 
@@ -3648,37 +3678,6 @@ static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, i
     ((int64_t *)row->prefix_lens)[row->docs] = SEQPAR__MIN(d->prefix, n);
     ((int64_t *)row->doc_source)[row->docs++] = source;
     ((int64_t *)row->cu_seqlens)[row->docs] = row->tokens;
-}
-
-/* list of allocations freed together */
-typedef struct seqpar__block {
-    struct seqpar__block *next;
-} seqpar__block;
-
-/* not cleared: what is never written costs nothing */
-static void *seqpar__list_malloc(void **list, int64_t bytes) {
-    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 +
-                                                          (size_t)bytes);
-    if (!block) return NULL;
-    block->next = (seqpar__block *)*list;
-    *list = block;
-    return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
-}
-
-static void *seqpar__list_calloc(void **list, int64_t bytes) {
-    void *room = seqpar__list_malloc(list, bytes);
-    if (room) memset(room, 0, (size_t)bytes);
-    return room;
-}
-
-static void seqpar__list_free(void **list) {
-    seqpar__block *block = (seqpar__block *)*list;
-    while (block) {
-        seqpar__block *next = block->next;
-        SEQPAR_FREE(block);
-        block = next;
-    }
-    *list = NULL;
 }
 
 static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64_t docs) {
@@ -5380,6 +5379,14 @@ SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, vo
 #endif
 }
 
+static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
+    seqpar_transfer t;
+    t.peer = peer;
+    t.data = (void *)data;
+    t.bytes = bytes;
+    return t;
+}
+
 /* =============================================================================================
    >>ctx  one rank: its mesh, its device, its memory
 
@@ -6562,6 +6569,21 @@ static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
     return seqpar__attn_travels(attn, sight);
 }
 
+SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream) {
+    return seed ^ seqpar__mix(stream);
+}
+
+SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t document,
+                                      int64_t head, int64_t query, int64_t key) {
+    SEQPAR_MUST("from", from);
+    uint32_t draw[4];
+    if (from->dropout == 0) return 1.0;
+    seqpar_random(draw, seqpar_attn_dropout_key(from->seed, from->stream),
+                  (uint64_t)document << 24 | (uint64_t)head,
+                  (uint64_t)query << 32 | (uint64_t)key >> 2);
+    return draw[key & 3] < from->dropout * 4294967296.0 ? 0.0 : 1.0 / (1.0 - from->dropout);
+}
+
 /* =============================================================================================
    >>program  what each rank adds, and in which order
 
@@ -7081,14 +7103,6 @@ static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
             seqpar_buffer_new(r->ctx, &r->inbox[i], in * nh * d * acc, SEQPAR_MEM_EXCHANGE));
     }
     return SEQPAR_OK;
-}
-
-static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t bytes) {
-    seqpar_transfer t;
-    t.peer = peer;
-    t.data = (void *)data;
-    t.bytes = bytes;
-    return t;
 }
 
 /* SP rank of the same member at another position. */
@@ -8885,20 +8899,6 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
            desc->z_loss * lse * lse;
 }
 
-/* The fold of doubles that every rank has, over rising leaves: the tree in its recursive
-   form. */
-static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride,
-                               int64_t low, int64_t high, int level) {
-    int64_t half, mid;
-    if (high - low == 1) return values[low * stride];
-    half = (leaves[low] >> level << level) + (INT64_C(1) << (level - 1));
-    mid = low + seqpar__lower_bound(leaves + low, high - low, half);
-    if (mid == low || mid == high)
-        return seqpar__tree_sum(leaves, values, stride, low, high, level - 1);
-    return seqpar__tree_sum(leaves, values, stride, low, mid, level - 1) +
-           seqpar__tree_sum(leaves, values, stride, mid, high, level - 1);
-}
-
 /* =============================================================================================
    >>objective  sums per document, and what is made of them
 
@@ -9550,6 +9550,21 @@ static int64_t seqpar__slice_end(const seqpar_blocks *b, int64_t slice) {
     const seqpar_tensor *t = seqpar__slice_last(b, slice);
     int64_t left = b->slice_begin[slice + 1] - b->tensor_begin[t - b->tensors];
     return t->offset + SEQPAR__MIN(left, seqpar__tensor_elements(t));
+}
+
+SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, int64_t tensor,
+                                 int64_t from, int64_t *first, int64_t *count) {
+    SEQPAR_MUST("ctx, blocks, first, count", ctx, b, first, count);
+    int64_t begin = b->tensor_begin[tensor], group = b->tensors[tensor].group, own, n;
+    int64_t end = begin + seqpar__tensor_elements(&b->tensors[tensor]);
+    for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
+        seqpar__owned_blocks(b, s, ctx->world->size, ctx->world->rank, &own, &n);
+        own += b->slice_begin[s];
+        *first = SEQPAR__MAX(begin + from, own) - begin;
+        *count = SEQPAR__MIN(end, own + n) - begin - *first;
+        if (*count > 0) return 1;
+    }
+    return 0;
 }
 
 /* =============================================================================================
@@ -11292,21 +11307,6 @@ static seqpar_optim_part seqpar__shards_part(int64_t tensor, int64_t first, int6
     part.first = first;
     part.count = count;
     return part;
-}
-
-SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, int64_t tensor,
-                                 int64_t from, int64_t *first, int64_t *count) {
-    SEQPAR_MUST("ctx, blocks, first, count", ctx, b, first, count);
-    int64_t begin = b->tensor_begin[tensor], group = b->tensors[tensor].group, own, n;
-    int64_t end = begin + seqpar__tensor_elements(&b->tensors[tensor]);
-    for (int64_t s = b->group_slice[group]; s < b->group_slice[group + 1]; s++) {
-        seqpar__owned_blocks(b, s, ctx->world->size, ctx->world->rank, &own, &n);
-        own += b->slice_begin[s];
-        *first = SEQPAR__MAX(begin + from, own) - begin;
-        *count = SEQPAR__MIN(end, own + n) - begin - *first;
-        if (*count > 0) return 1;
-    }
-    return 0;
 }
 
 SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *s, int64_t tensor,
