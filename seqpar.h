@@ -5988,19 +5988,19 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
    cent (make bench).
    ========================================================================================== */
 
-/* A range: the positions that the queries of a piece see between them, or rows of a share. */
+/* [begin, end): positions that a piece's queries see, or rows of a share. */
 typedef struct seqpar__bounds {
     int64_t begin, end;
 } seqpar__bounds;
 
-typedef struct seqpar__tasks { /* what one device call works off */
+typedef struct seqpar__tasks { /* of one device call */
     seqpar_attn_task *task;
     int64_t count;
     seqpar_piece *pieces; /* that the tasks are of; for dkv the query pieces follow */
     seqpar_attn_keys *keys;
 } seqpar__tasks;
 
-/* A compute step: what a COMPUTE of the plan does with the keys of some sources. The same for
+/* A compute step: the tasks of a COMPUTE, with the keys of some sources. They are the same for
    every range of heads. */
 typedef struct seqpar__attn_step {
     int64_t source, sources;
@@ -6009,8 +6009,8 @@ typedef struct seqpar__attn_step {
     seqpar__tasks *foreign; /* (sources) dk, dv of others' keys, into the outbox */
 } seqpar__attn_step;
 
-/* For an attention of the caller's own: pieces of some rows of a share, from row `begin` on,
-   and the pairs of own query and key in them. */
+/* For a user's kernel: the pieces in rows [begin, begin + tokens) of a share, neighbours joined,
+   and the pairs of one of this rank's queries and a key in them that it sees. */
 typedef struct seqpar__joined {
     seqpar_piece *pieces;
     int64_t count, begin, tokens, pairs;
@@ -6019,7 +6019,7 @@ typedef struct seqpar__joined {
 struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
     int64_t size, rank;                  /* positions of the ring, and the own one */
-    int64_t heads, kv_heads, head_begin; /* of this member; its first query head among all */
+    int64_t heads, kv_heads, head_begin; /* of this member; head_begin: its first query head */
     int64_t ring_requests; /* requests of the ring; the second half are its returns */
     /* (ulysses_size) of the position's members; parts[member] is the own share */
     seqpar_share *parts;
@@ -6034,17 +6034,17 @@ struct seqpar_attn {
     int64_t *leaves;           /* (total) their leaves */
     /* (size + 1) where a position's keys begin in a slot that holds those of all: row */
     int64_t *slot_row;
-    /* (size) ring: rows of a position's keys that reach this one; that it sends on */
+    /* (size) ring: rows of a position's keys that this one receives; that it sends on */
     seqpar__bounds *recv_rows, *send_rows;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
-    seqpar__tasks *returns;       /* (size) fold what position q made for the own keys */
+    seqpar__tasks *returns; /* (size) fold dk, dv that position q made for this one's keys */
     /* (size) rows of dk and dv that come from position q, that go to it; a row is head_dim
        elements of each head */
     int64_t *return_elements, *outbox_elements;
-    int64_t query_slots, key_slots; /* most values of a query, of a key piece that wait */
-    int64_t depth;                  /* stack places that the programs need */
+    int64_t query_slots, key_slots; /* most values that wait, of a query and of a key piece */
+    int64_t depth;                  /* of the stack that programs need */
     int32_t *visible_begin, *visible_end;
     seqpar__joined *runs; /* (size + 1) for an own kernel: keys of each source; own queries */
     seqpar_fold_op *room; /* where the next program is written */
@@ -6103,8 +6103,7 @@ static void seqpar__token_visible(const seqpar_row *row, int64_t token,
     if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
 }
 
-/* Both ends of the range rise with the token, so the first and the last token of a piece bound
-   what it sees. */
+/* Both ends of the range rise with the token, so it is that of the first and the last token. */
 static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p,
                                            const seqpar_attn_desc *mask) {
     seqpar__bounds b;
@@ -6359,9 +6358,9 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* The shares of positions: what their members hold together, member after member in memory,
-   pieces in order of leaves. attn->order, which names pieces of ranks, then names pieces of
-   positions. begin: (ranks) where a rank's tokens begin among its position's. */
+/* Makes shares of positions from those of ranks: member after member in memory, pieces in order of
+   leaves. attn->order then names pieces of positions. begin: (ranks) where a rank's tokens begin
+   among its position's. */
 static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
                                              int64_t *begin) {
     int64_t members = attn->forward.ulysses_size;
@@ -6400,7 +6399,7 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
     return SEQPAR_OK;
 }
 
-/* Relaxed: tiles in the place of pieces, sorted by leaf: with stripe, first tokens need not
+/* Relaxed: tiles replace pieces. They are sorted by leaf, since with stripe first tokens need not
    rise from member to member. */
 static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, n = 0;
@@ -6469,8 +6468,8 @@ static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
     return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
 }
 
-/* Ring: which rows of each source come here, and which go on. A source's way ends before its
-   own position. In 2D, where rows lie member after member, all of them travel. */
+/* Ring: rows of each source that this position receives, and that it sends on. They stop before
+   their own position. In 2D, where rows lie member after member, all of them travel. */
 static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
     int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
     const int64_t *begin = sight->begin;
@@ -6678,7 +6677,7 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     return k;
 }
 
-/* Scratch while programs are written. `list` holds the leaves of the fold at hand: the numbers
+/* Scratch while programs are written. `list` has the leaves of the fold that is written: numbers
    of the key pieces that a query piece sees, or of the query pieces that see a key piece. */
 typedef struct seqpar__writer {
     seqpar__sight sight;
@@ -6708,7 +6707,7 @@ static int64_t seqpar__list_queries(seqpar__writer *p, int64_t key) {
     return n;
 }
 
-/* Leaves of the list. Mostly its numbers are neighbours, and nothing is copied. */
+/* Leaves of the list; not copied where its numbers are neighbours, as they mostly are. */
 static const int64_t *seqpar__list_leaves(seqpar__writer *p, int64_t n) {
     if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
     for (int64_t i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
@@ -6725,8 +6724,8 @@ static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
     SEQPAR__WORK(n + attn->size);
 }
 
-/* Own query pieces that see a key piece, as spans of that key's fold: their neighbours in it
-   may be queries of other positions. *near: where the last search among the own ended. */
+/* This position's query pieces that see a key piece, as spans of that key's fold: beside them in
+   it there may be queries of other positions. *near: where the last search ended. */
 static int64_t seqpar__own_queries(seqpar__writer *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
@@ -6759,7 +6758,7 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
     return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
-/* Programs of an own query piece: in every step it folds the blocks of that step's keys. */
+/* Programs of a query piece of this position: each step folds the blocks of its keys. */
 static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
                                            int64_t query) {
     int64_t n = seqpar__list_keys(p, p->mine[query]);
@@ -6800,8 +6799,8 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     return task;
 }
 
-/* dk and dv of another position's key piece: the own queries' part becomes nodes of a
-   message. */
+/* dk and dv of another position's key piece: what this position's queries add to them becomes
+   nodes of a message. */
 static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writer *p,
                                                  int64_t key, int64_t *near) {
     int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2;
@@ -6831,8 +6830,8 @@ static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writ
     return SEQPAR_OK;
 }
 
-/* Folds what position q made for an own key piece. The list holds the n query pieces that see
-   it. The nodes that q is left with are found by writing its program once more. */
+/* Folds what position q made for a key piece of this one. The list has the n query pieces that
+   see it. q's nodes are found by writing its program once more. */
 static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p, int64_t q,
                                             int64_t piece, const int64_t *leaves, int64_t n,
                                             seqpar_fold *fold) {
@@ -6862,9 +6861,9 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
     return SEQPAR_OK;
 }
 
-/* dk and dv of an own key piece: the own queries' part first, then what others return, in the
-   order in which it comes: in a ring from the position that the keys went to first, else from
-   position 0 on. */
+/* dk and dv of a key piece of this position: what its own queries add first, then what others
+   return, in the order of arrival: in a ring from the position that the keys went to first, else
+   from position 0 on. */
 static seqpar_status seqpar__program_own_key(seqpar_attn *attn, seqpar__writer *p,
                                              int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -7038,9 +7037,8 @@ static int64_t seqpar__slot_rows(const seqpar__attn_exec *r) {
     return 2 * (seqpar__gathers(r->attn) ? sum : most);
 }
 
-/* Where things begin in the buffer of an own kernel's results: the sum over sources and the
-   part of one source, each with its lse; dk and dv of a source; dk and dv of the own keys,
-   piece after piece. */
+/* Offsets in the buffer of a user's kernel: the sum over sources and the part of one source, each
+   with its lse; dk and dv of a source; dk and dv of this position's keys, piece after piece. */
 enum {
     SEQPAR__USER_SUM,
     SEQPAR__USER_PART,
@@ -7147,8 +7145,8 @@ static seqpar_status seqpar__exec_copy(seqpar__attn_exec *r, const seqpar_plan_o
     return SEQPAR_OK;
 }
 
-/* What goes to every other rank, and where what comes from it belongs: rows in_begin[q] ..
-   in_begin[q + 1] for rank q. */
+/* Rows out_begin[q] .. out_begin[q + 1] go to rank q; its rows arrive at in_begin[q] ..
+   in_begin[q + 1]. */
 typedef struct seqpar__all_messages {
     const char *name;
     const char *out;
@@ -7156,10 +7154,10 @@ typedef struct seqpar__all_messages {
     char *in;
     const int64_t *in_begin;
     int64_t row;  /* bytes */
-    int same_out; /* all are sent the own part of `out`, not each its own */
+    int same_out; /* all are sent this rank's rows, not each its own */
 } seqpar__all_messages;
 
-/* One message to and from every other rank; sizes and places by rank. */
+/* One message to and from every other rank. */
 static seqpar_status seqpar__exec_all_to_all(seqpar__attn_exec *r, int64_t request,
                                              const seqpar__all_messages *m) {
     int64_t n = 0, size = r->attn->size;
@@ -7216,8 +7214,7 @@ static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-/* Places in tasks are counted in rows; `width` are the elements of a row for the heads at
-   hand. */
+/* Tasks count offsets in rows; a device wants elements. width: elements of a row of these heads. */
 static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width,
                                               int64_t store_row, int64_t inbox_row) {
     seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
@@ -7230,7 +7227,7 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
-/* What tasks read and write beside the queries. */
+/* Memory that tasks read and write, beside the queries'. */
 typedef struct seqpar__task_memory {
     const void *k, *v, *inbox;
     void *store;
@@ -7327,8 +7324,8 @@ static void *seqpar__user_results(const seqpar__attn_exec *r, const seqpar_plan_
                : NULL;
 }
 
-/* Begins the sum over sources, merges a source's part into it (part), or writes the result
-   (end). */
+/* Begins the sum over sources; with `part` merges a source's part into it; with `end` writes the
+   result. */
 static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                         int part, int end) {
     seqpar_device *dev = r->ctx->device;
@@ -7398,8 +7395,8 @@ static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
     return a;
 }
 
-/* Copies dk and dv of a source to where messages have them: piece after piece, dk of a piece
-   before its dv. */
+/* Copies dk and dv of a source into the order of messages: piece after piece, dk of a piece before
+   its dv. */
 static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
                               const seqpar__tasks *tasks, int64_t s, void *to) {
     seqpar_device *dev = r->ctx->device;
