@@ -5421,13 +5421,13 @@ static int64_t seqpar__setting_real(double x) { /* numbers differ where their bi
 }
 
 static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
-                                          const seqpar__setting *given, int64_t count) {
+                                          const seqpar__setting *settings, int64_t count) {
     int64_t *own = SEQPAR__NEW(int64_t, count), *all = NULL;
     seqpar_status status = own ? SEQPAR_OK : seqpar__no_memory(comm->error, what);
-    for (int64_t i = 0; own && i < count; i++) own[i] = given[i].value;
+    for (int64_t i = 0; own && i < count; i++) own[i] = settings[i].value;
     if (!status) status = seqpar__gather_i64(comm, &all, own, count, what);
     for (int64_t i = count; !status && i < comm->size * count; i++) {
-        const seqpar__setting *g = &given[i % count];
+        const seqpar__setting *g = &settings[i % count];
         if (all[i] == all[i % count]) continue;
         if (g->digest)
             status = seqpar_fail(
@@ -5448,16 +5448,16 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
 /* Ranks that were given different things would wait for each other, or compute what nobody
    asked for. Eight bytes tell; what differs is asked for only then. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what,
-                                         const seqpar__setting *given, int64_t count) {
+                                         const seqpar__setting *settings, int64_t count) {
     int64_t own = 0, *all = NULL, differ = 0;
     if (comm->size == 1) return SEQPAR_OK;
     for (int64_t i = 0; i < count; i++)
         own = (int64_t)seqpar__mix((uint64_t)own ^
-                                   seqpar__mix((uint64_t)given[i].value + (uint64_t)i));
+                                   seqpar__mix((uint64_t)settings[i].value + (uint64_t)i));
     SEQPAR__TRY(seqpar__gather_i64(comm, &all, &own, 1, what));
     for (int64_t i = 1; i < comm->size; i++) differ |= all[i] != all[0];
     SEQPAR_FREE(all);
-    return differ ? seqpar__ranks_differ(comm, what, given, count) : SEQPAR_OK;
+    return differ ? seqpar__ranks_differ(comm, what, settings, count) : SEQPAR_OK;
 }
 
 static uint64_t seqpar__digest(uint64_t digest, const void *data, int64_t bytes) {
@@ -5546,9 +5546,10 @@ static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_com
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size) {
     SEQPAR_NEED(NULL, "ctx, world", ctx, world);
-    seqpar__setting given[] = {{"sequence_parallel_size", sp_size, 0},
-                               {"the storage type", device ? device->storage : -1, 0},
-                               {"the accumulator type", device ? device->accumulator : -1, 0}};
+    seqpar__setting settings[] = {
+        {"sequence_parallel_size", sp_size, 0},
+        {"the storage type", device ? device->storage : -1, 0},
+        {"the accumulator type", device ? device->accumulator : -1, 0}};
     seqpar_status status;
     memset(ctx, 0, sizeof *ctx);
     ctx->error = world->error;
@@ -5567,7 +5568,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                   : seqpar__no_memory(ctx->error, "a device");
     SEQPAR__TRY(seqpar__check_operations(ctx->error, device));
     if (!device->contexts) device->error = ctx->error; /* a claim */
-    status = seqpar__ranks_agree(world, "a context", given, 3);
+    status = seqpar__ranks_agree(world, "a context", settings, 3);
     if (!status) status = seqpar__check_claim(ctx, world, device);
     if (status) {
         if (device->error == ctx->error && !device->contexts) device->error = NULL;
@@ -7831,25 +7832,25 @@ static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
 
 static seqpar_status seqpar__attn_agree(seqpar_ctx *ctx, const seqpar_row *rows,
                                         int64_t row_count, const seqpar_attn_desc *d) {
-    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
-                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
-                                     {"layout", d->layout, 0},
-                                     {"schedule", d->schedule, 0},
-                                     {"heads", d->heads, 0},
-                                     {"kv_heads", d->kv_heads, 0},
-                                     {"head_dim", d->head_dim, 0},
-                                     {"heads_k_stride", d->heads_k_stride, 0},
-                                     {"ulysses_size", d->ulysses_size, 0},
-                                     {"ulysses_replicate", d->ulysses_replicate, 0},
-                                     {"full", d->full, 0},
-                                     {"window", d->window, 0},
-                                     {"relaxed", d->relaxed, 0},
-                                     {"own kernels", d->kernel != NULL, 0},
-                                     {"scales", seqpar__setting_real(d->scale), 1},
-                                     {"softcaps", seqpar__setting_real(d->softcap), 1},
-                                     {"dropout rates", seqpar__setting_real(d->dropout), 1}};
-    return seqpar__ranks_agree(ctx->sp, "attention", given,
-                               (int64_t)(sizeof given / sizeof *given));
+    const seqpar__setting settings[] = {{"the number of rows", row_count, 0},
+                                        {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                        {"layout", d->layout, 0},
+                                        {"schedule", d->schedule, 0},
+                                        {"heads", d->heads, 0},
+                                        {"kv_heads", d->kv_heads, 0},
+                                        {"head_dim", d->head_dim, 0},
+                                        {"heads_k_stride", d->heads_k_stride, 0},
+                                        {"ulysses_size", d->ulysses_size, 0},
+                                        {"ulysses_replicate", d->ulysses_replicate, 0},
+                                        {"full", d->full, 0},
+                                        {"window", d->window, 0},
+                                        {"relaxed", d->relaxed, 0},
+                                        {"own kernels", d->kernel != NULL, 0},
+                                        {"scales", seqpar__setting_real(d->scale), 1},
+                                        {"softcaps", seqpar__setting_real(d->softcap), 1},
+                                        {"dropout rates", seqpar__setting_real(d->dropout), 1}};
+    return seqpar__ranks_agree(ctx->sp, "attention", settings,
+                               (int64_t)(sizeof settings / sizeof *settings));
 }
 
 SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **out,
@@ -9601,7 +9602,7 @@ struct seqpar_step {
     int64_t slots, depth; /* of the owner's fold */
     /* (2 slices): like optim->gradient; 1: its sum is complete */
     unsigned char *done;
-    int64_t *given; /* (2 slices): micro-batches whose gradients were given */
+    int64_t *taken; /* (2 slices): micro-batches whose gradients were taken */
 };
 
 static void seqpar__step_free(seqpar_optim *o) {
@@ -9615,7 +9616,7 @@ static void seqpar__step_free(seqpar_optim *o) {
     }
     SEQPAR_FREE(s->micro);
     SEQPAR_FREE(s->done);
-    SEQPAR_FREE(s->given);
+    SEQPAR_FREE(s->taken);
     SEQPAR_FREE(s->leaves);
     SEQPAR_FREE(s->part_begin);
     SEQPAR_FREE(s);
@@ -9702,9 +9703,10 @@ static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step
     return status;
 }
 
-/* Sorts by begin. */
+/* A node among those of all ranks. */
 typedef struct seqpar__node_from {
-    int64_t begin, order;
+    int64_t begin; /* its first leaf; sorted by that, so first of all (seqpar__by_number) */
+    int64_t order; /* its number in the message */
     seqpar_node node;
 } seqpar__node_from;
 
@@ -9726,28 +9728,26 @@ static seqpar_status seqpar__rank_partial(seqpar_ctx *ctx, const seqpar_step *s,
     return seqpar__share_partial(p, s, &(*shares)[w % ctx->sp_size]);
 }
 
-/* What every rank will send for this micro-batch, and the owner's program over all of it. */
-static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
-                                           seqpar_fold *owner) {
+/* The nodes of every rank for a micro-batch, in order of ranks: nodes (*total), which the caller
+   frees, and how many of them are each rank's. */
+static seqpar_status seqpar__micro_nodes(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
+                                         void **nodes, int64_t *total) {
     seqpar__micro *m = &s->micro[index];
-    int64_t total = 0, capacity = 0;
+    int64_t capacity = 0;
     seqpar_share *shares = NULL;
-    void *all = NULL;
     seqpar_status status = SEQPAR_OK;
-    m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
-    if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
     for (int64_t w = 0; !status && w < ctx->world->size; w++) {
         seqpar__partial p;
         status = seqpar__rank_partial(ctx, s, index, w, &shares, &p);
         if (status) break;
         m->nodes[w] = p.node_count;
-        if (!seqpar__grow(&all, &capacity, total + p.node_count,
+        if (!seqpar__grow(nodes, &capacity, *total + p.node_count,
                           (int64_t)sizeof(seqpar__node_from)))
             status = SEQPAR_ERR_MEMORY;
-        for (int64_t i = 0; !status && i < p.node_count; i++, total++) {
-            seqpar__node_from *n = &((seqpar__node_from *)all)[total];
+        for (int64_t i = 0; !status && i < p.node_count; i++, ++*total) {
+            seqpar__node_from *n = &((seqpar__node_from *)*nodes)[*total];
             n->begin = p.nodes[i].index << p.nodes[i].level;
-            n->order = total;
+            n->order = *total;
             n->node = p.nodes[i];
         }
         if (w == ctx->world->rank)
@@ -9757,14 +9757,34 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
     }
     seqpar__shares_free(shares, ctx->sp_size);
     SEQPAR_FREE(shares);
-    if (!status && total)
-        qsort(all, (size_t)total, sizeof(seqpar__node_from), seqpar__by_number);
+    return status;
+}
+
+/* The owner's program over the nodes of all ranks. It continues that of the micro-batch before. */
+static seqpar_status seqpar__micro_program(seqpar__micro *m, seqpar__node_from *nodes,
+                                           int64_t total, seqpar_fold *owner) {
+    seqpar_status status = SEQPAR_OK;
+    if (total) qsort(nodes, (size_t)total, sizeof *nodes, seqpar__by_number);
     for (int64_t i = 0; !status && i < total; i++)
-        status = seqpar_fold_push(owner, ((seqpar__node_from *)all)[i].node, SEQPAR_FOLD_LEAF,
-                                  (int32_t)((seqpar__node_from *)all)[i].order);
+        status = seqpar_fold_push(owner, nodes[i].node, SEQPAR_FOLD_LEAF,
+                                  (int32_t)nodes[i].order);
     if (!status) status = seqpar_fold_flush(owner);
     if (!status) seqpar__fold_take(owner, &m->program, &m->program_count);
-    SEQPAR_FREE(all);
+    return status;
+}
+
+/* What every rank will send for this micro-batch, and what owners make of it. */
+static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
+                                           seqpar_fold *owner) {
+    seqpar__micro *m = &s->micro[index];
+    int64_t total = 0;
+    void *nodes = NULL;
+    seqpar_status status;
+    m->nodes = SEQPAR__NEW(int64_t, ctx->world->size);
+    if (!m->nodes) return seqpar__no_memory(ctx->error, "a micro-batch");
+    status = seqpar__micro_nodes(ctx, s, index, &nodes, &total);
+    if (!status) status = seqpar__micro_program(m, (seqpar__node_from *)nodes, total, owner);
+    SEQPAR_FREE(nodes);
     m->fold.program = m->own.program;
     m->fold.program_count = m->own.program_count;
     m->fold.depth = m->own.depth + 1;
@@ -9777,11 +9797,11 @@ static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int6
 
 static seqpar_status seqpar__step_agree(seqpar_ctx *ctx, const seqpar_row *rows,
                                         int64_t row_count, int layout, int64_t accumulation) {
-    const seqpar__setting given[] = {{"the number of rows", row_count, 0},
-                                     {"rows", seqpar__digest_rows(rows, row_count), 1},
-                                     {"layout", layout, 0},
-                                     {"accumulation", accumulation, 0}};
-    return seqpar__ranks_agree(ctx->world, "a step", given, 4);
+    const seqpar__setting settings[] = {{"the number of rows", row_count, 0},
+                                        {"rows", seqpar__digest_rows(rows, row_count), 1},
+                                        {"layout", layout, 0},
+                                        {"accumulation", accumulation, 0}};
+    return seqpar__ranks_agree(ctx->world, "a step", settings, 4);
 }
 
 static seqpar_status seqpar__micros_prepare(seqpar_ctx *ctx, seqpar_step *s) {
@@ -9805,11 +9825,11 @@ static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const se
     *s = *of;
     s->micro = SEQPAR__NEW(seqpar__micro, s->accumulation);
     s->done = SEQPAR__NEW(unsigned char, 2 * o->blocks.slices);
-    s->given = SEQPAR__NEW(int64_t, 2 * o->blocks.slices);
+    s->taken = SEQPAR__NEW(int64_t, 2 * o->blocks.slices);
     if (s->rows)
         s->part_begin = seqpar__part_begins(s->rows, s->row_count, s->accumulation,
                                             ctx->dp_size);
-    if (!s->micro || !s->done || !s->given || (s->rows && !s->part_begin))
+    if (!s->micro || !s->done || !s->taken || (s->rows && !s->part_begin))
         return seqpar__no_memory(ctx->error, "a step");
     SEQPAR__TRY(s->rows ? seqpar__step_leaves(ctx, s) : seqpar__plain_leaves(ctx, s));
     SEQPAR__TRY(seqpar__micros_prepare(ctx, s));
@@ -9975,6 +9995,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
                       sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
+    /* At once: `from` is the caller's again when this returns, and a device with a queue waits in
+       its queue alone, so the host goes on to the backward pass of the layer before. */
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
     SEQPAR_FREE(list);
     return status;
@@ -9995,13 +10017,13 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
    early would give another sum. */
 static seqpar_status seqpar__check_order(seqpar_error *error, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t slice) {
-    int64_t given = o->step->given[slice + n->source * o->blocks.slices];
-    if (n->micro_batch == given) return SEQPAR_OK;
+    int64_t taken = o->step->taken[slice + n->source * o->blocks.slices];
+    if (n->micro_batch == taken) return SEQPAR_OK;
     return seqpar_fail(
         error, SEQPAR_ERR_STEP,
         "the gradient of group %lld was given for micro-batch %lld after %lld of "
         "them; give each once, in order",
-        (long long)n->group, (long long)n->micro_batch, (long long)given);
+        (long long)n->group, (long long)n->micro_batch, (long long)taken);
 }
 
 /* Source 0 of every slice of a group is given, and of source 1 all or none. */
@@ -10009,17 +10031,17 @@ static seqpar_status seqpar__check_group_complete(seqpar_error *error, const seq
                                                   int64_t group) {
     int64_t wanted = o->step->accumulation, first = o->blocks.group_slice[group];
     for (int source = 0; source < 2; source++) {
-        const int64_t *given = o->step->given + source * o->blocks.slices;
+        const int64_t *taken = o->step->taken + source * o->blocks.slices;
         int needed = source == 0;
         for (int64_t s = first; s < o->blocks.group_slice[group + 1]; s++)
-            needed |= given[s] > 0;
+            needed |= taken[s] > 0;
         for (int64_t s = first; s < o->blocks.group_slice[group + 1]; s++)
-            if (needed && given[s] != wanted)
+            if (needed && taken[s] != wanted)
                 return seqpar_fail(
                     error, SEQPAR_ERR_STEP,
                     "the step ends, but group %lld was given the gradients of %lld of %lld "
                     "micro-batches; run all of them, also those without rows, and all slices",
-                    (long long)group, (long long)given[s], (long long)wanted);
+                    (long long)group, (long long)taken[s], (long long)wanted);
     }
     return SEQPAR_OK;
 }
@@ -10219,7 +10241,7 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     int64_t begin;
     int done, add;
     kept = &o->gradient[mine];
-    s->given[mine]++;
+    s->taken[mine]++;
     f.step = s;
     f.micro = &s->micro[nodes->micro_batch];
     seqpar__owned_blocks(&o->blocks, slice, ctx->world->size, ctx->world->rank, &begin,
@@ -10735,13 +10757,13 @@ static seqpar_status seqpar__gradient_complete(seqpar_ctx *ctx, seqpar_optim *o)
 static seqpar_status seqpar__end_agree(seqpar_ctx *ctx, const seqpar_optim *o, int ends,
                                        const void *params, double lr) {
     int64_t shared = o->desc.params_shared ? (int64_t)(intptr_t)params : 0;
-    const seqpar__setting given[] = {
+    const seqpar__setting settings[] = {
         {"the number of calls of seqpar_step_norm", o->pending + !ends, 0},
         {"the number of calls of seqpar_step_end", ends, 0},
         {"learning rates", seqpar__setting_real(lr), 1},
         {"shared parameters", shared, 1},
         {"the number of steps done", o->t, 0}};
-    return seqpar__ranks_agree(ctx->world, "the end of a step", given, 5);
+    return seqpar__ranks_agree(ctx->world, "the end of a step", settings, 5);
 }
 
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *o) {
@@ -10831,24 +10853,24 @@ static int64_t seqpar__setting_tensors(const seqpar_tensor *t, int64_t count) {
 
 static seqpar_status seqpar__optim_agree(seqpar_ctx *ctx, const seqpar_tensor *t, int64_t count,
                                          const seqpar_optim_desc *d) {
-    seqpar__setting given[] = {{"the number of tensors", count, 0},
-                               {"tensors", 0, 1},
-                               {"the kind", d->kind, 0},
-                               {"zero_stage", d->zero_stage, 0},
-                               {"beta1", seqpar__setting_real(d->beta1), 1},
-                               {"beta2", seqpar__setting_real(d->beta2), 1},
-                               {"eps", seqpar__setting_real(d->eps), 1},
-                               {"weight decays", seqpar__setting_real(d->decay), 1},
-                               {"max_norm", seqpar__setting_real(d->max_norm), 1},
-                               {"slice", d->slice, 0},
-                               {"params_shared", d->params_shared, 0},
-                               {"what is offloaded", d->offload, 0},
-                               {"the bits of the state", d->state_bits, 0},
-                               {"rounding by chance", d->stochastic, 0},
-                               {"its seed", (int64_t)d->seed, 0}};
-    given[1].value = seqpar__setting_tensors(t, count);
-    return seqpar__ranks_agree(ctx->world, "an optimizer", given,
-                               (int64_t)(sizeof given / sizeof *given));
+    seqpar__setting settings[] = {{"the number of tensors", count, 0},
+                                  {"tensors", 0, 1},
+                                  {"the kind", d->kind, 0},
+                                  {"zero_stage", d->zero_stage, 0},
+                                  {"beta1", seqpar__setting_real(d->beta1), 1},
+                                  {"beta2", seqpar__setting_real(d->beta2), 1},
+                                  {"eps", seqpar__setting_real(d->eps), 1},
+                                  {"weight decays", seqpar__setting_real(d->decay), 1},
+                                  {"max_norm", seqpar__setting_real(d->max_norm), 1},
+                                  {"slice", d->slice, 0},
+                                  {"params_shared", d->params_shared, 0},
+                                  {"what is offloaded", d->offload, 0},
+                                  {"the bits of the state", d->state_bits, 0},
+                                  {"rounding by chance", d->stochastic, 0},
+                                  {"its seed", (int64_t)d->seed, 0}};
+    settings[1].value = seqpar__setting_tensors(t, count);
+    return seqpar__ranks_agree(ctx->world, "an optimizer", settings,
+                               (int64_t)(sizeof settings / sizeof *settings));
 }
 
 SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t index,
@@ -11139,11 +11161,11 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
 
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
                                           int64_t count, int64_t slice, int offload) {
-    const seqpar__setting given[] = {{"the number of tensors", count, 0},
-                                     {"tensors", seqpar__setting_tensors(t, count), 1},
-                                     {"slice", slice, 0},
-                                     {"what is offloaded", offload, 0}};
-    return seqpar__ranks_agree(ctx->world, "sharded parameters", given, 4);
+    const seqpar__setting settings[] = {{"the number of tensors", count, 0},
+                                        {"tensors", seqpar__setting_tensors(t, count), 1},
+                                        {"slice", slice, 0},
+                                        {"what is offloaded", offload, 0}};
+    return seqpar__ranks_agree(ctx->world, "sharded parameters", settings, 4);
 }
 
 SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *s,
@@ -11806,7 +11828,7 @@ typedef struct seqpar__machine {
     /* where a stored value lies, if it is contiguous; NULL: it is not */
     char *(*place)(void *user, int64_t place);
     /* where a leaf lies that need not be computed; NULL: leaf computes it */
-    const char *(*given)(void *user, int64_t index);
+    const char *(*ready)(void *user, int64_t index);
     int extends; /* leaf can compute on top of a value */
     /* whether that gives the bits of the leaf computed alone, then combined; NULL: never */
     int (*single)(void *user, int64_t index);
@@ -11871,8 +11893,8 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *
         m->leaf(m->user, value, index, 1);
         return;
     }
-    if (m->given) {
-        m->combine(m->user, value, m->given(m->user, index));
+    if (m->ready) {
+        m->combine(m->user, value, m->ready(m->user, index));
         return;
     }
     m->leaf(m->user, scratch, index, 0);
@@ -11890,8 +11912,8 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
         m->leaf(m->user, top, p[0].index, 1);
         return 2;
     }
-    if (m->given && p[0].op == SEQPAR_FOLD_LEAF) {
-        m->combine(m->user, top, m->given(m->user, p[0].index));
+    if (m->ready && p[0].op == SEQPAR_FOLD_LEAF) {
+        m->combine(m->user, top, m->ready(m->user, p[0].index));
         return 2;
     }
     if (!m->place || p[0].op != SEQPAR_FOLD_LOAD) return 0;
@@ -12242,7 +12264,7 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
     m->finish = seqpar__attn_finish;
     m->extends = w->kernel->extends;
     m->place = seqpar__attn_stored;
-    m->given = w->kernel->kind == SEQPAR__FOLD_RETURNS ? seqpar__attn_inbox : NULL;
+    m->ready = w->kernel->kind == SEQPAR__FOLD_RETURNS ? seqpar__attn_inbox : NULL;
     m->top = -1;
 }
 
