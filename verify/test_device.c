@@ -2473,7 +2473,7 @@ static void check_unpack_size(int64_t rows, int64_t cols, int kind) {
     free(x);
 }
 
-static void check_unpack(void) {
+static void check_nf4_rows(void) {
     for (int kind = 0; kind < 3; kind++) {
         check_unpack_size(1, 1, kind);
         check_unpack_size(7, 11, kind);
@@ -2727,7 +2727,7 @@ static void check_packed_nan(seqpar_device *device, double odd) {
                     "%s: beside %g number %d becomes %g", device->name, odd, i, p.back[i]);
 }
 
-static void check_pack(void) {
+static void check_quantize(void) {
     seqpar_device *const devices[] = {reference, fast, fast_threads, bf16_reference, bf16};
     for (int i = 0; i < 5; i++) {
         check_packing(devices[i], SEQPAR_QUANTIZE_SIGNED);
@@ -2771,7 +2771,7 @@ static const struct op_check {
     {"vocab_softmax", check_vocab_softmax, 5e-6, 1},
     {"distill", check_distill, 5e-6, 1},
     {"choose", check_choose, 5e-6, 1},
-    {"unpack", check_unpack, 0, 1},
+    {"nf4_rows", check_nf4_rows, 0, 1},
     {"route", check_route, 2e-7, 1},
     {"route_grad", check_route_grad, 3e-7, 1},
     {"mix", check_mix, 1.2e-7, 1},
@@ -2781,7 +2781,7 @@ static const struct op_check {
     {"sumsq", check_sumsq, 6e-15, 1},
     {"adamw", check_adamw, 3.6e-7, 1},
     {"sgd", check_sgd, 1e-7, 1},
-    {"pack", check_pack, 0, 0},
+    {"quantize", check_quantize, 0, 0},
 };
 
 static const struct op_check *find_check(const char *op) {

@@ -5,6 +5,7 @@
 #define PROGRAM_LLAMAFACTORY_H
 
 #include "sets.h"
+#include "stage.h"
 
 /* ---- templates by name: demos/prepare.py writes them ---- */
 
@@ -275,8 +276,6 @@ static void program_finetuning(program_keys *k) {
     if (!program_key_find(k, "finetuning_type"))
         program_key_override(k, "finetuning_type", "lora");
 }
-
-static int program_stage(program *p);
 
 static int program_yaml_of_llamafactory(program_keys *k) {
     program_key stage;

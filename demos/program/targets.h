@@ -8,15 +8,7 @@
 #include "axolotl.h"
 #include "launchers.h"
 #include "llamafactory.h"
-
-static const char *const program_tools[] = {"sft", "dpo", "rm", "kto", "kd", "prm", "ppo"};
-enum { PROGRAM_TOOLS = 7 };
-
-static int program_tool(const char *name) {
-    for (int i = 0; i < PROGRAM_TOOLS; i++)
-        if (!strcmp(name, program_tools[i])) return i;
-    return -1;
-}
+#include "stage.h"
 
 /* A yaml file of LLaMA-Factory or axolotl, the word `at` of the options, becomes the trainer's
    options here. */
@@ -58,25 +50,6 @@ static int program_no_trainer(program *p, const char *word) {
         "train_kd, train_prm, train_ppo, generate, which are the programs here; seqpar --help "
         "lists what may stand before them",
         word);
-}
-
-/* --stage is the trainer; pt is train_sft on plain text. */
-static int program_stage(program *p) {
-    int i = program_find(p, "stage");
-    const char *stage = program_given(p, "stage");
-    bool plain = stage && !strcmp(stage, "pt");
-    p->from = DEMO_FROM_LLAMAFACTORY;
-    if (!stage)
-        fprintf(stderr, "notice: there is no --stage, so it is sft, as in LLaMA-Factory\n");
-    int tool = program_tool(plain || !stage ? "sft" : stage);
-    if (tool < 0)
-        return demo_fail(p->error,
-                         "--stage is %.60s; give sft, pt, dpo, kto, rm or ppo, or leave it out",
-                         stage);
-    p->tool = program_tools[tool];
-    if (i >= 0) program_drop(p, i);
-    if (plain) program_add(p, "pretrain_mode", NULL);
-    return 0;
 }
 
 /* llamafactory-cli starts torchrun with what these say, unless a launcher started it. */
