@@ -30,7 +30,7 @@
                       \   /       \   /
                       0+1         2+3
                          \       /
-                        (0+1)+(2+3)          these additions, whoever makes them, and when
+                        (0+1)+(2+3)          these additions, on any rank, at any time
 
        A step's tree has the numbers of its documents above. So neither ranks nor rows (which
        documents are packed together, or none) nor micro-batches change a bit.
@@ -926,8 +926,8 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    >>table  types and prototypes: what a device does
 
    A device is a table of functions: memory, copies, queues, and one function for each operation.
-   It knows of no ranks. Whoever brings another device fills a table; whoever only trains reads
-   seqpar_device_cpu and goes on with >>calls.
+   It knows of no ranks. To add a device, fill a table; to train on the CPU, read
+   seqpar_device_cpu and go on with >>calls.
    ========================================================================================== */
 
 /* ---- device: who computes -------------------------------------------------------------------
@@ -2194,7 +2194,7 @@ typedef struct seqpar_optim {
                  nodes of one group, node_count G, until it is done: 1 for W = 1; else
                  about log2 of its leaves; of the vocab seqpar_vocab_places. Who
                  makes them slice by slice has node_count S
-                 what comes from others for a slice: W node_count S/W, until it is done
+                 what others send of a slice: W node_count S/W, until it is folded
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
                  power of two of documents, up to log2(m) more for m documents; for a tied
                  table, of two sums
@@ -2330,9 +2330,9 @@ SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *shar
 /* Also after an error; waits for what is on its way. */
 SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *shards);
 /* *params (storage type) becomes the parameters of a group, laid out as in its nodes
-   (seqpar_step_nodes), and those of group `next` (-1: none) set out. Other groups are dropped;
-   group and next -1: all are. To be dropped before seqpar_step_end, which changes what the owners
-   have. Collective over the world. */
+   (seqpar_step_nodes), and those of group `next` (-1: none) are fetched meanwhile. Other groups are dropped;
+   pass -1, -1 to drop all, before seqpar_step_end, which changes the owners' parameters. Collective
+   over the world. */
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *shards,
                                            int64_t group, int64_t next, void **params);
 /* All of them at once: params (elements), where tensors lie by their offsets. SIZE: a tensor ends
@@ -2576,11 +2576,12 @@ static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *l
     return used;
 }
 
-/* As many whole characters as fit into `room` bytes; out NULL: only counts. */
-static int64_t seqpar__escape_some(char *out, int64_t room, const char *text, int64_t left) {
+/* As many whole characters as fit into `space` bytes; out NULL: only counts. */
+static int64_t seqpar__escape_some(char *out, int64_t space, const char *text, int64_t left) {
     char shown[24];
     int64_t used = 0, n;
-    for (; left > 0 && used + (n = seqpar__escape_next(shown, &text, &left)) <= room; used += n)
+    for (; left > 0 && used + (n = seqpar__escape_next(shown, &text, &left)) <= space;
+         used += n)
         if (out) memcpy(out + used, shown, (size_t)n);
     return used;
 }
@@ -3180,9 +3181,8 @@ static seqpar_node seqpar__leaf_node(int64_t leaf) {
     return node;
 }
 
-/* What one rank does with its own leaves alone, and the nodes it is left with. Whoever knows
-   its leaves can write this down, so sender and receiver agree on a message. In the program
-   leaf i is own[i]; node n (rising) is stored at n, also where it is the whole sum. */
+/* What one rank computes of its own leaves alone, and the nodes that are left. It follows from the
+   leaves, so sender and receiver agree on a message. In the program leaf i is own[i]; node n (rising) is stored at n, also where it is the whole sum. */
 typedef struct seqpar__partial {
     seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -4584,8 +4584,8 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
        seat of rank 1    ...
        hub               one lock for all of it; the first error of the world
 
-   A send and its receive meet in the hub. Whoever comes second copies the bytes, out of the
-   sender's buffer into the receiver's: nothing is stored in between, and a rank that waits
+   A send and its receive meet in the hub. The second of the two ranks copies the bytes, from the
+   sender's buffer to the receiver's: nothing is stored in between, and a rank that waits
    for a core is not needed. Because the hub sees what every rank waits for, a deadlock is
    found exactly: all ranks that have not ended wait, and nothing is being copied.
    ========================================================================================== */
@@ -5077,7 +5077,7 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
     }
 }
 
-/* Whoever comes second copies, then and there: ranks that share a core need not wait for
+/* The second of two ranks copies at once: ranks that share a core need not wait for
    each other's turn. Locked. */
 static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
     seqpar__hub *hub = m->hub;
@@ -5398,8 +5398,8 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
        sp_rank      0 1 2 3   0 1 2 3
 
    Ranks that were given different things would wait for each other, or compute what nobody
-   asked for. So whoever opens a context, an attention, an optimizer or a step compares eight
-   bytes over the ranks. Only where they differ a second exchange finds out what differs (rows,
+   asked for. So opening a context, an attention, an optimizer or a step compares eight bytes over
+   the ranks. Only where they differ a second exchange finds out what differs (rows,
    layout, window, ...) and on which rank. One rank asks nobody.
 
    A step asks for the same sizes of memory as the step before. Freed buffers are therefore
@@ -6047,9 +6047,10 @@ struct seqpar_attn {
     int64_t query_slots, key_slots; /* most values that wait, of a query and of a key piece */
     int64_t depth;                  /* of the stack that programs need */
     int32_t *visible_begin, *visible_end;
-    seqpar__joined *runs; /* (size + 1) for an own kernel: keys of each source; own queries */
-    seqpar_fold_op *room; /* where the next program is written */
-    int64_t room_left;
+    seqpar__joined
+        *runs; /* (size + 1) for a user's kernel: keys of each source; this rank's queries */
+    seqpar_fold_op *free_ops; /* where the next program is written */
+    int64_t free_op_count;
     void *lists; /* all memory that is freed with the attention */
 };
 
@@ -6613,20 +6614,20 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t docume
 #endif
 /* Room for a program. Memory is taken in large blocks: there are many short programs. */
 static seqpar_fold_op *seqpar__program_alloc(seqpar_attn *attn, int64_t count) {
-    seqpar_fold_op *room;
-    if (count > attn->room_left) {
-        attn->room_left = SEQPAR__MAX(count, (int64_t)SEQPAR__PROGRAM_BLOCK);
-        attn->room = (seqpar_fold_op *)seqpar__list_malloc(
-            &attn->lists, attn->room_left * (int64_t)sizeof *attn->room);
-        if (!attn->room) {
-            attn->room_left = 0;
+    seqpar_fold_op *program;
+    if (count > attn->free_op_count) {
+        attn->free_op_count = SEQPAR__MAX(count, (int64_t)SEQPAR__PROGRAM_BLOCK);
+        attn->free_ops = (seqpar_fold_op *)seqpar__list_malloc(
+            &attn->lists, attn->free_op_count * (int64_t)sizeof *attn->free_ops);
+        if (!attn->free_ops) {
+            attn->free_op_count = 0;
             return NULL;
         }
     }
-    room = attn->room;
-    attn->room += count;
-    attn->room_left -= count;
-    return room;
+    program = attn->free_ops;
+    attn->free_ops += count;
+    attn->free_op_count -= count;
+    return program;
 }
 
 /* Moves the program that a fold has written into a task. */
@@ -8263,9 +8264,9 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
    Two calls. seqpar_vocab_forward gives the values. seqpar_vocab_backward takes the seeds
    dL/dlogp (and those of entropy, smoothing and z-loss) and gives dhidden and dtable; it makes
    the logits anew, and gives the values, too. SFT needs that one alone, as its seeds are known
-   beforehand: -1/N for every supervised token, N the count of the optimizer step. What hangs on
-   the values, as a preference or a policy loss does, needs both. Logits of a long row would
-   fill the memory: there is room for rows_max tokens, which are done with before the next.
+   beforehand: -1/N for every supervised token, N the count of the optimizer step. Losses
+   whose seeds depend on the log-probs (DPO, PPO) need both calls. Logits of a long row would fill
+   the memory, so they are made for rows_max tokens at a time.
    ========================================================================================== */
 
 static void *seqpar__offset(void *base, int64_t element, int dtype) {
@@ -8358,7 +8359,7 @@ static seqpar_status seqpar__vocab_best(seqpar_ctx *ctx, void *logits, int64_t f
 }
 
 /* Logits of `rows` tokens from `first` on, their statistics and, if asked for, their gradient
-   in place. beside: room for as many, of a teacher. */
+   in place. beside: memory for as many, of a teacher. */
 static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *beside,
                                         int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                         int gradient, const seqpar_vocab_desc *desc) {
@@ -8474,9 +8475,9 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
 }
 
 /* Of logits of so many tokens. */
-static seqpar_status seqpar__vocab_scratch(seqpar_ctx *ctx, seqpar_buffer *room, int64_t tokens,
-                                           const seqpar_vocab_desc *desc) {
-    return seqpar_buffer_new(ctx, room,
+static seqpar_status seqpar__vocab_scratch(seqpar_ctx *ctx, seqpar_buffer *scratch,
+                                           int64_t tokens, const seqpar_vocab_desc *desc) {
+    return seqpar_buffer_new(ctx, scratch,
                              tokens * desc->vocab * seqpar_dtype_bytes(ctx->device->storage),
                              SEQPAR_MEM_SCRATCH);
 }
@@ -8558,7 +8559,7 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
 }
 
 /* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
-   runs end, and with it r->places, does not hang on how long the parts are. */
+   runs end, and with it r->places, does not depend on the length of parts. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -9475,8 +9476,8 @@ static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
     return SEQPAR__MAX(1, most / (rows * t->cols)) * rows * t->cols;
 }
 
-/* The next slice begins at this element of state, in this tensor. Before there is room for them
-   they are counted only. */
+/* The next slice begins at this element of state, in this tensor. With slice_begin NULL slices are
+   only counted. */
 static int64_t seqpar__slice_begins(seqpar_blocks *b, int64_t element, int64_t tensor) {
     if (b->slice_begin) {
         b->slice_begin[b->slices] = element;
@@ -11156,7 +11157,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
    A rank keeps the blocks of which it has the optimizer's state, so its share falls as 1/W. A
    group of tensors, a layer, is whole only while it is computed with: seqpar_shards_use gathers
    it, and sends for the next one, which travels while this one computes. So two are whole at a
-   time. Bytes move, nothing is added: no bit hangs on it.
+   time. Copies only, so results cannot change.
    ========================================================================================== */
 
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
@@ -11842,16 +11843,16 @@ static int64_t seqpar__machine_stack_bytes(int64_t depth) {
     return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63;
 }
 
-/* Bytes of the room that a machine is given. */
+/* Bytes that a machine needs. */
 static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) {
     return seqpar__machine_stack_bytes(depth) + depth * value_bytes;
 }
 
-static void seqpar__machine_memory(seqpar__machine *m, char *room, int64_t depth,
+static void seqpar__machine_memory(seqpar__machine *m, char *memory, int64_t depth,
                                    int64_t value_bytes) {
     memset(m, 0, sizeof *m);
-    m->values = (char **)(void *)room;
-    m->stack = room + seqpar__machine_stack_bytes(depth);
+    m->values = (char **)(void *)memory;
+    m->stack = memory + seqpar__machine_stack_bytes(depth);
     m->value_bytes = value_bytes;
 }
 
@@ -11977,7 +11978,7 @@ typedef struct seqpar__columns {
     const seqpar_fold_run *fold;
     const void *args;
     int64_t count, block; /* columns in all, and per job */
-    int64_t begin, width; /* of the job at hand */
+    int64_t begin, width; /* of the current job */
     seqpar__leaf_fn leaf;
 } seqpar__columns;
 
@@ -12086,7 +12087,7 @@ typedef struct seqpar__attn_job {
     int ahead_count;
     /* a job of both passes of backward: */
     struct seqpar__backward *backward;
-    struct seqpar__attn_job *keys; /* of a query task: the job of the keys at hand, */
+    struct seqpar__attn_job *keys; /* of a query task: the job of the current keys, */
     void *gradients;               /* and its dk, then dv; */
     /* nothing has been added to these yet: the kernel sets them to 0 first */
     int fresh;
@@ -12241,10 +12242,10 @@ static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn
            ~(int64_t)63;
 }
 
-/* A job and its machine, which has `room`. Heads are numbered from the first of the step. */
+/* A job and its machine, in `memory`. Heads are numbered from the first of the step. */
 static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
                                  const seqpar__attn_work *w, const seqpar_attn_args *a,
-                                 const seqpar_attn_task *task, int64_t head, char *room) {
+                                 const seqpar_attn_task *task, int64_t head, char *memory) {
     memset(j, 0, sizeof *j);
     j->device = w->device;
     j->args = a;
@@ -12255,8 +12256,8 @@ static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
         j->head += a->head_begin * (a->heads / a->kv_heads);
     j->count = a->q_pieces[task->piece].count;
     j->local = a->q_pieces[task->piece].local;
-    j->scratch = room + seqpar__machine_bytes(a->depth, w->value_bytes);
-    seqpar__machine_memory(m, room, a->depth, w->value_bytes);
+    j->scratch = memory + seqpar__machine_bytes(a->depth, w->value_bytes);
+    seqpar__machine_memory(m, memory, a->depth, w->value_bytes);
     m->user = j;
     m->leaf = w->kernel->leaf;
     m->combine = w->kernel->combine;
@@ -15524,7 +15525,7 @@ static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_
                          t->fresh ? NULL : seqpar__ones);
 }
 
-/* A leaf of dq, and with it what its queries give to dk and dv of the keys at hand. */
+/* A leaf of dq, and with it what its queries give to dk and dv of the current keys. */
 static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
@@ -15857,7 +15858,7 @@ typedef struct seqpar__vocab {
     float factor, flat, seed;
     /* a row of exponentials that becomes a gradient meanwhile, or NULL */
     const struct seqpar__vocab *before;
-    /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of what comes next */
+    /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of the next block */
     seqpar__v sums[SEQPAR__SUMS];
 } seqpar__vocab;
 
@@ -16517,13 +16518,13 @@ static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t
 
 /* A matrix of an operation's arguments that is walked through by rows. */
 typedef struct seqpar__half_mat {
-    seqpar_mat *mat; /* in a copy of the arguments: of the rows at hand */
+    seqpar_mat *mat; /* in a copy of the arguments: of the current rows */
     int64_t width;
     int reads, writes;
     seqpar_mat whole;
 } seqpar__half_mat;
 
-/* Rows first .. first + count are at hand. */
+/* Rows first .. first + count are the current ones. */
 typedef struct seqpar__half_walk {
     seqpar__half *half;
     seqpar__half_mat *mats;
@@ -16550,7 +16551,7 @@ static seqpar__half_walk seqpar__half_begin(seqpar_device *device, seqpar__half_
     return w;
 }
 
-/* Rounds what was written of the rows at hand, and widens the next ones; 0: none are left, or
+/* Rounds what was written of the current rows, and widens the next ones; 0: none are left, or
    w->status says why not. */
 static int seqpar__half_next(seqpar__half_walk *w) {
     for (int i = 0; i < w->mat_count; i++)
@@ -16743,7 +16744,7 @@ static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
     return m;
 }
 
-/* Columns out .. out + b->out of the product of the rows at hand, whose x is widened. */
+/* Columns out .. out + b->out of the product of the current rows, whose x is widened. */
 static seqpar_status seqpar__half_product(seqpar__half *h, const seqpar_matmul_args *a,
                                           seqpar_matmul_args *b, int64_t first, int64_t out) {
     float *w = seqpar__half_scratch(h, 1, b->out * a->in);
