@@ -2896,8 +2896,8 @@ static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t
     return low;
 }
 
-/* The same, quick where the answer is near `from`: steps that double, then a search between
-   the last two. */
+/* The same by steps from `from` on that double, then a search between the last two: quick where
+   the answer is near. */
 static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, int64_t key) {
     int64_t low = from, high = from;
     for (int64_t step = 1; high < count && sorted[high] < key; step *= 2) {
@@ -3050,7 +3050,7 @@ static int seqpar__fold_keep(seqpar_fold *fold, seqpar_node node, int32_t at) {
     return 1;
 }
 
-/* A value leaves the stack for the store, where its sibling will find it. */
+/* Moves a value from the stack to the store, to wait for its sibling. */
 static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *value) {
     int32_t slot = seqpar__fold_slot(fold);
     void *spans = fold->spans;
@@ -3098,7 +3098,7 @@ static seqpar_status seqpar__fold_extend(seqpar_fold *fold, seqpar_node node, in
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* Room for the span of the next value; seqpar__fold_add then pushes it. */
+/* Where the span of the next value is to be written; seqpar__fold_add then pushes it. */
 static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
     if (fold->stack_count == fold->stack_capacity) {
@@ -3285,8 +3285,8 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
    labels that stand at the tokens they are about, are not shifted.
    ========================================================================================== */
 
-/* Where the caller names no size, cells grow with a document: many short ones cost time in
-   planning, few long ones balance. Each size holds up to a token that all of them divide. */
+/* Default sizes of cells, which grow with the document: many short cells cost time in planning, few
+   long ones do not balance. Each size is used up to a token that all sizes divide. */
 typedef struct seqpar__cell_size {
     int64_t tokens, from, cells; /* from: its first token; cells before it */
 } seqpar__cell_size;
@@ -3330,8 +3330,8 @@ static int64_t seqpar__last_part(int64_t total, int64_t parts, int64_t limit) {
     return low;
 }
 
-/* What begins behind `before` of `all` tokens and has `tokens` of them belongs to the part in
-   which its middle lies. */
+/* The part of `all` tokens that [before, before + tokens) belongs to: the one in which its middle
+   lies. */
 static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
     return seqpar__last_part(2 * all, parts, 2 * before + tokens); /* in half tokens */
 }
@@ -3383,8 +3383,8 @@ static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, 
     return near_a < near_b;
 }
 
-/* The joint where the slot begins that would begin at `token`, from joint *at on, which moves
-   there: edges rise. */
+/* The best joint for a slot that should begin at `token`, searched from joint *at on, which moves to
+   it: edges rise. */
 static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
                             int64_t reach) {
     const seqpar__joint *list = (const seqpar__joint *)j->list;
@@ -3438,7 +3438,7 @@ typedef struct seqpar__unit {
     int64_t first, docs, tokens, cap, row, head, tail;
 } seqpar__unit;
 
-/* What token t is to predict, of a document of which the first `tokens` are kept. */
+/* The target of token t, of a document whose first `tokens` are kept. */
 static int32_t seqpar__target(const seqpar_document *d, int64_t t, int64_t tokens) {
     if (d->targets) return d->targets[t];
     return t + 1 < tokens && (!d->loss_mask || d->loss_mask[t + 1]) ? d->ids[t + 1]
@@ -3529,7 +3529,7 @@ static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_d
     return SEQPAR_OK;
 }
 
-/* sorts by key, of equal ones by place */
+/* Sorted by key, then by index. */
 typedef struct seqpar__keyed {
     int64_t key, at;
 } seqpar__keyed;
@@ -3541,8 +3541,8 @@ static int seqpar__by_key(const void *a, const void *b) {
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* A unit split in two would be torn over rows: no number may come back. The first document
-   that does, or -1. */
+/* Documents of a unit must be neighbours, else rows would tear it. Returns the first document whose
+   unit's number occurred before, with another in between; or -1. */
 static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count,
                                  seqpar__keyed *unit) {
     int64_t n = 0, torn = -1, rising = 1;
@@ -4230,8 +4230,8 @@ static void seqpar__slots_edge(seqpar__slots *r) {
             r->begin + seqpar_part_begin(r->end - r->begin, r->slots, r->slot + 1), r->reach);
 }
 
-/* Slots without reach begin at the nearest joint, many of them at one. The last of those, at
-   once: there may be 2^32. */
+/* Slots without reach begin at the nearest joint, many at the same one. Returns the last of these,
+   in one step, as there may be 2^32. */
 static int64_t seqpar__narrow_slot(const seqpar__slots *r) {
     const seqpar__joint *cell = (const seqpar__joint *)r->joints->list + r->joint;
     if (r->joint + 1 == r->joints->count) return r->slots - 1;
@@ -4590,7 +4590,7 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    found exactly: all ranks that have not ended wait, and nothing is being copied.
    ========================================================================================== */
 
-/* Both ends of a message on a queue stand at the same place in the order of groups. */
+/* On a queue both ends of a message must be in groups of the same number: a sum over both shows it. */
 static void seqpar__count_queue_group(seqpar_comm *comm, const seqpar_group *g) {
     uint64_t about = seqpar__mix((uint64_t)comm->queue_groups++), pair;
     for (const char *c = g->name; *c; c++) about = seqpar__mix(about + (unsigned char)*c);
@@ -4925,7 +4925,7 @@ typedef struct seqpar__hub {
     pthread_mutex_t lock;
     seqpar__seat *seats;
     int64_t size;
-    int aborted, died; /* died: 1 + a rank that ended without a word */
+    int aborted, died; /* died: 1 + a rank that died */
     seqpar_status status;
     int64_t rank;
     char text[512];
@@ -4962,8 +4962,8 @@ static int64_t seqpar__missing_peer(const seqpar__posted *p) {
     return -1;
 }
 
-/* Exact: called with the lock held whenever a rank blocks or ends. A rank that has been
-   woken runs. */
+/* Finds a deadlock exactly. Called with the lock held whenever a rank blocks or ends; a rank that was
+   woken counts as running. */
 static void seqpar__hub_watch(seqpar__hub *hub) {
     int64_t waiting = 0, first = -1;
     char text[512];
@@ -5048,13 +5048,13 @@ static seqpar__message *seqpar__awaited(const seqpar__seat *seat, const seqpar__
     return NULL;
 }
 
-/* Locked; unlocks while it copies. Nobody is woken for less than all he waits for. */
+/* Locked; unlocks while it copies. A rank is woken only when its whole request is complete. */
 static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__message *recv) {
     seqpar__hub *hub = m->hub;
     int64_t ends[2];
     ends[0] = send->from;
     ends[1] = recv->to;
-    /* its wait says so */
+    /* the wait reports it */
     if (send->bytes != recv->bytes || send->step != recv->step ||
         strcmp(send->name, recv->name)) {
         recv->state = SEQPAR__MESSAGE_WRONG;
@@ -5312,7 +5312,7 @@ static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads,
     }
     for (int64_t r = 0; r < hub->size; r++)
         if (threads[r].started) pthread_join(threads[r].thread, NULL);
-    /* and nobody missed it */
+    /* a rank died, but no other rank waited for it */
     if (hub->died)
         seqpar__hub_stop(hub, SEQPAR_ERR_DIED, hub->died - 1,
                          seqpar_status_text(SEQPAR_ERR_DIED));
@@ -5397,17 +5397,16 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
        dp_rank      0 0 0 0   1 1 1 1
        sp_rank      0 1 2 3   0 1 2 3
 
-   Ranks that were given different things would wait for each other, or compute what nobody
-   asked for. So opening a context, an attention, an optimizer or a step compares eight bytes over
+   Ranks with different settings would wait for each other, or compute what nobody asked for. So
+   opening a context, an attention, an optimizer or a step compares eight bytes over
    the ranks. Only where they differ a second exchange finds out what differs (rows,
    layout, window, ...) and on which rank. One rank asks nobody.
 
-   A step asks for the same sizes of memory as the step before. Freed buffers are therefore
-   kept for the next one of their size; what is kept and what is in use is never more than the
-   peak.
+   A step needs the same sizes of memory as the step before. So freed buffers are cached for the
+   next one of their size; cached and used memory together never exceed the peak.
    ========================================================================================== */
 
-/* Something that all ranks of a comm must have been given alike. */
+/* Something that must be equal on all ranks of a comm. */
 typedef struct seqpar__setting {
     const char *name;
     int64_t value;
@@ -5445,8 +5444,8 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
     return status;
 }
 
-/* Ranks that were given different things would wait for each other, or compute what nobody
-   asked for. Eight bytes tell; what differs is asked for only then. */
+/* Ranks with different settings would wait for each other, or compute what nobody asked for. Eight
+   bytes are compared; only where they differ a second exchange finds out what differs. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what,
                                          const seqpar__setting *settings, int64_t count) {
     int64_t own = 0, *all = NULL, differ = 0;
@@ -5526,8 +5525,7 @@ static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_
                    : SEQPAR_OK;
 }
 
-/* Where ranks were given one device by mistake, one of them finds its own claim here, the
-   others do not. */
+/* If ranks share a device by mistake, only one sees its own error pointer; the others are refused. */
 static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_comm *world,
                                          const seqpar_device *device) {
     if (device->error != ctx->error)
@@ -5630,7 +5628,7 @@ static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
     m->total_peak = SEQPAR__MAX(m->total_peak, m->total);
 }
 
-/* Of the device's second pool, which keeps nothing. */
+/* From the device's second pool, whose memory is not cached. */
 static seqpar_status seqpar__pool_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes) {
     seqpar_device *d = ctx->device;
     if (!d->pool_alloc || !d->pool_free || !d->move || !d->moved)
@@ -5677,7 +5675,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
     if (buffer->kind == SEQPAR_MEM_OFFLOADED)
         ctx->device->pool_free(ctx->device, buffer->data, buffer->bytes);
-    /* such a device keeps them itself, and knows what a graph still uses */
+    /* such a device caches buffers itself, since it knows which a graph still uses */
     else if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
