@@ -8472,7 +8472,7 @@ static seqpar_status seqpar__check_vocab(const char *function, seqpar_error *err
     return io->teacher ? seqpar__check_teacher(function, error, io) : SEQPAR_OK;
 }
 
-/* Of logits of so many tokens. */
+/* Memory for the logits of `tokens` tokens. */
 static seqpar_status seqpar__vocab_scratch(seqpar_ctx *ctx, seqpar_buffer *scratch,
                                            int64_t tokens, const seqpar_vocab_desc *desc) {
     return seqpar_buffer_new(ctx, scratch,
@@ -8499,22 +8499,22 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     return status;
 }
 
-/* ---- a fold in tiles: its program is cut into runs of so many tokens. Between two runs the stack
-   lies in the store, value n in place n. What is on it after the last run are the nodes, rising,
-   each in its place. ---- */
+/* ---- a fold in tiles: its program is cut into tiles of at most so many tokens. Between two tiles
+   the stack lies in the store, value n at n. After the last tile the stack holds the nodes, rising,
+   each at its number. ---- */
 
 typedef struct seqpar__tiler {
     seqpar_fold_op *ops;
-    int64_t count; /* of the program of this run */
+    int64_t count; /* of the program of this tile */
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
-    int64_t places; /* most values at the end of a run */
-    int64_t most;   /* tokens of a run, or */
-    int64_t part;   /* of a leaf that has more of them and so is a run, or some, alone */
-    int alone;      /* this run is one */
+    int64_t places; /* most values at the end of a tile */
+    int64_t most;   /* tokens of a tile, or */
+    int64_t part;   /* of a part of a leaf that is longer: it is a tile, or several, alone */
+    int alone;      /* this tile is one */
     seqpar_piece *leaves;
     int64_t leaf_count;
-    int64_t first, rows; /* tokens of this run */
+    int64_t first, rows; /* tokens of this tile */
     const seqpar_token_fold *fold;
     seqpar_token_tile_fn fn; /* NULL: places are counted alone */
     void *user;
@@ -8525,7 +8525,7 @@ static void seqpar__tiler_emit(seqpar__tiler *r, int32_t op, int64_t index) {
     r->ops[r->count++].index = (int32_t)index;
 }
 
-/* Loads values until this run has the top `need` of the stack. */
+/* Loads values until this tile has the top `need` of the stack. */
 static void seqpar__tiler_load(seqpar__tiler *r, int64_t need) {
     int64_t missing = need - r->loaded;
     for (int64_t i = missing; i > 0; i--)
@@ -8539,7 +8539,7 @@ static void seqpar__tiler_close(seqpar__tiler *r) {
     for (; r->loaded > 0; r->loaded--) seqpar__tiler_emit(r, SEQPAR_FOLD_STORE, --at);
 }
 
-/* Ends a run, and computes it. */
+/* Ends a tile, and computes it. */
 static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
     seqpar_token_tile tile;
     seqpar__tiler_close(r);
@@ -8556,8 +8556,8 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
     return SEQPAR_OK;
 }
 
-/* A leaf that is longer than a run is computed in parts, and nothing else beside it: so where
-   runs end, and with it r->places, does not depend on the length of parts. */
+/* A leaf that is longer than a tile is computed in parts, and nothing else beside it: so where
+   tiles end, and with it r->places, does not depend on the length of parts. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -8598,7 +8598,7 @@ static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *s
     return r->rows ? seqpar__tiler_end(r) : SEQPAR_OK;
 }
 
-/* Tokens of a run. One of a power of two of leaves ends with fewer values on the stack than one
+/* Tokens of a tile. One of a power of two of leaves ends with fewer values on the stack than one
    that is a little longer: it is a whole subtree, where leaves are the cells of a document. */
 static int64_t seqpar__tiler_rows(const seqpar_share *share, int64_t most) {
     int64_t longest = 1, leaves = 1;
@@ -8670,7 +8670,7 @@ SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t mos
     return SEQPAR__MIN(SEQPAR__MAX(rows, seqpar__tiler_part(rows, step)), share->tokens);
 }
 
-/* As of step 1, where there are most. */
+/* Counted with steps of 1, which need most. */
 SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
                                        int64_t most) {
     SEQPAR_MUST("share, fold", share, fold);
@@ -9378,7 +9378,7 @@ static void seqpar__owned_blocks(const seqpar_blocks *b, int64_t slice, int64_t 
     *count = seqpar_part_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
-/* place in compact state */
+/* Offset in compact state. */
 static int64_t seqpar__compact_begin(const seqpar_blocks *b, const seqpar_ctx *ctx,
                                      int64_t slice) {
     int64_t begin, count, at = 0;
@@ -9943,12 +9943,12 @@ SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Among the parameters, the place of what lies at 0 in a node. */
+/* Offset, among the parameters, of a node's first element. */
 static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nodes *nodes) {
     return o->blocks.tensors[o->blocks.group_tensor[nodes->group]].offset + nodes->first;
 }
 
-/* Sends every owner its blocks, in a slice, of every node. What comes lies in order of ranks,
+/* Sends every owner its blocks, in a slice, of every node. The inbox is in order of ranks,
    node after node, each laid out as state. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
@@ -9990,7 +9990,7 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    /* a slice comes once a source and micro-batch, and micro-batches in order */
+    /* once for each slice, source and micro-batch; micro-batches in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
                       sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
@@ -10064,8 +10064,8 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* The owner's fold for its part of one tensor. Where a whole sum has come in one piece, and is
-   to be added to another, it is added. Leaves and stored values begin at the part. */
+/* The owner's fold for its part of one tensor. With no buffer (kept NULL), the complete sum is added
+   to the other source's gradient. Leaves and stored values begin at the part. */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
@@ -10092,8 +10092,8 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* Room for this rank's part of a slice's gradient (elements), and behind it for sums that
-   wait for later micro-batches. */
+/* A buffer for this rank's part of a slice's gradient (elements), and behind it for sums that wait
+   for later micro-batches. */
 static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
                                           int64_t elements, int64_t slots) {
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
@@ -10377,8 +10377,8 @@ static seqpar_status seqpar__gather_owned(seqpar_ctx *ctx, const seqpar_blocks *
     return seqpar_comm_wait(ctx->world, &request, h->queue);
 }
 
-/* Whether, on a transport that does not look at what a message on a queue is about, all ranks
-   made their calls in the same order. */
+/* On a transport that does not check messages on a queue: whether all ranks made their calls in the
+   same order. */
 static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
     uint64_t sum = ctx->world->queue_sum + ctx->sp->queue_sum;
     int64_t halves[2];
@@ -10889,7 +10889,6 @@ SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *o, int64_t group, int64_t 
     return 1;
 }
 
-/* Zeros. */
 static seqpar_status seqpar__state_new(seqpar_ctx *ctx, const seqpar_optim *o,
                                        seqpar_buffer *state, int64_t elements) {
     int offload = o->desc.offload & SEQPAR_OFFLOAD_STATE;
@@ -10998,8 +10997,8 @@ static seqpar__stored seqpar__stored_state(const seqpar_ctx *ctx, const seqpar_o
     return k;
 }
 
-/* The number among what is kept of elements of a slice; cuts [*begin, *end) to those that this
-   rank has. */
+/* The offset, in what is stored, of elements of a slice; cuts [*begin, *end) to those that this rank
+   has. */
 static int64_t seqpar__stored_at(const seqpar_ctx *ctx, const seqpar__stored *k, int64_t slice,
                                  int64_t *begin, int64_t *end) {
     const seqpar_blocks *b = k->blocks;
@@ -11214,8 +11213,8 @@ static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s
     return 0;
 }
 
-/* What this rank owns of the slices [slice, past), to where it lies among the parameters;
-   returns the moves after which it is there. */
+/* Copies this rank's blocks of the slices [slice, past) to their offsets among the parameters;
+   returns the moves to wait for. */
 static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
                                   const seqpar__owned_run *h, int64_t slice, int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
@@ -11234,8 +11233,8 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
     return moves;
 }
 
-/* Slices [slice, past) of the parameters, which begin in data with the first of them. What other
-   ranks are sent has come from the second pool before. */
+/* Begins to gather the slices [slice, past) of the parameters; `data` begins with the first of them.
+   What other ranks are sent must have been loaded from the second pool before. */
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
                                          int64_t *moves, seqpar_request *request) {
@@ -11253,7 +11252,7 @@ static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s
     return seqpar__share_begin(ctx, &s->blocks, &h, request);
 }
 
-/* Sends for a group, unless it is there or on its way; *index: where it is held. */
+/* Begins to gather a group, unless it is there or under way; *index: where it is held. */
 static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
                                           int *index) {
     const seqpar_blocks *b = &s->blocks;
@@ -11261,7 +11260,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
     for (*index = 0; *index < 2; ++*index)
         if (s->held[*index].group == group) return SEQPAR_OK;
     *index = s->held[0].group < 0 ? 0 : 1;
-    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* what a failed use has left */
+    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* left by a use that failed */
     first = b->tensors[b->group_tensor[group]].offset;
     elements = seqpar__slice_end(b, b->group_slice[group + 1] - 1) - first;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &s->held[*index].whole,
