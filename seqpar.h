@@ -2816,19 +2816,19 @@ SEQPAR_DEF double seqpar_log(double x) {
                        SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
 }
 
-/* A list of allocations that are freed together. */
+/* A list of allocations that are freed together; data lie behind their block, 8-byte aligned. */
 typedef struct seqpar__block {
     struct seqpar__block *next;
 } seqpar__block;
+enum { SEQPAR__BLOCK_BYTES = (sizeof(seqpar__block) + 7) & ~(size_t)7 };
 
 /* Not cleared, as most lists are written anyway. */
 static void *seqpar__list_malloc(void **list, int64_t bytes) {
-    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(sizeof(seqpar__block) + 8 +
-                                                          (size_t)bytes);
+    seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(SEQPAR__BLOCK_BYTES + (size_t)bytes);
     if (!block) return NULL;
     block->next = (seqpar__block *)*list;
     *list = block;
-    return (char *)block + ((sizeof(seqpar__block) + 7) & ~(size_t)7);
+    return (char *)block + SEQPAR__BLOCK_BYTES;
 }
 
 static void *seqpar__list_calloc(void **list, int64_t bytes) {
