@@ -87,7 +87,7 @@
 
 /* attention and the vocabulary, whose sums these cut */
 #define SEQPAR__QT          SEQPAR__NR /* 32 */
-#define SEQPAR__KT          SEQPAR__QT /* 128 */
+#define SEQPAR__KT          32         /* 128 */
 #define SEQPAR__VOCAB_BLOCK 64         /* 128 */
 
 /* bf16 */

@@ -229,6 +229,26 @@ static void test_long_cells(int kv_heads) {
     test_end("attn_long_cells heads=2/%d", kv_heads);
 }
 
+/* Heads of two panels of a product and a piece of a third, and ranges of more keys than one
+   of softmax's sums has. */
+static void test_wide_heads(void) {
+    static const int64_t lengths[] = {41}, cells[] = {20};
+    problem *p = problem_new(1, lengths, cells, 2, 1, 67);
+    for (int feature = 0; feature < FEATURES; feature++) {
+        setup one = {.p = p, .ranks = 1, .threads = 1, .f = features_list[feature]}, s = one;
+        s.ranks = 2 + feature % 2;
+        s.schedule = feature % SEQPAR_SCHEDULE_COUNT;
+        setup_run(&one);
+        setup_run(&s);
+        expect_same_bits(&s, &one, one.f.name);
+        if (feature % 4 == 0) expect_truth(&one, truth_limit(0, &one.f), one.f.name);
+        setup_free(&one);
+        setup_free(&s);
+    }
+    problem_free(p);
+    test_end("attn_wide_heads");
+}
+
 /* ---- packed = alone ---- */
 
 static double *slice(const double *x, int64_t begin, int64_t end, int64_t width) {
@@ -1605,6 +1625,7 @@ int main(int argc, char **argv) {
     TEST(test_vanishing(1e-44));
     TEST(test_long_cells(2));
     TEST(test_long_cells(1));
+    TEST(test_wide_heads());
     TEST(test_gaps(1));
     TEST(test_gaps(0));
     TEST(test_lengths(3));

@@ -47,7 +47,7 @@ printf 'int seqpar_verify_test(int n, char **of) { return n < 0 || !of; }\n' >$o
 build seqpar-verify -O0 $linked verify/seqpar_verify.c $out/no_test.c $out/seqpar.o $libraries
 
 run device "test"
-run attn "test_many_cells+test_probe+test_document_l+test_isol+test_own_k+test_packed(0)+test_arrival+test_long+test_gaps(0)+test_lengths+test_bits(2)+test_bits(0)+test_refused+test_relaxed_grid"
+run attn "test_many_cells+test_probe+test_document_l+test_isol+test_own_k+test_packed(0)+test_arrival+test_long+test_wide+test_gaps(0)+test_lengths+test_bits(2)+test_bits(0)+test_refused+test_relaxed_grid"
 run bits "test_ways+test_masters+test_shards+test_room_refused+test_forms(2,8" TEST_WAYS=${TEST_ALL:+11}${TEST_ALL:-2}
 run adapters "test_ways(0, OBJECTIVE_SFT, &everywhere, 1"
 for suite in ${TEST_ALL:+objective sample}; do run $suite "" TEST_WAYS=1; done
