@@ -952,7 +952,7 @@ typedef struct seqpar_mat {
     int64_t stride; /* elements from row to row */
 } seqpar_mat;
 
-typedef struct seqpar_fold_run { /* a fold program and where its values live */
+typedef struct seqpar_fold_call { /* a fold program and where its values live */
     const seqpar_fold_op *program;
     int64_t program_count;
     int64_t depth; /* stack places it needs */
@@ -960,7 +960,7 @@ typedef struct seqpar_fold_run { /* a fold program and where its values live */
     void *store;
     int64_t store_stride;
     void *finish; /* may be NULL where the program has no FINISH, as those of a step's folds */
-} seqpar_fold_run;
+} seqpar_fold_call;
 
 /* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x
    . W. accumulate: the sum over `in` starts from the old y. Each element is one fma chain,
@@ -974,7 +974,7 @@ typedef struct seqpar_matmul_args {
 /* Leaf i: dw (out, in) = sum over tokens begin[i] .. begin[i] + count[i] of dy (t, out)^T x
    (t, in), t rising. */
 typedef struct seqpar_weight_grad_args {
-    seqpar_fold_run fold;
+    seqpar_fold_call fold;
     const seqpar_piece *leaves; /* local and count are used */
     seqpar_mat dy, x;
     int64_t out, in;
@@ -990,7 +990,7 @@ typedef struct seqpar_embedding_args {
 /* Leaf i: (rows, width) sums of dx over the tokens of each id, in token order; row r is id
    first + r, other ids have none. */
 typedef struct seqpar_embedding_grad_args {
-    seqpar_fold_run fold;
+    seqpar_fold_call fold;
     const seqpar_piece *leaves;
     seqpar_mat dx;
     const int32_t *ids;
@@ -1008,7 +1008,7 @@ typedef struct seqpar_rmsnorm_args {
 
 /* dx += the gradient of rmsnorm; leaf i of the fold: dgain (width) over its tokens. */
 typedef struct seqpar_rmsnorm_grad_args {
-    seqpar_fold_run fold;
+    seqpar_fold_call fold;
     const seqpar_piece *leaves;
     seqpar_mat dx, dy, x;
     const void *rstd, *gain;
@@ -1043,7 +1043,7 @@ typedef struct seqpar_add_args {
 
 /* Leaf i is the vector at leaf_data + i * leaf_stride; count elements, accumulator type. */
 typedef struct seqpar_fold_args {
-    seqpar_fold_run fold;
+    seqpar_fold_call fold;
     const void *leaf_data;
     int64_t leaf_stride, count;
 } seqpar_fold_args;
@@ -1818,7 +1818,7 @@ typedef struct seqpar_token_fold seqpar_token_fold;
    the part of a step's fold that reads them. */
 typedef struct seqpar_token_tile {
     int64_t first, rows;           /* the tokens */
-    const seqpar_fold_op *program; /* as in seqpar_fold_run */
+    const seqpar_fold_op *program; /* as in seqpar_fold_call */
     int64_t program_count, depth;
     const seqpar_piece *leaves; /* of seqpar_weight_grad_args: row 0 is token first */
 } seqpar_token_tile;
@@ -1826,7 +1826,7 @@ typedef seqpar_status (*seqpar_token_tile_fn)(void *user, const seqpar_token_til
 
 /* Calls fn for each tile of the rank's tokens, first to last, and returns the first status that is
    not SEQPAR_OK. fold is seqpar_step_fold's, over the pieces of share. Between two tiles its values
-   stay in seqpar_fold_run.store, which has room for seqpar_token_places of them; in the end it begins
+   stay in seqpar_fold_call.store, which has room for seqpar_token_node_count of them; in the end it begins
    with the fold->node_count nodes, the same bits as without tiles. most: tokens of a tile, 1 or more.
    A longer piece is computed in multiples of step, the device's sum_step: a tile has up to
    seqpar_token_tile_rows tokens. SIZE: most. STEP: the fold is not of this share */
@@ -1836,8 +1836,8 @@ SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_sh
 SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t most,
                                           int64_t step);
 /* About node_count + log2(tokens / most). */
-SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                       int64_t most);
+SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
+                                           const seqpar_token_fold *fold, int64_t most);
 
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
@@ -1856,7 +1856,7 @@ typedef struct seqpar_vocab_io {
     seqpar_vocab_values values;
     seqpar_vocab_seeds seeds;
     void *dhidden;       /* (tokens, hidden) */
-    void *nodes;         /* of dtable: (seqpar_vocab_places) of (vocab, hidden), */
+    void *nodes;         /* of dtable: (seqpar_vocab_node_count) of (vocab, hidden), */
     int64_t node_stride; /* so many accumulators apart */
     /* NULL, or (tokens, vocab), storage type: then backward leaves dlogits here and makes no
        nodes, which seqpar_vocab_nodes does */
@@ -1875,12 +1875,13 @@ typedef struct seqpar_vocab_io {
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc);
 /* Entry B: values, dhidden, and the nodes of dtable, by the fold of seqpar_step_fold over the
-   pieces of share. Three products. io->nodes has room for seqpar_vocab_places values: the
+   pieces of share. Three products. io->nodes has room for seqpar_vocab_node_count values: the
    first fold->node_count become the nodes, the others are scratch for sums that wait while
    logits are made rows_max tokens at a time (about log2(tokens / rows_max)). With share and
    fold NULL the one node is the plain sum over the tokens (seqpar_step_begin_plain). */
-SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                       const seqpar_vocab_desc *desc);
+SEQPAR_DEF int64_t seqpar_vocab_node_count(const seqpar_share *share,
+                                           const seqpar_token_fold *fold,
+                                           const seqpar_vocab_desc *desc);
 SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                                const seqpar_share *share,
                                                const seqpar_token_fold *fold,
@@ -2192,7 +2193,7 @@ typedef struct seqpar_optim {
    stage:
      gradients   E/W, which grows group by group in backward
                  nodes of one group, node_count G, until it is done: 1 for W = 1; else
-                 about log2 of its leaves; of the vocab seqpar_vocab_places. Who
+                 about log2 of its leaves; of the vocab seqpar_vocab_node_count. Who
                  makes them slice by slice has node_count S
                  what others send of a slice: W node_count S/W, until it is folded
                  with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
@@ -8671,8 +8672,8 @@ SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t mos
 }
 
 /* Counted with steps of 1, which need most. */
-SEQPAR_DEF int64_t seqpar_token_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                       int64_t most) {
+SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
+                                           const seqpar_token_fold *fold, int64_t most) {
     SEQPAR_MUST("share, fold", share, fold);
     seqpar__tiler r;
     if (seqpar__tiler_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
@@ -8770,11 +8771,12 @@ static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                           elements * seqpar_dtype_bytes(ctx->device->accumulator), ctx->queue);
 }
 
-SEQPAR_DEF int64_t seqpar_vocab_places(const seqpar_share *share, const seqpar_token_fold *fold,
-                                       const seqpar_vocab_desc *desc) {
+SEQPAR_DEF int64_t seqpar_vocab_node_count(const seqpar_share *share,
+                                           const seqpar_token_fold *fold,
+                                           const seqpar_vocab_desc *desc) {
     SEQPAR_MUST("desc", desc);
     if (!share && !fold) return 1;
-    return seqpar_token_places(share, fold, seqpar__vocab_rows_max(desc));
+    return seqpar_token_node_count(share, fold, seqpar__vocab_rows_max(desc));
 }
 
 static seqpar_status seqpar__check_vocab_fold(seqpar_error *error, const seqpar_share *share,
@@ -11972,7 +11974,7 @@ static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *progra
 /* ---- folds of vectors that are computed column block by column block ---- */
 typedef struct seqpar__columns {
     seqpar_device *device;
-    const seqpar_fold_run *fold;
+    const seqpar_fold_call *fold;
     const void *args;
     int64_t count, block; /* columns in all, and per job */
     int64_t begin, width; /* of the current job */
@@ -12022,7 +12024,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
 }
 
-static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_run *fold,
+static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_call *fold,
                                          const void *args, int64_t count, int64_t block,
                                          seqpar__leaf_fn leaf) {
     seqpar__columns c;
@@ -16782,7 +16784,7 @@ static seqpar_status seqpar__half_matmul(seqpar_device *device, const seqpar_mat
 }
 
 /* The rows of the leaves that a fold takes, of which there are *leaf_count. */
-static void seqpar__half_leaf_rows(const seqpar_fold_run *fold, const seqpar_piece *leaves,
+static void seqpar__half_leaf_rows(const seqpar_fold_call *fold, const seqpar_piece *leaves,
                                    int64_t *first, int64_t *past, int64_t *leaf_count) {
     *first = INT64_MAX;
     *past = *leaf_count = 0;

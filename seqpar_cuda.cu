@@ -849,7 +849,7 @@ __global__ void fold_columns(columns_args a) {
 }
 
 /* The program's list begins at `program`; the stack lies in the scratch at `stack`. */
-static seqpar_status run_columns(cuda_device *self, const seqpar_fold_run *fold,
+static seqpar_status run_columns(cuda_device *self, const seqpar_fold_call *fold,
                                  const char *lists, int64_t program, const float *leaf,
                                  int64_t leaf_stride, int64_t count, float *stack) {
     columns_args a = {(const seqpar_fold_op *)(lists + program),

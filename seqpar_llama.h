@@ -4,19 +4,18 @@
 /*
    A Llama-style model (RMSNorm, rotary embedding at document positions, grouped-query
    attention, SwiGLU, tied or untied vocabulary table) whose tokens are split over the ranks of
-   a seqpar_ctx. It never looks into a device buffer: every number is made by an operation of
-   the device table, so the same lines run on the fp64 reference device, the fast CPU device and
-   a GPU.
+   a seqpar_ctx. It never reads a device buffer: operations of the device table compute every
+   number, so the same code runs on the fp64 reference device, the fast CPU device and a GPU.
 
-   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a seed; sampled text for rollouts; weights whole
-              on every rank, or at their owners alone (ZeRO 3).
+   Does:      one optimizer step over packed rows; evaluation; logits for tests; init from a
+              seed; sampled text for rollouts; weights whole on every rank, or each at its
+              owner alone (ZeRO 3).
 
-   It uses what seqpar.h declares and nothing else of it, so a model of your own can be written
-   in the same way.
+   It uses only what seqpar.h declares, so you can write a model of your own in the same way.
 
-   #define SEQPAR_LLAMA_IMPLEMENTATION in one unit; that of SEQPAR_IMPLEMENTATION or another. Options: SEQPAR_STATIC as in
-   seqpar.h (then that same unit); SEQPAR_MALLOC and SEQPAR_FREE, where this implementation is (define them in both units;
-   what one implementation allocates the other never frees).
+   #define SEQPAR_LLAMA_IMPLEMENTATION in one unit: the one with SEQPAR_IMPLEMENTATION or another. Options: SEQPAR_STATIC
+   as in seqpar.h (then in that same unit); SEQPAR_MALLOC and SEQPAR_FREE, defined in the unit of this implementation (and
+   of the other: neither implementation frees what the other allocated).
 
    One step:
        seqpar_step_begin(ctx, &optim, batch.row, batch.rows, layout, accumulation);
@@ -39,62 +38,62 @@
 extern "C" {
 #endif
 
-/* How rotary frequencies theta^(-2 i / head_dim) are stretched for texts longer than those that
-   a model has learnt first, as transformers has it in rope_parameters. */
+/* How rotary frequencies theta^(-2 i / head_dim) are scaled for texts longer than those of
+   pretraining; the types of transformers' rope_parameters. */
 enum seqpar_rope_type {
-    SEQPAR_ROPE_DEFAULT, /* not at all */
-    SEQPAR_ROPE_LINEAR,  /* all of them / factor */
-    SEQPAR_ROPE_DYNAMIC, /* not up to first_positions; longer texts are refused, since their
-                            frequencies would hang on the longest text seen before */
-    SEQPAR_ROPE_LLAMA3,  /* long waves / factor, short ones not, those between in part */
-    SEQPAR_ROPE_YARN     /* the same by the index of a pair; cosine and sine are scaled */
+    SEQPAR_ROPE_DEFAULT, /* unscaled */
+    SEQPAR_ROPE_LINEAR,  /* every frequency / factor */
+    SEQPAR_ROPE_DYNAMIC, /* unscaled up to first_positions; longer texts are refused, since
+                            their frequencies would depend on the longest text seen before */
+    SEQPAR_ROPE_LLAMA3,  /* long waves / factor, short waves unscaled, a blend between */
+    SEQPAR_ROPE_YARN     /* the same by a pair's index; cosine and sine are scaled, too */
 };
 typedef struct seqpar_llama_rope {
     int type;               /* SEQPAR_ROPE_.. */
-    double factor;          /* above 0, but for DEFAULT */
-    double first_positions; /* original_max_position_embeddings: of all but LINEAR */
-    /* waves in first_positions: below `low` they are long, above `high` short. LLAMA3:
-       low_freq_factor and high_freq_factor; YARN: beta_slow and beta_fast */
+    double factor;          /* above 0; DEFAULT does not use it */
+    double first_positions; /* original_max_position_embeddings; LINEAR does not use it */
+    /* A wave that fits fewer than `low` times into first_positions is long, more than `high`
+       times short. LLAMA3: low_freq_factor, high_freq_factor; YARN: beta_slow, beta_fast */
     double low, high;
-    double attention_factor; /* YARN: of cosine and sine; 0: 0.1 ln(factor) + 1, at least 1 */
-    int exact;               /* YARN: bounds between pairs stay there (truncate false) */
+    double attention_factor; /* YARN: scales cosine and sine; 0: max(1, 0.1 ln(factor) + 1) */
+    int exact; /* YARN: 1: bounds are not rounded to whole pairs (truncate false) */
 } seqpar_llama_rope;
 
 typedef struct seqpar_llama_config {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab;
     double rope_theta, rms_eps; /* 0: 10000, 1e-5 */
     int tied;                   /* the vocabulary projection uses the embedding table */
-    const char *score; /* NULL: a language model. "score": one number per token instead of
-                          logits, by the tensor score.weight (1, hidden), as in Hugging Face's
-                          sequence classifiers; borrowed */
+    const char *score; /* NULL: a language model. "score": the head is the tensor score.weight
+                          (1, hidden), one number per token instead of logits, as in Hugging
+                          Face's sequence classifiers; borrowed */
     seqpar_llama_rope rope;
     int64_t window; /* as in seqpar_attn_desc; 0: none */
-    /* the first layer that has it: 0 in Mistral, max_window_layers in Qwen2 */
+    /* the first layer with the window: 0 in Mistral, max_window_layers in Qwen2 */
     int64_t window_from;
-    /* a layer whose number, counted from 1, this divides does not rotate, as in SmolLM3; 0: all
-       do */
+    /* every no_rope_every-th layer (counted from 1) has no rotary embedding, as in SmolLM3; 0:
+       every layer has it */
     int64_t no_rope_every;
-    /* of the projections to q, k and v, as in Qwen2; of that from attention back (both: Llama's
-       attention_bias); of the three of the MLP */
+    /* 1: biases of the q, k and v projections (Qwen2), of the output projection (Llama's
+       attention_bias sets both), of the MLP's three projections */
     int qkv_bias, o_bias, mlp_bias;
-    int qk_norm; /* RMSNorm of every head of q and k before they rotate, as in Qwen3 */
-    /* Above 0: a layer whose number, counted from 1, sparse_every (0: 1) divides has so many MLPs
-       of width expert_intermediate, without biases, in the place of one. A token goes through the
-       experts_per_token likeliest, which its router's softmax over all says; the sum of what they
-       give, times their probabilities, is the layer's. topk_norm: times their share of the
-       probabilities chosen. As in Mixtral and Qwen3-MoE. */
+    int qk_norm; /* 1: RMSNorm of every head of q and k before the rotation, as in Qwen3 */
+    /* Above 0: in every sparse_every-th layer (counted from 1; 0: every layer) that many expert
+       MLPs of width expert_intermediate, without biases, replace the MLP. The router's softmax
+       over all experts weights them; a token goes through its experts_per_token most probable
+       experts, and the layer's output is their sum, each times its probability. topk_norm 1:
+       the chosen probabilities are divided by their sum first. As in Mixtral, Qwen3-MoE. */
     int64_t experts, experts_per_token, expert_intermediate, sparse_every;
     int topk_norm;
-    /* share of attention's probabilities that become 0 where seqpar_llama_run.dropout is set */
+    /* probability that an attention weight becomes 0; only with seqpar_llama_batch_desc.dropout */
     double attention_dropout;
-    /* 1: the layers' matrices are kept in four bits (seqpar_nf4) and never learn: for adapters. Not
-       of a model with experts, and not at their owners alone */
+    /* 1: the layers' matrices are stored in four bits (seqpar_nf4) and frozen, for adapters.
+       Not with experts, and not sharded */
     int four_bits;
 } seqpar_llama_config;
 
 /* ---- adapters (LoRA) ---- */
 
-/* Matrices of a layer that have adapters; of a model with experts those of attention alone. */
+/* Which matrices of a layer have adapters; with experts only those of attention can. */
 enum seqpar_adapter_target {
     SEQPAR_ADAPT_Q = 1,
     SEQPAR_ADAPT_K = 2,
@@ -111,64 +110,67 @@ typedef struct seqpar_adapter_desc {
     int64_t rank;
     double scale;
     int targets; /* SEQPAR_ADAPT_.., added */
-    /* share of what A is given that becomes 0 where seqpar_llama_run.dropout is set */
+    /* probability that an input of A becomes 0; only with seqpar_llama_batch_desc.dropout */
     double dropout;
 } seqpar_adapter_desc;
 
 typedef struct seqpar_llama {
     seqpar_llama_config config;
-    seqpar_tensor *tensors; /* in Hugging Face's names; offsets into params */
-    /* elements with the gaps between tensors, values without */
+    seqpar_tensor *tensors; /* by Hugging Face's names; offsets into params */
+    /* elements: with the padding between tensors; values: without */
     int64_t tensor_count, elements, values;
-    /* whole (elements); .data NULL while they are at their owners alone */
+    /* (elements), storage type; .data is NULL while every parameter is at its owner alone */
     seqpar_buffer params;
-    seqpar_shards *shards; /* NULL: they never are */
-    /* config.four_bits: where a tensor's bytes begin in codes (code_bytes), or -1: it is in params */
+    seqpar_shards *shards; /* NULL: the model is not sharded */
+    /* config.four_bits: the byte of codes (code_bytes) where a tensor begins; -1: it is in params */
     int64_t *codes_at, code_bytes;
     seqpar_buffer codes;
-    float *written; /* of the matrix that is being written: values until now */
+    float
+        *written; /* values so far of the four-bit matrix that seqpar_llama_write is filling */
     int64_t written_tensor, written_count;
     seqpar_buffer cosine, sine; /* (positions, head_dim/2) */
     int64_t positions;
-    seqpar_buffer away; /* room in the second pool that the next batch takes over */
+    seqpar_buffer offloaded; /* cached memory of the second pool, for the next batch */
     char *names;
-    int64_t *parts; /* numbers of tensors by layer and part, 0 for one that is not there */
-    seqpar_adapter_desc adapter; /* of adapters; rank 0: a model */
-    /* Borrowed: while it is set, the model computes with them, and its own parameters are frozen:
-       backward gives the adapters' gradients alone. NULL: without */
+    int64_t *parts; /* a tensor's number by (layer, part); 0: the layer has no such part */
+    seqpar_adapter_desc adapter; /* rank above 0: this object is adapters, not a model */
+    /* Borrowed. Not NULL: the model computes with these adapters and its own parameters are
+       frozen: backward yields gradients of the adapters alone */
     struct seqpar_llama *adapters;
 } seqpar_llama;
 
-/* Makes the tensor table and room for the parameters (zero). Free with seqpar_llama_close. */
+/* Makes the tensor table and allocates the parameters (zero). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
-/* The tensor table alone. The caller sets model->params.data to room for model->elements of the
-   storage type, and model->codes.data to model->code_bytes bytes if that is not 0; both stay theirs:
-   so ranks that are threads of one process can use one array (seqpar_optim_desc.params_shared).
-   Free with seqpar_llama_close. */
+/* Makes the tensor table alone. The caller sets model->params.data to an array of model->elements
+   of the storage type, and if code_bytes is not 0, model->codes.data to one of code_bytes bytes;
+   the caller owns both. Ranks that are threads of one process can so share one array
+   (seqpar_optim_desc.params_shared). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
                                                  const seqpar_llama_config *config);
-/* With the parameters (zero) at their owners, for an optimizer of zero_stage 3 and that slice
-   (seqpar_optim_desc.slice), which is given model->shards->own; with offload 1 in the device's
-   second pool (SEQPAR_OFFLOAD_PARAMS). Every function that computes with them gathers a layer at a
-   time, and so is collective over the world. Free with seqpar_llama_close. Collective over the
-   world. */
+/* A sharded model: each parameter (zero) is at its owner alone, for an optimizer of zero_stage 3
+   with the same slice (seqpar_optim_desc.slice) that updates model->shards->own. offload 1: in
+   the device's second pool (SEQPAR_OFFLOAD_PARAMS). Every function that computes gathers one
+   layer at a time, and so is collective over the world. Free with seqpar_llama_close. Collective
+   over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama *model,
                                                    const seqpar_llama_config *config,
                                                    int64_t slice, int offload);
-/* Of a sharded model: the parameters whole, until seqpar_llama_drop, for texts
-   (seqpar_llama_generate), of which every rank makes its own. An optimizer does not update them
-   there. Of others: nothing. Both of the adapters in use, too. Collective over the world. */
+/* Gathers all parameters of a sharded model, and of its adapters, on every rank until
+   seqpar_llama_drop: seqpar_llama_generate, which is not collective, needs them. The optimizer
+   does not update this copy. Does nothing to a model that is not sharded. Both are collective
+   over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_gather(seqpar_ctx *ctx, seqpar_llama *model);
 SEQPAR_DEF void seqpar_llama_drop(seqpar_ctx *ctx, seqpar_llama *model);
-/* The end of a step: seqpar_step_end with the model's parameters, or its adapters' where it has any
-   in use, whole or at their owners. */
+/* seqpar_step_end with the parameters that learn: the adapters' if the model uses adapters, else
+   the model's; whole or sharded. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_step_end(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_optim *optim, double lr);
-/* values (count) of a tensor from its element `first` on, out of the parameters and into them. Of
-   a sharded model every rank writes all, and reading is collective over the world; owns: whether
-   any of them would be kept. A matrix in four bits is written whole, in parts that rise, and read
-   as it computes. */
+/* Copies elements first .. first + count of a tensor to values (count), or from them. Sharded:
+   every rank calls write with all values and stores those it owns (seqpar_llama_owns: does it own
+   any of these?); read is collective over the world. A four-bit matrix is written from its first
+   element to its last, in any number of calls, and is quantized when it is complete; read returns
+   the values that it computes with. */
 SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *model,
                                            double *values, int64_t tensor, int64_t first,
                                            int64_t count);
@@ -178,81 +180,83 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *model
 SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *model,
                                  int64_t tensor, int64_t first, int64_t count);
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *model);
-/* Adapters of that model, as a seqpar_llama of their own that cannot compute: seqpar_llama_init,
-   _read, _write, _owns, _gather, _drop, _step_end and _close take them, the optimizer is opened
-   with their tensors, and model->adapters = adapters puts them to use. Names are those of PEFT; of a
-   score model the score is a tensor of theirs, too. sharded: as in seqpar_llama_open_sharded, with
-   that slice. OPTION: no rank, no scale, or no target. Collective over the world if sharded. */
+/* Opens adapters of `model`: a seqpar_llama that cannot compute by itself. seqpar_llama_init,
+   _read, _write, _owns, _gather, _drop, _step_end and _close take it; the optimizer is opened with
+   its tensors; model->adapters = adapters makes the model compute with it. Tensors have PEFT's
+   names; a score model's score is one of them, too. sharded, slice: as in
+   seqpar_llama_open_sharded. OPTION: no rank, no scale or no target. Collective over the world if
+   sharded. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llama *adapters,
                                                     const seqpar_llama *model,
                                                     const seqpar_adapter_desc *desc,
                                                     int sharded, int64_t slice);
-/* The model's parameters become W + scale B A, and its adapters are no longer in use. Sums in fp64,
-   rounded once. Collective over the world where either is sharded. */
+/* Adds the adapters to the model's matrices, W + scale B A in fp64, rounded once, and sets
+   model->adapters to NULL. Collective over the world if either is sharded. */
 SEQPAR_DEF seqpar_status seqpar_llama_merge(seqpar_ctx *ctx, seqpar_llama *model);
-/* Normal(0, 1/columns) with outputs into the residual stream / sqrt(2 layers), gains 1, biases
-   0. Of adapters A uniform in +-1/sqrt(columns), as in PEFT, and B 0; a score as above. A value
-   depends on (seed, tensor, index) alone. All tensors, or the one of that number. MEMORY: of a
-   model in four bits */
+/* Fills all tensors, or the one of that number. A model: weights normal(0, 1/columns), those that
+   write to the residual stream divided by sqrt(2 layers), gains 1, biases 0. Adapters: A uniform
+   in +-1/sqrt(columns), as in PEFT, B 0, a score like a weight. A value depends on (seed, tensor,
+   index) alone. MEMORY: a four-bit matrix needs a copy while it is written. */
 SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model, uint64_t seed);
 SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model,
                                                   int64_t tensor, uint64_t seed);
 
-/* how the work is done; changes no bit (stripe, zigzag-doc, relaxed: the error rule) */
-typedef struct seqpar_llama_run {
+/* How a batch is computed. Fields change no bit unless they say so (layouts stripe and
+   zigzag-doc, relaxed and kernel: results stay within the error rule). */
+typedef struct seqpar_llama_batch_desc {
     int layout, schedule;
     int64_t heads_k_stride;
-    /* 1: keep (x, out, lse) per layer, compute the rest again in backward. 2: and what is kept lies
-       in the device's second pool, but for two layers; backward fetches it a layer ahead */
+    /* 1: forward stores (x, out, lse) per layer, backward computes the rest again. 2: the same, in
+       the device's second pool but for two layers; backward fetches one layer ahead */
     int recompute;
-    /* logits rows held at a time; 0: as in seqpar_vocab_desc.rows_max */
+    /* rows of logits in memory at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t vocab_rows;
-    /* Above 0: gate and up of the MLP are there for so many tokens at a time, as in
-       seqpar_token_tiles, and backward computes them again; 0: of all, and kept where recompute is 0.
-       A layer's gradient has seqpar_token_places nodes then. Models of experts are not cut */
+    /* Above 0: the MLP's gate and up exist for that many tokens at a time (seqpar_token_tiles), and
+       backward computes them again; a layer's gradient then has seqpar_token_node_count nodes. 0: for
+       all tokens, and stored if recompute is 0. No effect on layers with experts */
     int64_t mlp_rows;
     int64_t ulysses_size; /* ranks that exchange tokens for heads; 0: 1, or by schedule */
-    int relaxed;          /* attention as in seqpar_attn_desc.relaxed */
-    /* attention of your own, as in seqpar_attn_desc.kernel (the error rule); NULL: seqpar's */
+    int relaxed;          /* as in seqpar_attn_desc.relaxed */
+    /* your own attention kernel, as in seqpar_attn_desc.kernel; NULL: seqpar's */
     const seqpar_attn_kernel *kernel;
-    /* of log-probs and entropy, that of the sampling; 0: 1. It does change the numbers */
+    /* divides logits before log-probs and entropy, as sampling does; 0: 1. Changes numbers */
     double temperature;
-    /* 1: attention drops what the config says, and adapters what theirs say, as where a model learns.
-       What is dropped hangs on seed, step, layer, matrix, head or column, document
-       (seqpar_row.doc_source) and positions in it alone. Also changes numbers */
+    /* 1: the dropout of config and adapters is on, as in training. The draws depend on seed, step,
+       layer, matrix, head or column, document (seqpar_row.doc_source) and the positions in it
+       alone. Changes numbers */
     int dropout;
     uint64_t dropout_seed;
     int64_t dropout_step;
-    /* Above 0: tokens of the id before this one teach the embedding nothing, as torch has it
-       for its padding_idx. A tied projection still learns that row. Also changes numbers */
+    /* Above 0: tokens with id untaught - 1 add nothing to the embedding's gradient, as in torch's
+       padding_idx; a tied projection still adds its part to that row. Changes numbers */
     int64_t untaught;
-} seqpar_llama_run;
+} seqpar_llama_batch_desc;
 
 typedef struct seqpar_llama_layer {
     seqpar_buffer x, q, k, v, out, lse, x2, gate, up, rstd1, rstd2;
-    seqpar_buffer raw_q, raw_k, rstd_q, rstd_k; /* qk_norm: q and k before it */
+    seqpar_buffer raw_q, raw_k, rstd_q, rstd_k; /* qk_norm: its inputs, and their 1/rms */
     seqpar_buffer probs, weights;               /* as in seqpar_route_args */
 } seqpar_llama_layer;
 
-/* What one layer keeps, in the device's memory. layer -1: none is here. moves: how many moves of the
-   device have to be done before these buffers are whole, or free again. */
-typedef struct seqpar_llama_held {
+/* recompute 2: a staging buffer for one layer's (x, out, lse) in the device's memory. layer -1:
+   empty. moves: the buffer is loaded, or free again, after that many moves of the device. */
+typedef struct seqpar_llama_staging {
     seqpar_buffer x, out, lse;
     int64_t layer, moves;
-} seqpar_llama_held;
+} seqpar_llama_staging;
 
-/* Which experts a layer's tokens go to; host memory. A pair is a token and one of its experts; a
-   slot is a pair's place where they lie by expert, then by token. */
+/* Which experts a layer's tokens go to; host memory. A pair is (token, one of its experts); a slot
+   is a pair's index after sorting by expert, then by token. */
 typedef struct seqpar_llama_routes {
     int32_t *ids;                /* (tokens, experts_per_token) the expert of a pair */
     int32_t *slot_of;            /* (pairs) */
     int32_t *pair_of, *token_of; /* (slots) */
-    int64_t *begin;              /* (experts + 1) slot from which on an expert has them */
+    int64_t *begin;              /* (experts + 1) the first slot of each expert */
 } seqpar_llama_routes;
 
 struct seqpar_llama_batch;
-/* Who a student learns from: another model of the same vocabulary, frozen, and its batch of the same
-   rows after seqpar_llama_forward. Both borrowed. */
+/* Knowledge distillation: a frozen model of the same vocabulary, and its batch of the same rows
+   after seqpar_llama_forward. Both borrowed. */
 typedef struct seqpar_llama_teacher {
     seqpar_llama *model;
     struct seqpar_llama_batch *batch;
@@ -260,7 +264,7 @@ typedef struct seqpar_llama_teacher {
     const void *dkl; /* (tokens) accumulator type, for backward: dL/dkl; NULL is zero */
 } seqpar_llama_teacher;
 
-/* What a batch's tokens choose among, as in seqpar_vocab_choices */
+/* The tokens that log-probs are normalized over, as in seqpar_vocab_choices. */
 typedef struct seqpar_llama_choices {
     int32_t ids[SEQPAR_MAX_CHOICES];
     int64_t count;
@@ -268,106 +272,107 @@ typedef struct seqpar_llama_choices {
     const void *dlogq;
 } seqpar_llama_choices;
 
-/* what a batch holds: nothing yet; hidden states; those and what a backward pass needs */
+/* what a batch holds: nothing yet; hidden states; these and the activations for backward */
 enum seqpar__llama_has {
     SEQPAR__LLAMA_HAS_NOTHING,
     SEQPAR__LLAMA_HAS_HIDDEN,
-    SEQPAR__LLAMA_HAS_KEPT
+    SEQPAR__LLAMA_HAS_ACTIVATIONS
 };
 
-/* the local part of some rows, and what forward keeps */
+/* this rank's tokens of some rows, and their activations */
 typedef struct seqpar_llama_batch {
-    seqpar_llama_run run;
+    seqpar_llama_batch_desc desc;
     seqpar_llama_config config; /* of the model it was opened for */
     int has;                    /* SEQPAR__LLAMA_HAS_.. */
-    /* of layers without the window and with it; NULL: there are none */
+    /* for layers without and with the window; NULL: no layer is of that kind */
     seqpar_attn *attn, *windowed;
     const seqpar_share *share;
-    /* the share's pieces by rows of heads and of kv heads; of a model with qk_norm */
+    /* qk_norm: the share's pieces where a row is one head, or kv head, of a token */
     seqpar_piece *head_pieces, *kv_head_pieces;
     int64_t tokens;
     int64_t longest;                    /* positions that rotary tables need */
     int32_t *ids, *targets, *positions; /* (tokens) */
-    int32_t *taught;                    /* (tokens) ids, -1 for those of run.untaught */
+    int32_t *taught;                    /* (tokens) ids, -1 instead of untaught - 1 */
     seqpar_llama_layer *layers;         /* (layers) */
     seqpar_llama_layer shared;          /* recompute: one set for all layers */
-    seqpar_llama_held held[2];          /* recompute 2: layers by turns, and */
-    seqpar_buffer away;                 /* all of them but the last two, in the second pool */
-    /* residual stream, scratch, normed output and its statistics */
+    seqpar_llama_staging staging[2];    /* recompute 2: double buffer, even and odd layers */
+    seqpar_buffer offloaded;            /* recompute 2: the second pool, all but two layers */
+    /* residual stream, scratch, final norm's output and its 1/rms */
     seqpar_buffer x, n, hidden, rstd;
     seqpar_buffer logp, entropy, lse, smooth; /* (tokens), accumulator type */
-    seqpar_buffer kl, teacher_entropy;        /* the same, where there is a teacher */
-    /* NULL, or whom the student learns from; set it before values or backward */
+    seqpar_buffer kl, teacher_entropy;        /* the same; with a teacher */
+    /* NULL, or the teacher; set it before values or backward */
     const seqpar_llama_teacher *teacher;
-    /* NULL, or what log-probs are to be among, which then are in logq (tokens, count), accumulator
-       type, in the place of logp and the others; set it before values or backward, which has no
-       seeds then */
+    /* NULL, or the tokens that log-probs are normalized over. Values and backward then write logq
+       (tokens, count), accumulator type, instead of logp and the others, and backward takes no
+       seeds. Set it before values or backward */
     const seqpar_llama_choices *choices;
     seqpar_buffer logq;
-    /* NULL, or (tokens), the caller's: values and backward write the likeliest tokens */
+    /* NULL, or (tokens), the caller's: values and backward write each token's most probable next
+       token */
     int32_t *best;
-    /* (tokens), storage type: of a score model, instead of the line above */
+    /* (tokens), storage type: a score model's output, instead of logp and the others */
     seqpar_buffer score;
     seqpar_buffer wide; /* scratch (tokens, intermediate), or (slots, expert_intermediate) */
-    seqpar_buffer tile; /* scratch: a part of a matrix in four bits */
-    seqpar_buffer ones; /* (tokens), of a model with biases */
-    /* ---- of a model with adapters: scratch (tokens, rank), (tokens) times their scale ---- */
-    seqpar_buffer adapted, adapted_scale, dropped; /* dropped: (tokens, widest input) */
-    double adapted_by;                             /* that scale; 0: not yet */
-    int32_t *tokens_of;                            /* (tokens) their own numbers */
-    int64_t *document_of; /* (tokens) with dropout: the documents' numbers, */
-    int32_t *position_of; /* and positions in them */
-    /* ---- of a model with experts ---- */
-    /* (experts) how often each was chosen in the last forward pass, by the own tokens in all
-       layers */
+    seqpar_buffer tile; /* scratch: a piece of a four-bit matrix in storage type */
+    seqpar_buffer ones; /* (tokens) ones; with biases */
+    /* ---- with adapters ---- */
+    seqpar_buffer adapted;       /* scratch (tokens, rank) */
+    seqpar_buffer adapted_scale; /* (tokens) each the adapters' scale */
+    seqpar_buffer dropped;       /* scratch (tokens, widest input) */
+    double adapted_by;           /* what adapted_scale holds; 0: nothing yet */
+    int32_t *tokens_of;          /* (tokens) 0, 1, 2, .. */
+    int64_t *document_of;        /* (tokens) dropout: the document's number */
+    int32_t *position_of;        /* (tokens) dropout: the position in it */
+    /* ---- with experts ---- */
+    /* (experts) how often this rank's tokens chose each, in all layers of the last forward pass */
     int64_t *chosen;
-    /* (experts), borrowed: dL/dprobs of all tokens and layers, from seqpar_llama_balance; set it
-       between forward and backward. NULL: no loss hangs on the probabilities */
+    /* (experts), borrowed: dL/dprobs for every token and layer, from seqpar_llama_balance; set it
+       between forward and backward. NULL: no load-balancing loss */
     const double *balance;
-    /* (tokens) accumulators, after backward with `balance`: what each token's probabilities add to
-       the loss */
+    /* (tokens) accumulators, after backward with `balance`: each token's term of that loss */
     seqpar_buffer balance_loss;
     seqpar_llama_routes *routes; /* (layers); recompute: one */
     int32_t *route_lists;
     int64_t *route_begins;
-    int32_t *self;               /* (slots) their own numbers */
-    seqpar_piece *expert_pieces; /* the share's pieces by slots of an expert */
+    int32_t *self;               /* (slots) 0, 1, 2, .. */
+    seqpar_piece *expert_pieces; /* the share's pieces, cut to slots of one expert */
     seqpar_buffer slots_in, slots_out, slots_wide, router, dweights; /* scratch */
 } seqpar_llama_batch;
 
 /* rows (borrowed) are the same on all ranks of ctx->sp; row_count may be 0. Collective over
-   ctx->sp, like seqpar_attn_open. */
+   ctx->sp, as seqpar_attn_open is. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *model,
                                                  seqpar_llama_batch *batch,
                                                  const seqpar_row *rows, int64_t row_count,
-                                                 const seqpar_llama_run *run);
+                                                 const seqpar_llama_batch_desc *desc);
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model,
                                          seqpar_llama_batch *batch);
-/* To batch->hidden. keep: for a backward pass. Collective over ctx->sp (sharded: the world, also
-   by ranks without rows). */
+/* Computes batch->hidden. keep 1: stores activations for backward. Collective over ctx->sp; of a
+   sharded model over the world, ranks without rows included. */
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model,
                                               seqpar_llama_batch *batch, int keep);
-/* batch->logp, entropy, lse, smooth (entry A), or batch->logq, or batch->score, from
-   batch->hidden. Sharded: collective over the world. */
+/* From batch->hidden: logp, entropy, lse and smooth (entry A), or logq, or score. Sharded:
+   collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch);
-/* Values (entry B) and, through seqpar_step_gradient, the gradient of every group. Seeds are
-   per local token; of a score model dlogp alone counts, and is dL/dscore in storage type.
-   Spends what forward kept. STEP: the batch's rows and layout are not those the step was
-   begun with. Collective over the world; ranks without rows call it with an empty batch. */
+/* Values (entry B), and the gradient of every group, handed to seqpar_step_gradient. Seeds are
+   per local token; a score model reads dlogp alone, which is dL/dscore in storage type. The
+   stored activations are used up. STEP: the batch's rows or layout differ from those given to
+   seqpar_step_begin. Collective over the world; ranks without rows call it with an empty batch. */
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_llama_batch *batch, seqpar_optim *optim,
                                                int64_t micro_batch,
                                                const seqpar_vocab_seeds *seeds);
-/* The load-balancing loss of Switch Transformers as transformers has it, experts x sum over e of f
-   P: f is how often a token chose e on average over all tokens and layers with experts, P the mean
-   of its probability. It is one of the whole step: chosen (experts) are batch->chosen summed over
-   its micro-batches and all ranks. slopes (experts) becomes coefficient times its derivative by a
-   token's probability in a layer, for batch->balance. */
+/* The load-balancing loss of Switch Transformers (Fedus et al. 2021), as transformers computes
+   it: experts x sum over e of f[e] P[e], f[e] = how often e is chosen per token and layer, P[e] =
+   its mean probability, both over the whole step. chosen (experts): batch->chosen summed over the
+   step's micro-batches and all ranks. Writes slopes (experts) = coefficient x dloss/dprob of one
+   token in one layer, for batch->balance. */
 SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *config, double *slopes,
                                      const int64_t *chosen, double coefficient);
-/* logits (batch->tokens, vocab; of a score model 1), device memory of the caller, from
-   batch->hidden. For tests: seqpar_vocab_* never do this. */
+/* From batch->hidden: logits (batch->tokens, vocab), or scores (batch->tokens, 1), to device
+   memory of the caller. For tests: seqpar_vocab_* never hold all logits. */
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch, void *logits);
 
@@ -375,46 +380,44 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *mode
 typedef struct seqpar_llama_prompt {
     const int32_t *ids; /* (tokens), borrowed */
     int64_t tokens;     /* at least 1 */
-    /* of this text in the whole rollout, over all ranks: its random numbers hang on it */
+    /* this text's index in the whole rollout, over all ranks; it selects the random numbers */
     int64_t number;
 } seqpar_llama_prompt;
 
 typedef struct seqpar_llama_sample_desc {
     int64_t max_new_tokens; /* at least 1 */
     int64_t max_tokens;     /* of a prompt and its text together; 0: no limit */
-    /* texts that grow at a time; 0: 16. Costs memory for the keys and values of each */
+    /* texts generated at a time, each with a cache of keys and values; 0: 16 */
     int64_t batch;
     /* 0: always the most probable token, of equals the one with the lowest id */
     double temperature;
-    /* in (0, 1]; the smallest set of most probable tokens whose sum reaches it; 1: all */
+    /* in (0, 1]: the fewest most probable tokens whose probabilities add up to it; 1: all */
     double top_p;
-    int64_t top_k;        /* that many most probable tokens, before top_p; 0: all */
+    int64_t top_k;        /* only the top_k most probable tokens, before top_p; 0: all */
     const int32_t *stops; /* (stop_count) ids that end a text, borrowed */
     int64_t stop_count;
     uint64_t seed;
-    int64_t cell; /* of the rows that train on it: seqpar_cell_begin */
+    int64_t cell; /* as in the rows that train on the text: seqpar_cell_begin */
 } seqpar_llama_sample_desc;
 
 typedef struct seqpar_llama_text {
     int32_t *ids; /* (count) without the prompt; a stop id is the last of them */
-    /* (count) of each id its log-prob among all tokens, whatever top_k and top_p leave, at the
-       desc's temperature (0: at 1); NaN does not come. The bits of batch->logp when text and
-       prompt are trained on as one document at that temperature, on any ranks, in any row */
+    /* (count) each id's log-prob over the whole vocabulary (top_k, top_p do not count) at the
+       desc's temperature (0: at 1); never NaN. Equal bit for bit to batch->logp when prompt and
+       text are one document of a row, at that temperature, on any number of ranks */
     double *logp;
     int64_t count; /* at least 1 */
     int stopped;   /* 1: by a stop id, 0: by length */
 } seqpar_llama_text;
 
-/* texts (count) of the prompts (count), in their order. No communication: every rank passes
-   its own prompts, or none. A text depends on the parameters, its prompt, the desc and its
-   number alone: whatever else is generated, on however many ranks and threads and in
-   whatever batch, it is the same. The token at position t (prompt included) is chosen by
-   seqpar_random_uniform(seed, number, t). Free texts with seqpar_llama_texts_free; after an
-   error there are none. OPTION: a desc outside its range, a score model, a prompt that
-   leaves no room within max_tokens; STEP: parameters are at their owners alone; SIZE: a negative
-   count or no new tokens;
-   DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary; NOT_FINITE: a
-   logit is. */
+/* Writes texts (count), texts[i] for prompts[i]. No communication: every rank passes its own
+   prompts, or none. A text depends on the parameters, its prompt, the desc and its number alone,
+   not on the other texts, ranks, threads or batch. seqpar_random_uniform(seed, number, t) chooses
+   the token at position t (prompt included). Free with seqpar_llama_texts_free; after an error
+   there is nothing to free. OPTION: a desc outside its range, a score model, or a prompt of
+   max_tokens and more; STEP: a sharded model that is not gathered; SIZE: a negative count or no
+   new tokens; DOCUMENT_TOKENS: an empty prompt; TOKEN_ID: an id outside the vocabulary;
+   NOT_FINITE: a logit is not finite. */
 SEQPAR_DEF seqpar_status seqpar_llama_generate(seqpar_ctx *ctx, seqpar_llama *model,
                                                seqpar_llama_text *texts,
                                                const seqpar_llama_prompt *prompts,
@@ -466,7 +469,7 @@ SEQPAR_DEF void seqpar_llama_texts_free(seqpar_llama_text *texts, int64_t count)
 #define SEQPAR__LLAMA_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define SEQPAR__LLAMA_MAX(a, b) ((a) > (b) ? (a) : (b))
 
-/* Zeroed; NULL always means that there is no memory */
+/* Zeroed memory. NULL always means out of memory: a count of 0 still gets an address. */
 static void *seqpar__llama_calloc(int64_t count, int64_t size) {
     int64_t many = count > 0 ? count : 1;
     void *data = many <= PTRDIFF_MAX / size ? SEQPAR_MALLOC((size_t)(many * size)) : NULL;
@@ -478,14 +481,14 @@ static seqpar_status seqpar__llama_no_memory(seqpar_error *error, const char *wh
     return seqpar_fail(error, SEQPAR_ERR_MEMORY, "out of memory for %s", what);
 }
 
-/* where an element of a device buffer lies */
+/* The address of an element of a device buffer. */
 static void *seqpar__llama_at(const void *base, int64_t element, int dtype) {
     return (char *)base + element * seqpar_dtype_bytes(dtype);
 }
 
 /* ---- >>tensors  the parameter table ---- */
 
-/* parts of a layer; the bias of a matrix follows it */
+/* A layer's tensors. A matrix's bias comes right after it (seqpar__llama_bias_of). */
 enum {
     SEQPAR__LLAMA_NORM1,
     SEQPAR__LLAMA_Q,
@@ -509,9 +512,9 @@ enum {
     SEQPAR__LLAMA_PARTS,
     /* gate, up and down of expert 0, then those of the next, ... */
     SEQPAR__LLAMA_EXPERTS = SEQPAR__LLAMA_PARTS,
-    SEQPAR__LLAMA_PLACES
+    SEQPAR__LLAMA_LAYER_PARTS
 };
-/* how many rows or columns they have */
+/* symbolic numbers of rows and columns */
 enum {
     SEQPAR__LLAMA_ONE,
     SEQPAR__LLAMA_HIDDEN,
@@ -587,12 +590,12 @@ static int64_t seqpar__llama_size(const seqpar_llama_config *c, int size) {
 }
 
 /* Whether tensor number `tensor` is in four bits. */
-static int seqpar__llama_coded(const seqpar_llama *m, int64_t tensor) {
+static int seqpar__llama_is_coded(const seqpar_llama *m, int64_t tensor) {
     return m->codes_at && m->codes_at[tensor] >= 0;
 }
 
-/* The last tensor gets its place: matrices of layers among the codes, others among the parameters. */
-static void seqpar__llama_place(seqpar_llama *m) {
+/* Gives the last tensor its offset: in the codes if it is a four-bit matrix, else in params. */
+static void seqpar__llama_set_offset(seqpar_llama *m) {
     const seqpar_tensor *t = &m->tensors[m->tensor_count - 1];
     int64_t n = t->rows * t->cols;
     int coded = t->rows > 1 && t->group > 0 && t->group <= m->config.layers;
@@ -614,14 +617,14 @@ static void seqpar__llama_tensor(seqpar_llama *m, int64_t rows, int64_t cols, in
     t->offset = m->elements;
     t->decay = rows > 1;
     t->group = group;
-    seqpar__llama_place(m);
+    seqpar__llama_set_offset(m);
     m->values += rows * cols;
 }
 
 static void seqpar__llama_expert_tensors(seqpar_llama *m, int64_t layer) {
     const seqpar_llama_config *c = &m->config;
     char prefix[80];
-    m->parts[layer * SEQPAR__LLAMA_PLACES + SEQPAR__LLAMA_EXPERTS] = m->tensor_count;
+    m->parts[layer * SEQPAR__LLAMA_LAYER_PARTS + SEQPAR__LLAMA_EXPERTS] = m->tensor_count;
     for (int64_t e = 0; e < c->experts; e++) {
         snprintf(prefix, sizeof prefix, "model.layers.%lld.mlp.experts.%lld.", (long long)layer,
                  (long long)e);
@@ -639,7 +642,7 @@ static void seqpar__llama_layer_tensors(seqpar_llama *m, int64_t layer) {
     snprintf(prefix, sizeof prefix, "model.layers.%lld.", (long long)layer);
     for (int part = 0; part < SEQPAR__LLAMA_PARTS; part++) {
         if (!seqpar__llama_has(&m->config, layer, part)) continue;
-        m->parts[layer * SEQPAR__LLAMA_PLACES + part] = m->tensor_count;
+        m->parts[layer * SEQPAR__LLAMA_LAYER_PARTS + part] = m->tensor_count;
         seqpar__llama_tensor(m, seqpar__llama_size(&m->config, seqpar__llama_parts[part].rows),
                              seqpar__llama_size(&m->config, seqpar__llama_parts[part].cols),
                              layer + 1, prefix, seqpar__llama_parts[part].name);
@@ -659,28 +662,28 @@ static void seqpar__llama_tensors(seqpar_llama *m) {
         seqpar__llama_tensor(m, c->vocab, c->hidden, c->layers + 2, "lm_head.", "weight");
 }
 
-/* Whether the last tensor is the one that gives logits or scores. */
-static int seqpar__llama_own_head(const seqpar_llama *m) {
+/* Is the last tensor the head? A tied language model uses the embedding table instead. */
+static int seqpar__llama_has_head_tensor(const seqpar_llama *m) {
     return !m->config.tied || m->config.score;
 }
 
 static int64_t seqpar__llama_final_norm(const seqpar_llama *m) {
-    return m->tensor_count - 1 - seqpar__llama_own_head(m);
+    return m->tensor_count - 1 - seqpar__llama_has_head_tensor(m);
 }
 
 /* The tensor that projects to the vocabulary (tied: the embedding table), or to a score. */
 static int64_t seqpar__llama_head(const seqpar_llama *m) {
-    return seqpar__llama_own_head(m) ? m->tensor_count - 1 : 0;
+    return seqpar__llama_has_head_tensor(m) ? m->tensor_count - 1 : 0;
 }
 
-/* Whose tensor that is: a score learns with the adapters. */
-static const seqpar_llama *seqpar__llama_head_of(const seqpar_llama *m) {
+/* The object that holds the head: a score is trained with the adapters, as one of them. */
+static const seqpar_llama *seqpar__llama_head_model(const seqpar_llama *m) {
     return m->adapters && m->config.score ? m->adapters : m;
 }
 
 /* A tensor's number; 0: the model has no such part. */
 static int64_t seqpar__llama_part(const seqpar_llama *m, int64_t layer, int part) {
-    return m->parts[layer * SEQPAR__LLAMA_PLACES + part];
+    return m->parts[layer * SEQPAR__LLAMA_LAYER_PARTS + part];
 }
 
 enum { SEQPAR__LLAMA_EXPERT_GATE, SEQPAR__LLAMA_EXPERT_UP, SEQPAR__LLAMA_EXPERT_DOWN };
@@ -690,7 +693,7 @@ static int64_t seqpar__llama_expert(const seqpar_llama *m, int64_t layer, int64_
     return seqpar__llama_part(m, layer, SEQPAR__LLAMA_EXPERTS) + 3 * expert + matrix;
 }
 
-/* Elements of a token between gate and down, in whichever layer has the most. */
+/* The widest MLP of any layer: elements of a token between gate and down. */
 static int64_t seqpar__llama_widest(const seqpar_llama_config *c) {
     return SEQPAR__LLAMA_MAX(c->intermediate, c->experts_per_token * c->expert_intermediate);
 }
@@ -703,46 +706,48 @@ static int seqpar__llama_rotates(const seqpar_llama_config *c, int64_t layer) {
     return !c->no_rope_every || (layer + 1) % c->no_rope_every;
 }
 
-/* Of a sharded model the tensor's group is in use (seqpar__llama_use). */
+/* A tensor in device memory. Sharded: seqpar__llama_use must have gathered its group. */
 static void *seqpar__llama_param(seqpar_ctx *ctx, const seqpar_llama *m, int64_t tensor) {
     const seqpar_tensor *t = &m->tensors[tensor];
     const seqpar_shards *s = m->params.data ? NULL : m->shards;
-    int held = s && s->held[0].group != t->group;
+    int second = s && s->held[0].group != t->group;
     if (!s) return seqpar__llama_at(m->params.data, t->offset, ctx->device->storage);
-    return seqpar__llama_at(s->held[held].whole.data,
+    return seqpar__llama_at(s->held[second].whole.data,
                             t->offset - m->tensors[s->blocks.group_tensor[t->group]].offset,
                             ctx->device->storage);
 }
 
-static seqpar_status seqpar__llama_use_of(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
-                                          int64_t next) {
+static seqpar_status seqpar__llama_use_group(seqpar_ctx *ctx, const seqpar_llama *m,
+                                             int64_t group, int64_t next) {
     void *params;
     if (m->params.data || !m->shards) return SEQPAR_OK;
     return seqpar_shards_use(ctx, m->shards, group, next, &params);
 }
 
-/* The adapters' group for a group of the model: layers alone have any, and a score. -1: none */
+/* The group of the adapters that belongs to a group of the model. Only layers and a score have
+   adapters; -1: none. */
 static int64_t seqpar__llama_adapter_group(const seqpar_llama *m, int64_t group) {
     return group > 0 && group <= m->config.layers + !!m->config.score ? group - 1 : -1;
 }
 
-/* The parameters of a group are wanted, and then those of another (-1: none). */
+/* Gathers a group's parameters, and its adapters', and starts gathering those of `next`. -1, -1:
+   releases all. */
 static seqpar_status seqpar__llama_use(seqpar_ctx *ctx, const seqpar_llama *m, int64_t group,
                                        int64_t next) {
     int64_t adapted = seqpar__llama_adapter_group(m, group);
-    SEQPAR__LLAMA_TRY(seqpar__llama_use_of(ctx, m, group, next));
+    SEQPAR__LLAMA_TRY(seqpar__llama_use_group(ctx, m, group, next));
     if (!m->adapters || (adapted < 0 && group >= 0)) return SEQPAR_OK;
-    return seqpar__llama_use_of(ctx, m->adapters, adapted,
-                                seqpar__llama_adapter_group(m, next));
+    return seqpar__llama_use_group(ctx, m->adapters, adapted,
+                                   seqpar__llama_adapter_group(m, next));
 }
 
-/* Nothing is held between two calls: an optimizer's step may lie there. After an error nobody
-   waits for what is on its way. */
-static seqpar_status seqpar__llama_used(seqpar_ctx *ctx, const seqpar_llama *m,
-                                        seqpar_status status) {
+/* Releases gathered parameters at the end of a call, since an optimizer step may change them
+   before the next. After an error it does not wait for transfers under way. */
+static seqpar_status seqpar__llama_release(seqpar_ctx *ctx, const seqpar_llama *m,
+                                           seqpar_status status) {
     if (!status) return seqpar__llama_use(ctx, m, -1, -1);
     if (m->shards) m->shards->held[0].group = m->shards->held[1].group = -1;
-    if (m->adapters) return seqpar__llama_used(ctx, m->adapters, status);
+    if (m->adapters) return seqpar__llama_release(ctx, m->adapters, status);
     return status;
 }
 
@@ -877,7 +882,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *
     int64_t count;
     memset(m, 0, sizeof *m);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_config(ctx->error, config));
-    count = 3 + config->layers * (SEQPAR__LLAMA_PLACES + 3 * config->experts);
+    count = 3 + config->layers * (SEQPAR__LLAMA_LAYER_PARTS + 3 * config->experts);
     m->config = *config;
     if (m->config.rope_theta == 0) m->config.rope_theta = 10000.0;
     if (m->config.rms_eps == 0) m->config.rms_eps = 1e-5;
@@ -925,7 +930,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_sharded(seqpar_ctx *ctx, seqpar_llama
 
 /* ---- adapters ---- */
 
-/* The part of a layer that a bit of seqpar_adapter_desc.targets is for. */
+/* The matrix of each bit of seqpar_adapter_desc.targets. */
 static const int seqpar__llama_adapted_parts[] = {
     SEQPAR__LLAMA_Q,    SEQPAR__LLAMA_K,  SEQPAR__LLAMA_V,   SEQPAR__LLAMA_O,
     SEQPAR__LLAMA_GATE, SEQPAR__LLAMA_UP, SEQPAR__LLAMA_DOWN};
@@ -970,7 +975,7 @@ static void seqpar__llama_adapter_tensors(seqpar_llama *a, int64_t layer, int pa
                          "lora_A.weight");
     seqpar__llama_tensor(a, seqpar__llama_size(c, seqpar__llama_parts[part].rows),
                          a->adapter.rank, layer, prefix, "lora_B.weight");
-    a->parts[layer * SEQPAR__LLAMA_PLACES + part] = a->tensor_count - 1;
+    a->parts[layer * SEQPAR__LLAMA_LAYER_PARTS + part] = a->tensor_count - 1;
 }
 
 static void seqpar__llama_adapter_table(seqpar_llama *a) {
@@ -983,7 +988,8 @@ static void seqpar__llama_adapter_table(seqpar_llama *a) {
         snprintf(score, sizeof score, "base_model.model.%.64s", a->config.score);
         seqpar__llama_tensor(a, 1, a->config.hidden, a->config.layers, score, ".weight");
     }
-    for (int64_t i = 0; i < a->tensor_count; i++) a->tensors[i].decay = 1; /* no gains */
+    for (int64_t i = 0; i < a->tensor_count; i++)
+        a->tensors[i].decay = 1; /* all are matrices */
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llama *a,
@@ -998,7 +1004,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open_adapters(seqpar_ctx *ctx, seqpar_llam
     a->adapter = *desc;
     a->tensors = SEQPAR__LLAMA_NEW(seqpar_tensor, count);
     a->names = SEQPAR__LLAMA_NEW(char, count *SEQPAR__LLAMA_NAME_BYTES);
-    a->parts = SEQPAR__LLAMA_NEW(int64_t, m->config.layers * SEQPAR__LLAMA_PLACES);
+    a->parts = SEQPAR__LLAMA_NEW(int64_t, m->config.layers * SEQPAR__LLAMA_LAYER_PARTS);
     if (sharded) a->shards = SEQPAR__LLAMA_NEW(seqpar_shards, 1);
     if (!a->tensors || !a->names || !a->parts || (sharded && !a->shards))
         return seqpar__llama_no_memory(ctx->error, "the adapters");
@@ -1018,7 +1024,8 @@ static int seqpar__llama_same_parts(const seqpar_llama_config *x,
            x->sparse_every == y->sparse_every;
 }
 
-/* what: "batch was" or "adapters were", opened with config y, is used with a model of config x. */
+/* Refuses what was opened with config y and is used with a model of config x. what: "batch was" or
+   "adapters were". */
 static seqpar_status seqpar__llama_check_same(seqpar_error *error, const char *what,
                                               const seqpar_llama_config *y,
                                               const seqpar_llama_config *x) {
@@ -1035,7 +1042,7 @@ static seqpar_status seqpar__llama_check_same(seqpar_error *error, const char *w
                        (long long)x->vocab, x->score ? ", scores" : "");
 }
 
-/* Of a model that is to compute. */
+/* Refuses adapters in the place of a model, and adapters of another model. */
 static seqpar_status seqpar__llama_check_adapters(seqpar_error *error, const seqpar_llama *m) {
     if (m->adapter.rank)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
@@ -1049,7 +1056,8 @@ static seqpar_status seqpar__llama_check_adapters(seqpar_error *error, const seq
     return seqpar__llama_check_same(error, "adapters were", &m->adapters->config, &m->config);
 }
 
-/* Rows [first, end) of the matrix `tensor` become W + scale B A; a (rank, columns) of A. */
+/* Rows first to end - 1 of a matrix become W + scale B A. a: all of A (rank, columns); w: scratch
+   for the rows of W and B. */
 static seqpar_status seqpar__llama_merge_rows(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor,
                                               int64_t b_tensor, const double *a, int64_t first,
                                               int64_t end, double *w) {
@@ -1066,7 +1074,7 @@ static seqpar_status seqpar__llama_merge_rows(seqpar_ctx *ctx, seqpar_llama *m, 
 }
 
 #ifndef SEQPAR__LLAMA_MERGE_ROWS
-#define SEQPAR__LLAMA_MERGE_ROWS 64 /* of a matrix, that are merged at a time */
+#define SEQPAR__LLAMA_MERGE_ROWS 64 /* rows of a matrix merged at a time */
 #endif
 static seqpar_status seqpar__llama_merge_part(seqpar_ctx *ctx, seqpar_llama *m, int64_t layer,
                                               int part) {
@@ -1148,7 +1156,7 @@ static seqpar_mat seqpar__llama_mat(void *data, int64_t stride) {
     return m;
 }
 
-/* out = rows and columns of a matrix in four bits, which is taken as one of `width` columns. */
+/* Dequantizes part->rows x part->cols of a four-bit matrix, seen as one of `width` columns. */
 static seqpar_status seqpar__llama_nf4_rows(seqpar_ctx *ctx, const seqpar_llama *m,
                                             int64_t tensor, int64_t width,
                                             seqpar_nf4_rows_args *part) {
@@ -1180,8 +1188,8 @@ static seqpar_status seqpar__llama_codes_read(seqpar_ctx *ctx, const seqpar_llam
     return status;
 }
 
-/* x as it is in the storage type. */
-static float seqpar__llama_stored(int storage, double x) {
+/* x rounded to the storage type (bf16: to nearest, ties to even). */
+static float seqpar__llama_round_to_storage(int storage, double x) {
     float value = (float)x;
     uint32_t bits;
     if (storage != SEQPAR_DTYPE_BF16) return value;
@@ -1191,7 +1199,7 @@ static float seqpar__llama_stored(int storage, double x) {
     return value;
 }
 
-/* The matrix is whole: its bytes go to the device. */
+/* Quantizes the complete matrix and copies its bytes to the device. */
 static seqpar_status seqpar__llama_codes_end(seqpar_ctx *ctx, seqpar_llama *m, int64_t tensor) {
     int64_t n = m->tensors[tensor].rows * m->tensors[tensor].cols, size = seqpar_nf4_bytes(n);
     char *bytes = SEQPAR__LLAMA_NEW(char, size);
@@ -1226,7 +1234,7 @@ static seqpar_status seqpar__llama_codes_write(seqpar_ctx *ctx, seqpar_llama *m,
                            "follow those before; write it whole, from 0 on",
                            t->name, (long long)first, (long long)count);
     for (int64_t i = 0; i < count; i++)
-        m->written[first + i] = seqpar__llama_stored(ctx->device->storage, values[i]);
+        m->written[first + i] = seqpar__llama_round_to_storage(ctx->device->storage, values[i]);
     m->written_count += count;
     if (m->written_count < t->rows * t->cols) return SEQPAR_OK;
     return seqpar__llama_codes_end(ctx, m, tensor);
@@ -1237,12 +1245,12 @@ SEQPAR_DEF seqpar_status seqpar_llama_read(seqpar_ctx *ctx, const seqpar_llama *
                                            int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
                 SEQPAR_IF(count > 0, values));
-    if (seqpar__llama_coded(m, tensor))
+    if (seqpar__llama_is_coded(m, tensor))
         return seqpar__llama_codes_read(ctx, m, values, tensor, first, count);
     if (m->shards) return seqpar_shards_read(ctx, m->shards, values, tensor, first, count);
     seqpar_device_read(ctx->device, values, m->params.data, m->tensors[tensor].offset + first,
                        count, ctx->device->storage);
-    return seqpar_device_settle(ctx->device, ctx->queue); /* were they copied? */
+    return seqpar_device_settle(ctx->device, ctx->queue); /* an error of the copy shows here */
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
@@ -1250,7 +1258,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_write(seqpar_ctx *ctx, seqpar_llama *m,
                                             int64_t count) {
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, values", ctx, m,
                 SEQPAR_IF(count > 0, values));
-    if (seqpar__llama_coded(m, tensor))
+    if (seqpar__llama_is_coded(m, tensor))
         return seqpar__llama_codes_write(ctx, m, values, tensor, first, count);
     if (m->shards) return seqpar_shards_write(ctx, m->shards, values, tensor, first, count);
     seqpar_device_write(ctx->device, m->params.data, m->tensors[tensor].offset + first, values,
@@ -1266,7 +1274,7 @@ SEQPAR_DEF int seqpar_llama_owns(const seqpar_ctx *ctx, const seqpar_llama *m, i
 
 SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_MUST("ctx, model", ctx, m);
-    if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* else it is the caller's */
+    if (m->params.bytes) seqpar_buffer_free(ctx, &m->params); /* bytes 0: the caller's */
     if (m->codes.bytes) seqpar_buffer_free(ctx, &m->codes);
     SEQPAR_FREE(m->codes_at);
     SEQPAR_FREE(m->written);
@@ -1274,16 +1282,16 @@ SEQPAR_DEF void seqpar_llama_close(seqpar_ctx *ctx, seqpar_llama *m) {
     SEQPAR_FREE(m->shards);
     seqpar_buffer_free(ctx, &m->cosine);
     seqpar_buffer_free(ctx, &m->sine);
-    seqpar_buffer_free(ctx, &m->away);
+    seqpar_buffer_free(ctx, &m->offloaded);
     SEQPAR_FREE(m->tensors);
     SEQPAR_FREE(m->names);
     SEQPAR_FREE(m->parts);
     memset(m, 0, sizeof *m);
 }
 
-/* Standard deviation that keeps the scale of what a matrix is applied to. The usual constant
-   0.02 suits widths of thousands; a hidden size of 128 learns markedly slower with it. */
-static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
+/* Standard deviation of a matrix at the start: its outputs have the scale of its inputs. The usual
+   constant 0.02 suits widths of thousands; with a hidden size of 128 training is much slower. */
+static double seqpar__llama_init_std(const seqpar_llama *m, int64_t tensor) {
     int64_t layer = m->tensors[tensor].group - 1;
     int inside = layer >= 0 && layer < m->config.layers;
     int64_t experts = inside ? seqpar__llama_part(m, layer, SEQPAR__LLAMA_EXPERTS) : 0;
@@ -1295,9 +1303,9 @@ static double seqpar__llama_spread(const seqpar_llama *m, int64_t tensor) {
                       (residual ? 2.0 * (double)m->config.layers : 1.0));
 }
 
-/* B is 0: a model with new adapters is the model. */
-static double seqpar__llama_first_adapter(const seqpar_tensor *t, int64_t tensor, uint64_t seed,
-                                          int64_t index) {
+/* B is 0, so new adapters do not change the model's output. */
+static double seqpar__llama_init_adapter(const seqpar_tensor *t, int64_t tensor, uint64_t seed,
+                                         int64_t index) {
     double bound = 1.0 / sqrt((double)t->cols);
     if (strstr(t->name, ".lora_B.")) return 0.0;
     if (strstr(t->name, ".lora_A."))
@@ -1305,17 +1313,17 @@ static double seqpar__llama_first_adapter(const seqpar_tensor *t, int64_t tensor
     return bound * seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
 }
 
-static double seqpar__llama_first_value(const seqpar_llama *m, int64_t tensor, uint64_t seed,
-                                        int64_t index) {
+static double seqpar__llama_init_value(const seqpar_llama *m, int64_t tensor, uint64_t seed,
+                                       int64_t index) {
     const seqpar_tensor *t = &m->tensors[tensor];
-    if (m->adapter.rank) return seqpar__llama_first_adapter(t, tensor, seed, index);
+    if (m->adapter.rank) return seqpar__llama_init_adapter(t, tensor, seed, index);
     if (!t->decay) return strstr(t->name, ".bias") ? 0.0 : 1.0;
-    return seqpar__llama_spread(m, tensor) *
+    return seqpar__llama_init_std(m, tensor) *
            seqpar_random_normal(seed, (uint64_t)tensor, (uint64_t)index);
 }
 
 #ifndef SEQPAR__LLAMA_PART
-#define SEQPAR__LLAMA_PART 256 /* numbers that are written at a time */
+#define SEQPAR__LLAMA_PART 256 /* values written at a time */
 #endif
 SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *m,
                                                   int64_t tensor, uint64_t seed) {
@@ -1327,7 +1335,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama 
         n = SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PART, t->rows * t->cols - j);
         if (!seqpar_llama_owns(ctx, m, tensor, j, n)) continue;
         for (int64_t k = 0; k < n; k++)
-            part[k] = seqpar__llama_first_value(m, tensor, seed, j + k);
+            part[k] = seqpar__llama_init_value(m, tensor, seed, j + k);
         SEQPAR__LLAMA_TRY(seqpar_llama_write(ctx, m, part, tensor, j, n));
     }
     return SEQPAR_OK;
@@ -1342,22 +1350,22 @@ SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *m, uin
 
 /* ---- >>batch  what one micro-batch needs ---- */
 
-#define SEQPAR__LLAMA_TURN 6.28318530717958647692 /* 2 pi */
+#define SEQPAR__LLAMA_TWO_PI 6.28318530717958647692 /* 2 pi */
 
-/* How much of a frequency is stretched, of a wave that fits `waves` times into the first
-   positions: 0 none, 1 all. */
+/* LLAMA3: the weight of the scaled frequency, 0 to 1, for a wave that fits `waves` times into
+   first_positions. */
 static double seqpar__llama_long_wave(const seqpar_llama_rope *r, double waves) {
     double part = (r->high - waves) / (r->high - r->low);
     return SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_MAX(part, 0), 1);
 }
 
-/* The pair whose wave fits `waves` times into the first positions; fractions are pairs, too. */
+/* The index, not rounded, of the pair whose wave fits `waves` times into first_positions. */
 static double seqpar__llama_pair_of(const seqpar_llama_config *c, double waves) {
-    double length = c->rope.first_positions / (waves * SEQPAR__LLAMA_TURN);
+    double length = c->rope.first_positions / (waves * SEQPAR__LLAMA_TWO_PI);
     return (double)c->head_dim * log(length) / (2 * log(c->rope_theta));
 }
 
-/* The same by the index of a pair, which YaRN has lie evenly between two bounds. */
+/* YARN: the weight of the scaled frequency, rising evenly from pair `first` to pair `last`. */
 static double seqpar__llama_late_pair(const seqpar_llama_config *c, int64_t pair) {
     double first = seqpar__llama_pair_of(c, c->rope.high), part;
     double last = seqpar__llama_pair_of(c, c->rope.low);
@@ -1365,31 +1373,31 @@ static double seqpar__llama_late_pair(const seqpar_llama_config *c, int64_t pair
     if (!c->rope.exact) last = ceil(last);
     first = SEQPAR__LLAMA_MAX(first, 0);
     last = SEQPAR__LLAMA_MIN(last, (double)c->head_dim - 1);
-    if (first == last) last += 0.001; /* as there */
+    if (first == last) last += 0.001; /* as in transformers */
     part = ((double)pair - first) / (last - first);
     return SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_MAX(part, 0), 1);
 }
 
-/* Radians by which a pair of a head turns from one position to the next. */
+/* The angle, in radians, between the rotations of a pair at two adjacent positions. */
 static double seqpar__llama_frequency(const seqpar_llama_config *c, int64_t pair) {
     const seqpar_llama_rope *r = &c->rope;
     double plain = pow(c->rope_theta, -2.0 * (double)pair / (double)c->head_dim), part = 0;
     if (r->type == SEQPAR_ROPE_LINEAR) part = 1;
     if (r->type == SEQPAR_ROPE_LLAMA3)
-        part = seqpar__llama_long_wave(r, r->first_positions * plain / SEQPAR__LLAMA_TURN);
+        part = seqpar__llama_long_wave(r, r->first_positions * plain / SEQPAR__LLAMA_TWO_PI);
     if (r->type == SEQPAR_ROPE_YARN) part = seqpar__llama_late_pair(c, pair);
     return part == 0 ? plain : part * plain / r->factor + (1 - part) * plain;
 }
 
-/* Of cosine and sine, so that scores keep their size over longer texts. */
+/* YARN: the factor of cosine and sine, so that scores keep their size over longer texts. */
 static double seqpar__llama_rope_size(const seqpar_llama_rope *r) {
     if (r->type != SEQPAR_ROPE_YARN) return 1;
     if (r->attention_factor > 0) return r->attention_factor;
     return r->factor > 1 ? 0.1 * log(r->factor) + 1 : 1;
 }
 
-/* Tables of cosine and sine for at least `positions`; from fp64 on the host, so that every
-   device has the same. */
+/* Makes the tables of cosine and sine for at least `positions`, in fp64 on the host, so that
+   every device gets equal values. */
 static seqpar_status seqpar__llama_rope_tables(seqpar_ctx *ctx, seqpar_llama *m,
                                                int64_t positions) {
     int64_t half = m->config.head_dim / 2;
@@ -1457,12 +1465,12 @@ static seqpar_status seqpar__llama_tokens(seqpar_ctx *ctx, const seqpar_llama *m
         }
     }
     for (int64_t t = 0; t < b->tokens; t++)
-        b->taught[t] = b->ids[t] == b->run.untaught - 1 ? -1 : b->ids[t];
+        b->taught[t] = b->ids[t] == b->desc.untaught - 1 ? -1 : b->ids[t];
     return SEQPAR_OK;
 }
 
-/* A plan for the layers with the window, one for those without; what there are none of has
-   none. */
+/* Opens one attention for the layers with the window and one for those without, if there are
+   any. */
 static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_batch *b,
                                                   const seqpar_row *rows, int64_t row_count) {
     const seqpar_llama_config *c = &b->config;
@@ -1471,24 +1479,25 @@ static seqpar_status seqpar__llama_open_attention(seqpar_ctx *ctx, seqpar_llama_
     desc.heads = c->heads;
     desc.kv_heads = c->kv_heads;
     desc.head_dim = c->head_dim;
-    desc.layout = b->run.layout;
-    desc.schedule = b->run.schedule;
-    desc.heads_k_stride = b->run.heads_k_stride;
-    desc.ulysses_size = b->run.ulysses_size;
-    desc.relaxed = b->run.relaxed;
-    desc.kernel = b->run.kernel;
-    desc.dropout = b->run.dropout ? c->attention_dropout : 0.0;
+    desc.layout = b->desc.layout;
+    desc.schedule = b->desc.schedule;
+    desc.heads_k_stride = b->desc.heads_k_stride;
+    desc.ulysses_size = b->desc.ulysses_size;
+    desc.relaxed = b->desc.relaxed;
+    desc.kernel = b->desc.kernel;
+    desc.dropout = b->desc.dropout ? c->attention_dropout : 0.0;
     if (!seqpar__llama_is_windowed(c, 0))
         SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->attn, rows, row_count, &desc));
     desc.window = c->window;
     if (seqpar__llama_is_windowed(c, c->layers - 1))
         SEQPAR__LLAMA_TRY(seqpar_attn_open(ctx, &b->windowed, rows, row_count, &desc));
-    b->share = seqpar_attn_share(b->attn ? b->attn : b->windowed); /* both have the same */
+    b->share = seqpar_attn_share(
+        b->attn ? b->attn : b->windowed); /* the share does not depend on the window */
     b->tokens = b->share->tokens;
     return SEQPAR_OK;
 }
 
-/* Where the heads' norms sum over tokens, a row is a head of a token. */
+/* qk_norm's gradient sums over (token, head), so its rows are heads of tokens. */
 static void seqpar__llama_head_rows(const seqpar_share *share, int64_t heads,
                                     seqpar_piece *pieces) {
     for (int64_t i = 0; i < share->count; i++) {
@@ -1508,7 +1517,7 @@ static seqpar_status seqpar__llama_norm_pieces(seqpar_ctx *ctx, seqpar_llama_bat
     return SEQPAR_OK;
 }
 
-/* A bias is what a column of ones is multiplied by. */
+/* A bias is added as a product: ones (rows, 1) times bias (1, columns). */
 static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, int64_t rows) {
     double ones[SEQPAR__LLAMA_PART];
     if (!seqpar__llama_has_biases(&b->config)) return SEQPAR_OK;
@@ -1522,7 +1531,7 @@ static seqpar_status seqpar__llama_ones(seqpar_ctx *ctx, seqpar_llama_batch *b, 
     return SEQPAR_OK;
 }
 
-/* Lists of which experts so many rows go to, for `count` layers at a time. */
+/* Allocates the routes of `rows` tokens for `count` layers. */
 static seqpar_status seqpar__llama_routes_new(seqpar_ctx *ctx, seqpar_llama_batch *b,
                                               int64_t rows, int64_t count) {
     int64_t slots = rows * b->config.experts_per_token, experts = b->config.experts;
@@ -1545,7 +1554,7 @@ static seqpar_status seqpar__llama_routes_new(seqpar_ctx *ctx, seqpar_llama_batc
     return SEQPAR_OK;
 }
 
-/* What the experts of so many rows need beside a layer's buffers. */
+/* Allocates what experts need for `rows` tokens beside the layers' buffers. */
 static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_batch *b,
                                                int64_t rows, int64_t layers) {
     const seqpar_llama_config *c = &b->config;
@@ -1573,11 +1582,12 @@ static seqpar_status seqpar__llama_experts_new(seqpar_ctx *ctx, seqpar_llama_bat
     return seqpar_buffer_new(ctx, &b->dweights, slots * acc, SEQPAR_MEM_SCRATCH);
 }
 
-/* Tokens whose gate and up are there at a time. */
+/* Tokens whose gate and up are in memory at a time. */
 static int64_t seqpar__llama_mlp_rows(const seqpar_device *device,
                                       const seqpar_llama_batch *b) {
-    return b->run.mlp_rows ? seqpar_token_tile_rows(b->share, b->run.mlp_rows, device->sum_step)
-                           : b->tokens;
+    return b->desc.mlp_rows
+               ? seqpar_token_tile_rows(b->share, b->desc.mlp_rows, device->sum_step)
+               : b->tokens;
 }
 
 static int64_t seqpar__llama_mlp_bytes(const seqpar_device *device,
@@ -1586,43 +1596,44 @@ static int64_t seqpar__llama_mlp_bytes(const seqpar_device *device,
            seqpar_dtype_bytes(device->storage);
 }
 
-static seqpar_status seqpar__llama_check_run(seqpar_error *error, const seqpar_llama_run *run) {
-    if (run->recompute < 0 || run->recompute > 2)
+static seqpar_status seqpar__llama_check_batch_desc(seqpar_error *error,
+                                                    const seqpar_llama_batch_desc *desc) {
+    if (desc->recompute < 0 || desc->recompute > 2)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "recompute is %d; use 0, 1, or 2 for activations in the device's "
                            "second pool",
-                           run->recompute);
-    if (run->mlp_rows < 0)
+                           desc->recompute);
+    if (desc->mlp_rows < 0)
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "mlp_rows is %lld; give the tokens of a tile of the MLP, or 0 for all",
-            (long long)run->mlp_rows);
+            (long long)desc->mlp_rows);
     return SEQPAR_OK;
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_open_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                                  seqpar_llama_batch *b, const seqpar_row *rows,
                                                  int64_t row_count,
-                                                 const seqpar_llama_run *run) {
-    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch, rows, run", ctx, m, b,
-                SEQPAR_IF(row_count > 0, rows), run);
+                                                 const seqpar_llama_batch_desc *desc) {
+    SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch, rows, desc", ctx, m, b,
+                SEQPAR_IF(row_count > 0, rows), desc);
     const seqpar_llama_config *c = &m->config;
     int64_t size = seqpar_dtype_bytes(ctx->device->storage);
     int64_t acc = seqpar_dtype_bytes(ctx->device->accumulator);
     memset(b, 0, sizeof *b);
     b->longest = 1;
-    b->run = *run;
+    b->desc = *desc;
     b->config = *c;
-    b->held[0].layer = b->held[1].layer = -1;
-    if (c->experts) b->run.mlp_rows = 0;
-    SEQPAR__LLAMA_TRY(seqpar__llama_check_run(ctx->error, run));
+    b->staging[0].layer = b->staging[1].layer = -1;
+    if (c->experts) b->desc.mlp_rows = 0;
+    SEQPAR__LLAMA_TRY(seqpar__llama_check_batch_desc(ctx->error, desc));
     SEQPAR__LLAMA_TRY(seqpar__llama_open_attention(ctx, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_tokens(ctx, m, b, rows, row_count));
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_norm_pieces(ctx, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_ones(ctx, b, b->tokens));
     SEQPAR__LLAMA_TRY(
-        seqpar__llama_experts_new(ctx, b, b->tokens, run->recompute ? 1 : c->layers));
+        seqpar__llama_experts_new(ctx, b, b->tokens, desc->recompute ? 1 : c->layers));
     b->layers = SEQPAR__LLAMA_NEW(seqpar_llama_layer, c->layers);
     if (!b->layers) return seqpar__llama_no_memory(ctx->error, "layers");
     SEQPAR__LLAMA_TRY(
@@ -1650,39 +1661,40 @@ static void seqpar__llama_free_layer(seqpar_ctx *ctx, seqpar_llama_layer *l) {
     for (size_t i = 0; i < sizeof *l / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
 }
 
-/* ---- recompute 2: what is kept goes to the second pool and comes back ---- */
+/* ---- recompute 2: stored activations go to the second pool and come back ---- */
 
-/* What is given to the device next comes behind what moves to or from there, and says it where that
-   failed. */
-static void seqpar__llama_moved(const seqpar_ctx *ctx, const seqpar_llama_held *held) {
-    if (held->moves > 0) (void)ctx->device->moved(ctx->device, held->moves, ctx->queue);
+/* Later work on the queue waits for this buffer's moves; a failed move is reported by that work. */
+static void seqpar__llama_staging_wait(const seqpar_ctx *ctx,
+                                       const seqpar_llama_staging *staging) {
+    if (staging->moves > 0) (void)ctx->device->moved(ctx->device, staging->moves, ctx->queue);
 }
 
-static void seqpar__llama_held_free(seqpar_ctx *ctx, seqpar_llama_batch *b) {
+static void seqpar__llama_staging_free(seqpar_ctx *ctx, seqpar_llama_batch *b) {
     for (int i = 0; i < 2; i++) {
-        seqpar_llama_held *held = &b->held[i];
-        seqpar__llama_moved(ctx, held);
-        seqpar_buffer_free(ctx, &held->x);
-        seqpar_buffer_free(ctx, &held->out);
-        seqpar_buffer_free(ctx, &held->lse);
-        held->layer = -1;
-        held->moves = 0;
+        seqpar_llama_staging *staging = &b->staging[i];
+        seqpar__llama_staging_wait(ctx, staging);
+        seqpar_buffer_free(ctx, &staging->x);
+        seqpar_buffer_free(ctx, &staging->out);
+        seqpar_buffer_free(ctx, &staging->lse);
+        staging->layer = -1;
+        staging->moves = 0;
     }
 }
 
-/* Room in the pool is had again by the next batch: pinned memory is slow to come. */
-static void seqpar__llama_away_close(seqpar_ctx *ctx, seqpar_llama *m, seqpar_llama_batch *b) {
-    seqpar__llama_held_free(ctx, b);
-    if (m->away.data)
-        seqpar_buffer_free(ctx, &b->away);
+/* Caches the pool's memory for the next batch, since allocating pinned memory is slow. */
+static void seqpar__llama_offloaded_close(seqpar_ctx *ctx, seqpar_llama *m,
+                                          seqpar_llama_batch *b) {
+    seqpar__llama_staging_free(ctx, b);
+    if (m->offloaded.data)
+        seqpar_buffer_free(ctx, &b->offloaded);
     else
-        m->away = b->away;
+        m->offloaded = b->offloaded;
 }
 
 SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
                                          seqpar_llama_batch *b) {
     SEQPAR_MUST("ctx, model, batch", ctx, m, b);
-    seqpar__llama_away_close(ctx, m, b);
+    seqpar__llama_offloaded_close(ctx, m, b);
     for (int64_t i = 0; b->layers && i < m->config.layers; i++)
         seqpar__llama_free_layer(ctx, &b->layers[i]);
     seqpar__llama_free_layer(ctx, &b->shared);
@@ -1727,10 +1739,10 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *m,
 }
 
 static int seqpar__llama_drops(const seqpar_llama *m, const seqpar_llama_batch *b) {
-    return m->adapters && m->adapters->adapter.dropout > 0 && b->run.dropout;
+    return m->adapters && m->adapters->adapter.dropout > 0 && b->desc.dropout;
 }
 
-/* What dropout's draws hang on, for each of the rank's tokens. */
+/* Each local token's document and position, which key dropout's draws, and the scratch. */
 static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
                                                    seqpar_llama_batch *b) {
     const seqpar_llama_config *c = &m->config;
@@ -1753,7 +1765,7 @@ static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar
     return seqpar_buffer_new(ctx, &b->dropped, bytes, SEQPAR_MEM_SCRATCH);
 }
 
-/* Scratch of the adapters in use, which may be others than those of the call before. */
+/* Scratch for the adapters; the caller may have exchanged them since the last call. */
 static seqpar_status seqpar__llama_adapted_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
                                                    seqpar_llama_batch *b) {
     int64_t n = SEQPAR__LLAMA_MAX(b->tokens, (int64_t)1), bytes;
@@ -1782,7 +1794,7 @@ static seqpar_status seqpar__llama_adapted_scratch(seqpar_ctx *ctx, const seqpar
 
 /* ---- >>layer  one layer forward and backward ---- */
 
-typedef struct seqpar__llama_layer_call { /* everything the functions of a layer need */
+typedef struct seqpar__llama_layer_call { /* what the functions of a layer need */
     seqpar_ctx *ctx;
     seqpar_device *dev;
     const seqpar_llama *m;
@@ -1791,20 +1803,20 @@ typedef struct seqpar__llama_layer_call { /* everything the functions of a layer
     void *x, *q, *k, *v, *out, *lse, *x2, *gate, *up, *rstd1, *rstd2;
     void *raw_q, *raw_k, *rstd_q, *rstd_k, *probs, *weights;
     seqpar_llama_routes *routes;
-    seqpar_token_tile tile;        /* the tokens in question: all, or some of mlp_rows */
+    seqpar_token_tile tile;        /* all tokens, or mlp_rows of them */
     const seqpar_token_fold *fold; /* backward */
     void *nodes;
     int64_t node_stride;                         /* elements of the group */
     int64_t group, group_begin;                  /* its number and first parameter */
-    int64_t first;                               /* nodes are of its elements from here on */
-    const struct seqpar__llama_sampler *sampler; /* attention goes over its cache */
+    int64_t first;                               /* the group's first element that nodes hold */
+    const struct seqpar__llama_sampler *sampler; /* not NULL: attention reads its cache */
 } seqpar__llama_layer_call;
 
-/* outputs of a matrix in four bits whose values are there at a time */
+/* outputs of a four-bit matrix that are dequantized at a time */
 #ifndef SEQPAR__LLAMA_TILE
 #define SEQPAR__LLAMA_TILE 256
 #endif
-/* A tile of such a matrix: of rows, or with transposed of columns, so that no sum is cut. */
+/* Dequantizes rows of a four-bit matrix, or columns if transposed: tiles never cut a sum. */
 static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64_t tensor,
                                         int64_t first, int64_t count, int transposed) {
     const seqpar_tensor *t = &c->m->tensors[tensor];
@@ -1823,7 +1835,7 @@ static seqpar_status seqpar__llama_tile(const seqpar__llama_layer_call *c, int64
     return seqpar__llama_nf4_rows(c->ctx, c->m, tensor, t->cols, &a);
 }
 
-/* The product a with a matrix in four bits, a tile of outputs after the other. */
+/* The product `a` with a four-bit matrix, one tile of outputs after the other. */
 static seqpar_status seqpar__llama_linear_coded(const seqpar__llama_layer_call *c,
                                                 const seqpar_matmul_args *a, int64_t tensor) {
     for (int64_t first = 0, n; first < a->out; first += n) {
@@ -1838,8 +1850,8 @@ static seqpar_status seqpar__llama_linear_coded(const seqpar__llama_layer_call *
     return SEQPAR_OK;
 }
 
-/* y (tokens, rows of w) = x . w^T, or with transposed: y (tokens, columns of w) = x . w; w
-   is tensor number `tensor` of m, the model or its adapters */
+/* y (tokens, rows of w) = x . w^T, or transposed: y (tokens, columns of w) = x . w. w: tensor
+   number `tensor` of m, which is the model or its adapters. */
 static seqpar_status seqpar__llama_linear_of(const seqpar__llama_layer_call *c,
                                              const seqpar_llama *m, void *y, void *x,
                                              int64_t tensor, int transposed, int accumulate) {
@@ -1852,7 +1864,7 @@ static seqpar_status seqpar__llama_linear_of(const seqpar__llama_layer_call *c,
     a.rows = c->tile.rows;
     a.transposed = transposed;
     a.accumulate = accumulate;
-    if (seqpar__llama_coded(m, tensor)) return seqpar__llama_linear_coded(c, &a, tensor);
+    if (seqpar__llama_is_coded(m, tensor)) return seqpar__llama_linear_coded(c, &a, tensor);
     a.w = seqpar__llama_mat(seqpar__llama_param(c->ctx, m, tensor), t->cols);
     return c->dev->matmul(c->dev, &a, c->ctx->queue);
 }
@@ -1862,14 +1874,14 @@ static seqpar_status seqpar__llama_linear(const seqpar__llama_layer_call *c, voi
     return seqpar__llama_linear_of(c, c->m, y, x, tensor, transposed, accumulate);
 }
 
-/* What learns: the model, or its adapters. */
+/* The object whose parameters are trained: the adapters, if any, else the model. */
 static const seqpar_llama *seqpar__llama_learner(const seqpar_llama *m) {
     return m->adapters ? m->adapters : m;
 }
 
-static seqpar_fold_run seqpar__llama_tokens_call(const seqpar__llama_layer_call *c,
-                                                 int64_t tensor) {
-    seqpar_fold_run r;
+static seqpar_fold_call seqpar__llama_fold_call(const seqpar__llama_layer_call *c,
+                                                int64_t tensor) {
+    seqpar_fold_call r;
     r.program = c->tile.program;
     r.program_count = c->tile.program_count;
     r.depth = c->tile.depth;
@@ -1881,12 +1893,12 @@ static seqpar_fold_run seqpar__llama_tokens_call(const seqpar__llama_layer_call 
     return r;
 }
 
-/* Of tensor number `tensor` of what learns. */
+/* The nodes of dW = dy^T x for a tensor of the learner. */
 static seqpar_status seqpar__llama_linear_grad(const seqpar__llama_layer_call *c, void *dy,
                                                void *x, int64_t tensor) {
     const seqpar_tensor *t = &seqpar__llama_learner(c->m)->tensors[tensor];
     seqpar_weight_grad_args a;
-    a.fold = seqpar__llama_tokens_call(c, tensor);
+    a.fold = seqpar__llama_fold_call(c, tensor);
     a.leaves = c->tile.leaves;
     a.dy = seqpar__llama_mat(dy, t->rows);
     a.x = seqpar__llama_mat(x, t->cols);
@@ -1899,17 +1911,17 @@ static int64_t seqpar__llama_part_of(const seqpar__llama_layer_call *c, int part
     return seqpar__llama_part(c->m, c->layer, part);
 }
 
-/* The bias of a matrix: the part after it, but a router has none. */
+/* The bias of a matrix is the part after it; a router has none. */
 static int64_t seqpar__llama_bias_of(const seqpar__llama_layer_call *c, int part) {
     return part == SEQPAR__LLAMA_ROUTER ? 0 : seqpar__llama_part_of(c, part + 1);
 }
 
-/* The number of B among the adapters, A is the one before; 0: the matrix has none in use. */
+/* The number of B among the adapters' tensors; A is the one before. 0: no adapter. */
 static int64_t seqpar__llama_adapter_of(const seqpar__llama_layer_call *c, int part) {
     return c->m->adapters ? seqpar__llama_part(c->m->adapters, c->layer, part) : 0;
 }
 
-/* b->adapted (tokens, rank) = scale x A^T, or with transposed scale x B */
+/* b->adapted (tokens, rank) = scale x A^T (tensor is A), or transposed scale x B (tensor is B). */
 static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, void *x,
                                            int64_t tensor, int transposed) {
     const seqpar_adapter_desc *d = &c->m->adapters->adapter;
@@ -1928,13 +1940,12 @@ static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, vo
     return c->dev->mix(c->dev, &a, c->ctx->queue);
 }
 
-/* y (tokens, inputs of the matrix) = x, of which some become 0, another choice for each matrix,
-   layer and step. Attention's draws have streams from 0 on, these from the other end. accumulate:
-   is added to y */
+/* y (tokens, inputs of the matrix) = dropout of x, or added to y. Each (matrix, layer, step) has a
+   stream of its own; attention's count up from 0, these down from the largest. */
 static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void *y, void *x,
                                         int part, int accumulate) {
-    const seqpar_llama_run *run = &c->b->run;
-    int64_t layer = run->dropout_step * c->m->config.layers + c->layer;
+    const seqpar_llama_batch_desc *desc = &c->b->desc;
+    int64_t layer = desc->dropout_step * c->m->config.layers + c->layer;
     seqpar_drop_args a;
     a.width = c->m->tensors[seqpar__llama_part_of(c, part)].cols;
     a.y = seqpar__llama_mat(y, a.width);
@@ -1943,23 +1954,22 @@ static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void 
     a.document = c->b->document_of + c->tile.first;
     a.position = c->b->position_of + c->tile.first;
     a.dropout = c->m->adapters->adapter.dropout;
-    a.seed = run->dropout_seed;
-    a.stream = ~(uint64_t)(layer * SEQPAR__LLAMA_PLACES + part);
+    a.seed = desc->dropout_seed;
+    a.stream = ~(uint64_t)(layer * SEQPAR__LLAMA_LAYER_PARTS + part);
     a.accumulate = accumulate;
     return c->dev->drop(c->dev, &a, c->ctx->queue);
 }
 
-/* *x: what A is given in its place, in scratch where something is dropped. */
-static seqpar_status seqpar__llama_to_adapter(const seqpar__llama_layer_call *c, void **x,
-                                              int part) {
+/* *x becomes the input of A: with dropout a copy in scratch, else unchanged. */
+static seqpar_status seqpar__llama_adapter_input(const seqpar__llama_layer_call *c, void **x,
+                                                 int part) {
     void *from = *x;
     if (!seqpar__llama_drops(c->m, c->b)) return SEQPAR_OK;
     *x = c->b->dropped.data;
     return seqpar__llama_drop(c, *x, from, part, 0);
 }
 
-/* y (tokens, outputs of the matrix) = x . W^T + b, and what its adapter adds; accumulate: is added
-   to y */
+/* y (tokens, outputs) = x W^T + bias + scale dropout(x) A^T B^T; accumulate: added to y. */
 static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, void *y, void *x,
                                            int part, int accumulate) {
     int64_t bias = seqpar__llama_bias_of(c, part);
@@ -1967,13 +1977,13 @@ static seqpar_status seqpar__llama_project(const seqpar__llama_layer_call *c, vo
         seqpar__llama_linear(c, y, x, seqpar__llama_part_of(c, part), 0, accumulate));
     if (bias) SEQPAR__LLAMA_TRY(seqpar__llama_linear(c, y, c->b->ones.data, bias, 1, 1));
     if (!seqpar__llama_adapter_of(c, part)) return SEQPAR_OK;
-    SEQPAR__LLAMA_TRY(seqpar__llama_to_adapter(c, &x, part));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapter_input(c, &x, part));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, seqpar__llama_adapter_of(c, part) - 1, 0));
     return seqpar__llama_linear_of(c, c->m->adapters, y, c->b->adapted.data,
                                    seqpar__llama_adapter_of(c, part), 0, 1);
 }
 
-/* dx (tokens, inputs of the matrix) = the gradient of what it was given, from dy */
+/* dx (tokens, inputs) = dy W + dropout(scale dy B A); accumulate: added to dx. */
 static seqpar_status seqpar__llama_project_back(const seqpar__llama_layer_call *c, void *dx,
                                                 void *dy, int part, int accumulate) {
     int64_t b = seqpar__llama_adapter_of(c, part);
@@ -1993,7 +2003,7 @@ static seqpar_status seqpar__llama_adapter_grad(const seqpar__llama_layer_call *
                                                 void *x, int part) {
     int64_t b = seqpar__llama_adapter_of(c, part);
     if (!b) return SEQPAR_OK;
-    SEQPAR__LLAMA_TRY(seqpar__llama_to_adapter(c, &x, part));
+    SEQPAR__LLAMA_TRY(seqpar__llama_adapter_input(c, &x, part));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, x, b - 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_linear_grad(c, dy, c->b->adapted.data, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted(c, dy, b, 1));
@@ -2009,7 +2019,7 @@ static seqpar_status seqpar__llama_project_grad(const seqpar__llama_layer_call *
     return seqpar__llama_linear_grad(c, c->b->ones.data, dy, bias);
 }
 
-/* Rows of a tensor's width: `heads` of them to a token. */
+/* RMSNorm of rows of the tensor's width, `heads` of them per token. */
 static seqpar_status seqpar__llama_norm_rows(const seqpar__llama_layer_call *c, void *y,
                                              void *x, void *rstd, int64_t tensor,
                                              int64_t heads) {
@@ -2029,15 +2039,15 @@ static seqpar_status seqpar__llama_norm(const seqpar__llama_layer_call *c, void 
     return seqpar__llama_norm_rows(c, y, x, rstd, tensor, 1);
 }
 
-/* pieces: the share's, in such rows */
+/* pieces: the share's, counted in these rows */
 static seqpar_status seqpar__llama_norm_rows_grad(const seqpar__llama_layer_call *c, void *dx,
                                                   void *dy, void *x, void *rstd, int64_t tensor,
                                                   int64_t heads, const seqpar_piece *pieces) {
     seqpar_rmsnorm_grad_args a;
     memset(&a, 0, sizeof a);
     a.width = c->m->tensors[tensor].cols;
-    if (!c->m->adapters) { /* else the gain is frozen, and has no leaves */
-        a.fold = seqpar__llama_tokens_call(c, tensor);
+    if (!c->m->adapters) { /* with adapters the gain is frozen */
+        a.fold = seqpar__llama_fold_call(c, tensor);
         a.leaves = pieces;
     }
     a.dx = seqpar__llama_mat(dx, a.width);
@@ -2096,7 +2106,7 @@ static seqpar_status seqpar__llama_layer_buffer(const seqpar__llama_layer_call *
     return SEQPAR_OK;
 }
 
-/* Those of qk_norm; without it q and k are what their projections give. */
+/* The inputs of qk_norm; without it they are q and k. */
 static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
@@ -2114,7 +2124,7 @@ static seqpar_status seqpar__llama_raw_buffers(seqpar__llama_layer_call *c, int 
                                       &c->rstd_k);
 }
 
-/* A tile's gate and up, which no layer keeps. */
+/* gate and up of one tile, scratch of all layers. */
 static seqpar_status seqpar__llama_tile_buffers(seqpar__llama_layer_call *c) {
     seqpar_llama_layer *shared = &c->b->shared;
     int64_t bytes = seqpar__llama_mlp_bytes(c->ctx->device, c->b);
@@ -2130,9 +2140,9 @@ static seqpar_status seqpar__llama_tile_buffers(seqpar__llama_layer_call *c) {
 static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
-    if (c->b->run.mlp_rows) return seqpar__llama_tile_buffers(c);
+    if (c->b->desc.mlp_rows) return seqpar__llama_tile_buffers(c);
     int sparse = seqpar__llama_is_sparse(f, c->layer);
-    /* what is not kept serves layers of both kinds */
+    /* scratch is shared by layers with and without experts */
     int64_t wide = !keep    ? seqpar__llama_widest(f)
                    : sparse ? f->experts_per_token * f->expert_intermediate
                             : f->intermediate;
@@ -2148,25 +2158,27 @@ static seqpar_status seqpar__llama_mlp_buffers(seqpar__llama_layer_call *c, int 
                                       1, keep, &c->weights);
 }
 
-/* x, out and lse: the layer's own, those of a layer that is held, or scratch. */
+/* x, out and lse: buffers of the layer, a staging buffer (recompute 2), or scratch. */
 static seqpar_status seqpar__llama_saved_buffers(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
-    seqpar_llama_held *held = c->b->run.recompute == 2 ? &c->b->held[c->layer % 2] : NULL;
-    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, held ? &held->x : &own->x, &shared->x,
+    seqpar_llama_staging *staging = c->b->desc.recompute == 2 ? &c->b->staging[c->layer % 2]
+                                                              : NULL;
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, staging ? &staging->x : &own->x, &shared->x,
                                                  f->hidden, 0, keep, &c->x));
-    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, held ? &held->out : &own->out, &shared->out,
-                                                 f->heads * f->head_dim, 0, keep, &c->out));
-    return seqpar__llama_layer_buffer(c, held ? &held->lse : &own->lse, &shared->lse, f->heads,
-                                      1, keep, &c->lse);
+    SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, staging ? &staging->out : &own->out,
+                                                 &shared->out, f->heads * f->head_dim, 0, keep,
+                                                 &c->out));
+    return seqpar__llama_layer_buffer(c, staging ? &staging->lse : &own->lse, &shared->lse,
+                                      f->heads, 1, keep, &c->lse);
 }
 
-/* Which buffers a layer owns: with recompute only (x, out, lse); without a backward pass
-   none. */
+/* Selects the layer's buffers. Of its own are all that backward reads; with recompute only (x,
+   out, lse); without a backward pass none. Scratch serves the rest. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
-    int all = keep && !c->b->run.recompute;
+    int all = keep && !c->b->desc.recompute;
     int64_t wide = f->heads * f->head_dim, narrow = f->kv_heads * f->head_dim;
     SEQPAR__LLAMA_TRY(seqpar__llama_saved_buffers(c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_buffer(c, &own->q, &shared->q, wide, 0, all, &c->q));
@@ -2195,8 +2207,8 @@ static seqpar_attn_io seqpar__llama_attention_io(const seqpar__llama_layer_call 
     io.v = c->v;
     io.out = c->out;
     io.lse = c->lse;
-    io.dropout_seed = c->b->run.dropout_seed;
-    io.dropout_stream = (uint64_t)(c->b->run.dropout_step * c->m->config.layers + c->layer);
+    io.dropout_seed = c->b->desc.dropout_seed;
+    io.dropout_stream = (uint64_t)(c->b->desc.dropout_step * c->m->config.layers + c->layer);
     return io;
 }
 
@@ -2212,7 +2224,7 @@ static seqpar_status seqpar__llama_qk_norm(const seqpar__llama_layer_call *c) {
                                    seqpar__llama_part_of(c, SEQPAR__LLAMA_K_NORM), f->kv_heads);
 }
 
-/* From x to q, k and v */
+/* x to q, k and v */
 static seqpar_status seqpar__llama_qkv(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     void *n = c->b->n.data;
@@ -2232,8 +2244,8 @@ static seqpar_attn *seqpar__llama_attention(const seqpar__llama_layer_call *c) {
 
 /* ---- experts ---- */
 
-/* Slots by expert, then by token: a token has an expert at most once. */
-static void seqpar__llama_take_slots(const seqpar__llama_layer_call *c) {
+/* Sorts pairs by expert, then by token; a token has an expert at most once. */
+static void seqpar__llama_sort_slots(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_routes *r = c->routes;
     int64_t pairs = c->b->tokens * f->experts_per_token;
@@ -2250,13 +2262,13 @@ static void seqpar__llama_take_slots(const seqpar__llama_layer_call *c) {
     r->begin[0] = 0;
 }
 
-/* By layers and tokens of one pass. */
+/* Adds up over the layers of one pass. */
 static void seqpar__llama_count_chosen(const seqpar__llama_layer_call *c) {
     for (int64_t e = 0; e < c->m->config.experts; e++)
         c->b->chosen[e] += c->routes->begin[e + 1] - c->routes->begin[e];
 }
 
-/* y (slots, ..) = x . W^T of each slot's expert, as in seqpar__llama_linear */
+/* seqpar__llama_linear for slots: each row by the matrix of its slot's expert. */
 static seqpar_status seqpar__llama_experts_linear(const seqpar__llama_layer_call *c, void *y,
                                                   void *x, int matrix, int transposed,
                                                   int accumulate) {
@@ -2280,7 +2292,7 @@ static seqpar_status seqpar__llama_experts_linear(const seqpar__llama_layer_call
     return SEQPAR_OK;
 }
 
-/* The first slot of an expert whose token is not below `token`. */
+/* The expert's first slot whose token is `token` or later. */
 static int64_t seqpar__llama_slot_from(const seqpar_llama_routes *r, int64_t expert,
                                        int64_t token) {
     int64_t low = r->begin[expert], high = r->begin[expert + 1];
@@ -2294,7 +2306,7 @@ static int64_t seqpar__llama_slot_from(const seqpar_llama_routes *r, int64_t exp
     return low;
 }
 
-/* Leaves over tokens, of which an expert has some: perhaps none. */
+/* The share's pieces, cut to the expert's slots; a piece may be empty. */
 static void seqpar__llama_expert_leaves(const seqpar__llama_layer_call *c, int64_t expert) {
     const seqpar_share *share = c->b->share;
     for (int64_t i = 0; i < share->count; i++) {
@@ -2309,14 +2321,14 @@ static void seqpar__llama_expert_leaves(const seqpar__llama_layer_call *c, int64
 
 static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *c, void *dy,
                                                 void *x, int matrix) {
-    int64_t learning = c->m->adapters ? 0
-                                      : c->m->config.experts; /* adapters have none of them */
+    /* with adapters the experts are frozen */
+    int64_t learning = c->m->adapters ? 0 : c->m->config.experts;
     for (int64_t e = 0; e < learning; e++) {
         int64_t number = seqpar__llama_expert(c->m, c->layer, e, matrix);
         const seqpar_tensor *t = &c->m->tensors[number];
         seqpar_weight_grad_args a;
         seqpar__llama_expert_leaves(c, e);
-        a.fold = seqpar__llama_tokens_call(c, number);
+        a.fold = seqpar__llama_fold_call(c, number);
         a.leaves = c->b->expert_pieces;
         a.dy = seqpar__llama_mat(dy, t->rows);
         a.x = seqpar__llama_mat(x, t->cols);
@@ -2327,7 +2339,7 @@ static seqpar_status seqpar__llama_experts_grad(const seqpar__llama_layer_call *
     return SEQPAR_OK;
 }
 
-/* y (rows, width) from x, `terms` rows of it each; weights: of the pairs `at`, or NULL */
+/* y[r] = the sum of `terms` rows x[from[..]], each times weights[at[..]] if weights is not NULL. */
 static seqpar_status seqpar__llama_mix(const seqpar__llama_layer_call *c, void *y, void *x,
                                        int64_t terms, int64_t width, const int32_t *from,
                                        const int32_t *at, const void *weights, int accumulate) {
@@ -2344,9 +2356,9 @@ static seqpar_status seqpar__llama_mix(const seqpar__llama_layer_call *c, void *
     return c->dev->mix(c->dev, &a, c->ctx->queue);
 }
 
-/* x (rows, hidden) = the rows `ids` of a table of such rows */
-static seqpar_status seqpar__llama_take_rows(const seqpar__llama_layer_call *c, void *x,
-                                             void *table, const int32_t *ids, int64_t rows) {
+/* x[r] = table[ids[r]], (rows, hidden) */
+static seqpar_status seqpar__llama_gather_rows(const seqpar__llama_layer_call *c, void *x,
+                                               void *table, const int32_t *ids, int64_t rows) {
     seqpar_embedding_args e;
     e.x = seqpar__llama_mat(x, c->m->config.hidden);
     e.table = seqpar__llama_mat(table, c->m->config.hidden);
@@ -2356,7 +2368,7 @@ static seqpar_status seqpar__llama_take_rows(const seqpar__llama_layer_call *c, 
     return c->dev->embedding(c->dev, &e, c->ctx->queue);
 }
 
-/* From n (tokens, hidden) to gate and up (slots, expert_intermediate) */
+/* n (tokens, hidden) to gate and up (slots, expert_intermediate) */
 static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c, void *n) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_route_args a;
@@ -2371,15 +2383,15 @@ static seqpar_status seqpar__llama_to_experts(const seqpar__llama_layer_call *c,
     a.ids = c->routes->ids;
     SEQPAR__LLAMA_TRY(seqpar__llama_project(c, c->b->router.data, n, SEQPAR__LLAMA_ROUTER, 0));
     SEQPAR__LLAMA_TRY(c->dev->route(c->dev, &a, c->ctx->queue));
-    seqpar__llama_take_slots(c);
-    SEQPAR__LLAMA_TRY(
-        seqpar__llama_take_rows(c, in, n, c->routes->token_of, a.rows * f->experts_per_token));
+    seqpar__llama_sort_slots(c);
+    SEQPAR__LLAMA_TRY(seqpar__llama_gather_rows(c, in, n, c->routes->token_of,
+                                                a.rows * f->experts_per_token));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_experts_linear(c, c->gate, in, SEQPAR__LLAMA_EXPERT_GATE, 0, 0));
     return seqpar__llama_experts_linear(c, c->up, in, SEQPAR__LLAMA_EXPERT_UP, 0, 0);
 }
 
-/* batch->x += what the experts give of batch->wide, times their weights */
+/* batch->x += the experts' down projections of batch->wide, each times its weight. */
 static seqpar_status seqpar__llama_from_experts(const seqpar__llama_layer_call *c) {
     const seqpar_llama_config *f = &c->m->config;
     void *out = c->b->slots_out.data;
@@ -2389,8 +2401,9 @@ static seqpar_status seqpar__llama_from_experts(const seqpar__llama_layer_call *
                              c->routes->slot_of, NULL, c->weights, 1);
 }
 
-/* dwide (slots) of dx, each slot by its expert, not yet times its weight; that weight's own
-   derivative; and then times it. slots_out becomes dx times weights. */
+/* Backward through the weighted sum and the down projections. dwide = dx W_down is first computed
+   without the weight, because its dot product with wide is the weight's derivative; then it is
+   multiplied by the weight. slots_out = weight dx, for the gradient of W_down. */
 static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_layer_call *c,
                                                          void *dx) {
     const seqpar_llama_config *f = &c->m->config;
@@ -2403,7 +2416,7 @@ static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_lay
     a.b = seqpar__llama_mat(dwide, a.width);
     a.to = r->pair_of;
     a.out = c->b->dweights.data;
-    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, out, dx, r->token_of, a.rows));
+    SEQPAR__LLAMA_TRY(seqpar__llama_gather_rows(c, out, dx, r->token_of, a.rows));
     SEQPAR__LLAMA_TRY(
         seqpar__llama_experts_linear(c, dwide, out, SEQPAR__LLAMA_EXPERT_DOWN, 1, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
@@ -2415,13 +2428,13 @@ static seqpar_status seqpar__llama_from_experts_backward(const seqpar__llama_lay
     return seqpar__llama_experts_grad(c, out, wide, SEQPAR__LLAMA_EXPERT_DOWN);
 }
 
-/* From the derivatives in gate and up to dn (tokens, hidden) */
+/* The gradients in gate and up to dn (tokens, hidden) */
 static seqpar_status seqpar__llama_to_experts_backward(const seqpar__llama_layer_call *c,
                                                        void *n, void *dn) {
     const seqpar_llama_config *f = &c->m->config;
     void *in = c->b->slots_in.data, *out = c->b->slots_out.data;
-    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(c, in, n, c->routes->token_of,
-                                              c->b->tokens * f->experts_per_token));
+    SEQPAR__LLAMA_TRY(seqpar__llama_gather_rows(c, in, n, c->routes->token_of,
+                                                c->b->tokens * f->experts_per_token));
     SEQPAR__LLAMA_TRY(seqpar__llama_experts_grad(c, c->gate, in, SEQPAR__LLAMA_EXPERT_GATE));
     SEQPAR__LLAMA_TRY(seqpar__llama_experts_grad(c, c->up, in, SEQPAR__LLAMA_EXPERT_UP));
     SEQPAR__LLAMA_TRY(
@@ -2432,7 +2445,7 @@ static seqpar_status seqpar__llama_to_experts_backward(const seqpar__llama_layer
                              NULL, NULL, 0);
 }
 
-/* dn += what goes through the router */
+/* dn += the gradient through the router */
 static seqpar_status seqpar__llama_route_backward(const seqpar__llama_layer_call *c, void *n,
                                                   void *dn) {
     const seqpar_llama_config *f = &c->m->config;
@@ -2455,7 +2468,7 @@ static seqpar_status seqpar__llama_route_backward(const seqpar__llama_layer_call
                                 1, 1);
 }
 
-/* As seqpar__llama_mlp_backward */
+/* seqpar__llama_mlp_backward for a layer with experts */
 static seqpar_status seqpar__llama_experts_backward(const seqpar__llama_layer_call *c, void *dx,
                                                     void *dn) {
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
@@ -2471,7 +2484,7 @@ static seqpar_status seqpar__llama_experts_backward(const seqpar__llama_layer_ca
 
 /* ---- the whole layer ---- */
 
-/* The tile's rows of what lies by tokens. */
+/* The tile's rows of (tokens, width). */
 static void *seqpar__llama_rows(const seqpar__llama_layer_call *c, void *data, int64_t width) {
     return seqpar__llama_at(data, c->tile.first * width, c->dev->storage);
 }
@@ -2482,8 +2495,8 @@ static seqpar_status seqpar__llama_gate_up(const seqpar__llama_layer_call *c) {
     return seqpar__llama_project(c, c->up, n, SEQPAR__LLAMA_UP, 0);
 }
 
-/* From x to gate and up, which tiles compute themselves; attention itself only where out is not
-   kept. */
+/* x to gate and up; with mlp_rows to the MLP's input, since tiles compute their gate and up. attend
+   0: out and lse are stored, so attention is not computed again. */
 static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c, int attend) {
     void *n = c->b->n.data;
     SEQPAR__LLAMA_TRY(seqpar__llama_qkv(c));
@@ -2498,19 +2511,19 @@ static seqpar_status seqpar__llama_layer_inner(const seqpar__llama_layer_call *c
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, n, c->x2, c->rstd2,
                                          seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2)));
     if (seqpar__llama_is_sparse(&c->m->config, c->layer)) return seqpar__llama_to_experts(c, n);
-    return c->b->run.mlp_rows ? SEQPAR_OK : seqpar__llama_gate_up(c);
+    return c->b->desc.mlp_rows ? SEQPAR_OK : seqpar__llama_gate_up(c);
 }
 
 /* x += swiglu(n Wgate^T, n Wup^T) Wdown^T */
 static seqpar_status seqpar__llama_mlp_tile(const seqpar__llama_layer_call *c) {
     void *wide = c->b->wide.data;
     void *x = seqpar__llama_rows(c, c->b->x.data, c->m->config.hidden);
-    if (c->b->run.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
+    if (c->b->desc.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     return seqpar__llama_project(c, x, wide, SEQPAR__LLAMA_DOWN, 1);
 }
 
-/* No row hangs on those beside it: tiles are cut anywhere. */
+/* A row's result does not depend on other rows, so tiles may begin anywhere. */
 static seqpar_status seqpar__llama_mlp_forward(const seqpar__llama_layer_call *c) {
     int64_t most = seqpar__llama_mlp_rows(c->dev, c->b);
     seqpar__llama_layer_call t = *c;
@@ -2538,7 +2551,7 @@ typedef struct seqpar__llama_mlp_call {
     void *dx, *dn; /* (tokens, hidden) */
 } seqpar__llama_mlp_call;
 
-/* Of a tile, from n and dx: dn, and what the three matrices learn. */
+/* One tile: dn from n and dx, and the gradients of the three matrices. */
 static seqpar_status seqpar__llama_mlp_tile_backward(void *user,
                                                      const seqpar_token_tile *tile) {
     const seqpar__llama_mlp_call *call = (const seqpar__llama_mlp_call *)user;
@@ -2549,7 +2562,7 @@ static seqpar_status seqpar__llama_mlp_tile_backward(void *user,
     n = seqpar__llama_rows(c, c->b->n.data, hidden);
     dx = seqpar__llama_rows(c, call->dx, hidden);
     dn = seqpar__llama_rows(c, call->dn, hidden);
-    if (c->b->run.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
+    if (c->b->desc.mlp_rows) SEQPAR__LLAMA_TRY(seqpar__llama_gate_up(c));
     SEQPAR__LLAMA_TRY(seqpar__llama_swiglu(c, wide, 0));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, dx, wide, SEQPAR__LLAMA_DOWN));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_back(c, wide, dx, SEQPAR__LLAMA_DOWN, 0));
@@ -2561,8 +2574,8 @@ static seqpar_status seqpar__llama_mlp_tile_backward(void *user,
     return seqpar__llama_project_back(c, dn, c->up, SEQPAR__LLAMA_UP, 1);
 }
 
-/* x += swiglu(norm2(x2)) Wdown^T, backwards; dx is the gradient of the residual stream, in
-   place */
+/* Backward of x = x2 + mlp(norm2(x2)); dx, the gradient of the residual stream, is updated in
+   place. */
 static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *c, void *dx,
                                                 void *dn) {
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM2);
@@ -2574,9 +2587,9 @@ static seqpar_status seqpar__llama_mlp_backward(const seqpar__llama_layer_call *
     call.dx = dx;
     call.dn = dn;
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(c, b->n.data, c->x2, NULL, norm));
-    SEQPAR__LLAMA_TRY(b->run.mlp_rows
+    SEQPAR__LLAMA_TRY(b->desc.mlp_rows
                           ? seqpar_token_tiles(c->ctx->error, b->share, c->fold,
-                                               b->run.mlp_rows, c->dev->sum_step,
+                                               b->desc.mlp_rows, c->dev->sum_step,
                                                seqpar__llama_mlp_tile_backward, &call)
                           : seqpar__llama_mlp_tile_backward(&call, &c->tile));
     return seqpar__llama_norm_grad(c, dx, dn, c->x2, c->rstd2, norm);
@@ -2586,19 +2599,19 @@ typedef struct seqpar__llama_layer_gradients {
     seqpar_buffer dx, dn, dq, dk, dv, dout;
 } seqpar__llama_layer_gradients;
 
-/* dq and dk become those of what qk_norm was given; dout is spent. */
+/* Backward of qk_norm: dq and dk become the gradients of its inputs; dout is scratch. */
 static seqpar_status seqpar__llama_qk_norm_backward(const seqpar__llama_layer_call *c,
                                                     seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
-    seqpar_buffer spent;
+    seqpar_buffer swapped;
     if (!f->qk_norm) return SEQPAR_OK;
     c->dev->zero(c->dev, g->dout.data, g->dout.bytes, c->ctx->queue);
     SEQPAR__LLAMA_TRY(seqpar__llama_norm_rows_grad(
         c, g->dout.data, g->dq.data, c->raw_q, c->rstd_q,
         seqpar__llama_part_of(c, SEQPAR__LLAMA_Q_NORM), f->heads, c->b->head_pieces));
-    spent = g->dq;
+    swapped = g->dq;
     g->dq = g->dout;
-    g->dout = spent;
+    g->dout = swapped;
     c->dev->zero(c->dev, g->dout.data, g->dk.bytes, c->ctx->queue);
     SEQPAR__LLAMA_TRY(seqpar__llama_norm_rows_grad(
         c, g->dout.data, g->dk.data, c->raw_k, c->rstd_k,
@@ -2607,7 +2620,7 @@ static seqpar_status seqpar__llama_qk_norm_backward(const seqpar__llama_layer_ca
     return SEQPAR_OK;
 }
 
-/* From dx of the residual stream to dq, dk and dv of the projections */
+/* dx of the residual stream to the gradients of the q, k and v projections' outputs */
 static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_call *c,
                                                    seqpar__llama_layer_gradients *g) {
     const seqpar_llama_config *f = &c->m->config;
@@ -2625,7 +2638,7 @@ static seqpar_status seqpar__llama_attend_backward(const seqpar__llama_layer_cal
     return seqpar__llama_qk_norm_backward(c, g);
 }
 
-/* x2 = x + attention(norm1(x)) Wo^T, backwards */
+/* Backward of x2 = x + attention(norm1(x)) Wo^T. */
 static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_call *c,
                                                       seqpar__llama_layer_gradients *g) {
     int64_t norm = seqpar__llama_part_of(c, SEQPAR__LLAMA_NORM1);
@@ -2635,7 +2648,8 @@ static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dq.data, n, SEQPAR__LLAMA_Q));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dk.data, n, SEQPAR__LLAMA_K));
     SEQPAR__LLAMA_TRY(seqpar__llama_project_grad(c, g->dv.data, n, SEQPAR__LLAMA_V));
-    if (c->m->adapters && c->layer == 0) return SEQPAR_OK; /* nothing learns below */
+    if (c->m->adapters && c->layer == 0)
+        return SEQPAR_OK; /* no parameter below this layer is trained */
     SEQPAR__LLAMA_TRY(
         seqpar__llama_project_back(c, g->dn.data, g->dq.data, SEQPAR__LLAMA_Q, 0));
     SEQPAR__LLAMA_TRY(
@@ -2645,7 +2659,7 @@ static seqpar_status seqpar__llama_attention_backward(const seqpar__llama_layer_
     return seqpar__llama_norm_grad(c, g->dx.data, g->dn.data, c->x, c->rstd1, norm);
 }
 
-/* ---- >>model  the whole of it ---- */
+/* ---- >>model  all layers, head and embedding ---- */
 
 static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar_llama *m,
                                                    seqpar_llama_batch *b) {
@@ -2659,7 +2673,7 @@ static seqpar__llama_layer_call seqpar__llama_call(seqpar_ctx *ctx, const seqpar
     return c;
 }
 
-/* Of all tokens. */
+/* The tile of all tokens. */
 static seqpar_token_tile seqpar__llama_whole(const seqpar_llama_batch *b,
                                              const seqpar_token_fold *fold) {
     seqpar_token_tile all;
@@ -2672,83 +2686,86 @@ static seqpar_token_tile seqpar__llama_whole(const seqpar_llama_batch *b,
     return all;
 }
 
-/* ---- recompute 2: a layer goes to the second pool, and is fetched again ---- */
+/* ---- recompute 2: store a layer in the second pool, fetch it in backward ---- */
 
-static int64_t seqpar__llama_away_bytes(const seqpar_llama_batch *b, const seqpar_device *d) {
+static int64_t seqpar__llama_offloaded_bytes(const seqpar_llama_batch *b,
+                                             const seqpar_device *d) {
     const seqpar_llama_config *f = &b->config;
     return b->tokens * ((f->hidden + f->heads * f->head_dim) * seqpar_dtype_bytes(d->storage) +
                         f->heads * seqpar_dtype_bytes(d->accumulator));
 }
 
-/* Room for all layers but the last two, which backward begins with. */
-static seqpar_status seqpar__llama_away_open(seqpar_ctx *ctx, seqpar_llama *m,
-                                             seqpar_llama_batch *b) {
+/* Memory for all layers but the last two: backward begins with those, in the staging buffers. */
+static seqpar_status seqpar__llama_offloaded_open(seqpar_ctx *ctx, seqpar_llama *m,
+                                                  seqpar_llama_batch *b) {
     int64_t layers = SEQPAR__LLAMA_MAX(m->config.layers - 2, 0);
-    int64_t bytes = layers * seqpar__llama_away_bytes(b, ctx->device);
-    if (b->run.recompute < 2 || b->away.data) return SEQPAR_OK;
-    if (m->away.bytes >= bytes) {
-        b->away = m->away;
-        memset(&m->away, 0, sizeof m->away);
+    int64_t bytes = layers * seqpar__llama_offloaded_bytes(b, ctx->device);
+    if (b->desc.recompute < 2 || b->offloaded.data) return SEQPAR_OK;
+    if (m->offloaded.bytes >= bytes) {
+        b->offloaded = m->offloaded;
+        memset(&m->offloaded, 0, sizeof m->offloaded);
         return SEQPAR_OK;
     }
-    seqpar_buffer_free(ctx, &m->away);
-    return seqpar_buffer_new(ctx, &b->away, bytes, SEQPAR_MEM_OFFLOADED);
+    seqpar_buffer_free(ctx, &m->offloaded);
+    return seqpar_buffer_new(ctx, &b->offloaded, bytes, SEQPAR_MEM_OFFLOADED);
 }
 
-/* Of that layer: away, or here. */
-static void seqpar__llama_move(const seqpar__llama_layer_call *c, seqpar_llama_held *held,
+/* Moves (x, out, lse) of a layer from its staging buffer to the pool (leaves 1), or back. */
+static void seqpar__llama_move(const seqpar__llama_layer_call *c, seqpar_llama_staging *staging,
                                int64_t layer, int leaves) {
-    const seqpar_buffer *parts[] = {&held->x, &held->out, &held->lse};
-    char *away = (char *)c->b->away.data + layer * seqpar__llama_away_bytes(c->b, c->dev);
-    if (!held->x.bytes) return; /* no tokens */
-    held->layer = layer;
+    const seqpar_buffer *parts[] = {&staging->x, &staging->out, &staging->lse};
+    char *offloaded = (char *)c->b->offloaded.data +
+                      layer * seqpar__llama_offloaded_bytes(c->b, c->dev);
+    if (!staging->x.bytes) return; /* no tokens */
+    staging->layer = layer;
     for (int i = 0; i < 3; i++) {
         void *here = parts[i]->data;
-        held->moves = c->dev->move(c->dev, leaves ? away : here, leaves ? here : away,
-                                   parts[i]->bytes, c->ctx->queue);
-        away += parts[i]->bytes;
+        staging->moves = c->dev->move(c->dev, leaves ? offloaded : here,
+                                      leaves ? here : offloaded, parts[i]->bytes,
+                                      c->ctx->queue);
+        offloaded += parts[i]->bytes;
     }
 }
 
-/* Before a layer's forward pass: the one that was there is gone. */
-static void seqpar__llama_held_begin(const seqpar__llama_layer_call *c, int keep) {
-    seqpar_llama_held *held = &c->b->held[c->layer % 2];
-    if (!keep || c->b->run.recompute < 2) return;
-    seqpar__llama_moved(c->ctx, held);
-    held->layer = c->layer;
+/* Before a layer's forward pass: waits until the buffer's last layer is stored. */
+static void seqpar__llama_staging_begin(const seqpar__llama_layer_call *c, int keep) {
+    seqpar_llama_staging *staging = &c->b->staging[c->layer % 2];
+    if (!keep || c->b->desc.recompute < 2) return;
+    seqpar__llama_staging_wait(c->ctx, staging);
+    staging->layer = c->layer;
 }
 
-static void seqpar__llama_held_end(const seqpar__llama_layer_call *c, int keep) {
-    if (keep && c->b->run.recompute == 2 && c->layer + 2 < c->m->config.layers)
-        seqpar__llama_move(c, &c->b->held[c->layer % 2], c->layer, 1);
+static void seqpar__llama_staging_end(const seqpar__llama_layer_call *c, int keep) {
+    if (keep && c->b->desc.recompute == 2 && c->layer + 2 < c->m->config.layers)
+        seqpar__llama_move(c, &c->b->staging[c->layer % 2], c->layer, 1);
 }
 
-/* In backward: this layer is here, and the one that follows is on its way. */
-static void seqpar__llama_held_back(const seqpar__llama_layer_call *c) {
-    seqpar_llama_held *here = &c->b->held[c->layer % 2],
-                      *next = &c->b->held[(c->layer + 1) % 2];
-    if (c->b->run.recompute < 2) return;
+/* In backward: starts loading the next layer and waits for this one. */
+static void seqpar__llama_staging_fetch(const seqpar__llama_layer_call *c) {
+    seqpar_llama_staging *here = &c->b->staging[c->layer % 2],
+                         *next = &c->b->staging[(c->layer + 1) % 2];
+    if (c->b->desc.recompute < 2) return;
     if (here->layer != c->layer) seqpar__llama_move(c, here, c->layer, 0);
     if (c->layer > 0 && next->layer != c->layer - 1)
         seqpar__llama_move(c, next, c->layer - 1, 0);
-    seqpar__llama_moved(c->ctx, here);
+    seqpar__llama_staging_wait(c->ctx, here);
 }
 
-/* From ids to the last layer's output in batch->x */
+/* ids to the last layer's output in batch->x */
 static seqpar_status seqpar__llama_layers(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, 0, 1));
-    SEQPAR__LLAMA_TRY(seqpar__llama_take_rows(
+    SEQPAR__LLAMA_TRY(seqpar__llama_gather_rows(
         c, c->b->x.data, seqpar__llama_param(c->ctx, c->m, 0), c->b->ids, c->b->tokens));
     for (c->layer = 0; c->layer < c->m->config.layers; c->layer++) {
         SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer + 2));
-        seqpar__llama_held_begin(c, keep);
+        seqpar__llama_staging_begin(c, keep);
         SEQPAR__LLAMA_TRY(seqpar__llama_layer_forward(c, keep));
-        seqpar__llama_held_end(c, keep);
+        seqpar__llama_staging_end(c, keep);
     }
     return SEQPAR_OK;
 }
 
-/* From ids to the last norm's output in batch->hidden */
+/* ids to the final norm's output in batch->hidden */
 static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int keep) {
     SEQPAR__LLAMA_TRY(seqpar__llama_layers(c, keep));
     SEQPAR__LLAMA_TRY(seqpar__llama_use(c->ctx, c->m, c->m->config.layers + 1, -1));
@@ -2756,7 +2773,7 @@ static seqpar_status seqpar__llama_to_hidden(seqpar__llama_layer_call *c, int ke
                               seqpar__llama_final_norm(c->m));
 }
 
-/* Buffers have the sizes of the model that the batch was opened for. */
+/* The batch's buffers have the sizes of the model it was opened for. */
 static seqpar_status seqpar__llama_check_model(seqpar_error *error, const seqpar_llama *m,
                                                const seqpar_llama_batch *b) {
     SEQPAR__LLAMA_TRY(seqpar__llama_check_adapters(error, m));
@@ -2768,14 +2785,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR_NEED(SEQPAR_ERROR_OF(ctx), "ctx, model, batch", ctx, m, b);
     seqpar__llama_layer_call c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(ctx->error, m, b));
-    /* a model of the same shape may not have opened a batch yet */
+    /* the batch may have been opened with another model of this shape, which has the tables */
     SEQPAR__LLAMA_TRY(seqpar__llama_rope_tables(ctx, m, b->longest));
     SEQPAR__LLAMA_TRY(seqpar__llama_adapted_scratch(ctx, m, b));
-    if (keep) SEQPAR__LLAMA_TRY(seqpar__llama_away_open(ctx, m, b));
+    if (keep) SEQPAR__LLAMA_TRY(seqpar__llama_offloaded_open(ctx, m, b));
     b->has = SEQPAR__LLAMA_HAS_NOTHING;
     for (int64_t e = 0; e < m->config.experts; e++) b->chosen[e] = 0;
-    SEQPAR__LLAMA_TRY(seqpar__llama_used(ctx, m, seqpar__llama_to_hidden(&c, keep)));
-    b->has = keep ? SEQPAR__LLAMA_HAS_KEPT : SEQPAR__LLAMA_HAS_HIDDEN;
+    SEQPAR__LLAMA_TRY(seqpar__llama_release(ctx, m, seqpar__llama_to_hidden(&c, keep)));
+    b->has = keep ? SEQPAR__LLAMA_HAS_ACTIVATIONS : SEQPAR__LLAMA_HAS_HIDDEN;
     return SEQPAR_OK;
 }
 
@@ -2793,13 +2810,13 @@ static seqpar_status seqpar__llama_use_head(seqpar_ctx *ctx, const seqpar_llama 
     return seqpar__llama_use(ctx, m, m->tensors[seqpar__llama_head(m)].group, next);
 }
 
-/* What a vocabulary projection reads besides a batch's own tensors. */
+/* storage for what seqpar_vocab_io points to */
 typedef struct seqpar__llama_vocab_extra {
     seqpar_vocab_teacher from;
     seqpar_vocab_choices choices;
 } seqpar__llama_vocab_extra;
 
-/* What the vocabulary projection reads and writes of a batch. extra: room for what it points to */
+/* The arguments of the vocabulary projection; *extra must outlive them. */
 static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llama *m,
                                               const seqpar_llama_batch *b,
                                               seqpar__llama_vocab_extra *extra) {
@@ -2836,7 +2853,7 @@ static seqpar_vocab_io seqpar__llama_vocab_io(seqpar_ctx *ctx, const seqpar_llam
     return io;
 }
 
-/* A teacher of the same tokens and vocabulary, after its forward pass; or none. */
+/* A teacher must have the same tokens and vocabulary, and hidden states. */
 static seqpar_status seqpar__llama_check_teacher(seqpar_error *error, const seqpar_llama *m,
                                                  const seqpar_llama_batch *b) {
     if (!b->teacher) return SEQPAR_OK;
@@ -2862,7 +2879,7 @@ static seqpar_status seqpar__llama_check_teacher(seqpar_error *error, const seqp
                              (long long)of->tokens, (long long)b->tokens);
 }
 
-/* Log-probs of tokens, of the whole vocabulary or of a choice: not both, and not of scores. */
+/* Choices exclude a teacher, whose KL is over the whole vocabulary, and a score head. */
 static seqpar_status seqpar__llama_check_choices(seqpar_error *error, const seqpar_llama *m,
                                                  const seqpar_llama_batch *b) {
     if (!b->choices && !b->best) return SEQPAR_OK;
@@ -2887,8 +2904,8 @@ static seqpar_status seqpar__llama_check_extra(seqpar_error *error, const seqpar
     return seqpar__llama_check_teacher(error, m, b);
 }
 
-/* The teacher's table, where it has owners, and room for what is said of it, or of choices. */
-static seqpar_status seqpar__llama_teach(seqpar_ctx *ctx, seqpar_llama_batch *b) {
+/* Allocates the outputs of choices or teacher, and gathers the teacher's table if sharded. */
+static seqpar_status seqpar__llama_use_extra(seqpar_ctx *ctx, seqpar_llama_batch *b) {
     int64_t bytes = b->tokens * seqpar_dtype_bytes(ctx->device->accumulator);
     if (b->choices && b->logq.bytes < bytes * b->choices->count) {
         seqpar_buffer_free(ctx, &b->logq);
@@ -2904,9 +2921,9 @@ static seqpar_status seqpar__llama_teach(seqpar_ctx *ctx, seqpar_llama_batch *b)
     return seqpar__llama_use_head(ctx, b->teacher->model, -1);
 }
 
-static seqpar_status seqpar__llama_taught(seqpar_ctx *ctx, const seqpar_llama_batch *b,
-                                          seqpar_status status) {
-    return b->teacher ? seqpar__llama_used(ctx, b->teacher->model, status) : status;
+static seqpar_status seqpar__llama_release_extra(seqpar_ctx *ctx, const seqpar_llama_batch *b,
+                                                 seqpar_status status) {
+    return b->teacher ? seqpar__llama_release(ctx, b->teacher->model, status) : status;
 }
 
 static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
@@ -2914,8 +2931,8 @@ static seqpar_vocab_desc seqpar__llama_vocab_desc(const seqpar_llama *m,
     seqpar_vocab_desc d;
     d.hidden = m->config.hidden;
     d.vocab = m->config.vocab;
-    d.rows_max = b->run.vocab_rows;
-    d.temperature = b->run.temperature;
+    d.rows_max = b->desc.vocab_rows;
+    d.temperature = b->desc.temperature;
     return d;
 }
 
@@ -2927,13 +2944,13 @@ SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *m,
     seqpar_vocab_desc desc = seqpar__llama_vocab_desc(m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_check_extra(ctx->error, m, b));
-    /* one row of a table */
+    /* scores are logits of a vocabulary of 1 */
     if (m->config.score) return seqpar_llama_logits(ctx, m, b, b->score.data);
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
-    SEQPAR__LLAMA_TRY(seqpar__llama_teach(ctx, b));
+    SEQPAR__LLAMA_TRY(seqpar__llama_use_extra(ctx, b));
     io = seqpar__llama_vocab_io(ctx, m, b, &extra);
-    return seqpar__llama_used(
-        ctx, m, seqpar__llama_taught(ctx, b, seqpar_vocab_forward(ctx, &io, &desc)));
+    return seqpar__llama_release(
+        ctx, m, seqpar__llama_release_extra(ctx, b, seqpar_vocab_forward(ctx, &io, &desc)));
 }
 
 SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
@@ -2944,23 +2961,23 @@ SEQPAR_DEF seqpar_status seqpar_llama_logits(seqpar_ctx *ctx, seqpar_llama *m,
     c = seqpar__llama_call(ctx, m, b);
     SEQPAR__LLAMA_TRY(seqpar__llama_check_forward(ctx->error, m, b));
     SEQPAR__LLAMA_TRY(seqpar__llama_use_head(ctx, m, -1));
-    const seqpar_llama *head = seqpar__llama_head_of(m);
-    return seqpar__llama_used(ctx, m,
-                              seqpar__llama_linear_of(&c, head, logits, b->hidden.data,
-                                                      seqpar__llama_head(head), 0, 0));
+    const seqpar_llama *head = seqpar__llama_head_model(m);
+    return seqpar__llama_release(ctx, m,
+                                 seqpar__llama_linear_of(&c, head, logits, b->hidden.data,
+                                                         seqpar__llama_head(head), 0, 0));
 }
 
-/* Room for `places` nodes of a group, or of its elements first .. first + count. */
+/* Allocates `node_count` nodes of a group's elements first .. first + count. */
 static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
                                                   const seqpar_optim *optim, int64_t group,
-                                                  int64_t first, int64_t count, int64_t places,
-                                                  seqpar_buffer *nodes) {
+                                                  int64_t first, int64_t count,
+                                                  int64_t node_count, seqpar_buffer *nodes) {
     c->group = group;
     c->group_begin = optim->blocks.tensors[optim->blocks.group_tensor[group]].offset;
     c->first = first;
     c->node_stride = count;
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(
-        c->ctx, nodes, places * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator),
+        c->ctx, nodes, node_count * c->node_stride * seqpar_dtype_bytes(c->dev->accumulator),
         SEQPAR_MEM_GRADIENTS));
     c->nodes = nodes->data;
     return SEQPAR_OK;
@@ -2968,16 +2985,16 @@ static seqpar_status seqpar__llama_part_nodes_new(seqpar__llama_layer_call *c,
 
 static seqpar_status seqpar__llama_nodes_new(seqpar__llama_layer_call *c,
                                              const seqpar_optim *optim, int64_t group,
-                                             int64_t places, seqpar_buffer *nodes) {
+                                             int64_t node_count, seqpar_buffer *nodes) {
     const seqpar_tensor *all = optim->blocks.tensors;
     const seqpar_tensor *first = &all[optim->blocks.group_tensor[group]];
     const seqpar_tensor *last = &all[optim->blocks.group_tensor[group + 1] - 1];
     return seqpar__llama_part_nodes_new(c, optim, group, 0,
                                         last->offset + last->rows * last->cols - first->offset,
-                                        places, nodes);
+                                        node_count, nodes);
 }
 
-/* To their owners; then they go. */
+/* Sends the nodes to the parameters' owners and frees them. */
 static seqpar_status seqpar__llama_nodes_send(const seqpar__llama_layer_call *c,
                                               seqpar_optim *optim, int64_t micro, int source,
                                               seqpar_buffer *nodes) {
@@ -2996,18 +3013,19 @@ static seqpar_status seqpar__llama_nodes_send(const seqpar__llama_layer_call *c,
     return status;
 }
 
-/* dn (tokens, hidden) becomes dscore w */
+/* dn (tokens, hidden) = dscore w, and the gradient of w */
 static seqpar_status seqpar__llama_score_backward(const seqpar__llama_layer_call *c,
                                                   const seqpar_vocab_seeds *seeds, void *dn) {
-    const seqpar_llama *of = seqpar__llama_head_of(c->m);
+    const seqpar_llama *of = seqpar__llama_head_model(c->m);
     int64_t head = seqpar__llama_head(of);
     SEQPAR__LLAMA_TRY(
         seqpar__llama_linear_grad(c, (void *)seeds->dlogp, c->b->hidden.data, head));
     return seqpar__llama_linear_of(c, of, dn, (void *)seeds->dlogp, head, 1, 0);
 }
 
-/* Nodes of a table that is its group's only tensor, made and sent slice by slice: nobody holds
-   nodes of the whole. make: those of table rows first .. first + rows, to c->nodes. */
+/* Makes and sends the nodes of a table, its group's only tensor, one slice at a time, so that nodes
+   of the whole table are never in memory. make: writes those of table rows first .. first + rows
+   to c->nodes. */
 static seqpar_status seqpar__llama_table_backward(
     seqpar__llama_layer_call *c, seqpar_optim *optim, int64_t micro, int64_t tensor, int source,
     seqpar_status (*make)(seqpar__llama_layer_call *c, void *user, int64_t first, int64_t rows),
@@ -3040,8 +3058,9 @@ static seqpar_status seqpar__llama_vocab_nodes(seqpar__llama_layer_call *c, void
     return seqpar_vocab_nodes(c->ctx, &v->io, c->b->share, c->fold, &v->desc, first, rows);
 }
 
-/* dn (tokens, hidden) becomes the gradient of the final norm's output, and the table's is sent.
-   Of few tokens dlogits take less room than nodes of the whole table do. */
+/* Computes dn (tokens, hidden), the gradient of the final norm's output, and sends the table's.
+   With few tokens it stores dlogits and makes nodes slice by slice, which takes less memory than
+   nodes of the whole table. */
 static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
                                                   seqpar_optim *optim, int64_t micro,
                                                   const seqpar_vocab_seeds *seeds, void *dn) {
@@ -3061,7 +3080,7 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
             SEQPAR_MEM_SCRATCH);
     else
         status = seqpar__llama_nodes_new(
-            c, optim, group, seqpar_vocab_places(c->b->share, c->fold, &v.desc), &room);
+            c, optim, group, seqpar_vocab_node_count(c->b->share, c->fold, &v.desc), &room);
     if (in_slices)
         v.io.dlogits = room.data;
     else {
@@ -3078,7 +3097,7 @@ static seqpar_status seqpar__llama_vocab_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
-/* dn (tokens, hidden) becomes the gradient of the final norm's output; the table does not learn. */
+/* Computes dn (tokens, hidden), the gradient of the final norm's output; the table is frozen. */
 static seqpar_status seqpar__llama_vocab_frozen(const seqpar__llama_layer_call *c,
                                                 const seqpar_vocab_seeds *seeds, void *dn) {
     seqpar__llama_vocab_extra extra;
@@ -3090,22 +3109,22 @@ static seqpar_status seqpar__llama_vocab_frozen(const seqpar__llama_layer_call *
     return seqpar_vocab_backward(c->ctx, &io, c->b->share, c->fold, &desc);
 }
 
-/* dx (tokens, hidden) becomes the gradient of the last layer's output */
+/* Backward of final norm and head: dx (tokens, hidden), the gradient of the last layer's output. */
 static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
                                                  seqpar_optim *optim, int64_t micro,
                                                  const seqpar_vocab_seeds *seeds, void *dx,
                                                  void *dn) {
     const seqpar_llama *m = c->m;
-    int64_t norm = m->config.layers + 1; /* and a score, in one group */
+    int64_t norm = m->config.layers + 1; /* the group of the final norm, and of a score */
     int learns = !m->adapters || m->config.score;
     seqpar_buffer nodes;
     seqpar_status status = seqpar__llama_use_head(c->ctx, m, norm);
     memset(&nodes, 0, sizeof nodes);
-    if (!status) status = seqpar__llama_teach(c->ctx, c->b);
+    if (!status) status = seqpar__llama_use_extra(c->ctx, c->b);
     if (!status && !m->config.score)
         status = m->adapters ? seqpar__llama_vocab_frozen(c, seeds, dn)
                              : seqpar__llama_vocab_backward(c, optim, micro, seeds, dn);
-    status = seqpar__llama_taught(c->ctx, c->b, status);
+    status = seqpar__llama_release_extra(c->ctx, c->b, status);
     if (!status) status = seqpar__llama_use(c->ctx, m, norm, norm - 1);
     if (!status && learns)
         status = seqpar__llama_nodes_new(c, optim, norm - !!m->adapters, c->fold->node_count,
@@ -3120,10 +3139,10 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
-/* Sums wait between two tiles. */
-static int64_t seqpar__llama_layer_places(const seqpar__llama_layer_call *c) {
-    int64_t most = c->b->run.mlp_rows, nodes = c->fold->node_count;
-    return most ? SEQPAR__LLAMA_MAX(nodes, seqpar_token_places(c->b->share, c->fold, most))
+/* Nodes of a layer: with tiles of the MLP partial sums wait for the next tile. */
+static int64_t seqpar__llama_layer_nodes(const seqpar__llama_layer_call *c) {
+    int64_t most = c->b->desc.mlp_rows, nodes = c->fold->node_count;
+    return most ? SEQPAR__LLAMA_MAX(nodes, seqpar_token_node_count(c->b->share, c->fold, most))
                 : nodes;
 }
 
@@ -3136,22 +3155,22 @@ static seqpar_status seqpar__llama_layer_backward(seqpar__llama_layer_call *c,
     SEQPAR__LLAMA_TRY(
         seqpar__llama_use(c->ctx, c->m, c->layer + 1, c->layer > 0 ? c->layer : -1));
     SEQPAR__LLAMA_TRY(seqpar__llama_layer_call_open(c, 1));
-    seqpar__llama_held_back(c);
-    if (c->b->run.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
+    seqpar__llama_staging_fetch(c);
+    if (c->b->desc.recompute) SEQPAR__LLAMA_TRY(seqpar__llama_layer_inner(c, 0));
     status = seqpar__llama_nodes_new(c, optim, c->layer + !c->m->adapters,
-                                     seqpar__llama_layer_places(c), &nodes);
+                                     seqpar__llama_layer_nodes(c), &nodes);
     if (!status) status = seqpar__llama_mlp_backward(c, g->dx.data, g->dn.data);
     if (!status) status = seqpar__llama_attention_backward(c, g);
     if (!status) status = seqpar__llama_nodes_send(c, optim, micro, 0, &nodes);
     seqpar_buffer_free(c->ctx, &nodes);
-    seqpar__llama_free_layer(c->ctx, &c->b->layers[c->layer]); /* its activations are spent */
+    seqpar__llama_free_layer(c->ctx, &c->b->layers[c->layer]); /* its activations are used up */
     return status;
 }
 
 static seqpar_status seqpar__llama_embedding_nodes(seqpar__llama_layer_call *c, void *dx,
                                                    int64_t first, int64_t rows) {
     seqpar_embedding_grad_args a;
-    a.fold = seqpar__llama_tokens_call(c, 0);
+    a.fold = seqpar__llama_fold_call(c, 0);
     a.leaves = c->b->share->pieces;
     a.dx = seqpar__llama_mat(dx, c->m->config.hidden);
     a.ids = c->b->taught;
@@ -3175,13 +3194,13 @@ static seqpar_status seqpar__llama_layer_gradients_new(const seqpar__llama_layer
     return seqpar_buffer_new(c->ctx, &g->dv, row * narrow, SEQPAR_MEM_SCRATCH);
 }
 
-/* Before anything is sent: a batch that forward has been through and kept, and an optimizer
-   of this model's tensors. */
+/* Checks before anything is sent: the batch has activations, and the optimizer was opened with
+   the learner's tensors. */
 static seqpar_status seqpar__llama_check_backward(seqpar_error *error, const seqpar_llama *m,
                                                   const seqpar_llama_batch *b,
                                                   const seqpar_optim *optim) {
     SEQPAR__LLAMA_TRY(seqpar__llama_check_model(error, m, b));
-    if (b->has != SEQPAR__LLAMA_HAS_KEPT)
+    if (b->has != SEQPAR__LLAMA_HAS_ACTIVATIONS)
         return seqpar_fail(error, SEQPAR_ERR_STEP,
                            "the batch holds nothing for a backward pass; call "
                            "seqpar_llama_forward with keep 1 before each");
@@ -3204,7 +3223,7 @@ SEQPAR_DEF void seqpar_llama_balance(const seqpar_llama_config *c, double *slope
                                      const int64_t *chosen, double coefficient) {
     SEQPAR_MUST("config, slopes, chosen", c, slopes, chosen);
     int64_t pairs = 0;
-    double routed; /* tokens, in all layers that have experts */
+    double routed; /* (token, layer with experts) */
     for (int64_t e = 0; e < c->experts; e++) pairs += chosen[e];
     routed = c->experts ? (double)(pairs / c->experts_per_token) : 0;
     for (int64_t e = 0; e < c->experts; e++)
@@ -3228,7 +3247,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
     SEQPAR__LLAMA_TRY(seqpar_step_fold(ctx, optim, &c.fold, b->share, micro));
     c.tile = seqpar__llama_whole(b, c.fold);
     if (b->balance) c.dev->zero(c.dev, b->balance_loss.data, b->balance_loss.bytes, ctx->queue);
-    b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* what was kept is spent */
+    b->has = SEQPAR__LLAMA_HAS_HIDDEN; /* the activations are used up */
     status = seqpar__llama_layer_gradients_new(&c, &g);
     if (!status)
         status = seqpar__llama_head_backward(&c, optim, micro, seeds, g.dx.data, g.dn.data);
@@ -3238,41 +3257,41 @@ SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *m,
         status = seqpar__llama_table_backward(&c, optim, micro, 0, 0,
                                               seqpar__llama_embedding_nodes, g.dx.data);
     for (size_t i = 0; i < sizeof g / sizeof *all; i++) seqpar_buffer_free(ctx, &all[i]);
-    seqpar__llama_held_free(ctx, b);
-    return seqpar__llama_used(ctx, m, status);
+    seqpar__llama_staging_free(ctx, b);
+    return seqpar__llama_release(ctx, m, status);
 }
 
 /* ---- >>sample  text for rollouts ----
-   A step feeds every growing text the tokens its cache lacks: a new one its whole prompt,
-   the others the token chosen last. A text that ends leaves its slot to the next prompt.
-   What a row becomes does not depend on the rows beside it, so neither does a text on its
-   company. The cache lies by head, (layer, kv head, slot, token, head_dim): the query heads
-   of one kv head are then the queries of one task, for one token; a prompt attends to the
-   keys of its own step. */
+   A step feeds every unfinished text the tokens that its cache lacks: a new text its prompt, the
+   others the token chosen last. When a text ends, the next prompt gets its slot. A row's result
+   does not depend on other rows, so a text does not depend on the texts beside it. The cache is
+   (layer, kv head, slot, token, head_dim): for one token the query heads of one kv head are then
+   the queries of one task. A prompt attends to the keys of its own step. */
 
 #ifndef SEQPAR__LLAMA_PROMPT_ROWS
-#define SEQPAR__LLAMA_PROMPT_ROWS 512 /* of prompts in one step, unless one alone is longer */
+#define SEQPAR__LLAMA_PROMPT_ROWS \
+    512 /* prompt tokens of one step, unless one prompt is longer */
 #endif
 
-/* Tasks: queries with the cells of keys before them, folded as in training. A layer with a window
-   has programs of its own, since cells that no query of a task sees are no leaves. */
+/* Tasks: queries and the cells of keys that they see, folded as in training. Layers with a window
+   need programs of their own, since a cell that no query of a task sees is no leaf. */
 typedef struct seqpar__llama_programs {
     seqpar_attn_task *tasks;
     seqpar_fold_op *ops;
     int32_t *begin; /* (queries) the first key that a query sees */
-    int64_t count;  /* of ops */
+    int64_t count;  /* ops in use */
 } seqpar__llama_programs;
 
 typedef struct seqpar__llama_attn_list {
     seqpar_piece *pieces;
     seqpar_attn_keys *keys;
     int64_t *cells; /* leaves of a text's cells */
-    int32_t *end;   /* (queries) behind the last key that a query sees */
-    seqpar__llama_programs all, near;
+    int32_t *end;   /* (queries) one past the last key that a query sees */
+    seqpar__llama_programs whole, windowed;
     int64_t count, key_count, depth;
 } seqpar__llama_attn_list;
 
-/* prompt -1: free; rows of this step, from `first` on */
+/* one text being generated. prompt -1: free; fed: tokens in the cache; first, rows: this step's */
 typedef struct seqpar__llama_slot {
     int64_t prompt, fed, first, rows;
 } seqpar__llama_slot;
@@ -3286,17 +3305,17 @@ typedef struct seqpar__llama_sampler {
     int64_t count, next;               /* prompts, and how many have begun */
     int64_t slots, capacity, rows_max; /* texts at a time, tokens of one, tokens of a step */
     seqpar__llama_slot *slot;
-    int64_t *live, live_count; /* slots of this step, and */
-    int32_t *last;             /* the row of each one's last token */
+    int64_t *live, live_count; /* the slots of this step */
+    int32_t *last;             /* (live_count) the row of a slot's last token */
     seqpar_llama_batch b;
     seqpar_buffer keys, values, logits, logp; /* logits (slots, vocab), logp (slots) */
     seqpar__llama_attn_list prompt_tasks, token_tasks;
-    double *u;       /* of each one's next token, and */
-    int32_t *chosen; /* that token */
+    double *u;       /* (live_count) the random number that chooses the next token */
+    int32_t *chosen; /* (live_count) that token */
 } seqpar__llama_sampler;
 
-/* How many tokens may follow a prompt. */
-static int64_t seqpar__llama_sample_scratch(const seqpar_llama_sample_desc *d,
+/* The most tokens that may follow a prompt. */
+static int64_t seqpar__llama_new_tokens_max(const seqpar_llama_sample_desc *d,
                                             const seqpar_llama_prompt *p) {
     return d->max_tokens ? SEQPAR__LLAMA_MIN(d->max_new_tokens, d->max_tokens - p->tokens)
                          : d->max_new_tokens;
@@ -3356,16 +3375,16 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
                            "prompt %lld has %lld tokens%s; give at least one, the "
                            "beginning-of-text id for text out of nothing",
                            (long long)n, (long long)p->tokens, p->ids ? "" : " at NULL");
-    if (seqpar__llama_sample_scratch(d, p) <= 0)
+    if (seqpar__llama_new_tokens_max(d, p) <= 0)
         return seqpar_fail(error, SEQPAR_ERR_OPTION,
                            "prompt %lld has %lld tokens and max_tokens is %lld; shorten it, "
                            "one token must have room",
                            (long long)n, (long long)p->tokens, (long long)d->max_tokens);
-    if (p->tokens > INT32_MAX - seqpar__llama_sample_scratch(d, p))
+    if (p->tokens > INT32_MAX - seqpar__llama_new_tokens_max(d, p))
         return seqpar_fail(
             error, SEQPAR_ERR_OPTION,
             "prompt %lld has %lld tokens and %lld may follow; positions end at %d",
-            (long long)n, (long long)p->tokens, (long long)seqpar__llama_sample_scratch(d, p),
+            (long long)n, (long long)p->tokens, (long long)seqpar__llama_new_tokens_max(d, p),
             INT32_MAX);
     for (int64_t i = 0; i < p->tokens; i++)
         if (p->ids[i] < 0 || p->ids[i] >= c->vocab)
@@ -3378,7 +3397,7 @@ static seqpar_status seqpar__llama_check_prompt(seqpar_error *error,
 
 /* ---- attention over the cache ---- */
 
-/* keys: of all tasks; a program has less than four operations a leaf */
+/* keys: sum over all tasks. A program has fewer than four operations per leaf. */
 static int seqpar__llama_programs_new(seqpar__llama_programs *p, int64_t tasks, int64_t queries,
                                       int64_t keys) {
     p->tasks = SEQPAR__LLAMA_NEW(seqpar_attn_task, tasks);
@@ -3401,8 +3420,8 @@ static int seqpar__llama_attn_list_new(seqpar__llama_attn_list *l, int64_t tasks
     l->end = SEQPAR__LLAMA_NEW(int32_t, queries);
     for (int64_t i = 0; l->cells && i < cells; i++) l->cells[i] = seqpar_cell_leaf(cell, i);
     return l->pieces && l->keys && l->cells && l->end &&
-           seqpar__llama_programs_new(&l->all, tasks, queries, tasks * cells) &&
-           seqpar__llama_programs_new(&l->near, tasks, queries, tasks * cells);
+           seqpar__llama_programs_new(&l->whole, tasks, queries, tasks * cells) &&
+           seqpar__llama_programs_new(&l->windowed, tasks, queries, tasks * cells);
 }
 
 static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
@@ -3410,11 +3429,11 @@ static void seqpar__llama_attn_list_free(seqpar__llama_attn_list *l) {
     SEQPAR_FREE(l->keys);
     SEQPAR_FREE(l->cells);
     SEQPAR_FREE(l->end);
-    seqpar__llama_programs_free(&l->all);
-    seqpar__llama_programs_free(&l->near);
+    seqpar__llama_programs_free(&l->whole);
+    seqpar__llama_programs_free(&l->windowed);
 }
 
-/* The fold of the cells [first, end), whose keys are numbered from `keys` on, for task n. */
+/* Writes the fold program of cells first to end - 1 for task n; cell c has keys number keys + c. */
 static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
                                            seqpar__llama_programs *p, int64_t n, int64_t keys,
                                            int64_t first, int64_t end) {
@@ -3439,11 +3458,11 @@ static seqpar_status seqpar__llama_program(seqpar__llama_attn_list *l,
     return status;
 }
 
-/* A task: queries from row `local` on, of one position or of positions from `start` on, and the
-   `keys` keys of one text, which lie from row k_row on. */
+/* A task: `count` queries from row `local` on, at positions from `start` on (a prompt's cell) or all
+   at one position (heads of a token), and the first `keys` keys of a text, from row k_row on. */
 typedef struct seqpar__llama_block {
     int64_t local, start, count, k_row, keys;
-    int64_t near; /* the first key that a window leaves the first query */
+    int64_t window_begin; /* the first key that the first query sees through a window */
 } seqpar__llama_block;
 
 static seqpar_status seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int64_t cell,
@@ -3461,16 +3480,17 @@ static seqpar_status seqpar__llama_attn_list_add(seqpar__llama_attn_list *l, int
         k->stride = 1;
         k->count = SEQPAR__LLAMA_MIN(seqpar_cell_begin(cell, c + 1), b->keys) - k->start;
     }
-    SEQPAR__LLAMA_TRY(seqpar__llama_program(l, &l->all, n, first, 0, cells));
-    return seqpar__llama_program(l, &l->near, n, first, seqpar_cell_of(cell, b->near), cells);
+    SEQPAR__LLAMA_TRY(seqpar__llama_program(l, &l->whole, n, first, 0, cells));
+    return seqpar__llama_program(l, &l->windowed, n, first,
+                                 seqpar_cell_of(cell, b->window_begin), cells);
 }
 
-/* elements */
+/* elements of one layer's keys */
 static int64_t seqpar__llama_cache_layer(const seqpar__llama_sampler *s) {
     return s->m->config.kv_heads * s->slots * s->capacity * s->m->config.head_dim;
 }
 
-/* The step's keys or values of one text to their places in the cache */
+/* Copies the step's keys, or values, of one text to the cache. */
 static void seqpar__llama_cache_append(const seqpar__llama_layer_call *c,
                                        const seqpar__llama_slot *slot,
                                        const seqpar_buffer *cache, const void *from) {
@@ -3495,8 +3515,8 @@ static void seqpar__llama_cache_append(const seqpar__llama_layer_call *c,
 static seqpar_attn_args seqpar__llama_sampler_args(const seqpar__llama_layer_call *c,
                                                    const seqpar__llama_attn_list *l) {
     const seqpar_llama_config *f = &c->m->config;
-    const seqpar__llama_programs *p = seqpar__llama_is_windowed(f, c->layer) ? &l->near
-                                                                             : &l->all;
+    const seqpar__llama_programs *p = seqpar__llama_is_windowed(f, c->layer) ? &l->windowed
+                                                                             : &l->whole;
     seqpar_attn_args a;
     memset(&a, 0, sizeof a);
     a.heads = f->heads;
@@ -3529,7 +3549,7 @@ static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call
     }
     if (a.task_count) SEQPAR__LLAMA_TRY(c->dev->attn_forward(c->dev, &a, c->ctx->queue));
     a = seqpar__llama_sampler_args(c, &s->token_tasks);
-    /* a head of a token is a query: all of one kv head are neighbours */
+    /* a query is one head of a token; those of one kv head are adjacent */
     a.q_tokens = a.task_count / a.kv_heads * a.heads;
     a.heads = a.kv_heads = a.head_count = 1;
     a.k = seqpar__llama_at(s->keys.data, cache, c->dev->storage);
@@ -3537,7 +3557,7 @@ static seqpar_status seqpar__llama_sampler_attend(const seqpar__llama_layer_call
     return a.task_count ? c->dev->attn_forward(c->dev, &a, c->ctx->queue) : SEQPAR_OK;
 }
 
-/* The log-prob of each token that was chosen, by the routine that training has. */
+/* The log-prob of each chosen token, by the routine of training. */
 static seqpar_status seqpar__llama_sample_logp(seqpar__llama_sampler *s) {
     seqpar_vocab_softmax_args a;
     memset(&a, 0, sizeof a);
@@ -3556,7 +3576,7 @@ static seqpar_status seqpar__llama_sample_logp(seqpar__llama_sampler *s) {
     return SEQPAR_OK;
 }
 
-/* A token for every text of this step. */
+/* Chooses a token for every text of this step. */
 static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
     const seqpar_llama_sample_desc *d = s->d;
     int64_t vocab = s->m->config.vocab, i, prompt;
@@ -3594,7 +3614,7 @@ static seqpar_status seqpar__llama_sample_tokens(seqpar__llama_sampler *s) {
 
 /* ---- steps ---- */
 
-/* Free slots take the next prompts, as long as the step does not grow too long. */
+/* Gives free slots to the next prompts while the step has at most rows_max tokens. */
 static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     int64_t rows = 0;
     for (int64_t i = 0; i < s->slots; i++) rows += s->slot[i].prompt >= 0;
@@ -3602,9 +3622,9 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
         const seqpar_llama_prompt *p = &s->prompts[s->next];
         if (s->slot[i].prompt >= 0 || rows + p->tokens > s->rows_max) continue;
         s->texts[s->next].ids = SEQPAR__LLAMA_NEW(int32_t,
-                                                  seqpar__llama_sample_scratch(s->d, p));
+                                                  seqpar__llama_new_tokens_max(s->d, p));
         s->texts[s->next].logp = SEQPAR__LLAMA_NEW(double,
-                                                   seqpar__llama_sample_scratch(s->d, p));
+                                                   seqpar__llama_new_tokens_max(s->d, p));
         if (!s->texts[s->next].ids || !s->texts[s->next].logp)
             return seqpar__llama_no_memory(s->ctx->error, "a text");
         rows += p->tokens;
@@ -3614,18 +3634,18 @@ static seqpar_status seqpar__llama_sample_admit(seqpar__llama_sampler *s) {
     return SEQPAR_OK;
 }
 
-/* The first position that a window leaves a query which sees those before `end`. */
-static int64_t seqpar__llama_near(const seqpar_llama_config *c, int64_t end) {
+/* The first position in the window of a query that sees the positions before `end`. */
+static int64_t seqpar__llama_window_begin(const seqpar_llama_config *c, int64_t end) {
     return c->window ? SEQPAR__LLAMA_MAX(end - c->window, 0) : 0;
 }
 
-static void seqpar__llama_sees(const seqpar_llama_config *c, seqpar__llama_attn_list *l,
-                               int64_t query, int64_t end) {
-    l->near.begin[query] = (int32_t)seqpar__llama_near(c, end);
+static void seqpar__llama_set_visible(const seqpar_llama_config *c, seqpar__llama_attn_list *l,
+                                      int64_t query, int64_t end) {
+    l->windowed.begin[query] = (int32_t)seqpar__llama_window_begin(c, end);
     l->end[query] = (int32_t)end;
 }
 
-/* A prompt: its cells are the queries, and see the keys of this step. */
+/* A prompt: a task per cell of queries, over the keys of this step. */
 static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
                                                  const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
@@ -3633,32 +3653,32 @@ static seqpar_status seqpar__llama_sample_prompt(seqpar__llama_sampler *s,
     for (int64_t i = 0, c = 1; i < slot->rows; i = end, c++) {
         end = SEQPAR__LLAMA_MIN(seqpar_cell_begin(s->d->cell, c), slot->rows);
         seqpar__llama_block b = {slot->first + i, i,   end - i,
-                                 slot->first,     end, seqpar__llama_near(f, i + 1)};
+                                 slot->first,     end, seqpar__llama_window_begin(f, i + 1)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->prompt_tasks, s->d->cell, &b));
     }
     for (int64_t i = 0; i < slot->rows; i++)
-        seqpar__llama_sees(f, &s->prompt_tasks, slot->first + i, i + 1);
+        seqpar__llama_set_visible(f, &s->prompt_tasks, slot->first + i, i + 1);
     return SEQPAR_OK;
 }
 
-/* A token: the query heads of a kv head are the queries, and see its keys in the cache. */
+/* A token: a task per kv head, whose query heads are the queries, over the cache. */
 static seqpar_status seqpar__llama_sample_token(seqpar__llama_sampler *s,
                                                 const seqpar__llama_slot *slot) {
     const seqpar_llama_config *f = &s->m->config;
     int64_t group = f->heads / f->kv_heads, end = slot->fed + 1;
     for (int64_t i = 0; i < f->heads; i++)
-        seqpar__llama_sees(f, &s->token_tasks, slot->first * f->heads + i, end);
+        seqpar__llama_set_visible(f, &s->token_tasks, slot->first * f->heads + i, end);
     for (int64_t i = 0; i < f->kv_heads; i++) {
         int64_t k_row = (i * s->slots + (slot - s->slot)) * s->capacity;
         seqpar__llama_block b = {
             slot->first * f->heads + i * group, slot->fed, group, k_row, end,
-            seqpar__llama_near(f, end)};
+            seqpar__llama_window_begin(f, end)};
         SEQPAR__LLAMA_TRY(seqpar__llama_attn_list_add(&s->token_tasks, s->d->cell, &b));
     }
     return SEQPAR_OK;
 }
 
-/* The rows of a text in this step */
+/* Adds a text's rows and tasks to this step. */
 static seqpar_status seqpar__llama_sample_feed(seqpar__llama_sampler *s,
                                                seqpar__llama_slot *slot) {
     const seqpar_llama_prompt *p = &s->prompts[slot->prompt];
@@ -3675,13 +3695,14 @@ static seqpar_status seqpar__llama_sample_feed(seqpar__llama_sampler *s,
                      : seqpar__llama_sample_prompt(s, slot);
 }
 
-/* Texts that go on come first: rows of theirs are few, and so are the queries of their
-   attention. */
+/* Lays out the step: first the texts that continue (a token each), then the new prompts, so that
+   the queries of the first kind of task are the first rows. */
 static seqpar_status seqpar__llama_sample_layout(seqpar__llama_sampler *s) {
     seqpar__llama_attn_list *lists[] = {&s->prompt_tasks, &s->token_tasks};
     s->b.tokens = s->live_count = 0;
     for (int i = 0; i < 2; i++)
-        lists[i]->count = lists[i]->key_count = lists[i]->all.count = lists[i]->near.count = 0;
+        lists[i]->count = lists[i]->key_count = lists[i]->whole.count =
+            lists[i]->windowed.count = 0;
     for (int fresh = 0; fresh < 2; fresh++)
         for (int64_t i = 0; i < s->slots; i++)
             if (s->slot[i].prompt >= 0 && (s->slot[i].fed == 0) == fresh)
@@ -3695,7 +3716,7 @@ static seqpar_status seqpar__llama_sample_forward(seqpar__llama_sampler *s) {
     c.sampler = s;
     SEQPAR__LLAMA_TRY(seqpar__llama_layers(&c, 0));
     SEQPAR__LLAMA_TRY(
-        seqpar__llama_take_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
+        seqpar__llama_gather_rows(&c, s->b.n.data, s->b.x.data, s->last, s->live_count));
     c.tile.rows = s->b.tokens = s->live_count;
     SEQPAR__LLAMA_TRY(seqpar__llama_norm(&c, s->b.hidden.data, s->b.n.data, s->b.rstd.data,
                                          seqpar__llama_final_norm(s->m)));
@@ -3721,29 +3742,29 @@ static seqpar_status seqpar__llama_sample_step(seqpar__llama_sampler *s) {
         text->stopped = seqpar__llama_sample_stops(s->d, s->chosen[i]);
         slot->fed += slot->rows;
         if (text->stopped ||
-            text->count == seqpar__llama_sample_scratch(s->d, &s->prompts[slot->prompt]))
+            text->count == seqpar__llama_new_tokens_max(s->d, &s->prompts[slot->prompt]))
             slot->prompt = -1;
     }
     return SEQPAR_OK;
 }
 
-/* ---- room for it all ---- */
+/* ---- memory of the sampler ---- */
 
 static void seqpar__llama_sampler_sizes(seqpar__llama_sampler *s) {
     int64_t longest = 0;
     s->slots = SEQPAR__LLAMA_MIN(s->d->batch ? s->d->batch : 16, s->count);
     for (int64_t i = 0; i < s->count; i++) {
         longest = SEQPAR__LLAMA_MAX(longest, s->prompts[i].tokens);
-        /* the last is never fed */
+        /* the last token is never fed */
         s->capacity = SEQPAR__LLAMA_MAX(
             s->capacity,
-            s->prompts[i].tokens + seqpar__llama_sample_scratch(s->d, &s->prompts[i]) - 1);
+            s->prompts[i].tokens + seqpar__llama_new_tokens_max(s->d, &s->prompts[i]) - 1);
     }
     s->rows_max = SEQPAR__LLAMA_MAX(
         longest + s->slots, SEQPAR__LLAMA_MIN(SEQPAR__LLAMA_PROMPT_ROWS, longest * s->slots));
 }
 
-/* Whole cells of the prompts of one step, at most. */
+/* The most whole cells that the prompts of one step can have. */
 static int64_t seqpar__llama_cells_max(const seqpar__llama_sampler *s) {
     return s->rows_max / seqpar_cell_begin(s->d->cell, 1) + 1;
 }
@@ -3784,7 +3805,7 @@ static seqpar_status seqpar__llama_sampler_open(seqpar__llama_sampler *s) {
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->logits, s->slots * f->vocab * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(seqpar_buffer_new(s->ctx, &s->logp, s->slots * 8, SEQPAR_MEM_SCRATCH));
-    rows = s->b.tokens = s->rows_max; /* whatever a step needs later */
+    rows = s->b.tokens = s->rows_max; /* buffers for the largest step */
     SEQPAR__LLAMA_TRY(
         seqpar_buffer_new(s->ctx, &s->b.x, rows * f->hidden * size, SEQPAR_MEM_SCRATCH));
     SEQPAR__LLAMA_TRY(

@@ -114,7 +114,7 @@ typedef struct seqpar_mpi_desc {
 
 /* Where this process stands in MPI_COMM_WORLD. Initialises MPI if nobody has, and then ends it
    at exit. Errors: TRANSPORT (MPI's threads, which computing needs, are not to be had). */
-SEQPAR_DEF seqpar_status seqpar_mpi_place(int64_t *rank, int64_t *size, seqpar_error *error);
+SEQPAR_DEF seqpar_status seqpar_mpi_world(int64_t *rank, int64_t *size, seqpar_error *error);
 /* Opens a world, as one of its ranks, MPI included where need be. Collective. *error (zeroed
    here) is where this rank's errors go and must outlive the world. The last seqpar_comm_free of
    the world and its parts waits for all other ranks to come to theirs. Errors: TRANSPORT,
@@ -905,7 +905,7 @@ static seqpar_status seqpar_mpi__init(seqpar_error *error) {
                        "leave it to seqpar");
 }
 
-SEQPAR_DEF seqpar_status seqpar_mpi_place(int64_t *rank, int64_t *size, seqpar_error *error) {
+SEQPAR_DEF seqpar_status seqpar_mpi_world(int64_t *rank, int64_t *size, seqpar_error *error) {
     SEQPAR_NEED(error, "rank, size", rank, size);
     seqpar_status status = seqpar_mpi__init(error);
     int r = 0, n = 1;

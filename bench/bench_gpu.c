@@ -871,7 +871,7 @@ static void head_open(head_case *h) {
     h->table = storage_new(h->vocab * h->hidden, 1, 1.0 / 32);
     h->dx = storage_new(h->tokens * h->hidden, 2, 1);
     h->nodes = accumulator_new(
-        seqpar_vocab_places(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
+        seqpar_vocab_node_count(&h->share, h->fold, &h->desc) * h->vocab * h->hidden, 3, 1);
     h->logp = accumulator_new(h->tokens, 4, 1);
     h->lse = accumulator_new(h->tokens, 5, 1);
     h->seeds = accumulator_new(h->tokens, 6, 1);

@@ -90,7 +90,7 @@ static int greedy_is_right(bench *b, const seqpar_llama_text *text) {
                       .ids = ids,
                       .targets = targets,
                       .position_ids = positions};
-    seqpar_llama_run how = {0};
+    seqpar_llama_batch_desc how = {0};
     seqpar_llama_batch batch;
     float *logits = b->device->alloc(b->device, tokens * vocab * 4);
     for (i = 0; i < tokens; i++) {

@@ -105,8 +105,8 @@ static void token_layer_open(token_layer *h) {
     h->hidden = random_floats((int64_t)tokens * HIDDEN, 1);
     h->table = random_floats((int64_t)vocab * HIDDEN, 2);
     h->dhidden = random_floats((int64_t)tokens * HIDDEN, 3);
-    h->nodes = random_floats(seqpar_vocab_places(&h->share, h->fold, &h->desc) * vocab * HIDDEN,
-                             4);
+    h->nodes = random_floats(
+        seqpar_vocab_node_count(&h->share, h->fold, &h->desc) * vocab * HIDDEN, 4);
     h->logp = random_floats(tokens, 5);
     h->lse = random_floats(tokens, 6);
     h->seed = random_floats(tokens, 7);

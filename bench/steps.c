@@ -101,7 +101,7 @@ static double loss_of(server *s, const seqpar_llama_batch *b) {
 }
 
 static seqpar_status step_of(server *s, const seqpar_batch *batch, double *loss) {
-    seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = s->recompute};
+    seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = s->recompute};
     seqpar_llama_batch b;
     seqpar_buffer seed = {0};
     seqpar_status status = seqpar_step_begin(&s->ctx, &s->optim, batch->row, 1,

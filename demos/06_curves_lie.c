@@ -62,8 +62,8 @@ static seqpar_status mean_loss(seqpar_ctx *ctx, const seqpar_llama_batch *b, int
 static seqpar_status one_step(seqpar_ctx *ctx, seqpar_llama *model, seqpar_optim *optim,
                               training *run, int64_t step) {
     static const seqpar_pack_desc pack = {.pack_len = 8 * TOKENS, .cell = 32, .vocab = VOCAB};
-    static const seqpar_llama_run how = {.layout = SEQPAR_LAYOUT_ZIGZAG,
-                                         .schedule = SEQPAR_SCHEDULE_RING};
+    static const seqpar_llama_batch_desc how = {.layout = SEQPAR_LAYOUT_ZIGZAG,
+                                                .schedule = SEQPAR_SCHEDULE_RING};
     int32_t(*ids)[TOKENS] = (int32_t(*)[TOKENS])calloc(DOCUMENTS, sizeof *ids);
     seqpar_document documents[DOCUMENTS];
     seqpar_batch batch;

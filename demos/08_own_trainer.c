@@ -58,7 +58,7 @@ static void model_close(model *m) {
 
 /* Room for what is left of a gradient's sum until it goes to its owners: a node or two a row */
 static void nodes_new(model *m, const seqpar_token_fold *fold) {
-    int64_t places = seqpar_vocab_places(m->mine, fold, &vocab);
+    int64_t places = seqpar_vocab_node_count(m->mine, fold, &vocab);
     m->node_count = fold->node_count;
     free(m->nodes);
     m->nodes = room((places > m->node_count ? places : m->node_count) * QKV * HIDDEN);

@@ -754,12 +754,12 @@ static void test_begins(void) {
     int64_t rank = -1, size = -1;
     mpi_fresh();
     mpi.fail_init = 1;
-    test_expect(seqpar_mpi_place(&rank, &size, &error) == SEQPAR_ERR_TRANSPORT &&
+    test_expect(seqpar_mpi_world(&rank, &size, &error) == SEQPAR_ERR_TRANSPORT &&
                     !strcmp(error.text, "MPI_Init_thread failed") && rank == -1,
                 "'%s'", error.text);
     mpi_fresh();
     memset(&error, 0, sizeof error);
-    test_expect(!seqpar_mpi_place(&rank, &size, &error) && rank == 0 && size == 1, "'%s'",
+    test_expect(!seqpar_mpi_world(&rank, &size, &error) && rank == 0 && size == 1, "'%s'",
                 error.text);
     test_end("mpi_alone_begins");
 }
@@ -767,7 +767,7 @@ static void test_begins(void) {
 /* Ends without a test: leaves MPI to seqpar, ends it first, or has lost a rank. */
 static int end_as(const char *way) {
     int64_t rank, size;
-    if (seqpar_mpi_place(&rank, &size, NULL)) return 2;
+    if (seqpar_mpi_world(&rank, &size, NULL)) return 2;
     if (!strcmp(way, "ends")) MPI_Finalize();
     if (!strcmp(way, "lost")) seqpar_mpi__lost = 1;
     return 0;

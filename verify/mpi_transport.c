@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
         .name = "mpi", .run = run_mpi, .patience = mpi_patience};
     int64_t rank, size, bytes = (INT64_C(1) << 31) + 77;
     seqpar_error error = {0};
-    if (argc < 2 || seqpar_mpi_place(&rank, &size, &error) || size < RANKS)
+    if (argc < 2 || seqpar_mpi_world(&rank, &size, &error) || size < RANKS)
         return fprintf(stderr, "error: mpirun -n %d build/mpi_transport FOLDER %s\n", RANKS,
                        error.text),
                2;

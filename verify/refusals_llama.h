@@ -207,7 +207,7 @@ static void fill_row(seqpar_row *row, const llama_call *c) {
 
 static seqpar_status open_batch(void *call) {
     llama_call *c = call;
-    const seqpar_llama_run run = {
+    const seqpar_llama_batch_desc run = {
         .layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = c->recompute, .mlp_rows = c->mlp_rows};
     model_call model = good_model;
     seqpar_llama_batch batch = {0};
@@ -284,7 +284,7 @@ static seqpar_status pass_with(pass_call *c, seqpar_llama *first, seqpar_llama *
 }
 
 static seqpar_status pass(void *call) {
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     pass_call *c = call;
     seqpar_llama second = {0};
     seqpar_llama_batch batch = {0};
@@ -463,7 +463,7 @@ static seqpar_status coded_write(const coded_call *c) {
 
 /* Nothing at all is kept for a backward pass where it may go on. */
 static seqpar_status coded_step(const coded_call *c, seqpar_llama *adapters) {
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     const seqpar_vocab_seeds seeds = {0};
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_llama_batch b = {0};
@@ -538,7 +538,7 @@ typedef struct choice_call {
 
 static seqpar_status choose(void *call) {
     const choice_call *c = call;
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     seqpar_llama_config config = good_model.config;
     seqpar_llama_choices choices = {{2, 9, 4}, c->choices, NULL};
     seqpar_llama_batch b = {0};
@@ -575,7 +575,7 @@ static const limit choice_limits[] = {
 };
 
 static seqpar_status taught_by(teacher_call *c, seqpar_llama *teacher, const seqpar_row *rows) {
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     const seqpar_vocab_seeds seeds = {0};
     seqpar_optim_desc sgd = {.kind = SEQPAR_OPTIM_SGD};
     seqpar_llama_batch own = {0}, of = {0};

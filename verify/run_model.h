@@ -132,21 +132,21 @@ static void piece_losses(seqpar_ctx *ctx, const model_task *task, const seqpar_l
     }
 }
 
-static seqpar_llama_run model_way_run(const model_way *way) {
-    return (seqpar_llama_run){.layout = way->layout,
-                              .schedule = way->schedule,
-                              .heads_k_stride = way->heads_k_stride,
-                              .recompute = way->recompute,
-                              .vocab_rows = way->vocab_rows,
-                              .mlp_rows = way->mlp_rows,
-                              .ulysses_size = way->ulysses_size,
-                              .kernel = way->kernel};
+static seqpar_llama_batch_desc model_way_run(const model_way *way) {
+    return (seqpar_llama_batch_desc){.layout = way->layout,
+                                     .schedule = way->schedule,
+                                     .heads_k_stride = way->heads_k_stride,
+                                     .recompute = way->recompute,
+                                     .vocab_rows = way->vocab_rows,
+                                     .mlp_rows = way->mlp_rows,
+                                     .ulysses_size = way->ulysses_size,
+                                     .kernel = way->kernel};
 }
 
 /* How often each expert is chosen in the whole step: a pass over it before that with gradients. */
 static seqpar_status model_chosen(seqpar_ctx *ctx, const model_job *job, seqpar_llama *model,
                                   seqpar_optim *optim, int64_t *chosen) {
-    seqpar_llama_run run = model_way_run(job->way);
+    seqpar_llama_batch_desc run = model_way_run(job->way);
     seqpar_status status = SEQPAR_OK;
     for (int64_t i = 0; !status && i < job->way->accumulation; i++) {
         seqpar_llama_batch b;
@@ -170,7 +170,7 @@ static seqpar_status model_micro(seqpar_ctx *ctx, const model_job *job, seqpar_l
                                  int64_t *count) {
     const model_task *task = job->task;
     const model_way *way = job->way;
-    seqpar_llama_run run = model_way_run(way);
+    seqpar_llama_batch_desc run = model_way_run(way);
     seqpar_llama_batch b;
     seqpar_vocab_seeds seeds;
     seqpar_buffer seed[4];

@@ -48,7 +48,7 @@ typedef struct objective_way { /* how to do it */
     int64_t dp, sp, accumulation, ulysses_size, threads;
     /* reference_device: test_device */
     int layout, schedule, reference_device, optimizer, zero_stage, recompute, offload;
-    int64_t vocab_rows, mlp_rows; /* as in seqpar_llama_run */
+    int64_t vocab_rows, mlp_rows; /* as in seqpar_llama_batch_desc */
     int64_t slice;                /* as in seqpar_optim_desc */
     int state_bits, stochastic;   /* the same */
 } objective_way;
@@ -76,7 +76,7 @@ typedef struct objective_task {
     /* ---- what enters the gradient alone, not the loss that is kept ---- */
     double smooth, zloss, entropy; /* seeds of every token with a target */
     const double *balance;         /* (experts), as in seqpar_llama_batch; or NULL */
-    int64_t untaught;              /* as in seqpar_llama_run */
+    int64_t untaught;              /* as in seqpar_llama_batch_desc */
 } objective_task;
 
 typedef struct objective_result {
@@ -324,26 +324,26 @@ typedef struct objective_micro {
 } objective_micro;
 
 /* A policy learns, so its attention drops what the config says; its reference does not. */
-static seqpar_llama_run objective_run_of(const objective_task *t, const objective_way *way,
-                                         int learns) {
-    return (seqpar_llama_run){.layout = way->layout,
-                              .schedule = way->schedule,
-                              .ulysses_size = way->ulysses_size,
-                              .vocab_rows = way->vocab_rows,
-                              .mlp_rows = way->mlp_rows,
-                              .recompute = way->recompute,
-                              .temperature = t->temperature,
-                              .dropout = learns &&
-                                         t->config.attention_dropout + t->adapter.dropout > 0,
-                              .dropout_seed = t->seed,
-                              .dropout_step = 3,
-                              .untaught = t->untaught};
+static seqpar_llama_batch_desc objective_run_of(const objective_task *t,
+                                                const objective_way *way, int learns) {
+    return (seqpar_llama_batch_desc){
+        .layout = way->layout,
+        .schedule = way->schedule,
+        .ulysses_size = way->ulysses_size,
+        .vocab_rows = way->vocab_rows,
+        .mlp_rows = way->mlp_rows,
+        .recompute = way->recompute,
+        .temperature = t->temperature,
+        .dropout = learns && t->config.attention_dropout + t->adapter.dropout > 0,
+        .dropout_seed = t->seed,
+        .dropout_step = 3,
+        .untaught = t->untaught};
 }
 
 /* The teacher's pass over the same rows; its batch stays until the student's backward pass. */
 static seqpar_status objective_teach(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
-    seqpar_llama_run run = objective_run_of(t, r->job->way, 0);
+    seqpar_llama_batch_desc run = objective_run_of(t, r->job->way, 0);
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->teacher, &m->taught, m->rows,
                                                    m->count, &run);
     if (!status) status = seqpar_llama_forward(r->ctx, &r->teacher, &m->taught, 0);
@@ -367,7 +367,7 @@ static void objective_read_marks(objective_rank *r, objective_micro *m) {
 
 static seqpar_status objective_forward(objective_rank *r, objective_micro *m) {
     const objective_task *t = r->job->task;
-    seqpar_llama_run run = objective_run_of(t, r->job->way, 1);
+    seqpar_llama_batch_desc run = objective_run_of(t, r->job->way, 1);
     seqpar_llama_batch ref;
     seqpar_status status = seqpar_llama_open_batch(r->ctx, &r->policy, &m->b, m->rows, m->count,
                                                    &run);

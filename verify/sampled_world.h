@@ -147,7 +147,7 @@ static void take_logp(world *w, const seqpar_row *rows, int64_t r, int64_t first
 static seqpar_status train_rank(seqpar_comm *comm, void *user) {
     world *w = user;
     double temperature = w->sample.temperature ? w->sample.temperature : 1;
-    seqpar_llama_run how = {
+    seqpar_llama_batch_desc how = {
         .layout = w->layout, .schedule = w->schedule, .temperature = temperature};
     seqpar_row rows[TEXTS];
     seqpar_llama_batch b = {0};

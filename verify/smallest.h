@@ -30,7 +30,7 @@
    seqpar\.h:(13|14|16|64)        lanes of a row's sums; coefficients of exp
    SEQPAR__(AC|VOCAB_AHEAD)     a distance in the cache: what is read early
    ATTEND_(TILE|EXP)            lanes; what a cost is
-   SEQPAR__LLAMA_TURN|SEQPAR__TOO_MANY|DEMO_PLAN_FIRST|DEMO_TROUBLE  a number of mathematics, numbers that are none
+   SEQPAR__LLAMA_TWO_PI|SEQPAR__TOO_MANY|DEMO_PLAN_FIRST|DEMO_TROUBLE  a number of mathematics, numbers that are none
    SEQPAR_ADAPT_.*|OF_(OUT|LSE|DQ|DK|DV)|SEES_LOCAL_(WINDOW|BOUND)|VERDICT_CLOSE  bits of a set, and a kind
 
    Lengths of lists that are written down, and of texts:

@@ -300,7 +300,7 @@ static void test_draws(int on) {
                       .ids = ids,
                       .targets = ids,
                       .position_ids = positions};
-    seqpar_llama_run run = {.dropout = on, .dropout_seed = 9, .dropout_step = 2};
+    seqpar_llama_batch_desc run = {.dropout = on, .dropout_seed = 9, .dropout_step = 2};
     seqpar_llama_batch b = {0};
     objective_task t;
     tables x;
@@ -330,7 +330,7 @@ static void test_draws(int on) {
 /* ---- merged ---- */
 
 static void logits_of(tables *x, const seqpar_row *row, double *logits) {
-    const seqpar_llama_run run = {0};
+    const seqpar_llama_batch_desc run = {0};
     seqpar_llama_batch b = {0};
     seqpar_status status = seqpar_llama_open_batch(&x->ctx, &x->model, &b, row, 1, &run);
     if (!status) status = seqpar_llama_forward(&x->ctx, &x->model, &b, 0);

@@ -182,8 +182,8 @@ static void wrong_rows(const agreement *a, seqpar_row *rows, int64_t *first, int
 
 static seqpar_status micro_batch(seqpar_ctx *ctx, const agreement *a, seqpar_llama *model,
                                  seqpar_llama *other, seqpar_optim *optim, int64_t index) {
-    seqpar_llama_run run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_LAYOUT_CONTIGUOUS
-                                                              : SEQPAR_LAYOUT_ZIGZAG};
+    seqpar_llama_batch_desc run = {.layout = a->wrong == STEP_LAYOUT ? SEQPAR_LAYOUT_CONTIGUOUS
+                                                                     : SEQPAR_LAYOUT_ZIGZAG};
     seqpar_llama_batch b;
     seqpar_row rows[ROWS];
     seqpar_buffer seed = {0};

@@ -883,7 +883,7 @@ static seqpar_status room_head(seqpar_ctx *ctx, const room_case *c, const seqpar
     int64_t n = share->tokens, hidden = c->heads * c->head_dim, width = c->vocab * hidden;
     int64_t size = seqpar_dtype_bytes(acc);
     seqpar_vocab_desc desc = {.hidden = hidden, .vocab = c->vocab, .rows_max = 7};
-    int64_t places = seqpar_vocab_places(share, fold, &desc);
+    int64_t places = seqpar_vocab_node_count(share, fold, &desc);
     room x = room_random(ctx->device, n * hidden, ctx->device->storage, c->at_end),
          table = room_random(ctx->device, width, ctx->device->storage, c->at_end);
     room dx = room_new(n * hidden * seqpar_dtype_bytes(ctx->device->storage), c->at_end),

@@ -355,7 +355,7 @@ static seqpar_status rank_open(seqpar_comm *world, void *user) {
                               .offload = w->offload,
                               .state_bits = w->state_bits,
                               .stochastic = w->stochastic};
-    seqpar_llama_run run = objective_run_of(o->task, w, 1);
+    seqpar_llama_batch_desc run = objective_run_of(o->task, w, 1);
     seqpar_llama_batch batch = {0};
     seqpar_llama model = {0};
     seqpar_optim optim = {0};

@@ -346,10 +346,10 @@ static void cut_leaves(int64_t rows) {
     }
 }
 
-static seqpar_fold_run fold_into(const field *finish, const field *store) {
-    return (seqpar_fold_run){fold_program,  sizeof fold_program / sizeof *fold_program,
-                             FOLD_DEPTH,    store->data,
-                             store->stride, finish->data};
+static seqpar_fold_call fold_into(const field *finish, const field *store) {
+    return (seqpar_fold_call){fold_program,  sizeof fold_program / sizeof *fold_program,
+                              FOLD_DEPTH,    store->data,
+                              store->stride, finish->data};
 }
 
 /* ---- matmul, weight_grad ---- */

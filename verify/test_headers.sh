@@ -137,7 +137,7 @@ else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
 printf '#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_mpi.c
 printf '#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\n' >$out/apart_mpi.c
 printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_mpi.c >$out/impl_mpi.c
-printf '#include "seqpar_mpi.h"\nint main(void) { int64_t rank, size; return seqpar_mpi_place(&rank, &size, NULL) || size != 2; }\n' >$out/main_mpi.c
+printf '#include "seqpar_mpi.h"\nint main(void) { int64_t rank, size; return seqpar_mpi_world(&rank, &size, NULL) || size != 2; }\n' >$out/main_mpi.c
 { # the sample of its first page
     printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n'
     awk '/^SAMPLE/ { on = 1; next } /^HOW BYTES/ { exit } on' seqpar_mpi.h
@@ -155,7 +155,7 @@ for mpi in openmpi mpich; do
     job mpi_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 $strict -c $out/impl_mpi.c -o $out/mpi_17_$mpi.o"
     job mpi_sample_$mpi "mpicc.$mpi -std=c11 $strict $loose $out/mpi_sample.c -o $out/mpi_sample_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 4 $out/mpi_sample_$mpi"
     job mpi_apart_$mpi "mpicc.$mpi -std=c11 $strict -c $out/apart_mpi.c -o $out/mpi_apart_$mpi.o && mpicc.$mpi -std=c11 -I. $out/mpi_apart_$mpi.o $out/impl_seqpar.c $out/main_mpi.c -o $out/mpi_apart_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 2 $out/mpi_apart_$mpi"
-    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_limit seqpar_mpi_open seqpar_mpi_place seqpar_mpi_run ' ]"
+    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_limit seqpar_mpi_open seqpar_mpi_world seqpar_mpi_run ' ]"
     job mpi_static_$mpi "mpicc.$mpi -std=c11 -DSEQPAR_STATIC $strict -c $out/impl_mpi.c -o $out/mpi_static_$mpi.o && ! nm -g --defined-only $out/mpi_static_$mpi.o | grep seqpar"
 done
 

@@ -731,7 +731,7 @@ static void test_vocab_places(void) {
             !seqpar_split(ctx.error, &share, task.batch.row, ROWS, &split) &&
             !seqpar_step_fold(&ctx, &optim, &fold, &share, 0),
         "%s", self->error->text);
-    int64_t places = fold ? seqpar_vocab_places(&share, fold, &desc) : -1;
+    int64_t places = fold ? seqpar_vocab_node_count(&share, fold, &desc) : -1;
     test_expect(places >= 1 && places <= RUNS_LOG2, "%lld places", (long long)places);
     seqpar_share_free(&share);
     seqpar_optim_close(&ctx, &optim);

@@ -65,7 +65,7 @@ another_program() {
 }
 # an MPI_Finalize that never returns is given up, with a sentence and a code
 never_finalizes() {
-    printf '#define SEQPAR_MPI_GRACE 1\n#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\nint main(void) { int64_t r, n; seqpar_error e = {0}; return seqpar_mpi_place(&r, &n, &e); }\n' >$out/hangs.c
+    printf '#define SEQPAR_MPI_GRACE 1\n#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\nint main(void) { int64_t r, n; seqpar_error e = {0}; return seqpar_mpi_world(&r, &n, &e); }\n' >$out/hangs.c
     mpicc.$library $flags $out/hangs.c -o $out/hangs -lm -lpthread 2>$out/hangs.build.log || { fail ${name}_never_finalizes "$(head -n 1 $out/hangs.build.log)"; return; }
     ci/limit.sh 40 $out/hangs >$out/hangs.out 2>$out/hangs.log; local code=$?
     [ $code -eq 1 ] && [ ! -s $out/hangs.out ] && grep -q '^notice: MPI_Finalize does not return and is given up' $out/hangs.log && ok ${name}_never_finalizes || fail ${name}_never_finalizes "exit code $code: $(tail -n 1 $out/hangs.log)"

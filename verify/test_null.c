@@ -349,8 +349,8 @@ static void test_token_tiles(void) {
     REFUSED("fold", seqpar_token_tiles(&error, &share, NULL, 1, 1, no_tile, NULL));
     REFUSED("fn", seqpar_token_tiles(&error, &share, &fold, 1, 1, NULL, NULL));
     ABORTS("share", seqpar_token_tile_rows(NULL, 1, 1));
-    ABORTS("share", seqpar_token_places(NULL, &fold, 1));
-    ABORTS("fold", seqpar_token_places(&share, NULL, 1));
+    ABORTS("share", seqpar_token_node_count(NULL, &fold, 1));
+    ABORTS("fold", seqpar_token_node_count(&share, NULL, 1));
 }
 
 static void test_vocab(void) {
@@ -363,7 +363,7 @@ static void test_vocab(void) {
     REFUSED_SILENTLY("ctx", seqpar_vocab_forward(NULL, &io, &desc));
     REFUSED("io", seqpar_vocab_forward(&ctx, NULL, &desc));
     REFUSED("desc", seqpar_vocab_forward(&ctx, &io, NULL));
-    ABORTS("desc", seqpar_vocab_places(NULL, NULL, NULL));
+    ABORTS("desc", seqpar_vocab_node_count(NULL, NULL, NULL));
     test_token_tiles();
     REFUSED_SILENTLY("ctx", seqpar_vocab_backward(NULL, &io, NULL, NULL, &desc));
     REFUSED("io", seqpar_vocab_backward(&ctx, NULL, NULL, NULL, &desc));
@@ -629,7 +629,7 @@ static void test_model_open(seqpar_llama *model, const seqpar_llama_config *conf
 }
 
 static void test_model_batch(seqpar_llama *model, const seqpar_llama_config *config) {
-    const seqpar_llama_run run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
+    const seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG};
     const seqpar_vocab_seeds seeds = {0};
     const int64_t chosen[1] = {0};
     seqpar_llama_batch batch;
@@ -878,8 +878,8 @@ static const char *const allowed[] = {
     "seqpar_attn_close: attn",
     "seqpar_attn_close: ctx",
     "seqpar_token_tiles: user",
-    "seqpar_vocab_places: share",
-    "seqpar_vocab_places: fold",
+    "seqpar_vocab_node_count: share",
+    "seqpar_vocab_node_count: fold",
     "seqpar_vocab_backward: share",
     "seqpar_vocab_backward: fold",
     "seqpar_vocab_nodes: share",

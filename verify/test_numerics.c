@@ -959,7 +959,7 @@ static void test_copies(void) {
 
 typedef struct sum_call {
     seqpar_device *device;
-    seqpar_fold_run fold;
+    seqpar_fold_call fold;
     const seqpar_piece *leaves;
     void *a, *b, *dx;
     const int32_t *ids;
@@ -1031,7 +1031,7 @@ static void sum_run(const token_sum *s, seqpar_device *device, const sum_inputs 
     void *store = device->alloc(device, 2 * s->result * 8);
     void *finish = device->alloc(device, s->result * 8);
     device->zero(device, c.dx, ROWS * DEEP * 8, NULL);
-    c.fold = (seqpar_fold_run){program, program_count, 4, store, s->result, finish};
+    c.fold = (seqpar_fold_call){program, program_count, 4, store, s->result, finish};
     for (i = 0; i < leaf_count; i++)
         leaves[i] = (seqpar_piece){.local = begin[i], .count = begin[i + 1] - begin[i]};
     test_expect(!s->run(&c), "refused");

@@ -373,9 +373,9 @@ static void head_of(seqpar_ctx *ctx, int64_t rows_max, head_bits *to) {
                                 .dhidden = at[10],
                                 .nodes = at[11],
                                 .node_stride = HEAD_VOCAB * HEAD_HIDDEN};
-    test_expect(seqpar_vocab_places(NULL, NULL, &desc) == 1,
+    test_expect(seqpar_vocab_node_count(NULL, NULL, &desc) == 1,
                 "a plain sum is said to have %lld places",
-                (long long)seqpar_vocab_places(NULL, NULL, &desc));
+                (long long)seqpar_vocab_node_count(NULL, NULL, &desc));
     test_expect(!seqpar_vocab_forward(ctx, &io, &desc), "%s", ctx->error->text);
     for (int i = 0; i < VALUES; i++)
         seqpar_device_read(d, to->forward[i], at[INPUTS + i], 0, HEAD_TOKENS, d->accumulator);

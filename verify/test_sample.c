@@ -113,7 +113,7 @@ static double *whole_logits(place *p, const int32_t *ids, int64_t tokens) {
                       .ids = (int32_t *)ids,
                       .targets = targets,
                       .position_ids = positions};
-    seqpar_llama_run how = {0};
+    seqpar_llama_batch_desc how = {0};
     seqpar_llama_batch b;
     double *logits = malloc((size_t)(tokens * vocab) * sizeof *logits);
     void *data = p->device->alloc(p->device, tokens * vocab * 8);

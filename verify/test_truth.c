@@ -1139,7 +1139,7 @@ static void collect_values(seqpar_ctx *ctx, const interleaving *run, const open_
 
 static seqpar_status begin_batch(seqpar_ctx *ctx, const interleaving *run, seqpar_llama *model,
                                  seqpar_optim *optim, open_batch *o, int64_t index) {
-    seqpar_llama_run how = {.layout = run->layout, .recompute = 1, .vocab_rows = 5};
+    seqpar_llama_batch_desc how = {.layout = run->layout, .recompute = 1, .vocab_rows = 5};
     int64_t rows;
     seqpar_status status;
     status = seqpar_step_rows(ctx, optim, index, &o->first, &rows);

@@ -30,7 +30,7 @@ static inline void demo_experts_free(demo_experts *e) {
 static inline seqpar_status demo_experts_count(seqpar_ctx *ctx, demo_experts *e,
                                                seqpar_llama *model, seqpar_optim *optim,
                                                const seqpar_row *rows, int64_t micro_batches,
-                                               const seqpar_llama_run *run) {
+                                               const seqpar_llama_batch_desc *run) {
     int64_t experts = model->config.experts, first, count;
     seqpar_status status = SEQPAR_OK;
     memset(e->chosen, 0, (size_t)experts * sizeof *e->chosen);
@@ -50,7 +50,7 @@ static inline seqpar_status demo_experts_count(seqpar_ctx *ctx, demo_experts *e,
 static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
                                                seqpar_llama *model, seqpar_optim *optim,
                                                const seqpar_row *rows, int64_t micro_batches,
-                                               const seqpar_llama_run *run,
+                                               const seqpar_llama_batch_desc *run,
                                                double coefficient) {
     int64_t experts = model->config.experts;
     e->on = coefficient > 0 && experts > 0;

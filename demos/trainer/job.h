@@ -61,7 +61,7 @@ typedef struct {
     seqpar_llama_config model;
     seqpar_adapter_desc adapter;          /* rank 0: the model itself is trained */
     char adapter_targets[DEMO_LORA_TEXT]; /* of a folder that they begin with */
-    int64_t untaught;                     /* as in seqpar_llama_run */
+    int64_t untaught;                     /* as in seqpar_llama_batch_desc */
     int layout, schedule, lr_kind;
     double temperature; /* of log-probs; 0: 1 */
     /* rows at a time where there are no gradients; 0: micro_train_batch_size */

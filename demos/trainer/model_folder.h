@@ -690,7 +690,7 @@ static inline int64_t demo_config_positions(const char *folder) {
     return (int64_t)positions;
 }
 
-/* The id of padding + 1, as seqpar_llama_run.untaught wants it; 0: the config names none that
+/* The id of padding + 1, as seqpar_llama_batch_desc.untaught wants it; 0: the config names none that
    has a row. transformers makes it torch's padding_idx when it opens the model, where a negative
    one counts from the last row. */
 static inline int64_t demo_untaught(const char *folder, int64_t vocab) {

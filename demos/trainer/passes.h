@@ -41,7 +41,7 @@ static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
 static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
                                     int64_t first, int64_t count) {
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama_run run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_run_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
                                                    count, &run);

@@ -35,7 +35,7 @@ typedef struct { /* an actor's rank carries these */
     seqpar_optim critic_optim;
     demo_experts critic_experts; /* another number of them than the actor has, perhaps */
     char critic_source[DEMO_PATH_LIMIT + 1];
-    int64_t critic_untaught; /* as in seqpar_llama_run */
+    int64_t critic_untaught; /* as in seqpar_llama_batch_desc */
     /* scores of a reward model are brought to mean 0 and deviation 1 from these */
     demo_moments moments[DEMO_REWARDS];
     bool has_critic;

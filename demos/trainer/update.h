@@ -300,7 +300,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
 
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
-    seqpar_llama_run run = demo_run_of(r, index);
+    seqpar_llama_batch_desc run = demo_run_of(r, index);
     if (u->model->config.score) run.untaught = demo_ppo_of(r)->critic_untaught;
     seqpar_llama_batch b = {0};
     seqpar_vocab_seeds seeds = {0};
@@ -358,7 +358,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
-    const seqpar_llama_run run = demo_run_of(r, 0);
+    const seqpar_llama_batch_desc run = demo_run_of(r, 0);
     if (!status)
         status = demo_experts_begin(&r->ctx, u->experts, u->model, u->optim, u->w->batch.row,
                                     accumulation, &run, r->job->config.aux_loss_coef);

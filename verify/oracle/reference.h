@@ -248,7 +248,7 @@ static inline void reference_read(reference *f, const seqpar_llama_batch *b, int
 static inline int reference_pass(reference *f, const seqpar_row *row, int64_t i,
                                  const double *seeds) {
     seqpar_attn_kernel kernel = {reference_forward, reference_gradients, f};
-    seqpar_llama_run run = {.kernel = &kernel};
+    seqpar_llama_batch_desc run = {.kernel = &kernel};
     seqpar_vocab_seeds given = {.dlogp = NULL};
     seqpar_llama_batch b;
     seqpar_buffer seed = {.data = NULL};
