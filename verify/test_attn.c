@@ -83,41 +83,97 @@ static void expect_near(const double *got, const double *want, int64_t count, do
     test_expect(d <= limit, "%s: %s is %.2e off", what, tensor, d);
 }
 
-/* Truth: dense attention row by row. */
+/* Dense attention of one row, by slow.h, and its gradients. */
+typedef struct row_truth {
+    uint64_t key;
+    double *out, *lse, *dq, *dk, *dv, dsinks[8];
+} row_truth;
+
+static uint64_t hash_of(uint64_t h, const void *data, size_t bytes) {
+    const unsigned char *byte = data;
+    for (size_t i = 0; i < bytes; i++) h = (h ^ byte[i]) * UINT64_C(1099511628211);
+    return h;
+}
+
+/* The hash of all that the truth of row r is computed from; z: dropout factors or NULL. */
+static uint64_t truth_key(const setup *s, int64_t r, int64_t base, const bool *mask,
+                          const double *z) {
+    const problem *p = s->p;
+    size_t n = (size_t)p->rows[r].tokens, d = (size_t)p->head_dim, heads = (size_t)p->heads;
+    size_t wide = heads * d, narrow = (size_t)p->kv_heads * d, from = (size_t)base;
+    const int64_t sizes[] = {p->rows[r].tokens, p->heads, p->kv_heads, p->head_dim, s->f.sinks};
+    uint64_t h = hash_of(UINT64_C(1469598103934665603), sizes, sizeof sizes);
+    h = hash_of(h, &s->f.scale, sizeof s->f.scale);
+    h = hash_of(h, &s->f.softcap, sizeof s->f.softcap);
+    h = hash_of(h, p->sinks, sizeof p->sinks);
+    h = hash_of(h, mask, n * n);
+    if (z) h = hash_of(h, z, heads * n * n * sizeof *z);
+    h = hash_of(h, p->q + from * wide, n * wide * sizeof *p->q);
+    h = hash_of(h, p->k + from * narrow, n * narrow * sizeof *p->k);
+    h = hash_of(h, p->v + from * narrow, n * narrow * sizeof *p->v);
+    return hash_of(h, p->dout + from * wide, n * wide * sizeof *p->dout);
+}
+
+static void truth_compute(row_truth *t, const setup *s, int64_t r, int64_t base,
+                          const bool *mask, const double *z) {
+    const problem *p = s->p;
+    int64_t n = p->rows[r].tokens, d = p->head_dim, wide = p->heads * d,
+            narrow = p->kv_heads * d;
+    slow_shape shape = {n, n, p->heads, p->kv_heads, d};
+    slow_extras extras = {.scale = s->f.scale,
+                          .softcap = s->f.softcap,
+                          .sinks = s->f.sinks ? p->sinks : NULL,
+                          .dropout = z};
+    free(t->out);
+    t->out = malloc((size_t)(5 * n * wide + 8) * sizeof *t->out);
+    t->lse = t->out + n * wide;
+    t->dq = t->lse + n * wide;
+    t->dk = t->dq + n * wide;
+    t->dv = t->dk + n * wide;
+    slow_attention_extra_real(&shape, mask, &extras, p->q + base * wide, p->k + base * narrow,
+                              p->v + base * narrow, t->out, t->lse);
+    slow_attention_extra_gradient(&shape, mask, &extras, p->q + base * wide,
+                                  p->k + base * narrow, p->v + base * narrow,
+                                  p->dout + base * wide, t->dq, t->dk, t->dv, t->dsinks);
+}
+
+/* Many setups have the same truth, and it takes longer than they do: the last ones are kept. */
+static const row_truth *truth_of(const setup *s, int64_t r, int64_t base) {
+    static row_truth kept[64];
+    static size_t next;
+    const seqpar_row *row = &s->p->rows[r];
+    bool *mask = malloc((size_t)(row->tokens * row->tokens));
+    double *z = s->f.dropout > 0 ? dropout_factors(s, row) : NULL;
+    size_t i = 0, most = sizeof kept / sizeof *kept;
+    slow_mask_general(row->tokens, row->docs, row->cu_seqlens, !s->f.full, s->f.window,
+                      s->f.prefix ? s->p->prefix[r] : NULL, mask);
+    uint64_t key = truth_key(s, r, base, mask, z);
+    while (i < most && !(kept[i].out && kept[i].key == key)) i++;
+    if (i == most) {
+        i = next++ % most;
+        truth_compute(&kept[i], s, r, base, mask, z);
+        kept[i].key = key;
+    }
+    free(mask);
+    free(z);
+    return &kept[i];
+}
+
 static void expect_truth(const setup *s, double limit, const char *what) {
     const problem *p = s->p;
     int64_t r, base = 0, d = p->head_dim, i;
-    double sinks[8] = {0}, sinks_want[8] = {0}, part[8];
+    double sinks[8] = {0}, sinks_want[8] = {0};
     for (r = 0; r < p->row_count; base += p->rows[r++].tokens) {
         int64_t n = p->rows[r].tokens, wide = p->heads * d, narrow = p->kv_heads * d;
-        slow_shape shape = {n, n, p->heads, p->kv_heads, d};
-        slow_extras extras = {.scale = s->f.scale,
-                              .softcap = s->f.softcap,
-                              .sinks = s->f.sinks ? p->sinks : NULL};
-        bool *mask = malloc((size_t)(n * n));
-        double *x = malloc((size_t)(5 * n * wide + 8) * sizeof *x);
-        double *out = x, *lse = out + n * wide, *dq = lse + n * wide, *dk = dq + n * wide;
-        double *dv = dk + n * wide;
-        double *z = s->f.dropout > 0 ? dropout_factors(s, &p->rows[r]) : NULL;
-        extras.dropout = z;
-        slow_mask_general(n, p->rows[r].docs, p->rows[r].cu_seqlens, !s->f.full, s->f.window,
-                          s->f.prefix ? p->prefix[r] : NULL, mask);
-        slow_attention_extra_real(&shape, mask, &extras, p->q + base * wide,
-                                  p->k + base * narrow, p->v + base * narrow, out, lse);
-        slow_attention_extra_gradient(&shape, mask, &extras, p->q + base * wide,
-                                      p->k + base * narrow, p->v + base * narrow,
-                                      p->dout + base * wide, dq, dk, dv, part);
-        for (i = 0; i < p->heads; i++) sinks_want[i] += part[i];
-        for (i = 0; i < p->rows[r].tokens * p->heads; i++)
+        const row_truth *t = truth_of(s, r, base);
+        for (i = 0; i < p->heads; i++) sinks_want[i] += t->dsinks[i];
+        for (i = 0; i < n * p->heads; i++)
             sinks[i % p->heads] += s->dsinks[dsinks_begin(p, r) + i];
-        expect_near(s->out + base * wide, out, n * wide, limit, what, "out");
-        expect_near(s->lse + base * p->heads, lse, n * p->heads, limit, what, "lse");
-        expect_near(s->dq + base * wide, dq, n * wide, limit, what, "dq");
-        expect_near(s->dk + base * narrow, dk, n * narrow, limit, what, "dk");
-        expect_near(s->dv + base * narrow, dv, n * narrow, limit, what, "dv");
-        free(mask);
-        free(x);
-        free(z);
+        expect_near(s->out + base * wide, t->out, n * wide, limit, what, "out");
+        expect_near(s->lse + base * p->heads, t->lse, n * p->heads, limit, what, "lse");
+        expect_near(s->dq + base * wide, t->dq, n * wide, limit, what, "dq");
+        expect_near(s->dk + base * narrow, t->dk, n * narrow, limit, what, "dk");
+        expect_near(s->dv + base * narrow, t->dv, n * narrow, limit, what, "dv");
     }
     if (s->f.sinks) expect_near(sinks, sinks_want, p->heads, limit, what, "dsinks");
 }
@@ -1305,7 +1361,7 @@ static void test_own_attention_refused(void) {
 
 static void test_relaxed_truth(int reference) {
     /* documents longer than tiles of 128, which end within cells */
-    static const int64_t lengths[] = {401, 7}, cells[] = {13, 3};
+    static const int64_t lengths[] = {263, 7}, cells[] = {13, 3};
     problem *p = problem_new(2, lengths, cells, 4, 2, 3);
     int way;
     for (way = 0; way < SEQPAR_LAYOUT_COUNT * SEQPAR_SCHEDULE_COUNT; way++) {
