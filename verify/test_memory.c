@@ -356,17 +356,17 @@ static void gradient_sizes(const seqpar_llama_config *config, int64_t slice, int
 }
 
 /* `rows` rows of 1,024 tokens in one document each. */
-static void rows_task(model_task *task, const seqpar_llama_config *config, int64_t rows) {
-    enum { TOKENS = 1024 };
+static void rows_task(model_task *task, const seqpar_llama_config *config, int64_t rows,
+                      int64_t tokens) {
     seqpar_document *docs = calloc((size_t)rows, sizeof *docs);
-    int32_t *ids = calloc((size_t)rows * TOKENS, sizeof *ids);
-    seqpar_pack_desc desc = {.pack_len = TOKENS, .cell = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
+    int32_t *ids = calloc((size_t)rows * tokens, sizeof *ids);
+    seqpar_pack_desc desc = {.pack_len = tokens, .cell = 32, .order = SEQPAR_PACK_UNIT_PER_ROW};
     seqpar_error error = {0};
     memset(task, 0, sizeof *task);
-    for (int64_t i = 0; i < rows * TOKENS; i++)
+    for (int64_t i = 0; i < rows * tokens; i++)
         ids[i] = (int32_t)test_integer(0, config->vocab - 1);
     for (int64_t i = 0; i < rows; i++)
-        docs[i] = (seqpar_document){.ids = ids + i * TOKENS, .tokens = TOKENS, .unit = i};
+        docs[i] = (seqpar_document){.ids = ids + i * tokens, .tokens = tokens, .unit = i};
     if (seqpar_pack(&error, &task->batch, docs, rows, &desc)) {
         fprintf(stderr, "%s\n", error.text);
         exit(2);
@@ -418,7 +418,7 @@ static void test_gradients(int tied) {
         model_task task;
         seqpar_error error = {0};
         gradient_sizes(&c, way.slice, &all, &largest);
-        rows_task(&task, &c, dp * micro);
+        rows_task(&task, &c, dp * micro, 1024);
         m.job = (model_job){&task, &way, &unused};
         test_expect(!seqpar_run_threads(world, memory_main, &m, &error), "%s", error.text);
         double own = (double)all / (double)world + 4096.0 * (double)(c.layers + 2);
@@ -667,7 +667,7 @@ static void test_zero_adapters(int tied) {
                              .layout = SEQPAR_LAYOUT_ZIGZAG,
                              .zero_stage = stage};
             model_task task;
-            rows_task(&task, &config, way.dp * way.accumulation);
+            rows_task(&task, &config, way.dp * way.accumulation, 160);
             adapters_expect(&task, &way);
             seqpar_batch_free(&task.batch);
         }
@@ -697,7 +697,7 @@ static void test_zero(int tied) {
             seqpar_llama_config c = config;
             model_task task;
             c.tied = tied;
-            rows_task(&task, &c, way.dp * way.accumulation);
+            rows_task(&task, &c, way.dp * way.accumulation, 160);
             zero_expect(&task, &way);
             way.offload = stage < 3 ? 1 : 1 + (int)(i % 3);
             zero_expect(&task, &way);
@@ -723,7 +723,7 @@ static void test_vocab_places(void) {
     seqpar_optim optim = {0};
     seqpar_ctx ctx;
     model_task task;
-    rows_task(&task, &config, ROWS);
+    rows_task(&task, &config, ROWS, 1024);
     test_expect(
         !seqpar_ctx_open(&ctx, self, device, 1) &&
             !seqpar_optim_open(&ctx, &optim, &tensor, 1, &sgd) &&
