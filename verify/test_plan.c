@@ -836,20 +836,19 @@ int main(int argc, char **argv) {
         return 0;
     }
     test_begin(argc, argv);
-    test_state += test_seed;
-    for (i = 0; i < SHAPES; i++) test_sound(&shapes[i]);
-    test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 0});
-    test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 1});
-    test_sound(&(shape){SEQPAR_SCHEDULE_LLAMA3, 1024, 2, 1, 2, 0});
-    test_mutations();
-    test_refused();
-    test_mask();
-    test_balance();
-    test_formulas();
-    test_as_far_as_seen();
-    test_large();
-    test_long_documents();
-    for (i = 0; i < SEQPAR_LAYOUT_COUNT; i++) test_work(i);
-    test_counts();
+    for (i = 0; i < SHAPES; i++) TEST(test_sound(&shapes[i]));
+    TEST(test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 0}));
+    TEST(test_sound(&(shape){SEQPAR_SCHEDULE_RING, 1024, 1, 1, 0, 0, 1}));
+    TEST(test_sound(&(shape){SEQPAR_SCHEDULE_LLAMA3, 1024, 2, 1, 2, 0}));
+    TEST(test_mutations());
+    TEST(test_refused());
+    TEST(test_mask());
+    TEST(test_balance());
+    TEST(test_formulas());
+    TEST(test_as_far_as_seen());
+    TEST(test_large());
+    TEST(test_long_documents());
+    for (i = 0; i < SEQPAR_LAYOUT_COUNT; i++) TEST(test_work(i));
+    TEST(test_counts());
     return test_summary();
 }
