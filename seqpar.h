@@ -60,7 +60,7 @@
        >>attn       what an attention is made of
        >>sight      who sees whom
        >>program    what each rank adds, and in which order
-       >>exec       a plan is run: ring and llama3
+       >>exec       a plan is executed: ring and llama3
        >>kernel     an attention kernel of the user's
        >>ulysses    tokens for heads, and back
        >>call       open, forward, backward
@@ -1608,7 +1608,7 @@ typedef struct seqpar_plan_op {
     int32_t
         buffer; /* backward: which of two outboxes COMPUTE fills, RETURN sends; inboxes alike */
     int64_t head_begin, head_count; /* among the heads of this member */
-    int64_t source, sources;        /* a run of positions */
+    int64_t source, sources;        /* a range of positions */
     int64_t send_to, recv_from;     /* positions */
 } seqpar_plan_op;
 
@@ -2127,7 +2127,7 @@ typedef struct seqpar_blocks {
     int64_t own_elements;  /* those that this rank owns */
 } seqpar_blocks;
 
-/* The next run of a tensor's elements, from `from` on, that this rank owns: *first .. *first +
+/* The next range of a tensor's elements, from `from` on, that this rank owns: *first .. *first +
    *count. 0: there is none. */
 SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *blocks,
                                  int64_t tensor, int64_t from, int64_t *first, int64_t *count);
@@ -2871,7 +2871,7 @@ static void seqpar__list_free(void **list) {
        level 3                     0
 
    A step has one tree, with the numbers of its documents above their cells: rows, data-parallel
-   ranks and micro-batches only decide who computes which leaf. Each is dealt a run of documents,
+   ranks and micro-batches only decide who computes which leaf. Each is dealt a range of documents,
    micro-batches first, so that a micro-batch leaves few nodes behind.
 
    What a rank has to do is written down as a program of a small stack machine. The rank above
@@ -5966,7 +5966,7 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 
        >>sight     who sees whom, and which keys therefore travel
        >>program   what each rank adds, and in which order
-       >>exec      the plan is run: ring and llama3
+       >>exec      the plan is executed: ring and llama3
        >>kernel    an attention kernel of the user's in the place of the device's
        >>ulysses   tokens for heads, and back
        >>call      open, forward, backward
@@ -6727,7 +6727,7 @@ static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
 
 /* This position's query pieces that see a key piece, as spans of that key's fold: beside them in
    it there may be queries of other positions. *near: where the last search ended. */
-static int64_t seqpar__own_queries(seqpar__writer *p, int64_t key, int64_t *near) {
+static int64_t seqpar__local_queries(seqpar__writer *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
     int64_t n = 0, i = *near = seqpar__seek(p->mine, p->own, *near, range.begin), before, after;
@@ -6804,7 +6804,8 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
    nodes of a message. */
 static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writer *p,
                                                  int64_t key, int64_t *near) {
-    int64_t n = seqpar__own_queries(p, key, near), source = attn->order[key].source, depth = 2;
+    int64_t n = seqpar__local_queries(p, key, near), source = attn->order[key].source,
+            depth = 2;
     int64_t nodes = 1;
     seqpar_attn_task *task;
     seqpar_fold_op *program;
@@ -6865,8 +6866,8 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
 /* dk and dv of a key piece of this position: what its own queries add first, then what others
    return, in the order of arrival: in a ring from the position that the keys went to first, else
    from position 0 on. */
-static seqpar_status seqpar__program_own_key(seqpar_attn *attn, seqpar__writer *p,
-                                             int64_t piece, seqpar_fold *fold) {
+static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer *p,
+                                               int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t n = seqpar__list_queries(p, p->mine[piece]), q, own;
     const int64_t *leaves = seqpar__list_leaves(p, n);
@@ -6945,7 +6946,7 @@ static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p
         SEQPAR__TRY(seqpar__program_query(attn, p, i));
     for (int64_t i = 0; i < p->own; i++) {
         seqpar_fold fold;
-        status = seqpar__program_own_key(attn, p, i, &fold);
+        status = seqpar__program_local_key(attn, p, i, &fold);
         attn->key_slots = SEQPAR__MAX(attn->key_slots, fold.slots_high);
         seqpar_fold_free(&fold);
         if (status) return status;
@@ -6982,7 +6983,7 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
 }
 
 /* =============================================================================================
-   >>exec  the plan is run: ring and llama3
+   >>exec  the plan is executed: ring and llama3
 
    The executor takes the operations of a plan one after the other: it begins and awaits
    messages, and hands tasks to the device, with buffers for what lies between two of them:
@@ -7060,7 +7061,7 @@ static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads,
     return 2 * sum + 2 * (most + (r->plan->backward ? tokens : 0)) * kv_heads * d;
 }
 
-/* Buffers of a run. Outbox and inbox hold the message of one rank in a ring, of all ranks with
+/* Buffers of one execution. Outbox and inbox hold the message of one rank in a ring, of all ranks with
    llama3. */
 static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     seqpar_attn *attn = r->attn;
@@ -7950,7 +7951,7 @@ static seqpar_status seqpar__exec_op(seqpar__attn_exec *r, const seqpar_plan_op 
     }
 }
 
-/* One run of a plan: buffers, operations, and their end, also after an error. */
+/* Executes a plan once: buffers, operations, and their end, also after an error. */
 static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
                                        const seqpar_plan *plan, const seqpar_attn_args *args) {
     seqpar__attn_exec r;
@@ -7992,7 +7993,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     return status;
 }
 
-/* What all device calls of a run have in common. */
+/* What all device calls of one execution have in common. */
 static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                           const seqpar_attn_io *io) {
     seqpar_attn_args a;
@@ -8180,8 +8181,8 @@ typedef struct seqpar__attn_whole {
 
 /* Scatters what is read, runs, gathers what is wanted. `memory` has room for this rank's tokens
    of all tensors. */
-static seqpar_status seqpar__attn_whole_run(seqpar_ctx *ctx, seqpar_attn *attn,
-                                            const seqpar_attn_io *io, char *memory) {
+static seqpar_status seqpar__attn_whole_compute(seqpar_ctx *ctx, seqpar_attn *attn,
+                                                const seqpar_attn_io *io, char *memory) {
     const seqpar_share *mine = seqpar_attn_share(attn);
     const int64_t q = attn->desc.heads * attn->desc.head_dim * 4,
                   kv = attn->desc.kv_heads * attn->desc.head_dim * 4;
@@ -8210,7 +8211,7 @@ static seqpar_status seqpar__attn_whole_open(seqpar_ctx *ctx, const seqpar__attn
     char *memory = (char *)seqpar__calloc(
         seqpar_attn_share(attn)->tokens,
         4 * (4 * (d->heads + d->kv_heads) * d->head_dim + d->heads));
-    seqpar_status status = memory ? seqpar__attn_whole_run(ctx, attn, job->io, memory)
+    seqpar_status status = memory ? seqpar__attn_whole_compute(ctx, attn, job->io, memory)
                                   : seqpar__no_memory(ctx->error,
                                                       "a rank's share of q, k, v and results");
     SEQPAR_FREE(memory);
@@ -8941,7 +8942,7 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
     return SEQPAR_OK;
 }
 
-/* A piece holds one run of tokens of each document in it: a leaf. */
+/* A piece holds one range of tokens of each document in it: a leaf. */
 static int seqpar__segments_piece(seqpar_segments *s, const double *values,
                                   const seqpar_row *row, const seqpar_piece *p) {
     int64_t last = -1;
@@ -10309,22 +10310,22 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
        stage 1           load    update  store  ...
    ========================================================================================== */
 
-/* A run [begin, end) of state that owners hand to all ranks. `data` holds the run, block_bytes
+/* A span [begin, end) of state that owners hand to all ranks. `data` holds the span, block_bytes
    for each block; with params set it is the caller's whole array of parameters. With a queue
    data is device memory, with queue NULL host memory. */
-typedef struct seqpar__owned_run {
+typedef struct seqpar__owned_span {
     void *data;
     int64_t begin, end, block_bytes;
     int params;
     void *queue;
     const char *name;
     int64_t first; /* data begin with this element of the parameters */
-} seqpar__owned_run;
+} seqpar__owned_span;
 
 /* Adds the transfers, to or from `peer`, of what `owner` owns; returns how many the list has
    now. */
 static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_blocks *b,
-                                       const seqpar__owned_run *h, int64_t owner, int64_t peer,
+                                       const seqpar__owned_span *h, int64_t owner, int64_t peer,
                                        seqpar_transfer *list, int64_t n) {
     int64_t begin, end, count;
     seqpar__part s;
@@ -10350,7 +10351,7 @@ static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_block
 }
 
 static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b,
-                                         const seqpar__owned_run *h, seqpar_request *request) {
+                                         const seqpar__owned_span *h, seqpar_request *request) {
     int64_t world = ctx->world->size, rank = ctx->world->rank;
     int64_t most = b->tensor_count + b->slices, n = 0, r = 0;
     seqpar_transfer *list, *arriving;
@@ -10373,7 +10374,7 @@ static seqpar_status seqpar__share_begin(seqpar_ctx *ctx, const seqpar_blocks *b
 }
 
 static seqpar_status seqpar__gather_owned(seqpar_ctx *ctx, const seqpar_blocks *b,
-                                          const seqpar__owned_run *h) {
+                                          const seqpar__owned_span *h) {
     seqpar_request request;
     SEQPAR__TRY(seqpar__share_begin(ctx, b, h, &request));
     return seqpar_comm_wait(ctx->world, &request, h->queue);
@@ -10402,7 +10403,7 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
             count;
     double *sums = SEQPAR__NEW(double, blocks);
     int64_t *leaves = SEQPAR__NEW(int64_t, blocks);
-    seqpar__owned_run handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
+    seqpar__owned_span handed = {sums, 0, o->blocks.elements, 8, 0, NULL, "gradient norm", 0};
     seqpar_status status = sums && leaves ? SEQPAR_OK
                                           : seqpar__no_memory(ctx->error, "the gradient norm");
     for (int64_t s = 0; !status && blocks && s < o->blocks.slices; s++) {
@@ -10550,7 +10551,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
     seqpar__owned_blocks(&o->blocks, part.slice, ctx->world->size, ctx->world->rank, &begin,
                          &count);
     if (!status) {
-        seqpar__owned_run owned = {
+        seqpar__owned_span owned = {
             whole.data, part.begin, part.begin + part.count, SEQPAR_PARAM_BLOCK * size,
             0,          ctx->queue, "gradients from owners", 0};
         ctx->device->copy(ctx->device, (char *)whole.data + begin * size, part.gradient,
@@ -10713,14 +10714,14 @@ static seqpar_status seqpar__update_slices(seqpar_ctx *ctx, const seqpar_optim *
 }
 
 static seqpar_status seqpar__update(seqpar_ctx *ctx, seqpar_optim *o, void *params, double lr) {
-    seqpar__owned_run owned = {params,
-                               0,
-                               o->blocks.elements,
-                               SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
-                               1,
-                               ctx->queue,
-                               "parameters from owners",
-                               0};
+    seqpar__owned_span owned = {params,
+                                0,
+                                o->blocks.elements,
+                                SEQPAR_PARAM_BLOCK * seqpar_dtype_bytes(ctx->device->storage),
+                                1,
+                                ctx->queue,
+                                "parameters from owners",
+                                0};
     seqpar__stages stages;
     seqpar_status ended, status = seqpar__stages_open(ctx, o, &stages, params);
     if (!status) status = seqpar__update_slices(ctx, o, &stages, params, lr);
@@ -11063,7 +11064,7 @@ static seqpar_status seqpar__stored_read(seqpar_ctx *ctx, const seqpar__stored *
                                          double *values, const seqpar_optim_part *part,
                                          const char *name) {
     int64_t first = k->blocks->tensor_begin[part->tensor] + part->first;
-    seqpar__owned_run handed = {
+    seqpar__owned_span handed = {
         values, first, first + part->count, 8 * SEQPAR_PARAM_BLOCK, 0, NULL, name, 0};
     SEQPAR__TRY(seqpar__stored_move(ctx, k, values, NULL, part));
     return k->all ? SEQPAR_OK : seqpar__gather_owned(ctx, k->blocks, &handed);
@@ -11218,7 +11219,7 @@ static int64_t seqpar__shards_copy(const seqpar_ctx *ctx, const seqpar_shards *s
 /* Copies this rank's blocks of the slices [slice, past) to their offsets among the parameters;
    returns the moves to wait for. */
 static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
-                                  const seqpar__owned_run *h, int64_t slice, int64_t past) {
+                                  const seqpar__owned_span *h, int64_t slice, int64_t past) {
     int64_t size = seqpar_dtype_bytes(ctx->device->storage), begin, count, moves = 0;
     int64_t own = seqpar__compact_begin(&s->blocks, ctx, slice);
     seqpar__part part;
@@ -11240,7 +11241,7 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
                                          int64_t *moves, seqpar_request *request) {
-    seqpar__owned_run h;
+    seqpar__owned_span h;
     h.data = data;
     h.begin = s->blocks.slice_begin[slice];
     h.end = s->blocks.slice_begin[past];
@@ -11773,7 +11774,7 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
     return SEQPAR_OK;
 }
 
-/* The same for jobs that cost alike and go over memory in order. A thread has a run of
+/* The same for jobs that cost alike and go over memory in order. A thread has a range of
    neighbours: it finds in its cache what it left there, and fetches no lines ahead that another
    one writes. A thread that is done takes jobs of the others, one of which may have lost its
    core. */
@@ -11964,8 +11965,8 @@ static void seqpar__machine_step(seqpar__machine *m, const seqpar_fold_op *progr
     }
 }
 
-static void seqpar__machine_run(seqpar__machine *m, const seqpar_fold_op *program,
-                                int64_t count) {
+static void seqpar__machine_exec(seqpar__machine *m, const seqpar_fold_op *program,
+                                 int64_t count) {
     m->top = -1;
     m->at = 0;
     seqpar__machine_step(m, program, count, -1);
@@ -12021,10 +12022,10 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     m.move = seqpar__columns_move;
     m.finish = seqpar__columns_finish;
     m.extends = 1;
-    seqpar__machine_run(&m, c.fold->program, c.fold->program_count);
+    seqpar__machine_exec(&m, c.fold->program, c.fold->program_count);
 }
 
-static seqpar_status seqpar__columns_run(seqpar_device *device, const seqpar_fold_call *fold,
+static seqpar_status seqpar__for_columns(seqpar_device *device, const seqpar_fold_call *fold,
                                          const void *args, int64_t count, int64_t block,
                                          seqpar__leaf_fn leaf) {
     seqpar__columns c;
@@ -12062,7 +12063,7 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
     }
 
 SEQPAR__OP(seqpar__host_fold, fold,
-           seqpar__columns_run(device, &a->fold, a, a->count, SEQPAR__FOLD_COLUMNS,
+           seqpar__for_columns(device, &a->fold, a, a->count, SEQPAR__FOLD_COLUMNS,
                                seqpar__fold_leaf))
 
 /* ---- attention driver: a job is a (task, head); a device's kernels do the arithmetic ---- */
@@ -12284,7 +12285,7 @@ static void seqpar__attn_ahead(seqpar__attn_job *j, const seqpar__attn_work *w,
     w->kernel->ahead(j, &next, &m);
 }
 
-static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
+static void seqpar__attn_job_compute(void *user, int64_t i, char *scratch) {
     seqpar__attn_work *w = (seqpar__attn_work *)user;
     const seqpar_attn_args *a = w->args;
     seqpar__attn_job j;
@@ -12296,14 +12297,14 @@ static void seqpar__attn_job_run(void *user, int64_t i, char *scratch) {
             seqpar__attn_ahead(&j, w, a, &a->tasks[n / w->heads], n % w->heads, scratch);
         w->kernel->ahead(&j, NULL, NULL);
     }
-    seqpar__machine_run(&m, j.task->program, j.task->program_count);
+    seqpar__machine_exec(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&w->flops, j.flops);
 }
 
 /* For dkv and return, q_pieces of the args are the pieces of the keys whose gradient is
    folded. */
-static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_args *a,
-                                      const seqpar__attn_kernel *kernel) {
+static seqpar_status seqpar__attn_compute(seqpar_device *device, const seqpar_attn_args *a,
+                                          const seqpar__attn_kernel *kernel) {
     seqpar__attn_work w;
     seqpar_status status;
     w.device = device;
@@ -12316,7 +12317,7 @@ static seqpar_status seqpar__attn_run(seqpar_device *device, const seqpar_attn_a
     status = seqpar__parallel(device, a->task_count * w.heads,
                               seqpar__machine_bytes(a->depth, w.value_bytes) +
                                   kernel->scratch_bytes,
-                              seqpar__attn_job_run, &w);
+                              seqpar__attn_job_compute, &w);
     device->attn_flops += w.flops;
     return status;
 }
@@ -12427,7 +12428,7 @@ static void seqpar__backward_job(void *user, int64_t i, char *scratch) {
                                b->head + (i + 1) % b->heads, scratch);
         b->keys.kernel->ahead(&j, NULL, NULL);
     }
-    seqpar__machine_run(&m, j.task->program, j.task->program_count);
+    seqpar__machine_exec(&m, j.task->program, j.task->program_count);
     seqpar__attn_count(&b->keys.flops, j.flops);
 }
 
@@ -12468,8 +12469,8 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
 /* A job is a key piece and a head. Jobs run in any order, but the folds of dq are fed in order of
    leaves: a job hands its leaf of dq to the fold when that fold has come to it
    (seqpar__backward_next). Heads are taken as many at a time as there are threads. */
-static seqpar_status seqpar__backward_run(seqpar__backward *b,
-                                          const seqpar_attn_backward_args *a) {
+static seqpar_status seqpar__backward_compute(seqpar__backward *b,
+                                              const seqpar_attn_backward_args *a) {
     int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
     int64_t group = b->a->heads / b->a->kv_heads, scratch, each, stacks;
     for (int64_t i = 0; i < b->pieces; i++) b->task_of[i] = -1;
@@ -12509,9 +12510,9 @@ static seqpar_status seqpar__backward_run(seqpar__backward *b,
 }
 
 /* kernel: of kind DQ, whose leaf is a block; its scratch is that of the key job. */
-static seqpar_status seqpar__attn_backward_run(seqpar_device *device,
-                                               const seqpar_attn_backward_args *a,
-                                               const seqpar__attn_kernel *kernel) {
+static seqpar_status seqpar__attn_backward_compute(seqpar_device *device,
+                                                   const seqpar_attn_backward_args *a,
+                                                   const seqpar__attn_kernel *kernel) {
     seqpar__attn_kernel keys = *kernel;
     seqpar__backward b;
     seqpar_status status;
@@ -12533,7 +12534,7 @@ static seqpar_status seqpar__attn_backward_run(seqpar_device *device,
                           SEQPAR__MIN(b.a->head_count, device->threads) *
                               (b.a->heads / b.a->kv_heads) * b.a->task_count);
     b.task_of = SEQPAR__NEW(int64_t, b.pieces);
-    status = b.key && b.query && b.task_of ? seqpar__backward_run(&b, a)
+    status = b.key && b.query && b.task_of ? seqpar__backward_compute(&b, a)
                                            : seqpar__no_memory(device->error, "attention");
     SEQPAR_FREE(b.key);
     SEQPAR_FREE(b.query);
@@ -12770,7 +12771,7 @@ static void seqpar__ref_weight_leaf(void *user, void *value, int64_t index, int 
 SEQPAR__ANY(weight_grad) {
     (void)S;
     (void)A;
-    return seqpar__columns_run(device, &a->fold, a, a->out * a->in, SEQPAR__REF_WEIGHTS,
+    return seqpar__for_columns(device, &a->fold, a, a->out * a->in, SEQPAR__REF_WEIGHTS,
                                seqpar__ref_weight_leaf);
 }
 
@@ -12816,7 +12817,7 @@ static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, 
 #define SEQPAR__TABLE_ROWS 32 /* of a job */
 #endif
 SEQPAR__OP(seqpar__host_embedding_grad, embedding_grad,
-           seqpar__columns_run(device, &a->fold, a, a->rows * a->width,
+           seqpar__for_columns(device, &a->fold, a, a->rows * a->width,
                                SEQPAR__TABLE_ROWS * a->width, seqpar__host_embedding_leaf))
 
 SEQPAR__ANY(rmsnorm) {
@@ -12874,7 +12875,7 @@ SEQPAR__ANY(rmsnorm_grad) {
             seqpar__put(a->dx, t, i, S, seqpar__of(a->dx, t, i, S) + slope);
         }
     }
-    return seqpar__columns_run(device, &a->fold, a, a->width, SEQPAR__GAIN_COLUMNS,
+    return seqpar__for_columns(device, &a->fold, a, a->width, SEQPAR__GAIN_COLUMNS,
                                seqpar__ref_gain_leaf);
 }
 
@@ -13154,16 +13155,17 @@ static const seqpar__attn_kernel seqpar__host_returns = {
 SEQPAR__ANY(attn_forward) {
     (void)S;
     (void)A;
-    return seqpar__attn_run(device, a, &seqpar__ref_forward);
+    return seqpar__attn_compute(device, a, &seqpar__ref_forward);
 }
 
 SEQPAR__ANY(attn_backward) {
     (void)S;
     (void)A;
-    return seqpar__attn_backward_run(device, a, &seqpar__ref_backward);
+    return seqpar__attn_backward_compute(device, a, &seqpar__ref_backward);
 }
 
-SEQPAR__OP(seqpar__host_attn_return, attn, seqpar__attn_run(device, a, &seqpar__host_returns))
+SEQPAR__OP(seqpar__host_attn_return, attn,
+           seqpar__attn_compute(device, a, &seqpar__host_returns))
 
 SEQPAR__ANY(attn_delta) {
     (void)device;
@@ -13530,17 +13532,17 @@ static seqpar_status seqpar__host_sample(seqpar_device *device, const seqpar_sam
     return t ? SEQPAR_OK : seqpar__no_memory(device->error, "choosing tokens");
 }
 
-/* ---- experts: a job is a run of rows ---- */
+/* ---- experts: a job is a range of rows ---- */
 
-#ifndef SEQPAR__ROW_RUN
-#define SEQPAR__ROW_RUN 32
+#ifndef SEQPAR__ROW_JOB
+#define SEQPAR__ROW_JOB 32
 #endif
 
-typedef struct seqpar__row_run {
+typedef struct seqpar__row_jobs {
     const seqpar_device *device;
     const void *args;
     int64_t rows;
-} seqpar__row_run;
+} seqpar__row_jobs;
 
 /* Of equals the one with the lowest number, and a number where all are NaN. */
 static int32_t seqpar__likeliest(const double *p, int64_t experts, const int32_t *ids,
@@ -13562,7 +13564,7 @@ static void seqpar__route_softmax(double *p, int64_t experts, int A) {
     for (int64_t e = 0; e < experts; e++) p[e] = seqpar__rounded(p[e] / sum, A);
 }
 
-static void seqpar__route_row(const seqpar__row_run *w, int64_t t, double *p) {
+static void seqpar__route_row(const seqpar__row_jobs *w, int64_t t, double *p) {
     const seqpar_route_args *a = (const seqpar_route_args *)w->args;
     int S = w->device->storage, A = w->device->accumulator;
     int32_t *ids = a->ids + t * a->chosen;
@@ -13582,7 +13584,7 @@ static void seqpar__route_row(const seqpar__row_run *w, int64_t t, double *p) {
 
 /* w_j = p_j / s with s = sum of the chosen p: dp_j = (dw_j - sum of dw w) / s. Then through the
    softmax: dx = p (dp - sum of p dp). */
-static void seqpar__route_grad_row(const seqpar__row_run *w, int64_t t, double *dp) {
+static void seqpar__route_grad_row(const seqpar__row_jobs *w, int64_t t, double *dp) {
     const seqpar_route_grad_args *a = (const seqpar_route_grad_args *)w->args;
     int S = w->device->storage, A = w->device->accumulator;
     int64_t row = t * a->experts, pair = t * a->chosen;
@@ -13608,7 +13610,7 @@ static void seqpar__route_grad_row(const seqpar__row_run *w, int64_t t, double *
     if (a->loss) seqpar__element_set(a->loss, t, A, seqpar__element(a->loss, t, A) + loss);
 }
 
-static void seqpar__mix_row(const seqpar__row_run *w, int64_t t, double *sums) {
+static void seqpar__mix_row(const seqpar__row_jobs *w, int64_t t, double *sums) {
     const seqpar_mix_args *a = (const seqpar_mix_args *)w->args;
     int S = w->device->storage, A = w->device->accumulator;
     for (int64_t i = 0; i < a->width; i++)
@@ -13621,7 +13623,7 @@ static void seqpar__mix_row(const seqpar__row_run *w, int64_t t, double *sums) {
     for (int64_t i = 0; i < a->width; i++) seqpar__put(a->y, t, i, S, sums[i]);
 }
 
-static void seqpar__drop_row(const seqpar__row_run *w, int64_t t, double *scratch) {
+static void seqpar__drop_row(const seqpar__row_jobs *w, int64_t t, double *scratch) {
     const seqpar_drop_args *a = (const seqpar_drop_args *)w->args;
     int S = w->device->storage;
     seqpar_dropout from;
@@ -13636,7 +13638,7 @@ static void seqpar__drop_row(const seqpar__row_run *w, int64_t t, double *scratc
     }
 }
 
-static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratch) {
+static void seqpar__dots_row(const seqpar__row_jobs *w, int64_t t, double *scratch) {
     const seqpar_dots_args *a = (const seqpar_dots_args *)w->args;
     int S = w->device->storage;
     double sum = 0;
@@ -13649,20 +13651,20 @@ static void seqpar__dots_row(const seqpar__row_run *w, int64_t t, double *scratc
 /* A job of each of them, with `width` doubles of scratch. */
 #define SEQPAR__ROW_OP(op, width) \
     static void seqpar__##op##_job(void *user, int64_t i, char *scratch) { \
-        const seqpar__row_run *w = (const seqpar__row_run *)user; \
-        int64_t end = SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_RUN); \
-        for (int64_t t = i * SEQPAR__ROW_RUN; t < end; t++) \
+        const seqpar__row_jobs *w = (const seqpar__row_jobs *)user; \
+        int64_t end = SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_JOB); \
+        for (int64_t t = i * SEQPAR__ROW_JOB; t < end; t++) \
             seqpar__##op##_row(w, t, (double *)scratch); \
     } \
     static seqpar_status seqpar__host_##op(seqpar_device *device, const seqpar_##op##_args *a, \
                                            void *queue) { \
-        seqpar__row_run w; \
+        seqpar__row_jobs w; \
         (void)queue; \
         w.device = device; \
         w.args = a; \
         w.rows = a->rows; \
         return seqpar__parallel_runs( \
-            device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, \
+            device, (a->rows + SEQPAR__ROW_JOB - 1) / SEQPAR__ROW_JOB, \
             (width) * (int64_t)sizeof(double), seqpar__##op##_job, &w); \
     }
 SEQPAR__ROW_OP(route, a->experts)
@@ -13840,7 +13842,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
 
    Row operations are independent of their neighbours. Each product element is one chain of
    fused multiply-adds over the inner dimension; edge tiles run the same kernel on padded
-   operands. Threads split output tiles only; in passes over rows each keeps to a run of
+   operands. Threads split output tiles only; in passes over rows each keeps to a range of
    neighbours until it helps the others. exp and log are this file's own; contraction is off and
    fma is written out, so the compiler decides nothing.
 
@@ -14364,7 +14366,7 @@ static void seqpar__product_panels(float *c, int64_t ldc, const float *a, int64_
 
 /* Rows of a are read in place or, where they lie far apart and enough columns are to come,
    from a copy; columns of a are packed. */
-static void seqpar__product_run(const seqpar__product *p, float *packed_a) {
+static void seqpar__product_compute(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
     int copied = p->a_step == 1 && p->a_row >= SEQPAR__FAR_ROWS && p->columns >= 4 * SEQPAR__NR;
     int64_t row = p->a_step == 1 ? p->a_row : 0;
@@ -14441,7 +14443,7 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
     return j;
 }
 
-/* A job is a run of rows and, where that makes too few, of columns: whole tiles for every
+/* A job is a range of rows and, where that makes too few, of columns: whole tiles for every
    thread. */
 typedef struct seqpar__matmul_work {
     const seqpar_matmul_args *args;
@@ -14466,7 +14468,7 @@ static void seqpar__cpu_matmul_job(void *user, int64_t i, char *scratch) {
     p.depth = a->in;
     p.accumulate = a->accumulate;
     if (a->transposed || a->rows > SEQPAR__NR)
-        seqpar__product_run(&p, (float *)scratch);
+        seqpar__product_compute(&p, (float *)scratch);
     else
         seqpar__product_lanes(&p, (float *)scratch, p.rows == 1 ? seqpar__product_row(&p) : 0);
 }
@@ -14493,7 +14495,7 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a;
-    /* each run of rows packs w anew */
+    /* each range of rows packs w anew */
     share = a->out >= SEQPAR__JOB_ROWS_WIDE * jobs ? SEQPAR__JOB_ROWS_WIDE : SEQPAR__JOB_ROWS;
     share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, share);
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
@@ -14547,7 +14549,7 @@ static void seqpar__cpu_weight_leaf(void *user, void *value, int64_t index, int 
     p.columns = j->columns;
     p.depth = a->leaves[index].count;
     p.accumulate = extend;
-    seqpar__product_run(&p, j->packed);
+    seqpar__product_compute(&p, j->packed);
 }
 
 static void seqpar__cpu_weight_combine(void *user, void *into, const void *other) {
@@ -14600,7 +14602,7 @@ static void seqpar__cpu_weight_job(void *user, int64_t i, char *scratch) {
     m.move = seqpar__cpu_weight_move;
     m.finish = seqpar__cpu_weight_finish;
     m.extends = 1;
-    seqpar__machine_run(&m, a->fold.program, a->fold.program_count);
+    seqpar__machine_exec(&m, a->fold.program, a->fold.program_count);
 }
 
 static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
@@ -14639,18 +14641,18 @@ typedef struct seqpar__rows_work {
 static void seqpar__rows_job(void *user, int64_t i, char *scratch) {
     const seqpar__rows_work *w = (const seqpar__rows_work *)user;
     (void)scratch;
-    for (int64_t t = i * SEQPAR__ROW_RUN; t < SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_RUN);
+    for (int64_t t = i * SEQPAR__ROW_JOB; t < SEQPAR__MIN(w->rows, (i + 1) * SEQPAR__ROW_JOB);
          t++)
         w->row(w->args, t);
 }
 
-static seqpar_status seqpar__rows_run(seqpar_device *device, int64_t rows, const void *args,
+static seqpar_status seqpar__for_rows(seqpar_device *device, int64_t rows, const void *args,
                                       void (*row)(const void *args, int64_t t)) {
     seqpar__rows_work w;
     w.args = args;
     w.rows = rows;
     w.row = row;
-    return seqpar__parallel_runs(device, (rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN, 0,
+    return seqpar__parallel_runs(device, (rows + SEQPAR__ROW_JOB - 1) / SEQPAR__ROW_JOB, 0,
                                  seqpar__rows_job, &w);
 }
 
@@ -14833,19 +14835,19 @@ static inline float seqpar__tanhf(float x) {
     return a >= 0.6f ? far : p;
 }
 
-#ifndef SEQPAR__ADD_RUN
-#define SEQPAR__ADD_RUN 65536
+#ifndef SEQPAR__ADD_JOB
+#define SEQPAR__ADD_JOB 65536
 #endif
 static void seqpar__cpu_add_job(void *user, int64_t i, char *scratch) {
     const seqpar_add_args *a = (const seqpar_add_args *)user;
-    int64_t begin = i * SEQPAR__ADD_RUN, end = SEQPAR__MIN(a->count, begin + SEQPAR__ADD_RUN);
+    int64_t begin = i * SEQPAR__ADD_JOB, end = SEQPAR__MIN(a->count, begin + SEQPAR__ADD_JOB);
     (void)scratch;
     for (int64_t n = begin; n < end; n++)
         ((float *)a->y)[n] = ((const float *)a->a)[n] + ((const float *)a->b)[n];
 }
 
 SEQPAR__OP(seqpar__cpu_add, add,
-           seqpar__parallel_runs(device, (a->count + SEQPAR__ADD_RUN - 1) / SEQPAR__ADD_RUN, 0,
+           seqpar__parallel_runs(device, (a->count + SEQPAR__ADD_JOB - 1) / SEQPAR__ADD_JOB, 0,
                                  seqpar__cpu_add_job, (void *)a))
 
 /* =============================================================================================
@@ -15571,7 +15573,7 @@ static seqpar_status seqpar__cpu_attn_backward(seqpar_device *device,
     for (int64_t g = 0; g < a->groups; g++)
         kernel.scratch_bytes = SEQPAR__MAX(kernel.scratch_bytes,
                                            seqpar__attn_scratch(device, &a->keys[g]));
-    return seqpar__attn_backward_run(device, a, &kernel);
+    return seqpar__attn_backward_compute(device, a, &kernel);
 }
 
 static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpar_attn_args *a,
@@ -15586,7 +15588,7 @@ static seqpar_status seqpar__cpu_attn_forward(seqpar_device *device, const seqpa
                                   seqpar__cpu_ahead};
     (void)queue;
     kernel.scratch_bytes = seqpar__attn_scratch(device, a);
-    return seqpar__attn_run(device, a, &kernel);
+    return seqpar__attn_compute(device, a, &kernel);
 }
 
 static void seqpar__cpu_delta_row(const void *args, int64_t t) {
@@ -15598,7 +15600,7 @@ static void seqpar__cpu_delta_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_attn_delta, attn_delta,
-           seqpar__rows_run(device, a->tokens, a, seqpar__cpu_delta_row))
+           seqpar__for_rows(device, a->tokens, a, seqpar__cpu_delta_row))
 
 static void seqpar__cpu_sinks_job(void *user, int64_t i, char *scratch) {
     const seqpar_attn_sinks_args *a = (const seqpar_attn_sinks_args *)user;
@@ -15619,7 +15621,7 @@ SEQPAR__OP(seqpar__cpu_attn_sinks, attn_sinks,
 /* =============================================================================================
    >>rows  the fast device, row by row: norm, rotation, SwiGLU, loss, optimizer
 
-   A job is a run of rows. Vectors run along a row and its sums have fixed lanes, so a row's
+   A job is a range of rows. Vectors go along a row and its sums have fixed lanes, so a row's
    bits do not depend on the job it is in.
    ========================================================================================== */
 
@@ -15643,11 +15645,11 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_rmsnorm_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
 /* Where the leaves are just the rows, one after the other, memory is read once: a job is a
    leaf, computes dx of its rows and their sum for the gain, and the fold takes the sums from
-   `leaf`. Elsewhere a job is a run of rows, and the fold computes its leaves. A row takes two
+   `leaf`. Elsewhere a job is a range of rows, and the fold computes its leaves. A row takes two
    passes: the first fetches the dx of the second, the second the x and dy two rows on, or
    memory would rest in between. */
 typedef struct seqpar__norm_work {
@@ -15674,14 +15676,14 @@ SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums
     seqpar__vstore(at[1], seqpar__vfma(dy, x * k[0], seqpar__vload(at[1])));
 }
 
-/* dx of some rows, and the sum for the gain: of a leaf, or of a run of rows whose sum nobody
+/* dx of some rows, and the sum for the gain: of a leaf, or of a range of rows whose sum nobody
    asked for. Two rows ahead are fetched. */
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
     float *sum = w->leaf ? w->leaf + i * a->width : (float *)scratch, *at[SEQPAR__ARRAYS], r;
-    int64_t t = w->leaf ? a->leaves[i].local : i * SEQPAR__ROW_RUN;
-    int64_t end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + SEQPAR__ROW_RUN);
+    int64_t t = w->leaf ? a->leaves[i].local : i * SEQPAR__ROW_JOB;
+    int64_t end = w->leaf ? t + a->leaves[i].count : SEQPAR__MIN(a->rows, t + SEQPAR__ROW_JOB);
     seqpar__v sums[SEQPAR__SUMS], k[2];
     memset(sum, 0, (size_t)a->width * sizeof *sum);
     for (; t < end; t++) {
@@ -15748,10 +15750,10 @@ static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device,
     w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf)
                     : NULL;
     status = seqpar__parallel_runs(
-        device, w.leaf ? leaves : (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN,
+        device, w.leaf ? leaves : (a->rows + SEQPAR__ROW_JOB - 1) / SEQPAR__ROW_JOB,
         a->width * (int64_t)sizeof(float), seqpar__cpu_norm_grad_job, &w);
     if (!status)
-        status = seqpar__columns_run(device, &a->fold, &w, a->width, SEQPAR__CPU_GAIN_COLUMNS,
+        status = seqpar__for_columns(device, &a->fold, &w, a->width, SEQPAR__CPU_GAIN_COLUMNS,
                                      seqpar__cpu_gain_leaf);
     SEQPAR_FREE(w.leaf);
     return status;
@@ -15773,7 +15775,7 @@ static void seqpar__cpu_rope_row(const void *args, int64_t t) {
     }
 }
 
-SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__rows_run(device, a->rows, a, seqpar__cpu_rope_row))
+SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__for_rows(device, a->rows, a, seqpar__cpu_rope_row))
 
 /* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
 SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
@@ -15800,7 +15802,7 @@ static void seqpar__cpu_swiglu_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_swiglu, swiglu,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_swiglu_row))
 SEQPAR__TEMPLATE void seqpar__swiglu_grad_step(const seqpar__v *k, seqpar__v *sums,
                                                float *const *x) {
     seqpar__v gate = seqpar__vload(x[0]), dy = seqpar__vload(x[2]), s = seqpar__vsigmoid(gate);
@@ -15821,7 +15823,7 @@ static void seqpar__cpu_swiglu_grad_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_swiglu_grad, swiglu,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_swiglu_grad_row))
 
 /* ---- vocab ---- */
 static float seqpar__seed32(const void *seeds, int64_t t) {
@@ -16127,7 +16129,7 @@ static void seqpar__cpu_vocab_job(void *user, int64_t i, char *scratch) {
     seqpar__vocab row[2];
     row[0].part = (seqpar__vocab_part *)scratch;
     row[1].part = row[0].part + SEQPAR__VOCAB_PARTS(a->vocab);
-    for (int64_t t = i * SEQPAR__ROW_RUN; t < SEQPAR__MIN(a->rows, (i + 1) * SEQPAR__ROW_RUN);
+    for (int64_t t = i * SEQPAR__ROW_JOB; t < SEQPAR__MIN(a->rows, (i + 1) * SEQPAR__ROW_JOB);
          t++) {
         seqpar__vocab *h = &row[t % 2];
         h->before = before;
@@ -16145,7 +16147,7 @@ static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
                                                const seqpar_vocab_softmax_args *a,
                                                void *queue) {
     (void)queue;
-    return seqpar__parallel_runs(device, (a->rows + SEQPAR__ROW_RUN - 1) / SEQPAR__ROW_RUN,
+    return seqpar__parallel_runs(device, (a->rows + SEQPAR__ROW_JOB - 1) / SEQPAR__ROW_JOB,
                                  2 * SEQPAR__VOCAB_PARTS(a->vocab) *
                                      (int64_t)sizeof(seqpar__vocab_part),
                                  seqpar__cpu_vocab_job, (void *)a);
@@ -16271,7 +16273,7 @@ static void seqpar__cpu_distill_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_distill, distill,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_distill_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_distill_row))
 
 /* ---- choice ---- */
 
@@ -16304,7 +16306,7 @@ static void seqpar__cpu_choose_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_choose, choose,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_choose_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_choose_row))
 
 /* ---- four bits ---- */
 static void seqpar__cpu_nf4_rows_row(const void *args, int64_t t) {
@@ -16319,7 +16321,7 @@ static void seqpar__cpu_nf4_rows_row(const void *args, int64_t t) {
 }
 
 SEQPAR__OP(seqpar__cpu_nf4_rows, nf4_rows,
-           seqpar__rows_run(device, a->rows, a, seqpar__cpu_nf4_rows_row))
+           seqpar__for_rows(device, a->rows, a, seqpar__cpu_nf4_rows_row))
 
 /* ---- optimizer ---- */
 static void seqpar__cpu_sumsq_job(void *user, int64_t b, char *scratch) {
@@ -17141,7 +17143,7 @@ static seqpar_status seqpar__user_forward(seqpar_device *device, const seqpar_at
         kernel.finish_state = seqpar__ref_state_finish;
     }
     SEQPAR__TRY(seqpar__user_start(device, a, &kernel));
-    return seqpar__user_end(device, threads, seqpar__attn_run(device, a, &kernel));
+    return seqpar__user_end(device, threads, seqpar__attn_compute(device, a, &kernel));
 }
 
 static seqpar_status seqpar__user_backward(seqpar_device *device,
@@ -17151,7 +17153,7 @@ static seqpar_status seqpar__user_backward(seqpar_device *device,
     int64_t threads = device->threads;
     (void)queue;
     SEQPAR__TRY(seqpar__user_start(device, &a->queries, &kernel));
-    return seqpar__user_end(device, threads, seqpar__attn_backward_run(device, a, &kernel));
+    return seqpar__user_end(device, threads, seqpar__attn_backward_compute(device, a, &kernel));
 }
 
 SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,

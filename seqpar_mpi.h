@@ -378,8 +378,8 @@ static void seqpar_mpi__request_free(seqpar_mpi__request *r) {
 }
 
 /* Where a message is not on the host, it gets a place there. 0: no memory. */
-static int seqpar_mpi__place_part(seqpar_mpi__member *m, seqpar_mpi__part *p,
-                                  const seqpar_transfer *t, int receiving) {
+static int seqpar_mpi__part_buffer(seqpar_mpi__member *m, seqpar_mpi__part *p,
+                                   const seqpar_transfer *t, int receiving) {
     struct seqpar_device *device = m->comm.device;
     p->peer = m->ranks[t->peer];
     p->receiving = receiving;
@@ -405,7 +405,7 @@ static seqpar_mpi__request *seqpar_mpi__request_new(seqpar_mpi__member *m,
     for (int64_t i = 0; r->part && ok && i < r->part_count; i++) {
         int receiving = i < g->recv_count;
         const seqpar_transfer *t = receiving ? &g->recvs[i] : &g->sends[i - g->recv_count];
-        ok = seqpar_mpi__place_part(m, &r->part[i], t, receiving);
+        ok = seqpar_mpi__part_buffer(m, &r->part[i], t, receiving);
         r->part[i].first = r->count;
         r->part[i].count = 1 + seqpar_mpi__pieces(t->bytes);
         r->count += r->part[i].count;
@@ -701,7 +701,7 @@ typedef struct seqpar_mpi__choice {
 } seqpar_mpi__choice;
 
 /* The place of rank `r` among those of its color. */
-static int64_t seqpar_mpi__place_of(const seqpar_mpi__choice *all, int64_t size, int64_t r) {
+static int64_t seqpar_mpi__index_of(const seqpar_mpi__choice *all, int64_t size, int64_t r) {
     int64_t place = 0;
     for (int64_t i = 0; i < size; i++)
         place += all[i].color == all[r].color &&
@@ -732,8 +732,8 @@ static seqpar_mpi__member *seqpar_mpi__part_of(seqpar_mpi__member *m,
                          (long long)w->rank);
     for (int64_t r = 0; s && r < m->comm.size; r++)
         if (all[r].color == all[rank].color)
-            s->ranks[seqpar_mpi__place_of(all, m->comm.size, r)] = m->ranks[r];
-    if (s) s->comm.rank = seqpar_mpi__place_of(all, m->comm.size, rank);
+            s->ranks[seqpar_mpi__index_of(all, m->comm.size, r)] = m->ranks[r];
+    if (s) s->comm.rank = seqpar_mpi__index_of(all, m->comm.size, rank);
     return s;
 }
 
@@ -864,7 +864,7 @@ static void seqpar_mpi__close(seqpar_mpi__world *w) {
 /* >>open --------------------------------------------------------------------------------------- */
 
 #ifndef _WIN32
-static void seqpar_mpi__given_up(int number) {
+static void seqpar_mpi__finalize_hangs(int number) {
     static const char text[] =
         "notice: MPI_Finalize does not return and is given up; what ranks had to do was done "
         "before\n";
@@ -878,7 +878,7 @@ static void seqpar_mpi__given_up(int number) {
 static void seqpar_mpi__at_exit(void) {
     int finalized = 0;
 #ifndef _WIN32
-    signal(SIGALRM, seqpar_mpi__given_up);
+    signal(SIGALRM, seqpar_mpi__finalize_hangs);
     alarm((unsigned)SEQPAR_MPI_GRACE);
 #endif
     MPI_Finalized(&finalized);

@@ -1186,7 +1186,8 @@ static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__reque
 
 /* Where NCCL finds each message: in place, or, for host memory that CUDA does not know, in
    pinned memory. */
-static void seqpar_nccl__place(seqpar_nccl__world *w, seqpar_nccl__request *r, int on_queue) {
+static void seqpar_nccl__choose_buffers(seqpar_nccl__world *w, seqpar_nccl__request *r,
+                                        int on_queue) {
     int64_t i, bytes = 0;
     for (i = 0; i < r->count && !w->news.status; i++) {
         const seqpar_transfer *t = &r->list[i];
@@ -1252,7 +1253,7 @@ static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m,
     if (g->send_count) memcpy(r->list, g->sends, (size_t)g->send_count * sizeof *r->list);
     if (g->recv_count)
         memcpy(r->list + g->send_count, g->recvs, (size_t)g->recv_count * sizeof *r->list);
-    seqpar_nccl__place(w, r, on_queue);
+    seqpar_nccl__choose_buffers(w, r, on_queue);
     return w->news.status ? NULL : r;
 }
 
@@ -1444,7 +1445,7 @@ typedef struct seqpar_nccl__choice {
     int64_t color, key, comms;
 } seqpar_nccl__choice;
 
-static int64_t seqpar_nccl__place_of(const seqpar_nccl__choice *all, int64_t size,
+static int64_t seqpar_nccl__index_of(const seqpar_nccl__choice *all, int64_t size,
                                      int64_t rank) {
     int64_t place = 0;
     for (int64_t r = 0; r < size; r++)
@@ -1467,10 +1468,10 @@ static seqpar_nccl__member *seqpar_nccl__part(seqpar_nccl__member *m,
     s = seqpar_nccl__member_new(w, size);
     if (!s) return NULL;
     s->id = w->comms;
-    s->comm.rank = seqpar_nccl__place_of(all, m->comm.size, me);
+    s->comm.rank = seqpar_nccl__index_of(all, m->comm.size, me);
     for (int64_t r = 0; r < m->comm.size; r++)
         if (all[r].color == all[me].color)
-            s->world_rank[seqpar_nccl__place_of(all, m->comm.size, r)] = m->world_rank[r];
+            s->world_rank[seqpar_nccl__index_of(all, m->comm.size, r)] = m->world_rank[r];
     return s;
 }
 

@@ -1660,8 +1660,8 @@ static seqpar_status seqpar__st_check_name(const char *path, const char *name, i
 }
 
 /* Fills in count, bytes and offset; *offset moves on to the next tensor's. */
-static seqpar_status seqpar__st_place(const char *path, seqpar_safetensors_tensor *tensor,
-                                      int64_t *offset, seqpar_error *error) {
+static seqpar_status seqpar__st_layout(const char *path, seqpar_safetensors_tensor *tensor,
+                                       int64_t *offset, seqpar_error *error) {
     char shown[128];
     const int64_t limit = (int64_t)1 << 53; /* JSON readers lose count from here on */
 
@@ -1712,7 +1712,7 @@ static seqpar_status seqpar__st_copy_list(seqpar_safetensors_writer *writer,
         *tensor = desc->tensors[writer->count];
         tensor->name = strcpy(name, tensor->name);
         name += strlen(name) + 1;
-        status = seqpar__st_place(desc->path, tensor, &offset, error);
+        status = seqpar__st_layout(desc->path, tensor, &offset, error);
     }
     return status;
 }

@@ -68,8 +68,8 @@
 #define SEQPAR__TABLE_ROWS       2                     /* 32 */
 #define SEQPAR__GAIN_COLUMNS     8                     /* 256 */
 #define SEQPAR__CPU_GAIN_COLUMNS 8                     /* 64 */
-#define SEQPAR__ROW_RUN          3                     /* 32 */
-#define SEQPAR__ADD_RUN          64                    /* 65536 */
+#define SEQPAR__ROW_JOB          3                     /* 32 */
+#define SEQPAR__ADD_JOB          64                    /* 65536 */
 #define SEQPAR__QUANTIZE_JOB     SEQPAR_QUANTIZE_GROUP /* (16 * SEQPAR_QUANTIZE_GROUP) */
 
 /* products */

@@ -1329,7 +1329,8 @@ static void test_saved(void) {
                run.saves ? "saved" : "loaded", (long long)run.ranks, (double)run.counted / 1e6,
                (double)held / 1e6, (double)run.weights / 1e6);
     }
-    test_expect(demo_remove_own(SAVED_FOLDER), "%s holds more than a checkpoint", SAVED_FOLDER);
+    test_expect(demo_remove_if_ours(SAVED_FOLDER), "%s holds more than a checkpoint",
+                SAVED_FOLDER);
     test_end("memory_saved: checkpoints are written and read without a copy of the model");
 }
 
@@ -1469,7 +1470,7 @@ static wide_seen wide_train(demo_job *job, const char *tool, const demo_binding 
     int64_t tokens = units * job->objective->documents_per_unit *
                      job->train.documents[0].tokens;
     wide_begin();
-    test_expect(!demo_job_run(job), "%s failed", tool);
+    test_expect(!demo_run_job(job), "%s failed", tool);
     wide_seen seen = wide_end(before, tokens);
     demo_job_close(job);
     return seen;

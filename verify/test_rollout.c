@@ -243,7 +243,7 @@ static void test_groups(void) {
                  {{1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6, 1 - 1.5e-6}, {0, 1}, true},
                  {{1 - 5e-7, 1 - 5e-7, 1 - 5e-7, 1 - 5e-7}, {0, 1}, false}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        test_expect(demo_group_kept(cases[i].scores, 4, cases[i].range) == cases[i].kept,
+        test_expect(demo_group_selected(cases[i].scores, 4, cases[i].range) == cases[i].kept,
                     "case %d", (int)i);
     test_end("groups_kept");
 }
@@ -376,14 +376,14 @@ static void fixture_new(fixture *f, bool critic) {
 }
 
 /* Sum of the columns that the step's gradient is of. */
-static double fixture_loss(const fixture *f, demo_place place, double x, double entropy) {
+static double fixture_loss(const fixture *f, demo_prediction place, double x, double entropy) {
     double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
     demo_token_seed(&f->update, place, x, entropy, columns, seed);
     return columns[LOSS_OF] + f->options.ptx_coef * columns[PRETRAINING_LOSS];
 }
 
-static void fixture_differences(const fixture *f, demo_place place, double x, double entropy,
-                                const char *what) {
+static void fixture_differences(const fixture *f, demo_prediction place, double x,
+                                double entropy, const char *what) {
     const double h = 1e-6;
     double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
     demo_token_seed(&f->update, place, x, entropy, columns, seed);
@@ -408,10 +408,10 @@ static void test_seeds(void) {
                     "counts %lld, %lld, %lld", (long long)f.update.aggregate.tokens,
                     (long long)f.update.aggregate.documents, (long long)f.update.pretraining);
         for (int64_t entry = 0; entry < 5; entry++)
-            fixture_differences(&f, (demo_place){entry >= 2, entry}, 0.5 * test_normal(), 1.5,
-                                trial % 2 ? "value" : "policy");
-        fixture_differences(&f, (demo_place){2, 0}, -1.5, 0.5, "pretraining");
-        fixture_differences(&f, (demo_place){-1, -1}, -1.5, 0.5, "prompt");
+            fixture_differences(&f, (demo_prediction){entry >= 2, entry}, 0.5 * test_normal(),
+                                1.5, trial % 2 ? "value" : "policy");
+        fixture_differences(&f, (demo_prediction){2, 0}, -1.5, 0.5, "pretraining");
+        fixture_differences(&f, (demo_prediction){-1, -1}, -1.5, 0.5, "prompt");
         arrfree(f.window.which);
     }
     test_end("seeds_derivative");
@@ -432,7 +432,7 @@ static void test_gspo_weights(void) {
     f.update.text[1] = (demo_text_loss){7, 11, 1};
     for (int64_t entry = 0; entry < 5; entry++) {
         double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
-        demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, -1, 2, columns, seed);
+        demo_token_seed(&f.update, (demo_prediction){entry >= 2, entry}, -1, 2, columns, seed);
         sum += columns[LOSS_OF];
         test_expect(apart(seed[0], entry >= 2 ? 11.0 / (2 * 3) : 5.0 / (2 * 2)) < 1e-15,
                     "entry %lld: seed %g", (long long)entry, seed[0]);
@@ -567,7 +567,7 @@ static void test_token_losses(void) {
         const double *e = f.entry + entry * ENTRY;
         const seqpar_policy_desc clip = {.clip_low = 0.1, .clip_high = 0.4};
         double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0}, x = e[OLD_LOGP] + 0.05, slope;
-        demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, x, 1.5, columns, seed);
+        demo_token_seed(&f.update, (demo_prediction){entry >= 2, entry}, x, 1.5, columns, seed);
         seqpar_policy_result p = seqpar_policy_loss(x, e[OLD_LOGP], e[ADVANTAGE], &clip);
         double kl = seqpar_kl(x, e[REF_LOGP_OF], 2, &slope);
         test_expect(apart(columns[LOSS_OF], (p.loss + 0.2 * kl - 0.3 * 1.5) / 5) < 1e-12 &&
@@ -578,7 +578,7 @@ static void test_token_losses(void) {
                         columns[ACTOR_TOKENS] == 1 && !columns[RATIO_ONE] && !columns[KL_ZERO],
                     "entry %lld: %g", (long long)entry, columns[LOSS_OF]);
         for (int same = 0; same < 2; same++) {
-            demo_token_seed(&f.update, (demo_place){entry >= 2, entry},
+            demo_token_seed(&f.update, (demo_prediction){entry >= 2, entry},
                             e[same ? REF_LOGP_OF : OLD_LOGP], 1.5, columns, seed);
             test_expect(columns[RATIO_ONE] == !same && columns[KL_ZERO] == same, "entry %lld",
                         (long long)entry);
@@ -593,7 +593,8 @@ static void test_token_losses(void) {
     for (int64_t entry = 0; entry < 5; entry++) {
         const double *e = f.entry + entry * ENTRY;
         double columns[UPDATE_COLUMNS] = {0}, seed[2] = {0};
-        demo_token_seed(&f.update, (demo_place){entry >= 2, entry}, 0.75, 9, columns, seed);
+        demo_token_seed(&f.update, (demo_prediction){entry >= 2, entry}, 0.75, 9, columns,
+                        seed);
         seqpar_value_result v = seqpar_value_loss(0.75, e[VALUE], e[RETURN], 0.5);
         test_expect(apart(columns[LOSS_OF], v.loss / 5) < 1e-12 &&
                         apart(columns[CLIPPED], (double)v.clipped / 5) < 1e-12 &&
@@ -839,7 +840,7 @@ static void test_places(void) {
     row.cu_seqlens = bounds;
     row.doc_source = source;
     for (int64_t i = 0; i < 11; i++) {
-        demo_place place = demo_place_of(&o, &w, &row, i);
+        demo_prediction place = demo_prediction_of(&o, &w, &row, i);
         int64_t got = place.text == 7 ? 7 : place.text < 0 ? -1 : place.entry;
         test_expect(got == want[i] && (got < 0 || got == 7 || place.text == (got == 3 ? 1 : 0)),
                     "position %lld: text %lld, entry %lld", (long long)i, (long long)place.text,

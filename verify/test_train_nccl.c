@@ -167,7 +167,7 @@ static void *place_main(void *argument) {
     place *p = (place *)argument;
     cudaSetDevice((int)p->job.nccl.rank);
     demo_job_say(&p->job);
-    p->status = demo_process_run(&p->job);
+    p->status = demo_run_and_report_process(&p->job);
     return NULL;
 }
 
@@ -228,7 +228,7 @@ static seqpar_status run_places(int64_t ranks, int dpo, const char *save, const 
 static int run_here(int dpo, const char *save, const char *options) {
     static place p;
     quiet(1);
-    int code = place_open(&p, dpo, save, options) ? 2 : demo_job_run(&p.job);
+    int code = place_open(&p, dpo, save, options) ? 2 : demo_run_job(&p.job);
     if (code != 2) demo_job_close(&p.job);
     quiet(-1);
     return code;

@@ -8,9 +8,9 @@
 #include <pthread.h>
 #include "shards.h"
 
-typedef struct { /* a file: its runs, and their bytes one after the other */
+typedef struct { /* a file: its spans, and their bytes one after the other */
     char path[1400];
-    demo_shard_run *runs; /* stb_ds array */
+    demo_shard_span *spans; /* stb_ds array */
     seqpar_safetensors_dtype weights, state;
     char *bytes;
     demo_sum sum; /* once it is written */
@@ -26,14 +26,15 @@ typedef struct {
     seqpar_error error; /* the thread's */
 } demo_async;
 
-static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_run *run) {
-    return run->count * seqpar_safetensors_dtype_bytes(run->kind ? copy->state : copy->weights);
+static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_span *span) {
+    return span->count *
+           seqpar_safetensors_dtype_bytes(span->kind ? copy->state : copy->weights);
 }
 
 /* What demo_write_shard would write, kept in memory: nothing of it changes with the next step. */
 static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
                                      const char *folder, int kinds, const char *const *prefix) {
-    demo_shard_copy copy = {.runs = demo_own_runs(s, kinds, prefix),
+    demo_shard_copy copy = {.spans = demo_owned_spans(s, kinds, prefix),
                             .weights = demo_dtype(s->ctx->device->storage),
                             .state = demo_dtype(s->ctx->device->accumulator)};
     double *values = (double *)demo_alloc(DEMO_VALUES, sizeof *values);
@@ -43,17 +44,17 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
     snprintf(copy.run, sizeof copy.run, "%s", s->run);
     demo_shard_path(copy.path, sizeof copy.path, folder, s->ctx->world->rank,
                     s->ctx->world->size);
-    for (int64_t i = 0; i < arrlen(copy.runs); i++)
-        bytes += demo_copy_bytes(&copy, &copy.runs[i]);
+    for (int64_t i = 0; i < arrlen(copy.spans); i++)
+        bytes += demo_copy_bytes(&copy, &copy.spans[i]);
     copy.bytes = (char *)demo_alloc(bytes + 1, 1);
     char *to = copy.bytes;
-    for (int64_t i = 0; !status && i < arrlen(copy.runs); i++) {
-        const demo_shard_run *run = &copy.runs[i];
-        seqpar_safetensors_dtype dtype = run->kind ? copy.state : copy.weights;
-        for (int64_t done = 0, n; !status && done < run->count; done += n) {
-            n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
-            status = demo_own_values(s, run, run->first + done, n, values);
-            if (!status) status = demo_finite(s->ctx, run->name, values, n);
+    for (int64_t i = 0; !status && i < arrlen(copy.spans); i++) {
+        const demo_shard_span *span = &copy.spans[i];
+        seqpar_safetensors_dtype dtype = span->kind ? copy.state : copy.weights;
+        for (int64_t done = 0, n; !status && done < span->count; done += n) {
+            n = span->count - done < DEMO_VALUES ? span->count - done : (int64_t)DEMO_VALUES;
+            status = demo_owned_values(s, span, span->first + done, n, values);
+            if (!status) status = demo_finite(s->ctx, span->name, values, n);
             if (!status) demo_narrow(to, values, n, dtype);
             to += n * seqpar_safetensors_dtype_bytes(dtype);
         }
@@ -64,8 +65,8 @@ static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
 }
 
 static seqpar_status demo_write_copy(demo_shard_copy *copy, seqpar_error *error) {
-    int64_t count = arrlen(copy->runs);
-    seqpar_safetensors_tensor *list = demo_shard_list(copy->runs, copy->weights, copy->state);
+    int64_t count = arrlen(copy->spans);
+    seqpar_safetensors_tensor *list = demo_shard_list(copy->spans, copy->weights, copy->state);
     demo_shard_mark mark;
     seqpar_safetensors_desc desc = {.path = copy->path,
                                     .tensors = list,
@@ -76,9 +77,9 @@ static seqpar_status demo_write_copy(demo_shard_copy *copy, seqpar_error *error)
     const char *from = copy->bytes;
     demo_shard_marked(&mark, copy->run, copy->step);
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, error);
-    for (int64_t i = 0; !status && i < count; from += demo_copy_bytes(copy, &copy->runs[i++]))
-        status = seqpar_safetensors_append(writer, copy->runs[i].name, from,
-                                           demo_copy_bytes(copy, &copy->runs[i]), error);
+    for (int64_t i = 0; !status && i < count; from += demo_copy_bytes(copy, &copy->spans[i++]))
+        status = seqpar_safetensors_append(writer, copy->spans[i].name, from,
+                                           demo_copy_bytes(copy, &copy->spans[i]), error);
     if (status)
         seqpar_safetensors_abort(writer);
     else
@@ -98,7 +99,7 @@ static void *demo_async_main(void *user) {
 
 static void demo_async_forget(demo_async *async) {
     for (int64_t i = 0; i < arrlen(async->files); i++) {
-        arrfree(async->files[i].runs);
+        arrfree(async->files[i].spans);
         free(async->files[i].bytes);
     }
     arrfree(async->files);

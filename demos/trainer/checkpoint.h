@@ -93,8 +93,8 @@ static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *mode
 /* What the optimizer keeps of every element, under which prefix: state (DEMO_STATES) and
    prefix (DEMO_STATES) of those that this one keeps; returns how many. */
 enum { DEMO_STATES = 3 };
-static int demo_kept_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state,
-                            const char **prefix) {
+static int demo_optimizer_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state,
+                                 const char **prefix) {
     static const char *const prefixes[DEMO_STATES] = {"exp_avg.", "exp_avg_sq.", "master."};
     static const int states[DEMO_STATES] = {SEQPAR_STATE_M, SEQPAR_STATE_V,
                                             SEQPAR_STATE_MASTER};
@@ -120,7 +120,7 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
                                        "optimizer_t", "extra", "extra_1",          "shards"};
     seqpar_safetensors_pair *metadata = NULL; /* stb_ds array */
     const char *prefix[DEMO_STATES];
-    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix);
+    int states[DEMO_STATES], count = demo_optimizer_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
     if (state->shards) count = 0; /* which have the tensors */
     for (int i = 0; i < NUMBERS; i++) {
@@ -188,11 +188,11 @@ static bool demo_is_folder(const char *path) {
 }
 
 /* PPO's critic lies in a folder of its own. */
-static bool demo_visit_own(const char *folder, const char *name, void *user) {
+static bool demo_visit_is_ours(const char *folder, const char *name, void *user) {
     char path[1400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return demo_checkpoint_file(name) || (!strcmp(name, "critic") && demo_is_folder(path) &&
-                                          demo_each_name(path, demo_visit_own, user));
+                                          demo_each_name(path, demo_visit_is_ours, user));
 }
 
 static bool demo_visit_remove(const char *folder, const char *name, void *user) {
@@ -206,8 +206,8 @@ static bool demo_visit_remove(const char *folder, const char *name, void *user) 
 }
 
 /* Removes a folder of ours; one that holds anything else stays as it is. */
-static bool demo_remove_own(const char *path) {
-    if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_own, NULL)) return false;
+static bool demo_remove_if_ours(const char *path) {
+    if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_is_ours, NULL)) return false;
     demo_each_name(path, demo_visit_remove, NULL);
     return !rmdir(path);
 }
@@ -217,9 +217,9 @@ static bool demo_remove_own(const char *path) {
 static bool demo_remove_checkpoint(const char *path) {
     char gone[1200];
     snprintf(gone, sizeof gone, "%s.gone", path);
-    demo_remove_own(gone);
-    return demo_is_folder(path) && demo_each_name(path, demo_visit_own, NULL) &&
-           !rename(path, gone) && demo_remove_own(gone);
+    demo_remove_if_ours(gone);
+    return demo_is_folder(path) && demo_each_name(path, demo_visit_is_ours, NULL) &&
+           !rename(path, gone) && demo_remove_if_ours(gone);
 }
 
 static void demo_checkpoint_path(char *path, size_t size, const char *root, int64_t step) {
@@ -434,7 +434,7 @@ static void demo_forget_checkpoints(const char *root, const char *run, int64_t k
     char path[1100];
     for (int64_t i = 0; i < arrlen(steps); i++) {
         demo_checkpoint_path(path, sizeof path, root, steps[i]);
-        if (demo_each_name(path, demo_visit_own, NULL) &&
+        if (demo_each_name(path, demo_visit_is_ours, NULL) &&
             demo_checkpoint_of(root, steps[i], run))
             arrput(own, steps[i]);
     }
@@ -479,7 +479,7 @@ static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *s
     demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
     /* a file of its own: in the others equal runs have equal bytes */
     snprintf(whose, sizeof whose, "%s/run", temporary);
-    demo_remove_own(temporary);
+    demo_remove_if_ours(temporary);
     seqpar_status status = demo_make_folder(temporary, error);
     return status ? status
                   : seqpar_file_write_atomic(whose, state->run, (int64_t)strlen(state->run),
@@ -500,7 +500,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     if (!status) status = demo_clear_way(root, state, error);
     if (!status) status = seqpar_file_write_atomic(latest, name, (int64_t)strlen(name), error);
     if (status)
-        demo_remove_own(temporary);
+        demo_remove_if_ours(temporary);
     else if (rename(temporary, final))
         status = seqpar_fail(
             error, SEQPAR_ERR_FILE_WRITE,
@@ -514,7 +514,7 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
                                       seqpar_optim *optim, const char *folder,
                                       const demo_state *state) {
     const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
-    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
+    int states[DEMO_STATES], count = demo_optimizer_states(ctx, optim, states, prefix + 1);
     demo_transfer store = {.ctx = ctx,
                            .model = model,
                            .optim = optim,
@@ -723,7 +723,7 @@ static bool demo_visit_left_over(const char *folder, const char *name, void *use
     (void)user;
     snprintf(path, sizeof path, "%s/%s", folder, name);
     snprintf(plain, sizeof plain, "%.*s", (int)(length - end), name);
-    if (end && demo_checkpoint_step(plain) >= 0) demo_remove_own(path);
+    if (end && demo_checkpoint_step(plain) >= 0) demo_remove_if_ours(path);
     if ((!strncmp(name, "latest", 6) && demo_left_over(name + 6)) ||
         (!strncmp(name, "reference.safetensors", 21) && demo_left_over(name + 21)))
         unlink(path);
@@ -768,7 +768,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     char path[1280];
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
     const char *prefix[1 + DEMO_STATES] = {demo_shard_weights};
-    int states[DEMO_STATES], count = demo_kept_states(ctx, optim, states, prefix + 1);
+    int states[DEMO_STATES], count = demo_optimizer_states(ctx, optim, states, prefix + 1);
     demo_transfer store = {.ctx = ctx,
                            .model = model,
                            .optim = optim,

@@ -92,8 +92,8 @@ static inline void demo_record_cut_both(demo_record *record, int64_t response,
 
 /* Is it kept, whole or cut? Of text OpenRLHF leaves out a prompt of max_len - 2 tokens or more;
    ids need room for a token that is learnt. */
-static inline bool demo_record_kept(const demo_record *record,
-                                    const demo_data_options *options) {
+static inline bool demo_record_selected(const demo_record *record,
+                                        const demo_data_options *options) {
     int64_t prompt = record->prompt_tokens, most = options->max_len;
     bool fits = !most || record->document.tokens <= most;
     if (!most || options->long_documents == DEMO_LONG_CUT_BOTH) return true;
@@ -119,7 +119,7 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     demo_document *document = &record->document;
     int64_t whole = document->tokens;
     set->counts.read++;
-    if (!whole || !demo_record_kept(record, options)) {
+    if (!whole || !demo_record_selected(record, options)) {
         *(whole ? &set->counts.dropped_long : &set->counts.zero_length) += 1;
         demo_document_free(document);
         return;

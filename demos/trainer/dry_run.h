@@ -227,7 +227,7 @@ static void demo_say_steps(const demo_forecast *f) {
            c->lr_scheduler, (long long)job->warmup, f->peak, f->last, f->end);
 }
 
-static void demo_say_place(const char *what, const char *path) {
+static void demo_say_path(const char *what, const char *path) {
     char shown[1024];
     if (path) printf("%s: %s\n", what, seqpar_escape(shown, sizeof shown, path));
 }
@@ -253,9 +253,9 @@ static void demo_say_files(const demo_forecast *f) {
                c->save_merged ? "; with the adapters in the folder's merged" : "");
     if (c->enable_ema) printf("moving average: the model's folder, in ema\n");
     if (c->plot_loss) printf("loss curve: the model's folder, as training_loss.svg\n");
-    demo_say_place("metrics", c->metrics_path);
-    demo_say_place("TensorBoard, a folder for the run in", c->use_tensorboard);
-    demo_say_place("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
+    demo_say_path("metrics", c->metrics_path);
+    demo_say_path("TensorBoard, a folder for the run in", c->use_tensorboard);
+    demo_say_path("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
 }
 
 /* Where ranks share this machine's memory. */

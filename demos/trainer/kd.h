@@ -56,7 +56,7 @@ static seqpar_status demo_kd_open(demo_rank *r) {
 static seqpar_status demo_kd_teach(demo_rank *r, seqpar_llama_batch *taught,
                                    const seqpar_row *rows, int64_t count) {
     seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     model->adapters = NULL;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, taught, rows, count, &run);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, taught, 0);
@@ -118,7 +118,7 @@ static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
 static seqpar_status demo_kd_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                   int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
-    seqpar_llama_batch_desc run = demo_run_of(r, micro);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, micro);
     seqpar_llama_batch b, taught = {0};
     seqpar_llama_teacher teacher = {demo_reference_model(r), &taught,
                                     demo_kd_options(r)->kd_reverse, NULL};

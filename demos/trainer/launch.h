@@ -138,7 +138,7 @@ static seqpar_status demo_run_process(demo_job *job, seqpar_error *error) {
 
 /* All processes hear of the world's first failure: rank 0 says it, and the rank it happened
    on. */
-static seqpar_status demo_process_run(demo_job *job) {
+static seqpar_status demo_run_and_report_process(demo_job *job) {
     demo_shared none = demo_shared_of(&job->config);
     seqpar_error error;
     job->shared = &none;
@@ -187,10 +187,10 @@ static int demo_never_began(demo_job *job, const char *text) {
     return 2;
 }
 
-static seqpar_status demo_ranks_run(demo_job *job) {
+static seqpar_status demo_run_ranks(demo_job *job) {
     seqpar_error error;
 #if defined DEMO_NCCL || defined DEMO_MPI
-    if (job->processes) return demo_process_run(job);
+    if (job->processes) return demo_run_and_report_process(job);
 #endif
     demo_catch_all();
     seqpar_status status = demo_run_with(job, DEMO_RUN_RANKS, demo_rank_main, job, &error);
@@ -199,8 +199,8 @@ static seqpar_status demo_ranks_run(demo_job *job) {
 }
 
 /* Runs the job on its ranks. Returns the exit code. */
-static int demo_job_run(demo_job *job) {
-    seqpar_status status = demo_ranks_run(job);
+static int demo_run_job(demo_job *job) {
+    seqpar_status status = demo_run_ranks(job);
     return status ? 1 : demo_stopped ? 128 + demo_stopped : 0;
 }
 #endif

@@ -173,7 +173,8 @@ static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
     if (demo_sink_folder(l, d, DEMO_HISTORY, w->folder)) return -1;
     demo_each_name(w->folder, demo_visit_half_log, NULL);
     snprintf(l->path[DEMO_HISTORY], sizeof *l->path, "%s/wandb-history.jsonl", w->folder);
-    if (d->goes_on && demo_lines_cut(l, DEMO_HISTORY, &keys, d->from, demo_wandb_kept, w))
+    if (d->goes_on &&
+        demo_lines_cut(l, DEMO_HISTORY, &keys, d->from, demo_wandb_earlier_line, w))
         return -1;
     if (demo_wandb_config(w, d->bindings, d->binding_count, &l->why)) return -1;
     return demo_sink_open(l, DEMO_HISTORY, d->goes_on);

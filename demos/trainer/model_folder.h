@@ -238,18 +238,18 @@ static void demo_rope_read(const demo_config_reader *r, const demo_config_reader
    "rope_parameters" with both. */
 static void demo_config_rope(const demo_config_reader *r, const demo_family *family,
                              seqpar_llama_config *c) {
-    static const char *const places[] = {"rope_scaling", "rope_parameters"};
+    static const char *const sections[] = {"rope_scaling", "rope_parameters"};
     double theta = demo_config_real(r, "rope_theta", 0);
     seqpar_llama_rope ropes[2] = {{0}};
     char shown[64], of[32];
     for (int i = 0; i < 2; i++) {
-        demo_config_reader inner = {demo_config_item(r, places[i]), r->path, of, r->error};
-        snprintf(of, sizeof of, "%s.", places[i]);
+        demo_config_reader inner = {demo_config_item(r, sections[i]), r->path, of, r->error};
+        snprintf(of, sizeof of, "%s.", sections[i]);
         if (!inner.json) continue;
         if (!cJSON_IsObject(inner.json))
             seqpar_fail(r->error, SEQPAR_ERR_FILE_FORMAT,
                         "%s: \"%s\" is %s, but it must be null or an object with a rope_type",
-                        r->path, places[i], demo_config_shown(shown, inner.json));
+                        r->path, sections[i], demo_config_shown(shown, inner.json));
         else
             demo_rope_read(&inner, r, &ropes[i]);
         double its = demo_config_real(&inner, "rope_theta", theta);
@@ -771,7 +771,7 @@ static seqpar_status demo_same_table(const demo_weights *w, const char *path,
 typedef struct {
     char name[128];
     int64_t first, rows;
-} demo_tensor_place;
+} demo_tensor_location;
 
 /* Ends of names there, for ends here; several that become one are its rows, in that order. */
 typedef struct {
@@ -821,22 +821,22 @@ static inline void demo_file_name(char name[128], const char *part, int names) {
     }
 }
 
-static inline demo_tensor_place demo_tensor_place_of(const seqpar_llama *model, int64_t tensor,
-                                                     int names) {
+static inline demo_tensor_location demo_tensor_location_of(const seqpar_llama *model,
+                                                           int64_t tensor, int names) {
     const seqpar_tensor *t = &model->tensors[tensor];
-    demo_tensor_place place = {.rows = t->rows};
-    demo_file_name(place.name, t->name, names);
-    if (names != DEMO_NAMES_FUSED && names != DEMO_NAMES_STACKED) return place;
-    place.rows = 0;
+    demo_tensor_location at = {.rows = t->rows};
+    demo_file_name(at.name, t->name, names);
+    if (names != DEMO_NAMES_FUSED && names != DEMO_NAMES_STACKED) return at;
+    at.rows = 0;
     for (int64_t i = 0; i < model->tensor_count; i++) {
         char whole[128];
         if (model->tensors[i].group != t->group) continue;
         demo_file_name(whole, model->tensors[i].name, names);
-        if (strcmp(whole, place.name)) continue;
-        if (i < tensor) place.first += model->tensors[i].rows;
-        place.rows += model->tensors[i].rows;
+        if (strcmp(whole, at.name)) continue;
+        if (i < tensor) at.first += model->tensors[i].rows;
+        at.rows += model->tensors[i].rows;
     }
-    return place;
+    return at;
 }
 
 typedef struct {

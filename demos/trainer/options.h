@@ -123,7 +123,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_refuse(demo_options
 }
 
 /* A copy of the text in the pool; NULL when that is full. */
-static inline char *demo_options_own(demo_options *options, const char *text, size_t length) {
+static inline char *demo_options_copy(demo_options *options, const char *text, size_t length) {
     if (length >= sizeof options->pool - options->pool_used) return NULL;
     char *copy = (char *)memcpy(options->pool + options->pool_used, text, length);
     copy[length] = 0;
@@ -278,7 +278,7 @@ static inline const char *demo_choice_find(demo_options *options, const char *ch
         for (const char *at = group;; at += strcspn(at, ",=") + 1) {
             size_t span = strcspn(at, ",=");
             if (span == length && !strncmp(at, word, span))
-                return demo_options_own(options, group, strcspn(group, ",="));
+                return demo_options_copy(options, group, strcspn(group, ",="));
             if (at[span] != '=') break;
         }
     return NULL;
@@ -360,9 +360,9 @@ static inline const char *demo_walk_truth(demo_walk *walk) {
 /* The words of one option as one text: "0.9 0.95" becomes "0.9,0.95". */
 static inline const char *demo_walk_join(demo_options *options, demo_walk *walk,
                                          const char *first, char glue, int limit) {
-    char *joined = demo_options_own(options, first, strlen(first));
+    char *joined = demo_options_copy(options, first, strlen(first));
     for (const char *word; joined && --limit > 0 && (word = demo_walk_value(walk));) {
-        if (!demo_options_own(options, word, strlen(word))) return NULL;
+        if (!demo_options_copy(options, word, strlen(word))) return NULL;
         /* texts lie side by side in the pool: this replaces the zero between them */
         joined[strlen(joined)] = glue;
     }

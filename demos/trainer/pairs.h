@@ -132,7 +132,7 @@ static inline int demo_record_whole_ids(demo_record *record, const demo_reader *
                : demo_record_find_response(record, reader, ids);
 }
 
-static inline int demo_response_given(const demo_reader *reader, const char *key,
+static inline int demo_check_response(const demo_reader *reader, const char *key,
                                       const char *response) {
     if (*response) return 0;
     return demo_wrong(
@@ -215,8 +215,8 @@ static inline int demo_pair_text(demo_pair_record *pair, const demo_reader *read
                                   : NULL;
     if (!rejected || demo_text_allowed(reader)) return -1;
     size_t shared = how->prompt_key ? 0 : demo_common_prompt(chosen, rejected);
-    if (demo_response_given(reader, keys[0], chosen + shared) ||
-        demo_response_given(reader, keys[1], rejected + shared))
+    if (demo_check_response(reader, keys[0], chosen + shared) ||
+        demo_check_response(reader, keys[1], rejected + shared))
         return -1;
     if (how->prompt_key)
         demo_pair_push_prompt(pair, how->data.input_template, prompt, strlen(prompt));
@@ -332,8 +332,8 @@ static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
     demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
     int failed = demo_pair_read(&pair, reader, target->how, json);
-    bool fits = !failed && demo_record_kept(&pair.chosen, reader->options) &&
-                demo_record_kept(&pair.rejected, reader->options);
+    bool fits = !failed && demo_record_selected(&pair.chosen, reader->options) &&
+                demo_record_selected(&pair.rejected, reader->options);
     target->set->counts.read += !failed;
     target->set->counts.dropped_long += !failed && !fits;
     if (fits) return demo_pair_keep(target->set, &pair, reader->options), 0;
@@ -492,7 +492,7 @@ static inline int demo_labelled_text(demo_record *record, const demo_reader *rea
     const char *input = demo_json_text(
         reader, json, options->input_key ? options->input_key : "input", "input_key");
     const char *output = input ? demo_json_text(reader, json, key, "output_key") : NULL;
-    if (!output || demo_text_allowed(reader) || demo_response_given(reader, key, output))
+    if (!output || demo_text_allowed(reader) || demo_check_response(reader, key, output))
         return -1;
     demo_push_prompt(&record->document, options->input_template, input, false);
     demo_record_respond(record, output);
@@ -520,7 +520,7 @@ static inline int demo_labelled_take(const demo_reader *reader, const cJSON *jso
     int failed = demo_json_label(reader, json, key, &desirable) ||
                  (ids ? demo_record_whole_ids(&record, reader, json, "")
                       : demo_labelled_text(&record, reader, json));
-    bool fits = !failed && demo_record_kept(&record, reader->options);
+    bool fits = !failed && demo_record_selected(&record, reader->options);
     target->set->counts.read += !failed;
     target->set->counts.dropped_long += !failed && !fits;
     if (fits)

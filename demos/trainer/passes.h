@@ -7,41 +7,41 @@
 #define DEMO_PASSES_H
 #include "rollout_draw.h"
 
-/* Whose a local token is: the text that it predicts a token of (behind the last: a
-   pretraining document), or -1; its entry. */
+/* The text that a local token predicts the next token of (o->texts and above: a pretraining
+   document; -1: none), and the entry of that token. */
 typedef struct {
     int64_t text, entry;
-} demo_place;
+} demo_prediction;
 
-static demo_place demo_place_of(const demo_rollout *o, const demo_window *w,
-                                const seqpar_row *row, int64_t position) {
+static demo_prediction demo_prediction_of(const demo_rollout *o, const demo_window *w,
+                                          const seqpar_row *row, int64_t position) {
     int64_t d = 0;
     while (d + 1 < row->docs && row->cu_seqlens[d + 1] <= position) d++;
-    demo_place place = {.text = w->which[row->doc_source[d]]};
-    if (row->targets[position] == SEQPAR_IGNORE) return (demo_place){-1, -1};
-    if (place.text >= o->texts) return place;
-    place.entry = o->first[place.text] + position - row->cu_seqlens[d] -
-                  (o->prompt[place.text] - 1);
-    return place.entry < o->first[place.text] ? (demo_place){-1, -1} : place;
+    demo_prediction it = {.text = w->which[row->doc_source[d]]};
+    if (row->targets[position] == SEQPAR_IGNORE) return (demo_prediction){-1, -1};
+    if (it.text >= o->texts) return it;
+    it.entry = o->first[it.text] + position - row->cu_seqlens[d] - (o->prompt[it.text] - 1);
+    return it.entry < o->first[it.text] ? (demo_prediction){-1, -1} : it;
 }
 
 /* Of all local tokens, for free(). */
-static demo_place *demo_places(const demo_rollout *o, const demo_window *w,
-                               const seqpar_llama_batch *b, const seqpar_row *rows) {
-    demo_place *places = (demo_place *)demo_alloc(b->tokens + 1, sizeof *places);
+static demo_prediction *demo_predictions(const demo_rollout *o, const demo_window *w,
+                                         const seqpar_llama_batch *b, const seqpar_row *rows) {
+    demo_prediction *predictions = (demo_prediction *)demo_alloc(b->tokens + 1,
+                                                                 sizeof *predictions);
     for (int64_t i = 0; i < b->share->count; i++) {
         const seqpar_piece *piece = &b->share->pieces[i];
         for (int64_t k = 0; k < piece->count; k++)
-            places[piece->local + k] = demo_place_of(o, w, &rows[piece->row],
-                                                     piece->start + k * piece->stride);
+            predictions[piece->local + k] = demo_prediction_of(
+                o, w, &rows[piece->row], piece->start + k * piece->stride);
     }
-    return places;
+    return predictions;
 }
 
 static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *model,
                                     int64_t first, int64_t count) {
     demo_ppo *p = demo_ppo_of(r);
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,
                                                    count, &run);
@@ -51,13 +51,14 @@ static seqpar_status demo_pass_rows(demo_rank *r, demo_window *w, seqpar_llama *
     if (!status)
         seqpar_device_read(r->device, value, model->config.score ? b.score.data : b.logp.data,
                            0, b.tokens, demo_value_dtype(r, model));
-    demo_place *places = status ? NULL : demo_places(&p->rollout, w, &b, w->batch.row + first);
+    demo_prediction *predictions =
+        status ? NULL : demo_predictions(&p->rollout, w, &b, w->batch.row + first);
     for (int64_t t = 0; !status && t < b.tokens; t++) {
-        if (places[t].text < 0) continue;
-        arrput(p->place[p->column], places[t].entry);
+        if (predictions[t].text < 0) continue;
+        arrput(p->place[p->column], predictions[t].entry);
         arrput(p->seen[p->column], value[t]);
     }
-    free(places);
+    free(predictions);
     free(value);
     seqpar_llama_close_batch(&r->ctx, model, &b);
     return status;

@@ -323,7 +323,7 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
 static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                     int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
@@ -420,7 +420,7 @@ static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t fi
                                         demo_responses_fn objective) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
-    seqpar_llama_batch_desc run = demo_run_of(r, micro);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *sums = (double *)demo_alloc(documents * (SUMS + 1) + b.tokens + 1, sizeof *sums);
@@ -608,7 +608,7 @@ static seqpar_status demo_rm_rows(demo_rank *r, demo_window *w, int64_t first, i
                                   int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
     int64_t documents = arrlen(w->which);
-    seqpar_llama_batch_desc run = demo_run_of(r, micro);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, micro);
     seqpar_llama_batch b;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, &r->model, &b, rows, count, &run);
     double *scores = (double *)demo_alloc(2 * documents + b.tokens + 1, sizeof *scores);

@@ -224,7 +224,7 @@ static seqpar_status demo_prm_sums(demo_rank *r, const demo_prm_micro *m,
 static seqpar_status demo_prm_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                    int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
-    seqpar_llama_batch_desc run = demo_run_of(r, micro);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, micro);
     demo_prm_micro m = {.marks = &demo_prm_options(r->job)->marks};
     seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};

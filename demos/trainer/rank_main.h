@@ -36,7 +36,7 @@ static seqpar_status demo_train(demo_rank *r) {
 }
 
 /* What was trained, and where it is. */
-static void demo_say_place_of(const demo_rank *r, char *text, size_t size) {
+static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
     char shown[1024];
     seqpar_escape(shown, sizeof shown, r->job->config.save_path);
     if (r->job->adapter.rank)
@@ -77,7 +77,7 @@ static seqpar_status demo_say_totals(demo_rank *r) {
                    demo_json_number(number[3], r->eval_means[0]));
         printf("}\n");
     } else {
-        demo_say_place_of(r, where, sizeof where);
+        demo_say_trained(r, where, sizeof where);
         if (trained)
             printf("%s %.6f -> %.6f, gradient norm %.6f, %.0f tokens/s, %s\n", o->column[0],
                    first, last, r->norm_last, speed, where);

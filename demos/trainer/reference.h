@@ -138,7 +138,7 @@ static void demo_reference_close(demo_rank *r) {
 static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count) {
     seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     model->adapters = NULL;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, b, rows, count, &run);
     if (!status) status = seqpar_llama_forward(&r->ctx, model, b, 0);

@@ -167,7 +167,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
 }
 
 static int demo_job_paths(const demo_binding *bindings, int count, demo_error *error) {
-    return demo_inputs_kept(bindings, count, error) ||
+    return demo_check_inputs(bindings, count, error) ||
                    demo_outputs_apart(bindings, count, error) ||
                    demo_metrics_ours(bindings, count, error) ||
                    demo_outputs_free(bindings, count, error)

@@ -69,7 +69,7 @@ static double demo_rule_score(const demo_rank *r, const demo_rollout *o, int64_t
 static seqpar_status demo_reward_rows(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro) {
     seqpar_llama *model = &demo_ppo_of(r)->reward[demo_ppo_of(r)->scorer];
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     seqpar_llama_batch b;
     (void)micro;
     seqpar_status status = seqpar_llama_open_batch(&r->ctx, model, &b, w->batch.row + first,

@@ -200,7 +200,7 @@ static inline void demo_bypass_proxy(CURL *curl) {
     curl_easy_setopt(curl, CURLOPT_NOPROXY, others && !strcmp(others, "*") ? "*" : list);
 }
 
-static inline bool demo_given_up(const demo_reward_servers *servers) {
+static inline bool demo_request_interrupted(const demo_reward_servers *servers) {
     return servers->interrupted && *servers->interrupted;
 }
 
@@ -208,7 +208,7 @@ static inline bool demo_given_up(const demo_reward_servers *servers) {
 static inline int demo_post_goes_on(void *user, curl_off_t down_all, curl_off_t down,
                                     curl_off_t up_all, curl_off_t up) {
     (void)down_all, (void)down, (void)up_all, (void)up;
-    return demo_given_up((const demo_reward_servers *)user);
+    return demo_request_interrupted((const demo_reward_servers *)user);
 }
 
 static inline void demo_post(const demo_reward_servers *servers, const char *url,
@@ -262,7 +262,7 @@ static inline bool demo_answer_may_improve(const demo_answer *answer) {
 
 /* In pieces: the signal may come to another thread. */
 static inline void demo_wait(const demo_reward_servers *servers, double seconds) {
-    for (; seconds > 0 && !demo_given_up(servers); seconds -= 0.1) {
+    for (; seconds > 0 && !demo_request_interrupted(servers); seconds -= 0.1) {
         struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
         nanosleep(&piece, NULL);
     }
@@ -292,11 +292,11 @@ static inline int64_t demo_post_patiently(const demo_reward_servers *servers, co
     int64_t tries = 1;
     for (demo_post(servers, url, body, answer);
          demo_answer_may_improve(answer) && tries <= servers->retries &&
-         !demo_given_up(servers);
+         !demo_request_interrupted(servers);
          tries++) {
         demo_wait_say(servers, url, answer, tries, wait);
         demo_wait(servers, wait);
-        if (demo_given_up(servers)) break;
+        if (demo_request_interrupted(servers)) break;
         wait = fmin(2 * wait, 60);
         free(answer->bytes);
         demo_post(servers, url, body, answer);
@@ -311,7 +311,7 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
     double begin = demo_clock();
     int64_t tries = demo_post_patiently(servers, url, body, &answer);
     int failed;
-    if (demo_answer_may_improve(&answer) && demo_given_up(servers))
+    if (demo_answer_may_improve(&answer) && demo_request_interrupted(servers))
         failed = 1;
     else if (answer.code == CURLE_WRITE_ERROR)
         failed = demo_server_wrong(

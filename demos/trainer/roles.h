@@ -37,7 +37,8 @@ static int64_t demo_role_ranks(const demo_roles *r, int role) {
 }
 
 /* The group of a role: a new one, or that of another role. */
-static void demo_role_place(demo_roles *r, int role, bool wanted, bool shares, int with) {
+static void demo_role_assign_group(demo_roles *r, int role, bool wanted, bool shares,
+                                   int with) {
     int64_t ranks = demo_role_ranks(r, role);
     r->group[role] = -1;
     if (!wanted) return;
@@ -55,10 +56,10 @@ static void demo_roles_lay(demo_roles *r, bool critic, bool reward) {
     r->groups = 1;
     r->group[DEMO_ACTOR] = 0;
     r->ranks[0] = demo_role_ranks(r, DEMO_ACTOR);
-    demo_role_place(r, DEMO_REF, true, r->actor_ref, DEMO_ACTOR);
-    demo_role_place(r, DEMO_CRITIC, critic, false, DEMO_ACTOR);
-    demo_role_place(r, DEMO_REWARD, reward, r->critic_reward && critic, DEMO_CRITIC);
-    demo_role_place(r, DEMO_GENERATOR, r->nodes[DEMO_GENERATOR] > 0, false, DEMO_ACTOR);
+    demo_role_assign_group(r, DEMO_REF, true, r->actor_ref, DEMO_ACTOR);
+    demo_role_assign_group(r, DEMO_CRITIC, critic, false, DEMO_ACTOR);
+    demo_role_assign_group(r, DEMO_REWARD, reward, r->critic_reward && critic, DEMO_CRITIC);
+    demo_role_assign_group(r, DEMO_GENERATOR, r->nodes[DEMO_GENERATOR] > 0, false, DEMO_ACTOR);
     if (r->group[DEMO_GENERATOR] == 0) r->group[DEMO_GENERATOR] = -1; /* the actor's own */
 }
 #endif

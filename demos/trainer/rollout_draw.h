@@ -61,7 +61,7 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
 /* Dynamic sampling of DAPO (Yu et al. 2025): where all answers are right, or all wrong,
    there is nothing to compare. The ends of the range, up to rounding of the mean, are
    outside. */
-static bool demo_group_kept(const double *scores, int64_t n, const double range[2]) {
+static bool demo_group_selected(const double *scores, int64_t n, const double range[2]) {
     double mean = seqpar_mean(scores, n);
     return mean > range[0] + 1e-6 && mean < range[1] - 1e-6;
 }
@@ -70,7 +70,7 @@ static bool demo_group_kept(const double *scores, int64_t n, const double range[
 static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
                              const double range[2]) {
     for (int64_t i = 0; i < drawn->texts; i++) {
-        if (!demo_group_kept(drawn->score + i / n * n, n, range)) continue;
+        if (!demo_group_selected(drawn->score + i / n * n, n, range)) continue;
         demo_rollout_take(kept, drawn->set.documents[i], drawn->sampled + drawn->first[i],
                           drawn->prompt[i], drawn->source[i], drawn->score[i]);
         drawn->set.documents[i] = (demo_document){0};

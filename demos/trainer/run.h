@@ -154,8 +154,8 @@ static int demo_paths_fit(const demo_binding *bindings, int count, demo_error *e
 }
 
 /* Is this a file that one of the outputs would replace? */
-static int demo_input_kept(const demo_binding *bindings, int count, const char *option,
-                           const char *input, demo_error *error) {
+static int demo_check_input(const demo_binding *bindings, int count, const char *option,
+                            const char *input, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_OUTPUTS; i++)
         if (demo_output_path(path, sizeof path, bindings, count, i) &&
@@ -181,7 +181,7 @@ static int demo_input_stays(const demo_binding *bindings, int count, const char 
                      option, folder);
 }
 
-static int demo_inputs_kept(const demo_binding *bindings, int count, demo_error *error) {
+static int demo_check_inputs(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const files[] = {"/model.safetensors", "/config.json"};
     char one[DEMO_PATH_LIMIT + 1], path[DEMO_PATH_LIMIT + 64];
     for (int i = 0; i < DEMO_INPUTS; i++)
@@ -189,11 +189,11 @@ static int demo_inputs_kept(const demo_binding *bindings, int count, demo_error 
              at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
             snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
             if (i < DEMO_INPUT_FILES &&
-                demo_input_kept(bindings, count, demo_inputs[i], one, error))
+                demo_check_input(bindings, count, demo_inputs[i], one, error))
                 return -1;
             for (int k = 0; i >= DEMO_INPUT_FILES && k < 2; k++) {
                 snprintf(path, sizeof path, "%s%s", one, files[k]);
-                if (demo_input_kept(bindings, count, demo_inputs[i], path, error)) return -1;
+                if (demo_check_input(bindings, count, demo_inputs[i], path, error)) return -1;
             }
             if (i >= DEMO_INPUT_FILES &&
                 demo_input_stays(bindings, count, demo_inputs[i], one, error))

@@ -168,12 +168,12 @@ typedef struct {
     double rate;
 } demo_rate;
 /* OpenRLHF's. LLaMA-Factory has one for all, that of transformers; axolotl has none. */
-static const demo_rate demo_given_rates[] = {
+static const demo_rate demo_default_rates[] = {
     {"sft", "learning_rate", 5e-6},       {"dpo", "learning_rate", 1e-5},
     {"kto", "learning_rate", 1e-5},       {"rm", "learning_rate", 9e-6},
     {"kd", "learning_rate", 5e-6},        {"prm", "learning_rate", 1e-6},
     {"ppo", "actor_learning_rate", 1e-6}, {"ppo", "critic_learning_rate", 9e-6}};
-enum { DEMO_GIVEN_RATES = (int)(sizeof demo_given_rates / sizeof *demo_given_rates) };
+enum { DEMO_GIVEN_RATES = (int)(sizeof demo_default_rates / sizeof *demo_default_rates) };
 
 static double *demo_rate_of(const demo_job *job, const char *option) {
     const demo_binding *b = demo_binding_of(job->bindings, job->binding_count, option);
@@ -183,7 +183,7 @@ static double *demo_rate_of(const demo_job *job, const char *option) {
 static int demo_settle_rates(demo_job *job, demo_error *error) {
     int from = demo_job_from(job, "pretrain");
     for (int i = 0; job->parsed && job->config.pretrain && i < DEMO_GIVEN_RATES; i++) {
-        const demo_rate *r = &demo_given_rates[i];
+        const demo_rate *r = &demo_default_rates[i];
         if (strcmp(r->tool, job->parsed->tool) || demo_job_typed(job, r->option)) continue;
         if (from == DEMO_FROM_AXOLOTL)
             return demo_fail(error,

@@ -144,7 +144,7 @@ static seqpar_status demo_sft_rows(demo_rank *r, demo_window *w, int64_t first, 
     const demo_config *c = &r->job->config;
     const seqpar_row *rows = w->batch.row + first;
     seqpar_sft_desc sft = {.count = w->batch.counts.supervised};
-    seqpar_llama_batch_desc run = demo_run_of(r, micro);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, micro);
     seqpar_llama_batch b;
     seqpar_vocab_seeds seeds;
     demo_seeds buffers = {0};

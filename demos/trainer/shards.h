@@ -18,7 +18,7 @@ typedef struct {
     int kind; /* 0: weights; from 1 on: what the optimizer keeps */
     int64_t tensor, first, count, file;
     char name[DEMO_SHARD_NAME];
-} demo_shard_run;
+} demo_shard_span;
 
 static inline void demo_shard_path(char *path, size_t size, const char *folder, int64_t shard,
                                    int64_t shards) {
@@ -75,47 +75,47 @@ static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
 
 /* ---- out ---- */
 
-/* The runs that this rank owns, kind by kind: an stb_ds array. */
-static demo_shard_run *demo_own_runs(const demo_transfer *s, int kinds,
-                                     const char *const *prefix) {
-    demo_shard_run *runs = NULL;
+/* The spans that this rank owns, kind by kind: an stb_ds array. */
+static demo_shard_span *demo_owned_spans(const demo_transfer *s, int kinds,
+                                         const char *const *prefix) {
+    demo_shard_span *spans = NULL;
     for (int kind = 0; kind < kinds; kind++)
         for (int64_t i = 0; i < s->model->tensor_count; i++) {
-            demo_shard_run run = {.kind = kind, .tensor = i};
-            for (int64_t from = 0;
-                 seqpar_blocks_own(s->ctx, &s->optim->blocks, i, from, &run.first, &run.count);
-                 from = run.first + run.count) {
-                snprintf(run.name, sizeof run.name, "%s%s@%lld", prefix[kind],
-                         s->model->tensors[i].name, (long long)run.first);
-                arrput(runs, run);
+            demo_shard_span span = {.kind = kind, .tensor = i};
+            for (int64_t from = 0; seqpar_blocks_own(s->ctx, &s->optim->blocks, i, from,
+                                                     &span.first, &span.count);
+                 from = span.first + span.count) {
+                snprintf(span.name, sizeof span.name, "%s%s@%lld", prefix[kind],
+                         s->model->tensors[i].name, (long long)span.first);
+                arrput(spans, span);
             }
         }
-    return runs;
+    return spans;
 }
 
-static seqpar_status demo_own_values(const demo_transfer *s, const demo_shard_run *run,
-                                     int64_t first, int64_t count, double *values) {
-    seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor, first,
+static seqpar_status demo_owned_values(const demo_transfer *s, const demo_shard_span *span,
+                                       int64_t first, int64_t count, double *values) {
+    seqpar_optim_part part = {span->kind ? s->state[span->kind - 1] : 0, span->tensor, first,
                               count};
-    if (run->kind) return seqpar_optim_read_own(s->ctx, s->optim, values, &part);
+    if (span->kind) return seqpar_optim_read_own(s->ctx, s->optim, values, &part);
     if (s->model->shards)
-        return seqpar_shards_read_own(s->ctx, s->model->shards, values, run->tensor, first,
+        return seqpar_shards_read_own(s->ctx, s->model->shards, values, span->tensor, first,
                                       count);
-    return seqpar_llama_read(s->ctx, s->model, values, run->tensor, first, count);
+    return seqpar_llama_read(s->ctx, s->model, values, span->tensor, first, count);
 }
 
-static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_writer *writer,
-                                    const demo_shard_run *run, double *values) {
-    seqpar_safetensors_dtype dtype = demo_dtype(run->kind ? s->ctx->device->accumulator
-                                                          : s->ctx->device->storage);
+static seqpar_status demo_write_span(const demo_transfer *s, seqpar_safetensors_writer *writer,
+                                     const demo_shard_span *span, double *values) {
+    seqpar_safetensors_dtype dtype = demo_dtype(span->kind ? s->ctx->device->accumulator
+                                                           : s->ctx->device->storage);
     seqpar_status status = SEQPAR_OK;
-    for (int64_t done = 0, n; !status && done < run->count; done += n) {
-        n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
-        status = demo_own_values(s, run, run->first + done, n, values);
-        if (!status) status = demo_finite(s->ctx, run->name, values, n);
+    for (int64_t done = 0, n; !status && done < span->count; done += n) {
+        n = span->count - done < DEMO_VALUES ? span->count - done : (int64_t)DEMO_VALUES;
+        status = demo_owned_values(s, span, span->first + done, n, values);
+        if (!status) status = demo_finite(s->ctx, span->name, values, n);
         if (status) break;
         demo_narrow((char *)(values + DEMO_VALUES), values, n, dtype);
-        status = seqpar_safetensors_append(writer, run->name, values + DEMO_VALUES,
+        status = seqpar_safetensors_append(writer, span->name, values + DEMO_VALUES,
                                            n * seqpar_safetensors_dtype_bytes(dtype),
                                            s->ctx->error);
     }
@@ -123,16 +123,16 @@ static seqpar_status demo_write_run(const demo_transfer *s, seqpar_safetensors_w
 }
 
 /* The same as a file's list, for free(). */
-static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_run *runs,
+static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_span *spans,
                                                   seqpar_safetensors_dtype weights,
                                                   seqpar_safetensors_dtype state) {
-    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_alloc(arrlen(runs) + 1,
+    seqpar_safetensors_tensor *list = (seqpar_safetensors_tensor *)demo_alloc(arrlen(spans) + 1,
                                                                               sizeof *list);
-    for (int64_t i = 0; i < arrlen(runs); i++)
-        list[i] = (seqpar_safetensors_tensor){.name = runs[i].name,
-                                              .dtype = runs[i].kind ? state : weights,
+    for (int64_t i = 0; i < arrlen(spans); i++)
+        list[i] = (seqpar_safetensors_tensor){.name = spans[i].name,
+                                              .dtype = spans[i].kind ? state : weights,
                                               .dims = 1,
-                                              .shape = {runs[i].count}};
+                                              .shape = {spans[i].count}};
     return list;
 }
 
@@ -175,27 +175,27 @@ static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
 static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
                                       const char *const *prefix, demo_sum *sum) {
     char path[1400];
-    demo_shard_run *runs = demo_own_runs(s, kinds, prefix);
-    seqpar_safetensors_tensor *list = demo_shard_list(runs, demo_dtype(s->ctx->device->storage),
-                                                      demo_dtype(s->ctx->device->accumulator));
+    demo_shard_span *spans = demo_owned_spans(s, kinds, prefix);
+    seqpar_safetensors_tensor *list = demo_shard_list(
+        spans, demo_dtype(s->ctx->device->storage), demo_dtype(s->ctx->device->accumulator));
     double *values = (double *)demo_alloc(2 * DEMO_VALUES, sizeof *values);
     demo_shard_mark mark;
     seqpar_safetensors_desc desc = {.path = path,
                                     .tensors = list,
-                                    .count = arrlen(runs),
+                                    .count = arrlen(spans),
                                     .metadata = mark.pair,
                                     .metadata_count = DEMO_MARKS};
     seqpar_safetensors_writer *writer = NULL;
     demo_shard_marked(&mark, s->run, s->step);
     demo_shard_path(path, sizeof path, folder, s->ctx->world->rank, s->ctx->world->size);
     seqpar_status status = seqpar_safetensors_create(&writer, &desc, s->ctx->error);
-    for (int64_t i = 0; !status && i < arrlen(runs); i++)
-        status = demo_write_run(s, writer, &runs[i], values);
+    for (int64_t i = 0; !status && i < arrlen(spans); i++)
+        status = demo_write_span(s, writer, &spans[i], values);
     if (status)
         seqpar_safetensors_abort(writer);
     else
         status = seqpar_safetensors_finish(writer, s->ctx->error);
-    arrfree(runs);
+    arrfree(spans);
     free(list);
     free(values);
     return status ? status : demo_shard_sum(sum, path, s->ctx->error);
@@ -205,29 +205,29 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
 
 typedef struct {
     seqpar_safetensors_file **files; /* stb_ds arrays */
-    demo_shard_run *runs;
+    demo_shard_span *spans;
 } demo_shards_in;
 
 static inline int demo_by_place(const void *x, const void *y) {
-    const demo_shard_run *a = (const demo_shard_run *)x, *b = (const demo_shard_run *)y;
+    const demo_shard_span *a = (const demo_shard_span *)x, *b = (const demo_shard_span *)y;
     if (a->kind != b->kind) return a->kind < b->kind ? -1 : 1;
     if (a->tensor != b->tensor) return a->tensor < b->tensor ? -1 : 1;
     return (a->first > b->first) - (a->first < b->first);
 }
 
-/* What a file's tensor is a run of; false: of nothing that is wanted. */
-static bool demo_place_run(const demo_transfer *s, const seqpar_safetensors_tensor *t,
-                           int kinds, const char *const *prefix, demo_shard_run *run) {
+/* Which span a file's tensor holds; false: none that is wanted. */
+static bool demo_parse_span(const demo_transfer *s, const seqpar_safetensors_tensor *t,
+                            int kinds, const char *const *prefix, demo_shard_span *span) {
     const char *at = strrchr(t->name, '@');
-    *run = (demo_shard_run){.count = t->shape[0]};
-    if (!at || t->dims != 1 || !demo_read_int(at + 1, &run->first) || run->first < 0)
+    *span = (demo_shard_span){.count = t->shape[0]};
+    if (!at || t->dims != 1 || !demo_read_int(at + 1, &span->first) || span->first < 0)
         return false;
-    snprintf(run->name, sizeof run->name, "%s", t->name);
-    for (; run->kind < kinds; run->kind++) {
-        size_t length = strlen(prefix[run->kind]);
-        if (strncmp(t->name, prefix[run->kind], length)) continue;
-        for (run->tensor = 0; run->tensor < s->model->tensor_count; run->tensor++) {
-            const char *name = s->model->tensors[run->tensor].name;
+    snprintf(span->name, sizeof span->name, "%s", t->name);
+    for (; span->kind < kinds; span->kind++) {
+        size_t length = strlen(prefix[span->kind]);
+        if (strncmp(t->name, prefix[span->kind], length)) continue;
+        for (span->tensor = 0; span->tensor < s->model->tensor_count; span->tensor++) {
+            const char *name = s->model->tensors[span->tensor].name;
             if (strlen(name) == (size_t)(at - t->name) - length &&
                 !strncmp(name, t->name + length, strlen(name)))
                 return true;
@@ -236,7 +236,7 @@ static bool demo_place_run(const demo_transfer *s, const seqpar_safetensors_tens
     return false;
 }
 
-/* All runs of all files, in order. */
+/* All spans of all files, in order. */
 static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in,
                                       const char *folder, int64_t shards, int kinds,
                                       const char *const *prefix) {
@@ -250,25 +250,25 @@ static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in
         arrput(in->files, file);
         status = demo_shard_fits(file, in->files[0], path, s->run, s->step, s->ctx->error);
         for (int64_t k = 0; !status && k < seqpar_safetensors_count(file); k++) {
-            demo_shard_run run;
+            demo_shard_span span;
             const seqpar_safetensors_tensor *t = seqpar_safetensors_at(file, k);
-            if (!demo_place_run(s, t, kinds, prefix, &run))
+            if (!demo_parse_span(s, t, kinds, prefix, &span))
                 status = seqpar_fail(s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
                                      "%.300s: %.100s is of no tensor that this model or its "
                                      "optimizer has; go on with the same model and options",
                                      path, t->name);
-            run.file = i;
-            arrput(in->runs, run);
+            span.file = i;
+            arrput(in->spans, span);
         }
     }
-    if (!status) qsort(in->runs, (size_t)arrlen(in->runs), sizeof *in->runs, demo_by_place);
+    if (!status) qsort(in->spans, (size_t)arrlen(in->spans), sizeof *in->spans, demo_by_place);
     return status;
 }
 
 static void demo_shards_close(demo_shards_in *in) {
     for (int64_t i = 0; i < arrlen(in->files); i++) seqpar_safetensors_close(in->files[i]);
     arrfree(in->files);
-    arrfree(in->runs);
+    arrfree(in->spans);
 }
 
 /* Every element of every tensor once. */
@@ -280,10 +280,10 @@ static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards
         for (int64_t i = 0; i < s->model->tensor_count; i++) {
             const seqpar_tensor *t = &s->model->tensors[i];
             int64_t end = 0;
-            for (; at < arrlen(in->runs) && in->runs[at].kind == kind &&
-                   in->runs[at].tensor == i && in->runs[at].first == end;
+            for (; at < arrlen(in->spans) && in->spans[at].kind == kind &&
+                   in->spans[at].tensor == i && in->spans[at].first == end;
                  at++)
-                end += in->runs[at].count;
+                end += in->spans[at].count;
             if (end != t->rows * t->cols)
                 return seqpar_fail(
                     s->ctx->error, SEQPAR_ERR_FILE_TENSOR,
@@ -296,32 +296,32 @@ static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards
 }
 
 /* Whether this rank keeps any of these elements. */
-static bool demo_keeps_run(const demo_transfer *s, const demo_shard_run *run, int64_t first,
-                           int64_t count) {
+static bool demo_stores_span(const demo_transfer *s, const demo_shard_span *span, int64_t first,
+                             int64_t count) {
     int64_t own, n;
-    if (!run->kind)
-        return demo_is_mine(s->ctx, s->model, run->tensor + first / DEMO_VALUES) &&
-               seqpar_llama_owns(s->ctx, s->model, run->tensor, first, count);
+    if (!span->kind)
+        return demo_is_mine(s->ctx, s->model, span->tensor + first / DEMO_VALUES) &&
+               seqpar_llama_owns(s->ctx, s->model, span->tensor, first, count);
     return s->optim->desc.zero_stage == 0 ||
-           (seqpar_blocks_own(s->ctx, &s->optim->blocks, run->tensor, first, &own, &n) &&
+           (seqpar_blocks_own(s->ctx, &s->optim->blocks, span->tensor, first, &own, &n) &&
             own < first + count);
 }
 
-static seqpar_status demo_read_shard_run(const demo_transfer *s, seqpar_safetensors_file *file,
-                                         const demo_shard_run *run, double *values) {
+static seqpar_status demo_read_span(const demo_transfer *s, seqpar_safetensors_file *file,
+                                    const demo_shard_span *span, double *values) {
     seqpar_status status = SEQPAR_OK;
-    for (int64_t done = 0, n; !status && done < run->count; done += n) {
-        seqpar_optim_part part = {run->kind ? s->state[run->kind - 1] : 0, run->tensor,
-                                  run->first + done, 0};
-        seqpar_safetensors_part from = {.name = run->name, .first = done, .finite = 1};
-        n = run->count - done < DEMO_VALUES ? run->count - done : (int64_t)DEMO_VALUES;
+    for (int64_t done = 0, n; !status && done < span->count; done += n) {
+        seqpar_optim_part part = {span->kind ? s->state[span->kind - 1] : 0, span->tensor,
+                                  span->first + done, 0};
+        seqpar_safetensors_part from = {.name = span->name, .first = done, .finite = 1};
+        n = span->count - done < DEMO_VALUES ? span->count - done : (int64_t)DEMO_VALUES;
         part.count = from.count = n;
-        if (!demo_keeps_run(s, run, part.first, n)) continue;
+        if (!demo_stores_span(s, span, part.first, n)) continue;
         status = seqpar_safetensors_read_f64(file, values, &from, s->ctx->error);
         if (status) break;
-        status = run->kind ? demo_optimizer_take(s, &part, values)
-                           : seqpar_llama_write(s->ctx, (seqpar_llama *)s->model, values,
-                                                part.tensor, part.first, n);
+        status = span->kind ? demo_optimizer_take(s, &part, values)
+                            : seqpar_llama_write(s->ctx, (seqpar_llama *)s->model, values,
+                                                 part.tensor, part.first, n);
     }
     return status;
 }
@@ -333,8 +333,8 @@ static seqpar_status demo_load_shards(const demo_transfer *s, const char *folder
     double *values = (double *)demo_alloc(DEMO_VALUES, sizeof *values);
     seqpar_status status = demo_shards_open(s, &in, folder, shards, kinds, prefix);
     if (!status) status = demo_shards_check(s, &in, folder, kinds, prefix);
-    for (int64_t i = 0; !status && i < arrlen(in.runs); i++)
-        status = demo_read_shard_run(s, in.files[in.runs[i].file], &in.runs[i], values);
+    for (int64_t i = 0; !status && i < arrlen(in.spans); i++)
+        status = demo_read_span(s, in.files[in.spans[i].file], &in.spans[i], values);
     if (!status) status = demo_model_written(s->ctx, s->model);
     demo_shards_close(&in);
     free(values);

@@ -207,7 +207,7 @@ static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *c
     int64_t tensors = s->model->tensor_count;
     demo_entry *entries = (demo_entry *)demo_alloc(parts * tensors, sizeof *entries);
     for (int64_t i = 0; i < parts * tensors; i++) {
-        demo_tensor_place place = demo_tensor_place_of(s->model, i % tensors, s->names);
+        demo_tensor_location place = demo_tensor_location_of(s->model, i % tensors, s->names);
         entries[i] = (demo_entry){.tensor = i % tensors,
                                   .rows = place.rows,
                                   .state = (int)(i / tensors),
@@ -317,7 +317,7 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
                                       demo_sink_fn put, double *values) {
     const seqpar_tensor *t = &s->model->tensors[tensor];
     seqpar_safetensors_file *file;
-    demo_tensor_place place = demo_tensor_place_of(s->model, tensor, names);
+    demo_tensor_location place = demo_tensor_location_of(s->model, tensor, names);
     char name[160];
     snprintf(name, sizeof name, "%s%s", prefix, place.name);
     file = demo_weights_file(from, name);

@@ -530,7 +530,7 @@ static inline int demo_token_about_checked(const demo_token_reader *r) {
                                   demo_token_again);
 }
 
-static inline void demo_token_place(demo_token_file *f) {
+static inline void demo_token_set_pointers(demo_token_file *f) {
     f->documents = (int64_t)f->head->documents;
     f->offsets = (const uint64_t *)demo_token_bytes(f, DEMO_OFFSETS);
     f->ids = (const int32_t *)demo_token_bytes(f, DEMO_IDS);
@@ -557,7 +557,7 @@ static inline int demo_token_file_open(demo_token_file *file, const char *path, 
                                   demo_token_kinds[file->head->kind],
                                   demo_token_readers[file->head->kind], demo_token_kinds[kind]);
     if (!failed) failed = demo_token_table_checked(&r) || demo_token_sections_checked(&r);
-    if (!failed) demo_token_place(file);
+    if (!failed) demo_token_set_pointers(file);
     if (!failed)
         failed = demo_token_offsets_checked(&r) || demo_token_ids_checked(&r) ||
                  demo_token_masks_checked(&r) || demo_token_values_checked(&r) ||

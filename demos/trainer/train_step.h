@@ -81,7 +81,7 @@ static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
 /* The optimizer's step over a window that is open. */
 static seqpar_status demo_step_window(demo_rank *r, demo_window *w, double lr, double *means) {
     const demo_job *job = r->job;
-    const seqpar_llama_batch_desc run = demo_run_of(r, 0);
+    const seqpar_llama_batch_desc run = demo_batch_desc_of(r, 0);
     const demo_objective *o = job->objective;
     int64_t accumulation = w->batch.micro_batches, first, count;
     double weight;

@@ -122,7 +122,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
         demo_settle_besides(job, &options, &error);
     if (wrong) return demo_never_began(job, error.text);
     demo_job_say(job);
-    int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_job_run(job);
+    int code = job->config.dry_run ? demo_dry_run(job, tool) : demo_run_job(job);
     demo_leave(job);
     demo_job_close(job);
     return code;

@@ -180,7 +180,7 @@ static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double ch
    it before anything else. */
 static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b,
                                      const seqpar_row *rows, int64_t count,
-                                     const demo_place *places, const double *logp) {
+                                     const demo_prediction *places, const double *logp) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     seqpar_policy_desc clip = demo_clip(u->r->job);
     int64_t documents = arrlen(u->w->which);
@@ -206,7 +206,7 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
 
 /* A generated token of the actor: value x weight into the columns; derivatives by log-prob
    and entropy. */
-static void demo_policy_seed(const demo_update *u, demo_place place, double logp,
+static void demo_policy_seed(const demo_update *u, demo_prediction place, double logp,
                              double entropy, double *columns, double seed[2]) {
     static const char *const kls[] = {"k1", "k2", "k3"};
     const demo_ppo_config *c = demo_ppo_options(u->r);
@@ -235,8 +235,8 @@ static void demo_policy_seed(const demo_update *u, demo_place place, double logp
 
 /* What a local token adds to the step's means, and dL by its log-prob (or value) and
    entropy. */
-static void demo_token_seed(const demo_update *u, demo_place place, double x, double entropy,
-                            double columns[UPDATE_COLUMNS], double seed[2]) {
+static void demo_token_seed(const demo_update *u, demo_prediction place, double x,
+                            double entropy, double columns[UPDATE_COLUMNS], double seed[2]) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     if (place.text < 0) return;
     if (place.text >= o->texts) {
@@ -272,7 +272,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
                                        const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
     double *x = (double *)demo_alloc(2 * b->tokens + 1, sizeof *x), *entropy = x + b->tokens;
-    demo_place *places = demo_places(&demo_ppo_of(r)->rollout, u->w, b, rows);
+    demo_prediction *places = demo_predictions(&demo_ppo_of(r)->rollout, u->w, b, rows);
     seqpar_status status = SEQPAR_OK;
     seqpar_device_read(r->device, x, u->model->config.score ? b->score.data : b->logp.data, 0,
                        b->tokens, demo_value_dtype(r, u->model));
@@ -300,7 +300,7 @@ static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch 
 
 static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     demo_rank *r = u->r;
-    seqpar_llama_batch_desc run = demo_run_of(r, index);
+    seqpar_llama_batch_desc run = demo_batch_desc_of(r, index);
     if (u->model->config.score) run.untaught = demo_ppo_of(r)->critic_untaught;
     seqpar_llama_batch b = {0};
     seqpar_vocab_seeds seeds = {0};
@@ -358,7 +358,7 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     demo_update_counts(u);
     seqpar_status status = seqpar_step_begin(&r->ctx, u->optim, u->w->batch.row,
                                              u->w->batch.rows, r->job->layout, accumulation);
-    const seqpar_llama_batch_desc run = demo_run_of(r, 0);
+    const seqpar_llama_batch_desc run = demo_batch_desc_of(r, 0);
     if (!status)
         status = demo_experts_begin(&r->ctx, u->experts, u->model, u->optim, u->w->batch.row,
                                     accumulation, &run, r->job->config.aux_loss_coef);

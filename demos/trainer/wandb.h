@@ -85,7 +85,7 @@ static inline void demo_wandb_merge(demo_wandb *w, cJSON *row) {
 }
 
 /* A line that an earlier process of the run has written. */
-static inline void demo_wandb_kept(void *user, const char *line) {
+static inline void demo_wandb_earlier_line(void *user, const char *line) {
     demo_wandb *w = (demo_wandb *)user;
     demo_wandb_merge(w, cJSON_Parse(line));
     const cJSON *runtime = cJSON_GetObjectItemCaseSensitive(w->summary, "_runtime");

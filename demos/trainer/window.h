@@ -64,7 +64,7 @@ static seqpar_pack_desc demo_pack_desc(const demo_rank *r, int keep_masked) {
     return desc;
 }
 
-static seqpar_llama_batch_desc demo_run_desc(const demo_job *job) {
+static seqpar_llama_batch_desc demo_batch_desc(const demo_job *job) {
     seqpar_llama_batch_desc run = {.layout = job->layout,
                                    .schedule = job->schedule,
                                    .heads_k_stride = job->config.ring_head_stride,
@@ -81,8 +81,8 @@ static seqpar_llama_batch_desc demo_run_desc(const demo_job *job) {
 
 /* Of a step's rows, micro >= 0, which the model learns from: attention drops what its config.json
    says, as torch does where a model is in training mode. */
-static seqpar_llama_batch_desc demo_run_of(const demo_rank *r, int64_t micro) {
-    seqpar_llama_batch_desc run = demo_run_desc(r->job);
+static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t micro) {
+    seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     run.dropout = micro >= 0;
     run.dropout_seed = (uint64_t)r->job->config.seed;
     run.dropout_step = r->step;

@@ -14,7 +14,7 @@
 static inline int reference_load(reference *f, const demo_weights *from, int names,
                                  int64_t tensor) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
-    demo_tensor_place place = demo_tensor_place_of(&f->model, tensor, names);
+    demo_tensor_location place = demo_tensor_location_of(&f->model, tensor, names);
     seqpar_safetensors_file *file = demo_weights_file(from, place.name);
     seqpar_safetensors_part all = {
         .name = place.name, .first = place.first * t->cols, .count = t->rows * t->cols};

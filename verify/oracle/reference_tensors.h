@@ -12,10 +12,10 @@
 static inline int reference_part(const reference *f, const char *prefix, int64_t tensor,
                                  tensor_name *name, whole *w) {
     const seqpar_tensor *t = &f->model.tensors[tensor];
-    demo_tensor_place place = {.rows = t->rows};
+    demo_tensor_location place = {.rows = t->rows};
     memset(w, 0, sizeof *w);
     for (int names = 0; names < DEMO_NAMES && !w->values; names++) {
-        place = demo_tensor_place_of(&f->model, tensor, names);
+        place = demo_tensor_location_of(&f->model, tensor, names);
         if (whole_read(f->d, tensor_of(name, prefix, place.name), 0, f->d->world, w)) return -1;
     }
     if (!w->values) return 0;
