@@ -15,7 +15,7 @@ DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attentio
 DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
 SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
-BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_vocab
+BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
 
 .PHONY: suites mutants certificate uninstall install shared frameworks vectors linked-flags cudnn-folder cudnn quick demo verify check check-all check-gpu gpu-bundle cuda mpi demos bench bench-gpu readme setup clean help
 help:

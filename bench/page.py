@@ -14,9 +14,9 @@ import os
 import re
 import sys
 
-# A page has 80 lines: of these shapes it gives the range, and build/bench/cpu.json each.
+# A page has 95 lines: of these shapes it gives the range, and build/bench/cpu.json each.
 SMALL = ("256x", "512x", "S=768")
-BENCHES = ("cpu", "chunks", "vocab", "ranks", "sample")
+BENCHES = ("cpu", "chunks", "vocab", "ranks", "sample", "step")
 
 
 def fail(sentence):
@@ -110,6 +110,18 @@ def sample(cases):
             for case in cases]
     return ["Sampling, one thread: tokens/s, and the share of a loop that reads the weights, and of a large product.", ""] + \
         table(("texts at a time", "tokens/s", "of the loop", "of the product"), rows)
+
+
+def step(cases):
+    """Of a whole model and of adapters: first the plain step, then what an option makes of it."""
+    rows, head = [], ""
+    for case in cases:
+        name = case["way"].strip()
+        head = head if case["way"].startswith(" ") else name
+        rows.append((name if name == head else f"{head}, {name}", f"{case['seconds']:.2f}", f"{case['over_products']:.3f}",
+                     f"{case['peak'] / 1e6:.0f}", f"{case['of_bound']:.2f}"))
+    return ["A step of SmolLM2-135M's shape, one thread: time over that of its products; peak of memory over weights + 1.2 activations.",
+            ""] + table(("step", "seconds", "over products", "peak MB", "of the bound"), rows)
 
 
 def transformers(cases):
