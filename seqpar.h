@@ -3,12 +3,12 @@
 /* =============================================================================================
    >>doc
 
-   A sequence too long for one machine is split over several ranks. Attention then needs keys
-   of other ranks, labels cross the cuts, losses and gradients have to be put together again
-   over sequence-parallel ranks, data-parallel ranks, micro-batches and optimizer shards. This
-   header does all of it, and in such a way that the split changes nothing: logits, log-probs,
-   loss, every gradient, the gradient norm and the updated parameters of N ranks equal those of
-   one rank by memcmp.
+   A sequence too long for one machine is split over several ranks. Attention then needs keys of
+   other ranks, the target of a rank's last token lies on another rank, and losses and gradients
+   are summed over sequence-parallel ranks, data-parallel ranks, micro-batches and optimizer
+   shards. This header does all of it, and the split changes nothing: logits, log-probs, loss,
+   every gradient, the gradient norm and the updated parameters of N ranks equal those of one
+   rank by memcmp.
 
    In exactly one C or C++ file:
 
@@ -19,12 +19,12 @@
    -march=native.
 
    WHY THE BITS ARE EQUAL
-       Additions round, so (a + b) + c and a + (b + c) differ, and a sum has the bits of its
-       order. A ring that adds as keys arrive, or an all-reduce, has an order that depends on
-       the number of ranks. Here the order depends on positions in documents alone. A document
-       is cut at fixed positions into cells. Each sum over tokens (softmax, dk and dv, weight
-       gradients, losses) takes one partial sum of every cell, and a binary tree over the cell
-       numbers adds them:
+       Additions round, so (a + b) + c and a + (b + c) differ: the bits of a sum depend on the
+       order of its additions. A ring that adds as keys arrive, or an all-reduce, adds in an
+       order that depends on the number of ranks. Here the order depends on positions in
+       documents alone. A document is cut at fixed positions into cells. Each sum over tokens
+       (softmax, dk and dv, weight gradients, losses) takes one partial sum of every cell, and a
+       binary tree over the cell numbers adds them:
 
            cell      0     1     2     3     held by ranks 0 1 1 0, or all by one rank:
                       \   /       \   /
@@ -32,18 +32,20 @@
                          \       /
                         (0+1)+(2+3)          these additions, on any rank, at any time
 
-       A step's tree has the numbers of its documents above. So neither ranks nor rows (which
-       documents are packed together, or none) nor micro-batches change a bit.
+       Above the cells of a document, the tree of an optimizer step adds by document number. So
+       no bit depends on the number of ranks, on which documents share a row, or on the
+       micro-batches.
 
-       Operations on rows (products, norms) give a row the same bits whatever else is in the
-       call. Transports move bytes and never add floating-point numbers: there is no all-reduce
-       of NCCL or MPI. demos/00_by_hand.c shows all this in 150 lines, without the library.
+       Operations that work row by row on a matrix (products, norms) compute a row to the same
+       bits whatever other rows are in the call. Transports move bytes and never add
+       floating-point numbers: no all-reduce of NCCL or MPI is used. demos/00_by_hand.c shows
+       all this in 150 lines, without the library.
 
    ZERO-INITIALISE EVERY DESC; 0 MEANS ITS DEFAULT
-       Set every desc, io and row to zero ("= {0}", in C++ "= {}", or static), then the fields
-       you want. 0 or NULL is a field's default, which its comment names. A field without one,
-       such as heads, is refused at 0 by a sentence that names it. A few are taken as they are,
-       0 too, and their comment says so (beta1).
+       Set every desc, io and row to zero ("= {0}", in C++ "= {}", or static), then set the
+       fields you want. 0 or NULL selects a field's default, which its comment names. A field
+       without a default, such as heads, is refused at 0 by a message that names it. In a few
+       fields 0 means the number 0, and their comment says so (beta1).
 
    CHAPTERS (search for the tag)
        Part I, the subject
@@ -55,22 +57,22 @@
        >>pack       documents to rows
        >>split      who holds which token
        >>comm       how bytes move: one rank, threads
-       >>ctx        one rank
-       >>plan       a schedule is data
-       >>attn       what an attention is made of
-       >>sight      who sees whom
+       >>ctx        the context of one rank: mesh, device, memory
+       >>plan       schedules as lists of operations
+       >>attn       attention over ranks: overview and structures
+       >>sight      which queries see which keys
        >>program    what each rank adds, and in which order
-       >>exec       a plan is executed: ring and llama3
-       >>kernel     an attention kernel of the user's
-       >>ulysses    tokens for heads, and back
-       >>call       open, forward, backward
+       >>exec       runs a plan: ring and llama3
+       >>kernel     an attention kernel written by the user
+       >>ulysses    all-to-all: tokens for heads, and back
+       >>call       attention: open, forward, backward
        >>loss       token log-probs from hidden states
-       >>objective  sums per document, what is made of them
+       >>objective  sums per document, and losses from them
        >>blocks     parameter blocks and their owners
-       >>gradient   a step's gradients, to their owners
+       >>gradient   sums a step's gradients at their owners
        >>update     norm, clip, AdamW and SGD
        >>state      reading and writing parameters and moments
-       >>shards     parameters at their owners alone
+       >>shards     parameters stored at their owners only (ZeRO 3)
        Part II, devices
        >>device     what devices share: folds, attention
        >>ref        reference device: naive
@@ -80,7 +82,7 @@
        >>tile       fast device: attention in tiles
        >>rows       fast device: norm, SwiGLU, loss, update
        >>half       fast device: bf16, widened and rounded
-       >>user       a block kernel or product of the user's
+       >>user       a block kernel or product written by the user
        >>licence
 
    DOES
@@ -91,30 +93,33 @@
        - attention as a ring, llama3-style KV all-gather, Ulysses all-to-all or 2D: packed
          documents, causal, full, sliding window, prefix-LM, softcap, learnt sinks, dropout,
          GQA; forward and backward
-       - check a schedule on paper and count its FLOPs and bytes without running it
+       - check a schedule, and count its FLOPs and bytes, without running it
          (verify/seqpar_check.h)
-       - take your own attention, block by block or source by source, your own matrix product
-         and your own transport
-       - the vocabulary projection in pieces: log-probs, entropy, label smoothing, z-loss; the
-         logits of all tokens are never there at once
-       - sums per document over ranks, then SFT, DPO (cDPO, IPO, hinge, SimPO, RPO), KTO,
-         reward-model, PPO and GRPO objectives on plain numbers, each with value and derivative
-       - AdamW and SGD over sharded owners (ZeRO 0 to 3), fp32 masters of bf16 weights, global
-         norm clip, learning-rate schedules; parameters gathered a layer ahead
-       - name every refused input with the values and the fix; end all ranks when one fails;
-         report a deadlock with who waits for whom
+       - use an attention kernel (per block or per source), a matrix product and a transport
+         that you write
+       - compute log-probs, entropy, label smoothing and z-loss from hidden states, some tokens
+         at a time: the logits of all tokens are never in memory together
+       - sum values per document over all ranks, and compute from the sums the SFT, DPO (cDPO,
+         IPO, hinge, SimPO, RPO), KTO, reward-model, PPO and GRPO objectives, each with value
+         and derivative
+       - update by AdamW or SGD, sharded over owners (ZeRO 0 to 3), with fp32 masters of bf16
+         weights, global norm clip and learning-rate schedules; gather parameters one layer
+         ahead
+       - refuse bad input by a message with the values and the fix; end all ranks when one
+         fails; report a deadlock with the rank that each rank waits for
 
    DOES NOT
        - move bytes between machines (seqpar_nccl.h does, or a seqpar_comm_table of your own),
          compute on a GPU (seqpar_cuda.cu does, or a seqpar_device of your own), do tensor,
          pipeline or expert parallelism, serve models
-       - promise equal bits across instruction sets, compilers or cell sizes: per binary,
-         device, cell size and list of documents. Stripe, which cuts through cells, replicated
-         kv heads, relaxed attention and your own kernel keep an error bound instead.
-       - work where the file with the implementation is compiled with -ffast-math or for x87
-         registers (each an #error; with -m32 add -msse2 -mfpmath=sse), where the program is
-         linked with -ffast-math, or with clang's -ffp-contract=fast: opening a context refuses
-         these two. Files that only call may be compiled with any flags.
+       - promise equal bits across instruction sets, compilers or cell sizes: bits are equal for
+         one binary, device, cell size and list of documents. The stripe layout (which cuts
+         through cells), replicated kv heads, relaxed attention and kernels that you write keep
+         an error bound instead (WORDS, error rule).
+       - work if the file with the implementation is compiled with -ffast-math or for x87
+         registers (each is an #error; with -m32 add -msse2 -mfpmath=sse). Opening a context
+         refuses a program that is linked with -ffast-math or compiled with clang's
+         -ffp-contract=fast. Files that only call the library may be compiled with any flags.
 
    OPTIONS
        SEQPAR_STATIC        everywhere: all functions become static
@@ -125,28 +130,31 @@
                             multiply-add
 
    RULES
-       - Sums and counts travel apart and are divided once: seqpar_sft_desc.count is the global
+       - Keep sums and counts separate and divide once: seqpar_sft_desc.count is the global
          count of supervised tokens of the optimizer step.
        - Parameter gradients over sp are summed, never averaged; seqpar_step_gradient does it.
        - Functions marked collective are called by all ranks of the comm, in the same order,
          also by ranks without a token.
        - One seqpar_ctx and one device per rank, used by one thread at a time. No global mutable
          state.
-       - Give ranks of one machine cores / ranks threads each. Where they have more, start the
-         program with OMP_WAIT_POLICY=passive: OpenMP threads that wait spin, and take the cores
-         from other ranks (a small model as four ranks of two threads on two cores then takes
-         0.92 of the time). Elsewhere do not: threads that sleep wake late, above all beside other
-         work. The header never sets it, the trainers do.
+       - Give each rank of a machine cores / ranks threads. If ranks have more threads than
+         that, start the program with OMP_WAIT_POLICY=passive: otherwise waiting OpenMP threads
+         spin and take cores from other ranks (with it, a small model on four ranks of two
+         threads on two cores takes 0.92 of the time). In other cases do not set it: sleeping
+         threads wake late, above all beside other work. The trainers set it, this header never
+         does.
 
-   WORDS (one for one thing; a second meaning has its own first word)
-       row            documents packed one after the other; what is split over the SP ranks
+   WORDS (one word for one thing; a second meaning is marked by a word before it)
+       row            documents packed one after the other; rows are split over the SP ranks
        unit           documents that must share a row (a preference pair, a prompt's group)
-       cell           a document is cut at fixed positions into cells; a rank holds whole ones
-       piece, share   what one rank holds of one cell; all pieces of a rank
+       cell           one of the runs of tokens into which a document is cut at fixed positions;
+                      a rank holds whole cells
+       piece, share   a piece: the tokens of one cell that one rank holds; a share: all pieces
+                      of a rank
        leaf, node     the sum over one piece; the sum of all leaves below a point of the binary
                       tree in which every sum over tokens is taken
-       fold           a sum taken in that tree; a program: the list of additions, for a stack
-                      machine, by which a rank does its share of a fold
+       fold           a sum taken in that tree. A program is the list of additions, for a stack
+                      machine, that one rank does of a fold
        block          a query piece x a key piece, in attention. A parameter block is 1,024
                       neighbouring elements, which have one owner
        owner          of a token's keys: the rank that holds the token. Of a parameter block:
@@ -155,37 +163,39 @@
                       log-prob, entropy, ..., score); where a backward pass begins
        storage type, accumulator type
                       of weights and activations; of sums, statistics and optimizer state
-       vocab          the projection of hidden states to logits over the vocabulary (others
-                      call it the LM head), and the log-probs made of them
-       head           alone: of attention. A score head projects to a reward or value
-       step           an optimizer step. A compute step is the part of a plan that meets the
-                      keys of one source
-       source         the rank (position) whose keys they are
-       segment        a document of the step, where sums over its tokens are taken
-       group          sends and receives that begin together; a request: a group in flight. A
-                      tensor's group: tensors exchanged together, a layer. A prompt's group: its
-                      responses
-       dp, sp         data-parallel and sequence-parallel; world = dp x sp, sp ranks are
-                      neighbours
+       vocab          the projection of hidden states to logits over the vocabulary (also called
+                      the LM head), and the log-probs computed from them
+       head           an attention head, unless a word stands before it: a score head projects
+                      to a reward or value
+       step           an optimizer step. A compute step is the part of a plan that computes with
+                      the keys of one source
+       source         the rank (with Ulysses: the position) that owns the keys of a compute step
+       segment        a document of the step, in functions that sum over its tokens
+       group          sends and receives that begin together; a request is a group in flight. A
+                      tensor's group: the tensors that are exchanged together, as of a layer. A
+                      prompt's group: its responses
+       dp, sp         data-parallel and sequence-parallel; world = dp x sp. The sp ranks of a
+                      sequence have consecutive world ranks
        2D             sp ranks as positions x members: the members of a position exchange
                       tokens for heads (Ulysses), positions form a ring or gather (llama3).
                       Without Ulysses a position is a rank
        lse            log-sum-exp of a query's scores
-       error rule     what holds where bits are not equal: relative L2 error against fp64 at
-                      most twice that of one rank
+       error rule     the bound where bits are not equal: the relative L2 error against fp64 is
+                      at most twice that of one rank
        host device    a device that computes on the CPU
-       own            "own kernel", "own product", "own transport": written by the caller
+       own            in messages, "own kernel", "own product", "own transport": one that the
+                      caller wrote
 
-   WHAT A STEP COSTS, in device memory. T: local tokens, W: ranks in all, s: bytes of the
-   storage type, c: bytes of the accumulator type. ctx->memory counts each kind, now and at its
-   peak; verify/test_memory.c holds them to these bounds.
-       weights        yours, or seqpar_llama's: s for each parameter, on every rank; once
-                      where ranks are threads and share them (params_shared); at zero_stage 3
-                      divided by W, and two groups of tensors (seqpar_shards)
+   WHAT A STEP COSTS, in device memory. T: local tokens, W: number of ranks, s: bytes of the
+   storage type, c: bytes of the accumulator type. ctx->memory counts the bytes of each kind,
+   current and peak; verify/test_memory.c checks these bounds.
+       weights        allocated by you or seqpar_llama: s for each parameter, on every rank;
+                      once if ranks are threads that share them (params_shared); at zero_stage 3
+                      divided by W, plus two groups of tensors (seqpar_shards)
        optimizer      AdamW: 2 c for each parameter, from zero_stage 1 on divided by W; another
                       c (the masters) where storage is not the accumulator type
        gradients      c / W for each parameter, and the nodes of one group (seqpar_optim_open)
-       activations    yours, or the model's: in proportion to T
+       activations    allocated by you or the model: proportional to T
        exchange       ring: two slots of T keys and values; backward also two messages of dk
                       and dv each way. llama3: twice the keys and values of all tokens, for
                       heads_k_stride heads. Ulysses: q, k, v and results of all tokens, for a
@@ -194,44 +204,45 @@
                       query and key; logits of rows_max tokens
        bytes sent     seqpar_plan_cost_of (verify/seqpar_check.h) counts them, and FLOPs, for
                       any plan without running it
-   Cells: 128 tokens, more in documents beyond 16,384 (seqpar_cell_begin). A document of fewer
-   cells than twice the ranks cannot be balanced by itself; below 96 tokens a cell attention of
-   long documents gets slower (make bench); another size is another order of sums, so other
-   bits. Threads: those of a device split
-   work inside a rank and change no bit; ranks of one machine share its cores (RULES).
+   Cells have 128 tokens, and more beyond token 16,384 of a document (seqpar_cell_begin). A
+   document with fewer cells than twice the ranks cannot be balanced by itself. Below 96 tokens
+   a cell, attention of long documents gets slower (make bench). Another cell size changes the
+   order of sums, and so the bits. The threads of a device split work inside a rank and change
+   no bit; ranks of one machine share its cores (RULES).
 
    TO ADD
-       a layout       a line of SEQPAR_LAYOUTS (>>api); unless its pieces are dealt like those
-                      of another one, seqpar__deal_X in >>split. Its map
-                      goes to verify/test_split.c, which is red without one. Names, the other
-                      tests, demos, verify_sp's and the trainers' --layout read the table.
+       a layout       a line of SEQPAR_LAYOUTS (>>api), and seqpar__deal_X in >>split unless its
+                      pieces are dealt like those of another layout. Add its map to
+                      verify/test_split.c, which fails without one. Names, the other tests,
+                      demos, verify_sp's and the trainers' --layout read the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>calls) and seqpar__plan_X in >>plan, which
-                      lists what a rank does. verify/test_plan.c plays it for all ranks.
-       an objective   a function in >>objective from plain numbers to value and derivative, its
-                      prototype in >>calls; its seeds go to the vocab or to a score. A relative
-                      of DPO is a line of SEQPAR_PREFERENCES (>>calls), which the trainer's
-                      --pref_loss and the tests read too, and its lines in
-                      seqpar__preference_of, or in seqpar_preference_loss where it is no
-                      function of the margin. Tests: a vector in verify/golden.tsv and its truth
-                      among slow_pair_losses of verify/slow_loss.h, both by the kind's name;
-                      for one that is no relative of DPO a line of verify/run_objective.h and
-                      its truth in verify/test_objective.c. What stands there is run on 1 to 8
-                      ranks and printed by verify_sp.
+                      writes the list of a rank's operations. verify/test_plan.c simulates it
+                      for all ranks.
+       an objective   a function in >>objective from plain numbers to value and derivative, with
+                      its prototype in >>calls; its seeds go to the vocab or to a score head. A
+                      variant of DPO is a line of SEQPAR_PREFERENCES (>>calls), which the
+                      trainer's --pref_loss and the tests read too, and code in
+                      seqpar__preference_of, or in seqpar_preference_loss if it is not a
+                      function of the margin. Tests of a variant of DPO: a vector in
+                      verify/golden.tsv and a reference in slow_pair_losses of
+                      verify/slow_loss.h, both under its name. Tests of any other objective: a
+                      line of verify/run_objective.h and a reference in verify/test_objective.c.
+                      All objectives in run_objective.h are run on 1 to 8 ranks and printed by
+                      verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
                       changes. demos/04_own_transport.c; verify/transport.h tests it.
        an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>table), then
                       its function in each device: SEQPAR__ANY(X) in >>ref and seqpar__cpu_X
                       in >>product to >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
-                      It is registered by its line; a device of a user's that lacks it is
-                      refused when a context is opened. verify/test_device.c wants a check of
-                      each; one that works row by row is a line of row_ops in
-                      verify/test_numerics.c as well.
+                      The line registers it; opening a context refuses a user's device that
+                      lacks it. verify/test_device.c requires a test of each operation; one that
+                      works row by row also needs a line of row_ops in verify/test_numerics.c.
        a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLES: demos/snippet.c, attention in one call; demos/10_loss_and_optimizer.c, losses and
    optimizer alone; demos/08_own_trainer.c, a trainer with layers of its own: packing,
    attention, loss, backward and optimizer on P ranks. demos/01_ring.c, ring attention alone,
-   stands here complete; what is seqpar in it is attend(), 24 lines. It prints
+   follows in full; attend(), 24 lines, is the attention of a rank. The program prints
 
        1 rank : out[999] = 0.064213 ..., rank 0 sent 0 bytes
        4 ranks: out[999] = 0.064213 ..., rank 0 sent 196632 bytes
@@ -332,9 +343,9 @@ int main(void) {
 /* =============================================================================================
    >>api  types and prototypes: errors, messages, folds, rows, shares
 
-   What a program without a device needs: how an error is said, how bytes move between ranks, how
-   sums keep one order, how documents become rows, and which rank holds which token. >>table
-   says what a device does, >>calls what a rank calls.
+   Everything that needs no device: errors, transports of bytes between ranks, folds (sums in
+   one order), packing of documents into rows, and the split of rows over ranks. >>table
+   declares what a device does, >>calls the functions that a rank calls.
    ========================================================================================== */
 #ifndef SEQPAR_H
 #define SEQPAR_H
@@ -347,9 +358,9 @@ int main(void) {
 #include <stddef.h>
 #include <stdint.h>
 
-/* The largest sizes that are taken. Positions and token ids have 32 bits; a width is hidden,
-   intermediate or heads x head_dim, far beyond any model. All products of sizes stay below
-   2^63 with these. */
+/* The largest sizes that are accepted. Positions and token ids have 32 bits. A width is the
+   hidden size, the intermediate size or heads x head_dim; its limit is far beyond any model.
+   With these limits all products of sizes stay below 2^63. */
 #define SEQPAR_MAX_TOKENS    INT64_C(2147483647) /* of a row */
 #define SEQPAR_MAX_WIDTH     (INT64_C(1) << 20)
 #define SEQPAR_MAX_VOCAB     (INT64_C(1) << 24)
@@ -359,7 +370,8 @@ int main(void) {
 #define SEQPAR_MAX_RANKS     (INT64_C(1) << 12) /* that are threads of one process */
 #define SEQPAR_MAX_CHOICES   16                 /* tokens of a seqpar_vocab_choices */
 
-/* What stands before every function. Define it to export them from a shared library. */
+/* The prefix of every function declaration. Define it to export the functions from a shared
+   library. */
 #ifndef SEQPAR_DEF
 #if defined(SEQPAR_STATIC) && (defined(__GNUC__) || defined(__clang__))
 #define SEQPAR_DEF static __attribute__((unused))
@@ -375,12 +387,13 @@ extern "C" {
 #endif
 
 /* ---- errors ---------------------------------------------------------------------------------
-   Functions return 0 or one of these negative codes. The sentence with the values and the
-   fix is in the seqpar_error of the context (or the one passed in); the first error of a
-   rank wins.
-   Pointers. None may be NULL unless it says so where it is declared; an array of no elements
-   may. A function refuses NULL by name (POINTER). One that returns no status says so on stderr
-   and aborts; one that is given no context, comm or error returns the status alone. */
+   Functions return 0 or one of these negative codes. The message, with the values and the fix,
+   is in the seqpar_error of the context (or the one passed in); a rank keeps its first error.
+   Comments write a code without its prefix SEQPAR_ERR_.
+   Pointers. A pointer may be NULL only where its declaration says so, or if it is an array of
+   no elements. A function refuses NULL with POINTER and the name of the pointer. A function
+   that returns no status prints the name to stderr and aborts. A function that is given no
+   context, comm or error returns the status alone. */
 #define SEQPAR_ERRORS(X) \
     X(PEER, -1, "another rank failed; its message is repeated") \
     X(MEMORY, -2, "out of memory") \
@@ -445,13 +458,15 @@ typedef struct seqpar_error {
     char text[512];
 } seqpar_error;
 
-/* Stores code and printf-style sentence, escaped, unless an earlier error is there (error
-   may be NULL). Returns status. */
+/* Stores the code and the printf-style message, escaped, unless *error holds an earlier error.
+   error may be NULL. Returns status. */
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
                                      const char *format, ...);
-/* How functions refuse NULL: SEQPAR_NEED returns POINTER and names the first of these pointers
-   that is NULL, SEQPAR_NEED_BY in the name of another function; SEQPAR_MUST aborts. names: "desc, io->q", in the order of the pointers; a
-   function stands as SEQPAR_THERE(fn), what is needed on a condition as SEQPAR_IF(c, p). */
+/* How functions refuse NULL. SEQPAR_NEED makes the calling function return POINTER, with a
+   message that names the first of these pointers that is NULL; in SEQPAR_NEED_BY the message
+   names another function. SEQPAR_MUST aborts instead. names: "desc, io->q", in the order of the
+   pointers. Pass a function pointer as SEQPAR_THERE(fn), and a pointer that is needed only
+   under a condition as SEQPAR_IF(c, p). */
 SEQPAR_DEF seqpar_status seqpar_need(seqpar_error *error, const char *function,
                                      const char *names, const void *const *pointers,
                                      int64_t count);
@@ -473,9 +488,9 @@ SEQPAR_DEF void seqpar_must(const char *function, const char *names,
 #define SEQPAR_ERROR_OF(owner)  ((owner) ? (owner)->error : NULL)
 #define SEQPAR_THERE(p)         ((const void *)((p) ? "" : NULL))
 #define SEQPAR_IF(condition, p) ((condition) ? (const void *)(p) : (const void *)"")
-/* Text of others (file names, keys, answers) for one line of a terminal: control characters,
-   marks that turn the direction of writing, and bytes that are no UTF-8 become \n, \x1b, ...
-   What is longer than out (size) loses its middle. Returns out; escaping twice changes
+/* Untrusted text (file names, keys, answers) on one line of a terminal: control characters,
+   marks that change the direction of writing, and bytes that are not UTF-8 become \n, \x1b, ...
+   A result longer than out (size) loses its middle. Returns out; escaping twice changes
    nothing. */
 SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text);
 /* Bytes of the UTF-8 character at text, 1 to 4; 0: overlong, a surrogate, too large, or cut
@@ -487,7 +502,7 @@ SEQPAR_DEF const char *seqpar_status_text(seqpar_status status);
 
 /* ---- util: random numbers, exp, log ---------------------------------------------------------
    Counter-based (Philox 4x32-10, Salmon et al. 2011): a value depends on its key and index
-   alone, so every rank draws the same number for the same absolute place. */
+   alone, so all ranks draw the same numbers. */
 SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high,
                               uint64_t index_low);
 /* in (0, 1) */
@@ -495,74 +510,76 @@ SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t 
 SEQPAR_DEF double seqpar_random_normal(uint64_t key, uint64_t stream, uint64_t index);
 /* order[i] (count) becomes the shuffle of 0..count-1 that belongs to (seed, epoch). */
 SEQPAR_DEF void seqpar_shuffle(int64_t *order, int64_t count, uint64_t seed, uint64_t epoch);
-/* Polynomials written out with fma, the same on every machine with the same instructions;
-   exp(0) = 1. */
+/* Polynomials in explicit fma, so the bits are the same on every machine with the same
+   instructions; exp(0) = 1. */
 SEQPAR_DEF double seqpar_exp(double x);
 SEQPAR_DEF double seqpar_log(double x);
 
 /* ---- comm: how bytes move -------------------------------------------------------------------
-   A comm is a group of ranks as one of them sees it; the world is all of them. A transport
-   implements comms by the five functions of a seqpar_comm_table. It moves bytes and nothing
-   else: sums of floating-point numbers are exchanges of bytes, and folds. The library calls a
-   transport through seqpar_comm_begin, _wait, _split, _abort and _free; gathers, broadcasts
-   and integer sums are built on these.
+   A comm (communicator) is one rank's view of a group of ranks; the world is the comm of all
+   ranks. A transport implements comms by the five functions of a seqpar_comm_table. It only
+   moves bytes: floating-point numbers are exchanged as bytes and then summed by folds. The
+   library calls a transport through seqpar_comm_begin, _wait, _split, _abort and _free;
+   gathers, broadcasts and integer sums are built on these.
 
    THE CONTRACT of a transport. verify/transport.h tests any transport for all of it;
    demos/unix_sockets.h is one, used by demos/04_own_transport.c.
 
    Calls. A rank is a thread or a process. Only one thread at a time calls the comms of a rank.
-   A group is a list of sends and receives that begin together. Several groups may be in
-   flight, on one comm or on several. Each is waited for once, in any order.
+   A group is a list of sends and receives that begin together. Several groups may be in flight,
+   on one comm or on several. Each group is waited for once; the order of the waits is free.
 
-   Messages. The n-th message that rank a sends to rank b of a comm is the one that the n-th
-   receive of b from a takes, in whatever groups these stand. Messages on different comms never
-   meet, also where the comms have the same ranks. A message to oneself is sent and received
-   in the same group. A message of 0 bytes is a message; its data may be NULL. No message and
-   no group is too large. begin may block until its sends are away, provided that it takes in
-   what others send to this rank meanwhile: two ranks may begin large sends to each other.
+   Messages. Within a comm, the n-th receive of rank b from rank a takes the n-th message that a
+   sends to b, whatever groups they are in. A receive never takes a message of another comm,
+   even if both comms have the same ranks. A message to oneself is sent and received in the same
+   group. A message of 0 bytes is a message; its data may be NULL. The sizes of messages and
+   groups have no limit. begin may block until its sends are done, provided that it receives
+   meanwhile what others send to this rank: two ranks may begin large sends to each other.
 
-   Buffers. The lists of a group may go when begin returns; only `name` is static. The data
-   belongs to the caller. Between begin and the end of wait the caller may read what is sent and
-   touches nothing of what is received. When wait returns, also with an error, the transport
-   uses the buffers no more. That a send is finished means that its buffer is free, not that
-   somebody has received it.
+   Buffers. The lists of a group need not outlive begin; only `name` is static. The data belongs
+   to the caller. Between begin and the end of wait the caller may read the send buffers and
+   does not touch the receive buffers. When wait returns, also with an error, the transport no
+   longer uses the buffers. A finished send means that its buffer is free, not that the message
+   has been received.
 
-   Memory. Where comm->device is NULL, or its own_memory 0, buffers are host memory. Else each of
-   them may be host memory or the device's, and a transport that is not `queued` touches them by
-   device->copy(device, to, from, bytes, NULL) alone, which takes both. It is never given a
-   queue: the device has finished its work on the buffers when begin is called, and after
-   wait the bytes are there.
+   Memory. If comm->device is NULL, or its own_memory is 0, buffers are host memory. Otherwise
+   each buffer may be host memory or the device's, and a transport that is not `queued` accesses
+   buffers only by device->copy(device, to, from, bytes, NULL), which accepts both. Its queue
+   argument is always NULL: the device has finished its work on the buffers when begin is
+   called, and after wait the received bytes are in place.
 
-   Queues. A transport that is `queued` (NCCL) is given the queue, orders its work in it, and
-   does not block the host; with queue NULL it works for the host as others do. On a queue both
-   ends of a message stand at the same place in their ranks' order of groups, because such a
-   transport runs one group to its end before the next.
+   Queues. A `queued` transport (NCCL) is given the device's queue, enqueues its work there, and
+   does not block the host; with queue NULL it works like the other transports. Such a transport
+   finishes one group before it starts the next. So both ends of a message must be in groups of
+   the same number, where each rank counts its groups on queues of the comm.
 
-   Errors. A function that fails writes a sentence to comm->error by seqpar_fail, which keeps
-   the first, and returns its code. The sentence names the group, its step and both ranks.
-   - begin that fails leaves request->state NULL and nothing in flight.
-   - STEP: a message is of another group than its receive: their names or steps differ. The
-     receiver finds it, names both groups, and writes nothing. On a queue a transport need not
-     look: there the library does, before it updates anything.
-   - MESSAGE_SIZE: sizes differ. The receiver finds it, names both, and writes nothing beyond
-     its buffer.
-   - abort ends the world. It does not block. The first abort wins, from whichever comm of the
-     world; its code is comm->error->status, or PEER where that is 0. From then on every wait
-     of another rank that lacks a message returns PEER at once, with "rank R failed: " and the
-     text, whether or not the rank it waits for is computing. The failing rank's own waits
-     return as well: the library aborts, waits for all its requests, and frees their buffers.
-   - A rank that has ended, well or by a crash: what it sent before can still be received. Who
-     waits for more says "rank R waits in 'NAME' step S for rank Q, which has ended", and so
-     does who sends to a rank that ended without receiving it. This ends the world, too.
-   - A hang: DEADLOCK, on all ranks, where the transport sees that nobody can go on, or TIMEOUT
-     where nothing came for as long as it allows. Either says "rank R waits in 'NAME' step S for
-     rank Q".
+   Errors. A function that fails writes a message to comm->error by seqpar_fail, which keeps the
+   first error, and returns its code. The message names the group, its step and both ranks.
+   - A begin that fails leaves request->state NULL and nothing in flight.
+   - STEP: the groups of a message and of its receive differ in name or step. The receiver
+     detects it, names both groups, and writes nothing. On a queue a transport need not check:
+     the library checks there, before it updates anything.
+   - MESSAGE_SIZE: sizes differ. The receiver detects it, names both sizes, and writes nothing
+     beyond its buffer.
+   - abort ends the world. It does not block. The first abort counts, on whichever comm of the
+     world; its code is comm->error->status, or PEER if that is 0. From then on every wait of
+     another rank that lacks a message returns PEER at once, with "rank R failed: " and the
+     text, even if its peer is still computing. The failing rank's own waits return as well: the
+     library aborts, waits for all its requests, and frees their buffers.
+   - A rank may end normally or by a crash. Messages that it sent before can still be received.
+     A rank that waits for another message from it fails with "rank R waits in 'NAME' step S for
+     rank Q, which has ended", and so does a rank whose message it has not received. This ends
+     the world, too.
+   - A hang fails with DEADLOCK, on all ranks, if the transport detects that no rank can
+     continue, or with TIMEOUT if nothing arrived within its time limit. Either message says
+     "rank R waits in 'NAME' step S for rank Q".
 
-   Start and end. The function that starts the ranks, of the form of seqpar_run_threads, gives
-   each a world whose error is its own, with error->rank set. Where a rank returns an error it
-   aborts the world with that rank's text, or with seqpar_status_text where there is none. It
-   waits for all ranks, and hands out code, rank and text of the first abort. A comm that was
-   split off may outlive the one it came from and has the same error. */
+   Start and end. The transport's function that starts the ranks has the form of
+   seqpar_run_threads. It gives each rank a world comm with an error of that rank's own, with
+   error->rank set. If a rank returns an error, it aborts the world with that rank's text, or
+   with seqpar_status_text if there is none. It waits for all ranks, and returns code, rank and
+   text of the first abort. A comm made by split may outlive its parent and has the same
+   error. */
 typedef struct seqpar_transfer {
     int64_t peer; /* rank within the comm */
     void *data;
@@ -586,13 +603,13 @@ typedef struct seqpar_request {
 typedef struct seqpar_comm seqpar_comm;
 typedef struct seqpar_comm_table {
     const char *name;
-    /* Begins a group; its messages travel while the caller computes. Sets request->state
-       unless nothing is left to wait for. queue NULL: the host. As MPI_Isend and MPI_Irecv,
-       or as ncclGroupStart to ncclGroupEnd. */
+    /* Begins a group; its messages are sent while the caller computes. Sets request->state
+       unless nothing is left to wait for. queue: see Queues; NULL: none. Like MPI_Isend and
+       MPI_Irecv, or ncclGroupStart to ncclGroupEnd. */
     seqpar_status (*begin)(seqpar_comm *comm, const seqpar_group *group, void *queue,
                            seqpar_request *request);
-    /* Ends a group, and frees request->state, also where it fails. queue NULL: blocks until
-       all messages are there. Else orders the queue behind the group. */
+    /* Completes a group, and frees request->state, even if it fails. queue NULL: blocks until
+       all messages have arrived. Otherwise later work on the queue waits for the group. */
     seqpar_status (*wait)(seqpar_comm *comm, seqpar_request *request, void *queue);
     /* *sub becomes a comm of the ranks that gave the same color, ordered by key, then by rank.
        All ranks of comm call it, in the same order. As MPI_Comm_split. */
@@ -604,25 +621,27 @@ typedef struct seqpar_comm_table {
     int queued; /* 1: begin and wait are given the queue; 0: always NULL */
 } seqpar_comm_table;
 
-struct seqpar_comm { /* the transport sets these, and 0 where nothing is said of it */
+struct seqpar_comm { /* the transport sets table, rank, size, error, state; the rest to 0 */
     const seqpar_comm_table *table;
     int64_t rank, size;
     seqpar_error *error; /* of this rank, one for all its comms of a world */
     /* to other ranks; seqpar_comm_begin counts them */
     int64_t bytes_sent, messages_sent;
-    /* on queues: groups so far, and a sum over their messages, which is 0 over all ranks where
-       both ends of each message are of the same group; seqpar_comm_begin adds to them */
+    /* on queues: the number of groups begun, and a checksum of their messages;
+       seqpar_comm_begin updates both. The checksums of all ranks add up to 0 if the two ends of
+       each message are in the same group */
     int64_t queue_groups;
     uint64_t queue_sum;
-    /* whose memory buffers may lie in; NULL: the host's alone. seqpar_ctx_open sets it, and the
-       last seqpar_ctx_close takes it back: `contexts` are open on this comm */
+    /* buffers may lie in the memory of this device; NULL: only in the host's. seqpar_ctx_open
+       sets it; the last seqpar_ctx_close sets it to NULL. contexts: how many are open on this
+       comm */
     struct seqpar_device *device;
     int64_t contexts;
     void *state; /* the transport's */
 };
 
-/* Begins a group, and waits for it: see the contract. They count what is sent, and settle the
-   queue for a transport that knows none. */
+/* Begin a group, and wait for it, by the contract. seqpar_comm_begin also counts what is sent,
+   and for a transport that is not `queued` first waits for the work on the queue. */
 SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request);
 SEQPAR_DEF seqpar_status seqpar_comm_wait(seqpar_comm *comm, seqpar_request *request,
@@ -634,10 +653,10 @@ SEQPAR_DEF seqpar_status seqpar_comm_all_gather(seqpar_comm *comm, void *recv, c
                                                 const int64_t *bytes, const char *name);
 /* Returns when all ranks have called it. */
 SEQPAR_DEF seqpar_status seqpar_comm_barrier(seqpar_comm *comm);
-/* data (bytes) of rank `root` to all. */
+/* Copies data (bytes) of rank `root` to all ranks. */
 SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, int64_t bytes,
                                                int64_t root);
-/* values (count), in place: sums or maxima over the ranks. */
+/* Replaces values (count) by their sums or maxima over the ranks. */
 SEQPAR_DEF seqpar_status seqpar_comm_sum_i64(seqpar_comm *comm, int64_t *values, int64_t count);
 SEQPAR_DEF seqpar_status seqpar_comm_max_i64(seqpar_comm *comm, int64_t *values, int64_t count);
 /* The caller frees *sub with seqpar_comm_free; NULL may be freed. */
@@ -646,8 +665,9 @@ SEQPAR_DEF seqpar_status seqpar_comm_split(seqpar_comm *comm, int64_t color, int
 SEQPAR_DEF void seqpar_comm_abort(seqpar_comm *comm, const char *text);
 SEQPAR_DEF void seqpar_comm_free(seqpar_comm *comm);
 
-/* For a transport that has compared a message with its receive: the two groups' names and
-   steps, the ranks, the sizes. Writes what differs to *error, as STEP or MESSAGE_SIZE. */
+/* A message and its receive, as a transport compared them: names and steps of the two groups,
+   the ranks, the sizes. seqpar_comm_mismatch writes what differs to *error, as STEP or
+   MESSAGE_SIZE. */
 typedef struct seqpar_mismatch {
     const char *name, *sent_name; /* of the receiver's group, of the sender's */
     int64_t step, sent_step, to, from, bytes, sent_bytes;
@@ -658,20 +678,20 @@ SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_
    seqpar_comm_free. NULL: out of memory. */
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void);
 
-/* Runs fn on `ranks` threads that share a world, and returns when all have ended. A rank
-   that returns an error ends all others with its message, which lands in *error. A world in
-   which every rank waits and nothing is in flight is ended with SEQPAR_ERR_DEADLOCK and
-   names who waits for whom. With SEQPAR_NO_THREADS only ranks == 1 is possible (fn runs on
-   the calling thread). */
+/* Runs fn on `ranks` threads that share a world, and returns when all have ended. If a rank
+   returns an error, all others end, and *error gets its message. If every rank waits and
+   nothing is in flight, the world ends with SEQPAR_ERR_DEADLOCK, and the message says which
+   rank waits for which. With SEQPAR_NO_THREADS only ranks == 1 is possible (fn runs on the
+   calling thread). */
 typedef seqpar_status (*seqpar_rank_fn)(seqpar_comm *world, void *user);
 SEQPAR_DEF seqpar_status seqpar_run_threads(int64_t ranks, seqpar_rank_fn fn, void *user,
                                             seqpar_error *error);
 
 /* ---- fold: one order for every sum ----------------------------------------------------------
    A fold is a sum in a binary tree over numbered leaves: node (level, index) is the sum of the
-   leaves [index << level, (index + 1) << level). Which leaves exist is known beforehand. An
-   absent leaf is skipped: its sibling stands for their parent. So the order of additions never
-   depends on what comes first. What a rank has to do is written down as a program of a stack
+   leaves [index << level, (index + 1) << level). All ranks know beforehand which leaves exist.
+   If a leaf is absent, its sibling takes the place of their parent. So the order of additions
+   never depends on the order of arrival. The additions of a rank are a program for a stack
    machine, which a device runs. */
 typedef struct seqpar_node {
     int64_t level, index;
@@ -679,10 +699,10 @@ typedef struct seqpar_node {
 
 enum seqpar_fold_op_code {
     SEQPAR_FOLD_LEAF,    /* compute leaf `index` and push it */
-    SEQPAR_FOLD_EXTEND,  /* compute leaf `index` on top of the value that is on the stack */
-    SEQPAR_FOLD_LOAD,    /* push the value that is stored at place `index` */
-    SEQPAR_FOLD_COMBINE, /* pop two values, push their sum, whichever is on top */
-    SEQPAR_FOLD_STORE,   /* pop into place `index` */
+    SEQPAR_FOLD_EXTEND,  /* compute leaf `index` as a continuation of the value on top */
+    SEQPAR_FOLD_LOAD,    /* push the value in slot `index` of the store */
+    SEQPAR_FOLD_COMBINE, /* pop two values, push their sum; their order does not matter */
+    SEQPAR_FOLD_STORE,   /* pop a value into slot `index` of the store */
     SEQPAR_FOLD_FINISH   /* pop into the result */
 };
 
@@ -694,33 +714,33 @@ typedef struct seqpar_fold {
     /* (leaf_count) the numbers of all leaves that exist, rising; borrowed */
     const int64_t *leaves;
     int64_t leaf_count;
-    seqpar_node *pending; /* (pending_count) stored values that wait for their sibling, */
-    int32_t *pending_at;  /* and the places where they are stored */
+    seqpar_node *pending; /* (pending_count) stored values that wait for their sibling */
+    int32_t *pending_at;  /* (pending_count) their slots in the store */
     int64_t pending_count, pending_capacity;
-    int64_t slots_high, depth_high; /* most places of store and of stack in use at a time */
+    int64_t slots_high, depth_high; /* peak number of store slots, of stack entries */
     seqpar_fold_op *program;
     int64_t program_count, program_capacity;
     int done; /* everything is combined into one value */
-    /* 1, set by the caller after init: no tree; leaves are added to one value in the order in
-       which they are pushed, until there were leaf_count */
+    /* set to 1 by the caller after init: there is no tree. Leaves are added to one value in the
+       order in which they are pushed; the fold is done after leaf_count leaves */
     int running;
     int64_t taken;                      /* running: pushed so far */
-    struct seqpar__span *stack, *spans; /* values on the stack; those of the pending values */
+    struct seqpar__span *stack, *spans; /* leaves of the values on the stack; of pending ones */
     int64_t stack_count, stack_capacity, spans_capacity;
-    /* (leaf_count) where a pending value will be joined to its sibling: 1 + its number among
-       the pending; else 0. NULL until a value is stored */
+    /* (leaf_count) by the leaf at which a pending value and its sibling meet: 1 + the index of
+       the value in pending; 0: none. NULL until a value is stored */
     int32_t *waiting;
-    int32_t *vacant; /* free places below slots_high: a heap, the lowest first */
+    int32_t *vacant; /* free slots below slots_high: a min-heap */
     int64_t vacant_count, vacant_capacity;
-    int64_t next; /* the leaf behind the last one pushed */
+    int64_t next; /* index in leaves: behind the last leaf pushed */
 } seqpar_fold;
 
 /* leaves (leaf_count, rising): borrowed until seqpar_fold_free. */
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
-/* Appends to the program: push `operand` by `op` (LEAF, EXTEND or LOAD), which is the value of
-   `node`, and combine it with whatever siblings are there. Nodes of one program are pushed in
-   rising order. MEMORY. */
+/* Appends to the program: push the value of `node` by `op` (LEAF, EXTEND or LOAD) with index
+   `operand`, and combine it with its sibling as long as that is on the stack or stored. The
+   nodes of one program are pushed in rising order. MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
                                           int32_t operand);
 /* Ends one program: stores what is left on the stack. The caller then runs fold->program, and
@@ -737,28 +757,30 @@ typedef struct seqpar_document {
     int64_t tokens;
     /* documents of one unit (a pair, a group) are neighbours and share a row */
     int64_t unit;
-    /* prefix-LM: so many first tokens are seen by the whole document; 0: causal */
+    /* prefix-LM: the number of first tokens that the whole document sees; 0: causal */
     int64_t prefix;
-    /* (tokens) what each token is to predict in the place of the next one, an id or SEQPAR_IGNORE:
-       labels that stand at their own tokens, as of process reward models. NULL: the next token;
-       else loss_mask is NULL */
+    /* (tokens) the target of each token in place of the next token, an id or SEQPAR_IGNORE:
+       labels that are not shifted, as of process reward models. NULL: the next token. If set,
+       loss_mask is NULL */
     const int32_t *targets;
 } seqpar_document;
 
 typedef struct seqpar_row {
-    int64_t index; /* number within the optimizer step; rows rise */
+    int64_t index; /* number within the optimizer step; rises from row to row */
     int64_t tokens;
-    int64_t cell;              /* tokens of a cell; 0: seqpar_cell_begin says how many */
+    int64_t cell;              /* tokens of a cell; 0: the default of seqpar_cell_begin */
     int64_t docs;              /* 0: all of the row is one document */
     const int64_t *cu_seqlens; /* (docs + 1) from 0 to tokens; NULL where docs is 0 */
     const int32_t *ids;        /* (tokens) */
-    /* (tokens) id of the next token of the same document, or its own target, or SEQPAR_IGNORE */
+    /* (tokens) id of the next token of the same document, or its seqpar_document.targets, or
+       SEQPAR_IGNORE */
     const int32_t *targets;
-    const int32_t *position_ids; /* (tokens) place within the document */
-    /* (docs) number of each document within the optimizer step: its place in every fold. Numbers
-       rise within a row and from row to row. NULL: documents are numbered by their rows */
+    const int32_t *position_ids; /* (tokens) position within the document */
+    /* (docs) number of each document within the optimizer step: the order of documents in every
+       fold. Numbers rise within a row and from row to row. NULL: documents are numbered by
+       their rows */
     const int64_t *doc_source;
-    /* (docs) so many first tokens of a document are seen by all of it; NULL: none */
+    /* (docs) the number of first tokens of a document that all of it sees; NULL: none */
     const int64_t *prefix_lens;
 } seqpar_row;
 
@@ -766,12 +788,13 @@ enum seqpar_pack_order { SEQPAR_PACK_IN_ORDER, SEQPAR_PACK_UNIT_PER_ROW };
 enum seqpar_truncation { SEQPAR_TRUNCATION_DROP, SEQPAR_TRUNCATION_CUT };
 typedef struct seqpar_pack_desc {
     int64_t pack_len; /* most tokens in a row; required */
-    int64_t cell;     /* of the rows */
-    int order;        /* SEQPAR_PACK_*: as many units in a row as fit, in order, by default */
+    int64_t cell;     /* seqpar_row.cell of all rows */
+    int order;        /* SEQPAR_PACK_*; 0: units in order, as many in a row as fit */
     int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
-    /* A step's units are dealt to micro-batches and in each to dp_size data-parallel ranks (0: 1), in
-       order and even by tokens; no row has units of two parts. micro_batches 0: as few as bring a
-       part to about micro_rows rows; both 0: one */
+    /* The units of a step are divided in order, evenly by tokens, over micro-batches, and in
+       each over dp_size data-parallel ranks (0: 1). No row has units of two parts
+       (seqpar_part). micro_batches 0: the fewest with which a part has about micro_rows rows;
+       both 0: one */
     int64_t dp_size, micro_batches, micro_rows;
     /* keep units without a supervised token (a batch may then have none at all) */
     int keep_masked;
@@ -792,9 +815,9 @@ typedef struct seqpar_batch {
 } seqpar_batch;
 
 /* Packs the documents of one optimizer step (read only during the call). Targets are shifted
-   here, once, before any split; the last position of every document has none. Takes n log n
-   steps in the number of documents. The caller frees *batch with seqpar_batch_free; after an
-   error it is empty. NO_TARGET: no unit is left. */
+   here, once, before any split; the last position of every document has no target. Takes O(n
+   log n) time in the number of documents. The caller frees *batch with seqpar_batch_free; after
+   an error it is empty. NO_TARGET: no unit is left. */
 SEQPAR_DEF seqpar_status seqpar_pack(seqpar_error *error, seqpar_batch *batch,
                                      const seqpar_document *documents, int64_t count,
                                      const seqpar_pack_desc *desc);
@@ -805,35 +828,37 @@ typedef struct seqpar_part {
     int64_t micro_batches, dp_size, micro_batch, dp_rank;
 } seqpar_part;
 
-/* The rows of a part: rows[*first .. *first + *count). A micro-batch begins at the highest joint of
-   the fold over documents (>>fold) within 1/8 of its tokens from where it would begin, so that few
-   sums wait for the next one; a rank's part within 1/64 of its tokens, so that ranks are even.
-   Parts that seqpar_pack made are found again. rows may be NULL where row_count is 0. OPTION: part
-   is none; otherwise as seqpar_split. */
+/* Finds the rows of a part: rows[*first .. *first + *count). A part begins near its even share
+   of tokens, at the highest joint of the fold over documents (>>fold): a micro-batch within 1/8
+   of its tokens, so that few sums wait for the next micro-batch; a rank's part within 1/64 of
+   its tokens, so that ranks are balanced. The parts are those that seqpar_pack made. rows may
+   be NULL if row_count is 0. OPTION: there is no such part; other codes as for seqpar_split. */
 SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_part *part);
-/* Cells. A document is cut into cells, which begin at fixed positions of it: every `cell` tokens,
-   or where cell is 0 every 128 up to token 16,384, every 256 up to 131,072, every 512 from there
-   on. The sum over a cell is a leaf of a fold (>>fold). So a text that grows keeps its cells, and
-   neither the row it is packed into nor the number of ranks changes them.
-   The first token of a document's cell `number`; the number of the cell that has `token`. */
+/* Cells. A document is cut into cells at fixed positions: every `cell` tokens, or if cell is 0
+   every 128 up to token 16,384, every 256 up to 131,072, every 512 from there on. The sum over
+   a cell is a leaf of a fold (>>fold). So a document that grows keeps its cells, and neither
+   the row it is packed into nor the number of ranks changes them.
+   seqpar_cell_begin: the first token of cell `number` of a document. seqpar_cell_of: the number
+   of the cell that has `token`. */
 SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number);
 SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token);
-/* The number of a cell's leaf in its document: the cell's own, or where cell is 0 its first token
-   / 128. So joints high in the tree lie at multiples of high powers of two, where many numbers of
-   ranks cut a text. */
+/* The number of a cell's leaf in its document: the number of the cell, or if cell is 0 its
+   first token / 128. So high joints of the tree lie at multiples of high powers of two, where
+   many numbers of ranks cut a document. */
 SEQPAR_DEF int64_t seqpar_cell_leaf(int64_t cell, int64_t number);
 /* floor(part * total / parts): where part `part` of `parts` nearly equal ones begins. */
 SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part);
 
 /* ---- split: who holds which token ---------------------------------------------------------*/
-/* A layout is a line of this table: everything that differs between layouts stands in it or in
-   the function seqpar__deal_* it names (chapter >>split), which deals the rows' pieces.
+/* Each line is a layout. Everything that differs between layouts is in its line or in the
+   function seqpar__deal_* that the line names (chapter >>split), which hands the pieces of the
+   rows to ranks.
      whole cells  1: ranks hold whole cells, and bits are equal; 0: the error rule
-     slots        a layout dealt by cells gives a rank so many runs of them, forth and back;
-                  of all rows, or of each document
-     down         1: in a ring keys go to the position before, which saves bytes (>>plan) */
+     slots        runs of cells that each rank gets, if whole cells are dealt: the second runs
+                  go to the ranks in reverse order. Of all rows together, or of each document
+     down         1: in a ring keys go to the previous position, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole cells, slots, down, dealt by */ \
     X(CONTIGUOUS, "contiguous", 1, 1, 0, cells) \
@@ -856,15 +881,15 @@ typedef struct seqpar_layout {
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
 SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
-/* Tokens start, start + stride, ... (count) of one cell, which a rank holds from its local row
-   `local` on. With stripe, where a document's cells^2 x sp_size is more than 2^23, a piece covers
-   several cells of it, from `cell` up to that of the rank's next piece: or planning would not
-   end. */
+/* Tokens start, start + stride, ... (count) of one cell. They are rows `local`, local + 1, ...
+   of the rank's tensors. With stripe, if a document's cells^2 x sp_size is more than 2^23, a
+   piece covers several cells of it, from `cell` up to that of the rank's next piece: otherwise
+   planning would take too long. */
 typedef struct seqpar_piece {
     int64_t row;      /* index into the rows it was made from */
-    int64_t document; /* its number within the step, */
-    int64_t origin;   /* the row's token where it begins, */
-    int64_t cell;     /* and the number of the cell in it */
+    int64_t document; /* number of its document within the step */
+    int64_t origin;   /* the token of the row where the document begins */
+    int64_t cell;     /* number of the cell within the document */
     int64_t leaf;     /* number in the folds over tokens: rises with document and cell */
     int64_t start, stride, count;
     int64_t local;
@@ -874,19 +899,20 @@ typedef struct seqpar_share { /* what one rank of an SP group holds of some rows
     seqpar_piece *pieces;
     int64_t count;
     int64_t tokens;
-    const seqpar_row *rows; /* (row_count) what it is a share of; borrowed */
+    const seqpar_row *rows; /* (row_count) the rows that were split; borrowed */
     int64_t row_count;
     int layout;
     int64_t sp_size, sp_rank;
 } seqpar_share;
 
-/* The rows are dealt as one list of S tokens. Contiguous: rank r holds those from about r S/P on.
-   Zigzag: slots r and 2P-1-r of 2P. A slot begins where a cell does: at the highest joint of the
-   fold's tree (>>fold) within 1/8 of a slot of token floor(i S/slots), else where the nearest
-   cell begins; so few sums wait for another rank. Zigzag-doc: each document of 2P cells and more
-   is dealt like a list of its own by zigzag, shorter ones go whole to the ranks, in order, evenly
-   by tokens. Stripe: the tokens of a cell that are congruent to r modulo P: the error rule. Free
-   with seqpar_share_free. */
+/* How P ranks split the rows, as one list of S tokens. Contiguous: P slots; rank r has slot r.
+   Zigzag: 2P slots; rank r has slots r and 2P-1-r. Slot i begins near token floor(i S/slots),
+   where a cell begins: at the highest joint of the fold's tree (>>fold) within 1/8 of a slot,
+   so that few sums wait for another rank; if there is none, at the nearest cell. Zigzag-doc: a
+   document of 2P cells or more is split by zigzag as a list of its own; shorter ones go whole
+   to the ranks, in order, evenly by tokens. Stripe: rank r has the tokens of each cell that are
+   congruent to r modulo P (the error rule). The caller frees the share with
+   seqpar_share_free. */
 typedef struct seqpar_split_desc {
     int layout;
     int64_t sp_size, sp_rank;
@@ -900,13 +926,13 @@ SEQPAR_DEF void seqpar_share_free(seqpar_share *share);
 SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_rank,
                                             int64_t *local, const seqpar_row *row,
                                             int64_t token, const seqpar_split_desc *desc);
-/* How evenly the tokens of some rows lie over the ranks, and what would mend it: a cell is
-   dealt whole. */
+/* How evenly the tokens of some rows are spread over the ranks, and which smaller cells would
+   spread them evenly: a rank gets whole cells. */
 typedef struct seqpar_balance {
     int64_t tokens;     /* of all rows */
     int64_t most, idle; /* tokens of the busiest rank, ranks without any */
-    /* the most tokens of a cell, a power of two, that would deal them evenly; 0: none smaller than
-       now */
+    /* the most tokens of a cell, a power of two below the present size, that would spread them
+       evenly; 0: none */
     int64_t better_cell;
 } seqpar_balance;
 
@@ -931,20 +957,20 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
    ========================================================================================== */
 
 /* ---- device: who computes -------------------------------------------------------------------
-   A device is a table of operations on opaque pointers; it knows nothing of ranks. Activations
-   and weights are of its storage type; statistics, sums over tokens, gradients and optimizer
-   state of its accumulator type. Matrices carry their row stride. An operation on rows gives a
-   row the same bits whatever else is in the call. One that sums over tokens runs the fold
-   program it is given.
+   Operations work on opaque pointers. Activations and weights have the device's storage type;
+   statistics, sums over tokens, gradients and optimizer state have its accumulator type.
+   Matrices carry their row stride. An operation that works row by row computes a row to the
+   same bits whatever other rows are in the call. An operation that sums over tokens runs the
+   fold program that it is given.
 
-   A host device computes in the call, and its queue is NULL. A GPU has one queue, a CUDA
-   stream. A call with the queue returns at once; its work is done in the order of calls, and
-   its lists (pieces, tasks, programs) are copied before it returns. sumsq and sample wait, as
-   their results are host memory. A call with queue NULL takes its place in that order, too,
-   and returns when its work is done: so the host reads and writes device memory by copies with
-   NULL. seqpar_device_settle waits for all that was called. Freed memory is used again in the
-   order of the queue, so nothing waits for it. The comment of each entry names the CUDA call
-   that it becomes. */
+   A host device computes inside the call, and its queue is NULL. A GPU has one queue, a CUDA
+   stream. A call with that queue returns at once; its work runs in the order of calls, and its
+   lists (pieces, tasks, programs) are copied before it returns. sumsq, route and sample wait
+   for their work, as their results are host memory. A call with queue NULL runs in the same
+   order, and returns when its work is done: so the host reads and writes device memory by
+   copies with queue NULL. seqpar_device_settle waits for all earlier calls. Freed memory is
+   reused in queue order, so free does not wait. The comment of each entry names the CUDA call
+   that implements it. */
 enum seqpar_dtype { SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F32, SEQPAR_DTYPE_BF16 };
 
 typedef struct seqpar_mat {
@@ -955,11 +981,12 @@ typedef struct seqpar_mat {
 typedef struct seqpar_fold_call { /* a fold program and where its values live */
     const seqpar_fold_op *program;
     int64_t program_count;
-    int64_t depth; /* stack places it needs */
-    /* stored value n begins at element n * store_stride; of a weight gradient: its nodes */
+    int64_t depth; /* stack entries it needs */
+    /* slot n of the store begins at element n * store_stride; a weight gradient stores its
+       nodes there */
     void *store;
     int64_t store_stride;
-    void *finish; /* may be NULL where the program has no FINISH, as those of a step's folds */
+    void *finish; /* result; may be NULL if the program has no FINISH, as in a step's folds */
 } seqpar_fold_call;
 
 /* y (rows, out) = x (rows, in) . W^T with w (out, in); transposed: w is (in, out) and y = x
@@ -971,8 +998,8 @@ typedef struct seqpar_matmul_args {
     int transposed, accumulate;
 } seqpar_matmul_args;
 
-/* Leaf i: dw (out, in) = sum over tokens begin[i] .. begin[i] + count[i] of dy (t, out)^T x
-   (t, in), t rising. */
+/* Leaf i: dw (out, in) = sum over the tokens t of leaves[i] (local .. local + count) of dy (t,
+   out)^T x (t, in), t rising. */
 typedef struct seqpar_weight_grad_args {
     seqpar_fold_call fold;
     const seqpar_piece *leaves; /* local and count are used */
@@ -987,8 +1014,8 @@ typedef struct seqpar_embedding_args {
     int64_t rows, width;
 } seqpar_embedding_args;
 
-/* Leaf i: (rows, width) sums of dx over the tokens of each id, in token order; row r is id
-   first + r, other ids have none. */
+/* Leaf i: (rows, width) sums of dx over the tokens of each id, in token order. Row r belongs to
+   id first + r; other ids are left out. */
 typedef struct seqpar_embedding_grad_args {
     seqpar_fold_call fold;
     const seqpar_piece *leaves;
@@ -1015,9 +1042,9 @@ typedef struct seqpar_rmsnorm_grad_args {
     int64_t rows, width;
 } seqpar_rmsnorm_grad_args;
 
-/* In place on x (rows, heads, head_dim): element i turns with i + head_dim/2 by position *
-   theta^(-2i/head_dim); cosine and sine (positions, head_dim/2), accumulator type, come from
-   fp64. inverse: the other way round (the gradient). */
+/* In place on x (rows, heads, head_dim): rotates the elements i and i + head_dim/2 by the angle
+   position * theta^(-2i/head_dim). cosine and sine (positions, head_dim/2), accumulator type,
+   are computed in fp64. inverse: rotates back (the gradient). */
 typedef struct seqpar_rope_args {
     seqpar_mat x;
     const void *cosine, *sine;
@@ -1026,14 +1053,14 @@ typedef struct seqpar_rope_args {
     int inverse;
 } seqpar_rope_args;
 
-/* y = silu(gate) * up, all (rows, width); the gradient reads dy and overwrites gate and up
-   with theirs. */
+/* y = silu(gate) * up, all (rows, width). The gradient takes dy in y, and overwrites gate and
+   up with their gradients. */
 typedef struct seqpar_swiglu_args {
     seqpar_mat y, gate, up;
     int64_t rows, width;
 } seqpar_swiglu_args;
 
-/* y = a + b, count elements: of the storage type, or with `accumulators` of the other */
+/* y = a + b, count elements of the storage type; with `accumulators` of the accumulator type */
 typedef struct seqpar_add_args {
     void *y;
     const void *a, *b;
@@ -1048,34 +1075,37 @@ typedef struct seqpar_fold_args {
     int64_t leaf_stride, count;
 } seqpar_fold_args;
 
-/* Keys of one compute step. k_row, v_row: first row of the piece, counted from the k and v
-   of the args. */
+/* A key piece of one compute step. k_row, v_row: its first row in the k and v of the args. Key
+   n has the position start + n stride. */
 typedef struct seqpar_attn_keys {
     int64_t k_row, v_row, start, stride, count;
 } seqpar_attn_keys;
 
 typedef struct seqpar_attn_task {
-    /* whose result is folded: query piece (forward, dq) or key piece (dkv) */
+    /* index in q_pieces of the piece whose result is folded: queries (forward, dq) or keys
+       (dkv, return) */
     int64_t piece;
-    /* leaves: key pieces (forward, dq), query pieces (dkv), inbox (return) */
+    /* its leaves: key pieces (forward, dq), query pieces (dkv), nodes in the inbox (return) */
     const seqpar_fold_op *program;
     int64_t program_count;
-    /* dkv, return: elements; place n at base + n * stride: for each head dk, then dv */
+    /* dkv, return: in elements. Slot n is at store_base + n * store_stride: for each head dk,
+       then dv */
     int64_t store_base, store_stride;
-    /* return: node i at inbox_base + i * 2 * count * kv_heads * head_dim, as in a place */
+    /* return: node i is at inbox_base + i * 2 * count * head_count * head_dim, laid out like a
+       slot */
     int64_t inbox_base;
-    /* dkv: the number that the query tasks' programs have for its keys; a program names keys
-       in rising order */
+    /* dkv: the index of its key piece in the programs of the query tasks, which name keys in
+       rising order */
     int64_t order;
 } seqpar_attn_task;
 
-/* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query
-   t sees the keys of its row at positions [visible_begin[t], visible_end[t]). Scores are s =
-   scale * q.k, with softcap c: c tanh(s / c); statistics are per row: lse = log sum
-   exp(scores), a sink counted among them; delta = dout . out. With dropout each probability
-   is 0 or divided by 1 - dropout as out is summed, never in lse. All tensors are (tokens,
-   heads, head_dim) without gaps; the k, v of a step are (tokens, head_count, head_dim). A
-   leaf is one block (query piece x key piece). */
+/* Attention of one compute step over kv heads head_begin .. + head_count of kv_heads. Query t
+   sees the keys of its row at positions [visible_begin[t], visible_end[t]). Scores are s =
+   scale * q.k, with softcap c: c tanh(s / c). Statistics of each query and head: lse = log sum
+   exp(scores), the sink included; delta = dout . out. Dropout sets a probability to 0 or
+   divides it by 1 - dropout in the sum of out, but not in lse. All tensors are (tokens, heads,
+   head_dim) without gaps; the k, v of a step are (tokens, head_count, head_dim). A leaf is one
+   block (query piece x key piece). */
 typedef struct seqpar_attn_args {
     int64_t heads, kv_heads, head_dim, head_begin, head_count, q_tokens;
     double scale, softcap; /* softcap 0: none */
@@ -1093,15 +1123,15 @@ typedef struct seqpar_attn_args {
     /* lse (q_tokens, heads), delta and sinks: accumulator type */
     void *out, *lse;
     const void *dout, *delta; /* delta like lse */
-    void *dq, *dk, *dv;       /* results of the own tokens, all kv heads */
-    /* per place and piece, for each head: o (count, head_dim), m, l; or dq */
+    void *dq, *dk, *dv;       /* gradients of this rank's tokens; all kv heads */
+    /* query tasks: for each slot, piece and head: o (count, head_dim), m, l; or dq */
     void *store;
     const void *inbox;
 } seqpar_attn_args;
 
-/* All blocks of a compute step: dq of the query tasks; dk and dv of the key tasks. Both name
-   the same blocks. q_pieces of the key tasks: the pieces of those tasks, then the query
-   pieces. */
+/* The backward pass of all blocks of a compute step: the query tasks give dq, the key tasks dk
+   and dv. Both name the same blocks. q_pieces of the key tasks: the key pieces of those tasks,
+   then the query pieces. */
 typedef struct seqpar_attn_backward_args {
     seqpar_attn_args queries;
     const seqpar_attn_args *keys; /* (groups) */
@@ -1124,12 +1154,12 @@ typedef struct seqpar_attn_delta_args {
     int64_t tokens, heads, head_dim;
 } seqpar_attn_delta_args;
 
-/* Merges results of attention over two sets of keys, part into sum: accumulators (tokens,
-   heads, head_dim), and lse (tokens, heads). sum becomes the softmax over all their keys,
-   sum_lse its lse. A part with lse -inf is not read. With sum_lse NULL they are plain sums
-   (gradients). Where out is given, the sum is also written there, rows out_heads apart and of
-   the storage type, and its lse to lse; sinks are counted in. A NaN in part_lse: a host device
-   refuses it, a GPU passes it on. */
+/* Merges attention over two sets of keys, part into sum: results (tokens, heads, head_dim) and
+   lse (tokens, heads), all accumulators. sum becomes the attention over all these keys, sum_lse
+   its lse. A result of part with lse -inf is not read. With sum_lse NULL, part is simply added
+   to sum (gradients). If out is not NULL, sum is also written there, in the storage type with
+   out_heads heads a token, and its lse to lse; sinks are then included. A host device refuses a
+   NaN in part_lse, a GPU passes it on. */
 typedef struct seqpar_attn_merge_args {
     void *sum, *sum_lse;
     const void *part, *part_lse; /* NULL: nothing is added */
@@ -1139,8 +1169,7 @@ typedef struct seqpar_attn_merge_args {
     int begin; /* 1: sum and sum_lse begin as 0 and -inf, and are not read */
 } seqpar_attn_merge_args;
 
-/* Statistics of logits x (rows, vocab) and, where seeds are given, the gradient written over
-   x:
+/* Statistics of logits x (rows, vocab) and, with `gradient`, the gradient, which overwrites x:
      dx_j = dlogp (1[j=y] - p_j) - dentropy p_j (log p_j + H)
           + dsmooth (p_j - 1/V) + dzloss 2 lse p_j
    for logp = x_y - lse, H = entropy, smooth = lse - mean(x), zloss = lse^2. A row whose target
@@ -1153,17 +1182,17 @@ typedef struct seqpar_vocab_softmax_args {
     const int32_t *targets;
     void *logp, *entropy, *lse, *smooth;             /* (rows) accumulator type */
     const void *dlogp, *dentropy, *dsmooth, *dzloss; /* (rows) accumulator type */
-    /* all of that is of x scale, 1 / temperature; 0: 1 */
+    /* x is first multiplied by scale, 1 / temperature; 0: 1 */
     double scale;
     int gradient;
 } seqpar_vocab_softmax_args;
 
-/* How far a student's softmax p, of logits x (rows, vocab), is from a teacher's t, of teacher, both
-   times scale (0: 1). kl: sum t (log t - log p), with reverse 1 sum p (log p - log t); a
-   probability of 0 adds nothing by its own factor. entropy: - sum t log t, the teacher's. With
-   gradient the teacher's logits become dkl dkl/dx: dkl (p - t), or dkl p (log p - log t - kl),
-   times scale. Forward as in Hinton et al. 2015, reverse as in MiniLLM (Gu et al. 2024). kl,
-   entropy, dkl may be NULL. */
+/* KL divergence between the softmax p of a student's logits x (rows, vocab) and the softmax t
+   of a teacher's logits, both first multiplied by scale (0: 1). kl = sum t (log t - log p), or
+   with reverse 1 sum p (log p - log t); a term whose first factor is 0 is 0. entropy = - sum t
+   log t, the teacher's. With gradient, dkl dkl/dx overwrites the teacher's logits: dkl (p - t)
+   times scale, or with reverse dkl p (log p - log t - kl) times scale. Forward as in Hinton et
+   al. 2015, reverse as in MiniLLM (Gu et al. 2024). kl, entropy, dkl may be NULL. */
 typedef struct seqpar_distill_args {
     seqpar_mat logits, teacher;
     int64_t rows, vocab;
@@ -1173,9 +1202,10 @@ typedef struct seqpar_distill_args {
     int reverse, gradient;
 } seqpar_distill_args;
 
-/* A choice among `count` tokens alone: logq (rows, count) = log softmax over k of the logits ids[k]
-   of a row, times scale (0: 1). With gradient the row becomes dL/dlogits: scale (dlogq_k - q_k sum
-   over i of dlogq_i) at ids[k], and 0 elsewhere. logq and dlogq may be NULL. */
+/* Softmax over `count` tokens only: logq (rows, count) = log softmax over k of a row's logits
+   ids[k], first multiplied by scale (0: 1). With gradient, dL/dlogits overwrites the row: scale
+   (dlogq_k - q_k sum over i of dlogq_i) at ids[k], and 0 elsewhere. logq and dlogq may be
+   NULL. */
 typedef struct seqpar_choose_args {
     seqpar_mat logits; /* (rows, vocab) */
     int64_t rows, vocab, count;
@@ -1186,12 +1216,13 @@ typedef struct seqpar_choose_args {
     int gradient;
 } seqpar_choose_args;
 
-/* ids[t]: a token by the softmax of row t at `temperature` (0: the likeliest, of equals the
-   one with the lowest id). Left to choose from are the top_k likeliest (0: all), and of
-   those the fewest likeliest that hold top_p of their probability (1: all). u[t] in (0, 1)
-   falls into what is left, side by side: by likelihood where something was left out, else by
-   id. u and ids are the host's. A row with a logit that is not finite gets -1 - the first
-   such token. */
+/* ids[t]: a token sampled from the softmax of row t at `temperature` (0: the most likely token,
+   of equal ones the one with the lowest id). Candidates are the top_k most likely tokens (0:
+   all), and of those the smallest set of most likely tokens that holds top_p of their
+   probability (1: all). u[t] in (0, 1) selects by cumulative probability among the candidates,
+   in order of likelihood if top_k or top_p leaves any out, otherwise of id. u and ids are host
+   memory. A row with a logit that is not finite gets -1 - i, where i is the first such
+   token. */
 typedef struct seqpar_sample_args {
     seqpar_mat logits;
     int64_t rows, vocab, top_k;
@@ -1200,11 +1231,11 @@ typedef struct seqpar_sample_args {
     int32_t *ids;    /* (rows) */
 } seqpar_sample_args;
 
-/* Which experts a token goes to: probs = softmax of the logits over all experts; ids, the
-   `chosen` likeliest from the likeliest on, of equals the one with the lowest number; weights
-   their probabilities, with `normed` divided by their sum. probs (rows, experts) and weights
-   (rows, chosen) are accumulators, ids (rows, chosen) the host's. Probabilities are compared as
-   they are stored. */
+/* Selects the experts of each token. probs: softmax of the logits over all experts. ids: the
+   `chosen` most likely experts, the most likely first, of equal ones the one with the lowest
+   number. weights: their probabilities, with `normed` divided by their sum. probs (rows,
+   experts) and weights (rows, chosen) are accumulators, ids (rows, chosen) host memory.
+   Probabilities are compared after rounding to the accumulator type. */
 typedef struct seqpar_route_args {
     seqpar_mat logits; /* (rows, experts) */
     int64_t rows, experts, chosen;
@@ -1213,8 +1244,9 @@ typedef struct seqpar_route_args {
     int32_t *ids;
 } seqpar_route_args;
 
-/* dlogits (rows, experts) from dweights (rows, chosen) and balance (experts), dL/dprobs of all
-   rows, the host's. loss (rows) += sum over experts of balance x probs. Either may be NULL. */
+/* dlogits (rows, experts) from dweights (rows, chosen) and balance (experts), which is
+   dL/dprobs of every row, in host memory. loss (rows) += sum over experts of balance x probs.
+   balance and loss may be NULL. */
 typedef struct seqpar_route_grad_args {
     seqpar_mat dlogits;
     int64_t rows, experts, chosen;
@@ -1225,9 +1257,9 @@ typedef struct seqpar_route_grad_args {
     void *loss;
 } seqpar_route_grad_args;
 
-/* y[t] = sum over j of weights[at[t, j]] x[from[t, j]], j rising; accumulate: from the old y
-   on. from, at (rows, terms) are the host's; at NULL: [t, j] itself; weights, accumulators,
-   NULL: 1. x may be y where row t is made of row t alone. */
+/* y[t] = sum over j of weights[at[t, j]] x[from[t, j]], j rising. accumulate: the sum starts
+   from the old y. from, at (rows, terms) are host memory; at NULL: weights[t, j]. weights are
+   accumulators; NULL: 1. x may be y if row t is made of row t alone. */
 typedef struct seqpar_mix_args {
     seqpar_mat y, x;
     int64_t rows, terms, width;
@@ -1237,7 +1269,7 @@ typedef struct seqpar_mix_args {
 } seqpar_mix_args;
 
 /* y[t, i] = x[t, i] times seqpar_attn_dropout(document[t], head 0, query position[t], key i);
-   accumulate: is added to y. document, position (rows): the host's. y may be x. */
+   accumulate: this is added to y. document, position (rows): host memory. y may be x. */
 typedef struct seqpar_drop_args {
     seqpar_mat y, x;
     int64_t rows, width;
@@ -1248,7 +1280,7 @@ typedef struct seqpar_drop_args {
     int accumulate;
 } seqpar_drop_args;
 
-/* out[to[t]] = a[t] . b[t]; out: accumulators, to (rows): the host's */
+/* out[to[t]] = a[t] . b[t]; out: accumulators, to (rows): host memory */
 typedef struct seqpar_dots_args {
     seqpar_mat a, b;
     int64_t rows, width;
@@ -1256,10 +1288,11 @@ typedef struct seqpar_dots_args {
     void *out;
 } seqpar_dots_args;
 
-/* A frozen matrix in four bits a value: NF4 with scales in 8 bits, as bitsandbytes stores it (QLoRA,
-   Dettmers et al. 2023). Element n, counted row by row, is level[code n] s, an fp32 product, where s
-   belongs to SEQPAR_NF4_GROUP elements and is mark[byte] step + offset, an fp32 product and an fp32
-   sum; a step belongs to SEQPAR_NF4_STEP scales. */
+/* A frozen matrix in NF4, four bits a value, with scales in 8 bits, as bitsandbytes stores it
+   (QLoRA, Dettmers et al. 2023). Element n, counted row by row, is level[code n] * scale, an
+   fp32 product. A scale is shared by SEQPAR_NF4_GROUP elements; it is mark[byte] * step +
+   offset, an fp32 product and an fp32 sum. A step is shared by SEQPAR_NF4_STEP scales. level
+   and mark are fixed tables. */
 typedef struct seqpar_nf4 {
     const float *steps, *offset; /* (scales / SEQPAR_NF4_STEP, rounded up), (1) */
     const uint8_t *scales;       /* (elements / SEQPAR_NF4_GROUP, rounded up) bytes */
@@ -1283,8 +1316,9 @@ typedef struct seqpar_sumsq_args {
 } seqpar_sumsq_args;
 
 /* Step t of AdamW in the order of PyTorch's operations, or of SGD, p -= lr (clip g + decay p).
-   AdamW scales g by clip, too. All are accumulators. working, unless NULL: the weights in
-   storage type; p begins as these at t = 1, and they become p, rounded. */
+   AdamW scales g by clip, too. p, m, v and g are accumulators. working, unless NULL, holds the
+   weights in the storage type: at t = 1 p begins with their values, and every step stores p,
+   rounded, there. */
 typedef struct seqpar_update_args {
     void *p, *m, *v;
     const void *g;
@@ -1294,14 +1328,14 @@ typedef struct seqpar_update_args {
 } seqpar_update_args;
 
 /* Quantizes x (count), accumulators, to codes (count); with `back`, codes to x.
-     SIGNED, POSITIVE   codes are bytes, in groups of SEQPAR_QUANTIZE_GROUP (the last one may be
-                        shorter), each with an accumulator in scales, its largest |x|:
-                        round(127 sqrt(|x| / scale)) with the sign of x; round(255 sqrt(sqrt(x /
-                        scale))), of x > 0 at least 1. Back and quantized again gives the same
-                        bytes
-     CHANCE             the storage type, bf16: x becomes one of its two neighbours, the nearer
-                        one the likelier, so that it is x in the mean. Number i takes 16 bits of
-                        seqpar_random(seed, stream, (first + i) / 8) */
+     SIGNED, POSITIVE   codes are bytes. Each group of SEQPAR_QUANTIZE_GROUP values (the last
+                        one may be shorter) has a scale, an accumulator: its largest |x|.
+                        SIGNED: round(127 sqrt(|x| / scale)) with the sign of x. POSITIVE:
+                        round(255 sqrt(sqrt(x / scale))), at least 1 if x > 0. Values that are
+                        read back and quantized again give the same bytes
+     CHANCE             stochastic rounding to the storage type, bf16: x becomes one of its two
+                        neighbours, the nearer one more likely, so that the mean is x. Number i
+                        takes 16 bits of seqpar_random(seed, stream, (first + i) / 8) */
 enum seqpar_quantize_form {
     SEQPAR_QUANTIZE_SIGNED,
     SEQPAR_QUANTIZE_POSITIVE,
@@ -1315,9 +1349,10 @@ typedef struct seqpar_quantize_args {
     uint64_t seed, stream;
 } seqpar_quantize_args;
 
-/* What a device does; a line is all that registers it. EACH: every device has a text of its
-   own, seqpar__ref_X, seqpar__cpu_X; HOST: those of the host share one, seqpar__host_X. What
-   is said here is how seqpar_cuda.cu does it, op_X. */
+/* The operations of a device; a line here registers one. EACH: every device has its own
+   function, seqpar__ref_X, seqpar__cpu_X. HOST: host devices share one, seqpar__host_X. The
+   comments say how op_X of seqpar_cuda.cu does it: "own kernel" is a CUDA kernel of that file,
+   "a block a row" one CUDA block for each row. */
 #define SEQPAR_DEVICE_OPS_EACH(X) \
     X(matmul)        /* cublasGemmEx, fixed row tile, pinned algorithm */ \
     X(weight_grad)   /* own kernel: tile of dw, fold inside */ \
@@ -1369,47 +1404,48 @@ struct seqpar_device {
     int storage, accumulator; /* F64 and F64, F32 and F32, or BF16 and F32 */
     int64_t threads;          /* split output tiles only; never change a bit */
     int64_t workspace_bytes;  /* scratch the operations keep */
-    /* counted by the attention leaves: visible pairs, forward 4 d, backward 10 d, however
-       often scores are computed; as of the last settling */
+    /* FLOPs of attention: for each visible pair 4 head_dim forward and 10 head_dim backward,
+       even if scores are computed twice. A GPU updates it in seqpar_device_settle */
     int64_t attn_flops;
     void *workspace;
     void *queue;                                    /* cudaStream_t; NULL: the host computes */
     const struct seqpar_block_kernel *block_kernel; /* the user's own, or NULL */
     seqpar_sgemm sgemm;
     seqpar_error *error;
-    int64_t contexts; /* that are open on it, all of one rank */
-    int own_memory;   /* 1: alloc gives memory that only copy reads and writes; 0: the host's */
-    int plans; /* 1: computes nothing; a step takes no norm, whose sums all ranks would keep */
-    /* weight_grad adds so many tokens of a leaf at once: where a leaf is taken in parts, all but
-       the last are multiples of it, or other bits came out; 0: 1 */
+    int64_t contexts; /* number of contexts open on it, all of one rank */
+    int own_memory;   /* 1: the host accesses memory of alloc only by copy; 0: host memory */
+    int plans; /* 1: computes nothing; steps skip the norm, whose sums every rank would store */
+    /* weight_grad adds this many tokens of a leaf at once. If a leaf is computed in parts, all
+       parts but the last must be multiples of it, or the bits change; 0: 1 */
     int64_t sum_step;
-    /* what was freed before, or cudaMalloc */
+    /* returns cached memory, else calls cudaMalloc */
     void *(*alloc)(seqpar_device *device, int64_t bytes);
-    /* kept for alloc: in order of the queue */
+    /* caches the memory for alloc, which reuses it in queue order */
     void (*free)(seqpar_device *device, void *data);
     /* cudaMemcpyAsync */
     void (*copy)(seqpar_device *device, void *to, const void *from, int64_t bytes, void *queue);
-    /* rows of `bytes`, the next one at `to_stride`, `from_stride` bytes: cudaMemcpy2DAsync */
+    /* copies rows of `bytes` bytes; strides are in bytes: cudaMemcpy2DAsync */
     void (*copy_rows)(seqpar_device *device, void *to, int64_t to_stride, const void *from,
                       int64_t from_stride, int64_t bytes, int64_t rows, void *queue);
     /* cudaMemsetAsync */
     void (*zero)(seqpar_device *device, void *data, int64_t bytes, void *queue);
     /* cudaStreamSynchronize; NULL: nothing to wait for */
     seqpar_status (*settle)(seqpar_device *device, void *queue);
-    /* The second pool, larger and slower, which copy reaches, too: pinned memory of a GPU's host
-       (cudaMallocHost); of a host device its own memory or, with pool_path, a folder (borrowed),
-       unnamed files that are mapped. NULL functions: there is none. */
+    /* A second memory pool, larger and slower, which copy can access. GPU: pinned host memory
+       (cudaMallocHost). Host device: ordinary memory or, with pool_path (borrowed), a folder,
+       unnamed files that are mapped. Functions NULL: there is no second pool. */
     const char *pool_path;
     void *(*pool_alloc)(seqpar_device *device, int64_t bytes); /* zeros */
     void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
-    /* A copy that goes on beside the queue: behind what is on it by now and the moves before.
-       Returns how many were begun. cudaMemcpyAsync on a stream of its own */
+    /* Starts a copy that runs beside the queue, after the work now on the queue and after
+       earlier moves. Returns the number of moves begun so far. cudaMemcpyAsync on a second
+       stream */
     int64_t (*move)(seqpar_device *device, void *to, const void *from, int64_t bytes,
                     void *queue);
-    /* what the queue is given next comes behind so many moves: cudaStreamWaitEvent. DEVICE: a move,
-       or another copy before, has failed */
+    /* Later work on the queue waits for the first `moves` moves: cudaStreamWaitEvent. DEVICE: a
+       move or an earlier copy has failed */
     seqpar_status (*moved)(seqpar_device *device, int64_t moves, void *queue);
-    struct seqpar__mover *mover; /* of a host device */
+    struct seqpar__mover *mover; /* host device: the thread that moves */
     void (*close)(seqpar_device *device);
 #define SEQPAR__X(op) \
     seqpar_status (*op)(seqpar_device * device, const seqpar_##op##_args *args, void *queue);
@@ -1421,40 +1457,41 @@ struct seqpar_device {
    fp32 sums. */
 SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void);
-/* The fast device: fp32, blocked and vectorised; `threads` 0 means all OpenMP threads. Both:
-   seqpar_device_close. In bf16 weights and activations take half the memory, sums and masters are
-   fp32; what is computed at a time is widened. */
+/* The fast device, blocked and vectorised, in fp32 or bf16; `threads` 0 means all OpenMP
+   threads. Close either with seqpar_device_close. In bf16 weights and activations take half the
+   memory, sums and masters are fp32; values are widened to fp32 while they are computed
+   with. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads);
-/* A GPU, in seqpar_cuda.cu, which is compiled by nvcc and linked: fp32 storage, products
-   from pieces of tf32; or bf16. One device a rank; all may share a GPU. NULL and *error:
-   none there, too old, no memory. Once a call was made before, the same call can be captured
-   from device->queue into a CUDA graph: it then only launches kernels. What a captured call
-   uses is kept until the device is closed. */
+/* A GPU. Compile seqpar_cuda.cu by nvcc and link it. Storage is fp32, with products computed
+   from tf32 parts, or bf16. Open one device per rank; all may share a GPU. Returns NULL and
+   sets *error if there is no GPU, or it is too old or out of memory. After a call has run once,
+   the same call can be captured from device->queue into a CUDA graph; it then only launches
+   kernels. Memory that a captured call uses is held until the device is closed. */
 typedef struct seqpar_cuda_desc {
     int64_t ordinal; /* number of the GPU */
     int storage;     /* SEQPAR_DTYPE_BF16; 0 or SEQPAR_DTYPE_F32: fp32 */
-    void *stream;    /* the caller's, to be the queue; NULL: one is made */
+    void *stream;    /* the caller's stream, used as the queue; NULL: creates one */
     int cublas; /* 1: products of rows by cuBLAS, 256 rows at a time (seqpar_cuda.cu compiled
-                   with SEQPAR_CUBLAS); weight gradients stay folds. SP=N then equals SP=1 as
-                   far as cuBLAS takes one kernel for one shape */
+                   with SEQPAR_CUBLAS); weight gradients stay folds. SP=N then equals SP=1
+                   if cuBLAS always uses one kernel for one shape */
 } seqpar_cuda_desc;
 
 extern seqpar_device *seqpar_device_cuda(seqpar_error *error, const seqpar_cuda_desc *desc);
 SEQPAR_DEF void seqpar_device_close(seqpar_device *device);
-/* Returns when all work on the queue is done: what it wrote is there, an error of it is
-   named, attn_flops is true. */
+/* Returns when all work on the queue is done. Its results are then in memory, an error in it is
+   returned, and attn_flops is up to date. */
 SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue);
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype);
-/* Bring your own block kernel: put into a host device, it computes every block of attention,
-   in its own storage type; schedules, masks, merging, sinks and the rest of the device stay
-   (the error rule; no dropout). A block is the queries of one cell, the keys of one cell and
-   one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All arrays
-   are dense, rows of head_dim elements of `storage`; lse and delta are doubles. Blocks come
-   one after the other. forward writes out, the softmax over this block's keys alone, and lse
-   (a query that sees nothing: 0 and -inf). backward is given the global lse and delta = dout
-   . out and writes dq, dk and dv. Both return 0, or anything else to fail; a NaN in lse, or
-   what is not finite elsewhere, is refused. */
+/* A block kernel that you write: set on a host device, it computes every block of attention, in
+   its own storage type. The library still does schedules, masks, merging, sinks and all other
+   operations (the error rule; no dropout). A block is the queries of one cell, the keys of one
+   cell and one query head; query r sees keys [visible_begin[r], visible_end[r]) of it. All
+   arrays are dense, rows of head_dim elements of `storage`; lse and delta are doubles. The
+   kernel is called for one block at a time. forward writes out, the attention over this block's
+   keys alone, and lse (a query that sees no key: 0 and -inf). backward is given the global lse
+   and delta = dout . out and writes dq, dk and dv. Both return 0, or anything else to fail.
+   Results that are not finite are refused, but for this -inf. */
 typedef struct seqpar_block {
     int64_t queries, keys, head_dim, head;
     double scale, softcap;
@@ -1470,18 +1507,18 @@ typedef struct seqpar_block_kernel {
     void *user;
 } seqpar_block_kernel;
 
-/* borrowed */
+/* Sets the block kernel of a host device; kernel is borrowed. */
 SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,
                                           const seqpar_block_kernel *kernel);
-/* Bring your own matrix product: called like cblas_sgemm, row-major, by the forward and
-   input-gradient products of the fast device; weight gradients stay folds. A library may sum
-   a row otherwise in other company: the error rule. */
+/* A matrix product that you write: the forward and input-gradient products of the fast device
+   call it like cblas_sgemm, row-major; weight gradients stay folds. A library may round a row
+   differently with other rows in the call: the error rule. */
 SEQPAR_DEF void seqpar_device_user_product(seqpar_device *device, seqpar_sgemm sgemm);
-/* to nearest, ties to even; a NaN stays one */
+/* Rounds to nearest, ties to even; a NaN stays a NaN. */
 SEQPAR_DEF uint16_t seqpar_bf16_from_float(float x);
 SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x);
-/* Elements of a device buffer, device->storage or device->accumulator, as doubles, and back
-   (through host memory). */
+/* Copies elements of a device buffer to doubles, and back, through host memory. dtype:
+   device->storage or device->accumulator. */
 SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void *from,
                                    int64_t first, int64_t count, int dtype);
 SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t first,
@@ -1502,7 +1539,7 @@ enum seqpar_memory_kind {
     SEQPAR_MEM_SCRATCH,
     SEQPAR_MEM_EXCHANGE,
     SEQPAR_MEM_GRADIENTS,
-    SEQPAR_MEM_OFFLOADED, /* in the device's second pool; in no total */
+    SEQPAR_MEM_OFFLOADED, /* in the device's second pool; not in total */
     SEQPAR_MEM_KINDS
 };
 
@@ -1516,7 +1553,8 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
     double cost; /* FLOPs of a compute */
 } seqpar_event;
 
-/* A step has a gradient of each slice, and as many slices wait here between two steps. */
+/* The largest number of freed buffers that a context caches. A step has one gradient buffer for
+   each slice, and these are cached between two steps. */
 #ifndef SEQPAR_KEPT_BUFFERS
 #define SEQPAR_KEPT_BUFFERS 256
 #endif
@@ -1524,11 +1562,12 @@ typedef struct seqpar_event { /* what the executor does, in order (tests, drawin
 typedef struct seqpar_ctx {
     seqpar_error *error; /* of the world comm */
     seqpar_device *device;
-    void *queue;             /* the device's: where every call of this rank goes */
+    void *queue;             /* the device's; this rank's operations are issued on it */
     seqpar_comm *world, *sp; /* sp: the ranks that share this rank's sequences */
     int64_t dp_size, dp_rank, sp_size, sp_rank;
     seqpar_memory memory;
-    /* freed buffers, for the next of the same size; never more than the peak in all */
+    /* freed buffers, reused for the next request of the same size; cached and used memory
+       together never exceed the peak */
     struct {
         void *data;
         int64_t bytes;
@@ -1538,14 +1577,16 @@ typedef struct seqpar_ctx {
     void *trace_user;
 } seqpar_ctx;
 
-/* World = data_parallel x sequence_parallel; the ranks of a sequence are neighbours. World and
-   device are borrowed until seqpar_ctx_close, which is to be called after an error, too. All
-   contexts that are open on a world have one device. Collective over the world. WORLD, RANKS;
-   DEVICE: it is another rank's, or lacks an operation; ARITHMETIC; STEP: ranks were given
-   different things. */
+/* The world has data_parallel x sequence_parallel ranks; the ranks of a sequence are
+   neighbours. World and device are borrowed until seqpar_ctx_close, which must be called after
+   an error, too. All contexts that are open on a world use one device. Collective over the
+   world. RANKS: sp_size is not positive; WORLD: it does not divide the world size; DEVICE:
+   another rank uses the device, or it lacks an operation; ARITHMETIC; STEP: sp_size or the
+   device's types differ between ranks. */
 SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
                                          seqpar_device *device, int64_t sp_size);
-/* After all that was opened with ctx, and before its device is closed. Not collective. */
+/* Call it after closing all that was opened with ctx, and before closing its device. Not
+   collective. */
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx);
 
 typedef struct seqpar_buffer {
@@ -1554,18 +1595,18 @@ typedef struct seqpar_buffer {
     int kind;
 } seqpar_buffer;
 
-/* Device memory, counted as SEQPAR_MEM_*. The caller gives it back with seqpar_buffer_free.
-   bytes 0: no memory and no error. */
+/* Allocates device memory, which ctx->memory counts under `kind` (SEQPAR_MEM_*). The caller
+   frees it with seqpar_buffer_free. bytes 0: no memory and no error. */
 SEQPAR_DEF seqpar_status seqpar_buffer_new(seqpar_ctx *ctx, seqpar_buffer *buffer,
                                            int64_t bytes, int kind);
 SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer);
 
 /* ---- plan: a schedule is data -------------------------------------------------------------*/
 /* A schedule is a line of this table and the function seqpar__plan_* it names (chapter
-   >>plan), which writes the plan between the two exchanges of heads.
-     members   1: ulysses_size 0 means as many members as kv_heads allow; 0: it means one
-     strided   1: kv heads travel by heads_k_stride at a time
-     arrivals  1: keys come only where they are seen (ring); 0: all of them come */
+   >>plan). That function writes the part of a plan that lies between HEADS and TOKENS.
+     members   1: ulysses_size defaults to as many members as kv_heads allow; 0: to one
+     strided   1: kv heads are gathered heads_k_stride at a time
+     arrivals  1: keys travel only as far as a query sees them (ring); 0: all keys travel */
 #define SEQPAR_SCHEDULES(X) \
     /* name, text, members, strided, arrivals, plan */ \
     X(RING, "ring", 0, 0, 1, ring) \
@@ -1580,33 +1621,38 @@ enum seqpar_schedule_id {
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule);
 
-/* SP ranks are a grid: rank = position * ulysses_size + member. Members of one position
-   exchange tokens for heads (all-to-all), positions form the ring or the all-gather for the
-   heads of their member. One of the two may be 1. */
+/* SP ranks are a grid: rank = position * ulysses_size + member. The members of one position
+   exchange tokens for heads (all-to-all). The ranks with the same member number form a ring, or
+   all-gather, for that member's heads. Either side of the grid may be 1. */
 enum seqpar_plan_op_code {
-    /* begin request: own tokens of all heads become all tokens of the position, of own heads */
+    /* begin request, all-to-all: send this rank's tokens of all heads, receive all tokens of
+       the position for this member's heads */
     SEQPAR_PLAN_HEADS,
-    SEQPAR_PLAN_COPY, /* copy the own k, v of a range of heads into slot `to` */
-    /* begin request: slot `from` to position send_to, slot `to` from position recv_from */
+    SEQPAR_PLAN_COPY, /* copy this position's k, v of some heads to slot `to` */
+    /* begin request: send slot `from` to position send_to, receive slot `to` from recv_from */
     SEQPAR_PLAN_SHIFT,
-    /* begin request: own part of slot `to` to all, theirs into slot `to` */
+    /* begin request: send this position's part of slot `to` to all, receive theirs into it */
     SEQPAR_PLAN_GATHER,
     SEQPAR_PLAN_WAIT, /* wait for request */
-    /* own queries x keys of positions source .. source + sources, which lie in slot `from` */
+    /* this position's queries x the keys of positions source .. source + sources, in slot
+       `from` */
     SEQPAR_PLAN_COMPUTE,
-    /* begin request: dk, dv partials made for `send_to`; those `recv_from` made (-1: all) */
+    /* begin request: send the dk, dv partials of send_to's keys to it, receive those that
+       recv_from computed for this position's keys; -1: to and from all */
     SEQPAR_PLAN_RETURN,
-    SEQPAR_PLAN_FOLD, /* wait for request, fold what has come */
-    /* begin request: results of own heads go back to the ranks of their tokens */
+    SEQPAR_PLAN_FOLD, /* wait for request, fold the partials it received */
+    /* begin request: send the results of this member's heads to the ranks that hold the
+       tokens */
     SEQPAR_PLAN_TOKENS,
-    SEQPAR_PLAN_PLACE /* put what TOKENS has brought beside each other */
+    SEQPAR_PLAN_PLACE /* put the heads that TOKENS received side by side */
 };
 
 typedef struct seqpar_plan_op {
     int op;
     int32_t request, from, to;
-    int32_t
-        buffer; /* backward: which of two outboxes COMPUTE fills, RETURN sends; inboxes alike */
+    /* backward, 0 or 1: the outbox that COMPUTE fills and RETURN sends; the inbox that RETURN
+       fills and FOLD reads */
+    int32_t buffer;
     int64_t head_begin, head_count; /* among the heads of this member */
     int64_t source, sources;        /* a range of positions */
     int64_t send_to, recv_from;     /* positions */
@@ -1616,14 +1662,14 @@ typedef struct seqpar_plan_desc {
     int schedule;
     int64_t sp_size, sp_rank, kv_heads;
     int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
-    /* 0: 1; with SEQPAR_SCHEDULE_ULYSSES sp_size, or gcd(sp_size, kv_heads) where kv_heads
-       are fewer */
+    /* 0: 1, or with SEQPAR_SCHEDULE_ULYSSES sp_size; there, if kv_heads are fewer than sp_size
+       and may not be replicated, gcd(sp_size, kv_heads) */
     int64_t ulysses_size;
-    /* ulysses_size is a multiple of kv_heads, whose copies' dk, dv are added (the error
-       rule) */
+    /* 1: ulysses_size may be a larger multiple of kv_heads. Members then hold copies of a kv
+       head, and the copies' dk, dv are added (the error rule) */
     int ulysses_replicate;
-    /* ring: keys go to the position before, not to the next; in a zigzag fewer then go all
-       the way */
+    /* 1: in a ring, keys are sent to the previous position, not to the next one. With zigzag,
+       fewer keys then travel the whole ring */
     int down;
     int backward;
 } seqpar_plan_desc;
@@ -1640,26 +1686,27 @@ typedef struct seqpar_plan {
     int64_t count;
 } seqpar_plan;
 
-/* Writes the plan of one rank; the caller frees it with seqpar_plan_free. What cannot work is
-   refused here, before any message: RANKS, RANK, HEADS, SCHEDULE, ULYSSES, HEAD_STRIDE. In a
-   ring, slot 0 is the own k and v where they lie. */
+/* Writes the plan of one rank; the caller frees it with seqpar_plan_free. A desc that cannot
+   work is refused here, before any message is sent: RANKS, RANK, HEADS, SCHEDULE, ULYSSES,
+   HEAD_STRIDE. In a ring, slot 0 is this position's k and v themselves, not a copy. */
 SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan,
                                           const seqpar_plan_desc *desc);
 SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan);
 
 /* ---- attn: the executor -------------------------------------------------------------------*/
 
-/* Bring your own attention: put into seqpar_attn_desc.kernel, it computes my queries x the
-   keys of one source (a rank, with Ulysses a position), all of them at once, on any device.
-   Splitting, sending, the merge of the sources, sinks and the sums of gradients stay; all
-   layouts and schedules (the error rule; no dropout). q, k, v, dout are of the device's
-   storage type, all else of its accumulator type, rows `stride` elements apart, heads side
-   by side; query head h reads kv head h / (heads / kv_heads). On a GPU the tensors are device
-   memory, and the work goes to `queue`. The lists are host memory and do not change until
-   seqpar_attn_close, so that a copy on the device may be kept. Query local + i of a piece has
-   the position start + i stride in row `row`; keys likewise. Query t sees the keys of its row
-   at positions [visible_begin[t], visible_end[t]), which holds documents, causality, window
-   and prefix. */
+/* Bring your own attention. A kernel in seqpar_attn_desc.kernel computes this rank's queries x
+   all keys of one source (a rank, with Ulysses a position) in one call, on any device. The
+   library still splits, sends, merges the sources, applies sinks and sums the gradients. All
+   layouts and schedules work, but no dropout. The error rule holds.
+   q, k, v, dout are of the device's storage type, all else of its accumulator type. Rows are
+   `stride` elements apart, heads side by side; query head h reads kv head h / (heads /
+   kv_heads). On a GPU the tensors are device memory, and the kernel issues its work on `queue`.
+   The lists (pieces, visible_*) are host memory and do not change until seqpar_attn_close, so a
+   kernel may cache a copy on the device.
+   Query local + i of a piece has the position start + i stride in row `row`; keys likewise.
+   Query t sees the keys of its row at positions [visible_begin[t], visible_end[t]). These
+   bounds already account for documents, causality, window and prefix. */
 typedef struct seqpar_attn_source {
     int64_t source, heads, kv_heads, head_dim;
     int64_t head; /* number of query head 0 among the heads of all ranks */
@@ -1676,11 +1723,11 @@ typedef struct seqpar_attn_source {
 } seqpar_attn_source;
 
 /* forward writes out (q_tokens, heads, head_dim), the softmax over this source's keys alone,
-   and lse (q_tokens, heads). A query that sees none of them has lse -inf, and its out is not
-   read. backward writes dq (as out), dk and dv (k_tokens, kv_heads, head_dim): what these
-   queries and these keys contribute. All of these are of the accumulator type, without gaps,
-   hold 0 when the function is called, and belong to the library. Neither is called for a
-   source none of whose keys is seen. Both return 0, or anything else to fail:
+   and lse (q_tokens, heads). For a query that sees none of them it writes lse -inf; out of that
+   query is not read. backward writes dq (as out), dk and dv (k_tokens, kv_heads, head_dim): the
+   contributions of these queries and these keys. All of these are of the accumulator type and
+   without gaps, hold 0 when the function is called, and belong to the library. Neither function
+   is called for a source of which no key is seen. Both return 0, or anything else to fail:
    SEQPAR_ERR_KERNEL on this rank, and PEER on the others. */
 typedef struct seqpar_attn_kernel {
     int (*forward)(void *user, const seqpar_attn_source *source, void *out, void *lse,
@@ -1698,16 +1745,16 @@ typedef struct seqpar_attn_desc {
     int64_t ulysses_size;   /* ranks that exchange tokens for heads; as in seqpar_plan_desc */
     int ulysses_replicate;
     int full; /* 0: causal within documents; 1: every key of the document */
-    /* 0: none; W: keys less than W positions away (Mistral's sliding window counts the own
-       one) */
+    /* 0: none; W: keys less than W positions away (as Mistral's sliding window, which counts
+       the query's position, too) */
     int64_t window;
     double softcap; /* 0: none; c: scores become c tanh(s / c) (Gemma 2) */
-    double dropout; /* share of the probabilities that become 0 */
-    int relaxed; /* 1: one running sum per token in order of arrival, tiles that know no cells:
-                    the usual ring attention, to see what equal bits cost. Error rule instead of
-                    equal bits */
-    /* borrowed, or NULL: your own in the place of the device's, on every rank; implies
-       relaxed. A GPU's attn_flops do not count its work */
+    double dropout; /* probability with which a softmax probability becomes 0 */
+    int relaxed;    /* 1: the usual ring attention, to measure what equal bits cost: one running
+                    sum per token in order of arrival, tiles that ignore cells. Error rule
+                    instead of equal bits */
+    /* borrowed; NULL: the device's. A kernel of your own takes its place; all ranks or none
+       must have one. Implies relaxed. A GPU's attn_flops do not count its work */
     const seqpar_attn_kernel *kernel;
 } seqpar_attn_desc;
 
@@ -1726,17 +1773,18 @@ typedef struct seqpar_attn_io {
     /* backward, with sinks: (pieces of the share, heads), accumulator type: leaves of a
        token fold */
     void *dsinks;
-    uint64_t dropout_seed, dropout_stream; /* stream: another for every layer and step */
-    /* Elements from token to token, of one projection (tokens, (heads + 2 kv_heads)
-       head_dim) for instance; 0: no gaps. A tensor with gaps is copied by the device into
-       exchange memory before the call, or out of it after; what lies in the gaps stays. Less
-       than a token's elements: SEQPAR_ERR_SIZE */
+    uint64_t dropout_seed, dropout_stream; /* a different stream for every layer and step */
+    /* Elements from one token to the next, for a tensor that is a slice of a wider one, such as
+       one projection (tokens, (heads + 2 kv_heads) head_dim); 0: no gaps. The device copies an
+       input with gaps into exchange memory before the call, and a result out of it after the
+       call; the gaps are not written. Less than a token's elements: SEQPAR_ERR_SIZE */
     int64_t q_stride, k_stride, v_stride, dq_stride, dk_stride, dv_stride;
 } seqpar_attn_io;
 
-/* Dropout factor of one probability, 0 or 1 / (1 - dropout). The key is absolute
-   (a piece's document, head, query and key position in that document), so that every layout and
-   every packing drops the same; four neighbouring keys share a draw of Philox. */
+/* Dropout factor of one probability, 0 or 1 / (1 - dropout). It is drawn by coordinates that no
+   split changes: the document's number in the step (seqpar_piece.document), the head, and the
+   positions of query and key in the document. So every layout and every packing drops the same.
+   Four neighbouring keys use the four words of one call of Philox. */
 typedef struct seqpar_dropout {
     double dropout;
     uint64_t seed, stream;
@@ -1744,7 +1792,7 @@ typedef struct seqpar_dropout {
 
 SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t document,
                                       int64_t head, int64_t query, int64_t key);
-/* The key of those draws, for seqpar_random. */
+/* The Philox key of those draws, for seqpar_random. */
 SEQPAR_DEF uint64_t seqpar_attn_dropout_key(uint64_t seed, uint64_t stream);
 
 typedef struct seqpar_attn seqpar_attn;
@@ -1756,31 +1804,34 @@ SEQPAR_DEF seqpar_status seqpar_attn_open(seqpar_ctx *ctx, seqpar_attn **attn,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_attn_desc *desc);
 SEQPAR_DEF void seqpar_attn_close(seqpar_ctx *ctx, seqpar_attn *attn);
-/* The own share: pieces and number of local tokens. Belongs to attn. */
+/* This rank's share: pieces and number of local tokens. Belongs to attn. */
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn);
-/* Forward. A query that sees no key has out 0 and lse -inf (with a sink: the sink). Collective
-   over ctx->sp. */
+/* Forward. A query that sees no key has out 0 and lse -inf (with a sink, lse is the sink).
+   Collective over ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
                                              const seqpar_attn_io *io);
-/* Backward, from the global statistics of forward. Collective over ctx->sp. */
+/* Backward. Reads out and lse of forward, which cover the keys of all ranks. Collective over
+   ctx->sp. */
 SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn,
                                               const seqpar_attn_io *io);
 /* Attention over one row in one call, on `ranks` threads of this process: to try a layout, a
-   schedule or a mask, to compare with attention of your own, or from another language. The
-   tensors of io are those of all of the row's tokens, fp32 and without gaps. Every rank opens
-   a context on a CPU device of one thread, takes its share, runs forward and, where dout is
-   given, backward; results that are NULL are not wanted. A program with ranks of its own makes
-   the calls above instead: demos/05_attention.c. As seqpar_run_threads and seqpar_attn_open;
-   OPTION: io has strides or dsinks. */
+   schedule or a mask, to compare with attention of your own, or to call from another language.
+   The tensors of io hold all of the row's tokens, fp32 and without gaps. Every rank opens a
+   context on a CPU device of one thread, takes its share, runs forward and, where dout is
+   given, backward. Results that are NULL are not returned. A program with ranks of its own
+   makes the calls above instead: demos/05_attention.c. Errors as of seqpar_run_threads and
+   seqpar_attn_open; OPTION: io has strides or dsinks. */
 SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
                                                  const seqpar_row *row,
                                                  const seqpar_attn_desc *desc, int64_t ranks);
 
 /* ---- matrices in four bits -----------------------------------------------------------------*/
-/* Bytes of one, and where its parts are in so many of them, 4-byte aligned: 0.516 a value. */
+/* Bytes of a matrix of so many elements, about 0.516 for each. seqpar_nf4_at: where its parts
+   lie in `bytes`, which is aligned to 4 bytes. */
 SEQPAR_DEF int64_t seqpar_nf4_bytes(int64_t elements);
 SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements);
-/* bytes (seqpar_nf4_bytes), the host's, from values (elements). NOT_FINITE: a value is not. MEMORY */
+/* Quantizes values (elements) to bytes (seqpar_nf4_bytes), host memory. NOT_FINITE: a value is
+   NaN or infinite. MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
                                              const float *values, int64_t elements);
 
@@ -1789,13 +1840,13 @@ typedef struct seqpar_vocab_seeds { /* per local token, accumulator type; NULL i
     const void *dlogp, *dentropy, *dsmooth, *dzloss;
 } seqpar_vocab_seeds;
 
-/* per local token, accumulator type; NULL is not wanted */
+/* per local token, accumulator type; NULL: not computed */
 typedef struct seqpar_vocab_values {
     void *logp, *entropy, *lse, *smooth;
 } seqpar_vocab_values;
 
-/* Another model's projection of the same tokens and vocabulary, from which a student learns. Both
-   logits are divided by the temperature. */
+/* Another model's projection of the same tokens and vocabulary, from which a student learns.
+   The logits of both models are divided by the temperature. */
 typedef struct seqpar_vocab_teacher {
     const void *hidden, *table; /* (tokens, width), (vocab, width) */
     int64_t width;
@@ -1804,7 +1855,7 @@ typedef struct seqpar_vocab_teacher {
     const void *dkl;    /* the same: dL/dkl, which backward takes; NULL is zero */
 } seqpar_vocab_teacher;
 
-/* Log-probs among some tokens alone, as of the marks of a process reward model. */
+/* Log-probs normalized over a few tokens only, such as the labels of a process reward model. */
 typedef struct seqpar_vocab_choices {
     int32_t ids[SEQPAR_MAX_CHOICES]; /* each once */
     int64_t count;                   /* 2 or more */
@@ -1814,35 +1865,37 @@ typedef struct seqpar_vocab_choices {
 
 typedef struct seqpar_token_fold seqpar_token_fold;
 
-/* Some of a rank's tokens, whose activations are in memory before those of the next tile are, and
-   the part of a step's fold that reads them. */
+/* A range of a rank's tokens, and the part of a step's fold that sums over them. Only one
+   tile's activations at a time need to be in memory. */
 typedef struct seqpar_token_tile {
     int64_t first, rows;           /* the tokens */
     const seqpar_fold_op *program; /* as in seqpar_fold_call */
     int64_t program_count, depth;
-    const seqpar_piece *leaves; /* of seqpar_weight_grad_args: row 0 is token first */
+    const seqpar_piece *leaves; /* of seqpar_weight_grad_args; row 0 is token `first` */
 } seqpar_token_tile;
 typedef seqpar_status (*seqpar_token_tile_fn)(void *user, const seqpar_token_tile *tile);
 
-/* Calls fn for each tile of the rank's tokens, first to last, and returns the first status that is
-   not SEQPAR_OK. fold is seqpar_step_fold's, over the pieces of share. Between two tiles its values
-   stay in seqpar_fold_call.store, which has room for seqpar_token_node_count of them; in the end it begins
-   with the fold->node_count nodes, the same bits as without tiles. most: tokens of a tile, 1 or more.
-   A longer piece is computed in multiples of step, the device's sum_step: a tile has up to
-   seqpar_token_tile_rows tokens. SIZE: most. STEP: the fold is not of this share */
+/* Calls fn for each tile of the rank's tokens, first to last, and returns the first status that
+   is not SEQPAR_OK. fold is that of seqpar_step_fold for this share. Between two tiles the
+   unfinished sums stay in seqpar_fold_call.store, which needs space for seqpar_token_node_count
+   values. After the last tile the store begins with the fold->node_count nodes, with the same
+   bits as without tiles. most: tokens of a tile, 1 or more. A piece longer than `most` is cut
+   at multiples of step, the device's sum_step, so a tile has up to seqpar_token_tile_rows
+   tokens. SIZE: most is below 1. STEP: the fold is not of this share. */
 SEQPAR_DEF seqpar_status seqpar_token_tiles(seqpar_error *error, const seqpar_share *share,
                                             const seqpar_token_fold *fold, int64_t most,
                                             int64_t step, seqpar_token_tile_fn fn, void *user);
 SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t most,
                                           int64_t step);
-/* About node_count + log2(tokens / most). */
+/* Values that the store must hold: about node_count + log2(tokens / most). */
 SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
                                            const seqpar_token_fold *fold, int64_t most);
 
 typedef struct seqpar_vocab_desc {
     int64_t hidden, vocab;
-    /* tokens whose logits are there at a time, at least as many as the device adds at once; 0:
-       256, or hidden if that is more, since a node of dtable is as large then */
+    /* tokens whose logits are in memory at a time; backward takes at least the device's
+       sum_step. 0: 256, or hidden if that is more: then the logits have as many elements as a
+       node of dtable */
     int64_t rows_max;
     double temperature; /* logits are divided by it before anything else; 0: 1 */
 } seqpar_vocab_desc;
@@ -1856,29 +1909,31 @@ typedef struct seqpar_vocab_io {
     seqpar_vocab_values values;
     seqpar_vocab_seeds seeds;
     void *dhidden;       /* (tokens, hidden) */
-    void *nodes;         /* of dtable: (seqpar_vocab_node_count) of (vocab, hidden), */
-    int64_t node_stride; /* so many accumulators apart */
-    /* NULL, or (tokens, vocab), storage type: then backward leaves dlogits here and makes no
-       nodes, which seqpar_vocab_nodes does */
+    void *nodes;         /* of dtable: (seqpar_vocab_node_count) of (vocab, hidden) */
+    int64_t node_stride; /* accumulators from one node to the next */
+    /* NULL, or (tokens, vocab), storage type. Unless NULL, backward writes dlogits here and
+       computes no nodes; seqpar_vocab_nodes then does */
     void *dlogits;
     int frozen; /* 1: backward makes no gradient of the table; nodes and dlogits may be NULL */
-    /* NULL, or a teacher, whose logits are made rows_max tokens at a time, too */
+    /* NULL, or a teacher; its logits, too, are computed rows_max tokens at a time */
     const seqpar_vocab_teacher *teacher;
-    /* NULL, or what is chosen among: then values, seeds and teacher are NULL, whose probabilities
-       are of the whole vocabulary; targets are not read */
+    /* NULL, or the tokens to choose among. Then values, seeds and teacher are NULL, since their
+       probabilities are over the whole vocabulary; targets are not read */
     const seqpar_vocab_choices *choices;
-    /* NULL, or (tokens), the host's: the likeliest tokens, as seqpar_sample_args has it */
+    /* NULL, or (tokens), host memory: the likeliest token of each row, as seqpar_sample_args
+       picks it at temperature 0 */
     int32_t *best;
 } seqpar_vocab_io;
 
-/* Entry A: the values alone. One product. */
+/* Entry A: computes the values only, with one matrix product. */
 SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                               const seqpar_vocab_desc *desc);
-/* Entry B: values, dhidden, and the nodes of dtable, by the fold of seqpar_step_fold over the
-   pieces of share. Three products. io->nodes has room for seqpar_vocab_node_count values: the
-   first fold->node_count become the nodes, the others are scratch for sums that wait while
-   logits are made rows_max tokens at a time (about log2(tokens / rows_max)). With share and
-   fold NULL the one node is the plain sum over the tokens (seqpar_step_begin_plain). */
+/* Entry B: computes the values, dhidden, and the nodes of dtable by the fold of
+   seqpar_step_fold for this share. Three matrix products. io->nodes needs space for
+   seqpar_vocab_node_count values. The first fold->node_count become the nodes. The others,
+   about log2(tokens / rows_max), are scratch: sums that wait while logits are computed rows_max
+   tokens at a time. With share and fold NULL there is one node, the plain sum over the tokens
+   (seqpar_step_begin_plain). */
 SEQPAR_DEF int64_t seqpar_vocab_node_count(const seqpar_share *share,
                                            const seqpar_token_fold *fold,
                                            const seqpar_vocab_desc *desc);
@@ -1886,10 +1941,11 @@ SEQPAR_DEF seqpar_status seqpar_vocab_backward(seqpar_ctx *ctx, const seqpar_voc
                                                const seqpar_share *share,
                                                const seqpar_token_fold *fold,
                                                const seqpar_vocab_desc *desc);
-/* From io->hidden and ->dlogits, which seqpar_vocab_backward left, the nodes of rows first ..
-   first + rows of dtable alone: (fold->node_count) of (rows, hidden) in io->nodes. The same bits
-   as of the whole table, so it can be made and sent in slices (seqpar_optim_slice); pays where a
-   rank has fewer tokens than node_count hidden. */
+/* Computes the nodes of rows first .. first + rows of dtable only, from io->hidden and from the
+   io->dlogits that seqpar_vocab_backward wrote: (fold->node_count) of (rows, hidden), to
+   io->nodes. They have the bits of the whole table's nodes, so dtable can be computed and sent
+   in slices (seqpar_optim_slice). This saves memory where a rank has fewer tokens than
+   node_count x hidden. */
 SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                             const seqpar_share *share,
                                             const seqpar_token_fold *fold,
@@ -1898,9 +1954,9 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
 
 /* SFT, token mean over the whole optimizer step: L = 1/N sum_t w_t [(1 - e) (-logp) + e
    smooth + z lse^2] over the tokens that have a target; w NULL is 1. N is the global count
-   of the step (batch.counts.supervised), never a local one. seqpar_sft_seeds: seeds for entry
-   B. seqpar_sft_token_loss: N times the loss of one token of weight 1, from its values. As in
-   transformers, Liger and Megatron. */
+   of the step (batch.counts.supervised), never a local one. seqpar_sft_seeds: the seeds for
+   seqpar_vocab_backward. seqpar_sft_token_loss: N times the loss of one token of weight 1, from
+   its values. As in transformers, Liger and Megatron. */
 typedef struct seqpar_sft_desc {
     int64_t count;
     double label_smoothing, z_loss;
@@ -1922,11 +1978,11 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
 SEQPAR_DEF seqpar_status seqpar_sum_pieces(seqpar_ctx *ctx, double *sum, const int64_t *leaf,
                                            const double *values, int64_t count, int64_t width);
 
-/* ---- segment: sums per document, put together before anything that is not linear ------------
+/* ---- segment: sums per document, complete over all ranks before any nonlinear function ------
    A segment is an input document of the step, row->doc_source. Its sum is a fold whose leaves
    are the sums over its cells. So it is the same number for every split and every packing. */
 typedef struct seqpar_segments {
-    /* numbers per token, set by the caller; the rest grows with seqpar_segments_add */
+    /* numbers per token; the caller sets it. seqpar_segments_add fills the other fields */
     int64_t width;
     int64_t count, capacity;
     int64_t *place; /* (count, 2) segment and leaf */
@@ -1941,9 +1997,9 @@ SEQPAR_DEF seqpar_status seqpar_segments_add(seqpar_error *error, seqpar_segment
 SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segments *segments,
                                               int64_t segment, int64_t leaf,
                                               const double *values);
-/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for
-   documents nobody holds a token of. Collective; ranks that added nothing take part. Keeps
-   what was added. */
+/* sums (documents, width) over the ranks of comm, equal to the bit on all of them; 0 for a
+   document of which no rank holds a token. Collective, also for ranks that added nothing.
+   `segments` does not change. */
 SEQPAR_DEF seqpar_status seqpar_segments_sum(seqpar_comm *comm, double *sums, int64_t documents,
                                              const seqpar_segments *segments);
 SEQPAR_DEF void seqpar_segments_free(seqpar_segments *segments);
@@ -1955,8 +2011,8 @@ SEQPAR_DEF void seqpar_segments_spread(double *values, const double *per_documen
 /* ---- objective: plain numbers in, value and derivative out ----------------------------------
    None of these knows of ranks, rows or models. Losses are those of one pair, document or
    token: the caller divides by the counts of the whole optimizer step. Derivatives are with
-   respect to the first inputs named. All in fp64, all through softplus and sigmoid of either
-   sign, so that large margins neither overflow nor cancel. */
+   respect to the first inputs named. All are computed in fp64, by softplus and
+   sigmoid, which take arguments of either sign: large margins neither overflow nor cancel. */
 SEQPAR_DEF double seqpar_softplus(double x); /* log(1 + e^x); -log(sigmoid(x)) = softplus(-x) */
 SEQPAR_DEF double seqpar_sigmoid(double x);
 /* x0 + sum(x_i - x0) / count, in order: a mean of equal numbers is that number. 0 for count
@@ -1976,8 +2032,8 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
                               DPO's mean over labels that are wrong with probability e
                               (Chowdhury et al. 2024; TRL's robust)
    A kind's value is the paper's whole loss; nll_coef adds nll_coef (-logp_chosen) /
-   nll_tokens: RPO. In the table: whether it has a reference, always takes means over tokens,
-   knows label smoothing. */
+   nll_tokens: RPO. The columns reference, means, smoothing say whether a kind has a reference,
+   always takes means over tokens, and accepts label smoothing. */
 #define SEQPAR_PREFERENCES(X) \
     /* name, text, reference, means, smoothing */ \
     X(DPO, "sigmoid", 1, 0, 1) \
@@ -1996,7 +2052,7 @@ typedef struct seqpar_preference_kind {
     int reference, means, smoothing;
 } seqpar_preference_kind;
 
-/* NULL: there is none of this number */
+/* NULL: no kind has this number */
 SEQPAR_DEF const seqpar_preference_kind *seqpar_preference_at(int kind);
 typedef struct seqpar_preference_desc {
     int kind;
@@ -2004,12 +2060,13 @@ typedef struct seqpar_preference_desc {
     double gamma;                 /* SimPO: 0.5 */
     int length_normalized, reference_free;
     double nll_coef;
-    /* 0: the chosen response's own (OpenRLHF, LLaMA-Factory); the step's mean of them: a
-       token mean (TRL) */
+    /* What the nll term is divided by. 0: the number of tokens of the chosen response
+       (OpenRLHF, LLaMA-Factory). Pass the step's mean of these numbers for a token mean
+       (TRL) */
     double nll_tokens;
 } seqpar_preference_desc;
 
-/* sums of log-probs over the tokens of each response, and their numbers */
+/* sums of log-probs over the tokens of each response, and the numbers of these tokens */
 typedef struct seqpar_preference {
     double chosen, rejected, ref_chosen, ref_rejected;
     int64_t chosen_tokens, rejected_tokens;
@@ -2018,8 +2075,8 @@ typedef struct seqpar_preference {
 typedef struct seqpar_pair_result {
     /* derivatives with respect to the sums (a reward model: the scores) */
     double loss, dchosen, drejected;
-    /* beta h, h without the reference where the kind has none; accuracy is chosen >
-       rejected, the margin their difference */
+    /* beta h, with h without the reference where the kind has none. A pair counts as accurate
+       if reward_chosen > reward_rejected; its margin is their difference */
     double reward_chosen, reward_rejected;
 } seqpar_pair_result;
 
@@ -2030,7 +2087,7 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
 /* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a
    whole response. kl comes from mismatched pairs of prompt and response over the whole
    optimizer step: seqpar_kto_kl of their h, never a local mean. */
-/* OpenRLHF 0.01, 1, 1 */
+/* OpenRLHF: beta 0.01, both weights 1. */
 typedef struct seqpar_kto_desc {
     double beta, desirable_weight, undesirable_weight, kl;
 } seqpar_kto_desc;
@@ -2050,16 +2107,16 @@ SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result 
 SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected, double margin,
                                                  double center);
 
-/* Policy of PPO for one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r =
+/* PPO's policy loss of one token: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r =
    exp(logp - old_logp); for A < 0 never above -dual_clip A (Schulman et al. 2017;
-   asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is cut at +-20. */
-/* 0.2, 0.2, 0 (none) */
+   asymmetric: DAPO; dual: Ye et al. 2020). The log-ratio is clamped to +-20. */
+/* Typical values: 0.2, 0.2, 0 (no dual clip). */
 typedef struct seqpar_policy_desc {
     double clip_low, clip_high, dual_clip;
-    /* -min(min(r, dual_clip) A, clip(r) A) instead, for A of any sign: TRL's delta. The same
-       for dual_clip above 1 + clip_high. */
+    /* 1: the loss is -min(min(r, dual_clip) A, clip(r) A) for A of either sign: TRL's delta.
+       For dual_clip above 1 + clip_high both formulas have the same value. */
     int both_signs;
-    int uncut; /* the log-ratio is never cut, and e to its power may be inf: TRL */
+    int uncut; /* 1: the log-ratio is not clamped, so the ratio may be inf: TRL */
 } seqpar_policy_desc;
 
 typedef struct seqpar_policy_result {
@@ -2083,15 +2140,15 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
 enum seqpar_kl_kind { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
-/* What a token's loss is multiplied by, so that sums over ranks are the mean of the step:
-   counts are those of the step. */
+/* The factor on a token's loss with which the sum over all ranks is the mean of the step. The
+   counts are those of the whole step. */
 enum seqpar_aggregate_kind {
     SEQPAR_AGGREGATE_TOKEN_MEAN,
     SEQPAR_AGGREGATE_SEQUENCE_MEAN,
     SEQPAR_AGGREGATE_SEQUENCE_SUM,
     SEQPAR_AGGREGATE_SEQUENCE_SUM_NORM
 };
-/* length_max: SUM_NORM (Dr. GRPO) */
+/* length_max: for SEQUENCE_SUM_NORM alone (Dr. GRPO) */
 typedef struct seqpar_aggregate {
     int kind;
     int64_t tokens, documents, length_max;
@@ -2102,20 +2159,22 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *aggregate,
 
 /* ---- optim: gradients to owners, clip, update ---------------------------------------------*/
 #define SEQPAR_PARAM_BLOCK \
-    1024 /* elements of a parameter block; never a function of the world */
+    1024 /* elements of a parameter block; the same for any number of ranks */
 
 typedef struct seqpar_tensor {
     const char *name;
     int64_t rows, cols;
-    /* of its first element among the parameters; what lies between tensors is never touched */
+    /* of its first element in the array of parameters; gaps between tensors are never
+       touched */
     int64_t offset;
     int decay;     /* weight decay applies */
-    int64_t group; /* exchanged together: a layer */
+    int64_t group; /* tensors of one group, such as a layer, are exchanged together */
 } seqpar_tensor;
 
-/* How tensors are dealt over the W ranks of a world: groups are exchanged in slices (whole tensors
-   while they fit, a larger one cut between rows), a slice is dealt in blocks, each to its owner.
-   Elements are counted as owners keep them, where every tensor has whole blocks. */
+/* How tensors are distributed over the W ranks of a world. Groups are exchanged in slices:
+   whole tensors while they fit, a larger tensor cut between rows. A slice is dealt in blocks,
+   each to its owner. Elements are counted as owners store them, each tensor padded to whole
+   blocks. */
 typedef struct seqpar_blocks {
     const seqpar_tensor *tensors; /* borrowed */
     int64_t tensor_count, groups, slices, elements;
@@ -2144,7 +2203,8 @@ struct seqpar_token_fold {
 };
 
 enum seqpar_optim_kind { SEQPAR_OPTIM_ADAMW, SEQPAR_OPTIM_SGD };
-/* moments and masters; the parameters of seqpar_shards, which is then opened with the same */
+/* STATE: moments and masters. PARAMS: the parameters of seqpar_shards, which must then be
+   opened with offload, too. */
 enum seqpar_offload { SEQPAR_OFFLOAD_STATE = 1, SEQPAR_OFFLOAD_PARAMS = 2 };
 typedef struct seqpar_optim_desc {
     int kind;
@@ -2155,17 +2215,17 @@ typedef struct seqpar_optim_desc {
     /* most elements of a slice (seqpar_optim_slice); 0: 1 Mi, or 1/256 of all where that is more.
        Changes no bit */
     int64_t slice;
-    /* 1: all ranks are threads of one process and give seqpar_step_end one and the same array of
-       parameters, of which owners update their blocks; zero_stage 1 or 2 */
+    /* 1: all ranks are threads of one process and pass the same array of parameters to
+       seqpar_step_end, in which each owner updates its blocks; zero_stage 1 or 2 */
     int params_shared;
-    /* SEQPAR_OFFLOAD_*: what lies in the device's second pool and comes to it slice by slice, the
-       next one while one is updated. Changes no bit */
+    /* SEQPAR_OFFLOAD_*: what is stored in the device's second pool. It is loaded slice by
+       slice; the next slice is loaded while one is updated. Changes no bit */
     int offload;
-    /* 8: moments in 8 bits (SEQPAR_PACK_*), not offloaded; 0: accumulators. The error rule,
-       but the same bits on any ranks */
+    /* 8: moments quantized to 8 bits (SEQPAR_QUANTIZE_SIGNED, _POSITIVE), which cannot be
+       offloaded; 0: accumulators. The error rule, but the same bits on any number of ranks */
     int state_bits;
-    /* 1: of bf16 weights no masters are kept, they are rounded by chance (SEQPAR_QUANTIZE_CHANCE:
-       seed, stream t) */
+    /* 1: bf16 weights have no masters and are rounded stochastically (SEQPAR_QUANTIZE_CHANCE
+       with this seed, stream t) */
     int stochastic;
     uint64_t seed;
 } seqpar_optim_desc;
@@ -2177,8 +2237,8 @@ typedef struct seqpar_optim {
     seqpar_blocks blocks;
     seqpar_buffer *gradient; /* (2 slices): [slice + slices * source]; this rank's part, and
                                 behind it sums that wait for later micro-batches */
-    seqpar_buffer m, v;      /* moments, accumulators; or bytes, and the groups' scales */
-    seqpar_buffer master;    /* parameters as accumulators, where they are of another type */
+    seqpar_buffer m, v;      /* moments: accumulators; in 8 bits: bytes, then the scales */
+    seqpar_buffer master;    /* parameters as accumulators, if stored in another type */
     int64_t t;               /* steps taken */
     double norm, clip;       /* of the last step: the norm before clipping, and the factor */
     int complete;            /* 1: the gradient of the step can be read */
@@ -2189,36 +2249,41 @@ typedef struct seqpar_optim {
 /* tensors (borrowed) in order of offset, without overlap, groups rising from 0.
 
    Memory, in accumulators, of E elements on W ranks with A micro-batches; G is the largest
-   group, S the largest slice. Blocks lie at their owners, so their share falls as 1/W at every
-   stage:
-     gradients   E/W, which grows group by group in backward
-                 nodes of one group, node_count G, until it is done: 1 for W = 1; else
-                 about log2 of its leaves; of the vocab seqpar_vocab_node_count. Who
-                 makes them slice by slice has node_count S
-                 what others send of a slice: W node_count S/W, until it is folded
-                 with A > 1 sums that wait: at most ceil(log2 A) E/W where a micro-batch has a
-                 power of two of documents, up to log2(m) more for m documents; for a tied
-                 table, of two sums
-     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W; offloaded, in 8
-                 bits or by chance those of two slices
-   Stage 0 hands out the gradient slice by slice at the end of a step (S more). Collective over
-   the world. MEMORY; SIZE: a tensor overlaps another or is out of order. */
+   group, S the largest slice. At every stage only the owner of a block stores its gradient, so
+   gradients take 1/W:
+     gradients   E/W, allocated group by group in backward
+                 the caller's nodes of one group, node_count G, until seqpar_step_gradient
+                 returns. node_count is 1 for W = 1, else about log2 of the rank's leaves;
+                 of the vocab it is seqpar_vocab_node_count. A caller that computes nodes
+                 slice by slice needs node_count S
+                 the nodes of a slice that all ranks send: W node_count S/W, until they are
+                 folded
+                 with A > 1 sums that wait for later micro-batches: at most ceil(log2 A) E/W if
+                 every micro-batch has a power of two of documents, up to log2(m) E/W more for m
+                 documents; a tied table has two such sums
+     moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W. State that is
+                 offloaded, in 8 bits or stochastic takes accumulators for two slices
+                 instead; in 8 bits also its bytes
+   At stage 0 owners send the gradient to all ranks slice by slice at the end of a step (S
+   more). Collective over the world. MEMORY; SIZE: a tensor overlaps another or is out of
+   order. */
 SEQPAR_DEF seqpar_status seqpar_optim_open(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_tensor *tensors, int64_t tensor_count,
                                            const seqpar_optim_desc *desc);
 SEQPAR_DEF void seqpar_optim_close(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Begins a step over these rows (borrowed to its end), which are dealt by tokens, as one list, to
-   `accumulation` micro-batches and in each to the data-parallel ranks (seqpar_part_rows); rows that
-   were packed for so many are even. Every rank passes all rows, and the layout they are split by.
-   A step that was begun and not ended is given up. OPTION: more than SEQPAR_MAX_PARTS parts.
-   Collective over the world, which is asked whether all ranks were given the same. */
+/* Begins a step over these rows (borrowed until the step ends). The rows are one list, which is
+   dealt by tokens to `accumulation` micro-batches, and each of these to the data-parallel ranks
+   (seqpar_part_rows). The parts are even if the rows were packed for these numbers. Every rank
+   passes all rows, and the layout they are split by. A step that was begun before and not ended
+   is discarded. OPTION: more than SEQPAR_MAX_PARTS parts; STEP: the ranks' arguments differ.
+   Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_step_begin(seqpar_ctx *ctx, seqpar_optim *optim,
                                            const seqpar_row *rows, int64_t row_count,
                                            int layout, int64_t accumulation);
 /* The same without rows, for gradients that are plain sums over a rank's tokens: every rank
    gives one node for each group and micro-batch, a whole gradient. They are added in a tree
    over micro-batches and ranks, so the bits depend on how many there are (error rule). On one
-   rank it is the optimizer alone. Collective over the world. */
+   rank nothing is exchanged; only the optimizer is used. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_step_begin_plain(seqpar_ctx *ctx, seqpar_optim *optim,
                                                  int64_t accumulation);
 /* Rows of micro-batch `index` of this data-parallel rank: rows[*first .. *first + *count);
@@ -2231,29 +2296,31 @@ SEQPAR_DEF seqpar_status seqpar_step_rows(const seqpar_ctx *ctx, const seqpar_op
 SEQPAR_DEF seqpar_status seqpar_step_fold(seqpar_ctx *ctx, const seqpar_optim *optim,
                                           const seqpar_token_fold **fold,
                                           const seqpar_share *share, int64_t index);
-/* Groups are exchanged in slices: whole tensors while they fit into desc.slice elements; a larger
-   tensor is cut between rows. Slice `index` of a group is its elements *first .. *first + *count,
-   counted among the parameters from its first tensor on. Returns 0 where there is no such slice. */
+/* Groups are exchanged in slices: whole tensors while they fit into desc.slice elements; a
+   larger tensor is cut between rows. Slice `index` of a group has *count elements from *first
+   on, counted in the array of parameters from the group's first tensor. Returns 0 if there is
+   no such slice. */
 SEQPAR_DEF int seqpar_optim_slice(const seqpar_optim *optim, int64_t group, int64_t index,
                                   int64_t *first, int64_t *count);
-/* The nodes of one group (fold->node_count of them) as they come out of backward. In a node
-   tensors lie as among the parameters: the group's first at 0, the others at their distance
-   from it; what lies between them is not read. With `count`, nodes are of the group's elements
-   first .. first + count alone, which are whole slices, and element `first` lies at 0. */
+/* The nodes of one group (fold->node_count of them), which backward made. Tensors lie in a node
+   as in the array of parameters: the group's first at 0, the others at their distance from it;
+   gaps between them are not read. If count is not 0, the nodes hold only the elements first ..
+   first + count of the group, which are whole slices; element `first` is then at 0. */
 typedef struct seqpar_step_nodes {
     const void *nodes;             /* (node_count) at node_stride, accumulators */
-    int64_t node_stride, elements; /* from node to node; of `nodes` in all */
+    int64_t node_stride, elements; /* from one node to the next; of all `nodes` */
     int64_t micro_batch, group;
-    /* tells apart sums that end in the same group (a tied table: vocab 1, embedding 0); they
-       are added once */
+    /* distinguishes two sums of one group (a tied table: embedding 0, vocab 1). Each is folded
+       by itself; the two results are added once */
     int source;
     int64_t first, count; /* count 0: the whole group */
 } seqpar_step_nodes;
 
-/* The nodes of a sum whose leaves the caller computes, one at a time: leaf() writes, in full,
-   the sum over the tokens of share->pieces[leaf] to value (elements), accumulators of the
-   device. What is left lies in nodes, fold->node_count values node_stride accumulators apart.
-   Needs fold->depth values of scratch, never all leaves. An error of leaf() is returned. */
+/* seqpar_fold_leaves: the nodes of a sum whose leaves the caller computes, one at a time.
+   leaf() writes the whole sum over the tokens of share->pieces[leaf] to value (elements),
+   accumulators of the device. The results lie in nodes: fold->node_count values, node_stride
+   accumulators apart. Scratch is about fold->depth values, never all leaves. An error of leaf()
+   is returned. */
 typedef struct seqpar_leaves {
     seqpar_status (*leaf)(void *user, void *value, int64_t leaf);
     void *user;
@@ -2263,30 +2330,34 @@ typedef struct seqpar_leaves {
 SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_t node_stride,
                                             const seqpar_token_fold *fold,
                                             const seqpar_leaves *leaves);
-/* Sends them to their owners, who fold them. Collective over the world, also for ranks
-   without rows; slice by slice in the same order on all ranks, whether a call gives one or all.
-   Every group wants source 0 of every micro-batch, in order of their numbers,
-   and of source 1 all or none. SIZE: a tensor of the group ends behind `elements`, or nodes
+/* Sends the nodes to their owners, which fold them. Collective over the world, also for ranks
+   without rows. All ranks pass the slices in the same order, one or several in a call. Every
+   group needs source 0 of every micro-batch, in order of micro-batches, and source 1 of all
+   micro-batches or of none. SIZE: a tensor of the group ends beyond `elements`, or nodes
    overlap; STEP: a micro-batch left out, doubled or early, or no whole slices. */
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim,
                                               const seqpar_step_nodes *nodes);
-/* Ends the sums and takes their norm: optim->norm, ->clip. seqpar_step_end does it where the
-   caller has not; in between, the gradient can be read (seqpar_optim_read) and the step given
-   up. NOT_FINITE: the norm is. Collective. */
+/* Completes the gradient and computes its norm: optim->norm, ->clip. seqpar_step_end does so if
+   the caller did not. Between the two calls the gradient can be read (seqpar_optim_read), and
+   the step can be discarded by beginning another. NOT_FINITE: the norm is NaN or infinite.
+   Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_norm(seqpar_ctx *ctx, seqpar_optim *optim);
-/* Clips, updates the owned blocks of params (elements) and hands them to all; with params_shared
-   waits until all are done instead. At zero_stage 3 params are seqpar_shards.own, and nothing is
-   handed on. SIZE: a tensor ends behind `elements`, or shards are not blocks.own_elements; STEP:
-   shared parameters are not one array. Collective. */
+/* Clips, updates the owned blocks of params (elements) and sends them to all ranks; with
+   params_shared it waits until all ranks are done instead. At zero_stage 0 every rank updates
+   everything. At zero_stage 3 params are seqpar_shards.own, and nothing is sent. SIZE: a tensor
+   ends beyond `elements`, or at zero_stage 3 elements are not blocks.own_elements; STEP: shared
+   parameters are not one array. Collective. */
 SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, void *params,
                                          int64_t elements, double lr);
-/* What is kept of every parameter, as doubles on every rank, and back (any world, any
-   stage), a part of a tensor at a time: the gradient before clip, from seqpar_step_norm or
-   seqpar_step_end to the next step; the moments, which SGD has none of; the parameters before
-   rounding, where the storage type is not the accumulator type, which begin as the weights
-   that the first step meets. values (part->count). Reading is collective; to go on, every
-   rank writes all of it and sets optim->t. OPTION: this optimizer does not keep it; SIZE: the
-   part is not within its tensor, or in 8 bits not whole groups of it. */
+/* Optimizer state as doubles, read or written a part of a tensor at a time; any world, any
+   zero_stage.
+     GRADIENT   before clipping; from seqpar_step_norm or seqpar_step_end to the next step
+     M, V       the moments; SGD has none
+     MASTER     the parameters before rounding, if the storage type is not the accumulator type;
+                they begin as the weights that the first step is given
+   values (part->count). Reading is collective and gives all ranks the values. To resume, every
+   rank writes all of the state and sets optim->t. OPTION: this optimizer does not have the
+   state; SIZE: the part is not within its tensor, or in 8 bits not whole groups of it. */
 enum seqpar_optim_state {
     SEQPAR_STATE_GRADIENT,
     SEQPAR_STATE_M,
@@ -2304,7 +2375,7 @@ SEQPAR_DEF seqpar_status seqpar_optim_read(seqpar_ctx *ctx, const seqpar_optim *
 SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *optim,
                                             const double *values,
                                             const seqpar_optim_part *part);
-/* Reads without the others what this rank owns of a part; the rest of values stays. */
+/* Reads what this rank stores of a part; not collective. The rest of values does not change. */
 SEQPAR_DEF seqpar_status seqpar_optim_read_own(seqpar_ctx *ctx, const seqpar_optim *optim,
                                                double *values, const seqpar_optim_part *part);
 
@@ -2316,33 +2387,34 @@ typedef struct seqpar_shards {
     struct {
         int64_t group; /* -1: none */
         seqpar_buffer whole;
-        int64_t moves;          /* after which this rank's part is there */
-        seqpar_request request; /* its other ranks' parts, on their way */
+        int64_t moves;          /* after which this rank's blocks are loaded */
+        seqpar_request request; /* that receives the other ranks' blocks */
     } held[2];
 } seqpar_shards;
 
-/* Room for this rank's blocks of the tensors (borrowed; as in seqpar_optim_open), zero; `slice` is
-   that of the optimizer which updates them, seqpar_optim_desc.slice. Memory: E/W, with offload 1
-   in the device's second pool, and two groups that follow each other in use. Collective over the
-   world. MEMORY, SIZE, OPTION. */
+/* Allocates this rank's blocks of the tensors (borrowed; as in seqpar_optim_open) and sets them
+   to zero. `slice` must be the seqpar_optim_desc.slice of the optimizer that updates them.
+   Memory: E/W, with offload 1 in the device's second pool, and the two groups in use.
+   Collective over the world. MEMORY, SIZE, OPTION. */
 SEQPAR_DEF seqpar_status seqpar_shards_open(seqpar_ctx *ctx, seqpar_shards *shards,
                                             const seqpar_tensor *tensors, int64_t tensor_count,
                                             int64_t slice, int offload);
-/* Also after an error; waits for what is on its way. */
+/* To be called after an error, too; waits for messages in flight. */
 SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *shards);
-/* *params (storage type) becomes the parameters of a group, laid out as in its nodes
-   (seqpar_step_nodes), and those of group `next` (-1: none) are fetched meanwhile. Other groups are dropped;
-   pass -1, -1 to drop all, before seqpar_step_end, which changes the owners' parameters. Collective
-   over the world. */
+/* Gathers the parameters of a group; *params (storage type) points to them, laid out as in its
+   nodes (seqpar_step_nodes). Begins to gather group `next` (-1: none), which travels while the
+   caller computes. All other groups are released. Pass -1, -1 to release all, before
+   seqpar_step_end, which changes the owners' parameters. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_shards_use(seqpar_ctx *ctx, seqpar_shards *shards,
                                            int64_t group, int64_t next, void **params);
-/* All of them at once: params (elements), where tensors lie by their offsets. SIZE: a tensor ends
-   behind. Collective over the world. */
+/* Gathers all tensors into params (elements), each at its offset. SIZE: a tensor ends beyond
+   `elements`. Collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_shards_gather(seqpar_ctx *ctx, const seqpar_shards *shards,
                                               void *params, int64_t elements);
-/* values (count) of a tensor, from its element `first` on. Writing keeps what this rank owns, so
-   every rank writes all; reading is collective over the world. owns: whether it owns any of them.
-   SIZE: they are not within the tensor. */
+/* values (count) of a tensor, from its element `first` on. Writing stores only what this rank
+   owns, so every rank writes all values; reading is collective over the world.
+   seqpar_shards_owns: does this rank own any of these elements? SIZE: they are not within the
+   tensor. */
 SEQPAR_DEF int seqpar_shards_owns(const seqpar_ctx *ctx, const seqpar_shards *shards,
                                   int64_t tensor, int64_t first, int64_t count);
 SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards *shards,
@@ -2356,8 +2428,8 @@ SEQPAR_DEF seqpar_status seqpar_shards_read_own(seqpar_ctx *ctx, const seqpar_sh
                                                 double *values, int64_t tensor, int64_t first,
                                                 int64_t count);
 
-/* HF schedules: factor on the learning rate for `step` steps already taken (spec of
-   transformers' optimization). */
+/* The schedules of transformers' optimization module: the factor on the learning rate after
+   `step` steps. */
 enum seqpar_lr_kind {
     SEQPAR_LR_CONSTANT,
     SEQPAR_LR_LINEAR,
@@ -2367,13 +2439,13 @@ enum seqpar_lr_kind {
 SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64_t total,
                                    double min_ratio);
 
-/* ---- version: where this header and the code behind it come apart ---------------------------
+/* ---- version: does this header match the compiled library ----------------------------------
    A program that calls a shared library, from another language for instance, compares these
    with what it was written for. */
 /* SEQPAR_VERSION of the implementation. Static string. */
 SEQPAR_DEF const char *seqpar_version(void);
-/* seqpar_sizeof_X: bytes of seqpar_X there. All structs but those that only a device is given,
-   seqpar_..._args and what they hold. */
+/* seqpar_sizeof_X: sizeof(seqpar_X) in the implementation. All structs except seqpar_..._args,
+   which only a device is given, and the structs within them. */
 /* clang-format off */
 #define SEQPAR_STRUCTS(X) \
     X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(mismatch) X(node) \
@@ -2436,15 +2508,13 @@ SEQPAR_STRUCTS(SEQPAR__X)
 #define SEQPAR_FREE(ptr)    free(ptr)
 #endif
 
-/* a * b + c must be one rounding or two because we say so, not because an optimiser felt
-   like it. */
+/* Whether a * b + c is rounded once or twice is decided by this source, not by the optimiser.
+   no-trapping-math and no-math-errno change no bit; they let the compiler vectorize. */
 #if defined(__clang__)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno") /* the latter \
-                                                                                two: no bits, \
-                                                                                but vectors */
+#pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
 #define SEQPAR__TRY(call) \
@@ -2468,10 +2538,11 @@ __thread int64_t seqpar__work = 0;
 /* =============================================================================================
    >>util  errors, memory, random numbers, exp and log
 
-   What libc or the compiler would do differently from machine to machine is written out here:
-   random numbers by counter (Philox), so that a number depends on its place and not on how
-   many were drawn before; exp and log, whose bits every rank must agree on. And the one place
-   where errors are written: the first error of a rank is kept, since later ones follow from it.
+   This chapter implements what libc or the compiler would do differently from machine to
+   machine. Random numbers are counter-based (Philox), so a number depends on its key and index,
+   not on how many were drawn before. exp and log have bits that every rank must agree on.
+   Errors are written by seqpar_fail alone. It keeps the first error of a rank, since later ones
+   follow from it.
    ========================================================================================== */
 
 SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
@@ -2487,7 +2558,8 @@ SEQPAR_DEF seqpar_status seqpar_fail(seqpar_error *error, seqpar_status status,
     return status;
 }
 
-/* The name of the first pointer that is NULL, as "desc, io->q" has them; its length. */
+/* *name: the name of the first pointer that is NULL, within names, such as "desc, io->q".
+   Returns the length of that name; 0: no pointer is NULL. */
 static int seqpar__null_name(const char **name, const char *names, const void *const *pointers,
                              int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -2522,7 +2594,7 @@ SEQPAR_DEF void seqpar_must(const char *function, const char *names,
     abort();
 }
 
-/* Bytes of a character that begins with this one; 0: none does. */
+/* Bytes of a UTF-8 character whose first byte this is; 0: no character begins with it. */
 static int64_t seqpar__utf8_bytes(unsigned char first) {
     if (first < 0x80) return 1;
     if (first >= 0xC2 && first <= 0xDF) return 2;
@@ -2543,7 +2615,7 @@ SEQPAR_DEF int64_t seqpar_utf8_length(const char *text, int64_t left) {
     return length;
 }
 
-/* C0 and DEL; C1; line and paragraph separators, and what turns the direction of writing. */
+/* C0 and DEL; C1; line and paragraph separators; marks that change the direction of writing. */
 static int seqpar__is_control(const unsigned char *s, int64_t length) {
     if (length == 1) return s[0] < 0x20 || s[0] == 0x7F;
     if (length == 2) return s[0] == 0xC2 && s[1] < 0xA0;
@@ -2552,15 +2624,15 @@ static int seqpar__is_control(const unsigned char *s, int64_t length) {
             (s[1] == 0x81 && s[2] >= 0xA6 && s[2] <= 0xA9));
 }
 
-/* What stands behind the backslash; 0: the character has no such name. */
+/* The letter after the backslash in the character's escape; 0: it has no such escape. */
 static char seqpar__escape_letter(char c) {
     if (c == '\n') return 'n';
     if (c == '\r') return 'r';
     return c == '\t' ? 't' : 0;
 }
 
-/* One character, or a byte that is none, as it is shown; moves *text on. Returns the bytes
-   of `shown`. */
+/* Writes the next character, or a byte that belongs to none, to `shown` in its escaped form,
+   and advances *text. Returns the bytes written. */
 static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *left) {
     int64_t length = seqpar_utf8_length(*text, *left), used = length, i;
     char letter = seqpar__escape_letter(**text);
@@ -2577,7 +2649,8 @@ static int64_t seqpar__escape_next(char shown[24], const char **text, int64_t *l
     return used;
 }
 
-/* As many whole characters as fit into `space` bytes; out NULL: only counts. */
+/* Escapes as many whole characters as fit into `space` bytes; returns the bytes they take. out
+   NULL: only counts. */
 static int64_t seqpar__escape_some(char *out, int64_t space, const char *text, int64_t left) {
     char shown[24];
     int64_t used = 0, n;
@@ -2594,7 +2667,7 @@ SEQPAR_DEF const char *seqpar_escape(char *out, int64_t size, const char *text) 
     int64_t rest = seqpar__escape_some(NULL, INT64_MAX, text, left);
     int64_t used = 0;
     if (size <= 0) return out;
-    if (rest >= size && size > 8) { /* the middle goes: the end says what to do */
+    if (rest >= size && size > 8) { /* drop the middle: the end says what to do */
         used = seqpar__escape_some(out, (size - 4) / 2, text, left);
         memcpy(out + used, "...", 3);
         for (used += 3; used + rest >= size;) rest -= seqpar__escape_next(shown, &text, &left);
@@ -2626,8 +2699,8 @@ SEQPAR_DEF const char *seqpar_status_text(seqpar_status status) {
     return status == SEQPAR_OK ? "no error" : "?";
 }
 
-/* Product of sizes (>= 0). From 2^60 on, more than any machine has bytes, it is 2^60: a few
-   such can still be added. */
+/* Product of sizes (>= 0), at most 2^60, which is more than any machine has bytes. A few such
+   products can still be added without overflow. */
 #define SEQPAR__TOO_MANY (INT64_C(1) << 60)
 static int64_t seqpar__times(int64_t a, int64_t b) {
     return a > 0 && b > SEQPAR__TOO_MANY / a ? SEQPAR__TOO_MANY : a * b;
@@ -2645,7 +2718,7 @@ static seqpar_status seqpar__no_memory(seqpar_error *error, const char *what) {
 }
 
 #ifndef SEQPAR__GROW_FROM
-#define SEQPAR__GROW_FROM 16 /* elements of a list that grows */
+#define SEQPAR__GROW_FROM 16 /* first capacity of a growing list, in elements */
 #endif
 /* Grows *data to hold at least `need` elements of `size`; contents stay. */
 static int seqpar__grow(void **data, int64_t *capacity, int64_t need, int64_t size) {
@@ -2695,7 +2768,7 @@ SEQPAR_DEF void seqpar_random(uint32_t out[4], uint64_t key, uint64_t index_high
 SEQPAR_DEF double seqpar_random_uniform(uint64_t key, uint64_t stream, uint64_t index) {
     uint32_t r[4];
     seqpar_random(r, key, stream, index);
-    /* 52 bits and a half: exact, never 0 or 1 */
+    /* 52 random bits plus 1/2: exact, never 0 or 1 */
     return ((double)(((uint64_t)r[1] << 20) ^ (r[0] >> 12)) + 0.5) * (1.0 / 4503599627370496.0);
 }
 
@@ -2736,8 +2809,7 @@ SEQPAR_DEF float seqpar_bf16_to_float(uint16_t x) {
     return y;
 }
 
-/* One rounding where the machine has the instruction, two where it has not; never left to
-   the compiler. */
+/* Rounds once if the machine has fused multiply-add, else twice; the compiler never decides. */
 #if !defined(SEQPAR_NO_FMA) && \
     (defined(__FMA__) || defined(__aarch64__) || defined(__ARM_FEATURE_FMA))
 #define SEQPAR__FMA(a, b, c)  __builtin_fma((a), (b), (c))
@@ -2775,7 +2847,7 @@ SEQPAR_DEF double seqpar_exp(double x) {
     double n, r, p;
     int64_t e;
     if (!(x == x)) return x;
-    if (x > 709.79) return HUGE_VAL; /* up to there the last product overflows by itself */
+    if (x > 709.79) return HUGE_VAL; /* from 709.783 on the last product overflows */
     if (x < -745.2) return 0.0;
     n = floor(SEQPAR__FMA(x, 1.4426950408889634074, 0.5));
     r = SEQPAR__FMA(n, -6.93147180369123816490e-01, x);
@@ -2817,13 +2889,13 @@ SEQPAR_DEF double seqpar_log(double x) {
                        SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
 }
 
-/* A list of allocations that are freed together; data lie behind their block, 8-byte aligned. */
+/* A list of allocations that are freed together; data follow their block, 8-byte aligned. */
 typedef struct seqpar__block {
     struct seqpar__block *next;
 } seqpar__block;
 enum { SEQPAR__BLOCK_BYTES = (sizeof(seqpar__block) + 7) & ~(size_t)7 };
 
-/* Not cleared, as most lists are written anyway. */
+/* Memory is not zeroed, since most callers write all of it. */
 static void *seqpar__list_malloc(void **list, int64_t bytes) {
     seqpar__block *block = (seqpar__block *)SEQPAR_MALLOC(SEQPAR__BLOCK_BYTES + (size_t)bytes);
     if (!block) return NULL;
@@ -2851,16 +2923,17 @@ static void seqpar__list_free(void **list) {
 /* =============================================================================================
    >>fold  one order for every sum
 
-   A sum of floating-point numbers depends on the order of its additions. That order must not
-   depend on the number of ranks, on who holds a token, or on what arrives first. So every sum
-   over tokens - a weight gradient, dK and dV, a loss - is taken in one binary tree.
+   The result of a sum of floating-point numbers depends on the order of its additions. That
+   order must not depend on the number of ranks, on which rank holds a token, or on which
+   message arrives first. So every sum over tokens - a weight gradient, dK and dV, a loss - is
+   taken in one binary tree.
 
-   A document is cut at fixed positions into cells (seqpar_cell_begin). The sum over one cell, in
-   order of its tokens, is a leaf, which has a number (seqpar_cell_leaf). Neighbours in the tree are
-   combined as soon as both are there. A leaf may be absent, because a mask hides a block or the
-   document ends before it; then its sibling stands for their parent, and no 0 is added. All
-   ranks know beforehand which leaves exist. Cells are no function of the number of ranks, nor of
-   the row that the document is packed into.
+   A document is cut at fixed positions into cells (seqpar_cell_begin). The sum over the tokens
+   of one cell, in token order, is a leaf; seqpar_cell_leaf gives its number. Two siblings are
+   added as soon as both are available. A leaf may be absent, because a mask hides a block or
+   the document ends before it. Then its sibling takes the place of their parent, and no 0 is
+   added. Every rank knows in advance which leaves exist. Cells depend neither on the number of
+   ranks nor on the row that the document is packed into.
 
        cell (leaf)    0   1   2   3   4   5   6   7     a rank that holds the cells 2 to 5
                        \ /     \ /     \ /     \ /      is left with the nodes 1 and 2 of
@@ -2870,18 +2943,19 @@ static void seqpar__list_free(void **list) {
                             \             /             first.
        level 3                     0
 
-   A step has one tree, with the numbers of its documents above their cells: rows, data-parallel
-   ranks and micro-batches only decide who computes which leaf. Each is dealt a range of documents,
-   micro-batches first, so that a micro-batch leaves few nodes behind.
+   An optimizer step has one tree. The high bits of a leaf's number are its document, the low
+   bits its cell. Rows, data-parallel ranks and micro-batches only decide which rank computes
+   which leaf. A step's documents are divided in order into micro-batches, and each micro-batch
+   in order into data-parallel ranks. So few nodes are unfinished at the end of a micro-batch.
 
-   What a rank has to do is written down as a program of a small stack machine. The rank above
-   runs, with its own leaves counted from 0,
+   The additions of a rank are a program for a small stack machine. The rank in the picture
+   counts its own leaves from 0 and runs
 
        LEAF 0  LEAF 1  COMBINE  LEAF 2  LEAF 3  COMBINE  STORE 1  STORE 0
 
-   The host writes programs (seqpar_fold_push, seqpar_fold_flush), a device runs them: the
+   The host writes programs (seqpar_fold_push, seqpar_fold_flush) and a device runs them. So the
    kernel that computes leaves adds in the right order and knows nothing of trees and ranks.
-   Sender and receiver write the same list of nodes from the same mask, so messages need no
+   Sender and receiver derive the same list of nodes from the same mask, so messages need no
    headers.
    ========================================================================================== */
 
@@ -2897,8 +2971,8 @@ static int64_t seqpar__lower_bound(const int64_t *sorted, int64_t count, int64_t
     return low;
 }
 
-/* The same by steps from `from` on that double, then a search between the last two: quick where
-   the answer is near. */
+/* Galloping search from `from`: returns what seqpar__lower_bound returns, and is fast if that
+   is near. The step doubles until it is past the result; a binary search finishes. */
 static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, int64_t key) {
     int64_t low = from, high = from;
     for (int64_t step = 1; high < count && sorted[high] < key; step *= 2) {
@@ -2915,11 +2989,11 @@ static int64_t seqpar__seek(const int64_t *sorted, int64_t count, int64_t from, 
     return low + seqpar__lower_bound(sorted + low, SEQPAR__MIN(high, count) - low, key);
 }
 
-/* A value in a fold: the sum of the leaves [begin, end) of the list. Where it is joined next
-   follows from the numbers of the leaves at its ends. `before` is the exclusive or of leaf
-   begin - 1 and leaf begin, `after` that of leaf end - 1 and leaf end; the highest bit says at
-   which level the two meet. The end with the lower number meets its neighbour first. Beyond
-   the ends of the list both are INT64_MAX: then the value is the whole sum. */
+/* A value in a fold: the sum of the leaves [begin, end) of the leaf list. `before` is
+   leaves[begin - 1] ^ leaves[begin], `after` is leaves[end - 1] ^ leaves[end]. Their highest
+   set bit gives the level at which the tree joins the two leaves. So the value is joined next
+   at the end with the smaller of the two numbers. At an end of the list the number is
+   INT64_MAX. If both are, the value is the whole sum. */
 typedef struct seqpar__span {
     int64_t begin, end;
     int64_t leaf; /* number of leaf `begin` */
@@ -2948,7 +3022,8 @@ static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) {
     a->after = b->after;
 }
 
-/* The highest node that has these leaves and no others under it; its sibling has some. */
+/* The highest node over these leaves and no others. Unless they are all leaves of the sum, its
+   sibling has other leaves under it. */
 static seqpar_node seqpar__span_node(const seqpar__span *s) {
     int64_t differ = SEQPAR__MIN(s->before, s->after);
     seqpar_node node;
@@ -2994,7 +3069,7 @@ static int seqpar__fold_emit(seqpar_fold *fold, int32_t op, int32_t index) {
     return 1;
 }
 
-/* The lowest free place of the store. */
+/* Takes the lowest free slot of the store, or a new slot if none is free. */
 static int32_t seqpar__fold_slot(seqpar_fold *fold) {
     int32_t slot, *heap = fold->vacant, last;
     int64_t i = 0, child;
@@ -3026,7 +3101,8 @@ static int seqpar__fold_vacate(seqpar_fold *fold, int32_t slot) {
     return 1;
 }
 
-/* Where a value and its sibling touch: the same number for both. */
+/* The index in the leaf list at which a value and its sibling meet. Both siblings give the same
+   index, so it is the key of fold->waiting. */
 static int64_t seqpar__span_joint(const seqpar__span *s) {
     return s->before < s->after ? s->begin : s->end;
 }
@@ -3066,7 +3142,8 @@ static seqpar_status seqpar__fold_store(seqpar_fold *fold, const seqpar__span *v
     return seqpar__fold_emit(fold, SEQPAR_FOLD_STORE, slot) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* Takes a stored value back for its sibling; the last pending value takes its entry. */
+/* Loads a stored value, whose sibling is on the stack. The last pending value moves into the
+   freed entry. */
 static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar__span *value) {
     int64_t i = fold->waiting[joint] - 1, last = --fold->pending_count;
     int32_t slot = fold->pending_at[i];
@@ -3081,11 +3158,11 @@ static seqpar_status seqpar__fold_load(seqpar_fold *fold, int64_t joint, seqpar_
                : SEQPAR_ERR_MEMORY;
 }
 
-/* A fold without a tree: one value, which is the only pending one, at -1 while it is on the
-   stack. */
+/* For a fold without a tree (fold->running): adds each leaf to one value. It is the only
+   pending value; pending_at[0] is -1 while it is on the stack. */
 static seqpar_status seqpar__fold_extend(seqpar_fold *fold, seqpar_node node, int32_t operand) {
     int first = fold->taken++ == 0;
-    fold->depth_high = 2; /* a kernel that cannot extend puts its leaf beside the value */
+    fold->depth_high = 2; /* entry 2: the leaf, for a kernel that cannot extend a value */
     if (first && !seqpar__fold_keep(fold, node, -1)) return SEQPAR_ERR_MEMORY;
     if (fold->pending_at[0] >= 0 &&
         !seqpar__fold_emit(fold, SEQPAR_FOLD_LOAD, fold->pending_at[0]))
@@ -3099,7 +3176,8 @@ static seqpar_status seqpar__fold_extend(seqpar_fold *fold, seqpar_node node, in
     return seqpar__fold_emit(fold, SEQPAR_FOLD_FINISH, 0) ? SEQPAR_OK : SEQPAR_ERR_MEMORY;
 }
 
-/* Where the span of the next value is to be written; seqpar__fold_add then pushes it. */
+/* Returns where to write the span of the next value, before seqpar__fold_add pushes it. NULL:
+   out of memory. */
 static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     void *stack = fold->stack;
     if (fold->stack_count == fold->stack_capacity) {
@@ -3111,9 +3189,10 @@ static seqpar__span *seqpar__fold_next(seqpar_fold *fold) {
     return &fold->stack[fold->stack_count];
 }
 
-/* Puts a value on the stack and combines as long as its sibling is there: on the stack, or stored by
-   an earlier call. Two spans are siblings where the tree joins them next, so each order of pushes
-   makes the same additions. */
+/* Pushes a value. While the sibling of the top value is available, combines the two. The
+   sibling is the next value on the stack, or was stored at the end of an earlier program. Two
+   spans are siblings if the tree joins them next, so any order of pushes leads to the same
+   additions. */
 static seqpar_status seqpar__fold_add(seqpar_fold *fold, int32_t op, int32_t operand) {
     seqpar__span *top = &fold->stack[fold->stack_count++], other;
     fold->depth_high = SEQPAR__MAX(fold->depth_high, fold->stack_count + 1);
@@ -3182,8 +3261,9 @@ static seqpar_node seqpar__leaf_node(int64_t leaf) {
     return node;
 }
 
-/* What one rank computes of its own leaves alone, and the nodes that are left. It follows from the
-   leaves, so sender and receiver agree on a message. In the program leaf i is own[i]; node n (rising) is stored at n, also where it is the whole sum. */
+/* What one rank adds from its own leaves alone, and the nodes that remain. Both follow from the
+   leaves, so sender and receiver agree on the message. In the program, leaf i is own[i]. The
+   nodes are in rising order, and node n is stored in slot n, even if it is the whole sum. */
 typedef struct seqpar__partial {
     seqpar_fold_op *program;
     int64_t program_count, depth;
@@ -3197,9 +3277,9 @@ static void seqpar__partial_free(seqpar__partial *p) {
     memset(p, 0, sizeof *p);
 }
 
-/* Combines rising leaves as far as they go; leaf i has the operand operands[i] (NULL: i).
-   Writes 2 count operations. The nodes that are left stand in front of `leaves`; returns how
-   many. */
+/* Combines leaves, which are in rising order, until no two neighbours are siblings. The operand
+   of leaf i is operands[i] (NULL: i). Writes 2 * count operations. Moves the remaining nodes to
+   the front of `leaves` and returns their number. */
 static int64_t seqpar__spans_fold(seqpar__span *leaves, int64_t count, const int32_t *operands,
                                   seqpar_fold_op *program, int64_t *depth) {
     int64_t top = 0;
@@ -3229,8 +3309,9 @@ static seqpar_node seqpar__whole_node(const int64_t *leaves, int64_t count) {
     return node;
 }
 
-/* What one rank can add alone: own leaves (own) among those of the whole sum (present) as a
-   program that leaves the nodes of *p. A sum that is whole is one node, with its name. */
+/* Writes to *p the program that combines a rank's own leaves (own) as far as possible, and the
+   nodes that remain. present: all leaves of the sum. If the rank has all of them, one node
+   remains, that of seqpar__whole_node. */
 static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *present,
                                           int64_t present_count, const int64_t *own,
                                           int64_t own_count) {
@@ -3257,8 +3338,9 @@ static seqpar_status seqpar__fold_partial(seqpar__partial *p, const int64_t *pre
     return SEQPAR_OK;
 }
 
-/* The fold of doubles that every rank has, over rising leaves: the tree in its recursive
-   form. */
+/* The sum that a fold gives, by recursion over the tree, for a caller that has all values. Adds
+   the values of the leaves [low, high), which are in rising order and lie under one node of
+   `level`. */
 static double seqpar__tree_sum(const int64_t *leaves, const double *values, int64_t stride,
                                int64_t low, int64_t high, int level) {
     int64_t half, mid;
@@ -3274,22 +3356,24 @@ static double seqpar__tree_sum(const int64_t *leaves, const double *values, int6
 /* =============================================================================================
    >>pack  documents to rows
 
-   Documents become rows, as many whole units in each as fit, in order. A row is what is computed
-   together: which documents share one changes no bit, since every sum follows the documents.
+   Packing fills each row with as many whole units as fit, in order. A rank computes the
+   documents of a row together. Which documents share a row changes no bit, since the order of
+   every sum depends on documents, not on rows.
 
        documents   A A A A A   B B B   C C          row 0    A A A A A B B B
        targets     A A A A -   B B -   C -          row 1    C C
 
    Targets are shifted here, once, before any split: the target of a token is the next token of
-   its document, and the last token has none (-). A split then deals out what already stands
-   beside each token, and loses no target where it cuts. Documents with targets of their own,
-   labels that stand at the tokens they are about, are not shifted.
+   its document, and the last token has none (-). A split then deals each token with its target,
+   so it loses no target where it cuts. If a document has targets of its own (labels at the
+   tokens that they describe), they are not shifted.
    ========================================================================================== */
 
-/* Default sizes of cells, which grow with the document: many short cells cost time in planning, few
-   long ones do not balance. Each size is used up to a token that all sizes divide. */
+/* Default cell sizes. They grow with the position in the document: many short cells make
+   planning slow, and a few long ones cannot be balanced over ranks. Each size begins at a token
+   that all sizes divide. */
 typedef struct seqpar__cell_size {
-    int64_t tokens, from, cells; /* from: its first token; cells before it */
+    int64_t tokens, from, cells; /* from: first token of this size; cells: number before it */
 } seqpar__cell_size;
 static const seqpar__cell_size seqpar__cell_sizes[3] = {
     {128, 0, 0}, {256, INT64_C(1) << 14, 128}, {512, INT64_C(1) << 17, 576}};
@@ -3331,8 +3415,8 @@ static int64_t seqpar__last_part(int64_t total, int64_t parts, int64_t limit) {
     return low;
 }
 
-/* The part of `all` tokens that [before, before + tokens) belongs to: the one in which its middle
-   lies. */
+/* `all` tokens are divided into `parts` equal parts. Returns the part that contains the middle
+   of [before, before + tokens). */
 static int64_t seqpar__part_of(int64_t parts, int64_t all, int64_t before, int64_t tokens) {
     return seqpar__last_part(2 * all, parts, 2 * before + tokens); /* in half tokens */
 }
@@ -3344,20 +3428,20 @@ static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
 }
 
 #define SEQPAR__CELL_BITS \
-    32 /* of the number of a leaf: its cell; above: its document (>>split) */
+    32 /* low bits of a leaf's number: its cell; bits above: its document (>>split) */
 
 /* ---- where parts and slots begin ---- */
 
-/* A place where a part or a slot may begin: a cell's first token, the level of the node that joins
-   the leaves on both sides, and what begins there: a row or a unit. */
+/* A boundary at which a part or a slot may begin. token: the first token of a cell; level: of
+   the node that joins the leaves on both sides; at: index of the row or unit. */
 typedef struct seqpar__joint {
     int64_t token, level, at;
 } seqpar__joint;
 
-/* Places where parts or slots of tokens may begin. */
+/* Joints in rising order. */
 typedef struct seqpar__joints {
     void *list;                      /* seqpar__joint */
-    int64_t count, capacity, before; /* before: the last cell's leaf */
+    int64_t count, capacity, before; /* before: the leaf before the next joint */
 } seqpar__joints;
 
 static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf, int64_t at) {
@@ -3374,7 +3458,8 @@ static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf, in
     return 1;
 }
 
-/* Is joint a a better place for an edge at `token` than b? */
+/* Whether an edge that should be at `token` is better at joint a than at joint b. Within
+   `reach` the joint highest in the tree is best, else the nearest. */
 static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, int64_t token,
                                 int64_t reach) {
     int64_t near_a = a->token < token ? token - a->token : a->token - token;
@@ -3384,8 +3469,9 @@ static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, 
     return near_a < near_b;
 }
 
-/* The best joint for a slot that should begin at `token`, searched from joint *at on, which moves to
-   it: edges rise. */
+/* Returns the token of the best joint for a slot that should begin at `token`. The search
+   begins at joint *at, because edges are found in rising order, and *at is set to the best
+   joint. */
 static int64_t seqpar__edge(const seqpar__joints *j, int64_t *at, int64_t token,
                             int64_t reach) {
     const seqpar__joint *list = (const seqpar__joint *)j->list;
@@ -3403,7 +3489,8 @@ static int64_t seqpar__joint_token(const seqpar__joints *j, int64_t index, int64
     return index < j->count ? ((const seqpar__joint *)j->list)[index].token : all;
 }
 
-/* The ranks of a micro-batch, which has the joints [from, to): where each begins. */
+/* A micro-batch has the joints [from, to). Sets begin[d] to the joint at which its
+   data-parallel rank d begins. */
 static void seqpar__rank_edges(const seqpar__joints *j, int64_t all, int64_t from, int64_t to,
                                int64_t dp_size, int64_t *begin) {
     int64_t token = seqpar__joint_token(j, from, all), at = from;
@@ -3417,7 +3504,8 @@ static void seqpar__rank_edges(const seqpar__joints *j, int64_t all, int64_t fro
     }
 }
 
-/* begin (micro_batches dp_size + 1): which row or unit a part begins with; end: behind the last. */
+/* Sets begin (micro_batches * dp_size + 1) to the row or unit at which each part begins. The
+   last entry is `end`, the number of rows or units. */
 static void seqpar__part_edges(const seqpar__joints *j, int64_t all, int64_t end,
                                int64_t micro_batches, int64_t dp_size, int64_t *begin) {
     int64_t from = 0, to = 0, parts = micro_batches * dp_size;
@@ -3434,12 +3522,12 @@ static void seqpar__part_edges(const seqpar__joints *j, int64_t all, int64_t end
     begin[parts] = end;
 }
 
-/* cap: most tokens of a document; head, tail: the first and last document that has any */
+/* cap: most tokens kept of a document; head, tail: the first and last document with tokens */
 typedef struct seqpar__unit {
     int64_t first, docs, tokens, cap, row, head, tail;
 } seqpar__unit;
 
-/* The target of token t, of a document whose first `tokens` are kept. */
+/* The target of token t, if only the first `tokens` tokens of the document are kept. */
 static int32_t seqpar__target(const seqpar_document *d, int64_t t, int64_t tokens) {
     if (d->targets) return d->targets[t];
     return t + 1 < tokens && (!d->loss_mask || d->loss_mask[t + 1]) ? d->ids[t + 1]
@@ -3470,7 +3558,7 @@ static seqpar_status seqpar__check_targets(seqpar_error *error, const seqpar_doc
     return SEQPAR_OK;
 }
 
-/* of: what has it. */
+/* of: the name of the row or desc that has the cell, for the message. */
 static seqpar_status seqpar__check_cell(seqpar_error *error, const char *of, int64_t cell) {
     if (cell >= 0 && cell <= SEQPAR_MAX_TOKENS) return SEQPAR_OK;
     return seqpar_fail(error, SEQPAR_ERR_CELL,
@@ -3498,7 +3586,7 @@ static seqpar_status seqpar__check_pack_desc(seqpar_error *error,
     return SEQPAR_OK;
 }
 
-/* Before anything is packed, so that a refused document leaves no half batch. */
+/* Checks everything before packing starts, so that a refused document leaves no half batch. */
 static seqpar_status seqpar__check_documents(seqpar_error *error, const seqpar_document *docs,
                                              int64_t count, const seqpar_pack_desc *desc) {
     SEQPAR__TRY(seqpar__check_pack_desc(error, desc));
@@ -3542,8 +3630,8 @@ static int seqpar__by_key(const void *a, const void *b) {
     return (x->at > y->at) - (x->at < y->at);
 }
 
-/* Documents of a unit must be neighbours, else rows would tear it. Returns the first document whose
-   unit's number occurred before, with another in between; or -1. */
+/* The documents of a unit must be adjacent, else rows would separate them. Returns the first
+   document whose unit also has an earlier document, with another unit in between; or -1. */
 static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count,
                                  seqpar__keyed *unit) {
     int64_t n = 0, torn = -1, rising = 1;
@@ -3561,8 +3649,9 @@ static int64_t seqpar__torn_unit(const seqpar_document *docs, int64_t count,
     return torn;
 }
 
-/* Cuts units out of the document list and applies the rules for what is empty, too long or
-   has no target. */
+/* Groups the documents into units. Leaves out empty units. Drops or cuts those that are too
+   long (desc->truncation). Leaves out those without a target, unless desc->keep_masked is set.
+   Counts the documents concerned. */
 static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
                                  const seqpar_document *docs, int64_t count,
                                  const seqpar_pack_desc *desc, seqpar_pack_counts *counts) {
@@ -3608,8 +3697,8 @@ static void seqpar__gather_units(seqpar__unit *units, int64_t *unit_count,
     }
 }
 
-/* Gives every unit a row, no row to units of two parts; returns the number of rows. begin: the
-   first units of `parts`. */
+/* Assigns a row to every unit; no row gets units of two parts. begin (parts): the first unit of
+   each part. Returns the number of rows. */
 static int64_t seqpar__units_to_rows(seqpar__unit *units, int64_t count, const int64_t *begin,
                                      int64_t parts, const seqpar_pack_desc *desc) {
     int64_t rows = 0, left = 0, part = 0;
@@ -3661,7 +3750,7 @@ static seqpar_status seqpar__parts_to_rows(seqpar_error *error, seqpar_batch *ba
     return fits ? SEQPAR_OK : seqpar__no_memory(error, "parts");
 }
 
-/* Appends one document to a row. */
+/* Appends a document to a row, at most its first `cap` tokens. source: its number. */
 static void seqpar__append_document(seqpar_row *row, const seqpar_document *d, int64_t cap,
                                     int64_t source, seqpar_pack_counts *counts) {
     int64_t n = SEQPAR__MIN(d->tokens, cap), at = row->tokens, count = 0;
@@ -3696,7 +3785,8 @@ static int seqpar__row_alloc(void **list, seqpar_row *row, int64_t tokens, int64
     return 1;
 }
 
-/* Row r, from unit *next on, which moves to the first of the next row. */
+/* Fills row r with its units, which begin with unit *next. Sets *next to the first unit of the
+   next row. */
 static seqpar_status seqpar__fill_row(seqpar_error *error, seqpar_batch *batch, int64_t r,
                                       const seqpar_document *docs, const seqpar__unit *units,
                                       int64_t unit_count, int64_t *next) {
@@ -3786,19 +3876,19 @@ SEQPAR_DEF void seqpar_batch_free(seqpar_batch *batch) {
 /* =============================================================================================
    >>split  who holds which token
 
-   A layout deals the cells of all documents to the ranks of a sequence. Ranks hold whole
-   cells, so that the sum over a cell is one leaf of a fold on one rank. With 16 cells and 4
-   ranks:
+   A layout deals the cells of all documents to the sequence-parallel ranks. A rank holds whole
+   cells, so that one rank computes the whole leaf of a cell. With 16 cells and 4 ranks:
 
        contiguous   0 0 0 0 1 1 1 1 2 2 2 2 3 3 3 3
        zigzag       0 0 1 1 2 2 3 3 3 3 2 2 1 1 0 0
 
-   Under a causal mask late tokens have more work; a zigzag gives each rank early and late ones,
-   and all the same work. Zigzag-doc makes a zigzag of every document. Stripe deals single tokens
-   (0 1 2 3 0 1 2 3 ...), which cuts through cells, and keeps the error rule.
+   Under a causal mask late tokens need more work than early ones. A zigzag gives each rank
+   early and late tokens, so all ranks have about the same work. Zigzag-doc makes a separate
+   zigzag of each document that has at least two cells for each rank. Stripe deals single tokens
+   (0 1 2 3 0 1 2 3 ...). It cuts through cells, so only the error rule holds.
 
-   A share is a list of pieces, each the tokens that a rank holds of one cell. A rank may have
-   none.
+   A piece is the tokens of one cell that a rank holds. A share is the list of a rank's pieces;
+   it may be empty.
    ========================================================================================== */
 
 SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout) {
@@ -3815,7 +3905,7 @@ SEQPAR_DEF const char *seqpar_layout_name(int layout) {
     return l ? l->name : "?";
 }
 
-/* "ring, llama3 or ulysses": what there is, for a message. */
+/* Lists the names for a message, as in "ring, llama3 or ulysses". */
 static const char *seqpar__choices(char *text, size_t size, const char *name(int), int count) {
     size_t used = 0;
     for (int i = 0; i < count; i++) {
@@ -3826,21 +3916,24 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
     return text;
 }
 
-/* Number of a leaf in the folds over tokens: document in the high part, cell below. Documents
-   that nobody numbered are numbered within their row; each begins where as many low bits are 0
-   as its cells need, so that its own tree is the same as everywhere. Such a row takes less than
-   four times its tokens of numbers. Only this chapter knows; others ask a piece. */
+/* In the folds over tokens, the high bits of a leaf's number are its document, the low bits its
+   cell. Documents without numbers (doc_source is NULL) are numbered within their row. The
+   leaves of each then begin at a multiple of a power of two that is not less than their number,
+   so that the document's own tree is the same in every row. Without stripe such a row takes
+   fewer than four leaf numbers for each token. Other chapters read a leaf's number from a
+   piece. */
 #define SEQPAR__ROW_BITS 34
-#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* with documents that nobody numbered */
+#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* rows or documents of one, without doc_source */
 
 typedef struct seqpar__doc { /* document `at` of a row */
     int64_t at, begin, end, cells, number, leaf, next_leaf;
-    int64_t leaves; /* one a cell, or those that a stripe makes of them */
-    int64_t stripe; /* ranks of a stripe, 0: whole cells */
+    int64_t leaves; /* leaf numbers it takes: the last cell's + 1, or those of stripe */
+    int64_t stripe; /* number of ranks with stripe; 0: whole cells */
 } seqpar__doc;
 
 /* Stripe deals every cell to all ranks, so a rank's attention would plan about cells^2 sp_size
-   / 2 pairs of pieces of a document. With many ranks neighbouring cells are taken together. */
+   / 2 pairs of pieces of a document. If cells^2 sp_size is above SEQPAR__STRIPE_PAIRS,
+   neighbouring cells form larger parts. Returns the number of parts. */
 #ifndef SEQPAR__STRIPE_PAIRS
 #define SEQPAR__STRIPE_PAIRS (INT64_C(1) << 23)
 #endif
@@ -3850,7 +3943,8 @@ static int64_t seqpar__stripe_parts(int64_t cells, int64_t sp_size) {
     return cells;
 }
 
-/* Leaves of a cell that is dealt by stripe: one a rank. */
+/* Leaf numbers of a part that is dealt by stripe: one for each rank, rounded up to a power of
+   two. */
 static int64_t seqpar__stripe_leaves(int64_t sp_size) {
     int64_t fine = 1;
     while (fine < sp_size) fine *= 2;
@@ -3871,7 +3965,8 @@ static void seqpar__doc_number(const seqpar_row *row, seqpar__doc *d) {
     d->leaf += row->index << SEQPAR__ROW_BITS;
 }
 
-/* The next document that has tokens; at: -1 before the first. 0: there is none. */
+/* Moves d to the next document that has tokens. Before the first call d->at is -1. Returns 0 if
+   there is none. */
 static int seqpar__doc_next(const seqpar_row *row, seqpar__doc *d) {
     while (++d->at < SEQPAR__MAX(row->docs, (int64_t)1)) {
         d->begin = row->docs ? row->cu_seqlens[d->at] : 0;
@@ -3897,8 +3992,8 @@ static seqpar__doc seqpar__doc_first(int64_t stripe) {
     return d;
 }
 
-/* The documents of rows, as one list: of[row] has d, and `before` tokens are those of the rows
-   before it. */
+/* Iterates over the documents of several rows. d is the current document, in row of[row];
+   `before` is the number of tokens in the rows before that one. */
 typedef struct seqpar__walk {
     const seqpar_row *of;
     int64_t row_count, row, before;
@@ -3923,7 +4018,7 @@ static int seqpar__walk_next(seqpar__walk *w) {
     return 0;
 }
 
-/* A joint for each row that has tokens. */
+/* Adds a joint for each row that has tokens. */
 static int seqpar__joints_rows(seqpar__joints *j, const seqpar_row *rows, int64_t row_count) {
     int64_t last = -1;
     for (seqpar__walk w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);) {
@@ -3934,7 +4029,8 @@ static int seqpar__joints_rows(seqpar__joints *j, const seqpar_row *rows, int64_
     return 1;
 }
 
-/* begin (micro_batches dp_size + 1), to be freed; NULL: no memory. */
+/* Returns begin (micro_batches * dp_size + 1) as seqpar__part_edges sets it. The caller frees
+   it. NULL: out of memory. */
 static int64_t *seqpar__part_begins(const seqpar_row *rows, int64_t row_count,
                                     int64_t micro_batches, int64_t dp_size) {
     int64_t *begin = SEQPAR__NEW(int64_t, micro_batches * dp_size + 1);
@@ -3951,13 +4047,14 @@ static int64_t *seqpar__part_begins(const seqpar_row *rows, int64_t row_count,
     return begin;
 }
 
-/* Slots 0, 1, ... go to the ranks 0 to P - 1, and the second half back from P - 1 to 0. */
+/* Slots 0 to P - 1 go to the ranks 0 to P - 1, slots P to 2 P - 1 to the ranks P - 1 to 0. */
 static int64_t seqpar__slot_rank(int64_t slot, int64_t sp_size) {
     int64_t mirror = 2 * sp_size - 1 - slot;
     return slot < sp_size ? slot : mirror;
 }
 
-/* Numbers of documents: given, or by rows. */
+/* Checks the numbers of documents. Without numbers, checks that rows and documents are few
+   enough to be numbered by rows. */
 static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row *row) {
     if (!row->doc_source &&
         (row->index < 0 || row->index >= SEQPAR__MAX_ROWS || row->docs > SEQPAR__MAX_ROWS))
@@ -3979,7 +4076,8 @@ static seqpar_status seqpar__check_numbers(seqpar_error *error, const seqpar_row
     return SEQPAR_OK;
 }
 
-/* Shape, documents and prefixes of a row. Rows rise, since leaves are numbered by them. */
+/* Checks shape, documents and prefixes of a row. Row numbers must rise, since leaf numbers can
+   depend on them. */
 static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *row,
                                        int64_t previous_index) {
     char of[40];
@@ -4024,7 +4122,8 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
     return SEQPAR_OK;
 }
 
-/* Documents rise from row to row: out of order, or twice, they would be folded as others. */
+/* Checks that documents rise from row to row. Otherwise the fold's leaves would not be in
+   order, or two documents would have the same leaves. */
 static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row *rows,
                                           int64_t row_count, int64_t stripe) {
     int64_t last = -1, of = 0;
@@ -4073,7 +4172,7 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                                 layout == SEQPAR_LAYOUT_STRIPE && sp_size > 1 ? sp_size : 0);
 }
 
-/* of: what has them. */
+/* of: what has these numbers (part or step), for the message. */
 static seqpar_status seqpar__check_parts(seqpar_error *error, const char *of,
                                          int64_t micro_batches, int64_t dp_size) {
     if (micro_batches > 0 && dp_size > 0 && dp_size <= SEQPAR_MAX_PARTS / micro_batches)
@@ -4132,8 +4231,8 @@ static seqpar_piece seqpar__cells_piece(const seqpar__walk *w, int64_t cell, int
     return p;
 }
 
-/* Every sp_size-th token of a piece that holds part `part` of its document's. Its leaf gets more
-   levels, one leaf for each rank. */
+/* The part of `whole` that rank sp_rank holds: those tokens whose number in the row is
+   congruent to sp_rank modulo sp_size. Its leaf is whole.leaf + sp_rank. */
 static seqpar_piece seqpar__stripe_piece(seqpar_piece whole, int64_t sp_size, int64_t sp_rank) {
     seqpar_piece p = whole;
     int64_t end = whole.start + whole.count;
@@ -4161,19 +4260,20 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
     return 1;
 }
 
-/* The shares that a row's pieces go to: those of all ranks, or the only one. */
+/* A piece by its leaf: number `piece` in the share of rank (attention: position) `source`. */
 typedef struct seqpar__sorted_key {
     int64_t leaf;
     int32_t source, piece;
 } seqpar__sorted_key;
 
+/* A split in progress. It fills the shares of all ranks, or that of rank `only` alone. */
 typedef struct seqpar__splitting {
     seqpar_share *shares;
-    int64_t *capacity, sp_size, only; /* only: -1: all */
+    int64_t *capacity, sp_size, only; /* only: -1 for all ranks */
     const seqpar_layout *layout;
-    /* seqpar__sorted_key of all pieces, in the order in which they are dealt: by leaf */
+    /* (count) seqpar__sorted_key of all pieces if only is -1; they are dealt in leaf order */
     void *order;
-    int64_t count, order_capacity, expected; /* expected: pieces of all ranks, about */
+    int64_t count, order_capacity, expected; /* expected: estimate for all ranks */
 } seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
@@ -4198,7 +4298,7 @@ static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piec
 
 /* ---- where slots begin ---- */
 
-/* The cells of document w->d. */
+/* Adds a joint for each cell of document w->d. */
 static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
     int64_t cell = w->of[w->row].cell;
     for (int64_t c = 0; c < w->d.cells; c++) {
@@ -4210,16 +4310,16 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
     return 1;
 }
 
-/* ---- how rows are dealt: seqpar__deal_* hand their pieces out, in order of their tokens ---- */
+/* ---- dealing: seqpar__deal_* deal the pieces of rows to ranks, in token order ---- */
 
-/* Deals the tokens [begin, end) of all rows over slots, cell by cell: `slots` runs of cells, forth
-   and back over the ranks. */
+/* The state of dealing the tokens [begin, end) into slots, cell by cell. A slot is a run of
+   cells; seqpar__slot_rank gives its rank. */
 typedef struct seqpar__slots {
     const seqpar__joints *joints;
-    int64_t begin, end, slots; /* tokens */
-    int64_t reach;             /* how far from its place a slot may begin */
-    int64_t slot, at, edge;    /* edge: where the next slot begins */
-    int64_t joint;             /* of the next cell */
+    int64_t begin, end, slots; /* tokens; number of slots */
+    int64_t reach;             /* tokens that an edge may move to a higher joint */
+    int64_t slot, at, edge;    /* at: joint of `edge`, where the next slot begins */
+    int64_t joint;             /* index of the next cell's joint */
 } seqpar__slots;
 
 static void seqpar__slots_edge(seqpar__slots *r) {
@@ -4231,8 +4331,9 @@ static void seqpar__slots_edge(seqpar__slots *r) {
             r->begin + seqpar_part_begin(r->end - r->begin, r->slots, r->slot + 1), r->reach);
 }
 
-/* Slots without reach begin at the nearest joint, many at the same one. Returns the last of these,
-   in one step, as there may be 2^32. */
+/* If reach is 0, each slot begins at the nearest joint, and many may begin at the same one.
+   Returns the slot of the next cell: the last that begins at its joint or before. There may be
+   2^32 slots, so it is computed in one step. */
 static int64_t seqpar__narrow_slot(const seqpar__slots *r) {
     const seqpar__joint *cell = (const seqpar__joint *)r->joints->list + r->joint;
     if (r->joint + 1 == r->joints->count) return r->slots - 1;
@@ -4284,8 +4385,9 @@ static int seqpar__deal_cells(seqpar__splitting *to, const seqpar_row *rows,
     return fits;
 }
 
-/* Zigzag-doc: a document of two cells a rank and more has slots of its own; of the others rank r
-   gets those whose middle lies in its part of all their tokens. */
+/* Zigzag-doc: a document of at least two cells for each rank is dealt to slots of its own. The
+   tokens of the shorter documents are divided evenly over ranks; a shorter document goes whole
+   to the rank whose part contains its middle. */
 static int seqpar__is_long(const seqpar__doc *d, int64_t sp_size) {
     return d->cells >= 2 * sp_size;
 }
@@ -4350,7 +4452,7 @@ static int seqpar__deal_stripe(seqpar__splitting *to, const seqpar_row *rows,
     return 1;
 }
 
-/* About how many pieces there will be: one a cell, and of those dealt by stripe one a rank. */
+/* Estimates the number of pieces: one for each cell; with stripe, parts x ranks. */
 static int64_t seqpar__expected_pieces(const seqpar_row *rows, int64_t row_count, int layout,
                                        int64_t sp_size) {
     int64_t n = 0;
@@ -4372,7 +4474,8 @@ static void seqpar__shares_free(seqpar_share *shares, int64_t count) {
     for (int64_t r = 0; shares && r < count; r++) seqpar_share_free(&shares[r]);
 }
 
-/* shares: (sp_size) and all pieces by leaf; or the one of rank `only`. */
+/* If only < 0, makes the shares of all ranks (sp_size) and, unless order is NULL, *order: all
+   pieces by leaf. Else makes the one share of rank `only`, and no order. */
 static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *shares,
                                         seqpar__sorted_key **order, const seqpar_row *rows,
                                         int64_t row_count, int layout, int64_t sp_size,
@@ -4407,8 +4510,8 @@ static seqpar_status seqpar__split_rows(seqpar_error *error, seqpar_share *share
     return seqpar__no_memory(error, "pieces");
 }
 
-/* The shares of all ranks, in one pass; order: all pieces by leaf, where asked for. The
-   caller frees both. */
+/* Makes the shares of all ranks in one pass and, unless order is NULL, *order: all pieces by
+   leaf. The caller frees both. */
 static seqpar_status seqpar__split_all(seqpar_error *error, seqpar_share **shares,
                                        seqpar__sorted_key **order, const seqpar_row *rows,
                                        int64_t row_count, int layout, int64_t sp_size) {
@@ -4490,7 +4593,8 @@ SEQPAR_DEF int seqpar_balance_poor(const seqpar_balance *b, int64_t sp_size) {
     return b->idle > 0 || 4 * sp_size * b->most > 5 * b->tokens;
 }
 
-/* The most tokens that a cell of the rows may have: those of their longest document's last one. */
+/* The size in tokens of the largest cell in the rows. Sizes do not fall within a document, so
+   it is the last cell of a document. */
 static int64_t seqpar__widest_cell(const seqpar_row *rows, int64_t row_count) {
     int64_t widest = 1;
     for (seqpar__walk w = seqpar__walk_of(rows, row_count, 0); seqpar__walk_next(&w);) {
@@ -4501,7 +4605,8 @@ static int64_t seqpar__widest_cell(const seqpar_row *rows, int64_t row_count) {
     return widest;
 }
 
-/* The largest power of two below the widest cell that would deal the rows evenly; rows: a copy. */
+/* Finds the largest power of two below the widest cell that, as cell size, deals the rows
+   evenly. If there is none, *better stays 0. Changes rows[].cell, so pass a copy. */
 static seqpar_status seqpar__better_cell(seqpar_error *error, int64_t *better, seqpar_row *rows,
                                          int64_t row_count, int layout, int64_t sp_size) {
     int64_t widest = seqpar__widest_cell(rows, row_count), cell = 1;
@@ -4534,7 +4639,7 @@ SEQPAR_DEF seqpar_status seqpar_split_balance(seqpar_error *error, seqpar_balanc
 
 static void seqpar__move_rows(char *local, char *global, const seqpar_share *share, int64_t row,
                               int64_t width, int to_local) {
-    int64_t low = 0, high = share->count; /* pieces rise with the rows */
+    int64_t low = 0, high = share->count; /* pieces are sorted by row */
     while (low < high) {
         int64_t mid = (low + high) / 2;
         if (share->pieces[mid].row < row)
@@ -4574,8 +4679,9 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
 /* =============================================================================================
    >>comm  how bytes move: one rank, threads
 
-   What all transports share, and two of them. The contract between library and transport is
-   in >>api. Gathers, broadcasts and integer sums are built here, once, on begin and wait.
+   This chapter has the code that all transports share, and two transports. >>api has the
+   contract between library and transport. Gathers, broadcasts, and sums and maxima of integers
+   are built here, once, on begin and wait.
 
    The first transport, self, is a world of one rank: a message can only go to oneself, so
    begin copies it. The second, threads, runs ranks as threads of one process around a hub:
@@ -4585,13 +4691,15 @@ SEQPAR_DEF void seqpar_gather(void *global, const void *local, const seqpar_shar
        seat of rank 1    ...
        hub               one lock for all of it; the first error of the world
 
-   A send and its receive meet in the hub. The second of the two ranks copies the bytes, from the
-   sender's buffer to the receiver's: nothing is stored in between, and a rank that waits
-   for a core is not needed. Because the hub sees what every rank waits for, a deadlock is
-   found exactly: all ranks that have not ended wait, and nothing is being copied.
+   A send and its receive meet in the hub. The rank that posts second copies the bytes from the
+   sender's buffer to the receiver's. Nothing is stored in between, and the copy does not depend
+   on when the other rank's thread gets a core. The hub knows what every rank waits for, so it
+   finds a deadlock exactly: all ranks that have not ended wait, and no copy is under way.
    ========================================================================================== */
 
-/* On a queue both ends of a message must be in groups of the same number: a sum over both shows it. */
+/* On a queue, the two ends of a message must be in the same group: same number, name and step.
+   The sender adds a hash of these and the receiver subtracts it. If the sum over all ranks is
+   not 0, two ends differ. */
 static void seqpar__count_queue_group(seqpar_comm *comm, const seqpar_group *g) {
     uint64_t about = seqpar__mix((uint64_t)comm->queue_groups++), pair;
     for (const char *c = g->name; *c; c++) about = seqpar__mix(about + (unsigned char)*c);
@@ -4618,7 +4726,7 @@ SEQPAR_DEF seqpar_status seqpar_comm_begin(seqpar_comm *comm, const seqpar_group
             comm->bytes_sent += group->sends[i].bytes;
             comm->messages_sent++;
         }
-    /* the host will read what kernels wrote, and write what they read */
+    /* the host accesses the buffers from here on, so kernels that use them must have ended */
     if (!comm->table->queued) {
         SEQPAR__TRY(seqpar_device_settle(comm->device, queue));
         queue = NULL;
@@ -4780,8 +4888,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_broadcast(seqpar_comm *comm, void *data, in
     return status;
 }
 
-/* A message and its receive are not of one group, or differ in size. All transports say it in
-   these words. */
+/* Reports a message that does not match its receive: another group, step or size. All
+   transports use this text. */
 SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_mismatch *m) {
     SEQPAR_NEED(error, "m", m);
     SEQPAR_NEED(error, "m->name, m->sent_name", m->name, m->sent_name);
@@ -4799,7 +4907,8 @@ SEQPAR_DEF seqpar_status seqpar_comm_mismatch(seqpar_error *error, const seqpar_
                        (long long)m->sent_bytes, (long long)m->to, (long long)m->bytes);
 }
 
-/* Between ranks of one process. With a device each buffer may be its memory or the host's. */
+/* Copies between ranks of one process. With a device, each buffer may lie in device memory or
+   in host memory. */
 static void seqpar__comm_copy(seqpar_device *device, void *to, const void *from,
                               int64_t bytes) {
     if (bytes && device)
@@ -4885,7 +4994,7 @@ static seqpar_comm *seqpar__self_new(seqpar_error *error) {
 
 SEQPAR_DEF seqpar_comm *seqpar_comm_self(void) { return seqpar__self_new(NULL); }
 
-/* ---- threads: ranks of one process; a receiver copies straight out of the sender's buffer ---- */
+/* ---- threads: ranks of one process; bytes go from buffer to buffer in one copy ---- */
 
 #ifndef SEQPAR_NO_THREADS
 enum seqpar__message_state {
@@ -4898,10 +5007,10 @@ enum seqpar__message_state {
 typedef struct seqpar__message {
     struct seqpar__message *next; /* in the inbox of its receiver */
     uint64_t comm_id;
-    int64_t from, to, sequence; /* world ranks; number between the two on this comm */
+    int64_t from, to, sequence; /* world ranks; counts messages of (comm, from, to) */
     void *data;
     int64_t bytes;
-    const char *name; /* of its group; of a wrong receive: the sender's, as bytes and step */
+    const char *name; /* of its group; if WRONG: name, bytes, step of the sender */
     int64_t step;
     enum seqpar__message_state state;
 } seqpar__message;
@@ -4918,7 +5027,7 @@ typedef struct seqpar__seat { /* one rank */
     pthread_cond_t wake;
     seqpar__message *inbox;
     seqpar__posted *posted;      /* all requests of this rank */
-    const seqpar__posted *waits; /* what it is blocked in; NULL: it runs */
+    const seqpar__posted *waits; /* the one it is blocked in; NULL: it runs */
     int ended;
 } seqpar__seat;
 
@@ -4944,7 +5053,7 @@ static int64_t seqpar__world_rank(const seqpar__member *m) {
     return m->world_rank[m->comm.rank];
 }
 
-/* locked */
+/* locked: here and below, the caller holds hub->lock */
 static void seqpar__hub_stop(seqpar__hub *hub, seqpar_status status, int64_t rank,
                              const char *text) {
     if (hub->aborted) return;
@@ -4996,7 +5105,7 @@ static void seqpar__hub_wake(seqpar__hub *hub, int64_t rank) { /* locked */
     pthread_cond_signal(&hub->seats[rank].wake);
 }
 
-/* locked; what a rank returns after an abort */
+/* Locked. Writes the hub's error as this rank's, after an abort, and returns its code. */
 static seqpar_status seqpar__hub_failed(seqpar__member *m) {
     seqpar__hub *hub = m->hub;
     if (hub->status == SEQPAR_ERR_DEADLOCK)
@@ -5055,7 +5164,7 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
     int64_t ends[2];
     ends[0] = send->from;
     ends[1] = recv->to;
-    /* the wait reports it */
+    /* seqpar__threads_wait reports the mismatch; `sequence` then has the expected bytes */
     if (send->bytes != recv->bytes || send->step != recv->step ||
         strcmp(send->name, recv->name)) {
         recv->state = SEQPAR__MESSAGE_WRONG;
@@ -5078,8 +5187,8 @@ static void seqpar__hub_copy(seqpar__member *m, seqpar__message *send, seqpar__m
     }
 }
 
-/* The second of two ranks copies at once: ranks that share a core need not wait for
-   each other's turn. Locked. */
+/* Locked. Copies each message whose other end is posted already. Puts the other sends into the
+   inboxes of their receivers. */
 static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
     seqpar__hub *hub = m->hub;
     seqpar__message *other;
@@ -5098,8 +5207,9 @@ static void seqpar__meet(seqpar__member *m, seqpar__posted *p) {
             seqpar__hub_copy(m, other, &p->recvs[i]);
 }
 
-/* Posts a group of messages at this rank's seat and copies what partners have posted already: the
-   second of two to post copies, so no rank waits for the other's thread to run. */
+/* Posts a group of messages at this rank's seat, and copies each whose other end is posted
+   already. The rank that posts second copies, so ranks that share a core need not wait until
+   the other's thread runs. */
 static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group *group,
                                            void *queue, seqpar_request *request) {
     seqpar__member *m = (seqpar__member *)comm->state;
@@ -5127,7 +5237,7 @@ static seqpar_status seqpar__threads_begin(seqpar_comm *comm, const seqpar_group
     return SEQPAR_OK;
 }
 
-/* of any request of this rank */
+/* Locked. Reports a mismatched message of any request of this rank. */
 static seqpar_status seqpar__wrong_message(seqpar__member *m) {
     const seqpar__posted *p;
     for (p = m->hub->seats[seqpar__world_rank(m)].posted; p; p = p->next)
@@ -5144,8 +5254,8 @@ static seqpar_status seqpar__wrong_message(seqpar__member *m) {
 /* locked */
 static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted *p) {
     seqpar__posted **at;
-    for (int64_t i = 0; i < p->send_count + p->recv_count; i++) /* after an abort: nobody may
-                                                           still be at our buffers */
+    /* after an abort another rank may still be copying from or to these buffers */
+    for (int64_t i = 0; i < p->send_count + p->recv_count; i++)
         while (p->sends[i].state == SEQPAR__MESSAGE_COPYING)
             pthread_cond_wait(&seat->wake, &hub->lock);
     for (at = &seat->posted; *at; at = &(*at)->next)
@@ -5157,9 +5267,8 @@ static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted 
     SEQPAR_FREE(p);
 }
 
-/* Sleeps until every message of the request is copied. Before it does, it looks whether all
-   others sleep or have ended: then nobody would ever wake it, and the world is stopped with a
-   sentence. */
+/* Sleeps until every message of the request is copied. First it checks whether all other ranks
+   sleep or have ended. Then no rank could wake it, so it ends the world with DEADLOCK. */
 static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
     seqpar__member *m = (seqpar__member *)comm->state;
@@ -5202,8 +5311,9 @@ static void seqpar__threads_free(seqpar_comm *comm) {
 }
 
 static seqpar__member *seqpar__member_new(seqpar__hub *hub, int64_t size, seqpar_error *error);
-/* Ranks of one color, in order of (key, rank). All ranks learn all colors, so that each works out
-   its part alone. The id tells messages of this part from those of any other. */
+/* Makes a comm of the ranks of one color, in order of (key, rank). An all-gather gives every
+   rank all colors and keys, so each computes the members of its new comm alone. The id tells
+   messages of this comm from those of other comms. */
 static seqpar_status seqpar__threads_split(seqpar_comm *comm, int64_t color, int64_t key,
                                            seqpar_comm **sub) {
     seqpar__member *m = (seqpar__member *)comm->state, *s;
@@ -5265,8 +5375,8 @@ typedef struct seqpar__thread {
     int started;
 } seqpar__thread;
 
-/* A rank from its first call to its last. Its end may be what others wait for in vain, so it looks
-   whether all that are left sleep. */
+/* The thread of one rank: runs fn. When the rank ends, others may still wait for messages from
+   it, so the thread then checks for a deadlock. */
 static void *seqpar__thread_main(void *argument) {
     seqpar__thread *t = (seqpar__thread *)argument;
     seqpar__hub *hub = t->hub;
@@ -5320,7 +5430,7 @@ static seqpar_status seqpar__hub_run(seqpar__hub *hub, seqpar__thread *threads,
     return hub->aborted ? hub->status : SEQPAR_OK;
 }
 
-/* The first error of a rank is the error of all, with that rank's number. */
+/* Runs all ranks. *error becomes the first error of any rank, with that rank's number. */
 static seqpar_status seqpar__run_hub(int64_t ranks, seqpar_rank_fn fn, void *user,
                                      seqpar_error *error) {
     seqpar__hub hub;
@@ -5398,13 +5508,14 @@ static seqpar_transfer seqpar__transfer(int64_t peer, const void *data, int64_t 
        dp_rank      0 0 0 0   1 1 1 1
        sp_rank      0 1 2 3   0 1 2 3
 
-   Ranks with different settings would wait for each other, or compute what nobody asked for. So
-   opening a context, an attention, an optimizer or a step compares eight bytes over
-   the ranks. Only where they differ a second exchange finds out what differs (rows,
-   layout, window, ...) and on which rank. One rank asks nobody.
+   Ranks with different settings would deadlock, or compute wrong results. So opening a context,
+   an attention, an optimizer or a step compares an 8-byte hash of the settings over the ranks.
+   If hashes differ, a second exchange finds which setting differs (rows, layout, window, ...)
+   and on which rank. A single rank exchanges nothing.
 
-   A step needs the same sizes of memory as the step before. So freed buffers are cached for the
-   next one of their size; cached and used memory together never exceed the peak.
+   A step allocates buffers of the same sizes as the step before. So a freed buffer is cached,
+   and the next allocation of the same size takes it. Cached and used memory together never
+   exceed the peak of used memory.
    ========================================================================================== */
 
 /* Something that must be equal on all ranks of a comm. */
@@ -5414,7 +5525,7 @@ typedef struct seqpar__setting {
     int digest; /* 1: the value is a hash, not to be shown */
 } seqpar__setting;
 
-static int64_t seqpar__setting_real(double x) { /* numbers differ where their bits do */
+static int64_t seqpar__setting_real(double x) { /* so that numbers are compared by their bits */
     int64_t bits;
     memcpy(&bits, &x, 8);
     return bits;
@@ -5445,8 +5556,8 @@ static seqpar_status seqpar__ranks_differ(seqpar_comm *comm, const char *what,
     return status;
 }
 
-/* Ranks with different settings would wait for each other, or compute what nobody asked for. Eight
-   bytes are compared; only where they differ a second exchange finds out what differs. */
+/* Compares an 8-byte hash of the settings over the ranks. If it differs, a second exchange
+   finds which setting differs, and on which rank. */
 static seqpar_status seqpar__ranks_agree(seqpar_comm *comm, const char *what,
                                          const seqpar__setting *settings, int64_t count) {
     int64_t own = 0, *all = NULL, differ = 0;
@@ -5488,9 +5599,10 @@ static int64_t seqpar__digest_rows(const seqpar_row *rows, int64_t count) {
     return (int64_t)digest;
 }
 
-/* A program that was linked with -ffast-math flushes denormals in all of its code; one may
-   have set another rounding; and clang's -ffp-contract=fast overrules the pragma above.
-   Volatile, so that it is this process that computes. */
+/* Refuses a process whose arithmetic would give other bits. A program linked with -ffast-math
+   flushes denormals in all of its code. A program may have set another rounding mode. clang's
+   -ffp-contract=fast overrides the pragma at the start of the implementation. The numbers are
+   volatile so that they are computed at run time, not by the compiler. */
 static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     volatile float tiny = 1.17549435e-38f, half = 0.5f;
     volatile double one = 1.0, small = 1e-30, third = 1.0 / 3.0, product = third * third;
@@ -5512,7 +5624,7 @@ static seqpar_status seqpar__check_arithmetic(seqpar_error *error) {
     return SEQPAR_OK;
 }
 
-/* A device may be the user's own: an operation it lacks is named here, never called as NULL. */
+/* A user's device may lack an operation: refuse it by name, before a NULL is called. */
 static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_device *d) {
     const char *missing = NULL;
 #define SEQPAR__X(op) \
@@ -5566,7 +5678,7 @@ SEQPAR_DEF seqpar_status seqpar_ctx_open(seqpar_ctx *ctx, seqpar_comm *world,
         return ctx->error->status ? ctx->error->status
                                   : seqpar__no_memory(ctx->error, "a device");
     SEQPAR__TRY(seqpar__check_operations(ctx->error, device));
-    if (!device->contexts) device->error = ctx->error; /* a claim */
+    if (!device->contexts) device->error = ctx->error; /* claim it; checked below */
     status = seqpar__ranks_agree(world, "a context", settings, 3);
     if (!status) status = seqpar__check_claim(ctx, world, device);
     if (status) {
@@ -5611,11 +5723,11 @@ static void *seqpar__cache_take(seqpar_ctx *ctx, int64_t bytes) {
 SEQPAR_DEF void seqpar_ctx_close(seqpar_ctx *ctx) {
     SEQPAR_MUST("ctx", ctx);
     if (ctx->device) seqpar__cache_free(ctx, 0);
-    /* another context may still send from its memory */
+    /* another context of this world may still send from device memory */
     if (ctx->world && --ctx->world->contexts == 0) ctx->world->device = NULL;
-    /* an error of the last kernels is noted before the rank ends */
+    /* wait for the last kernels, so that their error is recorded before the rank ends */
     (void)seqpar_device_settle(ctx->device, ctx->queue);
-    /* the next context may have it */
+    /* release the claim: the next context may be another rank's */
     if (ctx->world && --ctx->device->contexts == 0) ctx->device->error = NULL;
     seqpar_comm_free(ctx->sp);
     ctx->sp = NULL;
@@ -5629,7 +5741,7 @@ static void seqpar__count_memory(seqpar_ctx *ctx, int kind, int64_t bytes) {
     m->total_peak = SEQPAR__MAX(m->total_peak, m->total);
 }
 
-/* From the device's second pool, whose memory is not cached. */
+/* Allocates from the device's second pool. Its memory is not cached when it is freed. */
 static seqpar_status seqpar__pool_new(seqpar_ctx *ctx, seqpar_buffer *buffer, int64_t bytes) {
     seqpar_device *d = ctx->device;
     if (!d->pool_alloc || !d->pool_free || !d->move || !d->moved)
@@ -5676,7 +5788,7 @@ SEQPAR_DEF void seqpar_buffer_free(seqpar_ctx *ctx, seqpar_buffer *buffer) {
     if (!buffer->data) return;
     if (buffer->kind == SEQPAR_MEM_OFFLOADED)
         ctx->device->pool_free(ctx->device, buffer->data, buffer->bytes);
-    /* such a device caches buffers itself, since it knows which a graph still uses */
+    /* a device with a queue caches buffers itself: it knows which ones a graph still uses */
     else if (ctx->queue)
         ctx->device->free(ctx->device, buffer->data);
     else {
@@ -5701,13 +5813,13 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
 /* =============================================================================================
    >>plan  a schedule is data
 
-   A plan is the list of what one rank does in an attention: begin an exchange, wait for it,
+   A plan lists the operations of one rank in an attention: begin an exchange, wait for it,
    compute with the keys of one source, send gradients back. A schedule is a function that
-   writes plans; one executor (>>exec) runs them all, and a checker (verify/seqpar_check.h)
-   plays the plans of all ranks on paper and refuses a block that is dropped or doubled, a
-   slot that is read too early, a message that nobody takes.
+   writes plans. One executor (>>exec) runs all of them. A checker (verify/seqpar_check.h)
+   simulates the plans of all ranks. It refuses a block that is missing or computed twice, a
+   slot that is read before its message has arrived, and a message that no rank receives.
 
-   The forward plan of rank 0 of 3 in a ring that runs upwards:
+   The forward plan of rank 0 of 3 in a ring that runs upwards, from rank r to r + 1:
 
        SHIFT    slot 0 to rank 1, slot 1 from rank 2      slot 0: the own keys
        COMPUTE  own queries x slot 0, keys of rank 0      meanwhile the bytes travel
@@ -5717,18 +5829,19 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
        WAIT
        COMPUTE  own queries x slot 2, keys of rank 1
 
-   Backward, RETURN follows each COMPUTE of other ranks' keys: their dk and dv go straight to
-   their owner. FOLD waits for what others return to this rank, and sums it.
+   In backward, RETURN follows each COMPUTE with another rank's keys. It sends this rank's
+   contributions to their dk and dv straight to their owner. FOLD waits for the contributions
+   that other ranks return to this one, and sums them.
 
    SP ranks are a grid of positions and members. Members exchange tokens for heads (Ulysses);
    positions pass keys round (ring) or gather them (llama3). 2D is both.
 
-   In a ring, keys travel only as far as somebody further on sees them. All ranks know the
-   mask, so sender and receiver agree. The direction matters: under a causal mask a zigzag
-   rank's keys are wanted whole by the ranks below it, and only their early half by the ranks
-   above it. Running downwards, from rank r to r - 1, they meet the ranks below first, and the
-   late half stops at position 0: a quarter of all bytes never travels. Other layouts run
-   upwards, where a causal mask or a window saves half and more.
+   In a ring, a rank sends keys on only if some rank further along the ring sees them. All ranks
+   know the mask, so sender and receiver agree. The direction matters. Under a causal mask the
+   ranks below a zigzag rank need all of its keys; the ranks above it need only the early half.
+   A ring that runs downwards, from rank r to r - 1, reaches the ranks below first, and the late
+   half stops at position 0: a quarter of all bytes is never sent. Contiguous and stripe run
+   upwards. With contiguous, a causal mask then saves half of the bytes, and a window more.
    ========================================================================================== */
 
 SEQPAR_DEF const char *seqpar_schedule_name(int schedule) {
@@ -5747,7 +5860,7 @@ static seqpar_plan_op *seqpar__plan_add(seqpar_plan *plan, int op) {
     return o;
 }
 
-/* FOLD of what step s of a ring returns. */
+/* Adds the FOLD of the dk and dv that arrive by the RETURN of ring step s. */
 static void seqpar__plan_fold(seqpar_plan *plan, int64_t s) {
     seqpar_plan_op *o = seqpar__plan_add(plan, SEQPAR_PLAN_FOLD);
     o->request = (int32_t)(plan->ring_size + s);
@@ -5760,7 +5873,7 @@ static void seqpar__plan_ring(seqpar_plan *plan, int64_t kv_heads, int64_t strid
     int64_t first = plan->count;
     seqpar_plan_op *o;
     (void)stride;                   /* all kv heads travel together */
-    plan->slots = size > 1 ? 3 : 1; /* the own k, v, and a double buffer */
+    plan->slots = size > 1 ? 3 : 1; /* this rank's k, v; a double buffer */
     plan->requests = 2 * size;
     for (int64_t s = 0; s < size; s++) {
         int32_t here = (int32_t)(s ? 1 + (s - 1) % 2 : 0), next = (int32_t)(1 + s % 2);
@@ -5827,7 +5940,7 @@ static void seqpar__plan_llama3(seqpar_plan *plan, int64_t kv_heads, int64_t hea
         seqpar__plan_heads(plan, SEQPAR_PLAN_FOLD, steps - 1, heads, 2 * steps - 1);
 }
 
-/* How a schedule is planned. */
+/* A line of SEQPAR_SCHEDULES (>>calls), which explains the fields. */
 typedef struct seqpar__schedule {
     int members, strided, arrivals;
     void (*plan)(seqpar_plan *plan, int64_t kv_heads, int64_t stride);
@@ -5857,7 +5970,8 @@ static int64_t seqpar__member_kv(const seqpar_plan *plan, int64_t kv_heads, int6
     return plan->replicate ? 1 : (member + 1) * kv_heads / members - *begin;
 }
 
-/* Members of a position, and their heads. */
+/* Sets the grid of positions and members, the direction of the ring, and the kv heads of this
+   member. */
 static seqpar_status seqpar__plan_grid(seqpar_error *error, seqpar_plan *plan,
                                        const seqpar_plan_desc *d) {
     int enough = d->kv_heads >= d->sp_size || d->ulysses_replicate;
@@ -5909,7 +6023,8 @@ static seqpar_status seqpar__check_plan(seqpar_error *error, const seqpar_plan_d
     return SEQPAR_OK;
 }
 
-/* Every member must be able to gather that many heads at a time, or all ranks refuse alike. */
+/* heads_k_stride must divide the number of kv heads of every member. Each rank checks all
+   members, so that all ranks refuse alike. */
 static seqpar_status seqpar__check_stride(seqpar_error *error, const seqpar_plan *plan,
                                           const seqpar_plan_desc *d, int64_t stride) {
     for (int64_t m = 0; m < plan->ulysses_size; m++) {
@@ -5942,7 +6057,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_make(seqpar_error *error, seqpar_plan *plan
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT);
     }
     seqpar__schedules[desc->schedule].plan(plan, plan->kv_count, stride);
-    if (plan->ulysses_size > 1) { /* their request numbers follow those of the ring */
+    if (plan->ulysses_size > 1) { /* requests of HEADS and TOKENS follow the ring's */
         plan->ops[0].request = plan->ops[1].request = (int32_t)plan->requests++;
         seqpar__plan_add(plan, SEQPAR_PLAN_TOKENS)->request = (int32_t)plan->requests;
         seqpar__plan_add(plan, SEQPAR_PLAN_WAIT)->request = (int32_t)plan->requests++;
@@ -5960,9 +6075,10 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 /* =============================================================================================
    >>attn  what an attention is made of
 
-   Attention of this rank's queries to all keys that they see, wherever these lie, and its
-   gradients. seqpar_attn_open works everything out on the host: masks, sums, messages. Forward
-   and backward then run a plan (>>plan), which only moves bytes and calls the device.
+   These chapters compute the attention of this rank's queries over all keys that they see, on
+   whichever rank the keys lie, and its gradients. seqpar_attn_open prepares masks, sums and
+   messages on the host. Forward and backward then run a plan (>>plan), which only moves bytes
+   and calls the device.
 
        >>sight     who sees whom, and which keys therefore travel
        >>program   what each rank adds, and in which order
@@ -5972,23 +6088,24 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
        >>call      open, forward, backward
 
    Sums. A block is a query piece x a key piece. Three sums run over blocks. Each is a fold
-   (>>fold) with the blocks as leaves, but for those that the mask leaves empty:
+   (>>fold). Its leaves are the blocks in which the mask lets some query see some key:
 
        forward    of a query piece, over key pieces: the states m, l, o of an online softmax
                   (highest score; sum of exp(score - m); sum of exp(score - m) v)
        dQ         of a query piece, over key pieces
        dK, dV     of a key piece, over query pieces
 
-   Positions. With Ulysses, ring and llama3 work on positions: the ranks (members) of a position
-   hold its tokens together, each for some of the heads. Without, a position is a rank.
+   Positions. With Ulysses, ring and llama3 run over positions. A position is a set of ranks,
+   its members. Together they hold its tokens; each computes some of the heads for all of these
+   tokens. Without Ulysses, a position is one rank.
 
-   .relaxed is what other ring attentions do, on the same kernels, as a yardstick: one running
-   state for each query, to which each source's keys are added as they arrive, in tiles that
-   know no cells. It keeps the error rule. From cells of 96 tokens on, equal bits cost a few per
-   cent (make bench).
+   .relaxed is the baseline for speed: the usual ring attention, on the same kernels. Each query
+   has one running state. The keys of each source are added to it as they arrive, in tiles that
+   ignore cells. The result satisfies the error rule. Against this baseline, equal bits cost a
+   few per cent with cells of at least 96 tokens (make bench).
    ========================================================================================== */
 
-/* [begin, end): positions that a piece's queries see, or rows of a share. */
+/* [begin, end): token positions that a piece's queries see, or rows of a share. */
 typedef struct seqpar__bounds {
     int64_t begin, end;
 } seqpar__bounds;
@@ -5996,7 +6113,7 @@ typedef struct seqpar__bounds {
 typedef struct seqpar__tasks { /* of one device call */
     seqpar_attn_task *task;
     int64_t count;
-    seqpar_piece *pieces; /* that the tasks are of; for dkv the query pieces follow */
+    seqpar_piece *pieces; /* pieces of the tasks; for dk, dv the query pieces follow */
     seqpar_attn_keys *keys;
 } seqpar__tasks;
 
@@ -6009,8 +6126,9 @@ typedef struct seqpar__attn_step {
     seqpar__tasks *foreign; /* (sources) dk, dv of others' keys, into the outbox */
 } seqpar__attn_step;
 
-/* For a user's kernel: the pieces in rows [begin, begin + tokens) of a share, neighbours joined,
-   and the pairs of one of this rank's queries and a key in them that it sees. */
+/* For a user's kernel: the pieces in rows [begin, begin + tokens) of a share, with neighbours
+   joined. pairs: the number of pairs of a query of this rank and a key in these pieces that the
+   query sees. */
 typedef struct seqpar__joined {
     seqpar_piece *pieces;
     int64_t count, begin, tokens, pairs;
@@ -6018,42 +6136,43 @@ typedef struct seqpar__joined {
 
 struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
-    int64_t size, rank;                  /* positions of the ring, and the own one */
+    int64_t size, rank;                  /* positions of the ring; this rank's position */
     int64_t heads, kv_heads, head_begin; /* of this member; head_begin: its first query head */
     int64_t ring_requests; /* requests of the ring; the second half are its returns */
-    /* (ulysses_size) of the position's members; parts[member] is the own share */
+    /* (ulysses_size) shares of the position's members; parts[member] is this rank's */
     seqpar_share *parts;
-    /* (ulysses_size + 1) where their tokens lie in what HEADS gathers */
+    /* (ulysses_size + 1) first row of each member's tokens in the buffer that HEADS fills */
     int64_t *part_begin;
     const seqpar_row *rows;
     int64_t row_count;
-    seqpar_share *shares;      /* (size) of the positions: what their members hold together */
+    seqpar_share *shares;      /* (size) share of each position: tokens of all members */
     seqpar__bounds **bounds;   /* (size) of each share's pieces */
     int64_t total;             /* pieces of all positions */
     seqpar__sorted_key *order; /* (total) those pieces, in order of leaves */
     int64_t *leaves;           /* (total) their leaves */
-    /* (size + 1) where a position's keys begin in a slot that holds those of all: row */
+    /* (size + 1) first row of a position's keys in a slot that holds the keys of all */
     int64_t *slot_row;
-    /* (size) ring: rows of a position's keys that this one receives; that it sends on */
+    /* (size) ring: rows of each position's keys that this position receives; that it sends */
     seqpar__bounds *recv_rows, *send_rows;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
     int64_t step_count, *step_of; /* (size) by position: the step that computes with its keys */
-    seqpar__tasks *returns; /* (size) fold dk, dv that position q made for this one's keys */
-    /* (size) rows of dk and dv that come from position q, that go to it; a row is head_dim
-       elements of each head */
+    seqpar__tasks *returns; /* (size) fold the dk, dv that position q returns to this one */
+    /* (size) rows of dk and dv that are received from position q; that are sent to it. A row is
+       head_dim elements of each head */
     int64_t *return_elements, *outbox_elements;
-    int64_t query_slots, key_slots; /* most values that wait, of a query and of a key piece */
+    int64_t query_slots, key_slots; /* store slots: of a query piece; of a key piece */
     int64_t depth;                  /* of the stack that programs need */
     int32_t *visible_begin, *visible_end;
     seqpar__joined
-        *runs; /* (size + 1) for a user's kernel: keys of each source; this rank's queries */
+        *runs; /* (size + 1) user's kernel: each source's keys; last, this rank's queries */
     seqpar_fold_op *free_ops; /* where the next program is written */
     int64_t free_op_count;
     void *lists; /* all memory that is freed with the attention */
 };
 
-/* Keys of all positions come in one step (llama3), not position after position (ring). */
+/* Whether one step has the keys of all positions (llama3). In a ring each step has the keys of
+   one position. */
 static int seqpar__gathers(const seqpar_attn *attn) { return attn->steps[0].sources > 1; }
 
 SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
@@ -6064,13 +6183,14 @@ SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
 /* =============================================================================================
    >>sight  who sees whom
 
-   What a query sees is one range of positions, [begin, end). Its document bounds it, a window
-   says how far back it goes, a prefix how far ahead. Softcap changes scores, a sink is one more
-   score added when a row ends, dropout is drawn by (document, head, query, key). None of them
-   knows of ranks, so every layout and schedule has them all.
+   A query sees the keys in one range of token positions of its row, [begin, end). The range
+   lies in the query's document. A window limits how far back it goes, a prefix extends it
+   ahead. Softcap changes scores. A sink is one more score, added when a query's sum is
+   finished. Dropout is drawn by (document, head, query, key). None of them depends on ranks, so
+   all layouts and schedules support all of them.
 
-   From these ranges follows for pieces which of them see which (seqpar__sight), for rows of keys
-   how far they travel in a ring, and for the user's kernel what it is given of each source:
+   Three things follow from these ranges: which pieces see which (seqpar__sight), how far rows
+   of keys travel in a ring, and which rows of each source a user's kernel gets. An example:
 
        pieces in order of leaves   0  1  2  3  4  5        causal, window of two pieces
        keys of query piece 4             2  3  4           a range between two numbers
@@ -6090,7 +6210,7 @@ static int64_t seqpar__document_of(const seqpar_row *row, int64_t token) {
     return low;
 }
 
-/* What a token sees. A window also bounds how far ahead where the mask is full. */
+/* The range that a token sees. If the mask is full, a window also limits how far ahead. */
 static void seqpar__token_visible(const seqpar_row *row, int64_t token,
                                   const seqpar_attn_desc *mask, int64_t *begin, int64_t *end) {
     int64_t d = seqpar__document_of(row, token);
@@ -6104,7 +6224,8 @@ static void seqpar__token_visible(const seqpar_row *row, int64_t token,
     if (mask->window && mask->full) *end = SEQPAR__MIN(*end, token + mask->window);
 }
 
-/* Both ends of the range rise with the token, so it is that of the first and the last token. */
+/* Neither end of a token's range falls when the token rises. So a piece's range goes from the
+   begin of its first token's range to the end of its last token's. */
 static seqpar__bounds seqpar__piece_bounds(const seqpar_row *row, const seqpar_piece *p,
                                            const seqpar_attn_desc *mask) {
     seqpar__bounds b;
@@ -6123,12 +6244,13 @@ static const seqpar_piece *seqpar__ordered_piece(const seqpar_attn *attn, int64_
     return &attn->shares[attn->order[i].source].pieces[attn->order[i].piece];
 }
 
-/* Which pieces see which. Pieces are numbered in order of leaves, over all positions. In that
-   order their first and last tokens rise, and so do the ends of what they see; only within a
-   cell dealt by stripe they do not. So the pieces that one sees, or is seen by, lie between
-   two numbers that two binary searches find. The searches run over the highest value so far
-   and the lowest still to come, which rise for every layout; where the values themselves do
-   not rise, some pieces in between are not seen, and seqpar__sees tells. */
+/* Which pieces see which. The pieces of all positions are numbered in order of leaves. In that
+   order the first and last token of a piece rise, and so do both ends of the range that it
+   sees, except within a cell dealt by stripe. So the pieces that a piece sees, or that see it,
+   lie in one range of numbers. Two binary searches find it, over running maxima from the first
+   piece and running minima from the last piece, which are monotone for every layout. If the
+   values themselves are not monotone, the range is a superset; test each piece with
+   seqpar__sees(). */
 typedef struct seqpar__range {
     int32_t begin, end;
 } seqpar__range;
@@ -6141,7 +6263,7 @@ typedef struct seqpar__view {
 
 typedef struct seqpar__sight {
     const seqpar_attn *attn;
-    int exact;          /* everything rises: each piece of a range is seen */
+    int exact;          /* all of view is monotone: each piece of a range is seen */
     seqpar__view *view; /* (total) */
     /* (total) ranges that hold all keys a query piece sees, all queries that see a key piece */
     seqpar__range *keys, *queries;
@@ -6183,7 +6305,7 @@ static void seqpar__sight_views(seqpar__sight *s) {
     }
 }
 
-/* numbers (4, total): scratch, what is searched. */
+/* numbers (4, total): scratch for the four monotone lists that are searched. */
 static void seqpar__sight_ranges(seqpar__sight *s, int64_t *numbers) {
     int64_t n = s->attn->total, *first = numbers, *last = first + n, *begin = last + n;
     int64_t *end = begin + n, near[4] = {0, 0, 0, 0};
@@ -6269,9 +6391,10 @@ static int seqpar__join_pieces(seqpar_attn *attn, seqpar__joined *runs,
     return runs->pieces != NULL;
 }
 
-/* How many own queries see each token, the tokens of row r from seen[r] on: every query adds
-   1 where its range begins and takes it away where it ends; the sums of these are the
-   counts. They return to 0 behind every row. */
+/* Counts how many queries of this rank see each token. The counts of row r begin at
+   seen[seen[r]]. Each query adds 1 where its range begins and subtracts 1 where it ends; the
+   prefix sums are the counts. Each row has one count more than it has tokens: ranges that end
+   with the row subtract there, and the count is 0. */
 static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     int64_t size = attn->row_count, i, *seen;
@@ -6292,7 +6415,7 @@ static int64_t *seqpar__attn_seen(const seqpar_attn *attn) {
     return seen;
 }
 
-/* Pairs (own query, key) whose key is in a share. */
+/* The number of pairs of a query of this rank and a key in the share that the query sees. */
 static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
     int64_t pairs = 0;
     for (int64_t i = 0; i < share->count; i++) {
@@ -6303,7 +6426,8 @@ static int64_t seqpar__pairs(const int64_t *seen, const seqpar_share *share) {
     return pairs;
 }
 
-/* What an own kernel is given of each source; in a ring only rows that reach this position. */
+/* Lists the pieces of each source that a user's kernel gets. In a ring these are only the
+   pieces in the rows that this position receives. */
 static seqpar_status seqpar__attn_sources(seqpar_attn *attn) {
     int64_t *seen = seqpar__attn_seen(attn), ok = seen != NULL;
     attn->runs = (seqpar__joined *)seqpar__list_calloc(
@@ -6324,8 +6448,8 @@ static int seqpar__by_leaf(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Relaxed: pieces that are neighbours in the row and in memory are joined, and cut anew into
-   tiles. The place in the row becomes the leaf. */
+/* Relaxed: joins pieces that are neighbours in the row and in memory, and cuts the result into
+   tiles of at most SEQPAR__FREE_TILE tokens. A tile's leaf is its row and its first token. */
 #ifndef SEQPAR__FREE_TILE
 #define SEQPAR__FREE_TILE 128
 #endif
@@ -6359,9 +6483,9 @@ static seqpar_status seqpar__free_tiles(seqpar_share *share) {
     return SEQPAR_OK;
 }
 
-/* Makes shares of positions from those of ranks: member after member in memory, pieces in order of
-   leaves. attn->order then names pieces of positions. begin: (ranks) where a rank's tokens begin
-   among its position's. */
+/* Makes the shares of positions from those of ranks. In memory, a position's tokens lie member
+   after member; its pieces are listed in order of leaves. attn->order then refers to positions
+   and their pieces. begin (ranks): the first row of a rank's tokens in its position. */
 static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ranks,
                                              int64_t *begin) {
     int64_t members = attn->forward.ulysses_size;
@@ -6384,7 +6508,7 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
         seqpar__sorted_key *key = &attn->order[i];
         const seqpar_share *part = &ranks[key->source];
         seqpar_share *whole = &attn->shares[key->source / members];
-        if (part->count) { /* else it has become the position's as a whole, above */
+        if (part->count) { /* else the loop above has moved the whole share */
             whole->pieces[whole->count] = part->pieces[key->piece];
             whole->pieces[whole->count].local += begin[key->source];
             key->piece = (int32_t)whole->count++;
@@ -6400,8 +6524,8 @@ static seqpar_status seqpar__position_shares(seqpar_attn *attn, seqpar_share *ra
     return SEQPAR_OK;
 }
 
-/* Relaxed: tiles replace pieces. They are sorted by leaf, since with stripe first tokens need not
-   rise from member to member. */
+/* Relaxed: tiles replace pieces. They must be sorted by leaf: with stripe, the first tokens of
+   a position's members may be out of order. */
 static seqpar_status seqpar__relaxed_shares(seqpar_attn *attn) {
     int64_t s, n = 0;
     for (attn->total = s = 0; s < attn->size; s++) {
@@ -6428,11 +6552,11 @@ static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
     return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
 }
 
-/* A key piece travels on from this position if a later position on its way sees it. So the
-   nearest position that does is all that counts. Positions are gone through from near to far,
-   and a piece whose nearest is known is skipped: next[i] leads to the next unknown piece from i
-   on. The paths are shortened as they are walked, so all of it takes little more than one
-   pass. */
+/* This position sends a key piece on if a later position on its way sees it. So only the
+   nearest position that sees it matters. The caller visits positions from near to far and skips
+   a piece whose nearest position is known. `next` is a union-find forest: the root of i is the
+   first piece from i on whose nearest position is unknown. Paths are compressed, so all calls
+   together cost little more than one pass. */
 static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     int64_t end = i;
     while (next[end] != end) {
@@ -6469,8 +6593,9 @@ static int64_t seqpar__hops_home(const seqpar_attn *attn, int64_t source) {
     return ((attn->forward.next == 1 ? way : -way) + attn->size) % attn->size;
 }
 
-/* Ring: rows of each source that this position receives, and that it sends on. They stop before
-   their own position. In 2D, where rows lie member after member, all of them travel. */
+/* Ring: computes the rows of each source that this position receives, and those that it sends
+   on. Rows are not sent back to their owner. In 2D all rows travel, because a position's rows
+   lie member after member. */
 static seqpar_status seqpar__attn_travels(seqpar_attn *attn, const seqpar__sight *sight) {
     int64_t on = attn->forward.next, size = attn->size, total = attn->total, s, k, i;
     const int64_t *begin = sight->begin;
@@ -6526,7 +6651,8 @@ static seqpar_status seqpar__attn_split(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* Shares, bounds, who sees whom, what travels. The caller closes *sight. */
+/* Computes the shares, their bounds, *sight, and the rows that travel. The caller closes
+   *sight, also after an error. */
 static seqpar_status seqpar__attn_shares(seqpar_ctx *ctx, seqpar_attn *attn,
                                          seqpar__sight *sight) {
     memset(sight, 0, sizeof *sight);
@@ -6587,12 +6713,13 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t docume
 /* =============================================================================================
    >>program  what each rank adds, and in which order
 
-   Keys of other ranks arrive one source after the other, in an order that depends on the number
-   of ranks. The tree of a fold does not. So with each source a query piece combines what the
-   tree lets it combine, and stores the rest until the siblings arrive. Which values these are is
-   known when the attention is opened, and written down: one program for each query piece and
-   compute step, a task. With 8 cells, rank 0 of a zigzag over 2 ranks holds the cells 0, 1, 6
-   and 7, and rank 1 the others. Query cell 7 of rank 0 meets its own keys first:
+   In a ring, the keys of other ranks arrive source by source, in an order that depends on the
+   number of ranks. The tree of a fold does not depend on it. So at each source a query piece
+   combines the values whose siblings it has, and stores the others until their siblings arrive.
+   seqpar_attn_open knows which values these are. It writes one program for each query piece and
+   compute step; a task is such a program and its piece. With 8 cells, rank 0 of a zigzag over 2
+   ranks holds the cells 0, 1, 6 and 7, and rank 1 the others. Rank 0 computes query cell 7 with
+   its own keys first:
 
        step 0, own keys         LEAF 0  LEAF 1  COMBINE
                                 LEAF 6  LEAF 7  COMBINE      STORE 6..7  STORE 0..1
@@ -6600,18 +6727,18 @@ SEQPAR_DEF double seqpar_attn_dropout(const seqpar_dropout *from, int64_t docume
                                 LEAF 4  LEAF 5  COMBINE      LOAD 6..7   COMBINE
                                 COMBINE                      FINISH
 
-   On one rank the same seven additions are made in one step: equal bits.
+   One rank makes the same seven additions in one step, so the bits are equal.
 
-   Gradients of keys. The rank that visiting keys have come to computes the leaves of dK and dV
-   for its own queries, combines what it can, and sends the nodes that are left to the owner of
-   the keys, who folds them with its own. A buffer that travels round the ring and collects
+   Gradients of keys. For the keys that it receives, a rank computes the leaves of dK and dV
+   over its own queries. It combines what it can, and sends the remaining nodes to the owner of
+   the keys, which folds them with its own. A buffer that travelled round the ring and collected
    sums would add them in the order of its route.
    ========================================================================================== */
 
 #ifndef SEQPAR__PROGRAM_BLOCK
 #define SEQPAR__PROGRAM_BLOCK 8192 /* instructions */
 #endif
-/* Room for a program. Memory is taken in large blocks: there are many short programs. */
+/* Allocates `count` operations, from large blocks, since there are many short programs. */
 static seqpar_fold_op *seqpar__program_alloc(seqpar_attn *attn, int64_t count) {
     seqpar_fold_op *program;
     if (count > attn->free_op_count) {
@@ -6629,7 +6756,7 @@ static seqpar_fold_op *seqpar__program_alloc(seqpar_attn *attn, int64_t count) {
     return program;
 }
 
-/* Moves the program that a fold has written into a task. */
+/* Flushes a fold and copies its program to a task. The fold's next program starts empty. */
 static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task,
                                        seqpar_fold *fold) {
     seqpar_status status = seqpar_fold_flush(fold);
@@ -6644,7 +6771,7 @@ static seqpar_status seqpar__task_take(seqpar_attn *attn, seqpar_attn_task *task
     return SEQPAR_OK;
 }
 
-/* Room for at most so many tasks, pieces and keys. */
+/* Allocates for at most `count` tasks, `pieces` pieces and `keys` keys. */
 static int seqpar__tasks_new(seqpar_attn *attn, seqpar__tasks *tasks, int64_t count,
                              int64_t pieces, int64_t keys) {
     tasks->task = (seqpar_attn_task *)seqpar__list_malloc(&attn->lists,
@@ -6663,8 +6790,9 @@ static seqpar_attn_task *seqpar__task_add(seqpar__tasks *tasks, int64_t piece) {
     return task;
 }
 
-/* Where the keys of a piece lie in a slot: k rows of a source, then its v rows, source after
-   source. Slot 0 of a ring is the caller's k and v, apart, each from row 0. */
+/* Finds the rows of a piece's keys in a slot. A slot holds the k rows of a source, then its v
+   rows, then those of the next source. Slot 0 of a ring is this position's own k and v: two
+   tensors, each from row 0. */
 static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__attn_step *step,
                                         int64_t source, const seqpar_piece *p) {
     seqpar_attn_keys k;
@@ -6678,20 +6806,20 @@ static seqpar_attn_keys seqpar__keys_of(const seqpar_attn *attn, const seqpar__a
     return k;
 }
 
-/* Scratch while programs are written. `list` has the leaves of the fold that is written: numbers
+/* Scratch memory for writing programs. `list` holds the leaves of the current fold: the numbers
    of the key pieces that a query piece sees, or of the query pieces that see a key piece. */
 typedef struct seqpar__writer {
     seqpar__sight sight;
     int64_t own;   /* pieces of this position */
     int64_t *mine; /* (own) their numbers */
     int32_t *list; /* (total) */
-    /* the list's places sorted by source: those of source q are by[at[q]] .. by[at[q + 1]] */
+    /* indices into `list`, sorted by source; those of source q are by[at[q] .. at[q + 1]) */
     int32_t *by;            /* (total) */
     int64_t *at;            /* (size + 2) */
-    int64_t *leaves;        /* (total) leaves of the list, where they are not neighbours */
+    int64_t *leaves;        /* (total) leaf numbers of a list that is not consecutive */
     seqpar__span *spans;    /* (most pieces of a position) */
     int32_t *operands;      /* (own) */
-    seqpar_fold_op *unused; /* (2 most) a program that another position runs */
+    seqpar_fold_op *unused; /* (2 per span) another position's program; discarded */
 } seqpar__writer;
 
 static int64_t seqpar__list_keys(seqpar__writer *p, int64_t query) {
@@ -6708,7 +6836,7 @@ static int64_t seqpar__list_queries(seqpar__writer *p, int64_t key) {
     return n;
 }
 
-/* Leaves of the list; not copied where its numbers are neighbours, as they mostly are. */
+/* Leaf numbers of the list. Consecutive pieces, the usual case, are not copied. */
 static const int64_t *seqpar__list_leaves(seqpar__writer *p, int64_t n) {
     if (n && p->list[n - 1] - p->list[0] == n - 1) return p->sight.attn->leaves + p->list[0];
     for (int64_t i = 0; i < n; i++) p->leaves[i] = p->sight.attn->leaves[p->list[i]];
@@ -6725,8 +6853,9 @@ static void seqpar__list_by_source(seqpar__writer *p, int64_t n) {
     SEQPAR__WORK(n + attn->size);
 }
 
-/* This position's query pieces that see a key piece, as spans of that key's fold: beside them in
-   it there may be queries of other positions. *near: where the last search ended. */
+/* Writes this position's query pieces that see a key piece to p->spans and p->operands. The
+   key's fold runs over the query pieces of all positions, so the neighbours of a span may
+   be pieces of other positions. *near: where the last search ended; the next begins there. */
 static int64_t seqpar__local_queries(seqpar__writer *p, int64_t key, int64_t *near) {
     const seqpar__sight *s = &p->sight;
     seqpar__range range = s->queries[key];
@@ -6759,7 +6888,8 @@ static seqpar_status seqpar__push_leaf(seqpar_fold *fold, int64_t i, int64_t ope
     return seqpar__fold_add(fold, SEQPAR_FOLD_LEAF, (int32_t)operand);
 }
 
-/* Programs of a query piece of this position: each step folds the blocks of its keys. */
+/* Writes the programs of one of this position's query pieces: one for each compute step that
+   has keys it sees. */
 static seqpar_status seqpar__program_query(seqpar_attn *attn, seqpar__writer *p,
                                            int64_t query) {
     int64_t n = seqpar__list_keys(p, p->mine[query]);
@@ -6800,8 +6930,8 @@ static seqpar_attn_task *seqpar__key_task(seqpar_attn *attn, int64_t key) {
     return task;
 }
 
-/* dk and dv of another position's key piece: what this position's queries add to them becomes
-   nodes of a message. */
+/* Writes the program for dk and dv of another position's key piece. The sums over this
+   position's queries become nodes of the message to the owner of the keys. */
 static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writer *p,
                                                  int64_t key, int64_t *near) {
     int64_t n = seqpar__local_queries(p, key, near), source = attn->order[key].source,
@@ -6832,8 +6962,9 @@ static seqpar_status seqpar__program_foreign_key(seqpar_attn *attn, seqpar__writ
     return SEQPAR_OK;
 }
 
-/* Folds what position q made for a key piece of this one. The list has the n query pieces that
-   see it. q's nodes are found by writing its program once more. */
+/* Writes the program that folds the nodes of position q into dk and dv of one of this
+   position's key pieces. The list has the n query pieces that see it. To find q's nodes, q's
+   program is written here, too. */
 static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p, int64_t q,
                                             int64_t piece, const int64_t *leaves, int64_t n,
                                             seqpar_fold *fold) {
@@ -6863,9 +6994,9 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
     return SEQPAR_OK;
 }
 
-/* dk and dv of a key piece of this position: what its own queries add first, then what others
-   return, in the order of arrival: in a ring from the position that the keys went to first, else
-   from position 0 on. */
+/* Writes the programs for dk and dv of one of this position's key pieces. Its own queries come
+   first, then what other positions return, in order of arrival. In a ring the first of these is
+   the position that the keys reach first; with llama3 it is the lowest position. */
 static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer *p,
                                                int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -6873,10 +7004,10 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
     const int64_t *leaves = seqpar__list_leaves(p, n);
     seqpar__list_by_source(p, n);
     own = p->at[attn->rank + 1] - p->at[attn->rank];
-    if (attn->desc.kernel) own = own > 0; /* its sums over own queries come as one */
+    if (attn->desc.kernel) own = own > 0; /* the kernel returns one sum over own queries */
     seqpar_fold_init(fold, leaves, n);
     fold->running = attn->desc.relaxed;
-    if (fold->running) /* of every other position comes one value */
+    if (fold->running) /* each other position that sees the key returns one value */
         for (fold->leaf_count = own, q = 0; q < attn->size; q++)
             fold->leaf_count += q != attn->rank && p->at[q + 1] > p->at[q];
     for (int64_t i = p->at[attn->rank]; i < p->at[attn->rank] + own; i++)
@@ -6898,13 +7029,14 @@ static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer
     return SEQPAR_OK;
 }
 
-/* Steps are the COMPUTEs of the backward plan, which are those of the forward plan. */
+/* Makes a compute step of each COMPUTE, and allocates its tasks. Both plans have the same
+   COMPUTEs; the backward plan is read. */
 static seqpar_status seqpar__program_steps(seqpar_attn *attn, seqpar__writer *p) {
     const seqpar_share *mine = &attn->shares[attn->rank];
     for (int64_t i = 0; i < attn->backward.count; i++) {
         const seqpar_plan_op *op = &attn->backward.ops[i];
         seqpar__attn_step *step;
-        /* the other ranges of heads repeat the first */
+        /* all ranges of heads have the same tasks */
         if (op->op != SEQPAR_PLAN_COMPUTE || op->head_begin > 0) continue;
         step = &attn->steps[attn->step_count];
         step->source = op->source;
@@ -6956,7 +7088,7 @@ static seqpar_status seqpar__programs_write(seqpar_attn *attn, seqpar__writer *p
         seqpar__tasks *keys = s == attn->rank ? &step->own : &step->foreign[s - step->source];
         for (int64_t k = p->sight.begin[s]; s != attn->rank && k < p->sight.begin[s + 1]; k++)
             SEQPAR__TRY(seqpar__program_foreign_key(attn, p, p->sight.number[k], &near));
-        /* behind the pieces of the tasks: those of the queries */
+        /* the query pieces follow the tasks' pieces, as seqpar_attn_backward_args needs them */
         if (keys->count)
             memcpy(keys->pieces + keys->count, attn->shares[attn->rank].pieces,
                    (size_t)p->own * sizeof *keys->pieces);
@@ -6985,11 +7117,11 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
 /* =============================================================================================
    >>exec  the plan is executed: ring and llama3
 
-   The executor takes the operations of a plan one after the other: it begins and awaits
-   messages, and hands tasks to the device, with buffers for what lies between two of them:
+   The executor runs the operations of a plan in order. It begins messages, waits for them, and
+   hands tasks to the device. These buffers carry data from one operation to a later one:
 
        slot            keys and values, of one source in a ring, of all with llama3
-       store           states of queries that wait for siblings
+       store           states of queries (backward: dQ) that wait for siblings
        pending         dK and dV of own keys that wait for siblings
        outbox, inbox   nodes of dK and dV on their way to owners; two of each, so that one is
                        filled while the other travels
@@ -6999,16 +7131,18 @@ typedef struct seqpar__attn_exec {
     seqpar_ctx *ctx;
     seqpar_attn *attn;
     const seqpar_plan *plan;
-    /* tensors that the ring works on, and those of the call; the same without Ulysses */
+    /* args: the tensors that ring and llama3 work on; own: those of the call. Without Ulysses
+       they are the same */
     seqpar_attn_args args, own;
-    /* Ulysses: inputs and results, of all tokens of the position and the own heads; messages */
+    /* Ulysses: inputs and results of all the position's tokens, for this member's heads; memory
+       for messages */
     seqpar_buffer gathered, results, staging;
     const void *k, *v; /* slot 0 */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
-    seqpar_buffer user_results; /* of an own kernel: seqpar__user_offset */
+    seqpar_buffer user_results; /* of a user's kernel: seqpar__user_offset */
     seqpar_request *requests;
     int64_t compute;               /* COMPUTEs so far */
-    int64_t *out_begin, *in_begin; /* (size + 1) rows of the message to and from each rank */
+    int64_t *out_begin, *in_begin; /* (size + 1) first row of the message to, from each rank */
 } seqpar__attn_exec;
 
 static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request,
@@ -7023,7 +7157,7 @@ static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64
     ctx->trace(ctx->trace_user, &e);
 }
 
-/* kv heads of a COMPUTE; all of a plan have the same number. */
+/* How many kv heads a COMPUTE has; the number is the same for all COMPUTEs of a plan. */
 static int64_t seqpar__heads_of(const seqpar__attn_exec *r) {
     int64_t i = 0;
     while (r->plan->ops[i].op != SEQPAR_PLAN_COMPUTE) i++;
@@ -7039,8 +7173,9 @@ static int64_t seqpar__slot_rows(const seqpar__attn_exec *r) {
     return 2 * (seqpar__gathers(r->attn) ? sum : most);
 }
 
-/* Offsets in the buffer of a user's kernel: the sum over sources and the part of one source, each
-   with its lse; dk and dv of a source; dk and dv of this position's keys, piece after piece. */
+/* Offsets, in elements, in the results of a user's kernel. SUM is the sum over sources, PART
+   the part of one source; each is followed by its lse. DK and DV are dk and dv of one source.
+   PIECES are dk and dv of this position's keys, piece after piece. */
 enum {
     SEQPAR__USER_SUM,
     SEQPAR__USER_PART,
@@ -7061,8 +7196,8 @@ static int64_t seqpar__user_offset(const seqpar__attn_exec *r, int64_t kv_heads,
     return 2 * sum + 2 * (most + (r->plan->backward ? tokens : 0)) * kv_heads * d;
 }
 
-/* Buffers of one execution. Outbox and inbox hold the message of one rank in a ring, of all ranks with
-   llama3. */
+/* Allocates the buffers of one execution. In a ring, outbox and inbox hold the message of one
+   rank; with llama3, those of all ranks. */
 static seqpar_status seqpar__exec_buffers(seqpar__attn_exec *r) {
     seqpar_attn *attn = r->attn;
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -7156,7 +7291,7 @@ typedef struct seqpar__all_messages {
     char *in;
     const int64_t *in_begin;
     int64_t row;  /* bytes */
-    int same_out; /* all are sent this rank's rows, not each its own */
+    int same_out; /* 1: all ranks are sent this rank's rows; 0: rank q is sent rows of q */
 } seqpar__all_messages;
 
 /* One message to and from every other rank. */
@@ -7216,7 +7351,8 @@ static seqpar_status seqpar__exec_return(seqpar__attn_exec *r, const seqpar_plan
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
 }
 
-/* Tasks count offsets in rows; a device wants elements. width: elements of a row of these heads. */
+/* Copies tasks, with their offsets converted from rows to elements, as a device needs them.
+   width: elements of a row, over the heads of this COMPUTE. */
 static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_t width,
                                               int64_t store_row, int64_t inbox_row) {
     seqpar_attn_task *t = SEQPAR__NEW(seqpar_attn_task, tasks->count);
@@ -7229,11 +7365,11 @@ static seqpar_attn_task *seqpar__scaled_tasks(const seqpar__tasks *tasks, int64_
     return t;
 }
 
-/* Memory that tasks read and write, beside the queries'. */
+/* Memory that tasks read and write. The query tensors are not here, but in r->args. */
 typedef struct seqpar__task_memory {
     const void *k, *v, *inbox;
     void *store;
-    int64_t inbox_row, store_row; /* where theirs begins in inbox and store */
+    int64_t inbox_row, store_row; /* the tasks' first row in inbox and store */
 } seqpar__task_memory;
 
 /* Arguments of a device call. The caller frees a->tasks. */
@@ -7246,7 +7382,7 @@ static seqpar_status seqpar__tasks_args(seqpar__attn_exec *r, const seqpar_plan_
     if (!a->tasks) return seqpar__no_memory(r->ctx->error, "attention tasks");
     a->head_begin = op->head_begin;
     a->head_count = op->head_count;
-    if (r->attn->desc.kernel) { /* its dk and dv have a token's heads together: one wide head */
+    if (r->attn->desc.kernel) { /* a token's heads lie side by side: one wide head */
         a->head_begin /= op->head_count;
         a->head_count = 1;
         a->kv_heads /= op->head_count;
@@ -7276,9 +7412,9 @@ static seqpar_status seqpar__exec_tasks(seqpar__attn_exec *r, const seqpar_plan_
     return status;
 }
 
-/* dq, and dk, dv of every source, in one device call, which computes the scores of a block once
-   for all three. Group 0 of the keys are this rank's, into pending; the others go into the
-   outbox. */
+/* Computes dq, and dk and dv of every source of the COMPUTE. It is one device call, so that a
+   device can compute the scores of a block once for all three. Key group 0 has this rank's keys
+   and writes to pending; the other groups write to the outbox. */
 static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                            const seqpar__attn_step *step, const void *k,
                                            const void *v) {
@@ -7310,10 +7446,11 @@ static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_pl
 /* =============================================================================================
    >>kernel  an attention kernel of the user's
 
-   seqpar_attn_desc.kernel computes a rank's queries x all keys of one source. The executor still
-   splits, sends and sums: the parts of all sources are merged by their lse, as ring attention
-   does elsewhere, and dk, dv go to their owners. A part is the sum over a source, so the tree is
-   not that of cells: the error rule.
+   seqpar_attn_desc.kernel computes a rank's queries x all keys of one source; the result is the
+   source's part. The executor still splits, sends and sums. It merges the parts of all sources
+   by their lse, as other implementations of ring attention do, and sends dk and dv to their
+   owners. A part is a sum over a source, not over a cell. So bits are not equal, and the error
+   rule holds.
 
        sum  <- nothing;  for each source: part <- kernel(source), sum <- merge(sum, part)
    ========================================================================================== */
@@ -7326,8 +7463,8 @@ static void *seqpar__user_results(const seqpar__attn_exec *r, const seqpar_plan_
                : NULL;
 }
 
-/* Begins the sum over sources; with `part` merges a source's part into it; with `end` writes the
-   result. */
+/* With neither flag, begins the sum over sources. `part` merges the part of one source into
+   the sum; `end` writes the sum to the tensors of the call. */
 static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                         int part, int end) {
     seqpar_device *dev = r->ctx->device;
@@ -7354,8 +7491,8 @@ static seqpar_status seqpar__user_merge(seqpar__attn_exec *r, const seqpar_plan_
     return dev->attn_merge(dev, &a, r->ctx->queue);
 }
 
-/* What the user's kernel is told of a source: this rank's queries, the source's keys, and where
-   each of them lies in its row. */
+/* The arguments of the user's kernel for one source: this rank's queries, the source's keys,
+   and the positions of both in their rows. */
 static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
                                               const seqpar_plan_op *op, int64_t s,
                                               const void *k, const void *v) {
@@ -7397,8 +7534,8 @@ static seqpar_attn_source seqpar__user_source(const seqpar__attn_exec *r,
     return a;
 }
 
-/* Copies dk and dv of a source into the order of messages: piece after piece, dk of a piece before
-   its dv. */
+/* Copies dk and dv of a source into the order of messages: piece after piece, dk of a piece
+   before its dv. */
 static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
                               const seqpar__tasks *tasks, int64_t s, void *to) {
     seqpar_device *dev = r->ctx->device;
@@ -7416,7 +7553,8 @@ static void seqpar__user_keys(seqpar__attn_exec *r, const seqpar_plan_op *op,
     }
 }
 
-/* Results begin as zeros, so that a kernel may leave out queries that see no key. */
+/* Zeroes the results, then calls the user's kernel. So for a query that sees no key the kernel
+   need not write out or dq; it must write lse, -inf. */
 static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar_attn_source *a) {
     const seqpar_attn_kernel *kernel = r->attn->desc.kernel;
@@ -7446,8 +7584,8 @@ static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar
                        (long long)a->head, (long long)a->heads);
 }
 
-/* The sources of a COMPUTE one after the other, each part merged at once: memory is that of one
-   part, however many sources there are. */
+/* Calls the user's kernel for each source of a COMPUTE, and merges its part before the next.
+   So memory is that of one part, whatever the number of sources. */
 static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar__attn_step *step, const void *k,
                                               const void *v) {
@@ -7483,18 +7621,18 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
 /* =============================================================================================
    >>ulysses  tokens for heads, and back
 
-   Members of a position exchange: each gives its tokens of the others' heads and gets their
-   tokens of its own heads. What follows works on all tokens of the position; its results go
-   back the same way. Of two members with 4 heads, and 5 and 3 tokens:
+   The members of a position do an all-to-all. A member begins with its tokens of all heads, and
+   ends with all tokens of the position, of its own heads. Ring or llama3 works on these. A
+   second all-to-all sends the results back. Two members with 4 heads, and 5 and 3 tokens:
 
        member 0   tokens 0..4, heads 0..3   HEADS    tokens 0..7, heads 0..1
        member 1   tokens 5..7, heads 0..3   TOKENS   tokens 0..7, heads 2..3
 
-   Where there are fewer kv heads than members, some members have the same one
-   (ulysses_replicate), and the copies of dk and dv are added in order of members.
+   With fewer kv heads than members (ulysses_replicate), several members compute with copies of
+   one kv head. The dk and dv of the copies are added in order of members.
    ========================================================================================== */
 
-/* Heads of a member, query or kv: *begin .. *begin + the result. */
+/* Returns how many heads a member has (kv: kv heads, else query heads). *begin: its first. */
 static int64_t seqpar__member_heads(const seqpar_plan *plan, const seqpar_attn_desc *d,
                                     int64_t member, int kv, int64_t *begin) {
     int64_t group = d->heads / d->kv_heads, each = d->heads / plan->ulysses_size;
@@ -7512,7 +7650,8 @@ typedef struct seqpar__heads_tensor {
 
 enum { SEQPAR__HEADS_MAX = 6 };
 
-/* The tensors that travel, in the order of every message: to members, or as results back. */
+/* Lists the tensors of an exchange, inputs or results, in the order that all members send them
+   in. Returns how many there are. */
 static int64_t seqpar__heads_tensors(const seqpar__attn_exec *r, int results,
                                      seqpar__heads_tensor *t) {
     const seqpar_attn_args *a = &r->own;
@@ -7545,8 +7684,9 @@ static void seqpar__heads_offsets(seqpar__attn_exec *r, int results, seqpar__hea
     }
 }
 
-/* The gathered inputs, the results, and one staging buffer that both exchanges use in turn. From
-   here on the ring works on the gathered tensors (r->args) in the place of the caller's (r->own). */
+/* Allocates the gathered inputs, the results, and a staging buffer for both exchanges, which do
+   not overlap. From here on ring and llama3 work on the gathered tensors (r->args) instead of
+   the caller's (r->own). */
 static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     seqpar__heads_tensor t[SEQPAR__HEADS_MAX];
     int64_t tokens = r->attn->shares[r->attn->rank].tokens;
@@ -7618,7 +7758,7 @@ static int64_t seqpar__row_bytes(const seqpar__attn_exec *r, const seqpar__heads
     return (t->kv ? r->attn->desc.kv_heads : r->attn->desc.heads) * t->unit;
 }
 
-/* HEADS sends the blocks of the staging buffer; TOKENS receives them (results). */
+/* HEADS sends the blocks of the staging buffer; TOKENS (results 1) receives into them. */
 static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                            int results, seqpar__heads_tensor *t,
                                            seqpar__heads_block *blocks, seqpar_transfer *list) {
@@ -7650,7 +7790,8 @@ static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_pl
         list[sends] = results ? gathered : staged;
         list[n + sends++] = results ? staged : gathered;
     }
-    /* members may have other numbers of kv heads, and so of requests */
+    /* The group's step must be equal on all members. The request number need not be: with
+       llama3 it depends on the number of kv heads */
     group = seqpar__group(results ? "heads to tokens" : "tokens to heads", r->plan->backward,
                           list, sends, list + n, sends);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
@@ -7704,10 +7845,10 @@ static seqpar_status seqpar__exec_heads(seqpar__attn_exec *r, const seqpar_plan_
 /* =============================================================================================
    >>call  open, forward, backward
 
-   seqpar_attn_open checks the description, compares it over the ranks, makes both plans and all
-   that they need. A forward or backward call makes the buffers of one run, runs the plan, and
-   frees them. After an error it first tells the other ranks and waits for messages in flight, so
-   that nobody writes into memory that is freed.
+   seqpar_attn_open checks the description, compares it across the ranks, and makes both plans
+   and all that they need. A forward or backward call allocates buffers, runs the plan, and
+   frees the buffers. After an error it aborts the other ranks and waits for messages in flight
+   before it frees the buffers, so that no message is written into freed memory.
    ========================================================================================== */
 
 static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
@@ -7727,7 +7868,7 @@ static seqpar_status seqpar__attn_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     return status;
 }
 
-/* What is wrong on any rank, before ranks compare what they have. */
+/* Checks this rank's description by itself, before the ranks compare theirs. */
 static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_desc *d) {
     if (d->kv_heads <= 0 || d->heads <= 0 || d->heads % d->kv_heads)
         return seqpar_fail(
@@ -7770,8 +7911,9 @@ static seqpar_status seqpar__check_attn(seqpar_error *error, const seqpar_attn_d
     return SEQPAR_OK;
 }
 
-/* The plans of both directions, and this rank's place among positions and members. Heads that do
-   not divide are refused behind the plans, which say what replicates. */
+/* Makes the plans of both directions, and sets this rank's position and heads. Query heads that
+   ulysses_size does not divide are refused after that, because the plan says whether kv heads
+   are replicated. */
 static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     const seqpar_attn_desc *d = &attn->desc;
     seqpar_plan_desc p;
@@ -7801,8 +7943,8 @@ static seqpar_status seqpar__attn_plans(seqpar_ctx *ctx, seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* What is made once the plans are there: all that a run needs, or only what a count of FLOPs
-   and bytes needs (verify/seqpar_check.h). */
+/* Runs after the plans are made. Prepares all that an execution needs, or only what a count of
+   FLOPs and bytes needs (verify/seqpar_check.h). */
 typedef seqpar_status (*seqpar__attn_preparation)(seqpar_ctx *ctx, seqpar_attn *attn);
 /* A user's kernel sums over a source at a time, so it runs on the relaxed path. */
 static seqpar_status seqpar__attn_open(seqpar_ctx *ctx, seqpar_attn **out,
@@ -7898,7 +8040,7 @@ static seqpar_status seqpar__exec_compute(seqpar__attn_exec *r, const seqpar_pla
         status = seqpar__exec_backward(r, op, step, k, v);
     else
         status = seqpar__exec_tasks(r, op, &step->queries, dev->attn_forward, &memory);
-    /* attn_flops is true only then */
+    /* attn_flops is valid only after the device has settled */
     if (!status && r->ctx->trace) status = seqpar_device_settle(dev, r->ctx->queue);
     seqpar__trace(r->ctx, "compute", number, -1, op->source,
                   (double)(dev->attn_flops - before));
@@ -7911,7 +8053,7 @@ static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_o
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     memory.inbox = r->inbox[op->buffer].data;
-    if (!seqpar__gathers(r->attn)) { /* ring: step s brings what position rank + s made */
+    if (!seqpar__gathers(r->attn)) { /* ring, step s: from position rank + s * next */
         memory.store = r->pending[0].data;
         return seqpar__exec_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
@@ -7951,7 +8093,8 @@ static seqpar_status seqpar__exec_op(seqpar__attn_exec *r, const seqpar_plan_op 
     }
 }
 
-/* Executes a plan once: buffers, operations, and their end, also after an error. */
+/* Executes a plan once: allocates buffers, runs the operations, and frees the buffers,
+   also after an error. */
 static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
                                        const seqpar_plan *plan, const seqpar_attn_args *args) {
     seqpar__attn_exec r;
@@ -7971,7 +8114,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     if (!status && plan->ulysses_size > 1) status = seqpar__heads_buffers(&r);
     for (int64_t i = 0; !status && i < plan->count; i++)
         status = seqpar__exec_op(&r, &plan->ops[i]);
-    /* abort and wait: nobody may still read or write these buffers when they are freed */
+    /* abort and wait: no message may still use these buffers when they are freed */
     if (status && r.requests) {
         if (status != SEQPAR_ERR_DIED) seqpar_comm_abort(ctx->world, ctx->error->text);
         for (int64_t i = 0; i < plan->requests; i++)
@@ -8040,7 +8183,8 @@ static void **seqpar__gapped_tensor(seqpar_attn_io *io, int i) {
     return tensors[i];
 }
 
-/* Puts copies in the place of the first `count` tensors of io, where they have gaps. */
+/* Replaces those of io's first `count` tensors that have gaps by buffers without gaps. q, k and
+   v are copied into theirs. */
 static seqpar_status seqpar__gaps_open(seqpar_ctx *ctx, const seqpar_attn *attn, int count,
                                        seqpar_attn_io *io, seqpar__gapped *gapped) {
     static const char *const names[SEQPAR__GAPPED] = {"q", "k", "v", "dq", "dk", "dv"};
@@ -8085,7 +8229,7 @@ static seqpar_status seqpar__gaps_close(seqpar_ctx *ctx, const seqpar_attn *attn
     return status;
 }
 
-/* A rank without tokens needs none of them. */
+/* Refuses tensors that are NULL. A rank without tokens needs none. */
 static seqpar_status seqpar__check_tensors_in(const char *function, seqpar_ctx *ctx,
                                               const seqpar_attn *attn, const seqpar_attn_io *io,
                                               int backward) {
@@ -8115,7 +8259,7 @@ SEQPAR_DEF seqpar_status seqpar_attn_forward(seqpar_ctx *ctx, seqpar_attn *attn,
     return seqpar__gaps_close(ctx, attn, gapped, status);
 }
 
-/* delta = dout . out. With it the gradient of the sinks needs no keys. */
+/* Computes delta = dout . out, and from it the gradient of the sinks, which needs no keys. */
 static seqpar_status seqpar__attn_statistics(seqpar_ctx *ctx, const seqpar_attn *attn,
                                              const seqpar_attn_io *io, void *delta) {
     seqpar_attn_delta_args d;
@@ -8179,8 +8323,8 @@ typedef struct seqpar__attn_whole {
     const seqpar_attn_desc *desc;
 } seqpar__attn_whole;
 
-/* Scatters what is read, runs, gathers what is wanted. `memory` has room for this rank's tokens
-   of all tensors. */
+/* Scatters the inputs, runs forward and (with dout) backward, and gathers the results that are
+   not NULL. `memory` holds this rank's tokens of all nine tensors. */
 static seqpar_status seqpar__attn_whole_compute(seqpar_ctx *ctx, seqpar_attn *attn,
                                                 const seqpar_attn_io *io, char *memory) {
     const seqpar_share *mine = seqpar_attn_share(attn);
@@ -8254,19 +8398,20 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
 /* =============================================================================================
    >>loss  token log-probs from hidden states
 
-   A loss has three layers, and this is the first: from hidden states to numbers of each token,
-   and back from their derivatives, the seeds.
+   A loss has three layers. This is the first. Forward, it computes values of each token from
+   hidden states. Backward, it takes the derivatives of the loss by these values, the seeds.
 
        >>loss        hidden -> logits -> logp, entropy, lse     dhidden, dtable <- seeds
        >>objective   logp -> sums per document                  seeds of its tokens <- d/dsum
                      sums -> value                              d/dsum
 
-   Two calls. seqpar_vocab_forward gives the values. seqpar_vocab_backward takes the seeds
-   dL/dlogp (and those of entropy, smoothing and z-loss) and gives dhidden and dtable; it makes
-   the logits anew, and gives the values, too. SFT needs that one alone, as its seeds are known
-   beforehand: -1/N for every supervised token, N the count of the optimizer step. Losses
-   whose seeds depend on the log-probs (DPO, PPO) need both calls. Logits of a long row would fill
-   the memory, so they are made for rows_max tokens at a time.
+   There are two calls. seqpar_vocab_forward computes the values. seqpar_vocab_backward takes
+   the seeds dL/dlogp (and those of entropy, smoothing and z-loss) and computes dhidden and
+   dtable. It recomputes the logits and returns the values, too. SFT needs the backward call
+   only, because its seeds are known beforehand: -1/N for every supervised token, where N is the
+   number of supervised tokens of the optimizer step. Losses whose seeds depend on the log-probs
+   (DPO, PPO) need both calls. The logits of a long row would fill the memory, so they are
+   computed for rows_max tokens at a time.
    ========================================================================================== */
 
 static void *seqpar__offset(void *base, int64_t element, int dtype) {
@@ -8296,8 +8441,9 @@ static double seqpar__vocab_scale_of(const seqpar_vocab_desc *desc) {
     return desc->temperature == 0 ? 0 : 1.0 / desc->temperature;
 }
 
-/* The teacher's logits of the same tokens, and how far the student's are from them; they become the
-   gradient. */
+/* Computes the teacher's logits of the same tokens, in `beside`, their entropy, and the KL
+   divergence between teacher and student. With `gradient`, `beside` becomes the gradient of
+   this divergence by the student's logits, times dkl. */
 static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *beside,
                                          int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                          int gradient, const seqpar_vocab_desc *desc) {
@@ -8321,7 +8467,8 @@ static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *be
     return ctx->device->distill(ctx->device, &d, ctx->queue);
 }
 
-/* The same, of probabilities among some tokens alone. */
+/* Computes log-probs by the softmax over the tokens of io->choices alone. With `gradient` the
+   logits become dL/dlogits. */
 static seqpar_status seqpar__vocab_choose(seqpar_ctx *ctx, void *logits, int64_t first,
                                           int64_t rows, const seqpar_vocab_io *io, int gradient,
                                           const seqpar_vocab_desc *desc) {
@@ -8342,7 +8489,7 @@ static seqpar_status seqpar__vocab_choose(seqpar_ctx *ctx, void *logits, int64_t
     return ctx->device->choose(ctx->device, &a, ctx->queue);
 }
 
-/* The likeliest token of each row, where it is asked for. */
+/* Writes the likeliest token of each row to io->best, unless that is NULL. */
 static seqpar_status seqpar__vocab_best(seqpar_ctx *ctx, void *logits, int64_t first,
                                         int64_t rows, const seqpar_vocab_io *io,
                                         const seqpar_vocab_desc *desc) {
@@ -8358,8 +8505,8 @@ static seqpar_status seqpar__vocab_best(seqpar_ctx *ctx, void *logits, int64_t f
     return ctx->device->sample(ctx->device, &a, ctx->queue);
 }
 
-/* Logits of `rows` tokens from `first` on, their statistics and, if asked for, their gradient
-   in place. beside: memory for as many, of a teacher. */
+/* Computes the logits of `rows` tokens from `first` on and their statistics. With `gradient`
+   the logits become dL/dlogits. beside: memory for as many logits of a teacher. */
 static seqpar_status seqpar__vocab_rows(seqpar_ctx *ctx, void *logits, void *beside,
                                         int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                         int gradient, const seqpar_vocab_desc *desc) {
@@ -8501,24 +8648,25 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     return status;
 }
 
-/* ---- a fold in tiles: its program is cut into tiles of at most so many tokens. Between two tiles
-   the stack lies in the store, value n at n. After the last tile the stack holds the nodes, rising,
-   each at its number. ---- */
+/* ---- a fold in tiles: its program is cut into tiles of at most `most` tokens (a leaf that is
+   longer: `part`). Between two tiles the values of the stack are in the store, value n in
+   place n. So after the last tile the store holds the nodes in rising order, node n in place
+   n. ---- */
 
 typedef struct seqpar__tiler {
     seqpar_fold_op *ops;
-    int64_t count; /* of the program of this tile */
+    int64_t count; /* operations in this tile's program */
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
-    int64_t places; /* most values at the end of a tile */
-    int64_t most;   /* tokens of a tile, or */
-    int64_t part;   /* of a part of a leaf that is longer: it is a tile, or several, alone */
-    int alone;      /* this tile is one */
+    int64_t places; /* of the store that are needed: most values left at the end of a tile */
+    int64_t most;   /* most tokens of a tile */
+    int64_t part;   /* a longer leaf has tiles of its own, each of at most so many tokens */
+    int alone;      /* this tile is one of those */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this tile */
     const seqpar_token_fold *fold;
-    seqpar_token_tile_fn fn; /* NULL: places are counted alone */
+    seqpar_token_tile_fn fn; /* NULL: only `places` is counted */
     void *user;
 } seqpar__tiler;
 
@@ -8558,8 +8706,9 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
     return SEQPAR_OK;
 }
 
-/* A leaf that is longer than a tile is computed in parts, and nothing else beside it: so where
-   tiles end, and with it r->places, does not depend on the length of parts. */
+/* A leaf that is longer than a tile is computed in parts, in tiles that hold nothing else. So
+   the length of a part does not move the ends of the other tiles, and r->places is no more than
+   it is with step 1, which seqpar_token_node_count counts. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -8591,7 +8740,7 @@ static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *s
             SEQPAR__TRY(seqpar__tiler_leaf(r, &share->pieces[op.index]));
             continue;
         }
-        if (op.op == SEQPAR_FOLD_STORE) break; /* all nodes follow, and lie where they belong */
+        if (op.op == SEQPAR_FOLD_STORE) break; /* seqpar__tiler_close stores all nodes */
         seqpar__tiler_load(r, 2);
         seqpar__tiler_emit(r, op.op, op.index);
         r->stack--;
@@ -8600,8 +8749,10 @@ static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *s
     return r->rows ? seqpar__tiler_end(r) : SEQPAR_OK;
 }
 
-/* Tokens of a tile. One of a power of two of leaves ends with fewer values on the stack than one
-   that is a little longer: it is a whole subtree, where leaves are the cells of a document. */
+/* Tokens of a tile, at most `most`: all tokens if they fit; else those of the longest leaf,
+   times the largest power of two that fits. Where the leaves are the cells of a document, a
+   tile of a power of two of leaves is a whole subtree. It leaves fewer values on the stack than
+   a slightly longer tile. */
 static int64_t seqpar__tiler_rows(const seqpar_share *share, int64_t most) {
     int64_t longest = 1, leaves = 1;
     if (most >= share->tokens) return SEQPAR__MAX(share->tokens, 1);
@@ -8672,7 +8823,8 @@ SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t mos
     return SEQPAR__MIN(SEQPAR__MAX(rows, seqpar__tiler_part(rows, step)), share->tokens);
 }
 
-/* Counted with steps of 1, which need most. */
+/* Counts with step 1, which gives an upper bound: a device with a larger step may compute a
+   long leaf in one part, and then needs no place for its unfinished sum. */
 SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
                                            const seqpar_token_fold *fold, int64_t most) {
     SEQPAR_MUST("share, fold", share, fold);
@@ -8680,7 +8832,7 @@ SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
     if (seqpar__tiler_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
         (void)seqpar__tiler_tiles(&r, share);
     else
-        r.places = fold->depth; /* at least as many; the call itself finds no memory either */
+        r.places = fold->depth; /* an upper bound; the call itself finds no memory either */
     seqpar__tiler_free(&r);
     return r.places;
 }
@@ -8690,12 +8842,13 @@ typedef struct seqpar__vocab_call {
     const seqpar_vocab_io *io;
     const seqpar_vocab_desc *desc;
     void *logits; /* of a tile; of all tokens with io->dlogits */
-    void *beside; /* of a tile, a teacher's */
-    /* of seqpar_vocab_nodes, to which dlogits are given; 0: they are made here */
+    void *beside; /* a teacher's logits of a tile */
+    /* seqpar_vocab_nodes: the rows of the table whose nodes are computed, from given dlogits.
+       table_rows 0: seqpar_vocab_backward, which computes dlogits first */
     int64_t table_first, table_rows;
 } seqpar__vocab_call;
 
-/* Logits, their gradient in place, and dhidden. */
+/* Computes the logits of a tile, overwrites them with dL/dlogits, and computes dhidden. */
 static seqpar_status seqpar__vocab_tokens(const seqpar__vocab_call *c, void *logits,
                                           const seqpar_token_tile *r) {
     seqpar_device *dev = c->ctx->device;
@@ -8758,8 +8911,8 @@ static void seqpar__vocab_plain_init(seqpar__vocab_plain *p, int64_t tokens) {
     p->fold.program_count = p->fold.node_count = p->fold.depth = 1;
 }
 
-/* Takes the plain one in the place of a share and a fold that are not given. `elements` of its
-   node are zeroed where it has no leaf. */
+/* If neither share nor fold is given, sets both to those of `plain`. Without tokens it has no
+   leaf, so nothing would write its node: then the first `elements` of the node are zeroed. */
 static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                      seqpar__vocab_plain *plain, const seqpar_share **share,
                                      const seqpar_token_fold **fold, int64_t elements) {
@@ -8851,7 +9004,7 @@ SEQPAR_DEF seqpar_status seqpar_vocab_nodes(seqpar_ctx *ctx, const seqpar_vocab_
     c.logits = io->dlogits;
     c.table_first = first;
     c.table_rows = rows;
-    /* one tile: no sum waits */
+    /* one tile of all tokens: no sum waits in the store for a later tile */
     return seqpar_token_tiles(ctx->error, share, fold, SEQPAR__MAX(share->tokens, 1),
                               ctx->device->sum_step, seqpar__vocab_tile, &c);
 }
@@ -8900,21 +9053,22 @@ SEQPAR_DEF double seqpar_sft_token_loss(double logp, double smooth, double lse,
 }
 
 /* =============================================================================================
-   >>objective  sums per document, and what is made of them
+   >>objective  sums per document, and the objectives computed from them
 
    The second and third layer of a loss (>>loss).
 
-   A preference loss takes the log-prob of a whole response, of which a rank may hold a part:
-   the sigmoid of a part means nothing. So sums per document are put together over all ranks
-   first. A segment is such a document; the leaves of its fold are its partial sums, one for
-   each of its cells. The sum is the same number on every rank, however the row was split and
-   whatever it is packed with.
+   A preference loss needs the log-prob of a whole response. A rank may hold only some of its
+   tokens, and the sigmoid of a partial sum means nothing. So values are first summed per
+   document over all ranks. A segment is one such document. The leaves of its fold are its
+   partial sums, one for each of its cells. The sum is the same number on every rank, however
+   the row was split and whatever it is packed with.
 
-   Objectives then see plain numbers, and know of no ranks. Each returns its value and the
-   derivative, which goes back to the tokens of the document as their seed.
+   An objective is a function of plain numbers and knows nothing of ranks. It returns its value
+   and its derivative, which becomes the seed of the document's tokens.
 
-   A mean is x0 + sum(xi - x0) / N, so that the mean of equal numbers is that number: the first
-   DPO loss is -log(sigmoid(0)) to the bit.
+   A mean is x0 + sum(xi - x0) / N, so that the mean of equal numbers is exactly that number.
+   Before the first DPO update policy and reference are equal, so the loss is -log(sigmoid(0))
+   to the bit.
    ========================================================================================== */
 
 static int seqpar__segments_reserve(seqpar_segments *s, int64_t count) {
@@ -8942,7 +9096,8 @@ SEQPAR_DEF seqpar_status seqpar_segments_push(seqpar_error *error, seqpar_segmen
     return SEQPAR_OK;
 }
 
-/* A piece holds one range of tokens of each document in it: a leaf. */
+/* A piece holds one range of tokens of each of its documents. The sum over a range is added as
+   one leaf. */
 static int seqpar__segments_piece(seqpar_segments *s, const double *values,
                                   const seqpar_row *row, const seqpar_piece *p) {
     int64_t last = -1;
@@ -8998,7 +9153,8 @@ static int seqpar__by_segment(const void *a, const void *b) {
     return x->leaf < y->leaf ? -1 : x->leaf > y->leaf;
 }
 
-/* sums (documents, width) of s, which all ranks added. documents -1: all of it is one sum. */
+/* Folds the entries of all ranks, s, to sums (documents, width). documents -1: s is one sum,
+   all of segment 0. */
 static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, int64_t documents,
                                            const seqpar_segments *s) {
     int64_t count = s->count, width = s->width;
@@ -9036,7 +9192,7 @@ static seqpar_status seqpar__segments_fold(seqpar_error *error, double *sums, in
     return status;
 }
 
-/* What all ranks have added, behind one another. */
+/* Gathers the entries of all ranks, in order of ranks. */
 static seqpar_status seqpar__segments_gather(seqpar_comm *comm, seqpar_segments *all,
                                              const seqpar_segments *s) {
     int64_t *counts = NULL, *bytes = SEQPAR__NEW(int64_t, comm->size);
@@ -9145,7 +9301,8 @@ SEQPAR_DEF const seqpar_preference_kind *seqpar_preference_at(int kind) {
     return kind >= 0 && kind < SEQPAR_PREFERENCE_COUNT ? &table[kind] : NULL;
 }
 
-/* Limits of each kind; an option that the kind does not read is refused, not ignored. */
+/* Checks the options against the limits of the kind. label_smoothing is refused, not ignored,
+   for a kind that has none. */
 static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_preference *p,
                                               const seqpar_preference_desc *d) {
     const seqpar_preference_kind *kind = seqpar_preference_at(d->kind);
@@ -9182,8 +9339,9 @@ static seqpar_status seqpar__check_preference(seqpar_error *error, const seqpar_
     return SEQPAR_OK;
 }
 
-/* Loss as a function of the margin D, or of what a kind puts in its place, and its
-   derivative. */
+/* Returns the loss of a pair as a function of the margin, and the derivative in *slope. The
+   margin is chosen - rejected, each a sum or a mean of log-probs, less the reference's where
+   the loss has one. */
 static double seqpar__preference_of(const seqpar_preference_desc *d, double margin,
                                     double *slope) {
     double z = d->beta * margin - (d->kind == SEQPAR_PREFERENCE_SIMPO ? d->gamma : 0.0);
@@ -9357,22 +9515,24 @@ SEQPAR_DEF double seqpar_token_weight(const seqpar_aggregate *a, int64_t tokens_
 /* =============================================================================================
    >>blocks  parameter blocks and their owners
 
-   Tensors are exchanged in groups (a layer), a large table in slices of its rows. A slice is cut
-   into blocks of 1,024 elements, which are dealt over all W ranks. The owner of a block sums its
-   gradient and updates it. Nobody else holds that part of the gradient at any ZeRO stage; from
-   stage 1 on, of its moments and masters neither; at stage 3 of the parameters neither
-   (>>shards).
+   Tensors are exchanged in groups (a group is a layer), and a group in slices: whole tensors
+   while they fit, a larger tensor cut between rows. A slice is cut into blocks of 1,024
+   elements, which are dealt over all W ranks. The owner of a block sums its gradient and, from
+   ZeRO stage 1 on, updates it. At every stage only the owner keeps the gradient of a block.
+   From stage 1 on only the owner keeps its moments and masters. At stage 3 only the owner keeps
+   its parameters (>>shards).
 
        tensor   a: 2,500 elements                b: 900
        blocks   a0 [0, 1024)  a1 [1024, 2048)    a2 [2048, 2500) and a gap    b0 [0, 900) and a gap
        owners   rank 0        rank 0             rank 1                       rank 1       W = 2
 
-   In an owner's memory its blocks lie one behind the other, slice by slice, and every tensor
-   begins at a block; the caller's arrays have no gaps.
+   In an owner's memory its blocks follow each other, slice by slice. Every tensor begins at a
+   block, so its last block may end with a gap. The caller's arrays have no such gaps.
    ========================================================================================== */
 
-/* Blocks of a slice are dealt in runs; slice s starts with rank s, so that small ones do
-   not pile up on rank 0. */
+/* Each rank owns one run of a slice's blocks, [*begin, *begin + *count) in elements of the
+   slice. Slice s is dealt from rank s % world on, so that the blocks of small slices are spread
+   over the ranks. */
 static void seqpar__owned_blocks(const seqpar_blocks *b, int64_t slice, int64_t world,
                                  int64_t rank, int64_t *begin, int64_t *count) {
     int64_t blocks = (b->slice_begin[slice + 1] - b->slice_begin[slice]) / SEQPAR_PARAM_BLOCK;
@@ -9381,7 +9541,8 @@ static void seqpar__owned_blocks(const seqpar_blocks *b, int64_t slice, int64_t 
     *count = seqpar_part_begin(blocks, world, turn + 1) * SEQPAR_PARAM_BLOCK - *begin;
 }
 
-/* Offset in compact state. */
+/* The element at which this rank's blocks of a slice begin in state that holds the owned blocks
+   alone. */
 static int64_t seqpar__compact_begin(const seqpar_blocks *b, const seqpar_ctx *ctx,
                                      int64_t slice) {
     int64_t begin, count, at = 0;
@@ -9437,14 +9598,15 @@ static seqpar_status seqpar__check_elements(seqpar_error *error, const seqpar_bl
                        (long long)elements, t->name, (long long)end);
 }
 
-/* Where a part of a tensor lies: from `at` in state, where tensors have whole blocks, and from
-   `offset` in the caller's arrays, where what lies beside a tensor is not ours. */
+/* A range of `count` elements of a tensor. It begins at element `at` of state, where every
+   tensor fills whole blocks, and at element `offset` of the caller's arrays, where elements
+   between tensors must not be touched. */
 typedef struct seqpar__part {
     int64_t tensor, at, offset, count;
 } seqpar__part;
 
-/* Goes through the parts of tensors in the elements [begin, end) of a slice's state:
-   seqpar__part_begin, then while (next). */
+/* Iterates over the ranges of tensors within elements [begin, end) of state, all in one slice:
+   call seqpar__part_begin once, then seqpar__part_next until it returns 0. */
 static seqpar__part seqpar__part_begin(const seqpar_blocks *b, int64_t slice, int64_t begin) {
     seqpar__part s;
     s.tensor = b->slice_tensor[slice];
@@ -9468,17 +9630,18 @@ static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t en
     return 0;
 }
 
-/* How many elements of a larger tensor are a slice: at most `most`, but at least the fewest rows
-   that are whole blocks, which owners need, and a multiple of 64, so that columns of dlogits
-   begin aligned. */
+/* Elements of a slice of a tensor that is larger than a slice. The unit is the fewest rows, 64
+   times a power of two, that fill whole blocks: owners need whole blocks, and a multiple of 64
+   rows makes the columns of dlogits begin aligned. A slice has as many units as `most` elements
+   hold, at least one. */
 static int64_t seqpar__slice_piece(const seqpar_tensor *t, int64_t most) {
     int64_t rows = 64;
     while (rows * t->cols % SEQPAR_PARAM_BLOCK) rows *= 2;
     return SEQPAR__MAX(1, most / (rows * t->cols)) * rows * t->cols;
 }
 
-/* The next slice begins at this element of state, in this tensor. With slice_begin NULL slices are
-   only counted. */
+/* The next slice begins at this element of state, in this tensor. With slice_begin NULL slices
+   are only counted. */
 static int64_t seqpar__slice_begins(seqpar_blocks *b, int64_t element, int64_t tensor) {
     if (b->slice_begin) {
         b->slice_begin[b->slices] = element;
@@ -9571,8 +9734,8 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
    >>gradient  a step's gradients, to their owners
 
    Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
-   ranks. All of it is one fold (>>fold), whose leaves are the cells of all documents of the step.
-   So the ranks and the accumulation change no bit.
+   ranks. All of that is one fold (>>fold), whose leaves are the cells of all documents of the
+   step. So the number of ranks and the number of micro-batches change no bit.
 
        backward of a group      every rank has the nodes of its own leaves
        seqpar_step_gradient     slice by slice sends each owner its blocks of them; owners fold
@@ -9580,29 +9743,32 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
        seqpar_step_norm         sums of squares, block by block, folded over block numbers
        seqpar_step_end          owners clip, update, and hand their blocks to all (>>update)
 
-   Memory. A rank holds 1/W of the gradient, which grows slice by slice; the nodes of one group
-   (one for W = 1, else one or two a row), or of one slice; and with A micro-batches up to
-   log2(A) times its part, for sums that wait for the next micro-batch. The 135 million
-   parameters of SmolLM2 on one rank: 527 MiB, 1.03 times the weights.
+   Memory. A rank holds
+   - 1/W of the gradient, allocated slice by slice during backward;
+   - the nodes of one group, or of one slice: one node for W = 1, else one or two for each row;
+   - with A micro-batches up to log2(A) times its 1/W, for sums that wait for the next
+     micro-batch.
+   For the 135 million parameters of SmolLM2 on one rank that is 527 MiB, 1.03 times the
+   weights.
    ========================================================================================== */
 
 typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks */
     seqpar__partial own;       /* what this rank folds before it sends */
     seqpar_token_fold fold;    /* the same, for the caller */
     int64_t *nodes;            /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;   /* the owner's: leaf i is node i in order of ranks */
+    seqpar_fold_op *program;   /* the owner's: its leaf i is node i of all ranks' nodes */
     int64_t program_count;
 } seqpar__micro;
 
 struct seqpar_step {
     const seqpar_row *rows;
     int64_t row_count, accumulation;
-    int64_t *part_begin; /* (accumulation dp_size + 1) rows; NULL: without rows */
+    int64_t *part_begin; /* (accumulation dp_size + 1) first rows; NULL: the step has no rows */
     int layout;
     int64_t *leaves, leaf_count;
     seqpar__micro *micro; /* (accumulation) */
     int64_t slots, depth; /* of the owner's fold */
-    /* (2 slices): like optim->gradient; 1: its sum is complete */
+    /* (2 slices), indexed as optim->gradient; 1: the sum is complete */
     unsigned char *done;
     int64_t *taken; /* (2 slices): micro-batches whose gradients were taken */
 };
@@ -9631,8 +9797,8 @@ static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
     o->complete = o->pending = 0;
 }
 
-/* A micro-batch has neighbouring rows, taken over all data-parallel ranks: then few sums have
-   to wait for the next micro-batch. */
+/* The rows of a micro-batch, those of all data-parallel ranks together, are contiguous. So few
+   sums have to wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
     int64_t part = index * dp_size + dp_rank;
@@ -9693,7 +9859,7 @@ static seqpar_status seqpar__plain_leaves(seqpar_ctx *ctx, seqpar_step *s) {
     return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
-/* What a rank folds of a share's leaves before it sends. */
+/* Writes the program by which a rank folds the leaves of its share, and the nodes it sends. */
 static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s,
                                            const seqpar_share *share) {
     int64_t *leaves = SEQPAR__NEW(int64_t, share->count);
@@ -9705,15 +9871,15 @@ static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step
     return status;
 }
 
-/* A node among those of all ranks. */
+/* An entry in the list of all ranks' nodes. */
 typedef struct seqpar__node_from {
-    int64_t begin; /* its first leaf; sorted by that, so first of all (seqpar__by_number) */
-    int64_t order; /* its number in the message */
+    int64_t begin; /* its first leaf: the sort key of seqpar__by_number, so the first member */
+    int64_t order; /* its number in the owner's inbox */
     seqpar_node node;
 } seqpar__node_from;
 
-/* What rank w sends for a micro-batch. `shares` are those of its sequence-parallel
-   neighbours, made when the first of them is asked for. */
+/* Computes what rank w sends for a micro-batch. *shares are the shares of w's sequence-parallel
+   group. They are computed for the first rank of the group, so call this for w in order. */
 static seqpar_status seqpar__rank_partial(seqpar_ctx *ctx, const seqpar_step *s, int64_t index,
                                           int64_t w, seqpar_share **shares,
                                           seqpar__partial *p) {
@@ -9730,8 +9896,8 @@ static seqpar_status seqpar__rank_partial(seqpar_ctx *ctx, const seqpar_step *s,
     return seqpar__share_partial(p, s, &(*shares)[w % ctx->sp_size]);
 }
 
-/* The nodes of every rank for a micro-batch, in order of ranks: nodes (*total), which the caller
-   frees, and how many of them are each rank's. */
+/* Lists the nodes that all ranks send for a micro-batch, in order of ranks: *nodes (*total),
+   which the caller frees. m->nodes[w] becomes the number of rank w's nodes. */
 static seqpar_status seqpar__micro_nodes(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
                                          void **nodes, int64_t *total) {
     seqpar__micro *m = &s->micro[index];
@@ -9762,7 +9928,8 @@ static seqpar_status seqpar__micro_nodes(seqpar_ctx *ctx, seqpar_step *s, int64_
     return status;
 }
 
-/* The owner's program over the nodes of all ranks. It continues that of the micro-batch before. */
+/* Writes the owner's program, which folds the nodes of all ranks. It continues the program of
+   the micro-batch before. */
 static seqpar_status seqpar__micro_program(seqpar__micro *m, seqpar__node_from *nodes,
                                            int64_t total, seqpar_fold *owner) {
     seqpar_status status = SEQPAR_OK;
@@ -9775,7 +9942,8 @@ static seqpar_status seqpar__micro_program(seqpar__micro *m, seqpar__node_from *
     return status;
 }
 
-/* What every rank will send for this micro-batch, and what owners make of it. */
+/* Computes which nodes every rank will send for this micro-batch, and the program by which the
+   owners fold them. */
 static seqpar_status seqpar__micro_prepare(seqpar_ctx *ctx, seqpar_step *s, int64_t index,
                                            seqpar_fold *owner) {
     seqpar__micro *m = &s->micro[index];
@@ -9820,7 +9988,7 @@ static seqpar_status seqpar__micros_prepare(seqpar_ctx *ctx, seqpar_step *s) {
                        seqpar_status_text(status));
 }
 
-/* Sets up a step by `of`: rows (NULL: none), layout, micro-batches. */
+/* Sets up a step with the rows (NULL: none), layout and accumulation of `of`. */
 static seqpar_status seqpar__step_new(seqpar_ctx *ctx, seqpar_optim *o, const seqpar_step *of) {
     seqpar_step *s = o->step = SEQPAR__NEW(seqpar_step, 1);
     if (!s) return seqpar__no_memory(ctx->error, "a step");
@@ -9905,7 +10073,8 @@ static seqpar_status seqpar__check_share_row(seqpar_error *error, int64_t index,
     return SEQPAR_OK;
 }
 
-/* Rows, layout and rank decide a share's pieces; so these are compared, and not the pieces. */
+/* A share's pieces follow from its rows, its layout and the rank. So those are compared, not
+   the pieces. */
 static seqpar_status seqpar__check_share(const seqpar_ctx *ctx, const seqpar_step *s,
                                          int64_t index, const seqpar_share *share) {
     int64_t first, count;
@@ -9951,8 +10120,9 @@ static int64_t seqpar__nodes_offset(const seqpar_optim *o, const seqpar_step_nod
     return o->blocks.tensors[o->blocks.group_tensor[nodes->group]].offset + nodes->first;
 }
 
-/* Sends every owner its blocks, in a slice, of every node. The inbox is in order of ranks,
-   node after node, each laid out as state. */
+/* Sends every owner its blocks of a slice, from every node of this rank. The inbox receives the
+   nodes of all ranks, in order of ranks; each node is laid out as this rank's state of the
+   slice. */
 static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__micro *m, const seqpar_step_nodes *from,
                                         int64_t slice, void *inbox) {
@@ -9993,12 +10163,13 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    /* once for each slice, source and micro-batch; micro-batches in order */
+    /* step: slice and source; micro-batches share it, and come in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
                       sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
-    /* At once: `from` is the caller's again when this returns, and a device with a queue waits in
-       its queue alone, so the host goes on to the backward pass of the layer before. */
+    /* Waits here, because `from` belongs to the caller again when this returns. If the
+       transport is queued, only the queue waits: the host goes on to the backward pass of the
+       layer before. */
     if (!status) status = seqpar_comm_wait(ctx->world, &request, ctx->queue);
     SEQPAR_FREE(list);
     return status;
@@ -10015,8 +10186,8 @@ static seqpar_status seqpar__check_gradient(seqpar_error *error, const seqpar_op
     return SEQPAR_OK;
 }
 
-/* The owner's fold goes on from micro-batch to micro-batch. One that is left out, doubled or
-   early would give another sum. */
+/* The owner's fold continues from one micro-batch to the next. A micro-batch that is left out,
+   repeated or too early would change the sum. */
 static seqpar_status seqpar__check_order(seqpar_error *error, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t slice) {
     int64_t taken = o->step->taken[slice + n->source * o->blocks.slices];
@@ -10028,7 +10199,8 @@ static seqpar_status seqpar__check_order(seqpar_error *error, const seqpar_optim
         (long long)n->group, (long long)n->micro_batch, (long long)taken);
 }
 
-/* Source 0 of every slice of a group is given, and of source 1 all or none. */
+/* Checks that every slice of a group was given source 0 of all micro-batches, and source 1 of
+   all or of none. */
 static seqpar_status seqpar__check_group_complete(seqpar_error *error, const seqpar_optim *o,
                                                   int64_t group) {
     int64_t wanted = o->step->accumulation, first = o->blocks.group_slice[group];
@@ -10067,8 +10239,10 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* The owner's fold for its part of one tensor. With no buffer (kept NULL), the complete sum is added
-   to the other source's gradient. Leaves and stored values begin at the part. */
+/* The owner's fold for its blocks of a slice (`owned` elements). kept: its buffer. With no
+   buffer (NULL), the complete sum comes as a single leaf and is added to `sum`, the gradient of
+   the other source. seqpar__fold_owned folds a range of them, from element `first` of kept and
+   sum on; `leaves` begins with that range. */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
@@ -10089,25 +10263,25 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     f.fold.program = w->micro->program;
     f.fold.program_count = w->micro->program_count;
     f.fold.depth = w->step->depth;
-    /* the sum is complete: nothing is stored any more */
+    /* FINISH may overwrite place 0: once the sum is complete, no value waits there */
     f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc);
     f.fold.store_stride = w->owned;
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* A buffer for this rank's part of a slice's gradient (elements), and behind it for sums that wait
-   for later micro-batches. */
+/* Allocates `slots` places, at least one, of this rank's blocks of a slice (elements). Sums
+   wait there for later micro-batches; the complete gradient ends up in the first place. */
 static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
                                           int64_t elements, int64_t slots) {
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
     SEQPAR__TRY(
         seqpar_buffer_new(ctx, gradient, SEQPAR__MAX(slots, 1) * bytes, SEQPAR_MEM_GRADIENTS));
-    /* zero, because nothing is written to the rest of a tensor's last block */
+    /* nothing writes the gap in a tensor's last block, but the norm reads it */
     ctx->device->zero(ctx->device, gradient->data, bytes, ctx->queue);
     return SEQPAR_OK;
 }
 
-/* The slices [*first, *past) that these nodes are of. */
+/* Finds the slices [*first, *past) that these nodes cover. */
 static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_optim *o,
                                           const seqpar_step_nodes *n, int64_t *first,
                                           int64_t *past) {
@@ -10126,7 +10300,7 @@ static seqpar_status seqpar__nodes_slices(seqpar_error *error, const seqpar_opti
                        (long long)n->first, (long long)n->count, (long long)n->group);
 }
 
-/* Finds the slices [*first, *past), too. */
+/* Checks the nodes, and finds their slices [*first, *past). */
 static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                                          const seqpar_step_nodes *n, int64_t *first,
                                          int64_t *past) {
@@ -10149,8 +10323,8 @@ static seqpar_status seqpar__check_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* Folds this rank's part of a slice. The leaves are the caller's nodes on one rank, else what
-   all ranks send, which lies in an inbox laid out as state. */
+/* Folds this rank's blocks of a slice. In a world of one rank the leaves are the caller's
+   nodes. Else they are the nodes that all ranks send, in an inbox laid out as state. */
 static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
                                         const seqpar__owner_fold *f,
                                         const seqpar_step_nodes *nodes, int64_t slice,
@@ -10178,7 +10352,7 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* One operation of a fold program over the leaves of seqpar_leaves. */
+/* Runs one operation of a fold program, whose leaves leaves->leaf computes. */
 static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *place,
                                          const seqpar_fold_op *op,
                                          const seqpar_leaves *leaves) {
@@ -10230,9 +10404,10 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
     return seqpar_fail(ctx->error, status, "a leaf of a token sum could not be computed");
 }
 
-/* Folds the nodes of a slice into what its owner has of it. A tied table has two sums, the
-   embedding's and the head's (source): each is a fold of its own, and the second to be complete
-   is added to the first, so that their order changes nothing. */
+/* Folds the nodes of a slice into this rank's blocks of the gradient. A tied table has two
+   sums, the embedding's and the head's (source). Each has its own fold. Whichever is complete
+   second is added to the other; the sum of two numbers does not depend on their order, so
+   neither does the gradient. */
 static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                                             const seqpar_step_nodes *nodes, int64_t slice) {
     seqpar_step *s = o->step;
@@ -10250,8 +10425,7 @@ static seqpar_status seqpar__slice_gradient(seqpar_ctx *ctx, seqpar_optim *o,
                          &f.owned);
     done = f.micro->program_count > 0 &&
            f.micro->program[f.micro->program_count - 1].op == SEQPAR_FOLD_FINISH;
-    /* the second sum of a group (the embedding's and the vocab's share of a tied table) joins
-       the first */
+    /* of the two sums of a tied table this is the second to be complete */
     add = done && s->done[other];
     if (!kept->data && f.owned > 0 && f.micro->program_count > 0 &&
         !(add && f.micro->program_count == 2))
@@ -10278,8 +10452,8 @@ SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* Leaves one gradient a slice, whichever of its two sources it lies in. Where no row has a
-   token it is zero. */
+/* Makes source 0 hold the gradient of every slice: moves it there if only source 1 has one, and
+   allocates a zero gradient if neither has one, because no row has a token. */
 static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t begin, count;
     for (int64_t s = 0; s < o->blocks.slices; s++) {
@@ -10297,33 +10471,35 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
 /* =============================================================================================
    >>update  norm, clip, AdamW and SGD
 
-   Owners take the sums of squares of their blocks and hand them to all ranks; every rank folds
-   them over the block numbers, so that all have one norm. Then owners update their blocks and, at
-   stages 1 and 2, hand the parameters to all. At stage 0 they hand the gradient to all, slice by
-   slice, and every rank updates everything.
+   Owners compute the sum of squares of each of their blocks and send it to all ranks. Every
+   rank folds the sums over the block numbers, so that all ranks have the same norm. From ZeRO
+   stage 1 on owners then update their blocks; at ZeRO stages 1 and 2 they send the parameters
+   to all ranks. At ZeRO stage 0 they send the gradient to all ranks, slice by slice, and every
+   rank updates everything.
 
-   Moments and masters are accumulators in the device's memory, or offloaded to its second pool,
-   or quantized. What is not an accumulator in the device's memory goes through two stages:
+   Moments and masters are accumulators in the device's memory, or are offloaded to its second
+   pool; moments may be quantized instead. State that is not stored as accumulators in the
+   device's memory goes through two staging buffers, which are called stages, too:
 
        slice       0          1          2
        stage 0     load  update  store   load  ...
        stage 1           load    update  store  ...
    ========================================================================================== */
 
-/* A span [begin, end) of state that owners hand to all ranks. `data` holds the span, block_bytes
-   for each block; with params set it is the caller's whole array of parameters. With a queue
-   data is device memory, with queue NULL host memory. */
+/* Elements [begin, end) of state, which owners send to all ranks. `data` holds these elements,
+   block_bytes for each block. With params set, `data` is laid out as the caller's parameters
+   instead. With a queue `data` is device memory; with queue NULL it is host memory. */
 typedef struct seqpar__owned_span {
     void *data;
     int64_t begin, end, block_bytes;
     int params;
     void *queue;
     const char *name;
-    int64_t first; /* data begin with this element of the parameters */
+    int64_t first; /* with params: the offset of the parameter that `data` begins with */
 } seqpar__owned_span;
 
-/* Adds the transfers, to or from `peer`, of what `owner` owns; returns how many the list has
-   now. */
+/* Appends to `list`, which has n transfers, one to or from `peer` for each range of the span
+   that `owner` owns. Returns the new length of the list. */
 static int64_t seqpar__owned_transfers(const seqpar_ctx *ctx, const seqpar_blocks *b,
                                        const seqpar__owned_span *h, int64_t owner, int64_t peer,
                                        seqpar_transfer *list, int64_t n) {
@@ -10380,8 +10556,8 @@ static seqpar_status seqpar__gather_owned(seqpar_ctx *ctx, const seqpar_blocks *
     return seqpar_comm_wait(ctx->world, &request, h->queue);
 }
 
-/* On a transport that does not check messages on a queue: whether all ranks made their calls in the
-   same order. */
+/* A queued transport need not check which group a message is of. So this checks that all ranks
+   made their calls in the same order: then queue_sum adds up to 0 over all ranks. */
 static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
     uint64_t sum = ctx->world->queue_sum + ctx->sp->queue_sum;
     int64_t halves[2];
@@ -10396,8 +10572,8 @@ static seqpar_status seqpar__check_queue_groups(seqpar_ctx *ctx) {
                        "of seqpar_step_gradient");
 }
 
-/* Owners take sums of squares by block and hand them to all; every rank folds them over the
-   block numbers. */
+/* Computes o->norm, on every rank. It is 0 on a device that only plans: its sums of squares,
+   one for each block, would take memory on all ranks. */
 static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     int64_t blocks = ctx->device->plans ? 0 : o->blocks.elements / SEQPAR_PARAM_BLOCK, begin,
             count;
@@ -10429,7 +10605,8 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     return status;
 }
 
-/* Elements begin .. begin + count of a slice. */
+/* What this rank updates of a slice: elements begin .. begin + count, counted from the first
+   slice on. */
 enum {
     SEQPAR__STATE_M,
     SEQPAR__STATE_V,
@@ -10441,13 +10618,13 @@ typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
     int64_t at; /* where they begin in the optimizer's state */
-    /* of these elements alone: the gradient; states or NULL, at zero_stage 3 with the
-       parameters that this rank owns */
+    /* each begins with the first of these elements: the gradient; the states, NULL where there
+       is none. SEQPAR__STATE_OWN, at zero_stage 3 alone: the parameters that this rank owns */
     void *gradient, *state[SEQPAR__STATES];
     double lr;
 } seqpar__update_part;
 
-/* What this rank updates of a slice: all of it at stage 0. */
+/* At ZeRO stage 0 a rank updates all of a slice, else the blocks that it owns. */
 static seqpar__update_part seqpar__update_part_of(const seqpar_ctx *ctx, const seqpar_optim *o,
                                                   void *params, int64_t slice, double lr) {
     int acc = ctx->device->accumulator, storage = ctx->device->storage;
@@ -10486,8 +10663,8 @@ static void *seqpar__update_at(const seqpar_ctx *ctx, const seqpar__update_part 
     return seqpar__at_or_null(part->state[which], element, seqpar__update_type(ctx, which));
 }
 
-/* Stochastic rounding: weights without masters are widened before the update (back), and
-   rounded by chance after it. */
+/* For weights without masters: widens them before the update (back), and rounds them
+   stochastically after it. */
 static seqpar_status seqpar__update_chance(seqpar_ctx *ctx, const seqpar_optim *o, void *master,
                                            void *params, int64_t first, int64_t count,
                                            int back) {
@@ -10504,8 +10681,8 @@ static seqpar_status seqpar__update_chance(seqpar_ctx *ctx, const seqpar_optim *
     return ctx->device->quantize(ctx->device, &a, ctx->queue);
 }
 
-/* Updates them, tensor by tensor. Where there are masters they are updated, and the
-   parameters become these, rounded. */
+/* Updates a part, tensor by tensor. If there are masters, they are updated, and the parameters
+   become the rounded masters. */
 static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o,
                                           const seqpar__update_part *part) {
     seqpar_device *dev = ctx->device;
@@ -10540,8 +10717,8 @@ static seqpar_status seqpar__update_range(seqpar_ctx *ctx, const seqpar_optim *o
     return SEQPAR_OK;
 }
 
-/* Stage 0: every rank updates everything. The whole gradient of a slice is there only while it
-   is used. */
+/* ZeRO stage 0: every rank updates everything. The whole gradient of a slice is in memory only
+   during its update. */
 static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_optim *o,
                                                seqpar__update_part part) {
     int64_t size = seqpar_dtype_bytes(ctx->device->accumulator), begin, count;
@@ -10565,14 +10742,14 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
 }
 
 /* Double-buffers optimizer state that is not stored as accumulators in the device's memory:
-   offloaded state of slice s + 1 is loaded while s is updated, and s is stored while s + 1 is.
-   Moves keep their order, so the stage of slice s is free for s + 2. Quantized state is
-   dequantized into the stage and quantized from it; masters that are made for the update alone
-   have their place in it. */
+   offloaded state of slice s + 1 is loaded while s is updated, and s is stored while s + 1 is
+   updated. Moves run in the order in which they were begun, so s is stored before s + 2 is
+   loaded into the same stage. Quantized state is dequantized into the stage and quantized from
+   it. With stochastic rounding masters exist only during the update, in the stage. */
 typedef struct seqpar__stages {
     seqpar_buffer buffer[2];
-    int64_t loaded[2], stored[2]; /* moves after which a stage is loaded, is stored */
-    int64_t last;                 /* the last move so far */
+    int64_t loaded[2], stored[2]; /* moves to wait for until a stage is loaded, is stored */
+    int64_t last;                 /* moves begun so far */
 } seqpar__stages;
 
 static int seqpar__is_quantized(const seqpar_optim *o, int which) {
@@ -10589,8 +10766,9 @@ static int seqpar__is_staged(const seqpar_optim *o, const seqpar__update_part *p
             (which == SEQPAR__STATE_OWN ? SEQPAR_OFFLOAD_PARAMS : SEQPAR_OFFLOAD_STATE));
 }
 
-/* Where states of a part lie in a stage, one behind the other from `data` on, which may be NULL;
-   NULL: the state is not staged. Returns the bytes. */
+/* Sets stage[i] to where state i of a part lies in the stage at `data`, in which the staged
+   states follow each other. stage[i] is NULL if state i is not staged, or data is NULL. Returns
+   the bytes of all staged states. */
 static int64_t seqpar__stage_layout(const seqpar_ctx *ctx, const seqpar_optim *o,
                                     const seqpar__update_part *part, void *data,
                                     void *stage[SEQPAR__STATES]) {
@@ -10603,7 +10781,8 @@ static int64_t seqpar__stage_layout(const seqpar_ctx *ctx, const seqpar_optim *o
     return bytes;
 }
 
-/* The bytes of a state in 8 bits, from element `at` on, and the scales of their groups. */
+/* The codes of an 8-bit state from element `at` on, and the scales of their groups, which lie
+   behind all codes. */
 static seqpar_quantize_args seqpar__quantized_state(const seqpar_ctx *ctx,
                                                     const seqpar_optim *o, const void *state,
                                                     int64_t at, int64_t count) {
@@ -10632,7 +10811,8 @@ static seqpar_status seqpar__moved(const seqpar_ctx *ctx, int64_t moves) {
     return moves > 0 ? ctx->device->moved(ctx->device, moves, ctx->queue) : SEQPAR_OK;
 }
 
-/* Stores a stage (home), or loads it. */
+/* With `home` stores a stage, else loads it. Quantized state is quantized from it, or
+   dequantized into it. */
 static seqpar_status seqpar__stage_move(seqpar_ctx *ctx, const seqpar_optim *o,
                                         seqpar__stages *stages, const seqpar__update_part *part,
                                         int home) {
@@ -10642,7 +10822,7 @@ static seqpar_status seqpar__stage_move(seqpar_ctx *ctx, const seqpar_optim *o,
     for (int i = 0; i < SEQPAR__STATES; i++) {
         if (!stage[i] || !part->state[i]) continue;
         if (seqpar__is_quantized(o, i)) {
-            /* not queued behind moves: first wait until this stage is stored */
+            /* not ordered behind moves: wait until this stage's stores are done */
             if (!home) SEQPAR__TRY(seqpar__moved(ctx, stages->stored[part->slice % 2]));
             SEQPAR__TRY(seqpar__stage_quantize(ctx, o, part, i, stage[i], !home));
         } else
@@ -10655,7 +10835,7 @@ static seqpar_status seqpar__stage_move(seqpar_ctx *ctx, const seqpar_optim *o,
     return SEQPAR_OK;
 }
 
-/* Two stages, each for the largest slice; begins to load the first slice. */
+/* Allocates two stages, each large enough for any slice, and begins to load the first slice. */
 static seqpar_status seqpar__stages_open(seqpar_ctx *ctx, const seqpar_optim *o,
                                          seqpar__stages *stages, void *params) {
     seqpar__update_part part;
@@ -10787,7 +10967,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *o, void 
         return seqpar_fail(ctx->error, SEQPAR_ERR_OPTION,
                            "optim.t is %lld, but steps are counted from 0", (long long)o->t);
     if (!o->pending) SEQPAR__TRY(seqpar__check_complete(ctx->error, o));
-    /* nobody reads shared parameters any more once all have said so */
+    /* all ranks finish reading shared parameters before they agree; owners write them after */
     if (o->desc.params_shared) SEQPAR__TRY(seqpar_device_settle(ctx->device, ctx->queue));
     SEQPAR__TRY(seqpar__end_agree(ctx, o, 1, params, lr));
     SEQPAR__TRY(seqpar__check_params(ctx->error, o, elements));
@@ -10960,9 +11140,10 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
 /* =============================================================================================
    >>state  reading and writing parameters and moments
 
-   Checkpoints read and write a tensor's values a part at a time, as plain numbers in the
-   tensor's own order: whatever the ZeRO stage, the world, the type and the device. An owner
-   copies what it has of a part; reading is collective, because the others ask for it.
+   Checkpoints read and write a tensor's values one range at a time, as doubles in the order of
+   the tensor. They do not depend on the ZeRO stage, the number of ranks, the type or the
+   device. An owner copies the elements of the range that it has. Reading is collective, because
+   the owners send these elements to all other ranks.
    ========================================================================================== */
 
 SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, int state) {
@@ -10974,13 +11155,14 @@ SEQPAR_DEF int seqpar_optim_keeps(const seqpar_ctx *ctx, const seqpar_optim *o, 
             o->desc.kind != SEQPAR_OPTIM_SGD);
 }
 
-/* What a rank has of every tensor: all blocks, or those that it owns, slice by slice. */
+/* The state or parameters that a rank has: all blocks (all 1), or those that it owns, slice by
+   slice. */
 typedef struct seqpar__stored {
     const seqpar_blocks *blocks;
     void *data;
-    const seqpar_buffer *by_slice; /* in the place of data: a buffer for each slice */
+    const seqpar_buffer *by_slice; /* not NULL: one buffer for each slice, instead of data */
     int all, dtype;
-    const seqpar_optim *quantized; /* data is its quantized state; NULL: it is not quantized */
+    const seqpar_optim *quantized; /* whose state data is, if data is quantized; else NULL */
 } seqpar__stored;
 
 static seqpar__stored seqpar__stored_state(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -11000,8 +11182,8 @@ static seqpar__stored seqpar__stored_state(const seqpar_ctx *ctx, const seqpar_o
     return k;
 }
 
-/* The offset, in what is stored, of elements of a slice; cuts [*begin, *end) to those that this rank
-   has. */
+/* Cuts [*begin, *end) to the elements of a slice that this rank has. Returns where the first of
+   them is in the stored data. */
 static int64_t seqpar__stored_at(const seqpar_ctx *ctx, const seqpar__stored *k, int64_t slice,
                                  int64_t *begin, int64_t *end) {
     const seqpar_blocks *b = k->blocks;
@@ -11016,7 +11198,7 @@ static int64_t seqpar__stored_at(const seqpar_ctx *ctx, const seqpar__stored *k,
     return at + *begin - own;
 }
 
-/* Elements at .. at + count of a state in 8 bits. */
+/* Reads (into) or writes (from) the elements at .. at + count of an 8-bit state. */
 static seqpar_status seqpar__quantized_move(seqpar_ctx *ctx, const seqpar__stored *k,
                                             int64_t at, int64_t count, double *into,
                                             const double *from) {
@@ -11033,7 +11215,8 @@ static seqpar_status seqpar__quantized_move(seqpar_ctx *ctx, const seqpar__store
     return status;
 }
 
-/* Between values (part->count) and what this rank has of a part: reads, or writes. */
+/* Reads (into) or writes (from) the elements that this rank has of a part; both pointers are to
+   part->count values. */
 static seqpar_status seqpar__stored_move(seqpar_ctx *ctx, const seqpar__stored *k, double *into,
                                          const double *from, const seqpar_optim_part *part) {
     const seqpar_blocks *b = k->blocks;
@@ -11057,7 +11240,7 @@ static seqpar_status seqpar__stored_move(seqpar_ctx *ctx, const seqpar__stored *
             seqpar_device_write(ctx->device, data, at, from + (begin - first), end - begin,
                                 k->dtype);
     }
-    return seqpar_device_settle(ctx->device, ctx->queue); /* were they copied? */
+    return seqpar_device_settle(ctx->device, ctx->queue); /* says if a copy failed */
 }
 
 static seqpar_status seqpar__stored_read(seqpar_ctx *ctx, const seqpar__stored *k,
@@ -11086,7 +11269,7 @@ static seqpar_status seqpar__check_within(seqpar_error *error, const seqpar_bloc
                        (long long)(t ? seqpar__tensor_elements(t) : 0));
 }
 
-/* Bytes have a scale for each group of them. */
+/* The 8-bit moments of a group share a scale, so a group is read and written as a whole. */
 static seqpar_status seqpar__check_groups(seqpar_error *error, const seqpar_optim *o,
                                           const seqpar_optim_part *part) {
     const seqpar_tensor *t = &o->blocks.tensors[part->tensor];
@@ -11154,10 +11337,11 @@ SEQPAR_DEF seqpar_status seqpar_optim_write(seqpar_ctx *ctx, seqpar_optim *o,
 /* =============================================================================================
    >>shards  parameters at their owners alone (ZeRO 3)
 
-   A rank keeps the blocks of which it has the optimizer's state, so its share falls as 1/W. A
-   group of tensors, a layer, is whole only while it is computed with: seqpar_shards_use gathers
-   it, and sends for the next one, which travels while this one computes. So two are whole at a
-   time. Copies only, so results cannot change.
+   A rank keeps only the blocks of which it has the optimizer's state, so its memory for
+   parameters falls as 1/W. All parameters of a group (a layer) are in memory only while the
+   group is used: seqpar_shards_use gathers it and begins to gather the next one, whose blocks
+   travel while this one computes. So at most two groups are gathered at a time. Parameters are
+   only copied, so results cannot change.
    ========================================================================================== */
 
 static seqpar_status seqpar__shards_agree(seqpar_ctx *ctx, const seqpar_tensor *t,
@@ -11200,7 +11384,7 @@ static seqpar_status seqpar__shards_drop(seqpar_ctx *ctx, seqpar_shards *s, int 
 SEQPAR_DEF void seqpar_shards_close(seqpar_ctx *ctx, seqpar_shards *s) {
     SEQPAR_MUST("ctx, shards", ctx, s);
     int failed = ctx->error->status && ctx->error->status != SEQPAR_ERR_DIED;
-    /* others may never send what is on its way */
+    /* the other ranks may never send: without the abort the waits below could hang */
     if (failed && (s->held[0].request.state || s->held[1].request.state))
         seqpar_comm_abort(ctx->world, ctx->error->text);
     for (int i = 0; i < 2; i++) seqpar__shards_drop(ctx, s, i);
@@ -11236,8 +11420,9 @@ static int64_t seqpar__shards_lay(const seqpar_ctx *ctx, const seqpar_shards *s,
     return moves;
 }
 
-/* Begins to gather the slices [slice, past) of the parameters; `data` begins with the first of them.
-   What other ranks are sent must have been loaded from the second pool before. */
+/* Begins to gather the slices [slice, past) into `data`, which begins with the parameter at
+   offset `first`. This rank's blocks must be loaded from the second pool before they are sent
+   to other ranks. */
 static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s, void *data,
                                          int64_t first, int64_t slice, int64_t past,
                                          int64_t *moves, seqpar_request *request) {
@@ -11255,7 +11440,8 @@ static seqpar_status seqpar__shards_send(seqpar_ctx *ctx, const seqpar_shards *s
     return seqpar__share_begin(ctx, &s->blocks, &h, request);
 }
 
-/* Begins to gather a group, unless it is there or under way; *index: where it is held. */
+/* Begins to gather a group, unless s->held already has it, complete or in flight. *index is its
+   entry there. */
 static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int64_t group,
                                           int *index) {
     const seqpar_blocks *b = &s->blocks;
@@ -11263,7 +11449,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
     for (*index = 0; *index < 2; ++*index)
         if (s->held[*index].group == group) return SEQPAR_OK;
     *index = s->held[0].group < 0 ? 0 : 1;
-    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* left by a use that failed */
+    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* a use that failed may have left it */
     first = b->tensors[b->group_tensor[group]].offset;
     elements = seqpar__slice_end(b, b->group_slice[group + 1] - 1) - first;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &s->held[*index].whole,
@@ -11322,7 +11508,7 @@ static seqpar__stored seqpar__stored_shards(const seqpar_ctx *ctx, const seqpar_
 
 static seqpar_optim_part seqpar__shards_part(int64_t tensor, int64_t first, int64_t count) {
     seqpar_optim_part part;
-    part.state = -1; /* of the parameters themselves */
+    part.state = -1; /* none: a part of the parameters */
     part.tensor = tensor;
     part.first = first;
     part.count = count;
@@ -11347,7 +11533,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_read(seqpar_ctx *ctx, const seqpar_shards
     return seqpar__stored_read(ctx, &kept, values, &part, "parameters from owners");
 }
 
-/* Between values and what this rank owns of them: reads, or writes. */
+/* Reads (into) or writes (from) the elements that this rank owns of a part. */
 static seqpar_status seqpar__shards_move(seqpar_ctx *ctx, const seqpar_shards *s, double *into,
                                          const double *from, const seqpar_optim_part *part) {
     seqpar__stored kept = seqpar__stored_shards(ctx, s);
@@ -11377,47 +11563,47 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
 
    You may stop here. That was the subject: from a list of documents to an updated parameter,
    on any number of ranks. What follows is how a device does its arithmetic: what devices
-   share, a slow one to compare with, the fast one. It knows nothing of ranks, and nothing
-   above knows what is below but by the functions in seqpar_device (>>table).
+   share, a slow one to compare with, the fast one. It knows nothing of ranks. The code above
+   calls it only by the functions in seqpar_device (>>table).
 
    ########################################################################################## */
 
 /* =============================================================================================
    >>device  what all devices share: memory, fold machine, attention driver
 
-   A device is a table of operations on opaque pointers; seqpar_llama.h never looks into a
-   buffer, and calls nothing but what seqpar.h declares, as a model of your own would. The
-   reference device (naive loops, fp64) stands beside the fast one (fp32) and runs the same
-   plans.
+   A device is a table of operations on opaque pointers. seqpar_llama.h never reads a device
+   buffer and calls only what seqpar.h declares, so your own model can do the same. The
+   reference device (naive loops, fp64) runs the same plans as the fast device (fp32), for
+   comparison.
 
-   A GPU has one queue a rank, a stream: a call puts its work there and returns. The host
-   waits only where it needs a number: in copies with queue NULL, in sums of squares, for
-   sampled tokens, in seqpar_device_settle, and before a transport that knows no queues. Freed
-   memory is handed out again in the order of the queue, and lists of tasks are copied once,
-   from pinned memory; so attention over NCCL makes the host wait nowhere, and a call that was
-   made before can be captured into a CUDA graph. Tests without a GPU have streams that run
-   late: launches, copies and events are put aside until somebody waits, then worked off in an
-   order drawn from a seed, and a wait that is missing shows in the bits.
+   On a GPU each rank has one queue, a CUDA stream: a call enqueues its work and returns. The
+   host waits only where it needs results: in copies with queue NULL, for sums of squares,
+   sampled tokens and routed experts, in seqpar_device_settle, and before a transport without
+   queues. Freed memory is reused in queue order. Task lists are copied once, from pinned
+   memory. So attention over NCCL never makes the host wait, and a call that has been made once
+   can be captured into a CUDA graph. Tests without a GPU emulate streams that run late:
+   launches, copies and events are deferred until the host waits, then executed in an order
+   drawn from a seed. If a wait is missing, the bits of the result differ.
 
-   bf16. Storage and accumulator types are apart. With bf16 storage, activations and the
-   weights they meet are rounded; statistics, every sum over tokens (gradients, the dK and dV
-   that travel), moments and the parameters themselves stay fp32: who owns a block updates
-   its masters and hands out the rounded weights. All of it is a fold as before, so SP=N
-   gives the bits of SP=1, and a checkpoint, which holds masters and weights, goes on at
-   another world size with those of the uninterrupted run. The reference device does it in
-   naive loops (--device reference --param_dtype bf16), the CUDA device on tensor cores
-   (--device cuda). What it costs is a gradient about 1 % off that of fp64 on the same
-   weights (verify/test_bits.c), on any number of ranks.
+   bf16. Storage type and accumulator type are separate. With bf16 storage, activations and
+   the weights that multiply them are rounded to bf16. Statistics, sums over tokens (gradients,
+   and the dK and dV sent between ranks), moments and master parameters stay fp32: the owner
+   of a block updates its masters and sends out the rounded weights. Every sum is still a fold,
+   so SP=N gives the bits of SP=1. A checkpoint holds masters and weights; resumed at another
+   world size, it gives the bits of the uninterrupted run. The reference device computes bf16
+   in naive loops (--device reference --param_dtype bf16), the CUDA device on tensor cores
+   (--device cuda). The gradient is about 1 % off that of fp64 on the same weights
+   (verify/test_bits.c), on any number of ranks.
 
-   Backward takes a block once. dq is a sum over keys, dk and dv are sums over queries, and
-   all three need the same scores. So a host device goes through the keys in order, and
-   computes from a block its share of all three: five products, where two passes take seven.
-   The fold of a dq rests until the job of its next keys comes, and its open sums take memory
-   meanwhile. Threads take the keys in order, too, and one that needs a dq waits until its
-   fold has come so far; so the order of a sum does not depend on who computes it. On the CPU
-   a block's share is summed in registers and then added, so the second block of a pair is
-   added straight to the first: the bits are those of two leaves combined, and no memory is
-   needed for the second. The GPU keeps two passes.
+   Backward is fused on a host device. dq is a sum over keys, dk and dv are sums over queries,
+   and all three need the same scores. So a host device goes through the keys in order and
+   computes a block's contribution to all three at once: five products, where two passes take
+   seven. The fold of a dq is suspended until the job of its next keys resumes it; its partial
+   sums occupy memory meanwhile. Threads take key jobs in order. A job that needs a dq waits
+   until its fold has reached the job's keys, so the order of a sum does not depend on which
+   thread computes it. The fast CPU device sums a block's contribution in registers and then
+   adds it to memory, so it adds the second block of a pair directly to the first: the bits are
+   those of two leaves combined, and the second needs no memory. The GPU runs two passes.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
@@ -11488,7 +11674,7 @@ SEQPAR_DEF void seqpar_device_read(seqpar_device *device, double *to, const void
     }
 }
 
-/* Numbers that are converted at a time, on the stack or else in memory of their own. */
+/* Elements converted at a time: FEW in a buffer on the stack, MANY in an allocated one. */
 #ifndef SEQPAR__WRITE_FEW
 #define SEQPAR__WRITE_FEW 256
 #endif
@@ -11504,7 +11690,7 @@ SEQPAR_DEF void seqpar_device_write(seqpar_device *device, void *to, int64_t fir
                        ? (double *)SEQPAR_MALLOC(SEQPAR__WRITE_MANY * sizeof *many)
                        : NULL;
     double *part = many ? many : few;
-    /* a GPU is waited for after each part */
+    /* each chunk is copied with queue NULL, so on a GPU the host waits for each */
     int64_t most = many ? SEQPAR__WRITE_MANY : SEQPAR__WRITE_FEW, n;
     for (; count > 0; count -= n, from += n, first += n) {
         n = SEQPAR__MIN(count, most);
@@ -11524,8 +11710,8 @@ SEQPAR_DEF seqpar_status seqpar_device_settle(seqpar_device *device, void *queue
 }
 
 static void *seqpar__host_alloc(seqpar_device *device, int64_t bytes) {
-    /* 64-byte aligned, so that vectors do not straddle cache lines; the distance is kept in
-       the byte before */
+    /* 64-byte aligned, so that vectors do not straddle cache lines. The byte before the data
+       holds its offset within the allocation */
     char *raw = (char *)SEQPAR_MALLOC((size_t)bytes + 64), *data;
     (void)device;
     if (!raw) return NULL;
@@ -11561,7 +11747,7 @@ static void seqpar__host_zero(seqpar_device *device, void *data, int64_t bytes, 
     if (bytes > 0) memset(data, 0, (size_t)bytes);
 }
 
-/* ---- the second pool of a host device, and a thread that moves ---- */
+/* ---- the second pool of a host device, and its copy thread ---- */
 
 #ifdef SEQPAR_NO_THREADS
 static void *seqpar__host_pool_alloc(seqpar_device *device, int64_t bytes) {
@@ -11605,7 +11791,8 @@ static void *seqpar__no_file(seqpar_device *device, int file, const char *what, 
 #ifndef SEQPAR__ZEROS_BYTES
 #define SEQPAR__ZEROS_BYTES 65536
 #endif
-/* Written, so that the disk has room for it: without, the first to touch a page were killed. */
+/* Allocates the file's disk blocks. Without them, touching a mapped page on a full disk would
+   kill the process. */
 static int seqpar__write_zeros(int file, int64_t bytes) {
     static const char zeros[SEQPAR__ZEROS_BYTES] = {0};
     while (bytes > 0) {
@@ -11616,7 +11803,8 @@ static int seqpar__write_zeros(int file, int64_t bytes) {
     return 1;
 }
 
-/* A file without a name: nothing is left of it when the process ends, however it does. */
+/* Unlinks the file at once, so that the system frees it when the process ends, even by a
+   crash. */
 static void *seqpar__map_file(seqpar_device *device, int64_t bytes) {
     char path[1200];
     void *data;
@@ -11645,14 +11833,15 @@ static void seqpar__host_pool_free(seqpar_device *device, void *data, int64_t by
         SEQPAR_FREE(data);
 }
 
-/* Moves that wait for the thread; `begun` and `done` count them. */
+/* Slots of the ring buffer of moves: move n is in slot n % SEQPAR__MOVES. `begun` counts the
+   moves enqueued so far, `done` those the thread has finished. */
 #ifndef SEQPAR__MOVES
 #define SEQPAR__MOVES 32
 #endif
 struct seqpar__mover {
     pthread_t thread;
     pthread_mutex_t lock;
-    pthread_cond_t wake; /* one was begun or done, or it is over */
+    pthread_cond_t wake; /* a move was begun or done, or `over` was set */
     int64_t begun, done;
     int over;
     struct {
@@ -11681,7 +11870,7 @@ static void *seqpar__mover_main(void *user) {
     return NULL;
 }
 
-/* NULL: there is none to be had. */
+/* Starts the thread on first use. NULL: out of memory, or no thread can be created. */
 static struct seqpar__mover *seqpar__mover(seqpar_device *device) {
     struct seqpar__mover *m = device->mover;
     if (m || !(m = SEQPAR__NEW(struct seqpar__mover, 1))) return m;
@@ -11704,7 +11893,7 @@ static seqpar_status seqpar__host_moved(seqpar_device *device, int64_t moves, vo
     return SEQPAR_OK;
 }
 
-/* Without a thread they are done at once. */
+/* Copies at once if there is no thread. */
 static int64_t seqpar__host_move(seqpar_device *device, void *to, const void *from,
                                  int64_t bytes, void *queue) {
     struct seqpar__mover *m = bytes > 0 ? seqpar__mover(device) : device->mover;
@@ -11754,8 +11943,8 @@ static char *seqpar__workspace(seqpar_device *device, int64_t bytes) {
     return (char *)device->workspace;
 }
 
-/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1, to each thread in rising
-   order: jobs may wait for lower ones. */
+/* Calls job(user, i, scratch of this thread) for i in 0..jobs-1. Each thread takes its jobs in
+   rising order, so a job may wait for lower ones. */
 typedef void (*seqpar__job_fn)(void *user, int64_t i, char *scratch);
 static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
                                       int64_t scratch_bytes, seqpar__job_fn job, void *user) {
@@ -11774,17 +11963,17 @@ static seqpar_status seqpar__parallel(seqpar_device *device, int64_t jobs,
     return SEQPAR_OK;
 }
 
-/* The same for jobs that cost alike and go over memory in order. A thread has a range of
-   neighbours: it finds in its cache what it left there, and fetches no lines ahead that another
-   one writes. A thread that is done takes jobs of the others, one of which may have lost its
-   core. */
+/* The same for jobs of equal cost that access memory in job order. Each thread gets a
+   contiguous range of jobs: its cache may still hold their data, and it does not prefetch
+   lines that another thread writes. A thread that has finished its range takes jobs from the
+   other ranges, because another thread may have lost its core. */
 static seqpar_status seqpar__parallel_runs(seqpar_device *device, int64_t jobs,
                                            int64_t scratch_bytes, seqpar__job_fn job,
                                            void *user) {
 #ifdef _OPENMP
     if (device->threads > 1 && jobs > 1) {
         int64_t each = (scratch_bytes + 64 + 63) & ~(int64_t)63, threads = device->threads, t;
-        /* of each thread behind its scratch: its next job */
+        /* the next job of a thread's range is stored behind that thread's scratch */
         char *scratch = seqpar__workspace(device, scratch_bytes + 64), *next;
         if (!scratch) return SEQPAR_ERR_MEMORY;
         for (t = 0, next = scratch + each - 64; t < threads; t++)
@@ -11816,7 +12005,7 @@ static int seqpar__fold_computes(const seqpar_fold_op *op) {
     return op->op == SEQPAR_FOLD_LEAF || op->op == SEQPAR_FOLD_EXTEND;
 }
 
-/* Computes leaf `index` into the value, or on top of it. */
+/* Computes leaf `index` into `value`; extend: accumulates it onto what `value` holds. */
 typedef void (*seqpar__leaf_fn)(void *user, void *value, int64_t index, int extend);
 typedef struct seqpar__machine {
     void *user;
@@ -11826,24 +12015,23 @@ typedef struct seqpar__machine {
     void (*combine)(void *user, void *into, const void *other);
     void (*move)(void *user, void *value, int64_t place, int to_store);
     void (*finish)(void *user, void *value);
-    /* where a stored value lies, if it is contiguous; NULL: it is not */
+    /* address of a stored value that is contiguous; NULL: stored values are only copied */
     char *(*place)(void *user, int64_t place);
-    /* where a leaf lies that need not be computed; NULL: leaf computes it */
+    /* address of a leaf that is already in memory; NULL: `leaf` computes all leaves */
     const char *(*ready)(void *user, int64_t index);
-    int extends; /* leaf can compute on top of a value */
-    /* whether that gives the bits of the leaf computed alone, then combined; NULL: never */
+    int extends; /* `leaf` supports extend */
+    /* does extending by the leaf give the bits of computing it alone and combining? NULL: no */
     int (*single)(void *user, int64_t index);
-    /* (depth) where the values on the stack are. Leaves wait there for their siblings, so it
-       can be deeper than a tree */
+    /* (depth) addresses of the values on the stack. Leaves wait on the stack for their
+       siblings, so it can be deeper than the tree */
     char **values;
-    int64_t top, at; /* the last of them; how far the program has come */
+    int64_t top, at; /* index of the top value, -1: none; index of the next operation */
 } seqpar__machine;
 
 static int64_t seqpar__machine_stack_bytes(int64_t depth) {
     return (depth * (int64_t)sizeof(char *) + 63) & ~(int64_t)63;
 }
 
-/* Bytes that a machine needs. */
 static int64_t seqpar__machine_bytes(int64_t depth, int64_t value_bytes) {
     return seqpar__machine_stack_bytes(depth) + depth * value_bytes;
 }
@@ -11856,8 +12044,9 @@ static void seqpar__machine_memory(seqpar__machine *m, char *memory, int64_t dep
     m->value_bytes = value_bytes;
 }
 
-/* Where the value that p[0] pushes will be stored in the end: it can be computed there at once.
-   NULL: it is not stored, or what lies there is still to be loaded. */
+/* The address where the value that p[0] pushes will finally be stored, so that it can be
+   computed in place. NULL: it is not stored, stored values have no address, or the old value
+   there is still to be loaded. */
 static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op *p,
                                   int64_t count) {
     int64_t depth = 0, i;
@@ -11876,7 +12065,8 @@ static char *seqpar__machine_home(const seqpar__machine *m, const seqpar_fold_op
     return m->place(m->user, p[i].index);
 }
 
-/* The value that p[0] pushes at depth `top`: its leaf, or what was stored. */
+/* Computes the leaf, or loads the stored value, that p[0] pushes at depth `top`; returns its
+   address. */
 static char *seqpar__machine_push(const seqpar__machine *m, const seqpar_fold_op *p,
                                   int64_t count, int64_t top) {
     char *value = seqpar__machine_home(m, p, count);
@@ -11902,10 +12092,11 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *
     m->combine(m->user, value, scratch);
 }
 
-/* Saves copies: a leaf that is given or single, or a contiguous stored value, is combined from
-   where it lies, without a place on the stack. If the result would be stored there again, it is
-   combined into that place (a combination is commutative to the bit). Returns how many
-   operations this took; 0: the next ones are of no such kind. */
+/* Saves copies and stack space where the next operations push a value and combine it. A leaf
+   for which m->single holds extends the top value. A leaf that m->ready has, or a contiguous
+   stored value, is combined from its address. If the result would be stored at that address
+   again, it is combined into it (combine is commutative to the bit). Returns the number of
+   operations done; 0: no such case. */
 static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
                                         const seqpar_fold_op *p, int64_t count) {
     if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
@@ -11926,8 +12117,8 @@ static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
     return 3;
 }
 
-/* Goes on with a program to its end, or, if until >= 0, to the next leaf that is not
-   `until`. */
+/* Resumes a program and runs it to its end or, if until >= 0, up to the first operation that
+   computes a leaf other than `until`. */
 static void seqpar__machine_step(seqpar__machine *m, const seqpar_fold_op *program,
                                  int64_t count, int64_t until) {
     int64_t taken;
@@ -11972,7 +12163,7 @@ static void seqpar__machine_exec(seqpar__machine *m, const seqpar_fold_op *progr
     seqpar__machine_step(m, program, count, -1);
 }
 
-/* ---- folds of vectors that are computed column block by column block ---- */
+/* ---- folds of vectors, a block of columns at a time ---- */
 typedef struct seqpar__columns {
     seqpar_device *device;
     const seqpar_fold_call *fold;
@@ -12013,7 +12204,7 @@ static void seqpar__columns_job(void *user, int64_t i, char *scratch) {
     seqpar__machine m;
     c.begin = i * c.block;
     c.width = SEQPAR__MIN(c.block, c.count - c.begin);
-    /* no places: a job is some columns of them */
+    /* m.place stays NULL: a job has only some columns of a stored value */
     seqpar__machine_memory(&m, scratch, c.fold->depth,
                            c.block * seqpar_dtype_bytes(c.device->accumulator));
     m.user = &c;
@@ -12054,7 +12245,7 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
            (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
 
-/* A device operation that needs nothing but its arguments and computes at once. */
+/* Defines a device operation as `call`. It computes in the call, so it ignores the queue. */
 #define SEQPAR__OP(function, op, call) \
     static seqpar_status function(seqpar_device *device, const seqpar_##op##_args *a, \
                                   void *queue) { \
@@ -12076,30 +12267,30 @@ typedef struct seqpar__attn_job {
     int64_t local; /* first of them in its buffer */
     /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
     int64_t head;
-    char *scratch; /* of the kernel, behind the stack; kept from leaf to leaf */
-    int packed;    /* how many leaves have used it */
+    char *scratch; /* the kernel's, behind the machine's stack; shared by the job's leaves */
+    int packed;    /* how many leaves have used `scratch`; 0: nothing is packed there yet */
     int64_t flops;
-    /* of a kernel that fetches ahead: what this or the next job will read */
+    /* for a kernel that prefetches: memory that this job or the next one will use */
     struct {
         const char *at;
         int64_t bytes, stride, rows;
     } ahead[8];
     int ahead_count;
-    /* a job of both passes of backward: */
+    /* fused backward only: */
     struct seqpar__backward *backward;
-    struct seqpar__attn_job *keys; /* of a query task: the job of the current keys, */
-    void *gradients;               /* and its dk, then dv; */
-    /* nothing has been added to these yet: the kernel sets them to 0 first */
+    struct seqpar__attn_job *keys; /* of a query job: the job of the current keys */
+    void *gradients;               /* of a key job: its dk, then dv */
+    /* of a key job: `gradients` holds no sums yet, so the kernel must start them from 0 */
     int fresh;
 } seqpar__attn_job;
 
-/* What a fold of attention makes: the first two of the rows of a query piece, the others of
-   those of a key piece. */
+/* What an attention fold computes. The first two have a row for each query of a query piece,
+   the others for each key of a key piece. */
 enum seqpar__fold_kind {
     SEQPAR__FOLD_STATE,  /* o, then m, then l */
     SEQPAR__FOLD_DQ,     /* dq */
     SEQPAR__FOLD_DKV,    /* dk, then dv */
-    SEQPAR__FOLD_RETURNS /* the same, of sums that other ranks made */
+    SEQPAR__FOLD_RETURNS /* dk, then dv; its leaves are partial sums from other ranks */
 };
 
 static int seqpar__fold_of_queries(enum seqpar__fold_kind kind) {
@@ -12113,11 +12304,12 @@ typedef struct seqpar__attn_kernel {
     void (*combine)(void *job, void *into, const void *other);
     /* forward: divides by l, writes out and lse */
     void (*finish_state)(seqpar__attn_job *job, void *value);
-    int extends; /* leaf can go on with a value; */
-    /* up to so many keys (dq) or queries (dk, dv) it adds a single sum to the value */
+    int extends; /* leaf supports extend */
+    /* a leaf of at most this many keys (dq) or queries (dk, dv) adds a single sum to each
+       element, so extending gives the bits of combining */
     int64_t single;
-    /* NULL, or: notes in the job what memory the job `next`, whose machine this is, will read
-       and write; with next NULL, what the job itself will load */
+    /* NULL, or: records in `job` the memory to prefetch. That is what the job `next` on
+       `machine` will read and write or, if next is NULL, what `job` itself will load */
     void (*ahead)(seqpar__attn_job *job, const seqpar__attn_job *next,
                   const seqpar__machine *machine);
 } seqpar__attn_kernel;
@@ -12129,8 +12321,8 @@ static int64_t seqpar__attn_value(const seqpar__attn_job *j, int64_t count) {
     return j->kernel->kind == SEQPAR__FOLD_DQ ? count * d : 2 * count * d;
 }
 
-/* The rows of a dense value from element `first` on become those of a result (tokens, heads,
-   head_dim), rounded once. */
+/* Copies the rows of a dense value, from its element `first` on, to a result (tokens, heads,
+   head_dim), rounded once to the storage type. */
 static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int64_t first,
                               void *result, int64_t heads, int64_t head) {
     int64_t d = j->args->head_dim;
@@ -12147,8 +12339,8 @@ static void seqpar__attn_rows(const seqpar__attn_job *j, const void *value, int6
     }
 }
 
-/* Where value n is kept between device calls: in one run, beside those of the other heads of
-   its piece. */
+/* Address of stored value n, which is kept between device calls. A value is contiguous, and
+   next to those of the other heads of its piece. */
 static char *seqpar__attn_stored(void *user, int64_t n) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -12190,7 +12382,7 @@ static void seqpar__attn_finish(void *user, void *value) {
     }
 }
 
-/* A partial that another rank made lies in the inbox. */
+/* Address in the inbox of a partial sum that another rank has sent. */
 static const char *seqpar__attn_inbox(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     int64_t size = seqpar_dtype_bytes(j->device->accumulator);
@@ -12242,7 +12434,8 @@ static int64_t seqpar__attn_value_bytes(seqpar_device *device, const seqpar_attn
            ~(int64_t)63;
 }
 
-/* A job and its machine, in `memory`. Heads are numbered from the first of the step. */
+/* Initializes a job and its machine; stack and scratch are in `memory`. `head` is numbered from
+   the first head of the step. */
 static void seqpar__attn_job_new(seqpar__attn_job *j, seqpar__machine *m,
                                  const seqpar__attn_work *w, const seqpar_attn_args *a,
                                  const seqpar_attn_task *task, int64_t head, char *memory) {
@@ -12322,10 +12515,11 @@ static seqpar_status seqpar__attn_compute(seqpar_device *device, const seqpar_at
     return status;
 }
 
-/* Both passes of backward at once, so that scores are computed once. A job is one (key task, kv
-   head), in the order of the keys. A fold of dq rests between its blocks until the job of its
-   next keys comes; so two threads at one head follow each other. */
-/* A fold of dq. next: the keys it waits for; -1: it is done */
+/* Fused backward: dq, dk and dv in one pass, so that scores are computed once. A job is one
+   (key task, kv head), in the order of the keys. A fold of dq is suspended after each block
+   until the job of its next keys resumes it, so two threads at one head work one behind the
+   other. */
+/* A suspended fold of dq. next: number of the keys that it waits for; -1: it is done */
 typedef struct seqpar__backward_query {
     seqpar__attn_job job;
     seqpar__machine machine;
@@ -12341,15 +12535,15 @@ typedef struct seqpar__backward {
     seqpar_device *device;
     const seqpar_attn_args *a; /* of the query tasks */
     seqpar__attn_work queries, keys;
-    /* (key_count) in the order of their numbers; those without a task are seen by nobody */
+    /* (key_count) by number of the keys (task->order); no query sees keys without a task */
     seqpar__backward_key *key;
     int64_t key_count, head, heads; /* kv heads at work: head .. head + heads */
     seqpar__backward_query *query;  /* (heads, query heads of each, query tasks) */
-    int64_t *task_of, pieces;       /* by query piece; their number */
+    int64_t *task_of, pieces;       /* (pieces) query task of each query piece, -1: none */
 } seqpar__backward;
 
-/* Whether a leaf adds a single sum. One of dk and dv adds a sum for each query head of its kv
-   head. */
+/* Does leaf `index` add a single sum to each element? A leaf of dk and dv adds one sum for each
+   query head of its kv head, so it does not if several query heads share a kv head. */
 static int seqpar__backward_query_single(void *user, int64_t index) {
     const seqpar__attn_job *j = (const seqpar__attn_job *)user;
     return j->args->k_pieces[index].count <= j->kernel->single;
@@ -12466,9 +12660,10 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
     return 1;
 }
 
-/* A job is a key piece and a head. Jobs run in any order, but the folds of dq are fed in order of
-   leaves: a job hands its leaf of dq to the fold when that fold has come to it
-   (seqpar__backward_next). Heads are taken as many at a time as there are threads. */
+/* A job is a key piece and a head. Jobs start in the order of the keys and may overlap. A job
+   waits until a fold of dq has reached its keys (seqpar__backward_next) before it adds its
+   leaf, so the leaves are added in order. At most as many kv heads as there are threads are
+   computed at a time. */
 static seqpar_status seqpar__backward_compute(seqpar__backward *b,
                                               const seqpar_attn_backward_args *a) {
     int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
@@ -12487,8 +12682,8 @@ static seqpar_status seqpar__backward_compute(seqpar__backward *b,
     }
     scratch = b->keys.kernel->scratch_bytes +
               seqpar__machine_bytes(b->a->depth, b->keys.value_bytes);
-    /* what seqpar__parallel gives to each thread; the stacks of the folds of dq lie behind all
-       of that */
+    /* bytes that seqpar__parallel gives to each thread; the stacks of the folds of dq follow
+       the scratch of all threads */
     each = (scratch + 127) & ~(int64_t)63;
     stacks = heads * group * b->a->task_count *
              seqpar__machine_bytes(b->a->depth, b->queries.value_bytes);
@@ -12509,7 +12704,8 @@ static seqpar_status seqpar__backward_compute(seqpar__backward *b,
     return SEQPAR_OK;
 }
 
-/* kernel: of kind DQ, whose leaf is a block; its scratch is that of the key job. */
+/* kernel: of kind DQ. Its leaf computes the dq of a block and adds to the dk and dv of
+   job->keys; scratch_bytes is the scratch of a key job. */
 static seqpar_status seqpar__attn_backward_compute(seqpar_device *device,
                                                    const seqpar_attn_backward_args *a,
                                                    const seqpar__attn_kernel *kernel) {
@@ -12542,7 +12738,8 @@ static seqpar_status seqpar__attn_backward_compute(seqpar_device *device,
     return status;
 }
 
-/* Positions a query sees among the keys of a piece, as key numbers [*first, *last). */
+/* Finds the keys of a piece that a query sees, numbered within the piece: [*first, *last).
+   Returns 0 if there are none. */
 static int seqpar__visible(const seqpar_attn_args *a, int64_t query, const seqpar_attn_keys *k,
                            int64_t *first, int64_t *last) {
     int64_t begin = a->visible_begin[query] - k->start, end = a->visible_end[query] - k->start;
@@ -12563,15 +12760,16 @@ static const float seqpar__nf4_levels[16] = {
     -0.0910500363f, 0.0f,          0.0795802996f, 0.160930201f,  0.246112302f,  0.337915242f,
     0.440709829f,   0.562617004f,  0.722956836f,  1.0f};
 
-/* One of n + 1 points from 0.1 to 1, where the halves are counted from their own ends. */
+/* Point i of n + 1 equally spaced points in [0.1, 1]. The lower half is computed up from 0.1,
+   the upper half down from 1; rounding depends on it. */
 static float seqpar__nf4_point(int n, int i) {
     double step = (double)((1.0f - 0.1f) / (float)n);
     return i < (n + 1) / 2 ? (float)((double)0.1f + step * i) : (float)(1.0 - step * (n - i));
 }
 
-/* What the byte of a scale stands for: in decade e of 0 to 6, 2^e centres of as many parts of
-   [0.1, 1], times 10^(e - 6); their negatives below 127, which is 0; 255 is 1 (Dettmers et al.
-   2016, 8-bit approximations). */
+/* Value of a scale's byte (Dettmers et al. 2016, 8-bit approximations). Decade e of 0 to 6 has
+   2^e values: the centres of 2^e equal parts of [0.1, 1], times 10^(e - 6). Bytes 128 to 254
+   are these values, rising; bytes 126 down to 0 are their negatives; 127 is 0 and 255 is 1. */
 static float seqpar__nf4_mark(int byte) {
     static const float decades[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1.0f};
     int n = byte < 127 ? 126 - byte : byte - 128, e = 0;
@@ -12610,7 +12808,7 @@ SEQPAR_DEF seqpar_nf4 seqpar_nf4_at(const void *bytes, int64_t elements) {
     return m;
 }
 
-/* The code whose level is nearest: midpoints belong to the lower one. level (count) rises */
+/* Index of the nearest level; if two are equally near, the lower. level (count) ascends. */
 static int seqpar__nf4_nearest(const float *level, int count, float x) {
     int low = 0, high = count - 1;
     while (low < high) {
@@ -12623,7 +12821,8 @@ static int seqpar__nf4_nearest(const float *level, int count, float x) {
     return low;
 }
 
-/* x / most, as the product with 1 / most, which may be beyond 1 by a rounding. */
+/* x / most, computed as x * inverse with inverse = 1 / most. Rounding can take the product
+   beyond 1 or -1, so it is clamped. */
 static float seqpar__nf4_share(float x, float inverse) {
     float share = x * inverse;
     return share > 1 ? 1 : share < -1 ? -1 : share;
@@ -12638,8 +12837,8 @@ static float seqpar__nf4_largest(const float *x, int64_t count) {
     return most;
 }
 
-/* Codes of a group; a last group that is not whole is divided, where others are multiplied.
-   Returns its scale. */
+/* Quantizes a group and returns its scale, the largest |x|. A full group is multiplied by the
+   inverse of that; a shorter last group is divided by it. */
 static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, int64_t count) {
     float most = seqpar__nf4_largest(x + first, count);
     float least = most > 1e-38f ? most : 1e-38f, inverse = 1.0f / least;
@@ -12647,13 +12846,13 @@ static float seqpar__nf4_group(uint8_t *codes, const float *x, int64_t first, in
         float share = count == SEQPAR_NF4_GROUP ? seqpar__nf4_share(x[i], inverse)
                                                 : x[i] / least;
         int code = seqpar__nf4_nearest(seqpar__nf4_levels, 16, share);
-        /* behind a last one that is alone lies the code of 0 */
+        /* 7, the code of 0, pads the last byte if the number of elements is odd */
         codes[i / 2] = (uint8_t)(i & 1 ? (codes[i / 2] & 0xF0) | code : code << 4 | 7);
     }
     return count == SEQPAR_NF4_GROUP ? most : least;
 }
 
-/* scale (count) in 8 bits, around their mean. */
+/* Stores scale (count) in 8 bits each, as differences from their mean. */
 static void seqpar__nf4_scales(const seqpar_nf4 *m, const float *scale, int64_t count) {
     float marks[UINT8_MAX + 1], around[SEQPAR_NF4_STEP];
     double sum = 0;
@@ -12700,14 +12899,14 @@ SEQPAR_DEF seqpar_status seqpar_nf4_quantize(seqpar_error *error, void *bytes,
 /* =============================================================================================
    >>ref  the reference device: naive loops, in fp64 or in bf16
 
-   What an operation means, in as few lines as it takes; the fast devices are compared with
-   it. The same text serves fp64, and bf16 with fp32 sums.
+   The reference device defines each operation in as few lines as possible; the fast devices
+   are compared with it. The same code serves fp64, and bf16 with fp32 sums.
    ========================================================================================== */
 
-/* One loop nest per formula, to be read beside the fast device, for stored numbers of type S
-   and accumulators of type A: doubles both, or bf16 and floats. It computes in doubles. A sum
-   over tokens, or a running maximum, is rounded to A wherever a fold may cut it; everything
-   else is rounded once, as it is stored. */
+/* One loop nest per formula, to be read beside the fast device. Stored numbers have type S,
+   accumulators type A: both double, or bf16 and float. Arithmetic is in doubles. A sum over
+   tokens, or a running maximum, is rounded to A wherever a fold may split it; everything else
+   is rounded once, when it is stored. */
 #define SEQPAR__BY_TYPE(device, function, ...) \
     ((device)->storage == SEQPAR_DTYPE_F64 \
          ? function(__VA_ARGS__, SEQPAR_DTYPE_F64, SEQPAR_DTYPE_F64) \
@@ -12896,8 +13095,8 @@ SEQPAR__ANY(rope) {
     return SEQPAR_OK;
 }
 
-/* The plain formula, as every device takes it; seqpar_sigmoid keeps small values of large
-   negative x. */
+/* The plain formula, which every device uses. It gives 0 where exp(-x) overflows;
+   seqpar_sigmoid keeps the tiny values there. */
 static double seqpar__ref_sigmoid(double x) { return 1.0 / (1.0 + seqpar_exp(-x)); }
 
 SEQPAR__ANY(swiglu) {
@@ -12945,7 +13144,7 @@ static double seqpar__dropout(const seqpar_attn_args *a, const seqpar_piece *que
                                key - queries->origin);
 }
 
-/* First elements of a key (or value) and of a query; the score of the two. */
+/* Offset of the first element of a key or value; below, of a query. */
 static int64_t seqpar__key_at(const seqpar_attn_args *a, int64_t row, int64_t head) {
     return (row * a->head_count + head) * a->head_dim;
 }
@@ -13014,7 +13213,7 @@ SEQPAR__TEMPLATE void seqpar__any_state_combine(const seqpar__attn_job *j, void 
         double m = seqpar__element(into, mr, A), l = seqpar__element(into, lr, A);
         double m2 = seqpar__element(other, mr, A), l2 = seqpar__element(other, lr, A);
         double top = fmax(m, m2), a, b;
-        /* nothing there: exactly the other (a NaN is not nothing) */
+        /* if one state is empty, the result is exactly the other; a NaN is not empty */
         if (!(l2 > 0) && l2 == l2) continue;
         a = l > 0 || l != l ? seqpar_exp(m - top) : 0.0;
         b = seqpar_exp(m2 - top);
@@ -13069,7 +13268,7 @@ static void seqpar__ref_state_finish(seqpar__attn_job *j, void *value) {
     SEQPAR__BY_TYPE(j->device, seqpar__any_state_finish, j, value);
 }
 
-/* The keys' dk and dv begin with 0, if not yet begun. */
+/* Zeroes the keys' dk and dv before the first leaf is added. */
 static void seqpar__gradients_begin(seqpar__attn_job *keys) {
     if (keys->fresh)
         memset(keys->gradients, 0,
@@ -13078,8 +13277,8 @@ static void seqpar__gradients_begin(seqpar__attn_job *keys) {
     keys->fresh = 0;
 }
 
-/* p = exp(s - lse); ds = p (z dout . v - delta) scale, for a softcap times its slope; then p
-   becomes z p, z the dropout factor. Query number r of a piece. */
+/* For query r of a piece and one key, with dropout factor z and p = exp(s - lse): *p becomes z
+   p. Returns ds = p (z dout . v - delta) scale, with a softcap times its derivative. */
 SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries,
                                        int64_t r, int64_t head, int64_t position, int64_t k,
                                        int64_t v, double *p, const int S, const int A) {
@@ -13094,8 +13293,8 @@ SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_p
     return a->softcap > 0 ? ds * (1.0 - s / a->softcap * (s / a->softcap)) : ds;
 }
 
-/* dq of the task's queries from one key piece, and what they give to dk and dv of those
-   keys. */
+/* Computes dq of the task's queries from one key piece, and adds their contribution to dk and
+   dv of those keys. */
 SEQPAR__TEMPLATE void seqpar__any_backward_leaf(seqpar__attn_job *j, void *dq, int64_t index,
                                                 const int S, const int A) {
     const seqpar_attn_args *a = j->args;
@@ -13192,7 +13391,7 @@ SEQPAR__ANY(attn_sinks) {
     return SEQPAR_OK;
 }
 
-/* The weight of what has the lse `log`, in a sum with the lse `whole`. */
+/* Weight of a part whose lse is `log`, in a total whose lse is `whole`. */
 static double seqpar__merge_weight(double log, double whole) {
     return log == -HUGE_VAL ? 0 : seqpar_exp(log - whole);
 }
@@ -13202,7 +13401,7 @@ static double seqpar__merge_lse(double a, double b) {
     return low == -HUGE_VAL ? top : top + seqpar_log(1 + seqpar_exp(low - top));
 }
 
-/* of token and head n */
+/* Merges row n = token * heads + head. */
 static void seqpar__merge_row(const seqpar_device *device, const seqpar_attn_merge_args *a,
                               int64_t n) {
     int sum = device->accumulator;
@@ -13242,7 +13441,7 @@ SEQPAR__TEMPLATE double seqpar__any_seed(const void *seeds, int64_t t, const int
     return seeds ? seqpar__element(seeds, t, A) : 0.0;
 }
 
-/* In fp64 by the formulas as they stand in the prototype's comment; p log p is 0 where p is. */
+/* The formulas are those at seqpar_vocab_softmax_args, in fp64; p log p is 0 where p is 0. */
 SEQPAR__ANY(vocab_softmax) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
@@ -13283,7 +13482,7 @@ SEQPAR__ANY(vocab_softmax) {
     return SEQPAR_OK;
 }
 
-/* log of sum of exp of a row, times scale */
+/* log sum exp of row t, whose elements are multiplied by `scale` first */
 SEQPAR__TEMPLATE double seqpar__any_lse(seqpar_mat x, int64_t t, int64_t n, double scale,
                                         const int S) {
     double top = -HUGE_VAL, sum = 0;
@@ -13295,7 +13494,7 @@ SEQPAR__TEMPLATE double seqpar__any_lse(seqpar_mat x, int64_t t, int64_t n, doub
     return top + seqpar_log(sum);
 }
 
-/* KL(q | p) of teacher q and student p, or KL(p | q) reversed; x - y is log p - log q. */
+/* KL(q | p) of teacher q and student p; with `reverse`, KL(p | q). x - y is log p - log q. */
 SEQPAR__ANY(distill) {
     double scale = a->scale != 0 ? a->scale : 1.0;
     (void)device;
@@ -13372,7 +13571,8 @@ SEQPAR__ANY(sumsq) {
     return SEQPAR_OK;
 }
 
-/* What the update of parameter i begins with, and where it ends. */
+/* Reads parameter i before its update: at t = 1 from `working`, if there is one. Below: stores
+   the updated value in `p` and, rounded, in `working`. */
 SEQPAR__TEMPLATE double seqpar__any_old(const seqpar_update_args *a, int64_t i, const int S,
                                         const int A) {
     return a->working && a->t == 1 ? seqpar__element(a->working, i, S)
@@ -13423,7 +13623,7 @@ typedef struct seqpar__choice {
     int32_t *heap;
 } seqpar__choice;
 
-/* Sinks entry i of a heap of ids whose likeliest is on top; of equals the lowest. */
+/* Sifts down entry i of a max-heap of ids ordered by x; of equal x, the lower id is on top. */
 static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int64_t i) {
     int32_t id = heap[i], a, b;
     int64_t child;
@@ -13440,13 +13640,14 @@ static void seqpar__heap_sink(const double *x, int32_t *heap, int64_t count, int
     heap[i] = id;
 }
 
-/* In proportion to the probability of an id; 1 for the likeliest */
+/* Unnormalized probability of an id at the temperature; 1 for the likeliest id, `best` */
 static double seqpar__weight(const seqpar__choice *s, int32_t id, int32_t best) {
     return seqpar_exp((s->x[id] - s->x[best]) / s->a->temperature);
 }
 
-/* Weighs the likeliest ids and takes them to the end of the heap, at most `limit`, until
-   their weights reach `goal`. Returns how many. */
+/* Builds the heap, then pops the likeliest ids and computes their weights, until there are
+   `limit` or their weights sum to `goal`. Popped ids are stored from the end of the heap's
+   array backwards. Returns how many. */
 static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit, double goal) {
     int64_t vocab = s->a->vocab, taken;
     double sum = 0;
@@ -13462,7 +13663,7 @@ static int64_t seqpar__heap_take(seqpar__choice *s, int32_t best, int64_t limit,
     return taken;
 }
 
-/* The number-th likeliest id, or without a heap the id itself */
+/* The popped id number `number`, 0 being the likeliest; without a heap, id `number` itself */
 static int32_t seqpar__ranked(const seqpar__choice *s, int64_t number, int ranked) {
     return ranked ? s->heap[s->a->vocab - 1 - number] : (int32_t)number;
 }
@@ -13481,8 +13682,9 @@ static double seqpar__ranked_sum(const seqpar__choice *s, int64_t count, int ran
     return sum;
 }
 
-/* Temperature, then top_k, then top_p; u in (0, 1) falls into the weights of what is left,
-   in their order. */
+/* Applies temperature, then top_k, then top_p. Returns the first remaining id at which the
+   cumulative weight exceeds u times the total, for u in (0, 1): by likelihood if top_k or top_p
+   is in use, else by id. */
 static int32_t seqpar__draw(seqpar__choice *s, int32_t best, double u) {
     const seqpar_sample_args *d = s->a;
     int64_t vocab = s->a->vocab, left = vocab, i;
@@ -13544,7 +13746,8 @@ typedef struct seqpar__row_jobs {
     int64_t rows;
 } seqpar__row_jobs;
 
-/* Of equals the one with the lowest number, and a number where all are NaN. */
+/* The likeliest expert that is not among the first `before` ids; of equals, the one with the
+   lowest number. If all are NaN, the result is still a valid number. */
 static int32_t seqpar__likeliest(const double *p, int64_t experts, const int32_t *ids,
                                  int64_t before) {
     int32_t best = -1;
@@ -13556,7 +13759,7 @@ static int32_t seqpar__likeliest(const double *p, int64_t experts, const int32_t
     return best;
 }
 
-/* p (experts): logits, then probabilities as they are stored */
+/* p (experts): logits on entry; on return, probabilities rounded as they are stored */
 static void seqpar__route_softmax(double *p, int64_t experts, int A) {
     double top = p[0], sum = 0;
     for (int64_t e = 1; e < experts; e++) top = SEQPAR__MAX(top, p[e]);
@@ -13648,7 +13851,7 @@ static void seqpar__dots_row(const seqpar__row_jobs *w, int64_t t, double *scrat
     seqpar__element_set(a->out, a->to[t], w->device->accumulator, sum);
 }
 
-/* A job of each of them, with `width` doubles of scratch. */
+/* Defines the job and the operation of a row function with `width` doubles of scratch. */
 #define SEQPAR__ROW_OP(op, width) \
     static void seqpar__##op##_job(void *user, int64_t i, char *scratch) { \
         const seqpar__row_jobs *w = (const seqpar__row_jobs *)user; \
@@ -13673,9 +13876,10 @@ SEQPAR__ROW_OP(mix, a->width)
 SEQPAR__ROW_OP(drop, 1)
 SEQPAR__ROW_OP(dots, 1)
 
-/* ---- numbers in fewer bits ---- */
+/* ---- quantization: groups in 8 bits, bf16 by stochastic rounding ---- */
 
-/* A group, in floats or doubles. A scale that is not finite makes NaN of all, as it should. */
+/* Quantizes and dequantizes a group, in floats or doubles. If the scale is not finite, all of
+   the group is dequantized as NaN; this is intended. */
 #define SEQPAR__QUANTIZE(real, root) \
     static void seqpar__quantize_##real(uint8_t *bytes, real *scale, const real *x, \
                                         int64_t count, int positive) { \
@@ -13722,7 +13926,8 @@ static void seqpar__quantize_group(const seqpar_quantize_args *a, int64_t begin,
         seqpar__quantize_float(bytes, s32, x32, count, positive);
 }
 
-/* What is cut off is added to 16 bits of chance first: what carries is rounded up. */
+/* Stochastic rounding: adds the 16 random bits `draw` to the low 16 bits of x, then drops
+   those; a carry rounds |x| up. Infinity and NaN stay what they are. */
 static uint16_t seqpar__bf16_by_chance(float x, uint32_t draw) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -13840,13 +14045,13 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
 /* =============================================================================================
    >>cpu  the fast device: fp32 in vectors
 
-   Row operations are independent of their neighbours. Each product element is one chain of
+   A row operation does not depend on the rows beside it. Each product element is one chain of
    fused multiply-adds over the inner dimension; edge tiles run the same kernel on padded
-   operands. Threads split output tiles only; in passes over rows each keeps to a range of
-   neighbours until it helps the others. exp and log are this file's own; contraction is off and
-   fma is written out, so the compiler decides nothing.
+   operands. Threads split output tiles only. In a pass over rows each thread takes a range of
+   adjacent rows, then takes jobs from threads that are not done. exp and log are implemented in
+   this file. Contraction is off and fma is explicit, so the compiler cannot change a rounding.
 
-       >>cpu       vectors of every machine
+       >>cpu       vector functions of each instruction set
        >>product   products, and weight gradients
        >>pass      passes over rows; exp
        >>tile      attention in tiles
@@ -13854,15 +14059,16 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void) {
        >>half      bf16, widened and rounded
    ========================================================================================== */
 
-/* The bits of 2^(i/16), less i << 19: with (16 n + i) << 19 added they are those of 2^(n +
-   i/16). */
+/* Entry i: the bits of 2^(i/16) minus i << 19. Adding (16 n + i) << 19 to it gives the bits of
+   2^(n + i/16). */
 static const uint32_t seqpar__pow2_sixteenths[16] = {
     0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
     0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,
     0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 
-/* One set of functions for each kind of vectors. A seqpar__v holds SEQPAR__VL floats and has
-   + - * / from the compiler; a product tile has SEQPAR__MR rows of two vectors. Each set has
+/* One set of functions for each vector instruction set. A seqpar__v holds SEQPAR__VL floats and
+   has + - * / from the compiler. A product tile has SEQPAR__MR rows of two vectors. The
+   functions are
        vload, vstore      unaligned
        vsplat             a float in every lane
        vfma               a b + c, rounded once where the machine can
@@ -13871,10 +14077,10 @@ static const uint32_t seqpar__pow2_sixteenths[16] = {
        vless              x where a < b, else y
        vany_less          whether a < b in any lane
        vexponent          the float whose bits are those of t shifted left by 23
-       vpow2              the float whose bits are the entry of seqpar__pow2_sixteenths that
-                          the low 4 bits of t name, plus the bits of t shifted left by 19
-   Those with more than four lanes can also turn tiles, see seqpar__transpose:
-       vload4             4 neighbours of each of VL / 4 rows, 4 rows apart
+       vpow2              with u the bits of t: the float whose bits are
+                          seqpar__pow2_sixteenths[u & 15] + (u << 19)
+   The sets with more than four lanes have functions to transpose, see seqpar__transpose:
+       vload4             4 adjacent floats of each of VL / 4 rows, which are 4 rows apart
        vlow, vhigh        of every four lanes of a and b: a0 b0 a1 b1, and a2 b2 a3 b3
        vlow2, vhigh2      of every four lanes of a and b: a0 a1 b0 b1, and a2 a3 b2 b3 */
 #if defined(__AVX512F__) && SEQPAR__HAS_FMA
@@ -14007,7 +14213,7 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vfma(seqpar__v a, seqpar__v b, seqpar__v c) {
     return vfmaq_f32(c, a, b);
 }
 
-/* not vmaxq_f32, which gives a NaN where either is one */
+/* vmaxq_f32 would return NaN if either operand is NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vmax(seqpar__v a, seqpar__v b) {
     return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
@@ -14024,7 +14230,7 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vexponent(seqpar__v t) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(t), 23));
 }
 
-/* The table is one of 64 bytes; an entry is the four from 4 i on. */
+/* The table is 64 bytes; entry i is the four bytes from 4 i on. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
     uint8x16x4_t table = vld1q_u8_x4((const uint8_t *)seqpar__pow2_sixteenths);
     uint32x4_t bits = vreinterpretq_u32_f32(t), first = vdupq_n_u32(0x03020100), byte, entry;
@@ -14129,10 +14335,10 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2(seqpar__v t) {
 /* =============================================================================================
    >>product  products, and weight gradients
 
-   c (rows, columns) = a (rows, depth) . b (depth, columns). b is copied into panels of NR columns,
-   a panel read from its first row to its last; a is read in place or from panels of MR rows. One
-   kernel computes a tile of MR x NR in registers, over at most KC of the depth at a time. Which
-   tile an element is in changes no bit: it is one chain over the depth everywhere.
+   c (rows, columns) = a (rows, depth) . b (depth, columns). b is copied into panels of NR
+   columns, and a panel is read row by row. a is read in place or from panels of MR rows. One
+   kernel computes a tile of MR x NR in registers, over at most KC of the depth at a time. An
+   element has the same bits in any tile: it is always one chain over the depth.
 
    A weight gradient is a fold: its leaves are products over a cell's tokens, and the fold runs
    inside the loop over output tiles, so that partial sums stay in the cache.
@@ -14147,7 +14353,7 @@ typedef struct seqpar__strip {
     const float *b; /* row k at b + k * ldb */
     int64_t ldb, depth;
     int on;            /* sums begin with c, else with 0 */
-    const float *keep; /* NULL, or (rows): at last c[i] keep[i] is added */
+    const float *keep; /* NULL, or (rows): old c[i] * keep[i] is added last */
 } seqpar__strip;
 
 /* `count` rows of a strip: one fma chain per element, whatever `count` is. half: VL columns,
@@ -14162,7 +14368,7 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, const seqpar
         left[i] = seqpar__vload(s->c + i * s->ldc);
         if (!half) right[i] = seqpar__vload(s->c + i * s->ldc + SEQPAR__VL);
     }
-    /* sums of more than one turn would not fit into the registers */
+    /* not unrolled: the values of more than one iteration would not fit into the registers */
     SEQPAR__ROLLED
     for (int64_t k = 0; k < s->depth; k++, a += s->a_step, b += s->ldb) {
         seqpar__v b0 = seqpar__vload(b), b1 = half ? b0 : seqpar__vload(b + SEQPAR__VL);
@@ -14187,8 +14393,9 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, const seqpar
     }
 }
 
-/* How many rows of those left the next tile has. Tiles of 6 would leave single rows over,
-   which wait for their own sums: there, tiles as equal as can be. */
+/* Rows of the next tile, when `left` rows remain. With MR 6, full tiles could leave a single
+   row, and a tile of one row waits for its own fma chain. So with MR 6 tiles are made as equal
+   as possible. */
 static int64_t seqpar__tile_rows(int64_t left) {
     int64_t tiles = (left + SEQPAR__MR - 1) / SEQPAR__MR;
     if (SEQPAR__MR == 6) return left < 3 ? 1 : (left + tiles - 1) / tiles;
@@ -14197,7 +14404,7 @@ static int64_t seqpar__tile_rows(int64_t left) {
     return left >= 4 ? 4 : 1;
 }
 
-/* Any number of rows, by tiles of the numbers that seqpar__tile_rows gives */
+/* Computes any number of rows, in tiles of seqpar__tile_rows rows. */
 SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, seqpar__strip s) {
     int64_t n;
     for (; rows > 0; rows -= n, s.a += n * s.a_row, s.c += n * s.ldc) {
@@ -14218,7 +14425,7 @@ SEQPAR__TEMPLATE void seqpar__tiles(int64_t rows, seqpar__strip s) {
     }
 }
 
-/* The two forms that are not built into their callers: a by rows, and by columns. */
+/* The two forms that are not inlined into their callers: a by rows, and a by columns. */
 static void seqpar__tiles_rows(int64_t rows, int64_t depth, const float *a, int64_t row,
                                const float *b, int64_t ldb, float *c, int64_t ldc, int on,
                                const float *keep) {
@@ -14253,8 +14460,8 @@ SEQPAR__TEMPLATE void seqpar__transpose(float *to, int64_t ld, const float *from
 #endif
 }
 
-/* b (depth, columns), element (k, j) at b[k * row + j * column], times the factor, into
-   panels of NR columns, the last padded with 0 */
+/* Copies b (depth, columns), times the factor, into panels of NR columns; the last panel is
+   padded with 0. Element (k, j) is b[k * row + j * column]. */
 static void seqpar__panel_fill(float *to, const float *b, int64_t row, int64_t column,
                                int64_t depth, int64_t columns, float factor) {
     int64_t k;
@@ -14279,8 +14486,8 @@ static void seqpar__panel_fill(float *to, const float *b, int64_t row, int64_t c
     }
 }
 
-/* a (rows, depth), element (i, k) at a[i * row + k * step], into panels of MR rows, k by k;
-   the last may have fewer. */
+/* Copies a (rows, depth) into panels of MR rows, one k after the other; the last panel may have
+   fewer rows. Element (i, k) is a[i * row + k * step]. */
 static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t step,
                                int64_t rows, int64_t depth) {
     int64_t k;
@@ -14297,7 +14504,7 @@ static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t s
     }
 }
 
-/* Depth and columns of the part of b that is packed at a time, rows of the part of a. */
+/* KC, NC: depth and columns of b that are packed at a time. MC: rows of a at a time. */
 #ifndef SEQPAR__KC
 #define SEQPAR__KC 512
 #endif
@@ -14307,11 +14514,12 @@ static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t s
 #ifndef SEQPAR__MC
 #define SEQPAR__MC (8 * SEQPAR__MR) /* a multiple of MR */
 #endif
-/* Rows of a that lie so far apart are copied. */
+/* With a row stride of at least so many floats, rows of a may be copied
+   (seqpar__product_compute). */
 #ifndef SEQPAR__FAR_ROWS
 #define SEQPAR__FAR_ROWS 256
 #endif
-/* How far apart copied rows are: not a power of two, which few sets of a cache would share. */
+/* Row stride of the copy. It is not a power of two: such rows would share few cache sets. */
 #define SEQPAR__AC (SEQPAR__KC + 16)
 
 typedef struct seqpar__product {
@@ -14327,7 +14535,7 @@ typedef struct seqpar__product {
 
 static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, int64_t row,
                                  const float *b, float *c, int64_t ldc, int on) {
-    /* a distance that is known when this is compiled fits into the addresses */
+    /* a constant stride becomes part of the load addresses */
     seqpar__strip copied = {c, ldc, a, SEQPAR__AC, 1, b, SEQPAR__NR, depth, on, NULL};
     if (row == SEQPAR__AC)
         seqpar__tiles(rows, copied);
@@ -14337,9 +14545,9 @@ static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, in
         seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
 }
 
-/* c (rows, columns) = or += a . b for packed panels of b and, with `row` 0, of a; else a has
-   rows `row` apart. A last panel that has more columns than are left is computed in a
-   buffer. */
+/* c (rows, columns) = a . b; with `on` +=. b is packed in panels. With `row` 0 so is a; else
+   the rows of a are `row` floats apart. A last panel with fewer than NR columns of c is
+   computed in a buffer. */
 static void seqpar__product_panels(float *c, int64_t ldc, const float *a, int64_t row,
                                    const float *b, int64_t rows, int64_t columns, int64_t depth,
                                    int on) {
@@ -14364,8 +14572,8 @@ static void seqpar__product_panels(float *c, int64_t ldc, const float *a, int64_
         }
 }
 
-/* Rows of a are read in place or, where they lie far apart and enough columns are to come,
-   from a copy; columns of a are packed. */
+/* With a_step 1, rows of a are read in place, or from a copy if their stride is large and the
+   product has enough columns to repay the copy. With another step a is packed in panels. */
 static void seqpar__product_compute(const seqpar__product *p, float *packed_a) {
     float *packed_b = packed_a + SEQPAR__AC * SEQPAR__MC;
     int copied = p->a_step == 1 && p->a_row >= SEQPAR__FAR_ROWS && p->columns >= 4 * SEQPAR__NR;
@@ -14396,8 +14604,8 @@ static void seqpar__product_compute(const seqpar__product *p, float *packed_a) {
     ((SEQPAR__AC * SEQPAR__MC + SEQPAR__KC * (SEQPAR__NC + SEQPAR__NR)) * \
      (int64_t)sizeof(float))
 
-/* Up to NR rows of a . W^T, from column `j` on. The rows of a are the lanes of one vector, or of
-   two; so W, by far the larger, is read once and where it lies. */
+/* Computes up to NR rows of a . W^T, from column `j` on. The rows of a are the lanes of one
+   vector, or of two; so W, by far the larger, is read once and in place. */
 static void seqpar__product_lanes(const seqpar__product *p, float *x, int64_t j) {
     float c[SEQPAR__MR * SEQPAR__NR] = {0};
     int64_t lanes = p->rows > SEQPAR__VL ? SEQPAR__NR : SEQPAR__VL, n;
@@ -14443,8 +14651,8 @@ static int64_t seqpar__product_row(const seqpar__product *p) {
     return j;
 }
 
-/* A job is a range of rows and, where that makes too few, of columns: whole tiles for every
-   thread. */
+/* A job is a range of rows. If that makes too few jobs, it is a range of columns, too. Ranges
+   are whole tiles, except at the end of the matrix. */
 typedef struct seqpar__matmul_work {
     const seqpar_matmul_args *args;
     int64_t rows, columns, across;
@@ -14478,7 +14686,8 @@ static int64_t seqpar__jobs_wanted(const seqpar_device *device) {
     return device->threads > 1 ? 4 * device->threads : 1;
 }
 
-/* The least rows of a job, of a narrow and of a wide product; its columns are a multiple. */
+/* The least rows of a job, in a narrow and in a wide product. The columns of a job are a
+   multiple of SEQPAR__JOB_COLUMNS. */
 #ifndef SEQPAR__JOB_ROWS
 #define SEQPAR__JOB_ROWS 64
 #endif
@@ -14495,7 +14704,7 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
     (void)queue;
     if (a->rows <= 0 || a->out <= 0) return SEQPAR_OK;
     w.args = a;
-    /* each range of rows packs w anew */
+    /* each range of rows packs w again, so a wide product takes larger ranges */
     share = a->out >= SEQPAR__JOB_ROWS_WIDE * jobs ? SEQPAR__JOB_ROWS_WIDE : SEQPAR__JOB_ROWS;
     share = SEQPAR__MAX((a->rows + jobs - 1) / jobs, share);
     w.rows = (share + SEQPAR__MR - 1) / SEQPAR__MR * SEQPAR__MR;
@@ -14510,13 +14719,13 @@ static seqpar_status seqpar__cpu_matmul(seqpar_device *device, const seqpar_matm
 }
 
 /* Weight gradient: a job is a block of dw, and its fold runs inside it, so that partial sums
-   stay in the cache. The more rows a block has, the less often x is read; but they are halved
-   while there are too few jobs. */
+   stay in the cache. The more rows a block has, the less often x is read. The number of rows is
+   halved while there are too few jobs. */
 #ifndef SEQPAR__WB_OUT
 #define SEQPAR__WB_OUT 192
 #endif
 #ifndef SEQPAR__WB_LEAST
-#define SEQPAR__WB_LEAST 48 /* rows that are not halved */
+#define SEQPAR__WB_LEAST 48 /* blocks of so many rows or fewer are not halved */
 #endif
 #ifndef SEQPAR__WB_IN
 #define SEQPAR__WB_IN 256
@@ -14625,13 +14834,14 @@ static seqpar_status seqpar__cpu_weight_grad(seqpar_device *device,
 /* =============================================================================================
    >>pass  passes over rows; exp
 
-   What treats rows one by one is a function of one row, called for runs of them by each thread.
-   What goes over the numbers of a row is a step function on one vector of each array, with sums
-   in vectors that are added in a fixed order at the end; the last vector is padded with what
-   changes no sum. exp and tanh are polynomials on vectors; exp(0) is 1 to the bit.
+   An operation on single rows is a function of one row; each thread calls it for runs of rows.
+   An operation on the elements of a row is a step function on one vector of each array. Its
+   sums are vectors, which are added in a fixed order at the end; the last vector is padded with
+   a value that changes no sum. exp is a polynomial, and exp(0) is exactly 1. tanh is a
+   polynomial near 0 and is computed from exp elsewhere.
    ========================================================================================== */
 
-/* Rows in runs, a job each: for everything that treats rows one by one. */
+/* Operations on single rows: a job is a run of SEQPAR__ROW_JOB rows. */
 typedef struct seqpar__rows_work {
     const void *args;
     int64_t rows;
@@ -14656,12 +14866,13 @@ static seqpar_status seqpar__for_rows(seqpar_device *device, int64_t rows, const
                                  seqpar__rows_job, &w);
 }
 
-/* A row has 64 sums by index, so that their order does not depend on how long vectors are:
-   element i goes to sum i % 64, what is beyond the last 64 elements to the first 16 sums, and a
-   fixed tree adds the 64 up. Calls step for the n elements of some arrays, a vector of each at
-   a time, with its constants k; sums[3 u] and the two after it are those of the u-th vector of
-   64 elements. A last part below 16 is filled up in a buffer, and only the first `written`
-   arrays are written back. */
+/* Calls step for the n elements of some arrays, one vector of each array at a time, with the
+   constants k. A step has up to three sums. Each is 64 partial sums, so the order of additions
+   does not depend on the vector length: element i goes to partial sum i % 64, or to i % 16
+   after the last whole 64 elements, and a fixed tree adds the 64 (seqpar__sum_of). sums[3 u],
+   sums[3 u + 1] and sums[3 u + 2] belong to vector u of the 64 elements. A last part of fewer
+   than 16 elements is padded with `fill` in a buffer; of it, only the first `written` arrays
+   are copied back. */
 typedef void (*seqpar__step_fn)(const seqpar__v *k, seqpar__v *sums, float *const *x);
 #define SEQPAR__SUMS   (3 * 64 / SEQPAR__VL)
 #define SEQPAR__ARRAYS 7
@@ -14680,13 +14891,13 @@ SEQPAR__TEMPLATE void seqpar__vectors(seqpar__step_fn step, const seqpar__v *k, 
 SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seqpar__v *sums,
                                    const int arrays, const int written, float *const *x,
                                    int64_t n, float fill) {
-    seqpar__v own[SEQPAR__SUMS]; /* nobody else's, so that they stay in registers */
+    seqpar__v own[SEQPAR__SUMS]; /* a local copy, so that it stays in registers */
     float edge[SEQPAR__ARRAYS * 16], *at[SEQPAR__ARRAYS];
     int64_t i = 0;
     SEQPAR__UNROLL
     for (int j = 0; j < SEQPAR__SUMS; j++)
         if (sums) own[j] = sums[j];
-    /* without sums lanes are alike */
+    /* without sums an element may go to any lane: the loop in steps of 16 takes all */
     for (; sums && i + 64 <= n; i += 64) seqpar__vectors(step, k, own, arrays, x, i, 64);
     for (; i + 16 <= n; i += 16) seqpar__vectors(step, k, own, arrays, x, i, 16);
     if (i < n) {
@@ -14702,7 +14913,8 @@ SEQPAR__TEMPLATE void seqpar__each(seqpar__step_fn step, const seqpar__v *k, seq
         if (sums) sums[j] = own[j];
 }
 
-/* The total of sums[which], sums[3 + which], ..: lane j and j + 32, then j and j + 16, .. */
+/* The total of sums[which], sums[3 + which], ... The tree adds lanes j and j + 32, then lanes j
+   and j + 16, and so on. */
 static float seqpar__sum_of(const seqpar__v *sums, int which) {
     seqpar__v total[64 / SEQPAR__VL];
     float lane[SEQPAR__VL];
@@ -14758,13 +14970,13 @@ static float seqpar__highest(const float *a, int64_t n) {
 }
 
 #define SEQPAR__LOG2E 1.44269504088896341f
-/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. A NaN
-   stays one. */
+/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. NaN gives
+   NaN. */
 static inline float seqpar__expf(float x) {
     float y = x < -87.3f ? -87.3f : x, t, n, r, p;
     uint32_t shift, bits;
     y = y > 88.0f ? 88.0f : y;
-    /* rounds to an integer in the low bits */
+    /* adding 1.5 2^23 rounds to an integer, which is in the low bits of t */
     t = SEQPAR__FMAF(y, 1.44269504088896341f, 12582912.0f);
     n = t - 12582912.0f;
     r = SEQPAR__FMAF(n, -0.693359375f, y);
@@ -14785,7 +14997,7 @@ static inline float seqpar__expf(float x) {
 /* 2^(k/16 + r) in fp32 for t = 1.5 2^19 + k/16 and r in [-1/32, 1/32]: an entry of a table
    times a polynomial that is 1.7e-9 off. */
 #define SEQPAR__SIXTEENTHS \
-    786432.0f /* 1.5 2^19: the low bits of what is added to it count sixteenths */
+    786432.0f /* 1.5 2^19: added to x, the low bits of the sum count sixteenths of x */
 SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
     seqpar__v s = seqpar__vpow2(t);
     seqpar__v p = seqpar__vfma(seqpar__vsplat(5.550410971e-2f), r,
@@ -14794,8 +15006,8 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
     return seqpar__vfma(p, s, s);
 }
 
-/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp, below 2^-126 only of the right size;
-   2^-127 is 0, 2^0 = 1. A NaN stays one. */
+/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp. A result below 2^-126 has only the right
+   magnitude; 2^-127 gives 0, 2^0 = 1. NaN gives NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
     seqpar__v magic = seqpar__vsplat(SEQPAR__SIXTEENTHS), t = x + magic;
     return seqpar__vpow2_of(t, x - (t - magic));
@@ -14806,7 +15018,7 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
 }
 
 /* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0
-   below -87.7; exp(0) = 1. A NaN stays one. */
+   below -87.7; exp(0) = 1. NaN gives NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp(seqpar__v x) {
     seqpar__v magic = seqpar__vsplat(12583039.0f);
     seqpar__v t = seqpar__vfma(x, seqpar__vsplat(SEQPAR__LOG2E), magic);
@@ -14854,11 +15066,11 @@ SEQPAR__OP(seqpar__cpu_add, add,
    >>tile  attention in tiles
 
    A leaf is computed in tiles of KT rows x QT columns. Columns are tokens of the task's piece
-   (queries forward, keys backward), copied into panels once per job; rows are tokens of the leaf
-   (keys, or queries), read where they lie. So scores come out as a tile whose lanes are columns,
-   and the same tile is, by columns, the left operand of the next product. Scores are in units of
-   ln 2, as is the m of a state. Tiles start where their piece starts, so what is in one does not
-   depend on ranks.
+   (queries forward, keys backward), copied into panels once per job. Rows are tokens of the
+   leaf (keys, or queries), read in place. So the lanes of a tile of scores are its columns, and
+   the same tile, read by columns, is the left operand of the next product. Scores, and the m of
+   a state, are natural scores times log2(e), so that 2^x replaces e^x. Tiles are counted from
+   the start of their piece, so the contents of a tile do not depend on ranks.
 
        forward    rows keys, columns queries     S = K Q^T, P = 2^(S - m), o += P^T V
        backward   rows queries, columns keys     S = Q K^T, dP = dO V^T, dS = P (dP - delta),
@@ -14876,26 +15088,28 @@ typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
     const seqpar_attn_keys *keys; /* the piece of the keys, */
     const seqpar_piece *queries;  /* and that of the queries */
-    int64_t key, key_count;       /* of the tile within their piece */
+    int64_t key, key_count;       /* the tile's first key in its piece; how many */
     int64_t query, query_count;
-    int64_t head, kv_head; /* query head of all, kv head of the step */
-    /* keys that some query of the tile sees, numbers in the tile; */
+    int64_t head, kv_head; /* query head among all heads; kv head within the step's range */
+    /* keys that queries of the tile see are in [key_low, key_high), numbered in the tile; */
     int64_t key_low, key_high;
-    int64_t query_low, query_high; /* queries that see some */
-    int64_t pairs;                 /* visible, of all tiles so far */
-    /* not all pairs are visible: each query sees its keys low .. high */
+    int64_t query_low, query_high; /* all queries that see a key are in this range */
+    int64_t pairs;                 /* visible pairs of all tiles so far */
+    /* 1: not all pairs are visible; query r sees keys [low[r], high[r]) */
     int masked;
-    int fresh, fresh_keys; /* there is no state yet, no dq; no dk and dv */
+    /* 1: nothing has been added yet to o or dq; to dk and dv */
+    int fresh, fresh_keys;
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[3]; /* packed operands */
     float *wide[3];              /* rows of bf16, widened */
     seqpar__attn_job *job;
-    /* (KT, QT) scores, later probabilities; dropout factors; in rows of KT: gradients of
-       scores */
+    /* s (KT, QT): scores, later probabilities; z (KT, QT): dropout factors; ds: gradients of
+       scores, in rows of KT */
     float *s, *z, *ds;
 } seqpar__attn_tile;
 
-/* tokens as rows; panels of NR columns */
+/* The right operand of a product: tokens are rows, cut into panels of NR columns. row, panel:
+   floats from row to row, from panel to panel. */
 typedef struct seqpar__operand {
     const float *at;
     int64_t row, panel;
@@ -14906,12 +15120,13 @@ static int64_t seqpar__attn_columns(const seqpar_attn_args *a) {
     return seqpar__up(seqpar__attn_rows_max(a), SEQPAR__QT) * a->head_dim;
 }
 
-/* rows that are widened at a time: of a tile, or of a task */
+/* Floats in a buffer of widened rows: those of a tile or of a task, whichever are more. */
 static int64_t seqpar__attn_wide(const seqpar_attn_args *a) {
     return SEQPAR__MAX((int64_t)SEQPAR__KT, seqpar__attn_rows_max(a)) * a->head_dim;
 }
 
-/* two operands of columns, three of rows, three tiles */
+/* Bytes of scratch: two column operands, three row operands, three tiles and, unless storage is
+   fp32, three buffers of widened rows. */
 static int64_t seqpar__attn_scratch(const seqpar_device *device, const seqpar_attn_args *a) {
     int64_t wide = seqpar__up(a->head_dim, SEQPAR__NR);
     int64_t widened = device->storage == SEQPAR_DTYPE_F32 ? 0 : 3 * seqpar__attn_wide(a);
@@ -14946,13 +15161,14 @@ static seqpar__attn_tile seqpar__tile_new(seqpar__attn_job *j, const seqpar_attn
     return t;
 }
 
-/* Rows of head_dim floats, from row to row. */
+/* Rows of head_dim floats, `stride` floats from row to row. */
 typedef struct seqpar__floats {
     const float *at;
     int64_t stride;
 } seqpar__floats;
 
-/* `count` rows of one of `heads` heads, where they lie; of bf16, widened into room `which`. */
+/* `count` rows of one of `heads` heads. fp32 rows are read in place; bf16 rows are widened into
+   the buffer wide[which]. */
 static seqpar__floats seqpar__tile_floats(const seqpar__attn_tile *t, const void *base,
                                           int64_t row, int64_t heads, int64_t head,
                                           int64_t count, int which) {
@@ -14981,7 +15197,7 @@ static seqpar__floats seqpar__tile_queries(const seqpar__attn_tile *t, const voi
                                count, which);
 }
 
-/* The task's tokens as columns, times a factor; the last tile is filled up with zeros. */
+/* Packs the task's tokens as columns, times a factor; the last tile is padded with zeros. */
 static void seqpar__panel_columns(float *to, seqpar__floats from, int64_t count, int64_t d,
                                   double factor) {
     int64_t whole = count / SEQPAR__QT * SEQPAR__QT;
@@ -14989,12 +15205,13 @@ static void seqpar__panel_columns(float *to, seqpar__floats from, int64_t count,
     seqpar__panel_fill(to, from.at, 1, from.stride, d, count, (float)factor);
 }
 
-/* What products of query and key are multiplied by; with a softcap, before its tanh. */
+/* The factor from q . k to a score, in base 2; with a softcap, to the argument of its tanh. */
 static double seqpar__score_factor(const seqpar_attn_args *a) {
     return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E;
 }
 
-/* Rows are read where they lie, unless a panel would reach beyond their end. */
+/* Rows are read in place, unless the last panel would reach beyond the end of a row: then they
+   are packed. */
 static seqpar__operand seqpar__row_operand(float *packed, seqpar__floats from, int64_t count,
                                            int64_t d) {
     seqpar__operand o;
@@ -15011,7 +15228,7 @@ static seqpar__operand seqpar__row_operand(float *packed, seqpar__floats from, i
     return o;
 }
 
-/* Which keys of the tile its queries see. */
+/* Finds which keys of the tile each query sees, and counts the visible pairs. */
 static void seqpar__tile_ranges(seqpar__attn_tile *t) {
     const seqpar_attn_args *a = t->args;
     const int32_t *begin = a->visible_begin + t->queries->local + t->query;
@@ -15057,10 +15274,10 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 #define SEQPAR__FETCH(p) ((void)(p))
 #endif
 
-/* Where ranks share a machine, others have run between two calls of one rank and have left
-   their own data in the cache. So a job notes what it will combine with, what the next one
-   packs and where that one writes, and its kernel fetches some lines of that between its
-   products: a few at a time, as it would have to wait for more. */
+/* If ranks share a machine, other ranks run between two calls of one rank and fill the cache
+   with their own data. So a job lists the memory that it will combine with, that the next job
+   will pack, and that the next job will write. Its kernel prefetches some of these lines
+   between products: a few at a time, as it would have to wait for more. */
 static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
                               int64_t stride, int64_t rows) {
     int n = j->ahead_count;
@@ -15100,7 +15317,7 @@ static void seqpar__ahead_next(seqpar__attn_job *j, const seqpar__attn_job *next
                       a->heads * row, next->count);
 }
 
-/* A stored value, which is contiguous */
+/* Lists a stored value for prefetching; it is contiguous. */
 static void seqpar__ahead_value(seqpar__attn_job *j, const char *at, int64_t count) {
     int64_t run = 1024;
     seqpar__ahead_add(j, at, run, run,
@@ -15113,8 +15330,9 @@ static void seqpar__ahead_loads(seqpar__attn_job *j) {
             seqpar__ahead_value(j, seqpar__attn_stored(j, j->task->program[i].index), j->count);
 }
 
-/* What the next job reads, and where it computes its values, as lines are fetched to be
-   written, too. What this job loads is noted last, so it is fetched first. */
+/* Lists the memory that the next job will read, and where it will compute its values: a line is
+   fetched before it is written, too. With next NULL, lists what this job will load. That call
+   comes last, so its memory is fetched first. */
 static void seqpar__cpu_ahead(seqpar__attn_job *j, const seqpar__attn_job *next,
                               const seqpar__machine *machine) {
     const seqpar_fold_op *program;
@@ -15150,9 +15368,9 @@ static void seqpar__tile_products(const seqpar__attn_tile *t, float *s, int64_t 
 static const float seqpar__ones[32] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
                                        1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
-/* to (count, d) = to keep + x . b, over first .. last of the depth, rising; keep NULL: x . b
-   alone. Element (i, k) of x is s[i * row + k * step]: a tile by columns if row is 1, by rows
-   if step is 1. */
+/* to (count, d) = keep * to + x . b; with keep NULL, x . b alone. The depth runs over first ..
+   last, rising. Element (i, k) of x is s[i * row + k * step]: x is a tile by columns if row is
+   1, by rows if step is 1. */
 static void seqpar__tile_add(float *to, int64_t d, const float *s, int64_t row, int64_t step,
                              seqpar__operand b, int64_t count, int64_t first, int64_t last,
                              const float *keep) {
@@ -15186,7 +15404,8 @@ static void seqpar__tile_cap(const seqpar__attn_tile *t, int64_t first, int64_t 
         t->s[n] = cap * seqpar__tanhf(t->s[n]);
 }
 
-/* Dropout factors of the tile, 0 where nothing is visible; its rows are keys, or queries. */
+/* Computes the dropout factors of the tile; they are 0 for pairs that are not visible. The rows
+   of the tile are keys (forward) or queries (backward). */
 static void seqpar__tile_dropout(const seqpar__attn_tile *t, int rows_are_queries) {
     const seqpar_attn_args *a = t->args;
     memset(t->z, 0, SEQPAR__KT * SEQPAR__QT * sizeof *t->z);
@@ -15210,9 +15429,9 @@ SEQPAR__TEMPLATE seqpar__v seqpar__seen(seqpar__v x, seqpar__v key, seqpar__v lo
     return seqpar__vless(key, low, other, seqpar__vless(key, high, x, other));
 }
 
-/* NR columns of scores become probabilities against the running maximum m; factor is for
-   what was there before. Sums are made of sums over 16 keys each. A score that is a NaN is
-   no maximum, but makes its sum one. */
+/* NR columns of scores become probabilities, relative to the running maximum m. The earlier o
+   is to be multiplied by `factor`; l is multiplied by it here. A sum over keys is a sum of sums
+   over 16 keys each. A NaN score is never the maximum, but its sum becomes NaN. */
 SEQPAR__TEMPLATE void seqpar__softmax_panel(const int masked, const seqpar__attn_tile *t,
                                             int64_t c, float *m, float *l, float *factor) {
     const seqpar__v zero = seqpar__vsplat(0.0f), least = seqpar__vsplat((float)-HUGE_VAL);
@@ -15332,8 +15551,8 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     j->flops += 4 * d * t.pairs;
 }
 
-/* What two states of up to QT rows are multiplied by where both have seen a key, and the new
-   maxima */
+/* Computes the factors a and b of two states of up to QT rows, and the new maxima. The factors
+   hold for rows that have seen a key in both states. */
 static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a,
                                   float *b, float *top) {
     for (int64_t c = 0; c < SEQPAR__QT; c++) {
@@ -15412,8 +15631,9 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
     }
 }
 
-/* NR columns: s becomes p = exp(score - lse); dp, a gradient times scale, becomes ds = p (dp
-   - delta), for a softcap times its slope 1 - (score / cap)^2; what is masked becomes 0. */
+/* NR columns of a tile. s becomes p = exp(score - lse). dp becomes ds = p (dp - delta), where
+   dp and delta are already times scale; with a softcap, ds is also times its slope 1 - (score /
+   cap)^2. Masked elements become 0. */
 SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t,
                                              float *gradients, int64_t c) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
@@ -15444,8 +15664,8 @@ SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__att
     }
 }
 
-/* Products q.k (t->s) and dout.v (ds) become probabilities and gradients of scores; with
-   dropout z, p becomes z p at last. */
+/* Products q.k (t->s) and dout.v (ds) become probabilities and gradients of scores. With
+   dropout factors z, p becomes z p at the end, as ds is computed from p without z. */
 static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
     int64_t first = t->query_low, last = t->query_high;
     if (t->args->softcap > 0) seqpar__tile_cap(t, first, last);
@@ -15484,8 +15704,8 @@ static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds,
                      t->query_low, t->query_high, keep);
 }
 
-/* What a tile without a visible pair gives: zeros. They are added, as a sum of -0 becomes 0 by
-   that, and does where the zeros are a leaf of their own. */
+/* A tile without a visible pair adds zeros. The addition is not skipped, because it turns a sum
+   of -0 into 0, as combining does where the zeros are a leaf of their own. */
 static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
     if (fresh)
         memset(to, 0, (size_t)count * sizeof *to);
@@ -15493,8 +15713,8 @@ static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
         for (int64_t i = 0; i < count; i++) to[i] += 0.0f;
 }
 
-/* Up to KT queries and KT keys, tile by tile, whose ds lie side by side; at last dq += ds k:
-   keys are the depth, rising. */
+/* Up to KT queries and KT keys, tile by tile. The tiles store their ds side by side. At the end
+   dq += ds k: keys are the depth, rising. */
 static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_rows *of,
                                    float *dq, float *dk, float *dv) {
     seqpar__operand k = of->k_depth;
@@ -15526,7 +15746,8 @@ static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_
                          t->fresh ? NULL : seqpar__ones);
 }
 
-/* A leaf of dq, and with it what its queries give to dk and dv of the current keys. */
+/* Computes a leaf of dq, and adds the contribution of its queries to dk and dv of the current
+   keys. */
 static void seqpar__cpu_backward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
@@ -15636,7 +15857,8 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
     float r = (float)(1.0 / sqrt((double)seqpar__dot(row, row, a->width) / (double)a->width +
                                  a->eps));
     seqpar__v k = seqpar__vsplat(r);
-    /* after the call: gcc then steps one index, not three pointers, a third faster */
+    /* set after the call of seqpar__dot: gcc then increments one index instead of three
+       pointers, which is a third faster */
     x[0] = (float *)a->y.data + t * a->y.stride;
     x[1] = row;
     x[2] = (float *)a->gain;
@@ -15647,11 +15869,11 @@ static void seqpar__cpu_rmsnorm_row(const void *args, int64_t t) {
 SEQPAR__OP(seqpar__cpu_rmsnorm, rmsnorm,
            seqpar__for_rows(device, a->rows, a, seqpar__cpu_rmsnorm_row))
 
-/* Where the leaves are just the rows, one after the other, memory is read once: a job is a
-   leaf, computes dx of its rows and their sum for the gain, and the fold takes the sums from
-   `leaf`. Elsewhere a job is a range of rows, and the fold computes its leaves. A row takes two
-   passes: the first fetches the dx of the second, the second the x and dy two rows on, or
-   memory would rest in between. */
+/* If the leaves together are all rows, in order, memory is read once: a job is a leaf, computes
+   dx of its rows and their sum for the gain, and the fold takes these sums from `leaf`.
+   Otherwise `leaf` is NULL, a job is a range of rows, and the fold computes its leaves itself.
+   A row takes two passes. The first prefetches dx for the second, and the second prefetches x
+   and dy of two rows on; without that, memory would be idle in between. */
 typedef struct seqpar__norm_work {
     const seqpar_rmsnorm_grad_args *args;
     float *leaf;
@@ -15676,8 +15898,8 @@ SEQPAR__TEMPLATE void seqpar__norm_grad_step(const seqpar__v *k, seqpar__v *sums
     seqpar__vstore(at[1], seqpar__vfma(dy, x * k[0], seqpar__vload(at[1])));
 }
 
-/* dx of some rows, and the sum for the gain: of a leaf, or of a range of rows whose sum nobody
-   asked for. Two rows ahead are fetched. */
+/* Computes dx of some rows, and their sum for the gain. The rows are a leaf or, without
+   w->leaf, a range whose sum is discarded. Prefetches two rows ahead. */
 static void seqpar__cpu_norm_grad_job(void *user, int64_t i, char *scratch) {
     const seqpar__norm_work *w = (const seqpar__norm_work *)user;
     const seqpar_rmsnorm_grad_args *a = w->args;
@@ -15726,7 +15948,7 @@ static void seqpar__cpu_gain_leaf(void *user, void *value, int64_t index, int ex
     }
 }
 
-/* How many leaves there are, if they are the rows one after the other; else 0. */
+/* The number of leaves if they together are all rows, in order; else 0. */
 static int64_t seqpar__leaves_in_line(const seqpar_rmsnorm_grad_args *a) {
     int64_t count = 0, rows = 0;
     for (int64_t i = 0; i < a->fold.program_count; i++) {
@@ -15746,7 +15968,7 @@ static seqpar_status seqpar__cpu_rmsnorm_grad(seqpar_device *device,
     seqpar_status status;
     (void)queue;
     w.args = a;
-    /* without memory: the other way */
+    /* if this allocation fails, jobs are ranges of rows */
     w.leaf = leaves ? (float *)SEQPAR_MALLOC((size_t)(leaves * a->width) * sizeof *w.leaf)
                     : NULL;
     status = seqpar__parallel_runs(
@@ -15777,7 +15999,7 @@ static void seqpar__cpu_rope_row(const void *args, int64_t t) {
 
 SEQPAR__OP(seqpar__cpu_rope, rope, seqpar__for_rows(device, a->rows, a, seqpar__cpu_rope_row))
 
-/* 1 / (1 + exp(-x)), for x within 88 of 0; beyond, what it is there */
+/* 1 / (1 + exp(-x)), with x clamped to [-88, 88] */
 SEQPAR__TEMPLATE seqpar__v seqpar__vsigmoid(seqpar__v x) {
     seqpar__v low = seqpar__vsplat(-88.0f), one = seqpar__vsplat(1.0f);
     return one /
@@ -15830,19 +16052,19 @@ static float seqpar__seed32(const void *seeds, int64_t t) {
     return seeds ? ((const float *)seeds)[t] : 0.0f;
 }
 
-/* A row is worked off in blocks. Logarithms are to base 2. Exponents are counted from the
-   highest logit so far, rounded, or from a little below it; any number near it would do. While
-   a block is worked off, the highest logit of the next one is found, so that no pass over the
-   row is for that alone. Exponentials take the place of the logits; they become a gradient
-   while those of the next row are computed: otherwise memory would wait for arithmetic, then
-   arithmetic for memory. */
+/* A row is processed in blocks. Logarithms are to base 2. Exponents are relative to `from`,
+   which is the highest logit so far, rounded, or a little less; any number near it would do.
+   While a block is processed, the highest logit of the next block is found, so the maximum
+   needs no pass of its own. Exponentials overwrite the logits. They become the gradient while
+   the exponentials of the next row are computed: otherwise memory would wait for arithmetic,
+   then arithmetic for memory. */
 #ifndef SEQPAR__VOCAB_BLOCK
 #define SEQPAR__VOCAB_BLOCK 128 /* a multiple of 64 */
 #endif
 #define SEQPAR__VOCAB_PARTS(vocab) ((vocab) / SEQPAR__VOCAB_BLOCK + 1) /* at most */
 #define SEQPAR__VOCAB_AHEAD \
-    4096 /* what lies so far ahead is fetched; not by the processor alone, which a second \
-            stream confuses */
+    4096 /* prefetch distance in floats; the hardware prefetcher is not enough, as a second \
+            stream confuses it */
 typedef struct seqpar__vocab_part {
     int64_t begin;
     float from;
@@ -15851,20 +16073,20 @@ typedef struct seqpar__vocab_part {
 typedef struct seqpar__vocab {
     float *x, *own; /* the row; the target's element or NULL */
     int64_t vocab, parts;
-    seqpar__vocab_part *part; /* where each begins, and what its exponents are counted from */
-    /* whether exponentials take the place of logits, whether the second sum is wanted */
+    seqpar__vocab_part *part; /* (parts): where each begins, and the `from` of its exponents */
+    /* keep: exponentials overwrite the logits; entropy: the second sum is needed */
     int keep, entropy;
-    float from, sum; /* of the exponentials, counted from */
-    /* of probabilities in the gradient; taken from each element of it; added to the target's */
+    float from, sum; /* the `from` of the last part; the sum of exponentials relative to it */
+    /* the gradient is factor * probability - flat, and + seed at the target */
     float factor, flat, seed;
-    /* a row of exponentials that becomes a gradient meanwhile, or NULL */
+    /* the row before, whose exponentials become its gradient meanwhile; or NULL */
     const struct seqpar__vocab *before;
-    /* of 2^y, and of 2^y y, for y = x log2(e) - from; the highest of the next block */
+    /* sums of 2^y and of 2^y y, for y = x log2(e) - from; highest logit of the next block */
     seqpar__v sums[SEQPAR__SUMS];
 } seqpar__vocab;
 
-/* A vector of the row, and the one to come. far: `from` is so large that SIXTEENTHS - from,
-   k[1], is rounded */
+/* Processes the vector of the row at x, and takes `next` into the maximum of the next block.
+   far: `from` is so large that k[1] = SIXTEENTHS - from is rounded. */
 SEQPAR__TEMPLATE void seqpar__vocab_step(const seqpar__v *k, seqpar__v *sums, float *x,
                                          const float *next, const int keep, const int entropy,
                                          const int far) {
@@ -15901,10 +16123,10 @@ static seqpar__v seqpar__vocab_top(const seqpar__v *sums) {
     return top;
 }
 
-/* Whole blocks from x on, and as many of the row before, if there is one: until the next
-   block is higher than k[4], or `stop` are done, or less than two blocks of the n are left.
-   Returns how many. Four vectors are written out; sums of all 64 lanes would not fit into
-   the registers. */
+/* Processes whole blocks from x on, and the same elements of the row before, unless that is
+   NULL. Stops when the next block has a logit above k[4], when `stop` elements are done, or
+   when fewer than two blocks of the n elements are left. Returns the number of elements done.
+   Only four vectors are unrolled: the sums of all 64 lanes would not fit into the registers. */
 SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sums, float *x,
                                               float *before, int64_t n, int64_t stop,
                                               const int keep, const int entropy,
@@ -15934,8 +16156,8 @@ SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sum
     return i;
 }
 
-/* The last n, less than two blocks: lanes as in seqpar__each. Too few for variants of their
-   own. */
+/* Processes the last n elements, fewer than two blocks, in the lanes of seqpar__each. They are
+   too few to need variants for keep and entropy. */
 static int64_t seqpar__vocab_last(seqpar__vocab *h, const seqpar__v *k, float *x, int64_t n,
                                   int far) {
     float edge[16], *at;
@@ -15960,7 +16182,7 @@ static int64_t seqpar__vocab_part_end(const seqpar__vocab *h, const seqpar__voca
     return part + 1 < h->part + h->parts ? part[1].begin : h->vocab;
 }
 
-/* What makes exponentials of this part the gradient. */
+/* The factor that turns exponentials of this part into the gradient. */
 static seqpar__v seqpar__vocab_factor(const seqpar__vocab *h, const seqpar__vocab_part *part) {
     return seqpar__vsplat(h->factor * (seqpar__pow2f(part->from - h->from) / h->sum));
 }
@@ -15978,11 +16200,12 @@ static void seqpar__vocab_scale(const seqpar__vocab *h, int64_t begin, int64_t e
     }
 }
 
-/* A block with a logit above it is counted from a higher number. The rule is the same whether
-   the loop ends there or where a part of the row before ends. */
+/* A block with a logit above this limit gets a higher `from`. seqpar__vocab_blocks and
+   seqpar__vocab_sums use the same limit, so it does not matter whether the loop over blocks
+   stops there or at the end of a part of the row before. */
 static float seqpar__vocab_limit(float from) { return (from + 2.0f) / SEQPAR__LOG2E; }
-/* Works off elements of the row from `begin` on, and as many of the row before. Returns how
-   many. */
+/* Processes elements of the row from `begin` on, and the same elements of the row before.
+   Returns the number of elements done. */
 static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) {
     float *x = h->x + begin, *before = NULL;
     int64_t n = h->vocab - begin, stop = n, done;
@@ -15994,7 +16217,7 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
     k[3] = seqpar__vsplat(-from);
     k[4] = seqpar__vsplat(seqpar__vocab_limit(from));
     k[5] = k[6] = k[3];
-    if (h->before && h->keep && !far && !few) { /* at once, in one of its parts */
+    if (h->before && h->keep && !far && !few) { /* in the same loop, up to the end of a part */
         const seqpar__vocab_part *part = seqpar__vocab_part_at(h->before, begin);
         before = h->before->x + begin;
         stop = seqpar__vocab_part_end(h->before, part) - begin;
@@ -16017,7 +16240,7 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
     return done;
 }
 
-/* Makes the sums, counted from one number, those counted from another. */
+/* Converts the sums from exponents relative to `from` to exponents relative to `to`. */
 static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
     seqpar__v *sums = h->sums;
     seqpar__v factor = seqpar__vsplat(seqpar__pow2f(from - to));
@@ -16028,8 +16251,8 @@ static void seqpar__vocab_recount(seqpar__vocab *h, float from, float to) {
     }
 }
 
-/* What exponents are counted from, a whole number: finite where logits are -inf; beyond 1e9,
-   where neighbours in fp32 lie 64 apart, all is NaN. */
+/* The integer to which exponents are relative. It is finite even if all logits are -inf. Above
+   1e9, where adjacent fp32 numbers are 64 apart, it is infinite and all results become NaN. */
 static float seqpar__vocab_from(float high) {
     float from = rintf(high * SEQPAR__LOG2E);
     if (from > 1e9f) return INFINITY;
@@ -16071,8 +16294,8 @@ static void seqpar__cpu_vocab_finish(const seqpar_vocab_softmax_args *a,
     seqpar__cpu_vocab_scale(a, h->x);
 }
 
-/* What makes the exponentials a gradient; with a seed for the entropy the gradient itself,
-   from the logits. */
+/* Sets the numbers that turn the exponentials into the gradient. With a seed for the entropy
+   (h->keep is 0), computes the gradient itself from the logits. */
 static void seqpar__cpu_vocab_gradient(const seqpar_vocab_softmax_args *a, int64_t t,
                                        seqpar__vocab *h, float lse, float entropy) {
     int live = a->targets[t] != SEQPAR_IGNORE;
@@ -16096,7 +16319,9 @@ static void seqpar__cpu_vocab_gradient(const seqpar_vocab_softmax_args *a, int64
     seqpar__cpu_vocab_finish(a, h);
 }
 
-/* Sums over blocks of the vocabulary, then from what they keep in h the gradient, in place. */
+/* Computes the sums and statistics of a row, then its gradient, in place. With h->keep the
+   exponentials stay in the row. They become the gradient while the next row is computed, or at
+   the end of the job. */
 static void seqpar__cpu_vocab_row(const seqpar_vocab_softmax_args *a, int64_t t,
                                   seqpar__vocab *h) {
     float *x = (float *)a->logits.data + t * a->logits.stride, own, total;
@@ -16155,15 +16380,16 @@ static seqpar_status seqpar__cpu_vocab_softmax(seqpar_device *device,
 
 /* ---- distillation ---- */
 
-/* k: scale, the student's highest logit, the teacher's. e^(x - highest), and y for the teacher; 0
-   far below, where the logarithm that it is multiplied by may be infinite. */
+/* e^(scale x - high); 0 below e^-87, where the logarithm that it is multiplied by may be
+   infinite. In the steps below k[0] is the scale; k[1] and k[2] are the highest scaled logits
+   of student and teacher. */
 SEQPAR__TEMPLATE seqpar__v seqpar__distill_exp(seqpar__v x, seqpar__v scale, seqpar__v high) {
     seqpar__v y = x * scale - high, low = seqpar__vsplat(-87.0f);
     seqpar__v e = seqpar__vexp(seqpar__vmax(low, y));
     return seqpar__vless(y, low, seqpar__vsplat(0.0f), e);
 }
 
-/* scale x, no less than fp32 holds: a difference of two stays a number */
+/* scale x, but at least -1e38: so the difference of two -inf is not NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__distill_at(seqpar__v x, seqpar__v scale) {
     return seqpar__vmax(seqpar__vsplat(-1e38f), x * scale);
 }
@@ -16180,7 +16406,7 @@ SEQPAR__TEMPLATE void seqpar__distill_step(const seqpar__v *k, seqpar__v *sums,
     sums[2] = seqpar__vfma(q, apart, sums[2]);
 }
 
-/* The same, of the student's. */
+/* The same sums, but the third is of the student's exponentials times the difference. */
 SEQPAR__TEMPLATE void seqpar__distill_back_step(const seqpar__v *k, seqpar__v *sums,
                                                 float *const *x) {
     seqpar__v p = seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[1]);
@@ -16192,7 +16418,7 @@ SEQPAR__TEMPLATE void seqpar__distill_back_step(const seqpar__v *k, seqpar__v *s
     sums[2] = seqpar__vfma(p, apart, sums[2]);
 }
 
-/* Sum of e^y y, y from the highest on; x: the teacher's alone, k: scale, highest. */
+/* Sum of e^y y with y = scale x - highest. x[0]: the teacher's logits; k: scale, highest. */
 SEQPAR__TEMPLATE void seqpar__distill_entropy_step(const seqpar__v *k, seqpar__v *sums,
                                                    float *const *x) {
     seqpar__v y = seqpar__distill_at(seqpar__vload(x[0]), k[0]) - k[1];
@@ -16200,7 +16426,8 @@ SEQPAR__TEMPLATE void seqpar__distill_entropy_step(const seqpar__v *k, seqpar__v
     sums[0] = seqpar__vfma(e, y, sums[0]);
 }
 
-/* k[3], k[4]: what makes exponentials dkl p and dkl t; x[0] is the teacher's, written */
+/* k[3], k[4]: the factors that turn exponentials into dkl p and dkl t. x[0]: the teacher's
+   logits, which the gradient overwrites. */
 SEQPAR__TEMPLATE void seqpar__distill_grad_step(const seqpar__v *k, seqpar__v *sums,
                                                 float *const *x) {
     (void)sums;
@@ -16208,8 +16435,8 @@ SEQPAR__TEMPLATE void seqpar__distill_grad_step(const seqpar__v *k, seqpar__v *s
                              seqpar__distill_exp(seqpar__vload(x[0]), k[0], k[2]) * k[4]);
 }
 
-/* k[3]: what makes exponentials dkl p; k[4]: what log p - log t - kl is less than the difference of
-   the logits */
+/* k[3]: the factor that turns exponentials into dkl p. log p - log t - kl is the difference of
+   the logits minus k[4]. */
 SEQPAR__TEMPLATE void seqpar__distill_back_grad_step(const seqpar__v *k, seqpar__v *sums,
                                                      float *const *x) {
     seqpar__v apart = seqpar__distill_at(seqpar__vload(x[1]), k[0]) -
@@ -16219,11 +16446,11 @@ SEQPAR__TEMPLATE void seqpar__distill_back_grad_step(const seqpar__v *k, seqpar_
                              (apart - k[4]));
 }
 
-/* What a row sums to: exponentials of student and teacher, and kl. */
+/* Statistics of a row: highest logits and sums of exponentials, and kl. */
 typedef struct seqpar__distilled {
     float high[2], sum[2]; /* student, teacher */
     double kl;
-    double apart; /* the student's log of the sum less the teacher's */
+    double apart; /* the student's log-sum-exp minus the teacher's */
 } seqpar__distilled;
 
 static void seqpar__cpu_distill_sums(const seqpar_distill_args *a, float *const *x,
@@ -16245,7 +16472,8 @@ static void seqpar__cpu_distill_sums(const seqpar_distill_args *a, float *const 
             (a->reverse ? -r->apart : r->apart);
 }
 
-/* Sums of both softmaxes first, then the gradient in the place of the teacher's logits. */
+/* Computes the sums of both softmaxes, then overwrites the teacher's logits with the
+   gradient. */
 static void seqpar__cpu_distill_row(const void *args, int64_t t) {
     const seqpar_distill_args *a = (const seqpar_distill_args *)args;
     float *x[2], *both[2], d = seqpar__seed32(a->dkl, t);
@@ -16420,15 +16648,17 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
 }
 
 /* =============================================================================================
-   >>half  the fast device in bf16: what is kept is halved, sums stay fp32
+   >>half  the fast device in bf16: storage is bf16, sums are fp32
 
-   Attention widens tokens as it packs them (>>cpu). Everything else is the fp32 device's own
-   operation, on a few rows at a time that are widened before and rounded behind it. Nothing is
-   computed in bf16, so a machine with instructions for it has the bits of one without.
+   Attention widens tokens as it packs them (>>tile). Most other operations call the fp32
+   device for a block of rows at a time. They widen the rows before the call and round them
+   after it. Nothing is computed in bf16, so bf16 instructions of a machine do not change the
+   bits.
    ========================================================================================== */
 
-/* Elements that are widened at a time. But of a walk through rows no less than so many rows for
-   each thread; of a product, so many columns; of a weight's gradient, so many rows. */
+/* HALF_BLOCK: elements that are widened at a time. The lower bounds are HALF_LEAST rows per
+   thread in an operation on rows, HALF_COLUMNS columns of a product, and HALF_WEIGHTS rows of a
+   weight gradient. */
 #ifndef SEQPAR__HALF_BLOCK
 #define SEQPAR__HALF_BLOCK (1 << 19)
 #endif
@@ -16453,14 +16683,15 @@ typedef struct seqpar__half {
     int64_t elements[SEQPAR__HALF_SCRATCHES];
 } seqpar__half;
 
-/* With the error of the rank that uses it now. */
+/* The device as a seqpar__half, whose fp32 device now reports errors to the current rank. */
 static seqpar__half *seqpar__half_of(seqpar_device *device) {
     seqpar__half *h = (seqpar__half *)device;
     h->wide->error = device->error;
     return h;
 }
 
-/* NULL: no memory, and the error says so. */
+/* Scratch buffer `which`, of at least `elements` floats. NULL: no memory, and the error is
+   set. */
 static float *seqpar__half_scratch(seqpar__half *h, int which, int64_t elements) {
     elements = SEQPAR__MAX(elements, 1);
     if (elements > h->elements[which]) {
@@ -16472,7 +16703,7 @@ static float *seqpar__half_scratch(seqpar__half *h, int which, int64_t elements)
     return h->room[which];
 }
 
-/* Rows of one type become those of the other. */
+/* Converts rows: with `narrow` fp32 to bf16, else bf16 to fp32. */
 typedef struct seqpar__half_copy {
     void *to;
     const void *from;
@@ -16505,7 +16736,7 @@ static seqpar_status seqpar__half_widen(seqpar__half *h, float *to, seqpar_mat f
                             seqpar__half_copy_job, &c);
 }
 
-/* and back */
+/* rows `first`, ... of bf16 <- from (rows, width) without gaps */
 static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t first,
                                          const float *from, int64_t rows, int64_t width) {
     seqpar__half_copy c = {NULL, from, 0, width, 0, 0, 1};
@@ -16517,9 +16748,10 @@ static seqpar_status seqpar__half_narrow(seqpar__half *h, seqpar_mat to, int64_t
                             seqpar__half_copy_job, &c);
 }
 
-/* A matrix of an operation's arguments that is walked through by rows. */
+/* A matrix among an operation's arguments that is processed a block of rows at a time. `whole`
+   is the matrix of the caller. */
 typedef struct seqpar__half_mat {
-    seqpar_mat *mat; /* in a copy of the arguments: of the current rows */
+    seqpar_mat *mat; /* in a copy of the arguments: the current rows, in fp32 */
     int64_t width;
     int reads, writes;
     seqpar_mat whole;
@@ -16552,8 +16784,8 @@ static seqpar__half_walk seqpar__half_begin(seqpar_device *device, seqpar__half_
     return w;
 }
 
-/* Rounds what was written of the current rows, and widens the next ones; 0: none are left, or
-   w->status says why not. */
+/* Rounds and stores the current rows of written matrices, then widens the next rows of those
+   that are read. Returns 0 if no rows are left, or if w->status is an error. */
 static int seqpar__half_next(seqpar__half_walk *w) {
     for (int i = 0; i < w->mat_count; i++)
         if (!w->status && w->count > 0 && w->mats[i].writes)
@@ -16745,7 +16977,8 @@ static seqpar_mat seqpar__half_columns(seqpar_mat m, int64_t first) {
     return m;
 }
 
-/* Columns out .. out + b->out of the product of the current rows, whose x is widened. */
+/* Computes columns out .. out + b->out of the product, for the current rows, which start at
+   `first`. b->x is already widened. */
 static seqpar_status seqpar__half_product(seqpar__half *h, const seqpar_matmul_args *a,
                                           seqpar_matmul_args *b, int64_t first, int64_t out) {
     float *w = seqpar__half_scratch(h, 1, b->out * a->in);
@@ -16785,7 +17018,8 @@ static seqpar_status seqpar__half_matmul(seqpar_device *device, const seqpar_mat
     return w.status;
 }
 
-/* The rows of the leaves that a fold takes, of which there are *leaf_count. */
+/* The leaves that a fold takes are in rows [*first, *past); *leaf_count is one more than the
+   highest leaf number. */
 static void seqpar__half_leaf_rows(const seqpar_fold_call *fold, const seqpar_piece *leaves,
                                    int64_t *first, int64_t *past, int64_t *leaf_count) {
     *first = INT64_MAX;
@@ -16801,7 +17035,7 @@ static void seqpar__half_leaf_rows(const seqpar_fold_call *fold, const seqpar_pi
     *first = SEQPAR__MIN(*first, *past);
 }
 
-/* Rows out .. out + b->out of the gradient, whose x is widened. */
+/* Computes rows out .. out + b->out of the gradient. b->x is already widened. */
 static seqpar_status seqpar__half_weight_rows(seqpar__half *h, const seqpar_weight_grad_args *a,
                                               seqpar_weight_grad_args *b, int64_t first,
                                               int64_t rows, int64_t out) {
@@ -16871,7 +17105,8 @@ static seqpar_status seqpar__half_rmsnorm_grad(seqpar_device *device,
     return w.status;
 }
 
-/* Masters begin as the weights, which become masters, rounded. */
+/* At step 1 the fp32 masters (p) start as the working weights, which are bf16. After each
+   update the working weights are the masters, rounded. */
 static seqpar_status seqpar__half_update(seqpar_device *device, const seqpar_update_args *a,
                                          int sgd) {
     seqpar_device *wide = seqpar__half_of(device)->wide;
@@ -16936,7 +17171,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads) {
 }
 
 /* =============================================================================================
-   >>user  a block kernel or product of the user's in the place of ours
+   >>user  a user's block kernel or matrix product replaces the device's
    ========================================================================================== */
 
 static int64_t seqpar__count_visible(const seqpar_attn_args *a, int64_t query, int64_t rows,
@@ -17035,8 +17270,8 @@ static int seqpar__all_finite(const void *x, int type, int64_t count) {
     return 1;
 }
 
-/* (out, lse) of a block is a state with m = lse, on the fast device (fp32 storage) in units
-   of ln 2, and l = 1. */
+/* (out, lse) of a block becomes a state with o = out, m = lse and l = 1, or l = 0 for a query
+   that sees nothing. The fast device (fp32 storage) has m in base 2: lse times log2(e). */
 static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -17070,7 +17305,8 @@ static void seqpar__user_forward_leaf(void *user, void *value, int64_t index, in
     }
 }
 
-/* A kernel that fails, or returns what is not finite, is named with the block it was called for. */
+/* If the kernel fails or returns a value that is not finite, the error message names the
+   block. */
 static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user, *keys = j->keys;
     const seqpar_attn_args *a = j->args;
@@ -17099,8 +17335,8 @@ static void seqpar__user_backward_leaf(void *user, void *dq, int64_t index, int 
                                 seqpar__element(o.result[1 + i / n], i % n, kernel->storage));
 }
 
-/* Prepares a kernel for a call with query tasks, whose programs name the longest piece of any
-   rank. */
+/* Prepares a kernel for a call with query tasks. Its scratch fits the longest piece, of queries
+   or of keys from any rank, that the tasks and their programs name. */
 static seqpar_status seqpar__user_start(seqpar_device *device, const seqpar_attn_args *a,
                                         seqpar__attn_kernel *kernel) {
     int64_t rows = 1;
@@ -17115,7 +17351,7 @@ static seqpar_status seqpar__user_start(seqpar_device *device, const seqpar_attn
                 rows = SEQPAR__MAX(rows, a->k_pieces[a->tasks[t].program[p].index].count);
     }
     kernel->scratch_bytes = 7 * ((rows * a->head_dim * 8 + 63) & ~(int64_t)63) + rows * 24 + 64;
-    device->threads = 1; /* the kernel may have threads of its own, and need not bear ours */
+    device->threads = 1; /* the user's kernel may start threads, and need not be thread-safe */
     return SEQPAR_OK;
 }
 
@@ -17167,9 +17403,9 @@ SEQPAR_DEF void seqpar_device_user_kernel(seqpar_device *device,
 }
 
 #ifndef SEQPAR__USER_ROWS
-#define SEQPAR__USER_ROWS (1 << 20) /* of a call: CBLAS counts in int */
+#define SEQPAR__USER_ROWS (1 << 20) /* the most rows of a call */
 #endif
-/* CBLAS counts in int, so rows go in runs. */
+/* CBLAS takes sizes as int, so rows are passed in runs of SEQPAR__USER_ROWS. */
 static seqpar_status seqpar__user_matmul(seqpar_device *device, const seqpar_matmul_args *a,
                                          void *queue) {
     enum { ROW_MAJOR = 101, NO_TRANS = 111, TRANS = 112 };

@@ -50,9 +50,13 @@ for h in $headers; do
     printf '#include "%s.h"\n#include "%s.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' $h $h >$out/api_$h.c
     { implement $h; printf '#include "%s.h"\n#include "%s.h"\n' $h $h; } >$out/impl_$h.c
     caller $h main >$out/main_$h.c
-    { implement $h; caller $h other; } >$out/other_$h.c
-    { implement $h; caller $h first | sed '$d'; printf 'int other(void);\nint main(void) { %s return other() || %s; }\n' "$(locals $h)" "$(use $h)"; } >$out/static_$h.c
+    { implement $h | sed '/define SEQPAR_IMPLEMENTATION/d'; printf '#include "%s.h"\n#include "%s.h"\n' $h $h; } >$out/apart_$h.c
 done
+all_locals() { for h in $headers; do locals $h; done; }
+all_uses() { for h in $headers; do printf '%s || ' "$(use $h)"; done; echo 0; }
+{ for h in $headers; do implement $h; done | sort -u; for h in seqpar_safetensors seqpar_check seqpar_llama; do printf '#include "%s.h"\n' $h; done; } >$out/impl_all.c # the first before system headers
+{ cat $out/impl_all.c; printf 'int other(void);\nint other(void) { %s return %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/other_all.c
+{ cat $out/impl_all.c; printf 'int other(void);\nint main(void) { %s return other() || %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/static_all.c
 has() { command -v "$1" >/dev/null 2>&1; }
 cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
 strict="-Wall -Wextra -Werror -I. -Iverify"
@@ -64,27 +68,22 @@ matrix() { # FAMILY C-COMPILER C++-COMPILER
         job api_c99_$1_$h "$2 -std=c99 -pedantic $strict -c $out/api_$h.c -o $out/api_c99_$1_$h.o"
         job api_c11_$1_$h "$2 -std=c11 -pedantic $strict -c $out/api_$h.c -o $out/api_c11_$1_$h.o"
         job api_cxx11_$1_$h "$3 -x c++ -std=c++11 -pedantic $strict -c $out/api_$h.c -o $out/api_cxx11_$1_$h.o"
-        job impl_c11_$1_$h "$2 -std=c11 $strict -c $out/impl_$h.c -o $out/c11_$1_$h.o && $2 -std=c11 $strict $out/main_$h.c $out/c11_$1_$h.o -o $out/c11_$1_$h $link && $out/c11_$1_$h"
-        job impl_cxx17_$1_$h "$3 -x c++ -std=c++17 $strict -c $out/impl_$h.c -o $out/cxx17_$1_$h.o && $3 -x c++ -std=c++17 $strict -c $out/main_$h.c -o $out/main_cxx17_$1_$h.o && $3 $out/main_cxx17_$1_$h.o $out/cxx17_$1_$h.o -o $out/cxx17_$1_$h $link && $out/cxx17_$1_$h"
     done
+    # The core is compiled once a standard, with the check that looks into it; the others are units of their own.
+    job impl_c11_$1 "$2 -std=c11 $strict -c $out/impl_seqpar_check.c -o $out/c11_$1_core.o && $2 -std=c11 $strict $out/main_seqpar.c $out/c11_$1_core.o -o $out/c11_$1_seqpar $link && $out/c11_$1_seqpar && $2 -std=c11 $strict $out/main_seqpar_check.c $out/c11_$1_core.o -o $out/c11_$1_check $link && $out/c11_$1_check && for h in seqpar_llama seqpar_safetensors; do $2 -std=c11 $strict $out/main_\$h.c $out/apart_\$h.c $out/c11_$1_core.o -o $out/c11_$1_\$h $link && $out/c11_$1_\$h || exit 1; done"
+    job impl_cxx17_$1 "$3 -x c++ -std=c++17 $strict -c $out/impl_seqpar_check.c -o $out/cxx17_$1_core.o && $3 -x c++ -std=c++17 $strict $out/main_seqpar.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_seqpar $link && $out/cxx17_$1_seqpar && $3 -x c++ -std=c++17 $strict $out/main_seqpar_check.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_check $link && $out/cxx17_$1_check && for h in seqpar_llama seqpar_safetensors; do $3 -x c++ -std=c++17 $strict $out/main_\$h.c $out/apart_\$h.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_\$h $link && $out/cxx17_$1_\$h || exit 1; done"
 }
 for family in gcc clang; do
     cc=cc_$family cxx=cxx_$family
     if has ${!cc} && has ${!cxx}; then matrix $family ${!cc} ${!cxx}; else skip matrix_$family "${!cc} and ${!cxx} are not both installed"; fi
 done
 
-# ---- units: all functions static in two of them; the file reader and the model apart from the core ----
-for h in $headers; do
-    x=$out/two_static_$h
-    job static_twice_$h "gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/static_$h.c -o $x.o && gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/other_$h.c -o $x.other.o && gcc $x.o $x.other.o -o $x $link && $x && ! nm -g --defined-only $x.o | grep seqpar"
-done
-printf '#define SEQPAR_SAFETENSORS_IMPLEMENTATION\n#include "seqpar_safetensors.h"\n' >$out/apart.c
-job safetensors_apart "gcc -std=c11 $strict -c $out/apart.c -o $out/apart.o && gcc -std=c11 $strict $out/apart.o $out/impl_seqpar.c $out/main_seqpar_safetensors.c -o $out/apart $link && $out/apart"
-# The model in a unit of its own, in C and C++; before the core in the same unit; and refused where it would be useless.
+# ---- units: all functions static in two of them; the model before the core, with an allocator of its own ----
+x=$out/two_static
+job static_twice "gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/static_all.c -o $x.o && gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/other_all.c -o $x.other.o && gcc $x.o $x.other.o -o $x $link && $x && ! nm -g --defined-only $x.o | grep seqpar"
+# The model before the core in the same unit; and refused where it would be useless.
 printf '#define SEQPAR_LLAMA_IMPLEMENTATION\n#include "seqpar_llama.h"\n#include "seqpar_llama.h"\n' >$out/apart_llama.c
 { cat $out/apart_llama.c; printf '#define SEQPAR_IMPLEMENTATION\n#include "seqpar.h"\n'; } >$out/before_llama.c
-job llama_apart "gcc -std=c11 -pedantic $strict -c $out/apart_llama.c -o $out/apart_llama.o && gcc -std=c11 $strict $out/apart_llama.o $out/impl_seqpar.c $out/main_seqpar_llama.c -o $out/apart_llama $link && $out/apart_llama"
-job llama_apart_cxx17 "g++ -x c++ -std=c++17 -pedantic $strict -c $out/apart_llama.c -o $out/apart_llama17.o && g++ -x c++ -std=c++17 $strict $out/impl_seqpar.c $out/main_seqpar_llama.c -x none $out/apart_llama17.o -o $out/apart_llama17 $link && $out/apart_llama17"
 job llama_before "gcc -std=c11 $strict -c $out/before_llama.c -o $out/before_llama.o && gcc -std=c11 $strict $out/main_seqpar_llama.c $out/before_llama.o -o $out/before_llama $link && $out/before_llama"
 job llama_allocator "gcc -std=c11 $strict '-DSEQPAR_MALLOC(size)=own_malloc(size)' '-DSEQPAR_FREE(ptr)=own_free(ptr)' -include $out/own_malloc.h -c $out/apart_llama.c -o $out/own_malloc.o && nm -u $out/own_malloc.o | grep own_malloc && ! nm -u $out/own_malloc.o | grep -wE 'malloc|free'"
 job llama_static_alone "! gcc -std=c11 -DSEQPAR_STATIC -I. -c $out/apart_llama.c -o $out/static_alone.o && grep -q 'error.*SEQPAR_STATIC' $out/log/llama_static_alone.log"
@@ -155,21 +154,12 @@ for mpi in openmpi mpich; do
     job mpi_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 $strict -c $out/impl_mpi.c -o $out/mpi_17_$mpi.o"
     job mpi_sample_$mpi "mpicc.$mpi -std=c11 $strict $loose $out/mpi_sample.c -o $out/mpi_sample_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 4 $out/mpi_sample_$mpi"
     job mpi_apart_$mpi "mpicc.$mpi -std=c11 $strict -c $out/apart_mpi.c -o $out/mpi_apart_$mpi.o && mpicc.$mpi -std=c11 -I. $out/mpi_apart_$mpi.o $out/impl_seqpar.c $out/main_mpi.c -o $out/mpi_apart_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 2 $out/mpi_apart_$mpi"
-    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_limit seqpar_mpi_open seqpar_mpi_world seqpar_mpi_run ' ]"
+    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_limit seqpar_mpi_open seqpar_mpi_run seqpar_mpi_world ' ]"
     job mpi_static_$mpi "mpicc.$mpi -std=c11 -DSEQPAR_STATIC $strict -c $out/impl_mpi.c -o $out/mpi_static_$mpi.o && ! nm -g --defined-only $out/mpi_static_$mpi.o | grep seqpar"
 done
 
 # ---- every declared function is defined, and no other name is public ----
 names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | tr '\n' ' ' | grep -oE 'SEQPAR_DEF [^(;]*\(' | sed -nE 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/p' | sort -u; }
-cat >$out/impl_all.c <<'C'
-#define SEQPAR_IMPLEMENTATION
-#define SEQPAR_CHECK_IMPLEMENTATION
-#define SEQPAR_LLAMA_IMPLEMENTATION
-#define SEQPAR_SAFETENSORS_IMPLEMENTATION
-#include "seqpar_safetensors.h"
-#include "seqpar_check.h"
-#include "seqpar_llama.h"
-C
 for h in $headers; do
     names_of $h >$out/names_$h
     [ $h = seqpar ] && sed -n '/^#define SEQPAR_STRUCTS/,/[^\\]$/p' seqpar.h | grep -oE 'X\([a-z0-9_]+\)' | sed -E 's/X\((.*)\)/seqpar_sizeof_\1/' >>$out/names_$h
@@ -178,10 +168,9 @@ for h in $headers; do
         sed 's/.*/        (function)&,/' $out/names_$h
         printf '    };\n    unsigned i, missing = 0;\n    for (i = 0; i < sizeof all / sizeof *all; i++) missing += !all[i];\n    printf("%%u functions\\n", i);\n    return missing != 0;\n}\n'
     } >$out/names_$h.c
-    job public_functions_$h "[ \$(wc -l <$out/names_$h) -ge 3 ] && gcc -std=c11 -I. -Iverify $out/names_$h.c $out/impl_all.c -o $out/names_$h.exe $link && $out/names_$h.exe"
 done
 sort -u $out/names_seqpar $out/names_seqpar_check $out/names_seqpar_llama $out/names_seqpar_safetensors >$out/names_all
-job public_names_only "gcc -std=c11 -I. -Iverify -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all -"
+job public_names "gcc -std=c11 -I. -Iverify -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all - && for h in $headers; do [ \$(wc -l <$out/names_\$h) -ge 3 ] && gcc -std=c11 -I. -Iverify $out/names_\$h.c $out/names_all.o -o $out/names_\$h.exe $link && $out/names_\$h.exe || exit 1; done"
 
 # ---- options: no threads, fast math refused, other machines, a CUDA unit ----
 job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep pthread >$out/threads.txt && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
@@ -201,7 +190,8 @@ make --no-print-directory build/options.inc >/dev/null
 as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos -Idemos/trainer"
 for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
 job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
-if has mpicxx.openmpi; then for demo in demos/train_*.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
+# what MPI changes stands in headers of all trainers
+if has mpicxx.openmpi; then for demo in demos/train_sft.c demos/train_ppo.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
 if [ -f $cuda/include/nccl.h ] && [ -f $cuda/include/cuda_runtime_api.h ]; then job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -isystem $cuda/include -fsyntax-only $out/nccl.c"; else skip cxx20_nccl "no nccl.h and cuda_runtime_api.h under $cuda"; fi
 if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
 # ---- headers of the trainers, of the program and of the oracle: each compiles alone ----
@@ -272,15 +262,16 @@ job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/test_attn.c -o $out/at
 fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
 level=-O2 # where compilers begin to fuse; check-all: -O3
 [ -n "$TEST_ALL" ] && level=-O3
-contraction() { # NAME COMPILER FLAGS
+contraction() { # NAME COMPILER FLAGS [none: only under SEQPAR_NO_FMA, where a single one is too many]
     local x=$out/$1
     job $1 "$2 $level -march=x86-64-v3 -I. -Iverify $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    [ "$4" = none ] && [ -z "$TEST_ALL" ] && return
     job ${1}_own "$2 $level -march=x86-64-v3 -I. -Iverify $3 -c $out/impl_all.c -o $x.fast.o && $2 $level -march=x86-64-v3 -I. -Iverify -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
 }
 if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
 else
     contraction contraction_gcc "gcc -std=gnu11" "-ffp-contract=fast"
-    contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast"
+    contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast" none
     if has clang; then
         contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"
         # it disregards every pragma under -ffp-contract=fast: no header can hold it back, but a context is refused
