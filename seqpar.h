@@ -32,7 +32,7 @@
                          \       /
                         (0+1)+(2+3)          these additions, on any rank, at any time
 
-       Above the cells of a document, the tree of an optimizer step adds by document number. So
+       One tree spans an optimizer step: above the cells it joins documents by their numbers. So
        no bit depends on the number of ranks, on which documents share a row, or on the
        micro-batches.
 
@@ -141,8 +141,8 @@
          that, start the program with OMP_WAIT_POLICY=passive: otherwise waiting OpenMP threads
          spin and take cores from other ranks (with it, a small model on four ranks of two
          threads on two cores takes 0.92 of the time). In other cases do not set it: sleeping
-         threads wake late, above all beside other work. The trainers set it, this header never
-         does.
+         threads wake late, above all if other programs use the cores. The trainers set it, this
+         header never does.
 
    WORDS (one word for one thing; a second meaning is marked by a word before it)
        row            documents packed one after the other; rows are split over the SP ranks
@@ -153,14 +153,14 @@
                       of a rank
        leaf, node     the sum over one piece; the sum of all leaves below a point of the binary
                       tree in which every sum over tokens is taken
-       fold           a sum taken in that tree. A program is the list of additions, for a stack
-                      machine, that one rank does of a fold
+       fold           a sum taken in that tree. A program is the part of a fold that one rank
+                      computes, as a list of operations of a stack machine
        block          a query piece x a key piece, in attention. A parameter block is 1,024
                       neighbouring elements, which have one owner
        owner          of a token's keys: the rank that holds the token. Of a parameter block:
                       the rank that sums its gradient and updates it
-       seed           the derivative of the loss with respect to a number of a token (its
-                      log-prob, entropy, ..., score); where a backward pass begins
+       seed           the derivative of the loss with respect to one value of a token (its
+                      log-prob, entropy, ..., score). A backward pass begins with seeds
        storage type, accumulator type
                       of weights and activations; of sums, statistics and optimizer state
        vocab          the projection of hidden states to logits over the vocabulary (also called
@@ -172,8 +172,8 @@
        source         the rank (with Ulysses: the position) that owns the keys of a compute step
        segment        a document of the step, in functions that sum over its tokens
        group          sends and receives that begin together; a request is a group in flight. A
-                      tensor's group: the tensors that are exchanged together, as of a layer. A
-                      prompt's group: its responses
+                      tensor's group: the tensors that are exchanged together, such as those of
+                      a layer. A prompt's group: its responses
        dp, sp         data-parallel and sequence-parallel; world = dp x sp. The sp ranks of a
                       sequence have consecutive world ranks
        2D             sp ranks as positions x members: the members of a position exchange
@@ -550,8 +550,8 @@ SEQPAR_DEF double seqpar_log(double x);
 
    Queues. A `queued` transport (NCCL) is given the device's queue, enqueues its work there, and
    does not block the host; with queue NULL it works like the other transports. Such a transport
-   finishes one group before it starts the next. So both ends of a message must be in groups of
-   the same number, where each rank counts its groups on queues of the comm.
+   finishes one group before it starts the next. Each rank numbers the groups that it begins on
+   queues of the comm. So both ends of a message must be in groups with the same number.
 
    Errors. A function that fails writes a message to comm->error by seqpar_fail, which keeps the
    first error, and returns its code. The message names the group, its step and both ranks.
@@ -566,10 +566,10 @@ SEQPAR_DEF double seqpar_log(double x);
      another rank that lacks a message returns PEER at once, with "rank R failed: " and the
      text, even if its peer is still computing. The failing rank's own waits return as well: the
      library aborts, waits for all its requests, and frees their buffers.
-   - A rank may end normally or by a crash. Messages that it sent before can still be received.
-     A rank that waits for another message from it fails with "rank R waits in 'NAME' step S for
-     rank Q, which has ended", and so does a rank whose message it has not received. This ends
-     the world, too.
+   - A rank Q may end normally or by a crash. Messages that it sent before can still be
+     received. A rank R that waits for any other message from Q, or for Q to receive one, fails
+     with "rank R waits in 'NAME' step S for rank Q, which has ended". This ends the world,
+     too.
    - A hang fails with DEADLOCK, on all ranks, if the transport detects that no rank can
      continue, or with TIMEOUT if nothing arrived within its time limit. Either message says
      "rank R waits in 'NAME' step S for rank Q".
@@ -725,7 +725,7 @@ typedef struct seqpar_fold {
        order in which they are pushed; the fold is done after leaf_count leaves */
     int running;
     int64_t taken;                      /* running: pushed so far */
-    struct seqpar__span *stack, *spans; /* leaves of the values on the stack; of pending ones */
+    struct seqpar__span *stack, *spans; /* leaf ranges of stack values, of pending ones */
     int64_t stack_count, stack_capacity, spans_capacity;
     /* (leaf_count) by the leaf at which a pending value and its sibling meet: 1 + the index of
        the value in pending; 0: none. NULL until a value is stored */
@@ -760,8 +760,8 @@ typedef struct seqpar_document {
     /* prefix-LM: the number of first tokens that the whole document sees; 0: causal */
     int64_t prefix;
     /* (tokens) the target of each token in place of the next token, an id or SEQPAR_IGNORE:
-       labels that are not shifted, as of process reward models. NULL: the next token. If set,
-       loss_mask is NULL */
+       labels that are not shifted, such as those of process reward models. NULL: the next
+       token. If set, loss_mask is NULL */
     const int32_t *targets;
 } seqpar_document;
 
@@ -793,8 +793,8 @@ typedef struct seqpar_pack_desc {
     int truncation;   /* SEQPAR_TRUNCATION_*: what happens to a unit longer than pack_len */
     /* The units of a step are divided in order, evenly by tokens, over micro-batches, and in
        each over dp_size data-parallel ranks (0: 1). No row has units of two parts
-       (seqpar_part). micro_batches 0: the fewest with which a part has about micro_rows rows;
-       both 0: one */
+       (seqpar_part). If micro_batches is 0, it is the smallest number for which a part has
+       about micro_rows rows, or 1 if micro_rows is 0, too */
     int64_t dp_size, micro_batches, micro_rows;
     /* keep units without a supervised token (a batch may then have none at all) */
     int keep_masked;
@@ -802,7 +802,7 @@ typedef struct seqpar_pack_desc {
 } seqpar_pack_desc;
 
 typedef struct seqpar_pack_counts {
-    /* input documents; left out or shortened, by reason */
+    /* all input documents; then those left out or shortened, by reason */
     int64_t documents, zero_length, dropped, cut, masked;
     int64_t tokens, supervised; /* of the rows */
 } seqpar_pack_counts;
@@ -828,11 +828,13 @@ typedef struct seqpar_part {
     int64_t micro_batches, dp_size, micro_batch, dp_rank;
 } seqpar_part;
 
-/* Finds the rows of a part: rows[*first .. *first + *count). A part begins near its even share
-   of tokens, at the highest joint of the fold over documents (>>fold): a micro-batch within 1/8
-   of its tokens, so that few sums wait for the next micro-batch; a rank's part within 1/64 of
-   its tokens, so that ranks are balanced. The parts are those that seqpar_pack made. rows may
-   be NULL if row_count is 0. OPTION: there is no such part; other codes as for seqpar_split. */
+/* Finds the rows of a part: rows[*first .. *first + *count). A joint is a boundary between two
+   leaves; its height is the level of the node that joins them (>>fold). A part begins at the
+   highest joint between rows that is near its even share of tokens: for a micro-batch within
+   1/8 of its tokens, so that few sums wait for the next micro-batch; for a rank's part within
+   1/64 of its tokens, so that ranks are balanced. The parts are those that seqpar_pack made.
+   rows may be NULL if row_count is 0. OPTION: there is no such part; other codes as for
+   seqpar_split. */
 SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
                                           const seqpar_row *rows, int64_t row_count,
                                           const seqpar_part *part);
@@ -845,8 +847,8 @@ SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, i
 SEQPAR_DEF int64_t seqpar_cell_begin(int64_t cell, int64_t number);
 SEQPAR_DEF int64_t seqpar_cell_of(int64_t cell, int64_t token);
 /* The number of a cell's leaf in its document: the number of the cell, or if cell is 0 its
-   first token / 128. So high joints of the tree lie at multiples of high powers of two, where
-   many numbers of ranks cut a document. */
+   first token / 128. So high joints of the tree lie at tokens that are multiples of high powers
+   of two. With many numbers of ranks, a split cuts a document at such tokens. */
 SEQPAR_DEF int64_t seqpar_cell_leaf(int64_t cell, int64_t number);
 /* floor(part * total / parts): where part `part` of `parts` nearly equal ones begins. */
 SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part);
@@ -856,8 +858,9 @@ SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part)
    function seqpar__deal_* that the line names (chapter >>split), which hands the pieces of the
    rows to ranks.
      whole cells  1: ranks hold whole cells, and bits are equal; 0: the error rule
-     slots        runs of cells that each rank gets, if whole cells are dealt: the second runs
-                  go to the ranks in reverse order. Of all rows together, or of each document
+     slots        number of runs of cells that each rank gets, if whole cells are dealt. The
+                  second runs go to the ranks in reverse order. The runs are cut from all rows
+                  together, or from each document
      down         1: in a ring keys go to the previous position, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole cells, slots, down, dealt by */ \
@@ -931,8 +934,8 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
 typedef struct seqpar_balance {
     int64_t tokens;     /* of all rows */
     int64_t most, idle; /* tokens of the busiest rank, ranks without any */
-    /* the most tokens of a cell, a power of two below the present size, that would spread them
-       evenly; 0: none */
+    /* the largest cell size, a power of two below the present size, that would spread the
+       tokens evenly; 0: none */
     int64_t better_cell;
 } seqpar_balance;
 
@@ -1094,8 +1097,8 @@ typedef struct seqpar_attn_task {
     /* return: node i is at inbox_base + i * 2 * count * head_count * head_dim, laid out like a
        slot */
     int64_t inbox_base;
-    /* dkv: the index of its key piece in the programs of the query tasks, which name keys in
-       rising order */
+    /* dkv: the index that the programs of the query tasks use for its key piece; each program
+       uses these indices in rising order */
     int64_t order;
 } seqpar_attn_task;
 
@@ -1124,7 +1127,8 @@ typedef struct seqpar_attn_args {
     void *out, *lse;
     const void *dout, *delta; /* delta like lse */
     void *dq, *dk, *dv;       /* gradients of this rank's tokens; all kv heads */
-    /* query tasks: for each slot, piece and head: o (count, head_dim), m, l; or dq */
+    /* query tasks, for each slot, piece and head: the state of an online softmax, which is o
+       (count, head_dim), m and l (count); or dq */
     void *store;
     const void *inbox;
 } seqpar_attn_args;
@@ -1164,7 +1168,7 @@ typedef struct seqpar_attn_merge_args {
     void *sum, *sum_lse;
     const void *part, *part_lse; /* NULL: nothing is added */
     void *out, *lse;             /* NULL: not written */
-    const void *sinks;           /* (heads) or NULL; beside out */
+    const void *sinks;           /* (heads) or NULL; set only together with out */
     int64_t tokens, heads, head_dim, out_heads;
     int begin; /* 1: sum and sum_lse begin as 0 and -inf, and are not read */
 } seqpar_attn_merge_args;
@@ -1190,7 +1194,7 @@ typedef struct seqpar_vocab_softmax_args {
 /* KL divergence between the softmax p of a student's logits x (rows, vocab) and the softmax t
    of a teacher's logits, both first multiplied by scale (0: 1). kl = sum t (log t - log p), or
    with reverse 1 sum p (log p - log t); a term whose first factor is 0 is 0. entropy = - sum t
-   log t, the teacher's. With gradient, dkl dkl/dx overwrites the teacher's logits: dkl (p - t)
+   log t, the teacher's. With gradient, dL/dx overwrites the teacher's logits: dkl (p - t)
    times scale, or with reverse dkl p (log p - log t - kl) times scale. Forward as in Hinton et
    al. 2015, reverse as in MiniLLM (Gu et al. 2024). kl, entropy, dkl may be NULL. */
 typedef struct seqpar_distill_args {
@@ -1219,10 +1223,10 @@ typedef struct seqpar_choose_args {
 /* ids[t]: a token sampled from the softmax of row t at `temperature` (0: the most likely token,
    of equal ones the one with the lowest id). Candidates are the top_k most likely tokens (0:
    all), and of those the smallest set of most likely tokens that holds top_p of their
-   probability (1: all). u[t] in (0, 1) selects by cumulative probability among the candidates,
-   in order of likelihood if top_k or top_p leaves any out, otherwise of id. u and ids are host
-   memory. A row with a logit that is not finite gets -1 - i, where i is the first such
-   token. */
+   probability (1: all). u[t] in (0, 1) selects by cumulative probability among the candidates.
+   They are in order of likelihood if top_k is 1 to vocab - 1 or top_p is below 1, otherwise in
+   order of id. u and ids are host memory. A row with a logit that is not finite gets -1 - i,
+   where i is the first such token. */
 typedef struct seqpar_sample_args {
     seqpar_mat logits;
     int64_t rows, vocab, top_k;
@@ -1232,8 +1236,8 @@ typedef struct seqpar_sample_args {
 } seqpar_sample_args;
 
 /* Selects the experts of each token. probs: softmax of the logits over all experts. ids: the
-   `chosen` most likely experts, the most likely first, of equal ones the one with the lowest
-   number. weights: their probabilities, with `normed` divided by their sum. probs (rows,
+   `chosen` most likely experts, the most likely first; of two equally likely ones, the lower
+   number first. weights: their probabilities, with `normed` divided by their sum. probs (rows,
    experts) and weights (rows, chosen) are accumulators, ids (rows, chosen) host memory.
    Probabilities are compared after rounding to the accumulator type. */
 typedef struct seqpar_route_args {
@@ -1377,7 +1381,7 @@ typedef struct seqpar_quantize_args {
     X(embedding)      /* own kernel */ \
     X(embedding_grad) /* own kernel over ids sorted on the host */ \
     X(fold)           /* own kernel */ \
-    X(attn_return)    /* own kernel: fold of visiting dk, dv */ \
+    X(attn_return)    /* own kernel: folds the dk, dv received */ \
     X(attn_merge)     /* own kernel, a warp a (token, head) */ \
     X(route)          /* own kernel, a warp a row, + cudaMemcpyAsync */ \
     X(route_grad)     /* own kernel, a warp a row */ \
@@ -1414,7 +1418,8 @@ struct seqpar_device {
     seqpar_error *error;
     int64_t contexts; /* number of contexts open on it, all of one rank */
     int own_memory;   /* 1: the host accesses memory of alloc only by copy; 0: host memory */
-    int plans; /* 1: computes nothing; steps skip the norm, whose sums every rank would store */
+    int plans;        /* 1: computes nothing; a step then skips the gradient norm, whose sums of
+                  squares would take memory on every rank */
     /* weight_grad adds this many tokens of a leaf at once. If a leaf is computed in parts, all
        parts but the last must be multiples of it, or the bits change; 0: 1 */
     int64_t sum_step;
@@ -1432,8 +1437,8 @@ struct seqpar_device {
     /* cudaStreamSynchronize; NULL: nothing to wait for */
     seqpar_status (*settle)(seqpar_device *device, void *queue);
     /* A second memory pool, larger and slower, which copy can access. GPU: pinned host memory
-       (cudaMallocHost). Host device: ordinary memory or, with pool_path (borrowed), a folder,
-       unnamed files that are mapped. Functions NULL: there is no second pool. */
+       (cudaMallocHost). Host device: ordinary memory; if pool_path (borrowed) names a folder,
+       mapped files in it, unlinked at once. Functions NULL: there is no second pool. */
     const char *pool_path;
     void *(*pool_alloc)(seqpar_device *device, int64_t bytes); /* zeros */
     void (*pool_free)(seqpar_device *device, void *data, int64_t bytes);
@@ -1662,8 +1667,8 @@ typedef struct seqpar_plan_desc {
     int schedule;
     int64_t sp_size, sp_rank, kv_heads;
     int64_t heads_k_stride; /* llama3: kv heads gathered at a time; 0: 1 */
-    /* 0: 1, or with SEQPAR_SCHEDULE_ULYSSES sp_size; there, if kv_heads are fewer than sp_size
-       and may not be replicated, gcd(sp_size, kv_heads) */
+    /* 0 means 1; with SEQPAR_SCHEDULE_ULYSSES it means sp_size, or gcd(sp_size, kv_heads) if
+       kv_heads are fewer than sp_size and may not be replicated */
     int64_t ulysses_size;
     /* 1: ulysses_size may be a larger multiple of kv_heads. Members then hold copies of a kv
        head, and the copies' dk, dv are added (the error rule) */
@@ -1819,8 +1824,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_backward(seqpar_ctx *ctx, seqpar_attn *attn
    The tensors of io hold all of the row's tokens, fp32 and without gaps. Every rank opens a
    context on a CPU device of one thread, takes its share, runs forward and, where dout is
    given, backward. Results that are NULL are not returned. A program with ranks of its own
-   makes the calls above instead: demos/05_attention.c. Errors as of seqpar_run_threads and
-   seqpar_attn_open; OPTION: io has strides or dsinks. */
+   makes the calls above instead: demos/05_attention.c. Errors: those of seqpar_run_threads
+   and seqpar_attn_open; OPTION: io has strides or dsinks. */
 SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqpar_attn_io *io,
                                                  const seqpar_row *row,
                                                  const seqpar_attn_desc *desc, int64_t ranks);
@@ -2075,8 +2080,9 @@ typedef struct seqpar_preference {
 typedef struct seqpar_pair_result {
     /* derivatives with respect to the sums (a reward model: the scores) */
     double loss, dchosen, drejected;
-    /* beta h, with h without the reference where the kind has none. A pair counts as accurate
-       if reward_chosen > reward_rejected; its margin is their difference */
+    /* beta h; if the kind has no reference, or with reference_free, h is the policy's log-prob
+       alone. A pair counts as accurate if reward_chosen > reward_rejected; its margin is their
+       difference */
     double reward_chosen, reward_rejected;
 } seqpar_pair_result;
 
@@ -2140,8 +2146,8 @@ SEQPAR_DEF seqpar_value_result seqpar_value_loss(double value, double old_value,
    d, d^2 / 2, e^-d - 1 + d; *dlogp (may be NULL) is the derivative, for use as a loss. */
 enum seqpar_kl_kind { SEQPAR_KL_K1, SEQPAR_KL_K2, SEQPAR_KL_K3 };
 SEQPAR_DEF double seqpar_kl(double logp, double ref_logp, int kind, double *dlogp);
-/* The factor on a token's loss with which the sum over all ranks is the mean of the step. The
-   counts are those of the whole step. */
+/* The weight of a token's loss. The loss of the step is the sum of weight x loss over the
+   tokens of all ranks. The counts are those of the whole step. */
 enum seqpar_aggregate_kind {
     SEQPAR_AGGREGATE_TOKEN_MEAN,
     SEQPAR_AGGREGATE_SEQUENCE_MEAN,
@@ -2210,7 +2216,7 @@ typedef struct seqpar_optim_desc {
     int kind;
     /* 0: moments and masters everywhere; 1, 2: at their owners; 3: parameters, too (>>shards) */
     int zero_stage;
-    double beta1, beta2, eps, decay; /* taken as they are */
+    double beta1, beta2, eps, decay; /* 0 is the number 0, no default */
     double max_norm;                 /* 0: no clip */
     /* most elements of a slice (seqpar_optim_slice); 0: 1 Mi, or 1/256 of all where that is more.
        Changes no bit */
@@ -2334,7 +2340,8 @@ SEQPAR_DEF seqpar_status seqpar_fold_leaves(seqpar_ctx *ctx, void *nodes, int64_
    without rows. All ranks pass the slices in the same order, one or several in a call. Every
    group needs source 0 of every micro-batch, in order of micro-batches, and source 1 of all
    micro-batches or of none. SIZE: a tensor of the group ends beyond `elements`, or nodes
-   overlap; STEP: a micro-batch left out, doubled or early, or no whole slices. */
+   overlap; STEP: a micro-batch is missing, comes twice or too early, or the elements are not
+   whole slices. */
 SEQPAR_DEF seqpar_status seqpar_step_gradient(seqpar_ctx *ctx, seqpar_optim *optim,
                                               const seqpar_step_nodes *nodes);
 /* Completes the gradient and computes its norm: optim->norm, ->clip. seqpar_step_end does so if
@@ -2357,7 +2364,7 @@ SEQPAR_DEF seqpar_status seqpar_step_end(seqpar_ctx *ctx, seqpar_optim *optim, v
                 they begin as the weights that the first step is given
    values (part->count). Reading is collective and gives all ranks the values. To resume, every
    rank writes all of the state and sets optim->t. OPTION: this optimizer does not have the
-   state; SIZE: the part is not within its tensor, or in 8 bits not whole groups of it. */
+   state; SIZE: the part is not within its tensor, or cuts a group of 8-bit moments. */
 enum seqpar_optim_state {
     SEQPAR_STATE_GRADIENT,
     SEQPAR_STATE_M,
@@ -2387,8 +2394,8 @@ typedef struct seqpar_shards {
     struct {
         int64_t group; /* -1: none */
         seqpar_buffer whole;
-        int64_t moves;          /* after which this rank's blocks are loaded */
-        seqpar_request request; /* that receives the other ranks' blocks */
+        int64_t moves;          /* number of moves after which this rank's blocks are loaded */
+        seqpar_request request; /* receives the other ranks' blocks */
     } held[2];
 } seqpar_shards;
 
@@ -2444,8 +2451,9 @@ SEQPAR_DEF double seqpar_lr_factor(int kind, int64_t step, int64_t warmup, int64
    with what it was written for. */
 /* SEQPAR_VERSION of the implementation. Static string. */
 SEQPAR_DEF const char *seqpar_version(void);
-/* seqpar_sizeof_X: sizeof(seqpar_X) in the implementation. All structs except seqpar_..._args,
-   which only a device is given, and the structs within them. */
+/* seqpar_sizeof_X: sizeof(seqpar_X) in the implementation. There is one for each struct
+   except seqpar_..._args, which only devices are given, and structs that occur only in
+   these. */
 /* clang-format off */
 #define SEQPAR_STRUCTS(X) \
     X(error) X(transfer) X(group) X(request) X(comm_table) X(comm) X(mismatch) X(node) \
@@ -2889,7 +2897,8 @@ SEQPAR_DEF double seqpar_log(double x) {
                        SEQPAR__FMA((double)n, 1.90821492927058770002e-10, 2.0 * p));
 }
 
-/* A list of allocations that are freed together; data follow their block, 8-byte aligned. */
+/* The header of an allocation in a list of allocations that are freed together. The data follow
+   it, 8-byte aligned. */
 typedef struct seqpar__block {
     struct seqpar__block *next;
 } seqpar__block;
@@ -3022,8 +3031,8 @@ static void seqpar__spans_join(seqpar__span *a, const seqpar__span *b) {
     a->after = b->after;
 }
 
-/* The highest node over these leaves and no others. Unless they are all leaves of the sum, its
-   sibling has other leaves under it. */
+/* The highest node that has these leaves under it and no others. Its sibling has leaves, too,
+   unless these are all the leaves of the sum. */
 static seqpar_node seqpar__span_node(const seqpar__span *s) {
     int64_t differ = SEQPAR__MIN(s->before, s->after);
     seqpar_node node;
@@ -3432,8 +3441,9 @@ static int64_t seqpar__rows_tokens(const seqpar_row *rows, int64_t row_count) {
 
 /* ---- where parts and slots begin ---- */
 
-/* A boundary at which a part or a slot may begin. token: the first token of a cell; level: of
-   the node that joins the leaves on both sides; at: index of the row or unit. */
+/* A boundary at which a part (seqpar_part) or a slot (>>split) may begin. token: the first
+   token of a cell; level: of the node that joins the leaves on both sides; at: index of the row
+   or unit. */
 typedef struct seqpar__joint {
     int64_t token, level, at;
 } seqpar__joint;
@@ -3458,8 +3468,9 @@ static int seqpar__joints_add(seqpar__joints *j, int64_t token, int64_t leaf, in
     return 1;
 }
 
-/* Whether an edge that should be at `token` is better at joint a than at joint b. Within
-   `reach` the joint highest in the tree is best, else the nearest. */
+/* An edge is where a part or a slot begins. Ideally it is at `token`. Returns whether joint a
+   is a better edge than joint b. If there are joints within `reach` tokens of `token`, the one
+   highest in the tree is best, else the nearest joint. */
 static int seqpar__joint_better(const seqpar__joint *a, const seqpar__joint *b, int64_t token,
                                 int64_t reach) {
     int64_t near_a = a->token < token ? token - a->token : a->token - token;
@@ -3918,12 +3929,12 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
 
 /* In the folds over tokens, the high bits of a leaf's number are its document, the low bits its
    cell. Documents without numbers (doc_source is NULL) are numbered within their row. The
-   leaves of each then begin at a multiple of a power of two that is not less than their number,
-   so that the document's own tree is the same in every row. Without stripe such a row takes
-   fewer than four leaf numbers for each token. Other chapters read a leaf's number from a
-   piece. */
+   first leaf of such a document is a multiple of a power of two that is at least as large as
+   the document's count of leaf numbers. So the document has the same tree in every row. Without
+   stripe such a row takes fewer than four leaf numbers for each token. Other chapters read a
+   leaf's number from a piece. */
 #define SEQPAR__ROW_BITS 34
-#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* rows or documents of one, without doc_source */
+#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* rows, or documents in a row, if no doc_source */
 
 typedef struct seqpar__doc { /* document `at` of a row */
     int64_t at, begin, end, cells, number, leaf, next_leaf;
@@ -4122,8 +4133,8 @@ static seqpar_status seqpar__check_row(seqpar_error *error, const seqpar_row *ro
     return SEQPAR_OK;
 }
 
-/* Checks that documents rise from row to row. Otherwise the fold's leaves would not be in
-   order, or two documents would have the same leaves. */
+/* Checks that document numbers rise from row to row. Otherwise the fold's leaves would not be
+   in order, or two documents would have the same leaves. */
 static seqpar_status seqpar__check_rising(seqpar_error *error, const seqpar_row *rows,
                                           int64_t row_count, int64_t stripe) {
     int64_t last = -1, of = 0;
@@ -4260,7 +4271,8 @@ static int seqpar__share_add(seqpar_share *share, int64_t *capacity, seqpar_piec
     return 1;
 }
 
-/* A piece by its leaf: number `piece` in the share of rank (attention: position) `source`. */
+/* Sorts pieces by leaf. The piece has number `piece` in the share of rank `source`; in
+   attention, in the share of position `source`. */
 typedef struct seqpar__sorted_key {
     int64_t leaf;
     int32_t source, piece;
@@ -4273,7 +4285,7 @@ typedef struct seqpar__splitting {
     const seqpar_layout *layout;
     /* (count) seqpar__sorted_key of all pieces if only is -1; they are dealt in leaf order */
     void *order;
-    int64_t count, order_capacity, expected; /* expected: estimate for all ranks */
+    int64_t count, order_capacity, expected; /* expected: estimated pieces of all ranks */
 } seqpar__splitting;
 
 static int seqpar__split_add(seqpar__splitting *to, int64_t sp_rank, seqpar_piece piece) {
@@ -4317,7 +4329,7 @@ static int seqpar__joints_document(seqpar__joints *j, const seqpar__walk *w) {
 typedef struct seqpar__slots {
     const seqpar__joints *joints;
     int64_t begin, end, slots; /* tokens; number of slots */
-    int64_t reach;             /* tokens that an edge may move to a higher joint */
+    int64_t reach;             /* an edge takes the highest joint within so many tokens */
     int64_t slot, at, edge;    /* at: joint of `edge`, where the next slot begins */
     int64_t joint;             /* index of the next cell's joint */
 } seqpar__slots;
@@ -5010,7 +5022,7 @@ typedef struct seqpar__message {
     int64_t from, to, sequence; /* world ranks; counts messages of (comm, from, to) */
     void *data;
     int64_t bytes;
-    const char *name; /* of its group; if WRONG: name, bytes, step of the sender */
+    const char *name; /* of its group; if WRONG, name, bytes and step are the sender's */
     int64_t step;
     enum seqpar__message_state state;
 } seqpar__message;
@@ -5072,8 +5084,8 @@ static int64_t seqpar__missing_peer(const seqpar__posted *p) {
     return -1;
 }
 
-/* Finds a deadlock exactly. Called with the lock held whenever a rank blocks or ends; a rank that was
-   woken counts as running. */
+/* Stops the world with DEADLOCK if every rank that has not ended is blocked. Called with the
+   lock held whenever a rank blocks or ends. A rank that was woken counts as running. */
 static void seqpar__hub_watch(seqpar__hub *hub) {
     int64_t waiting = 0, first = -1;
     char text[512];
@@ -5267,8 +5279,8 @@ static void seqpar__unpost(seqpar__hub *hub, seqpar__seat *seat, seqpar__posted 
     SEQPAR_FREE(p);
 }
 
-/* Sleeps until every message of the request is copied. First it checks whether all other ranks
-   sleep or have ended. Then no rank could wake it, so it ends the world with DEADLOCK. */
+/* Sleeps until every message of the request is copied. If all other ranks already wait or have
+   ended, no rank could wake it, so it stops the world with DEADLOCK instead. */
 static seqpar_status seqpar__threads_wait(seqpar_comm *comm, seqpar_request *request,
                                           void *queue) {
     seqpar__member *m = (seqpar__member *)comm->state;
@@ -5638,7 +5650,8 @@ static seqpar_status seqpar__check_operations(seqpar_error *error, const seqpar_
                    : SEQPAR_OK;
 }
 
-/* If ranks share a device by mistake, only one sees its own error pointer; the others are refused. */
+/* A device holds the error pointer of the rank that claimed it. If ranks share a device by
+   mistake, only one of them finds its own pointer there; the others are refused. */
 static seqpar_status seqpar__check_claim(const seqpar_ctx *ctx, const seqpar_comm *world,
                                          const seqpar_device *device) {
     if (device->error != ctx->error)
@@ -5811,7 +5824,7 @@ static void *seqpar__at_or_null(const void *base, int64_t element, int dtype) {
 }
 
 /* =============================================================================================
-   >>plan  a schedule is data
+   >>plan  schedules as lists of operations
 
    A plan lists the operations of one rank in an attention: begin an exchange, wait for it,
    compute with the keys of one source, send gradients back. A schedule is a function that
@@ -5962,7 +5975,7 @@ static int64_t seqpar__gcd(int64_t a, int64_t b) {
     return a;
 }
 
-/* kv heads of a member: *begin .. *begin + the result. */
+/* Returns the number of kv heads of a member, and sets *begin to the first of them. */
 static int64_t seqpar__member_kv(const seqpar_plan *plan, int64_t kv_heads, int64_t member,
                                  int64_t *begin) {
     int64_t members = plan->ulysses_size;
@@ -6073,17 +6086,17 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
 }
 
 /* =============================================================================================
-   >>attn  what an attention is made of
+   >>attn  attention over ranks: overview and structures
 
    These chapters compute the attention of this rank's queries over all keys that they see, on
    whichever rank the keys lie, and its gradients. seqpar_attn_open prepares masks, sums and
    messages on the host. Forward and backward then run a plan (>>plan), which only moves bytes
    and calls the device.
 
-       >>sight     who sees whom, and which keys therefore travel
+       >>sight     which queries see which keys, and so which keys travel
        >>program   what each rank adds, and in which order
        >>exec      the plan is executed: ring and llama3
-       >>kernel    an attention kernel of the user's in the place of the device's
+       >>kernel    an attention kernel written by the user replaces the device's
        >>ulysses   tokens for heads, and back
        >>call      open, forward, backward
 
@@ -6095,9 +6108,9 @@ SEQPAR_DEF void seqpar_plan_free(seqpar_plan *plan) {
        dQ         of a query piece, over key pieces
        dK, dV     of a key piece, over query pieces
 
-   Positions. With Ulysses, ring and llama3 run over positions. A position is a set of ranks,
-   its members. Together they hold its tokens; each computes some of the heads for all of these
-   tokens. Without Ulysses, a position is one rank.
+   Positions. If Ulysses is used, a ring or llama3 runs over positions, not ranks. A position
+   is a set of ranks, its members. Together they hold its tokens; each computes some of the
+   heads for all of these tokens. Without Ulysses, a position is one rank.
 
    .relaxed is the baseline for speed: the usual ring attention, on the same kernels. Each query
    has one running state. The keys of each source are added to it as they arrive, in tiles that
@@ -6181,7 +6194,7 @@ SEQPAR_DEF const seqpar_share *seqpar_attn_share(const seqpar_attn *attn) {
 }
 
 /* =============================================================================================
-   >>sight  who sees whom
+   >>sight  which queries see which keys
 
    A query sees the keys in one range of token positions of its row, [begin, end). The range
    lies in the query's document. A window limits how far back it goes, a prefix extends it
@@ -6552,11 +6565,11 @@ static int64_t seqpar__rows_in(const seqpar__bounds *rows) {
     return SEQPAR__MAX(rows->end - rows->begin, (int64_t)0);
 }
 
-/* This position sends a key piece on if a later position on its way sees it. So only the
-   nearest position that sees it matters. The caller visits positions from near to far and skips
-   a piece whose nearest position is known. `next` is a union-find forest: the root of i is the
-   first piece from i on whose nearest position is unknown. Paths are compressed, so all calls
-   together cost little more than one pass. */
+/* In a ring, this position sends a key piece on if a position further along, before the owner
+   of the keys, sees it. So it is enough to know the nearest position that sees it. The caller
+   visits positions from near to far and skips a piece whose nearest position is known. `next`
+   is a union-find forest: the root of i is the first piece from i on whose nearest position is
+   unknown. Paths are compressed, so all calls together cost little more than one pass. */
 static int64_t seqpar__next_unknown(int32_t *next, int64_t i) {
     int64_t end = i;
     while (next[end] != end) {
@@ -6994,9 +7007,10 @@ static seqpar_status seqpar__program_return(seqpar_attn *attn, seqpar__writer *p
     return SEQPAR_OK;
 }
 
-/* Writes the programs for dk and dv of one of this position's key pieces. Its own queries come
-   first, then what other positions return, in order of arrival. In a ring the first of these is
-   the position that the keys reach first; with llama3 it is the lowest position. */
+/* Writes the programs for dk and dv of one of this position's key pieces. The sums over this
+   position's queries come first, then the sums that other positions return, in order of
+   arrival. In a ring, positions return sums in the order in which the keys reach them; with
+   llama3, in order of their numbers. */
 static seqpar_status seqpar__program_local_key(seqpar_attn *attn, seqpar__writer *p,
                                                int64_t piece, seqpar_fold *fold) {
     const seqpar_share *mine = &attn->shares[attn->rank];
@@ -7122,7 +7136,7 @@ static seqpar_status seqpar__writer_open(seqpar_attn *attn, seqpar__writer *p) {
 
        slot            keys and values, of one source in a ring, of all with llama3
        store           states of queries (backward: dQ) that wait for siblings
-       pending         dK and dV of own keys that wait for siblings
+       pending         dK and dV of this position's keys that wait for siblings
        outbox, inbox   nodes of dK and dV on their way to owners; two of each, so that one is
                        filled while the other travels
    ========================================================================================== */
@@ -7137,12 +7151,12 @@ typedef struct seqpar__attn_exec {
     /* Ulysses: inputs and results of all the position's tokens, for this member's heads; memory
        for messages */
     seqpar_buffer gathered, results, staging;
-    const void *k, *v; /* slot 0 */
+    const void *k, *v; /* of this position; in a ring they are slot 0 */
     seqpar_buffer slot[3], outbox[2], inbox[2], store, pending[2];
     seqpar_buffer user_results; /* of a user's kernel: seqpar__user_offset */
     seqpar_request *requests;
     int64_t compute;               /* COMPUTEs so far */
-    int64_t *out_begin, *in_begin; /* (size + 1) first row of the message to, from each rank */
+    int64_t *out_begin, *in_begin; /* (size + 1) first row sent to, received from each rank */
 } seqpar__attn_exec;
 
 static void seqpar__trace(seqpar_ctx *ctx, const char *what, int64_t step, int64_t request,
@@ -7444,7 +7458,7 @@ static seqpar_status seqpar__exec_backward(seqpar__attn_exec *r, const seqpar_pl
 }
 
 /* =============================================================================================
-   >>kernel  an attention kernel of the user's
+   >>kernel  an attention kernel written by the user
 
    seqpar_attn_desc.kernel computes a rank's queries x all keys of one source; the result is the
    source's part. The executor still splits, sends and sums. It merges the parts of all sources
@@ -7584,8 +7598,8 @@ static seqpar_status seqpar__user_kernel_call(seqpar__attn_exec *r, const seqpar
                        (long long)a->head, (long long)a->heads);
 }
 
-/* Calls the user's kernel for each source of a COMPUTE, and merges its part before the next.
-   So memory is that of one part, whatever the number of sources. */
+/* Calls the user's kernel for each source of a COMPUTE, and merges each part before the next
+   call. So memory for one part is enough, whatever the number of sources. */
 static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar_plan_op *op,
                                               const seqpar__attn_step *step, const void *k,
                                               const void *v) {
@@ -7599,7 +7613,7 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
                                                      : &step->foreign[s - op->source];
         int64_t row = gathers ? r->out_begin[s] : 0;
         seqpar_attn_source a;
-        if (tasks->count == 0) continue; /* no query sees a key of it */
+        if (tasks->count == 0) continue; /* no query sees a key of this source */
         a = seqpar__user_source(r, op, s, k, v);
         SEQPAR__TRY(seqpar__user_kernel_call(r, op, &a));
         SEQPAR__TRY(seqpar__user_merge(r, op, 1, 0));
@@ -7621,9 +7635,10 @@ static seqpar_status seqpar__exec_user_kernel(seqpar__attn_exec *r, const seqpar
 /* =============================================================================================
    >>ulysses  tokens for heads, and back
 
-   The members of a position do an all-to-all. A member begins with its tokens of all heads, and
-   ends with all tokens of the position, of its own heads. Ring or llama3 works on these. A
-   second all-to-all sends the results back. Two members with 4 heads, and 5 and 3 tokens:
+   The members of a position do an all-to-all. Before it, a member has all heads of its tokens.
+   After it, the member has all tokens of the position, for its share of the heads. Ring or
+   llama3 works on these. A second all-to-all sends the results back. Two members with 4 heads,
+   and 5 and 3 tokens:
 
        member 0   tokens 0..4, heads 0..3   HEADS    tokens 0..7, heads 0..1
        member 1   tokens 5..7, heads 0..3   TOKENS   tokens 0..7, heads 2..3
@@ -7643,8 +7658,9 @@ static int64_t seqpar__member_heads(const seqpar_plan *plan, const seqpar_attn_d
 }
 
 typedef struct seqpar__heads_tensor {
-    char *local, *gathered; /* (own tokens, all heads), (tokens of the position, own heads) */
-    int64_t unit;           /* bytes of one head of one token */
+    /* (tokens of this member, all heads); (tokens of the position, heads of this member) */
+    char *local, *gathered;
+    int64_t unit; /* bytes of one head of one token */
     int kv;
 } seqpar__heads_tensor;
 
@@ -7729,7 +7745,7 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     return SEQPAR_OK;
 }
 
-/* A part of the staging buffer: the own tokens of one tensor, for the heads of one member. */
+/* In the staging buffer: this rank's tokens of one tensor, for the heads of one member. */
 typedef struct seqpar__heads_block {
     int64_t member, width;
     char *stage;
@@ -7790,8 +7806,8 @@ static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_pl
         list[sends] = results ? gathered : staged;
         list[n + sends++] = results ? staged : gathered;
     }
-    /* The group's step must be equal on all members. The request number need not be: with
-       llama3 it depends on the number of kv heads */
+    /* The group's step must be equal on all members. A request number may differ: with llama3
+       it depends on the member's number of kv heads. So the step is the direction */
     group = seqpar__group(results ? "heads to tokens" : "tokens to heads", r->plan->backward,
                           list, sends, list + n, sends);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
@@ -8053,7 +8069,7 @@ static seqpar_status seqpar__exec_fold(seqpar__attn_exec *r, const seqpar_plan_o
     SEQPAR__TRY(seqpar_comm_wait(r->ctx->sp, &r->requests[op->request], r->ctx->queue));
     seqpar__trace(r->ctx, "fold", step, op->request, -1, 0);
     memory.inbox = r->inbox[op->buffer].data;
-    if (!seqpar__gathers(r->attn)) { /* ring, step s: from position rank + s * next */
+    if (!seqpar__gathers(r->attn)) { /* ring, step s: received from position rank + s * next */
         memory.store = r->pending[0].data;
         return seqpar__exec_tasks(
             r, op, &r->attn->returns[(r->attn->rank + step * r->plan->next) % r->attn->size],
@@ -8136,7 +8152,7 @@ static seqpar_status seqpar__exec_plan(seqpar_ctx *ctx, seqpar_attn *attn,
     return status;
 }
 
-/* What all device calls of one execution have in common. */
+/* Returns the arguments that are the same in all device calls of one execution. */
 static seqpar_attn_args seqpar__attn_args(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                           const seqpar_attn_io *io) {
     seqpar_attn_args a;
@@ -8399,7 +8415,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_run_threads(seqpar_error *error, const seqp
    >>loss  token log-probs from hidden states
 
    A loss has three layers. This is the first. Forward, it computes values of each token from
-   hidden states. Backward, it takes the derivatives of the loss by these values, the seeds.
+   hidden states. Backward, it takes the seeds: the derivatives of the loss with respect to
+   these values.
 
        >>loss        hidden -> logits -> logp, entropy, lse     dhidden, dtable <- seeds
        >>objective   logp -> sums per document                  seeds of its tokens <- d/dsum
@@ -8443,7 +8460,7 @@ static double seqpar__vocab_scale_of(const seqpar_vocab_desc *desc) {
 
 /* Computes the teacher's logits of the same tokens, in `beside`, their entropy, and the KL
    divergence between teacher and student. With `gradient`, `beside` becomes the gradient of
-   this divergence by the student's logits, times dkl. */
+   this divergence with respect to the student's logits, times dkl. */
 static seqpar_status seqpar__vocab_teach(seqpar_ctx *ctx, void *logits, void *beside,
                                          int64_t first, int64_t rows, const seqpar_vocab_io *io,
                                          int gradient, const seqpar_vocab_desc *desc) {
@@ -8648,20 +8665,20 @@ SEQPAR_DEF seqpar_status seqpar_vocab_forward(seqpar_ctx *ctx, const seqpar_voca
     return status;
 }
 
-/* ---- a fold in tiles: its program is cut into tiles of at most `most` tokens (a leaf that is
-   longer: `part`). Between two tiles the values of the stack are in the store, value n in
-   place n. So after the last tile the store holds the nodes in rising order, node n in place
-   n. ---- */
+/* ---- a fold in tiles: its program is cut into tiles of at most `most` tokens. A longer leaf
+   is cut into tiles of at most `part` tokens. Between two tiles the values of the stack are in
+   the store, value n in slot n. So after the last tile the store holds the nodes in rising
+   order, node n in slot n. ---- */
 
 typedef struct seqpar__tiler {
     seqpar_fold_op *ops;
     int64_t count; /* operations in this tile's program */
     /* values on the stack of the whole program; how many of the top ones are loaded */
     int64_t stack, loaded;
-    int64_t places; /* of the store that are needed: most values left at the end of a tile */
+    int64_t places; /* slots that the store needs: the most values left at the end of a tile */
     int64_t most;   /* most tokens of a tile */
     int64_t part;   /* a longer leaf has tiles of its own, each of at most so many tokens */
-    int alone;      /* this tile is one of those */
+    int alone;      /* 1: this tile holds only tokens of such a leaf */
     seqpar_piece *leaves;
     int64_t leaf_count;
     int64_t first, rows; /* tokens of this tile */
@@ -8707,8 +8724,8 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
 }
 
 /* A leaf that is longer than a tile is computed in parts, in tiles that hold nothing else. So
-   the length of a part does not move the ends of the other tiles, and r->places is no more than
-   it is with step 1, which seqpar_token_node_count counts. */
+   the length of a part does not move the ends of the other tiles, and no `step` needs more
+   slots (r->places) than step 1. seqpar_token_node_count counts with step 1. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -8824,7 +8841,7 @@ SEQPAR_DEF int64_t seqpar_token_tile_rows(const seqpar_share *share, int64_t mos
 }
 
 /* Counts with step 1, which gives an upper bound: a device with a larger step may compute a
-   long leaf in one part, and then needs no place for its unfinished sum. */
+   long leaf in one part, and then needs no slot for its unfinished sum. */
 SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
                                            const seqpar_token_fold *fold, int64_t most) {
     SEQPAR_MUST("share, fold", share, fold);
@@ -8832,7 +8849,7 @@ SEQPAR_DEF int64_t seqpar_token_node_count(const seqpar_share *share,
     if (seqpar__tiler_new(&r, share, fold, SEQPAR__MAX(most, 1), 1))
         (void)seqpar__tiler_tiles(&r, share);
     else
-        r.places = fold->depth; /* an upper bound; the call itself finds no memory either */
+        r.places = fold->depth; /* no memory: an upper bound; seqpar_token_tiles fails too */
     seqpar__tiler_free(&r);
     return r.places;
 }
@@ -8920,7 +8937,7 @@ static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
     seqpar__vocab_plain_init(plain, io->tokens);
     *share = &plain->share;
     *fold = &plain->fold;
-    if (io->tokens == 0 && elements > 0) /* no leaf is computed */
+    if (io->tokens == 0 && elements > 0)
         ctx->device->zero(ctx->device, io->nodes,
                           elements * seqpar_dtype_bytes(ctx->device->accumulator), ctx->queue);
 }
@@ -9355,7 +9372,7 @@ static double seqpar__preference_of(const seqpar_preference_desc *d, double marg
             *slope = -d->beta;
             return 1.0 - z;
         }
-        *slope = z >= 1.0 ? 0.0 : z; /* a NaN stays one */
+        *slope = z >= 1.0 ? 0.0 : z; /* a NaN stays NaN */
         return *slope;
     }
     if (d->kind == SEQPAR_PREFERENCE_ROBUST) {
@@ -9400,7 +9417,7 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
 SEQPAR_DEF double seqpar_kto_kl(const double *h, int64_t count) {
     SEQPAR_MUST("h", SEQPAR_IF(count > 0, h));
     double mean = seqpar_mean(h, count);
-    return mean < 0 ? 0.0 : mean; /* a NaN stays one */
+    return mean < 0 ? 0.0 : mean; /* a NaN stays NaN */
 }
 
 SEQPAR_DEF seqpar_status seqpar_kto_loss(seqpar_error *error, seqpar_kto_result *r, double logp,
@@ -9440,7 +9457,7 @@ SEQPAR_DEF seqpar_pair_result seqpar_reward_loss(double chosen, double rejected,
     return r;
 }
 
-/* x within low .. high; a NaN stays one */
+/* x limited to low .. high; a NaN stays NaN */
 static double seqpar__clamp(double x, double low, double high) {
     if (x < low) return low;
     return x > high ? high : x;
@@ -9586,7 +9603,7 @@ static seqpar_status seqpar__check_tensors(const char *function, seqpar_error *e
                      : seqpar_fail(error, SEQPAR_ERR_SIZE, "the optimizer was given no tensor");
 }
 
-/* Whether the caller's parameters hold all tensors. */
+/* Refuses parameters that do not hold all tensors. */
 static seqpar_status seqpar__check_elements(seqpar_error *error, const seqpar_blocks *b,
                                             int64_t elements) {
     const seqpar_tensor *t = &b->tensors[b->tensor_count - 1];
@@ -9630,7 +9647,7 @@ static int seqpar__part_next(const seqpar_blocks *b, seqpar__part *s, int64_t en
     return 0;
 }
 
-/* Elements of a slice of a tensor that is larger than a slice. The unit is the fewest rows, 64
+/* Elements of each slice of a tensor that is cut into several. The unit is the fewest rows, 64
    times a power of two, that fill whole blocks: owners need whole blocks, and a multiple of 64
    rows makes the columns of dlogits begin aligned. A slice has as many units as `most` elements
    hold, at least one. */
@@ -9708,7 +9725,7 @@ static const seqpar_tensor *seqpar__slice_last(const seqpar_blocks *b, int64_t s
     return &b->tensors[i];
 }
 
-/* Where a slice ends among the parameters. */
+/* Offset of a slice's end in the caller's parameters. */
 static int64_t seqpar__slice_end(const seqpar_blocks *b, int64_t slice) {
     const seqpar_tensor *t = seqpar__slice_last(b, slice);
     int64_t left = b->slice_begin[slice + 1] - b->tensor_begin[t - b->tensors];
@@ -9731,15 +9748,15 @@ SEQPAR_DEF int seqpar_blocks_own(const seqpar_ctx *ctx, const seqpar_blocks *b, 
 }
 
 /* =============================================================================================
-   >>gradient  a step's gradients, to their owners
+   >>gradient  sums a step's gradients at their owners
 
    Gradients are summed over tokens, sequence-parallel ranks, micro-batches and data-parallel
    ranks. All of that is one fold (>>fold), whose leaves are the cells of all documents of the
    step. So the number of ranks and the number of micro-batches change no bit.
 
        backward of a group      every rank has the nodes of its own leaves
-       seqpar_step_gradient     slice by slice sends each owner its blocks of them; owners fold
-                                what they receive
+       seqpar_step_gradient     slice by slice, sends each owner its blocks of these nodes;
+                                owners fold the nodes of all ranks
        seqpar_step_norm         sums of squares, block by block, folded over block numbers
        seqpar_step_end          owners clip, update, and hand their blocks to all (>>update)
 
@@ -9763,14 +9780,16 @@ typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks
 struct seqpar_step {
     const seqpar_row *rows;
     int64_t row_count, accumulation;
-    int64_t *part_begin; /* (accumulation dp_size + 1) first rows; NULL: the step has no rows */
+    /* (accumulation x dp_size + 1) first row of each data-parallel rank in each micro-batch;
+       NULL: the step has no rows */
+    int64_t *part_begin;
     int layout;
     int64_t *leaves, leaf_count;
     seqpar__micro *micro; /* (accumulation) */
     int64_t slots, depth; /* of the owner's fold */
     /* (2 slices), indexed as optim->gradient; 1: the sum is complete */
     unsigned char *done;
-    int64_t *taken; /* (2 slices): micro-batches whose gradients were taken */
+    int64_t *taken; /* (2 slices): how many micro-batches' gradients were passed in */
 };
 
 static void seqpar__step_free(seqpar_optim *o) {
@@ -9859,7 +9878,8 @@ static seqpar_status seqpar__plain_leaves(seqpar_ctx *ctx, seqpar_step *s) {
     return s->leaves ? SEQPAR_OK : seqpar__no_memory(ctx->error, "leaves");
 }
 
-/* Writes the program by which a rank folds the leaves of its share, and the nodes it sends. */
+/* Writes the program by which a rank folds the leaves of its share, and lists the nodes that
+   the rank sends. */
 static seqpar_status seqpar__share_partial(seqpar__partial *p, const seqpar_step *s,
                                            const seqpar_share *share) {
     int64_t *leaves = SEQPAR__NEW(int64_t, share->count);
@@ -10163,7 +10183,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    /* step: slice and source; micro-batches share it, and come in order */
+    /* The group's step tells slice and source. Micro-batches need not differ in it, because
+       they come in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
                       sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
@@ -10239,10 +10260,10 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
     return count > 0 ? ctx->device->add(ctx->device, &a, ctx->queue) : SEQPAR_OK;
 }
 
-/* The owner's fold for its blocks of a slice (`owned` elements). kept: its buffer. With no
-   buffer (NULL), the complete sum comes as a single leaf and is added to `sum`, the gradient of
-   the other source. seqpar__fold_owned folds a range of them, from element `first` of kept and
-   sum on; `leaves` begins with that range. */
+/* The owner's fold for its blocks of a slice (`owned` elements). kept: its store
+   (seqpar__gradient_new). If kept is NULL, the complete sum comes as a single leaf and is added
+   to `sum`, the gradient of the other source. seqpar__fold_owned folds `count` of the elements:
+   in kept and sum from element `first` on; `leaves` begins with that element. */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
@@ -10263,14 +10284,15 @@ static seqpar_status seqpar__fold_owned(seqpar_ctx *ctx, const seqpar__owner_fol
     f.fold.program = w->micro->program;
     f.fold.program_count = w->micro->program_count;
     f.fold.depth = w->step->depth;
-    /* FINISH may overwrite place 0: once the sum is complete, no value waits there */
+    /* FINISH may overwrite slot 0: once the sum is complete, no value waits there */
     f.fold.store = f.fold.finish = seqpar__at(w->kept, first, acc);
     f.fold.store_stride = w->owned;
     return ctx->device->fold(ctx->device, &f, ctx->queue);
 }
 
-/* Allocates `slots` places, at least one, of this rank's blocks of a slice (elements). Sums
-   wait there for later micro-batches; the complete gradient ends up in the first place. */
+/* Allocates the store of an owner's fold: `slots` slots, at least one. A slot holds `elements`
+   values, those of this rank's blocks of a slice. Sums wait in slots for later micro-batches;
+   the complete gradient ends up in slot 0. */
 static seqpar_status seqpar__gradient_new(seqpar_ctx *ctx, seqpar_buffer *gradient,
                                           int64_t elements, int64_t slots) {
     int64_t bytes = elements * seqpar_dtype_bytes(ctx->device->accumulator);
@@ -10371,7 +10393,7 @@ static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *plac
         *top -= bytes;
         d->copy(d, place, *top, bytes, ctx->queue);
         return SEQPAR_OK;
-    default: /* COMBINE: token folds have no other */
+    default: /* COMBINE; a token fold has no other operation */
         *top -= bytes;
         sum.y = *top - bytes;
         sum.a = *top - bytes;
@@ -10479,7 +10501,8 @@ static seqpar_status seqpar__gradient_end(seqpar_ctx *ctx, seqpar_optim *o) {
 
    Moments and masters are accumulators in the device's memory, or are offloaded to its second
    pool; moments may be quantized instead. State that is not stored as accumulators in the
-   device's memory goes through two staging buffers, which are called stages, too:
+   device's memory goes through two staging buffers. The code calls them stages; they are not
+   the ZeRO stages:
 
        slice       0          1          2
        stage 0     load  update  store   load  ...
@@ -10605,8 +10628,6 @@ static seqpar_status seqpar__gradient_norm(seqpar_ctx *ctx, seqpar_optim *o) {
     return status;
 }
 
-/* What this rank updates of a slice: elements begin .. begin + count, counted from the first
-   slice on. */
 enum {
     SEQPAR__STATE_M,
     SEQPAR__STATE_V,
@@ -10614,12 +10635,14 @@ enum {
     SEQPAR__STATE_OWN,
     SEQPAR__STATES
 };
+/* The elements of a slice that this rank updates: begin .. begin + count, counted from the
+   first slice on. */
 typedef struct seqpar__update_part {
     void *params; /* the caller's, by offset */
     int64_t slice, begin, count;
     int64_t at; /* where they begin in the optimizer's state */
-    /* each begins with the first of these elements: the gradient; the states, NULL where there
-       is none. SEQPAR__STATE_OWN, at zero_stage 3 alone: the parameters that this rank owns */
+    /* The gradient and the states of these elements; a state that does not exist is NULL.
+       SEQPAR__STATE_OWN exists at zero_stage 3 only: the parameters that this rank owns */
     void *gradient, *state[SEQPAR__STATES];
     double lr;
 } seqpar__update_part;
@@ -10748,7 +10771,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
    it. With stochastic rounding masters exist only during the update, in the stage. */
 typedef struct seqpar__stages {
     seqpar_buffer buffer[2];
-    int64_t loaded[2], stored[2]; /* moves to wait for until a stage is loaded, is stored */
+    int64_t loaded[2], stored[2]; /* moves that must be done for a stage to be loaded, stored */
     int64_t last;                 /* moves begun so far */
 } seqpar__stages;
 
@@ -11162,7 +11185,7 @@ typedef struct seqpar__stored {
     void *data;
     const seqpar_buffer *by_slice; /* not NULL: one buffer for each slice, instead of data */
     int all, dtype;
-    const seqpar_optim *quantized; /* whose state data is, if data is quantized; else NULL */
+    const seqpar_optim *quantized; /* not NULL: data is quantized state of this optimizer */
 } seqpar__stored;
 
 static seqpar__stored seqpar__stored_state(const seqpar_ctx *ctx, const seqpar_optim *o,
@@ -11449,7 +11472,7 @@ static seqpar_status seqpar__shards_fetch(seqpar_ctx *ctx, seqpar_shards *s, int
     for (*index = 0; *index < 2; ++*index)
         if (s->held[*index].group == group) return SEQPAR_OK;
     *index = s->held[0].group < 0 ? 0 : 1;
-    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* a use that failed may have left it */
+    SEQPAR__TRY(seqpar__shards_drop(ctx, s, *index)); /* a failed call may have left a group */
     first = b->tensors[b->group_tensor[group]].offset;
     elements = seqpar__slice_end(b, b->group_slice[group + 1] - 1) - first;
     SEQPAR__TRY(seqpar_buffer_new(ctx, &s->held[*index].whole,
@@ -11613,7 +11636,7 @@ SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
 
 #if defined(__GNUC__)
 #define SEQPAR__TEMPLATE \
-    static inline __attribute__((always_inline)) /* its constant arguments are built in */
+    static inline __attribute__((always_inline)) /* specialized for its constant arguments */
 #else
 #define SEQPAR__TEMPLATE static inline
 #endif
@@ -12093,10 +12116,10 @@ static void seqpar__machine_extend(const seqpar__machine *m, char *value, char *
 }
 
 /* Saves copies and stack space where the next operations push a value and combine it. A leaf
-   for which m->single holds extends the top value. A leaf that m->ready has, or a contiguous
-   stored value, is combined from its address. If the result would be stored at that address
-   again, it is combined into it (combine is commutative to the bit). Returns the number of
-   operations done; 0: no such case. */
+   for which m->single holds extends the top value. A leaf whose address m->ready returns, or a
+   contiguous stored value, is combined from its address. If the next operation would store the
+   result at that same address, the top value is combined into the stored one instead (combine
+   is commutative to the bit). Returns the number of operations done; 0: no such case. */
 static int64_t seqpar__machine_in_place(const seqpar__machine *m, char *top,
                                         const seqpar_fold_op *p, int64_t count) {
     if (count < 2 || p[1].op != SEQPAR_FOLD_COMBINE) return 0;
@@ -12245,7 +12268,8 @@ static void seqpar__fold_leaf(void *user, void *value, int64_t index, int extend
            (size_t)(c->width * seqpar_dtype_bytes(c->device->accumulator)));
 }
 
-/* Defines a device operation as `call`. It computes in the call, so it ignores the queue. */
+/* Defines a device operation that returns `call`. Its work is done when it returns, so it
+   ignores the queue. */
 #define SEQPAR__OP(function, op, call) \
     static seqpar_status function(seqpar_device *device, const seqpar_##op##_args *a, \
                                   void *queue) { \
@@ -12519,7 +12543,8 @@ static seqpar_status seqpar__attn_compute(seqpar_device *device, const seqpar_at
    (key task, kv head), in the order of the keys. A fold of dq is suspended after each block
    until the job of its next keys resumes it, so two threads at one head work one behind the
    other. */
-/* A suspended fold of dq. next: number of the keys that it waits for; -1: it is done */
+/* A suspended fold of dq. next: task->order of the key task whose job resumes it; -1: the fold
+   is done */
 typedef struct seqpar__backward_query {
     seqpar__attn_job job;
     seqpar__machine machine;
@@ -12535,7 +12560,7 @@ typedef struct seqpar__backward {
     seqpar_device *device;
     const seqpar_attn_args *a; /* of the query tasks */
     seqpar__attn_work queries, keys;
-    /* (key_count) by number of the keys (task->order); no query sees keys without a task */
+    /* (key_count) indexed by task->order; if `task` is NULL, no query sees those keys */
     seqpar__backward_key *key;
     int64_t key_count, head, heads; /* kv heads at work: head .. head + heads */
     seqpar__backward_query *query;  /* (heads, query heads of each, query tasks) */
@@ -12985,8 +13010,8 @@ static seqpar_status seqpar__host_embedding(seqpar_device *device,
     return SEQPAR_OK;
 }
 
-/* columns are those of the flat (vocab, width) table, whole rows to a job; sums start from
-   +0 */
+/* columns are those of the flat (vocab, width) table; a job has whole rows. Sums start from
+   +0. */
 static void seqpar__host_embedding_leaf(void *user, void *value, int64_t index, int extend) {
     const seqpar__columns *c = (const seqpar__columns *)user;
     const seqpar_embedding_grad_args *a = (const seqpar_embedding_grad_args *)c->args;
@@ -13277,8 +13302,9 @@ static void seqpar__gradients_begin(seqpar__attn_job *keys) {
     keys->fresh = 0;
 }
 
-/* For query r of a piece and one key, with dropout factor z and p = exp(s - lse): *p becomes z
-   p. Returns ds = p (z dout . v - delta) scale, with a softcap times its derivative. */
+/* For query r of a piece and one key, with dropout factor z and p = exp(s - lse): sets *p to
+   z p and returns ds = p (z dout . v - delta) scale. With a softcap, ds is also multiplied by
+   the derivative of the cap. */
 SEQPAR__TEMPLATE double seqpar__any_ds(const seqpar_attn_args *a, const seqpar_piece *queries,
                                        int64_t r, int64_t head, int64_t position, int64_t k,
                                        int64_t v, double *p, const int S, const int A) {
@@ -14394,8 +14420,8 @@ SEQPAR__TEMPLATE void seqpar__tile(const int half, const int count, const seqpar
 }
 
 /* Rows of the next tile, when `left` rows remain. With MR 6, full tiles could leave a single
-   row, and a tile of one row waits for its own fma chain. So with MR 6 tiles are made as equal
-   as possible. */
+   row, and a tile of one row is slow: each fma waits for the one before it. So with MR 6 tiles
+   are made as equal as possible. */
 static int64_t seqpar__tile_rows(int64_t left) {
     int64_t tiles = (left + SEQPAR__MR - 1) / SEQPAR__MR;
     if (SEQPAR__MR == 6) return left < 3 ? 1 : (left + tiles - 1) / tiles;
@@ -14486,8 +14512,8 @@ static void seqpar__panel_fill(float *to, const float *b, int64_t row, int64_t c
     }
 }
 
-/* Copies a (rows, depth) into panels of MR rows, one k after the other; the last panel may have
-   fewer rows. Element (i, k) is a[i * row + k * step]. */
+/* Copies a (rows, depth) into panels of MR rows. In a panel the elements of one k are adjacent.
+   The last panel may have fewer rows. Element (i, k) is a[i * row + k * step]. */
 static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t step,
                                int64_t rows, int64_t depth) {
     int64_t k;
@@ -14519,7 +14545,8 @@ static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t s
 #ifndef SEQPAR__FAR_ROWS
 #define SEQPAR__FAR_ROWS 256
 #endif
-/* Row stride of the copy. It is not a power of two: such rows would share few cache sets. */
+/* Row stride of the copy. It is not a power of two, because all rows would then fall into a few
+   cache sets. */
 #define SEQPAR__AC (SEQPAR__KC + 16)
 
 typedef struct seqpar__product {
@@ -14545,9 +14572,9 @@ static void seqpar__product_tile(int64_t rows, int64_t depth, const float *a, in
         seqpar__tiles_columns(rows, depth, a, SEQPAR__MR, b, SEQPAR__NR, c, ldc, on, NULL);
 }
 
-/* c (rows, columns) = a . b; with `on` +=. b is packed in panels. With `row` 0 so is a; else
-   the rows of a are `row` floats apart. A last panel with fewer than NR columns of c is
-   computed in a buffer. */
+/* c (rows, columns) = a . b or, if `on`, c += a . b. b is packed in panels. If `row` is 0, a is
+   packed in panels, too; otherwise its rows are `row` floats apart. A last panel with fewer
+   than NR columns of c is computed in a buffer. */
 static void seqpar__product_panels(float *c, int64_t ldc, const float *a, int64_t row,
                                    const float *b, int64_t rows, int64_t columns, int64_t depth,
                                    int on) {
@@ -14970,8 +14997,8 @@ static float seqpar__highest(const float *a, int64_t n) {
 }
 
 #define SEQPAR__LOG2E 1.44269504088896341f
-/* exp in fp32: 2^n exp(r), degree 7 in all; about 1 ulp; 0 below -87.3; exp(0) = 1. NaN gives
-   NaN. */
+/* exp in fp32: 2^n exp(r), where exp(r) is a polynomial of degree 7. The error is about 1 ulp;
+   the result is 0 below -87.3; exp(0) = 1. NaN gives NaN. */
 static inline float seqpar__expf(float x) {
     float y = x < -87.3f ? -87.3f : x, t, n, r, p;
     uint32_t shift, bits;
@@ -15006,8 +15033,8 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vpow2_of(seqpar__v t, seqpar__v r) {
     return seqpar__vfma(p, s, s);
 }
 
-/* 2^x in fp32 for x from -127 to 127.9; about 1 ulp. A result below 2^-126 has only the right
-   magnitude; 2^-127 gives 0, 2^0 = 1. NaN gives NaN. */
+/* 2^x in fp32 for x from -127 to 127.9. The error is about 1 ulp, but a result below 2^-126 is
+   right only in its magnitude. x = -127 gives 0, and x = 0 gives 1. NaN gives NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp2_above(seqpar__v x) {
     seqpar__v magic = seqpar__vsplat(SEQPAR__SIXTEENTHS), t = x + magic;
     return seqpar__vpow2_of(t, x - (t - magic));
@@ -15017,8 +15044,9 @@ SEQPAR__TEMPLATE seqpar__v seqpar__vexp2(seqpar__v x) {
     return seqpar__vexp2_above(seqpar__vmax(seqpar__vsplat(-127.0f), x));
 }
 
-/* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), degree 6, 3e-9 off; about 1 ulp; 0
-   below -87.7; exp(0) = 1. NaN gives NaN. */
+/* exp in fp32 by vectors, for x in [-88, 88]: 2^n exp(r), where exp(r) is a polynomial of
+   degree 6 that is 3e-9 off. The error is about 1 ulp; the result is 0 below -87.7; exp(0) = 1.
+   NaN gives NaN. */
 SEQPAR__TEMPLATE seqpar__v seqpar__vexp(seqpar__v x) {
     seqpar__v magic = seqpar__vsplat(12583039.0f);
     seqpar__v t = seqpar__vfma(x, seqpar__vsplat(SEQPAR__LOG2E), magic);
@@ -15086,18 +15114,18 @@ SEQPAR__OP(seqpar__cpu_add, add,
 
 typedef struct seqpar__attn_tile {
     const seqpar_attn_args *args;
-    const seqpar_attn_keys *keys; /* the piece of the keys, */
-    const seqpar_piece *queries;  /* and that of the queries */
+    const seqpar_attn_keys *keys; /* the key piece */
+    const seqpar_piece *queries;  /* the query piece */
     int64_t key, key_count;       /* the tile's first key in its piece; how many */
     int64_t query, query_count;
     int64_t head, kv_head; /* query head among all heads; kv head within the step's range */
-    /* keys that queries of the tile see are in [key_low, key_high), numbered in the tile; */
+    /* the tile's queries see only keys in [key_low, key_high); key 0 is the tile's first */
     int64_t key_low, key_high;
     int64_t query_low, query_high; /* all queries that see a key are in this range */
     int64_t pairs;                 /* visible pairs of all tiles so far */
     /* 1: not all pairs are visible; query r sees keys [low[r], high[r]) */
     int masked;
-    /* 1: nothing has been added yet to o or dq; to dk and dv */
+    /* fresh: nothing has been added to o or dq yet; fresh_keys: nothing to dk and dv yet */
     int fresh, fresh_keys;
     float low[SEQPAR__KT], high[SEQPAR__KT], lse[SEQPAR__KT], delta[SEQPAR__KT];
     float *columns[2], *rows[3]; /* packed operands */
@@ -15205,7 +15233,8 @@ static void seqpar__panel_columns(float *to, seqpar__floats from, int64_t count,
     seqpar__panel_fill(to, from.at, 1, from.stride, d, count, (float)factor);
 }
 
-/* The factor from q . k to a score, in base 2; with a softcap, to the argument of its tanh. */
+/* The factor that turns q . k into a score in base 2 or, with a softcap, into the argument of
+   tanh. */
 static double seqpar__score_factor(const seqpar_attn_args *a) {
     return a->softcap > 0 ? a->scale / a->softcap : a->scale * (double)SEQPAR__LOG2E;
 }
@@ -15515,8 +15544,8 @@ static void seqpar__cpu_forward_tile(seqpar__attn_tile *t, seqpar__floats keys,
                      t->fresh ? NULL : factor);
 }
 
-/* One leaf: the block of a query piece and a key piece, tile by tile. Keys are the outer loop, so
-   that a tile of values is laid out once for all queries. */
+/* One leaf: the block of a query piece and a key piece, tile by tile. Keys are the outer loop,
+   so that a tile of values is laid out once for all queries. */
 static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int extend) {
     seqpar__attn_job *j = (seqpar__attn_job *)user;
     const seqpar_attn_args *a = j->args;
@@ -15591,8 +15620,8 @@ static void seqpar__cpu_state_combine(void *user, void *into, const void *other)
     }
 }
 
-/* out = o / l and lse = m + log l. A row that sees no key has out 0 and lse -inf; with a sink its
-   lse is the sink. */
+/* out = o / l and lse = m + log l. A row that sees no key has out 0 and lse -inf; with a sink,
+   its lse is the sink. */
 static void seqpar__cpu_state_finish(seqpar__attn_job *j, void *value) {
     const seqpar_attn_args *a = j->args;
     int64_t d = a->head_dim;
@@ -15632,8 +15661,8 @@ static void seqpar__tile_statistics(seqpar__attn_tile *t) {
 }
 
 /* NR columns of a tile. s becomes p = exp(score - lse). dp becomes ds = p (dp - delta), where
-   dp and delta are already times scale; with a softcap, ds is also times its slope 1 - (score /
-   cap)^2. Masked elements become 0. */
+   dp and delta are already multiplied by scale. With a softcap, ds is also multiplied by the
+   slope of the cap, 1 - (score / cap)^2. Masked elements become 0. */
 SEQPAR__TEMPLATE void seqpar__backward_panel(const int masked, const seqpar__attn_tile *t,
                                              float *gradients, int64_t c) {
     const float cap = (float)(1.0 / (t->args->softcap * (double)SEQPAR__LOG2E));
@@ -15681,14 +15710,15 @@ static void seqpar__tile_backward(const seqpar__attn_tile *t, float *ds) {
     if (t->args->dropout > 0) seqpar__tile_times(t->s, SEQPAR__QT, t->z, first, last);
 }
 
-/* The queries of a tile and the keys of a task, as rows, and as the depth of a product. */
+/* q and dout of a tile's queries, as rows. q_depth, dout_depth and k_depth: right operands of
+   products that sum over these queries or over the task's keys. */
 typedef struct seqpar__backward_rows {
     seqpar__floats q, dout;
     seqpar__operand q_depth, dout_depth, k_depth;
 } seqpar__backward_rows;
 
-/* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: queries are the depth of both
-   products, rising. */
+/* Up to KT queries and QT keys. dk += ds^T q, dv += p^T dout: both products sum over queries,
+   in rising order. */
 static void seqpar__backward_tile(const seqpar__attn_tile *t, float *ds,
                                   const seqpar__backward_rows *of, float *dk, float *dv) {
     int64_t d = t->args->head_dim;
@@ -15714,7 +15744,7 @@ static void seqpar__add_nothing(float *to, int64_t count, int fresh) {
 }
 
 /* Up to KT queries and KT keys, tile by tile. The tiles store their ds side by side. At the end
-   dq += ds k: keys are the depth, rising. */
+   dq += ds k, which sums over keys in rising order. */
 static void seqpar__backward_block(seqpar__attn_tile *t, const seqpar__backward_rows *of,
                                    float *dq, float *dk, float *dv) {
     seqpar__operand k = of->k_depth;
@@ -16156,8 +16186,8 @@ SEQPAR__TEMPLATE int64_t seqpar__vocab_blocks(const seqpar__v *k, seqpar__v *sum
     return i;
 }
 
-/* Processes the last n elements, fewer than two blocks, in the lanes of seqpar__each. They are
-   too few to need variants for keep and entropy. */
+/* Processes the last n elements, fewer than two blocks. Each is added in the lane that
+   seqpar__each would use. The elements are too few to need variants for keep and entropy. */
 static int64_t seqpar__vocab_last(seqpar__vocab *h, const seqpar__v *k, float *x, int64_t n,
                                   int far) {
     float edge[16], *at;
@@ -16217,7 +16247,8 @@ static int64_t seqpar__vocab_count(seqpar__vocab *h, int64_t begin, float from) 
     k[3] = seqpar__vsplat(-from);
     k[4] = seqpar__vsplat(seqpar__vocab_limit(from));
     k[5] = k[6] = k[3];
-    if (h->before && h->keep && !far && !few) { /* in the same loop, up to the end of a part */
+    if (h->before && h->keep && !far && !few) {
+        /* the same loop also scales the row before, up to the end of a part of that row */
         const seqpar__vocab_part *part = seqpar__vocab_part_at(h->before, begin);
         before = h->before->x + begin;
         stop = seqpar__vocab_part_end(h->before, part) - begin;
@@ -16505,7 +16536,7 @@ SEQPAR__OP(seqpar__cpu_distill, distill,
 
 /* ---- choice ---- */
 
-/* y (count): the logits of the choices, scaled, which become log-probs. */
+/* Computes y (count), the log-probs of the choices, from their scaled logits. */
 static void seqpar__cpu_choose_logs(const seqpar_choose_args *a, const float *x, double *y) {
     double scale = a->scale != 0 ? a->scale : 1.0, top = -INFINITY, sum = 0;
     for (int64_t k = 0; k < a->count; k++) {
@@ -16656,9 +16687,9 @@ SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads) {
    bits.
    ========================================================================================== */
 
-/* HALF_BLOCK: elements that are widened at a time. The lower bounds are HALF_LEAST rows per
-   thread in an operation on rows, HALF_COLUMNS columns of a product, and HALF_WEIGHTS rows of a
-   weight gradient. */
+/* HALF_BLOCK: elements that are widened at a time. A block still has at least HALF_LEAST rows
+   per thread in an operation on rows, HALF_COLUMNS columns in a product, and HALF_WEIGHTS rows
+   in a weight gradient. */
 #ifndef SEQPAR__HALF_BLOCK
 #define SEQPAR__HALF_BLOCK (1 << 19)
 #endif

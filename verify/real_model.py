@@ -362,14 +362,18 @@ def peft_of(given, folder):
 
 
 def greedy(given, folder, prompts):
-    """The texts that a rollout of train_ppo begins with, of the likeliest tokens, before anything is learnt."""
+    """Questions, and the texts of the likeliest tokens with which a rollout of train_ppo begins, before anything is learnt."""
     run([f"{given.programs}/train_ppo", "--pretrain", given.model, "--adapter_name_or_path", folder, "--prompt_data", prompts,
          "--prompt_max_len", "256", "--generate_max_len", "48", "--top_p", "1e-9", "--rollout_batch_size", "4", "--train_batch_size", "4",
          "--micro_rollout_batch_size", "4", "--max_samples", "4", "--max_steps", "1", "--num_episodes", "1", "--reward_rule",
          "last_number", "--log_samples", "4", "--device", given.device, "--save_path", f"{given.out}/greedy", "--ckpt_path",
          f"{given.out}/greedy.ckpt", "--metrics_path", f"{given.out}/greedy.jsonl", "--overwrite"], f"{given.out}/greedy.log")
     with open(f"{given.out}/greedy.jsonl") as file:
-        return [(sample["prompt"], sample["text"]) for sample in json.loads(file.readline())["samples"]]
+        samples = json.loads(file.readline())["samples"]
+    with open(f"{given.data}/gsm8k_test.jsonl") as file:
+        questions = [json.loads(line)["question"] for _, line in zip(range(4), file)]
+    # samples are told without the template's special tokens
+    return [(next(question for question in questions if question in sample["prompt"]), sample["text"]) for sample in samples]
 
 
 def lora(given):
@@ -402,7 +406,8 @@ def lora(given):
         fail(f"the loss of the adapters is {here!r}, and {there!r} in PEFT")
     tokenizer = transformers.AutoTokenizer.from_pretrained(given.model)
     said = greedy(given, folder, prompts)
-    for prompt, text in said:
+    for question, text in said:
+        prompt = tokenizer.apply_chat_template([dict(role="user", content=question)], add_generation_prompt=True, tokenize=False)
         ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
         out = model.generate(**ids, max_new_tokens=48, do_sample=False)[0, ids["input_ids"].shape[1]:]
         if tokenizer.decode(out, skip_special_tokens=True).strip() != text.strip():
