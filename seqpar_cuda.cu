@@ -3,15 +3,16 @@
  *
  *     nvcc -std=c++17 -O3 -fmad=false -gencode=arch=compute_80,code=sm_80 -c seqpar_cuda.cu
  *
- * Link it beside a unit with SEQPAR_IMPLEMENTATION and open seqpar_device_cuda(); or include it
- * there. The rest of a program stays as it is: ranks of seqpar_run_threads share one GPU, each
- * with a stream and a device of its own. With -DSEQPAR_CUBLAS (link -lcublas)
- * seqpar_cuda_desc.cublas gives the products of rows to cuBLAS. -DSEQPAR_CUDA_HEAD_DIM_MAX=64
- * (96, 128, 256): heads up to this width are compiled in. Each of the four widths takes nvcc
- * minutes; wider heads are then refused by name.
+ * Link it with a unit that defines SEQPAR_IMPLEMENTATION, or include it there, and open
+ * seqpar_device_cuda(). The rest of a program does not change: ranks of seqpar_run_threads
+ * share one GPU, each with a stream and a device of its own. Compiled with -DSEQPAR_CUBLAS
+ * (link -lcublas), seqpar_cuda_desc.cublas 1 computes matrix products, but not weight
+ * gradients, by cuBLAS. -DSEQPAR_CUDA_HEAD_DIM_MAX=64 (96, 128, 256) compiles kernels only for
+ * heads up to this width, since nvcc takes minutes for each of the four widths. Wider heads are
+ * then refused; the error names the option.
  *
- *   >>table    what the host keeps: memory, lists uploaded once, launches on one stream
- *   >>tile     16 x 8 tiles on tensor cores: one kernel text for fp32 and bf16 storage; sums are fp32
+ *   >>table    host state: memory, lists uploaded once, launches on one stream
+ *   >>tile     16 x 8 tiles on tensor cores: one template for fp32 and bf16; sums are fp32
  *   >>machine  fold programs, run by a block or by a thread
  *   >>rows     embedding, norm, RoPE, SwiGLU
  *   >>product  matrix products and weight gradients
@@ -19,10 +20,10 @@
  *   >>vocab    cross-entropy
  *   >>optim    gradient norm, AdamW, SGD
  *
- * Which bits come out. A number hangs on its own row, its fold program and the shapes of the
- * model, on nothing else: a tile is computed whole, rows beyond the end are zeros, tiles of
- * keys begin where their cell begins, no kernel adds by atomics. So SP=N gives the bits of
- * SP=1 on one kind of GPU. They are not those of the CPU devices (the error rule). */
+ * Determinism. A number depends only on its own row, its fold program and the shapes of the
+ * model. A tile is always computed whole, with zeros for rows beyond the end. Tiles of keys
+ * begin where their cell begins. No kernel sums results with atomics. So SP=N gives the bits of
+ * SP=1 on one kind of GPU. The bits differ from those of the CPU devices (error rule). */
 #include "seqpar.h"
 #if SEQPAR_VERSION_MAJOR != 0 || SEQPAR_VERSION_MINOR != 2 || SEQPAR_VERSION_PATCH != 0
 #error "seqpar_cuda.cu 0.2.0 needs seqpar.h 0.2.0; take both from one release"
@@ -45,7 +46,7 @@ static_assert(SEQPAR_CUDA_HEAD_DIM_MAX == 64 || SEQPAR_CUDA_HEAD_DIM_MAX == 96 |
               "SEQPAR_CUDA_HEAD_DIM_MAX is 64, 96, 128 or 256");
 
 /* =============================================================================================
-   >>table  what the host keeps
+   >>table  host state
    ========================================================================================== */
 
 namespace seqpar_cuda {
@@ -74,14 +75,14 @@ extern __shared__ __align__(128) unsigned char shared_bytes[];
 
 enum { WARP = 32, BLOCK = 128, LISTS = 512 };
 #if defined(SEQPAR_CUDA_ON_CPU)
-enum { STAGING = 8 * 1024 }; /* so that tests come round to its beginning */
+enum { STAGING = 8 * 1024 }; /* small, so that tests wrap around to its beginning */
 #else
 enum { STAGING = 4 * 1024 * 1024 };
 #define cuda_on_cpu_spoil(data, bytes, stream) ((void)0)
 #endif
 
-/* Lists that came from the host (pieces, programs, ids, positions): the same bytes are
-   uploaded once. */
+/* The lists of one call (pieces, programs, ids, positions), uploaded from the host. Equal bytes
+   are uploaded only once. used: the last call that read them. */
 struct uploaded {
     uint64_t hash;
     int64_t bytes, used;
@@ -89,8 +90,8 @@ struct uploaded {
     bool captured; /* a graph reads it */
 };
 
-/* Memory of the GPU. What is freed is handed out again: all work is on one stream, so
-   whoever had it is done with it when the next one's work begins, and nothing waits. */
+/* A piece of GPU memory. Freed pieces are cached and reused without a wait: all work is on one
+   stream, so the work that used a piece before ends before later work begins. */
 struct piece_of_memory {
     char *data;
     int64_t bytes;
@@ -98,7 +99,7 @@ struct piece_of_memory {
     bool spare, captured;
 };
 
-enum { MOVES = 16 }; /* whose ends are told apart */
+enum { MOVES = 16 }; /* events that mark the end of a move; move i uses event i % MOVES */
 
 struct cuda_device {
     seqpar_device base; /* first: the two are cast to each other */
@@ -107,22 +108,22 @@ struct cuda_device {
     bool own_stream;
     piece_of_memory *memory;
     int64_t pieces, pieces_capacity;
-    char *lists_data; /* lists of the call at hand, one behind the other */
+    char *lists_data; /* lists of the current call, one after the other */
     int64_t lists_bytes, lists_capacity, calls, list_bytes;
     uploaded list[LISTS];
     int lists;
     char *staging; /* pinned; two halves, used in turn */
     int64_t staging_bytes, staging_used;
     int half;
-    cudaEvent_t left[2];       /* the stream has read what was staged in this half */
-    unsigned long long *flops; /* counted by the kernels of attention */
-    cudaStream_t mover;        /* NULL: nothing was moved yet */
-    cudaEvent_t before;        /* what the stream has done before a move */
-    cudaEvent_t behind[MOVES]; /* of move i: behind[i % MOVES] */
-    int64_t moves;             /* that were begun */
-    bool lost; /* an operation without a status failed: the next with one says so */
+    cudaEvent_t left[2];       /* the stream has read all of this half */
+    unsigned long long *flops; /* the attention kernels add to it */
+    cudaStream_t mover;        /* the stream of moves; NULL until the first move */
+    cudaEvent_t before;        /* recorded on `stream` before a move, which waits for it */
+    cudaEvent_t behind[MOVES]; /* recorded after move i: behind[i % MOVES] */
+    int64_t moves;             /* number of moves begun */
+    bool lost; /* an operation that returns no status failed; the next finish() reports it */
 #if defined(SEQPAR_CUBLAS)
-    cublasHandle_t cublas; /* NULL: products are our own */
+    cublasHandle_t cublas; /* NULL: the kernels of this file compute products */
 #endif
 };
 
@@ -137,12 +138,12 @@ static seqpar_status launched(cuda_device *self, const char *kernel, cudaError_t
     return error ? failed(self, kernel, error) : SEQPAR_OK;
 }
 
-/* Of an operation that returns none. */
+/* Notes the failure of an operation that returns no status. */
 static void note_status(cuda_device *self, seqpar_status status) {
     self->lost |= status != SEQPAR_OK;
 }
 
-/* Ends an operation: with no queue of the caller's the work is done when it returns. */
+/* Ends an operation. If the caller gave no queue, it returns when the work is done. */
 static seqpar_status finish(cuda_device *self, seqpar_status status, void *queue) {
     if (status) return status;
     if (queue && queue != (void *)self->stream)
@@ -173,7 +174,7 @@ static seqpar_status device_settle(seqpar_device *device, void *queue) {
                                         cudaMemcpyDeviceToHost, self->stream);
     if (error) return failed(self, "reading a count", error);
     seqpar_status status = finish(self, SEQPAR_OK,
-                                  NULL); /* first: the count goes to the stack */
+                                  NULL); /* waits: the copy writes to a local variable */
     if (!status && queue) status = finish(self, SEQPAR_OK, queue);
     if (!status) device->attn_flops = (int64_t)flops;
     return status;
@@ -181,8 +182,8 @@ static seqpar_status device_settle(seqpar_device *device, void *queue) {
 
 /* ---- memory ---- */
 
-/* Is the stream being captured into a graph? Then nothing may be waited for, allocated or
-   uploaded. */
+/* Is the stream being captured into a graph? If so, the host must not wait, allocate or
+   upload. */
 static bool capturing(cuda_device *self) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(self->stream, &status)) (void)cudaGetLastError();
@@ -208,7 +209,8 @@ static piece_of_memory *piece_at(cuda_device *self, const void *data) {
     return NULL;
 }
 
-/* Gives back what is spare, once the stream is done with it. Was there any? */
+/* Frees the spare pieces that no graph uses, after the stream is done with them. Returns
+   whether there were any. */
 static bool release_spares(cuda_device *self) {
     int64_t before = self->pieces;
     for (int64_t i = self->pieces - 1; i >= 0; i--) {
@@ -345,7 +347,7 @@ static void close_mover(cuda_device *self) {
     self->before = NULL;
 }
 
-/* Whole, or not at all. */
+/* Creates the stream and all events, or after an error none of them. */
 static cudaError_t open_mover(cuda_device *self) {
     cudaError_t error = cudaStreamCreateWithFlags(&self->mover, cudaStreamNonBlocking);
     if (error) return self->mover = NULL, error;
@@ -371,19 +373,20 @@ static int64_t device_move(seqpar_device *device, void *to, const void *from, in
     return ++self->moves;
 }
 
-/* An event that a later move has taken over is behind this one, too. */
+/* A later move may have recorded the event again. It is then recorded after this move too, so
+   waiting for it is enough. */
 static seqpar_status device_moved(seqpar_device *device, int64_t moves, void *queue) {
     cuda_device *self = of(device);
     cudaError_t error = cudaSuccess;
     (void)queue;
-    if (moves > 0 && self->mover) /* no mover: that is noted */
+    if (moves > 0 && self->mover) /* no mover: finish reports the error */
         error = cudaStreamWaitEvent(self->stream, self->behind[(moves - 1) % MOVES], 0);
     note_status(self, launched(self, "waiting for a copy", error));
     return finish(self, SEQPAR_OK, self->stream);
 }
 
-/* Scratch, kept between calls; whoever used it before on this stream is done when the next
-   kernel begins. */
+/* Returns scratch memory, kept between calls. All kernels run on one stream, so those that used
+   it before are done when the next kernel begins. */
 static char *scratch(cuda_device *self, int64_t bytes) {
     if (bytes > self->base.workspace_bytes) {
         device_free(&self->base, self->base.workspace);
@@ -398,7 +401,7 @@ static char *scratch(cuda_device *self, int64_t bytes) {
 
 /* ---- lists ---- */
 
-/* Puts a list behind those of this call; its place in bytes. -1: no memory. */
+/* Appends a list to those of this call. Returns its offset in bytes; -1: out of memory. */
 static int64_t list_add(cuda_device *self, const void *list, int64_t bytes) {
     int64_t at = (self->lists_bytes + 15) & ~(int64_t)15, need = at + bytes;
     if (need > self->lists_capacity) {
@@ -431,7 +434,8 @@ static void forget(cuda_device *self, int i) {
     self->list[i] = self->list[--self->lists];
 }
 
-/* Room for one more: what was not used for longest goes. */
+/* Makes room for one more list: evicts the least recently used ones, except those that a graph
+   reads. */
 static bool make_room(cuda_device *self, int64_t bytes) {
     while (self->lists &&
            (self->lists == LISTS || self->list_bytes + bytes > ((int64_t)512 << 20))) {
@@ -449,9 +453,9 @@ static bool make_room(cuda_device *self, int64_t bytes) {
                                                self->ordinal, LISTS);
 }
 
-/* Pinned memory, from which an upload goes while the host goes on: pageable memory can make
-   the host wait for the stream. Each half is written again when the stream has read all of
-   it. */
+/* Returns pinned memory for an upload, so that the host does not wait: a copy from pageable
+   memory can make the host wait for the stream. Each half is reused when the stream has read
+   all of it. */
 static char *stage(cuda_device *self, int64_t bytes) {
     if (2 * bytes > self->staging_bytes) {
         (void)cudaStreamSynchronize(self->stream);
@@ -491,7 +495,7 @@ static char *upload_to(cuda_device *self, uploaded *l) {
     return NULL;
 }
 
-/* The call's lists on the device; NULL after an error, which is noted. */
+/* Returns the address of the call's lists on the device; NULL after an error. */
 static char *upload(cuda_device *self) {
     uint64_t hash = hash_of(self->lists_data, self->lists_bytes);
     bool captured = capturing(self);
@@ -537,13 +541,14 @@ static dim3 blocks_for(int64_t count, int64_t each) {
    >>tile  16 x 8 tiles on tensor cores
    ========================================================================================== */
 
-/* A warp multiplies a tile of 16 rows by one of 8 columns, STEP terms at a time, into 4 sums
-   per lane: lane 4 g + t has (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). bf16 takes
-   16 terms; fp32 takes 8, each number as a tf32 and what that leaves (three products: about
-   fp32's accuracy). Tiles lie in shared memory, padded so that no load meets a bank twice.
-   Rows: the terms of a sum lie side by side (x, Q, K); columns: they lie below each other
-   (V, dy). With columns on either side fp32 takes terms in pairs, (2t, 2t + 1) where the
-   instruction says (t, t + 4): the order that a tile of sums has when it becomes a factor. */
+/* A warp multiplies a tile of 16 rows by a tile of 8 columns into 4 sums per lane: lane 4 g + t
+   has (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1). Terms are the products that a sum
+   adds; one instruction adds STEP of them: 16 in bf16, 8 in fp32. An fp32 factor is split into
+   its tf32 value and the remainder; three tf32 products give about fp32's accuracy.
+   Tiles are in shared memory, padded to avoid bank conflicts. In a tile by rows (x, Q, K) the
+   terms of a sum are adjacent; in a tile by columns (V, dy) they are one line apart. If either
+   tile is by columns, fp32 takes the terms 2t and 2t + 1 where the instruction's layout has t
+   and t + 4: a tile of sums that becomes a factor has its terms in that order. */
 
 #if !defined(SEQPAR_CUDA_ON_CPU)
 static __device__ __forceinline__ void seqpar_cuda_mma_bf16(float c[4], const uint32_t a[4],
@@ -599,7 +604,7 @@ static __device__ __forceinline__ float wide(bf16 x) {
     return __uint_as_float((uint32_t)x.bits << 16);
 }
 
-/* to nearest, ties to even; a NaN stays one */
+/* Rounds to nearest, ties to even; a NaN stays a NaN. */
 static __device__ __forceinline__ uint32_t narrow_bits(float x) {
     uint32_t bits = __float_as_uint(x);
     return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -610,8 +615,8 @@ static __device__ __forceinline__ void narrow(bf16 *to, float x) {
     to->bits = (uint16_t)narrow_bits(x);
 }
 
-/* Terms of one mma; terms of a tile in shared memory, 128 bytes; what its lines are longer
-   by, so that banks are not met twice. */
+/* STEP: terms of one mma. TERMS: terms of a tile in shared memory, 128 bytes. PAD: elements
+   added to each line of a tile to avoid bank conflicts. */
 template <class T> struct traits;
 template <> struct traits<float> {
     enum { STEP = 8, TERMS = 32, PAD = 4 };
@@ -623,7 +628,7 @@ template <> struct traits<bf16> {
 
 static __device__ __forceinline__ int lane_of() { return (int)threadIdx.x % WARP; }
 
-/* Factors of a step as they lie in registers; fp32 splits them when it multiplies. */
+/* The factors of one mma in a lane's registers. fp32 factors are split by multiply(). */
 struct factor_a {
     uint32_t r[4];
 };
@@ -637,8 +642,9 @@ static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
     seqpar_cuda_mma_bf16(c, a.r, b.r);
 }
 
-/* Tensor cores truncate where they add: over 68 steps that was 4e-6 of a sum on an H200, ten
-   times fp32's rounding. So each step begins at zero, and its sum is added outside of them. */
+/* Tensor cores truncate when they add: over 68 steps the error was 4e-6 of a sum on an H200,
+   ten times that of fp32 rounding. So each step begins at zero, and fp32 instructions add its
+   sum. */
 static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
                                                 const factor_b &b, float) {
     uint32_t high_a[4], low_a[4], high_b[2], low_b[2];
@@ -659,7 +665,7 @@ static __device__ __forceinline__ void multiply(float c[4], const factor_a &a,
     UNROLL for (int i = 0; i < 4; i++) c[i] += sum[i];
 }
 
-/* Factors from a tile whose element (row, term) is at tile[row * stride + term]. */
+/* Loads factors from a tile whose element (row, term) is at tile[row * stride + term]. */
 template <bool PAIRS>
 static __device__ __forceinline__ factor_a load_a_rows(const float *tile, int stride) {
     int g = lane_of() / 4, t = lane_of() % 4, first = PAIRS ? 2 * t : t;
@@ -695,8 +701,8 @@ static __device__ __forceinline__ factor_b load_b_rows(const bf16 *tile, int str
     return b;
 }
 
-/* Factors from a tile whose element (term, column) is at tile[term * stride + column]. b:
-   two neighbours of 8 columns. */
+/* Loads factors from a tile whose element (term, column) is at tile[term * stride + column].
+   b[0] has columns 0 to 7, b[1] columns 8 to 15. */
 static __device__ __forceinline__ void load_b_columns(factor_b b[2], const float *tile,
                                                       int stride) {
     int g = lane_of() / 4, t = lane_of() % 4;
@@ -735,7 +741,7 @@ static __device__ __forceinline__ factor_a load_a_columns(const bf16 *tile, int 
     return a;
 }
 
-/* Sums become a factor: one tile of 8 terms for fp32, two for bf16. */
+/* Converts sums to a factor: one tile of 8 terms for fp32, two such tiles for bf16. */
 static __device__ __forceinline__ factor_a factor_of(const float (*c)[4], float) {
     factor_a a = {{__float_as_uint(c[0][0]), __float_as_uint(c[0][2]), __float_as_uint(c[0][1]),
                    __float_as_uint(c[0][3])}};
@@ -750,14 +756,14 @@ static __device__ __forceinline__ factor_a factor_of(const float (*c)[4], bf16) 
     return a;
 }
 
-/* A tile (rows, width) of shared memory from a matrix; what lies beyond its rows or columns
-   is 0. All threads take part. */
+/* Loads a tile (rows, width) of a matrix into shared memory. Elements beyond the matrix are 0.
+   All threads of the block must call it. */
 template <class T>
 static __device__ __forceinline__ void load_tile(T *tile, int stride, int rows, int width,
                                                  const T *from, int64_t from_stride,
                                                  int64_t rows_left, int64_t columns_left) {
     enum { EACH = 16 / sizeof(T) };
-    /* by 16 bytes */
+    /* whole: can be copied 16 bytes at a time */
     bool whole = columns_left >= width && from_stride % EACH == 0 && (uintptr_t)from % 16 == 0;
     if (whole)
         for (int i = (int)threadIdx.x; i < rows * (width / EACH); i += (int)blockDim.x) {
@@ -780,10 +786,11 @@ static __device__ __forceinline__ void load_tile(T *tile, int stride, int rows, 
    >>machine  fold programs
    ========================================================================================== */
 
-/* The value on top of the stack lives in the registers of a job, what lies below in memory,
-   a level each. A job says how it computes a leaf, how the other level (rounded products, so
-   that the order of the two is free) joins the top, and how the top is copied. All threads
-   of a job walk the program together. */
+/* Runs a fold program. A job keeps the top of the stack in registers, and the values below it
+   in memory, one per level. Its functions compute a leaf, combine the value below with the top,
+   and copy the top. The order of the two values that are combined does not matter; attention
+   therefore rounds products before it adds them. All threads of a job run the program
+   together. */
 template <class Job>
 static __device__ __forceinline__ void run_program(Job &job, const seqpar_fold_op *program,
                                                    int64_t count) {
@@ -821,7 +828,7 @@ static int64_t leaves_of(const seqpar_fold_op *program, int64_t count) {
     return leaves;
 }
 
-/* Fold of vectors: a thread a column. Leaf i is at leaf + i * leaf_stride. */
+/* Folds vectors, one thread per column. Leaf i is at leaf + i * leaf_stride. */
 struct columns_args {
     const seqpar_fold_op *program;
     int64_t program_count, leaf_stride, store_stride, count;
@@ -848,7 +855,7 @@ __global__ void fold_columns(columns_args a) {
     if (job.column < a.count) run_program(job, a.program, a.program_count);
 }
 
-/* The program's list begins at `program`; the stack lies in the scratch at `stack`. */
+/* program: the program's offset in `lists`. stack: scratch memory, (depth, count). */
 static seqpar_status run_columns(cuda_device *self, const seqpar_fold_call *fold,
                                  const char *lists, int64_t program, const float *leaf,
                                  int64_t leaf_stride, int64_t count, float *stack) {
@@ -884,7 +891,7 @@ static seqpar_status op_fold(seqpar_device *device, const seqpar_fold_args *a, v
    >>rows  embedding, norm, RoPE, SwiGLU
    ========================================================================================== */
 
-/* The same sum in all lanes, in an order that hangs on nothing. */
+/* Returns the same sum in all lanes, always added in the same order. */
 template <class F> static __device__ __forceinline__ F warp_sum(F x) {
     for (int i = WARP / 2; i; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
     return x;
@@ -914,8 +921,8 @@ static seqpar_status op_embedding(seqpar_device *device, const seqpar_embedding_
                   queue);
 }
 
-/* A block a table row: the tokens of that id, leaf after leaf (sorted on the host), are
-   `tokens[first[id] .. first[id + 1]]`. */
+/* One block per table row. The host has sorted the tokens by id, then by leaf; those of one id
+   are `tokens[first[id] .. first[id + 1])`. */
 struct token_of_leaf {
     int32_t leaf, token;
 };
@@ -956,7 +963,7 @@ template <class T> __global__ void embedding_grad_kernel(embedding_grad_view a, 
     }
 }
 
-/* Counting sort, by id, of the tokens of all leaves whose id has a row here. */
+/* Sorts the tokens of all leaves by id (counting sort); ids without a row here are left out. */
 static seqpar_status list_tokens_by_id(cuda_device *self, const seqpar_embedding_grad_args *a,
                                        int64_t leaves, int64_t *first_at, int64_t *tokens_at) {
     int64_t tokens = 0;
@@ -1014,7 +1021,7 @@ static seqpar_status op_embedding_grad(seqpar_device *device,
                   queue);
 }
 
-/* ---- RMSNorm: a warp a row ---- */
+/* ---- RMSNorm: one warp per row ---- */
 
 template <class T>
 __global__ void rmsnorm_kernel(T *y, int64_t y_stride, const T *x, int64_t x_stride,
@@ -1066,7 +1073,7 @@ __global__ void rmsnorm_dx_kernel(T *dx, int64_t dx_stride, const T *dy, int64_t
                    (r * wide(gain[i]) * wide(d[i]) - wide(v[i]) * slope));
 }
 
-/* A block some columns of a leaf, a thread a column; tokens rise. */
+/* Each block sums some columns of one leaf, one thread per column, in token order. */
 struct token_range {
     int64_t begin, count;
 };
@@ -1159,8 +1166,8 @@ static seqpar_status op_rope(seqpar_device *device, const seqpar_rope_args *a, v
                   queue);
 }
 
-/* The rounding of SwiGLU's exp is that of exp2 of a product: within 2 units of fp32's last
-   place where it matters. */
+/* exp as exp2 of a rounded product. In SwiGLU the error is within 2 ulp of fp32 where it
+   matters. */
 static __device__ __forceinline__ float exponential(float x) {
     return seqpar_cuda_exp2(x * 1.44269504088896341f);
 }
@@ -1241,14 +1248,14 @@ static seqpar_status op_add(seqpar_device *device, const seqpar_add_args *a, voi
    >>product  matrix products and weight gradients
    ========================================================================================== */
 
-/* A block computes 64 x 64 sums, its four warps 32 x 32 each: 2 x 4 tiles. Terms come 128
-   bytes at a time. */
+/* A block computes 64 x 64 sums, each of its four warps 32 x 32 of them: 2 x 4 tiles. Terms are
+   loaded 128 bytes at a time. */
 enum { SIDE = 64 };
 struct product_sums {
     float c[2][4][4];
 };
 
-/* Where a lane's sums lie: f(tile row, tile column of the block's 64 x 64, &sum). */
+/* Calls f(row, column, sum) for each sum of this lane; row and column within the 64 x 64. */
 template <class F> static __device__ __forceinline__ void each_sum(product_sums &s, F f) {
     int warp = (int)threadIdx.x / WARP, g = lane_of() / 4, t = lane_of() % 4;
     UNROLL for (int i = 0; i < 2; i++) UNROLL for (int j = 0; j < 4; j++)
@@ -1330,9 +1337,10 @@ static seqpar_status op_matmul(seqpar_device *device, const seqpar_matmul_args *
 }
 
 #if defined(SEQPAR_CUBLAS)
-/* Products by cuBLAS. Which kernel it takes, and with it the order of a sum, goes by the
-   shape, so it sees one number of rows only: the last rows are filled up in a tile of their
-   own. Arrays are row-major here and column-major there: y^T = w x^T. */
+/* Products by cuBLAS. It chooses a kernel, and so the order of a sum, by the shape of a
+   product. So every call has CUBLAS_ROWS rows; the last rows are copied to a tile and padded
+   with zeros. Arrays are row-major here and column-major in cuBLAS, which computes y^T = w
+   x^T. */
 enum { CUBLAS_ROWS = 256, CUBLAS_WORKSPACE = 32 << 20 };
 static seqpar_status multiplied(cuda_device *self, cublasStatus_t error) {
     return error
@@ -1378,8 +1386,8 @@ static seqpar_status cublas_last_rows(cuda_device *self, const seqpar_matmul_arg
     return status ? status : copied_rows(self, y, a->y.stride, result, out, a->out, rows, size);
 }
 
-/* cuBLAS takes other kernels where addresses are not multiples of 16 bytes: then all ranks
-   take ours. */
+/* cuBLAS uses other kernels if addresses are not multiples of 16 bytes. Then op_matmul is used,
+   on all ranks. */
 static bool aligned(const seqpar_mat *m, int64_t size) {
     return ((uintptr_t)m->data | (uintptr_t)(m->stride * size)) % 16 == 0;
 }
@@ -1404,8 +1412,8 @@ static seqpar_status op_matmul_cublas(seqpar_device *device, const seqpar_matmul
     return finish(self, status, queue);
 }
 
-/* The workspace is ours, so that nothing is allocated later and a graph can be captured;
-   sums over parts of a product stay fp32. */
+/* The workspace is allocated here, so that cuBLAS allocates nothing later and a graph can be
+   captured. The math mode keeps partial sums of a product in fp32. */
 static seqpar_status open_cublas(cuda_device *self) {
     void *workspace = device_alloc(&self->base, CUBLAS_WORKSPACE);
     if (!workspace) return SEQPAR_ERR_MEMORY;
@@ -1424,13 +1432,13 @@ static seqpar_status open_cublas(cuda_device *self) {
 }
 #endif
 
-/* ---- weight gradients: the program of a tile of dw runs in a block ---- */
+/* ---- weight gradients: one block runs the fold program of a tile of dw ---- */
 
 struct weight_grad_view {
     const seqpar_fold_op *program;
     const token_range *ranges;
     int64_t program_count, store_stride, out, in, dy_stride, x_stride, tiles_in;
-    /* stack: for every block a level of 64 x 64 after the other */
+    /* stack: (blocks, depth, 64 x 64) */
     float *values, *result, *stack;
     int64_t depth;
 };
@@ -1444,7 +1452,7 @@ template <class T> struct weight_grad_job {
     };
     const weight_grad_view &a;
     const T *dy, *x;
-    int64_t row, column; /* of the tile: out, in */
+    int64_t row, column; /* first row (out) and column (in) of the tile in dw */
     float *stack;
     product_sums s;
     __device__ weight_grad_job(const weight_grad_view &view, const T *dy_, const T *x_,
@@ -1561,15 +1569,15 @@ static seqpar_status op_weight_grad(seqpar_device *device, const seqpar_weight_g
    >>attn  flash attention from absolute positions
    ========================================================================================== */
 
-/* A block owns some rows of one piece and walks the piece's fold program for one head:
-   queries for out and dq, keys for dk and dv. A leaf streams the other side's tiles through
-   shared memory. One kernel text serves every layout, window, document list, GQA, dropout,
-   softcap and sink, because a mask is one range per query. */
+/* A block computes some rows of one piece for one head, by the piece's fold program. The rows
+   are queries for out and dq, keys for dk and dv. A leaf streams tiles of the other side (keys
+   or queries) through shared memory. One template serves every layout, window, document list,
+   GQA, dropout, softcap and sink, because a mask is one range per query. */
 struct attn_view {
-    /* lists and tasks point to the device; programs count from `lists` */
+    /* its lists and tasks are device memory; a task's program is a byte offset in `lists` */
     seqpar_attn_args a;
     const char *lists;
-    const int2 *tile;     /* (tiles) task, first row: the heaviest last */
+    const int2 *tile;     /* (tiles) task, first row; the heaviest tile last */
     int64_t tiles, heads; /* heads: query heads of the step, or kv heads */
     float *stack;         /* (blocks, depth, floats of a thread, threads) */
     unsigned long long *flops;
@@ -1616,7 +1624,8 @@ static __device__ NOINLINE uint32_t random_word(uint64_t key, uint64_t high, uin
     return which & 2 ? (which & 1 ? x3 : x2) : (which & 1 ? x1 : x0);
 }
 
-/* 0 or 1 / (1 - dropout): a draw by document, head, query and key, as seqpar_attn_dropout. */
+/* Returns 0 or 1 / (1 - dropout), drawn by document, head, query and key as in
+   seqpar_attn_dropout. */
 static __device__ __forceinline__ float dropout_factor(const attn_view &v, int64_t document,
                                                        int64_t head, int64_t query,
                                                        int64_t key) {
@@ -1626,11 +1635,11 @@ static __device__ __forceinline__ float dropout_factor(const attn_view &v, int64
     return (double)draw < v.a.dropout * 4294967296.0 ? 0.0f : v.keep;
 }
 
-/* called, not written out 64 times */
+/* Not inlined: an unrolled loop would repeat its code up to 64 times. */
 static __device__ NOINLINE float hyperbolic_tangent(float x) { return tanhf(x); }
 
 /* c (tiles of 16 x 8, COLUMNS / 8 of them) = rows . columns^T over D terms; both tiles have
-   their terms side by side. */
+   their terms adjacent (by rows). */
 template <class T, int D, int COLUMNS>
 static __device__ __forceinline__ void scores(float (*c)[4], const T *rows, const T *columns,
                                               int line) {
@@ -1659,8 +1668,8 @@ static __device__ __forceinline__ void add_product(float (*sums)[4], const float
 
 /* ---- forward ---- */
 
-/* A lane holds parts of two rows of its warp's 16: `half` 0 is row g, 1 is row g + 8.
-   Elements e of a tile: row e / 2. */
+/* A lane holds parts of two of its warp's 16 rows: half 0 is row g, half 1 is row g + 8.
+   Element e of a tile belongs to half e / 2. */
 template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_job {
     enum {
         LINE = D + traits<T>::PAD,
@@ -1671,12 +1680,12 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
     const attn_view &v;
     const seqpar_attn_task &task;
     const seqpar_piece &piece;
-    /* query head; rows of the piece, at or beyond its count where there is none */
+    /* head: the query head. row: row of the piece for each half; it exists if < piece.count */
     int64_t head, row[2];
     int64_t flops;
     float *stack;
     T *tile_q, *tile_k, *tile_v;
-    int *range; /* of the block: (2 * WARPS) */
+    int *range; /* (2 * WARPS) shared: for each warp the keys that its rows see */
     float o[D / 8][4], m[2], l[2];
 
     __device__ forward_job(const attn_view &view, int64_t item)
@@ -1704,7 +1713,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             l[i] = 0;
         }
     }
-    /* Keys that any row of the block sees: [x, y). */
+    /* Returns the range [x, y) that holds all keys seen by rows of the block. */
     __device__ int2 block_range(const int2 seen[2]) {
         int low = seen[0].x < seen[0].y ? seen[0].x : INT32_MAX;
         int high = seen[0].y > seen[1].y ? seen[0].y : seen[1].y;
@@ -1754,8 +1763,8 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             if (__any_sync(0xffffffffu, sees)) tile(begin, seen, keys);
         }
     }
-    /* A tile changes nothing in rows that do not see it: m stays, everything is multiplied
-       by exp(0) = 1 and 0 added. */
+    /* A tile changes no row that sees none of its keys: m stays, all values are multiplied by
+       exp(0) = 1, and 0 is added. */
     __device__ void tile(int begin, const int2 seen[2], const seqpar_attn_keys &keys) {
         float s[COLUMNS / 8][4], top[2] = {m[0], m[1]}, sum[2] = {0, 0}, shrink[2];
         scores<T, D, COLUMNS>(s, tile_q + (int)threadIdx.x / WARP * 16 * LINE, tile_k, LINE);
@@ -1796,12 +1805,13 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
             o[j][e] *= shrink[e / 2];
         add_product<T, D, COLUMNS>(o, s, tile_v, LINE);
     }
-    /* The other value joins: both are brought to the larger maximum; products are rounded
-       before they are added. */
+    /* Merges m and l of another value into this one. *mine and *theirs become the factors that
+       scale the two values to the larger maximum. Products are rounded before they are added,
+       so the order of the two values does not matter. */
     __device__ void join(int i, float m2, float l2, float *mine, float *theirs) {
         float all = m[i] > m2 ? m[i] : m2;
         *mine = *theirs = 1;
-        /* nothing there: exactly this one (a NaN is not nothing) */
+        /* The other value is empty: keep this one exactly. With l2 NaN it is not empty. */
         if (l2 == 0) {
             *theirs = 0;
             return;
@@ -1849,7 +1859,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
         UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++)
             o[j][e] = joined(o[j][e], mine[e / 2], at[(j * 4 + e) * THREADS], theirs[e / 2]);
     }
-    /* A stored state: o (count, head_dim), m (count), l (count). */
+    /* Returns the address of a stored state: o (count, head_dim), m (count), l (count). */
     __device__ float *place(int index) {
         int64_t d = v.a.head_dim, group = v.a.heads / v.a.kv_heads;
         return (float *)v.a.store +
@@ -1857,7 +1867,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
                 (head - v.a.head_begin * group) * piece.count) *
                    (d + 2);
     }
-    /* f(half, column, &element) of what there is */
+    /* Calls f(half, column, element) for each element of o that exists. */
     template <class F> __device__ void each_output(F f) {
         UNROLL for (int j = 0; j < D / 8; j++) UNROLL for (int e = 0; e < 4; e++) {
             int column = j * 8 + lane_of() % 4 * 2 + (e & 1);
@@ -1878,7 +1888,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
     __device__ void store(int index) {
         float *at = place(index);
         int64_t d = v.a.head_dim;
-        __syncwarp(); /* all lanes have loaded what was there */
+        __syncwarp(); /* wait until all lanes have loaded the old values */
         each_output([&](int i, int column, float &x) { at[row[i] * d + column] = x; });
         UNROLL for (int i = 0; i < 2; i++) if (row[i] < piece.count && lane_of() % 4 == 0) {
             at[piece.count * d + row[i]] = m[i];
@@ -1889,7 +1899,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
         int64_t d = v.a.head_dim;
         float factor[2] = {1, 1}, total[2] = {l[0], l[1]}, top[2] = {m[0], m[1]};
         bool empty[2] = {l[0] == 0.0f, l[1] == 0.0f};
-        for (int i = 0; v.a.sinks && i < 2; i++) { /* one more score, without a value */
+        for (int i = 0; v.a.sinks && i < 2; i++) { /* a sink is one more score, without a v */
             float sink = ((const float *)v.a.sinks)[head];
             top[i] = empty[i] ? sink : m[i] > sink ? m[i] : sink;
             factor[i] = empty[i] ? 0.0f : exponential(m[i] - top[i]);
@@ -1905,7 +1915,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool EXTRAS> struct forward_jo
     }
 };
 
-/* ---- backward: dq, or dk and dv. The block's rows are R1, R2; C1, C2 stream by:
+/* ---- backward: dq, or dk and dv. The block's rows are R1, R2; tiles of C1, C2 are streamed:
         s = R1 C1^T, dp = R2 C2^T, first += ds C1, second += p C2
    for dq  R = (q, dout), C = (k, v), first = dq;  for dk, dv  R = (k, v), C = (q, dout), first = dk, second = dv ---- */
 
@@ -1920,7 +1930,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
     const attn_view &v;
     const seqpar_attn_task &task;
     const seqpar_piece &piece;
-    /* head: of the queries, or of the keys within the step's range */
+    /* head: the query head, or with KEYS the kv head counted from head_begin */
     int64_t head, first_row, row[2];
     int64_t flops;
     float *stack;
@@ -2034,7 +2044,7 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
             tile(begin, NULL, queries, k, h);
         }
     }
-    /* Does the pair of tile element (half, column) exist? column: within the tile. */
+    /* Does the query of tile element (half, column) see its key? column: within the tile. */
     __device__ __forceinline__ bool pair_exists(int half, int column, int64_t begin,
                                                 const int2 *seen) {
         if (!KEYS) return begin + column >= seen[half].x && begin + column < seen[half].y;
@@ -2090,7 +2100,8 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
     __device__ void combine(int level) {
         with_stack(level, [](float &there, float &sum) { sum += there; });
     }
-    /* A stored value: dq (count, head_dim), or dk and then dv. */
+    /* Calls f(stored element, element) for a stored value: dq (count, head_dim), or dk and then
+       dv. */
     template <class F> __device__ void with_place(int index, F f) {
         int64_t d = v.a.head_dim, value = (KEYS ? 2 : 1) * piece.count * d;
         int64_t group = v.a.heads / v.a.kv_heads;
@@ -2133,8 +2144,8 @@ template <class T, int D, int WARPS, int COLUMNS, bool KEYS, bool EXTRAS> struct
     }
 };
 
-/* Items: a tile of rows and a head; the heaviest first, so that none is left alone at the
-   end. */
+/* An item is a tile of rows and a head. The heaviest come first, so that none of them runs
+   alone at the end. */
 template <class Job> __global__ void __launch_bounds__(Job::THREADS) attn_kernel(attn_view v) {
     int64_t items = v.tiles * v.heads, flops = 0;
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
@@ -2144,10 +2155,10 @@ template <class Job> __global__ void __launch_bounds__(Job::THREADS) attn_kernel
         flops += job.flops;
         __syncthreads();
     }
-    if (flops) atomicAdd(v.flops, (unsigned long long)flops); /* a count: any order */
+    if (flops) atomicAdd(v.flops, (unsigned long long)flops); /* a count: the order is free */
 }
 
-/* ---- dk, dv that come home: a thread a column of a task's value ---- */
+/* ---- fold of the dk, dv from other ranks: one thread per column of a task's value ---- */
 
 template <class T> struct return_job {
     const attn_view &v;
@@ -2165,7 +2176,7 @@ template <class T> struct return_job {
             (float *)
                 v.a.store)[task.store_base + index * task.store_stride + head * value + column];
     }
-    /* -0 plus a value is that value, with the sign of its zero */
+    /* begins at -0: -0 + x is x, also if x is a zero of either sign */
     __device__ void clear() { top = -0.0f; }
     __device__ void leaf(int index) { top += inbox(index)[column]; }
     __device__ void spill(int level) { stack[level * columns] = top; }
@@ -2181,7 +2192,7 @@ template <class T> struct return_job {
     }
 };
 
-/* columns: of the longest value */
+/* columns: number of columns of the longest value */
 template <class T> __global__ void attn_return_kernel(attn_view v, int64_t columns) {
     const seqpar_attn_task &task = v.a.tasks[blockIdx.y / v.heads];
     const seqpar_piece &piece = v.a.q_pieces[task.piece];
@@ -2200,7 +2211,8 @@ template <class T> __global__ void attn_return_kernel(attn_view v, int64_t colum
 
 enum { FORWARD, DQ, DKV, RETURN };
 
-/* Packs all lists of a call; `v` then holds places instead of pointers. */
+/* Uploads all lists of a call and points `v` to them on the device. The program of a task
+   becomes a byte offset from v->lists. */
 static seqpar_status list_attn(cuda_device *self, attn_view *v, int kind, int64_t rows) {
     seqpar_attn_args *a = &v->a;
     int64_t leaves = 0, tiles = 0, pieces = 0, keys = 0, at = 0;
@@ -2290,7 +2302,7 @@ static seqpar_status launch_attn(cuda_device *self, attn_view *v, int kind, size
                               shared, *v);
 }
 
-/* EXTRAS: a softcap or dropout, which are paid for by their users alone. */
+/* EXTRAS: with softcap or dropout; a separate instance, so that others do not get slower. */
 template <class T, int D, bool EXTRAS>
 static seqpar_status launch_attn_of(cuda_device *self, attn_view *v, int kind) {
     enum {
@@ -2341,7 +2353,7 @@ static seqpar_status attn_op(seqpar_device *device, const seqpar_attn_args *a, v
     bool extras = a->dropout > 0 || a->softcap > 0;
     seqpar_status status = extras ? launch_attn_by_width<T, true>(self, &v, kind)
                                   : launch_attn_by_width<T, false>(self, &v, kind);
-    /* the count is read when the host waits anyway */
+    /* without a queue the host waits anyway, so the FLOP count is read, too */
     return status || queue ? finish(self, status, queue) : device_settle(device, NULL);
 }
 
@@ -2382,9 +2394,9 @@ static seqpar_status op_attn_return(seqpar_device *device, const seqpar_attn_arg
                   queue);
 }
 
-/* ---- what attention needs beside its kernels ---- */
+/* ---- other operations of attention ---- */
 
-/* a warp a (token, head) */
+/* One warp per (token, head). */
 template <class T>
 __global__ void attn_delta_kernel(float *delta, const T *dout, const T *out, int64_t count,
                                   int64_t d) {
@@ -2411,7 +2423,7 @@ static seqpar_status op_attn_delta(seqpar_device *device, const seqpar_attn_delt
                   queue);
 }
 
-/* a warp a (piece, head) */
+/* One warp per (piece, head). */
 __global__ void attn_sinks_kernel(float *dsinks, const float *sinks, const float *lse,
                                   const float *delta, const token_range *ranges,
                                   int64_t heads) {
@@ -2442,7 +2454,7 @@ static seqpar_status op_attn_sinks(seqpar_device *device, const seqpar_attn_sink
                   queue);
 }
 
-/* of logs, -inf for nothing */
+/* log(exp(a) + exp(b)); -inf: a side without keys. */
 __device__ static float merged_lse(float a, float b) {
     float top = fmaxf(a, b), low = fminf(a, b);
     return low == -INFINITY ? top : top + logf(1 + exponential(low - top));
@@ -2452,7 +2464,7 @@ __device__ static float merged_weight(float log, float whole) {
     return log == -INFINITY ? 0 : exponential(log - whole);
 }
 
-/* a warp a (token, head) */
+/* One warp per (token, head). */
 template <class T> __global__ void attn_merge_kernel(seqpar_attn_merge_args a) {
     int64_t n = (int64_t)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, d = a.head_dim;
     if (n >= a.tokens * a.heads) return;
@@ -2493,7 +2505,8 @@ static seqpar_status op_attn_merge(seqpar_device *device, const seqpar_attn_merg
    >>vocab  cross-entropy
    ========================================================================================== */
 
-/* The same sum, or maximum, in all threads of a block; `part` has room for a number a warp. */
+/* block_sum and block_max return the same sum or maximum in all threads of a block. part:
+   shared memory, one number per warp. */
 template <class F> static __device__ __forceinline__ F block_sum(F x, F *part) {
     x = warp_sum(x);
     __syncthreads();
@@ -2530,8 +2543,8 @@ static __device__ __forceinline__ float seed(const float *seeds, int64_t t) {
     return seeds ? seeds[t] : 0.0f;
 }
 
-/* A block a row: maximum, sums, and in place the gradient (the formula stands with
-   seqpar_vocab_softmax_args). */
+/* One block per row: maximum, sums and, in place of the logits, the gradient. For its formula
+   see seqpar_vocab_softmax_args. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK) vocab_softmax_kernel(T *logits, head_view v) {
     float *part = SEQPAR_CUDA_SHARED(float);
@@ -2555,7 +2568,7 @@ __global__ void __launch_bounds__(BLOCK) vocab_softmax_kernel(T *logits, head_vi
     float entropy = log_sum - block_sum(weighted, part) / sum;
     mean = block_sum(mean, part) / (float)v.vocab;
     if (threadIdx.x == 0) {
-        /* not from lse, which is rounded where logits are far from 0 */
+        /* not hit - lse: if logits are far from 0, rounding lse loses more */
         if (v.logp) v.logp[t] = live ? (hit - top) - log_sum : 0.0f;
         if (v.lse) v.lse[t] = lse;
         if (v.entropy) v.entropy[t] = entropy;
@@ -2601,7 +2614,7 @@ static seqpar_status op_vocab_softmax(seqpar_device *device, const seqpar_vocab_
                   queue);
 }
 
-/* ---- distill: a student's softmax beside a teacher's ---- */
+/* ---- distill: KL divergence between a student's softmax and a teacher's ---- */
 
 struct distill_view {
     int64_t stride, teacher_stride, vocab;
@@ -2611,13 +2624,13 @@ struct distill_view {
     int reverse, gradient;
 };
 
-/* no less than fp32 holds: a difference of two stays a number */
+/* Scales a logit and bounds it below, so that the difference of two is never -inf - -inf. */
 static __device__ __forceinline__ float scaled(float x, float scale) {
     return larger(-1e38f, x * scale);
 }
 
-/* A block a row (the formula stands with seqpar_distill_args). Differences of logits are taken
-   before sums are, so that of two that are equal nothing is left. */
+/* One block per row; for the formula see seqpar_distill_args. Logits are subtracted before they
+   are summed, so that equal logits contribute exactly 0. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK)
     distill_kernel(const T *logits, T *teacher, distill_view v) {
@@ -2692,7 +2705,8 @@ struct choose_view {
     int gradient;
 };
 
-/* A block a row; every thread has the few logits, in registers, the first one says what they are. */
+/* One block per row. Every thread has the few logits in registers; thread 0 writes logq and the
+   gradients at those tokens. */
 template <class T>
 __global__ void __launch_bounds__(BLOCK) choose_kernel(T *logits, choose_view v) {
     int64_t t = blockIdx.x;
@@ -2743,14 +2757,14 @@ static seqpar_status op_choose(seqpar_device *device, const seqpar_choose_args *
                   queue);
 }
 
-/* ---- nf4_rows: a matrix in four bits ---- */
+/* ---- nf4_rows: rows of a matrix in NF4, dequantized ---- */
 
 struct nf4_view {
     int64_t stride, cols, row, col, width;
     seqpar_nf4 from;
 };
 
-/* As seqpar__nf4_levels, by bits: nothing is looked up. */
+/* The values of seqpar__nf4_levels, selected by the bits of the code without a table. */
 static __device__ float nf4_level(int code) {
     float low = code & 2 ? (code & 1 ? -0.394917488f : -0.525073051f)
                          : (code & 1 ? -0.696192801f : -1.0f);
@@ -2763,7 +2777,7 @@ static __device__ float nf4_level(int code) {
     return code & 8 ? (code & 4 ? high : third) : (code & 4 ? second : low);
 }
 
-/* As seqpar__nf4_point: one rounding, which fmaf has. */
+/* As seqpar__nf4_point; fmaf rounds product and sum once. */
 static __device__ float nf4_point(int n, int i) {
     float step = (1.0f - 0.1f) / (float)n;
     return i < (n + 1) / 2 ? fmaf(step, (float)i, 0.1f) : fmaf(-step, (float)(n - i), 1.0f);
@@ -2786,7 +2800,7 @@ static __device__ float nf4_mark(int byte) {
     return byte < 127 ? -mark : mark;
 }
 
-/* A block a row; what bytes and codes stand for lies beside it. */
+/* One block per row. Shared memory holds the values of all scale bytes and codes. */
 template <class T> __global__ void __launch_bounds__(BLOCK) nf4_kernel(T *out, nf4_view v) {
     float *marks = SEQPAR_CUDA_SHARED(float), *levels = marks + 256;
     for (int i = threadIdx.x; i < 256 + 16; i += blockDim.x)
@@ -2817,11 +2831,12 @@ static seqpar_status op_nf4_rows(seqpar_device *device, const seqpar_nf4_rows_ar
 }
 
 /* ---- sample: a token from its logits ----
-   What may be chosen is a number of likeliest tokens, of equals those with the lowest ids.
-   Nothing is sorted: the key of the last of them is found bit by bit, by counting and
-   weighing what lies above. Sums are of doubles, in an order that is the row's own. */
+   The candidates are the n most likely tokens; among equally likely ones, those with the lowest
+   ids. Nothing is sorted: the key of the last candidate is found bit by bit, from the number
+   and the weight of the tokens whose keys are not smaller. Sums are doubles; their order does
+   not depend on other rows. */
 
-/* Rises with x. */
+/* Maps x to an integer that rises with x; of_key is the inverse. */
 static __device__ __forceinline__ uint32_t key_of(float x) {
     uint32_t bits = __float_as_uint(x == 0 ? 0.0f : x);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -2831,7 +2846,8 @@ static __device__ __forceinline__ float of_key(uint32_t key) {
     return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-/* key: of the last, who is the ties-th of those that have it */
+/* The most likely tokens. key: that of the last one; ties: how many tokens with this key belong
+   to the set. */
 struct likeliest {
     double count, weight;
     uint32_t key;
@@ -2844,7 +2860,7 @@ struct mass {
 
 template <class T> struct row_choice {
     const T *x;
-    const double *weight; /* in proportion to the probability; of the likeliest 1 */
+    const double *weight; /* proportional to the probability; the most likely token has 1 */
     int64_t vocab;
     double temperature;
     float top;
@@ -2857,7 +2873,8 @@ template <class T> struct row_choice {
         for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x) sum += f(j);
         return block_sum(sum, part);
     }
-    template <class F> __device__ mass mass_of(F among) { /* of the tokens whose keys are */
+    /* Number and weight of the tokens for whose keys among() is true. */
+    template <class F> __device__ mass mass_of(F among) {
         mass m = {0, 0};
         for (int64_t j = threadIdx.x; j < vocab; j += blockDim.x)
             if (among(key_of(wide(x[j])))) {
@@ -2868,8 +2885,8 @@ template <class T> struct row_choice {
         m.weight = block_sum(m.weight, part);
         return m;
     }
-    /* The fewest likeliest that are `most` in number, or reach (over: exceed) that much
-       weight. */
+    /* Returns the smallest set of most likely tokens that has `most` tokens, or whose weight
+       reaches (over: exceeds) `goal`. */
     __device__ likeliest fewest(double most, double goal, bool over) {
         likeliest set = {0, 0, 0, 0};
         for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
@@ -2887,8 +2904,8 @@ template <class T> struct row_choice {
         set.weight = above.weight + set.ties * one;
         return set;
     }
-    /* The first token up to which f adds up to more than goal, the same in all threads; each
-       adds up a run of tokens. */
+    /* Returns in all threads the first token at which the running sum of f exceeds goal. Each
+       thread adds a run of consecutive tokens. */
     template <class F> __device__ int32_t first_beyond(double goal, F f) {
         int64_t run = (vocab + blockDim.x - 1) / blockDim.x, begin = threadIdx.x * run;
         int64_t end = begin + run < vocab ? begin + run : vocab;
@@ -2948,7 +2965,7 @@ __global__ void __launch_bounds__(BLOCK)
         id = row.first_beyond(0,
                               [&](int64_t j) { return wide(row.x[j]) == row.top ? 1.0 : 0.0; });
     else {
-        /* seen by all behind the barriers of the first sum */
+        /* visible to all threads after the barriers of the first block_sum */
         for (int64_t j = threadIdx.x; j < v.vocab; j += blockDim.x)
             weight[j] = row.weight_of(wide(row.x[j]));
         likeliest left = {(double)v.vocab, row.sum_of([&](int64_t j) { return weight[j]; }), 0,
@@ -2987,14 +3004,14 @@ static seqpar_status op_sample(seqpar_device *device, const seqpar_sample_args *
         status = launched(self, "reading tokens",
                           cudaMemcpyAsync(a->ids, ids, (size_t)a->rows * 4,
                                           cudaMemcpyDeviceToHost, self->stream));
-    return finish(self, status, NULL); /* ids are the host's */
+    return finish(self, status, NULL); /* waits: ids are host memory */
 }
 
 /* =============================================================================================
    >>optim  gradient norm, AdamW, SGD
    ========================================================================================== */
 
-/* a block a block of x */
+/* One CUDA block per block of x. */
 __global__ void sumsq_kernel(double *out, const float *x, int64_t block_size) {
     double *part = SEQPAR_CUDA_SHARED(double), sum = 0;
     for (int64_t i = threadIdx.x; i < block_size; i += blockDim.x) {
@@ -3019,15 +3036,15 @@ static seqpar_status op_sumsq(seqpar_device *device, const seqpar_sumsq_args *a,
         status = launched(self, "reading sums",
                           cudaMemcpyAsync(a->out, sums, (size_t)a->blocks * 8,
                                           cudaMemcpyDeviceToHost, self->stream));
-    return finish(self, status, NULL); /* out is the host's */
+    return finish(self, status, NULL); /* waits: out is host memory */
 }
 
 struct adamw_constants {
     float rest1, beta2, rest2, step, root2, eps, keep, clip;
 };
 
-/* Weights in bf16 are p rounded, in the same pass; p begins as those of the first step.
-   NULL: p is the weights. */
+/* working: the weights in bf16; NULL: p itself is the weights. In the first step p begins with
+   their values. Every step stores p, rounded, in them in the same pass. */
 static __device__ __forceinline__ float old_weight(const float *p, const bf16 *working,
                                                    int first, int64_t i) {
     return working && first ? wide(working[i]) : p[i];
@@ -3095,15 +3112,15 @@ static seqpar_status op_sgd(seqpar_device *device, const seqpar_update_args *a, 
                   queue);
 }
 
-/* ---- numbers in fewer bits: a warp a group; the arithmetic of seqpar__quantize_float ---- */
+/* ---- quantization: one warp per group; arithmetic as in seqpar__quantize_float ---- */
 
 __global__ void quantize_kernel(uint8_t *bytes, float *scales, const float *x, int64_t count,
                                 bool positive) {
     int64_t group = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
     int64_t begin = group * SEQPAR_QUANTIZE_GROUP, lane = threadIdx.x % WARP;
-    if (begin >= count) return; /* a whole warp */
+    if (begin >= count) return; /* the same for all lanes of a warp */
     int64_t end = begin + SEQPAR_QUANTIZE_GROUP < count ? begin + SEQPAR_QUANTIZE_GROUP : count;
-    unsigned most = 0; /* of magnitudes their bits: a NaN is the largest */
+    unsigned most = 0; /* largest magnitude, as bits: a NaN is above all numbers */
     for (int64_t i = begin + lane; i < end; i += WARP) {
         unsigned bits = __float_as_uint(x[i]) & 0x7fffffffu;
         most = bits > most ? bits : most;
@@ -3217,15 +3234,15 @@ static void device_close(seqpar_device *device) {
     free(self);
 }
 
-/* ---- experts: a warp a row; sums of floats, in an order that hangs on the width alone ---- */
+/* ---- experts: one warp per row; the order of float sums depends only on the width ---- */
 
 static __device__ __forceinline__ float warp_max(float x) {
     for (int i = WARP / 2; i; i /= 2) x = larger(x, __shfl_xor_sync(0xffffffffu, x, i));
     return x;
 }
 
-/* The likeliest expert that is none of ids (before): of equals the lowest number, and a number
-   where all are NaN. */
+/* Returns the most likely expert that is not in ids (before); of equal ones, the one with the
+   lowest number. If all are NaN it still returns one. */
 static __device__ int32_t likeliest_expert(const float *p, int64_t experts, const int32_t *ids,
                                            int64_t before) {
     float best = -INFINITY;
@@ -3296,7 +3313,7 @@ static seqpar_status op_route(seqpar_device *device, const seqpar_route_args *a,
         status = launched(self, "reading the experts of tokens",
                           cudaMemcpyAsync(a->ids, ids, (size_t)pairs * 4,
                                           cudaMemcpyDeviceToHost, self->stream));
-    return finish(self, status, NULL); /* ids are the host's */
+    return finish(self, status, NULL); /* waits: ids are host memory */
 }
 
 struct route_grad_view {
@@ -3501,7 +3518,8 @@ template <class T> static void fill_table(seqpar_device *d) {
 #undef SEQPAR__X
 }
 
-/* Memory, stream and properties of the GPU; the caller closes what is there after an error. */
+/* Allocates memory, opens the stream and reads the properties of the GPU. After an error the
+   caller closes the device. */
 static seqpar_status open_device(cuda_device *self, seqpar_error *error) {
     int count = 0, major = 0;
     self->base.error = error;

@@ -13,9 +13,10 @@
 
    It uses only what seqpar.h declares, so you can write a model of your own in the same way.
 
-   #define SEQPAR_LLAMA_IMPLEMENTATION in one unit: the one with SEQPAR_IMPLEMENTATION or another. Options: SEQPAR_STATIC
-   as in seqpar.h (then in that same unit); SEQPAR_MALLOC and SEQPAR_FREE, defined in the unit of this implementation (and
-   of the other: neither implementation frees what the other allocated).
+   #define SEQPAR_LLAMA_IMPLEMENTATION in one unit: the one with SEQPAR_IMPLEMENTATION or
+   another. Options: SEQPAR_STATIC as in seqpar.h (then in that same unit); SEQPAR_MALLOC and
+   SEQPAR_FREE, which the unit of this implementation defines. The other implementation may use
+   other ones: neither frees memory that the other allocated.
 
    One step:
        seqpar_step_begin(ctx, &optim, batch.row, batch.rows, layout, accumulation);
@@ -46,14 +47,15 @@ enum seqpar_rope_type {
     SEQPAR_ROPE_DYNAMIC, /* unscaled up to first_positions; longer texts are refused, since
                             their frequencies would depend on the longest text seen before */
     SEQPAR_ROPE_LLAMA3,  /* long waves / factor, short waves unscaled, a blend between */
-    SEQPAR_ROPE_YARN     /* the same by a pair's index; cosine and sine are scaled, too */
+    SEQPAR_ROPE_YARN     /* as LLAMA3, but blends by pair index; scales cosine and sine, too */
 };
 typedef struct seqpar_llama_rope {
     int type;               /* SEQPAR_ROPE_.. */
     double factor;          /* above 0; DEFAULT does not use it */
     double first_positions; /* original_max_position_embeddings; LINEAR does not use it */
-    /* A wave that fits fewer than `low` times into first_positions is long, more than `high`
-       times short. LLAMA3: low_freq_factor, high_freq_factor; YARN: beta_slow, beta_fast */
+    /* A wave that fits fewer than `low` times into first_positions is long; one that fits more
+       than `high` times is short. LLAMA3: low_freq_factor, high_freq_factor; YARN: beta_slow,
+       beta_fast */
     double low, high;
     double attention_factor; /* YARN: scales cosine and sine; 0: max(1, 0.1 ln(factor) + 1) */
     int exact; /* YARN: 1: bounds are not rounded to whole pairs (truncate false) */
@@ -144,7 +146,7 @@ SEQPAR_DEF seqpar_status seqpar_llama_open(seqpar_ctx *ctx, seqpar_llama *model,
                                            const seqpar_llama_config *config);
 /* Makes the tensor table alone. The caller sets model->params.data to an array of model->elements
    of the storage type, and if code_bytes is not 0, model->codes.data to one of code_bytes bytes;
-   the caller owns both. Ranks that are threads of one process can so share one array
+   the caller owns both. So ranks that are threads of one process can share one array
    (seqpar_optim_desc.params_shared). Free with seqpar_llama_close. */
 SEQPAR_DEF seqpar_status seqpar_llama_open_table(seqpar_ctx *ctx, seqpar_llama *model,
                                                  const seqpar_llama_config *config);
@@ -201,13 +203,14 @@ SEQPAR_DEF seqpar_status seqpar_llama_init(seqpar_ctx *ctx, seqpar_llama *model,
 SEQPAR_DEF seqpar_status seqpar_llama_init_tensor(seqpar_ctx *ctx, seqpar_llama *model,
                                                   int64_t tensor, uint64_t seed);
 
-/* How a batch is computed. Fields change no bit unless they say so (layouts stripe and
-   zigzag-doc, relaxed and kernel: results stay within the error rule). */
+/* How a batch is computed. Fields change no bit unless they say so. With layout stripe, relaxed
+   or kernel, results keep the error rule instead. */
 typedef struct seqpar_llama_batch_desc {
     int layout, schedule;
     int64_t heads_k_stride;
-    /* 1: forward stores (x, out, lse) per layer, backward computes the rest again. 2: the same, in
-       the device's second pool but for two layers; backward fetches one layer ahead */
+    /* 1: forward stores (x, out, lse) per layer, backward computes the rest again. 2: the same,
+       but all layers except two are stored in the device's second pool; backward fetches one
+       layer ahead */
     int recompute;
     /* rows of logits in memory at a time; 0: as in seqpar_vocab_desc.rows_max */
     int64_t vocab_rows;
@@ -320,7 +323,7 @@ typedef struct seqpar_llama_batch {
     seqpar_buffer adapted;       /* scratch (tokens, rank) */
     seqpar_buffer adapted_scale; /* (tokens) each the adapters' scale */
     seqpar_buffer dropped;       /* scratch (tokens, widest input) */
-    double adapted_by;           /* what adapted_scale holds; 0: nothing yet */
+    double adapted_by;           /* the value in adapted_scale; 0: not written yet */
     int32_t *tokens_of;          /* (tokens) 0, 1, 2, .. */
     int64_t *document_of;        /* (tokens) dropout: the document's number */
     int32_t *position_of;        /* (tokens) dropout: the position in it */
@@ -352,12 +355,12 @@ SEQPAR_DEF void seqpar_llama_close_batch(seqpar_ctx *ctx, seqpar_llama *model,
    sharded model over the world, ranks without rows included. */
 SEQPAR_DEF seqpar_status seqpar_llama_forward(seqpar_ctx *ctx, seqpar_llama *model,
                                               seqpar_llama_batch *batch, int keep);
-/* From batch->hidden: logp, entropy, lse and smooth (entry A), or logq, or score. Sharded:
+/* Computes from batch->hidden: logp, entropy, lse and smooth, or logq, or score. Sharded:
    collective over the world. */
 SEQPAR_DEF seqpar_status seqpar_llama_values(seqpar_ctx *ctx, seqpar_llama *model,
                                              seqpar_llama_batch *batch);
-/* Values (entry B), and the gradient of every group, handed to seqpar_step_gradient. Seeds are
-   per local token; a score model reads dlogp alone, which is dL/dscore in storage type. The
+/* Computes the values, and each group's gradient, which goes to seqpar_step_gradient. Seeds
+   are per local token; a score model reads dlogp alone, which is dL/dscore in storage type. The
    stored activations are used up. STEP: the batch's rows or layout differ from those given to
    seqpar_step_begin. Collective over the world; ranks without rows call it with an empty batch. */
 SEQPAR_DEF seqpar_status seqpar_llama_backward(seqpar_ctx *ctx, seqpar_llama *model,
@@ -519,7 +522,7 @@ enum {
     SEQPAR__LLAMA_ONE,
     SEQPAR__LLAMA_HIDDEN,
     SEQPAR__LLAMA_HEAD,  /* head_dim */
-    SEQPAR__LLAMA_HEADS, /* of all heads */
+    SEQPAR__LLAMA_HEADS, /* heads * head_dim */
     SEQPAR__LLAMA_KV_HEADS,
     SEQPAR__LLAMA_INTERMEDIATE,
     SEQPAR__LLAMA_NUM_EXPERTS
@@ -1742,7 +1745,8 @@ static int seqpar__llama_drops(const seqpar_llama *m, const seqpar_llama_batch *
     return m->adapters && m->adapters->adapter.dropout > 0 && b->desc.dropout;
 }
 
-/* Each local token's document and position, which key dropout's draws, and the scratch. */
+/* Makes the scratch of dropout, and the lists of each local token's document and position,
+   which its draws depend on. */
 static seqpar_status seqpar__llama_dropped_scratch(seqpar_ctx *ctx, const seqpar_llama *m,
                                                    seqpar_llama_batch *b) {
     const seqpar_llama_config *c = &m->config;
@@ -1794,7 +1798,7 @@ static seqpar_status seqpar__llama_adapted_scratch(seqpar_ctx *ctx, const seqpar
 
 /* ---- >>layer  one layer forward and backward ---- */
 
-typedef struct seqpar__llama_layer_call { /* what the functions of a layer need */
+typedef struct seqpar__llama_layer_call { /* arguments of the functions of a layer */
     seqpar_ctx *ctx;
     seqpar_device *dev;
     const seqpar_llama *m;
@@ -1940,8 +1944,9 @@ static seqpar_status seqpar__llama_adapted(const seqpar__llama_layer_call *c, vo
     return c->dev->mix(c->dev, &a, c->ctx->queue);
 }
 
-/* y (tokens, inputs of the matrix) = dropout of x, or added to y. Each (matrix, layer, step) has a
-   stream of its own; attention's count up from 0, these down from the largest. */
+/* y (tokens, inputs of the matrix) = dropout of x; accumulate: added to y. Each (matrix, layer,
+   step) has a random stream of its own. Attention's streams count up from 0, these count down
+   from the largest number. */
 static seqpar_status seqpar__llama_drop(const seqpar__llama_layer_call *c, void *y, void *x,
                                         int part, int accumulate) {
     const seqpar_llama_batch_desc *desc = &c->b->desc;
@@ -2039,7 +2044,7 @@ static seqpar_status seqpar__llama_norm(const seqpar__llama_layer_call *c, void 
     return seqpar__llama_norm_rows(c, y, x, rstd, tensor, 1);
 }
 
-/* pieces: the share's, counted in these rows */
+/* pieces: the share's pieces, their local and count in rows of the norm */
 static seqpar_status seqpar__llama_norm_rows_grad(const seqpar__llama_layer_call *c, void *dx,
                                                   void *dy, void *x, void *rstd, int64_t tensor,
                                                   int64_t heads, const seqpar_piece *pieces) {
@@ -2173,8 +2178,9 @@ static seqpar_status seqpar__llama_saved_buffers(seqpar__llama_layer_call *c, in
                                       f->heads, 1, keep, &c->lse);
 }
 
-/* Selects the layer's buffers. Of its own are all that backward reads; with recompute only (x,
-   out, lse); without a backward pass none. Scratch serves the rest. */
+/* Selects the layer's buffers. The layer has buffers of its own for all that backward reads;
+   with recompute only for x, out and lse; without a backward pass for nothing. All others are
+   scratch that the layers share. */
 static seqpar_status seqpar__llama_layer_call_open(seqpar__llama_layer_call *c, int keep) {
     const seqpar_llama_config *f = &c->m->config;
     seqpar_llama_layer *own = &c->b->layers[c->layer], *shared = &c->b->shared;
@@ -2262,7 +2268,7 @@ static void seqpar__llama_sort_slots(const seqpar__llama_layer_call *c) {
     r->begin[0] = 0;
 }
 
-/* Adds up over the layers of one pass. */
+/* Adds this layer's counts to those of the layers before it in this pass. */
 static void seqpar__llama_count_chosen(const seqpar__llama_layer_call *c) {
     for (int64_t e = 0; e < c->m->config.experts; e++)
         c->b->chosen[e] += c->routes->begin[e + 1] - c->routes->begin[e];
@@ -2484,7 +2490,7 @@ static seqpar_status seqpar__llama_experts_backward(const seqpar__llama_layer_ca
 
 /* ---- the whole layer ---- */
 
-/* The tile's rows of (tokens, width). */
+/* The address of the tile's first row in data (tokens, width). */
 static void *seqpar__llama_rows(const seqpar__llama_layer_call *c, void *data, int64_t width) {
     return seqpar__llama_at(data, c->tile.first * width, c->dev->storage);
 }
@@ -3139,7 +3145,8 @@ static seqpar_status seqpar__llama_head_backward(seqpar__llama_layer_call *c,
     return status;
 }
 
-/* Nodes of a layer: with tiles of the MLP partial sums wait for the next tile. */
+/* The number of nodes of a layer. With mlp_rows there may be more, because partial sums are
+   stored between tiles of the MLP. */
 static int64_t seqpar__llama_layer_nodes(const seqpar__llama_layer_call *c) {
     int64_t most = c->b->desc.mlp_rows, nodes = c->fold->node_count;
     return most ? SEQPAR__LLAMA_MAX(nodes, seqpar_token_node_count(c->b->share, c->fold, most))
@@ -3291,7 +3298,8 @@ typedef struct seqpar__llama_attn_list {
     int64_t count, key_count, depth;
 } seqpar__llama_attn_list;
 
-/* one text being generated. prompt -1: free; fed: tokens in the cache; first, rows: this step's */
+/* one text being generated. prompt -1: the slot is free; fed: tokens in the cache; first, rows:
+   its rows in this step */
 typedef struct seqpar__llama_slot {
     int64_t prompt, fed, first, rows;
 } seqpar__llama_slot;
@@ -3303,7 +3311,7 @@ typedef struct seqpar__llama_sampler {
     const seqpar_llama_prompt *prompts;
     seqpar_llama_text *texts;
     int64_t count, next;               /* prompts, and how many have begun */
-    int64_t slots, capacity, rows_max; /* texts at a time, tokens of one, tokens of a step */
+    int64_t slots, capacity, rows_max; /* most texts, tokens of a text, rows of a step */
     seqpar__llama_slot *slot;
     int64_t *live, live_count; /* the slots of this step */
     int32_t *last;             /* (live_count) the row of a slot's last token */
@@ -3696,7 +3704,7 @@ static seqpar_status seqpar__llama_sample_feed(seqpar__llama_sampler *s,
 }
 
 /* Lays out the step: first the texts that continue (a token each), then the new prompts, so that
-   the queries of the first kind of task are the first rows. */
+   the queries of token_tasks are in the first rows. */
 static seqpar_status seqpar__llama_sample_layout(seqpar__llama_sampler *s) {
     seqpar__llama_attn_list *lists[] = {&s->prompt_tasks, &s->token_tasks};
     s->b.tokens = s->live_count = 0;

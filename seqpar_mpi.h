@@ -3,9 +3,9 @@
 /*
 >>doc ------------------------------------------------------------------------------------------
 
-    A rank is a process that mpirun, mpiexec or srun has started, on one host or on many. Bytes
-    travel point to point; sums are seqpar's own, in seqpar's own order, so that the bits do not
-    hang on MPI's choice of algorithm.
+    A rank is a process that mpirun, mpiexec or srun has started, on one host or on many. MPI
+    only moves bytes from rank to rank. seqpar adds up sums itself, in its own order, so the
+    bits do not depend on MPI's choice of algorithm.
 
     In exactly one C or C++ file:
 
@@ -13,7 +13,7 @@
         #define SEQPAR_MPI_IMPLEMENTATION
         #include "seqpar_mpi.h"
 
-    and compile with mpicc. MPI 3.0 or newer: Open MPI, MPICH and what is built of them.
+    and compile with mpicc. It needs MPI 3.0 or newer: Open MPI, MPICH or a derivative of them.
 
     CONTENTS: >>doc >>api >>notes >>request >>progress >>table >>split >>close >>open >>licence
 
@@ -34,41 +34,44 @@ SAMPLE (mpirun -n 4 ./sample)
     }
 
 HOW BYTES MOVE
-    All comms of a world share one duplicate of the caller's MPI communicator and are told apart
-    by tags, so a split is an exchange of numbers and ends with a sentence, as all else does,
-    where a rank has failed. A message is a head, which says how long it is, and its bytes in
-    pieces of at most SEQPAR_MPI_PIECE, straight from the sender's buffer into the receiver's.
-    Sends and heads are begun when the group is; the receiver asks for the bytes once the head
-    is there and fits: Open MPI crashes where a large message is longer than its place.
+    All comms of a world share one duplicate of the caller's MPI communicator; tags distinguish
+    them. So a split only exchanges numbers, and if a rank has failed, it returns an error like
+    every other call. A message is a head, which states its size, and its bytes in pieces of at
+    most SEQPAR_MPI_PIECE. They move directly from the sender's buffer to the receiver's. begin
+    starts all sends and the receives of heads. The receiver starts to receive the bytes only
+    when the head has arrived and its size fits: Open MPI crashes if a large message is longer
+    than the receive buffer.
 
-    Buffers in the memory of a device (seqpar_device.own_memory) go through memory of the host,
-    unless seqpar_mpi_desc.device_memory says that this MPI takes them.
+    Buffers in device memory (seqpar_device.own_memory) are copied through host memory, unless
+    seqpar_mpi_desc.device_memory says that this MPI accesses device memory itself.
 
 WHEN SOMETHING FAILS
-    MPI's errors are returned, not fatal, on MPI_COMM_WORLD too while a world is open. A rank
-    that fails sends its sentence to every other rank, which hears it in its next wait, whomever
-    it waits for. Every rank's end is told to all others, so that nobody waits for one that is
-    gone. A wait in which nothing comes for limit_s
-    ends the world and names itself. A process that dies without a word is the launcher's to
-    see, which then ends all.
+    While a world is open, MPI returns errors and does not abort, also on MPI_COMM_WORLD. A rank
+    that fails sends its error text to all other ranks. They receive it in their next begin or
+    wait, whichever rank they wait for. A rank that ends also tells all others, so no rank
+    waits for it. If nothing arrives in a wait for limit_s seconds, the world ends with an error
+    that names this wait. Only the launcher (mpirun) notices a process that crashes; it then
+    ends all processes.
 
-    When the last comm of a world is freed, ranks wait for each other's end: what failed first is
-    then known to all (seqpar_mpi_run hands it out). Who has not come within SEQPAR_MPI_GRACE
-    seconds of a failure is given up, and the process ends by MPI_Abort after its own exit. An
-    MPI_Finalize that seqpar calls and that takes as long is given up, too, with a sentence: that
-    of MPICH 4.0 over UCX's TCP sometimes never returns.
+    When the last comm of a world is freed, a rank waits until all other ranks have freed
+    theirs. Then all of them know the first failure (seqpar_mpi_run returns it). After a
+    failure, a rank stops waiting once nothing has happened for SEQPAR_MPI_GRACE seconds. If
+    seqpar initialised MPI, the process then calls MPI_Abort at its exit. If seqpar's own call
+    of MPI_Finalize takes that long, the process prints a notice and exits: MPI_Finalize of
+    MPICH 4.0 over UCX's TCP sometimes never returns.
 
 DOES NOT
-    - start a thread: bytes move while somebody waits
-    - take messages of the same tags on the caller's communicator: it has its own duplicate
-    - finish what another rank sends it while it computes; a failed rank that has large sends
-      under way waits for their receivers to come by
+    - start a thread: messages progress only while a rank waits
+    - receive messages of the caller's communicator, even with equal tags: it uses a duplicate
+    - finish a receive while the rank computes. So a failed rank that has large sends in flight
+      waits until their receivers call seqpar again
 
 OPTIONS
     SEQPAR_STATIC                everywhere: all functions become static (defined by seqpar.h)
     SEQPAR_MALLOC, SEQPAR_FREE   implementation file: the allocator, shared with seqpar.h
-    SEQPAR_MPI_PIECE             implementation file: most bytes that MPI is given at a time; 1 GiB
-    SEQPAR_MPI_GRACE             implementation file: seconds; 30
+    SEQPAR_MPI_PIECE             implementation file: most bytes in one MPI call; 1 GiB
+    SEQPAR_MPI_GRACE             implementation file: seconds to wait for other ranks after a
+                                 failure, or for MPI_Finalize; 30
 */
 #ifndef SEQPAR_MPI_H
 #define SEQPAR_MPI_H
@@ -86,8 +89,7 @@ OPTIONS
 #error "seqpar_mpi.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
 #endif
 
-/* C++ sees the functions of C alone: those that some give it besides do not compile by its rules
-   of today. */
+/* Leaves out the C++ bindings that some mpi.h contain: they do not compile as modern C++. */
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #endif
@@ -106,29 +108,30 @@ extern "C" {
 #endif
 
 typedef struct seqpar_mpi_desc {
-    const MPI_Comm *comm; /* whose ranks are the world's, the caller's; NULL: MPI_COMM_WORLD */
-    /* longest that a wait may go without anything coming; 0: 600, negative: without end */
+    const MPI_Comm *comm; /* its ranks form the world; the caller's; NULL: MPI_COMM_WORLD */
+    /* seconds that a wait may last with nothing arriving; 0: 600; negative: no limit */
     double limit_s;
     int device_memory; /* 1: this MPI reads and writes the device's memory itself */
 } seqpar_mpi_desc;
 
-/* Where this process stands in MPI_COMM_WORLD. Initialises MPI if nobody has, and then ends it
-   at exit. Errors: TRANSPORT (MPI's threads, which computing needs, are not to be had). */
+/* Returns rank and size of this process in MPI_COMM_WORLD. Initialises MPI if nobody has, and
+   then finalizes it at exit. Errors: TRANSPORT (MPI cannot be initialised, or lacks the thread
+   support that computing needs). */
 SEQPAR_DEF seqpar_status seqpar_mpi_world(int64_t *rank, int64_t *size, seqpar_error *error);
-/* Opens a world, as one of its ranks, MPI included where need be. Collective. *error (zeroed
-   here) is where this rank's errors go and must outlive the world. The last seqpar_comm_free of
-   the world and its parts waits for all other ranks to come to theirs. Errors: TRANSPORT,
-   MEMORY. */
+/* Opens a world, as one of its ranks. Initialises MPI if nobody has. Collective. Errors of this
+   rank go to *error, which is zeroed here and must outlive the world. The last
+   seqpar_comm_free of the world and of the comms split from it waits until all other ranks have
+   made theirs. Errors: TRANSPORT, MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_mpi_open(seqpar_comm **world, const seqpar_mpi_desc *desc,
                                          seqpar_error *error);
-/* From now on waits of this rank may go as long (desc.limit_s). */
+/* Sets the time limit of this rank's waits, as desc.limit_s does, from now on. */
 SEQPAR_DEF void seqpar_mpi_limit(seqpar_comm *world, double limit_s);
-/* What a rank does that leaves a world with this status, and with the sentence that is in
-   world->error, if it is not SEQPAR_OK: tells all others, and frees the comm. world->error then
-   is the world's, as of seqpar_run_threads: what failed first, which all ranks get alike.
-   Returns its status. */
+/* Leaves the world with this status. If it is not SEQPAR_OK, tells all other ranks, with the
+   text in world->error, or seqpar_status_text if there is none. Frees the comm. The *error of
+   seqpar_mpi_open is then the first failure of the world, the same on all ranks, as after
+   seqpar_run_threads. Returns its status. */
 SEQPAR_DEF seqpar_status seqpar_mpi_end(seqpar_comm *world, seqpar_status status);
-/* Opens, runs fn as one rank, ends. user and error may be NULL. */
+/* Opens a world, runs fn as one rank, and ends with its status. user and error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_mpi_run(const seqpar_mpi_desc *desc, seqpar_rank_fn fn,
                                         void *user, seqpar_error *error);
 
@@ -171,14 +174,16 @@ static void *seqpar_mpi__new(int64_t count, int64_t size) {
 #define SEQPAR_MPI__NEW(type, count) \
     ((type *)seqpar_mpi__new((int64_t)(count), (int64_t)sizeof(type)))
 
-/* >>notes  what ranks tell each other beside messages ---------------------------------------
-   A note is FAILED, or BYE: the rank has come to its end, and has taken so many messages from
-   the one it tells. Both say what has failed in the world as far as the rank knows. The last
-   message on every comm is a head that says BYE too, since MPI keeps the order of heads: who
-   waits for one more learns that there is none. */
+/* >>notes  control messages between ranks ---------------------------------------------------
+   A note is FAILED or BYE. BYE says that the rank has ended, and how many messages of the
+   recipient it has taken. Both kinds contain the first failure of the world, as far as the rank
+   knows it. On every comm the last head from a rank says that the rank has ended
+   (SEQPAR_MPI__ENDED). MPI keeps the order of heads, so a rank that waits for another message
+   learns that there is none. */
 
 enum { SEQPAR_MPI__FAILED = 1, SEQPAR_MPI__BYE };
-/* tags: notes, heads of comm `id`, and bytes, whose tags go round; MPI has 32,767 at least */
+/* Tags: 0 for notes; `id` of the comm for heads; 16384 to 32767 for pieces, used in turn. Every
+   MPI has at least tags up to 32,767. */
 enum { SEQPAR_MPI__NOTES = 0, SEQPAR_MPI__COMMS = 16384, SEQPAR_MPI__ROUND = 16384 };
 #define SEQPAR_MPI__ENDED (-1)
 
@@ -188,9 +193,9 @@ typedef struct seqpar_mpi__note {
 } seqpar_mpi__note;
 
 typedef struct seqpar_mpi__peer { /* another rank of the world */
-    int64_t sent, taken;          /* messages to it, and from it whose receive was begun */
-    int64_t bye;                  /* 1: it has come to its end, and */
-    int64_t took;                 /* has taken so many from here */
+    int64_t sent, taken;          /* messages sent to it; receives from it that were begun */
+    int64_t bye;                  /* 1: it has ended */
+    int64_t took;                 /* with bye: how many of the sent messages it has taken */
     seqpar_mpi__note out[2];
     MPI_Request sending[2];
 } seqpar_mpi__peer;
@@ -204,20 +209,20 @@ typedef struct seqpar_mpi__member seqpar_mpi__member;
 typedef struct seqpar_mpi__request seqpar_mpi__request;
 typedef struct seqpar_mpi__world {
     MPI_Comm mpi;
-    int64_t rank, size, ids; /* ids: the largest of a comm so far */
+    int64_t rank, size, ids; /* ids: the largest id of a comm so far */
     int64_t open;            /* comms that are not freed */
     int device_memory;
     double limit_s;
     seqpar_error *error;
-    seqpar_error ruling;  /* what failed, and where first; status 0: nothing */
+    seqpar_error ruling;  /* the first failure of the world; status 0: none */
     seqpar_status failed; /* what every call returns from now on */
-    int lost;             /* somebody did not come to the end */
+    int lost;             /* 1: a rank did not end in time, or MPI may still use a buffer */
     seqpar_mpi__note in;
     MPI_Request listening;
-    MPI_Errhandler handlers[2];    /* of MPI_COMM_WORLD and _SELF, before */
+    MPI_Errhandler handlers[2];    /* of MPI_COMM_WORLD and _SELF, to be restored */
     seqpar_mpi__peer *peer;        /* (size) */
-    seqpar_mpi__member *members;   /* all there ever were */
-    seqpar_mpi__request *requests; /* under way; a wait moves all of them */
+    seqpar_mpi__member *members;   /* all, also freed ones */
+    seqpar_mpi__request *requests; /* in flight; a wait advances all of them */
 } seqpar_mpi__world;
 
 struct seqpar_mpi__member {
@@ -229,7 +234,7 @@ struct seqpar_mpi__member {
     MPI_Request *ending; /* (size) */
 };
 
-static int seqpar_mpi__lost; /* some world of this process ended so */
+static int seqpar_mpi__lost; /* a world of this process was lost */
 
 static void seqpar_mpi__tell(seqpar_mpi__world *w, int64_t to, int64_t kind) {
     seqpar_mpi__peer *p = &w->peer[to];
@@ -242,8 +247,8 @@ static void seqpar_mpi__tell(seqpar_mpi__world *w, int64_t to, int64_t kind) {
               &p->sending[kind == SEQPAR_MPI__BYE]);
 }
 
-/* Of failures that ranks had on their own, those that say more than that something did not
-   come are the cause; among these the lowest rank's. */
+/* Decides which of several failures is the cause. TIMEOUT and DIED only say that a message did
+   not arrive, so any other failure outweighs them. Of equals the lowest rank's counts. */
 static int seqpar_mpi__weight(seqpar_status status) {
     return status == SEQPAR_ERR_TIMEOUT || status == SEQPAR_ERR_DIED ? 1 : 2;
 }
@@ -258,7 +263,7 @@ static void seqpar_mpi__rule(seqpar_mpi__world *w, seqpar_status status, int64_t
     snprintf(w->ruling.text, sizeof w->ruling.text, "%s", text);
 }
 
-/* This rank has failed, and says so to all; only the first time. */
+/* Records that this rank has failed, and tells all other ranks; only the first time. */
 static void seqpar_mpi__fail(seqpar_mpi__world *w, seqpar_status status, const char *text) {
     if (w->failed) return;
     w->failed = status;
@@ -267,7 +272,7 @@ static void seqpar_mpi__fail(seqpar_mpi__world *w, seqpar_status status, const c
         if (r != w->rank) seqpar_mpi__tell(w, r, SEQPAR_MPI__FAILED);
 }
 
-/* The same, with a sentence of the transport's own. */
+/* The same, with an error text of this transport. */
 #define SEQPAR_MPI__FAIL(w, code, ...) \
     do { \
         if (!(w)->failed) { \
@@ -289,7 +294,7 @@ static void seqpar_mpi__listen(seqpar_mpi__world *w) {
               &w->listening);
 }
 
-/* Takes in all notes that are there. 1: there was one. */
+/* Receives all notes that have arrived. Returns 1 if there was one. */
 static int seqpar_mpi__hear(seqpar_mpi__world *w) {
     int any = 0, there = 1;
     while (w->listening != MPI_REQUEST_NULL &&
@@ -311,8 +316,8 @@ static int seqpar_mpi__hear(seqpar_mpi__world *w) {
     return any;
 }
 
-/* A message that nobody will ask for any more is received and thrown away, so that its sender
-   gets its buffer back. 1: there was one. */
+/* Receives and discards a message that no call will ask for any more, so that its sender gets
+   its buffer back. Returns 1 if there was one. */
 static int seqpar_mpi__discard(seqpar_mpi__world *w) {
     MPI_Message message;
     MPI_Status status;
@@ -327,10 +332,10 @@ static int seqpar_mpi__discard(seqpar_mpi__world *w) {
     return 1;
 }
 
-/* Waiting takes turns with what else runs on this core: at first it only steps aside. */
+/* How a wait polls: while idle, it yields the core to other threads at first, then sleeps. */
 typedef struct seqpar_mpi__patience {
     double since; /* when something happened last */
-    int64_t idle; /* looks in vain since */
+    int64_t idle; /* polls since then */
 } seqpar_mpi__patience;
 
 static void seqpar_mpi__rest(seqpar_mpi__patience *p, int happened) {
@@ -344,14 +349,14 @@ static void seqpar_mpi__rest(seqpar_mpi__patience *p, int happened) {
         nanosleep(&nap, NULL);
 }
 
-/* >>request  a group under way --------------------------------------------------------------- */
+/* >>request  a group in flight ----------------------------------------------------------- */
 
 typedef struct seqpar_mpi__part { /* one message */
     int64_t peer;                 /* in the world */
-    int receiving, known;         /* known: the head has come, and fits */
+    int receiving, known;         /* known: the head has arrived */
     int64_t bytes;
     void *data;    /* the caller's */
-    char *staging; /* on the host, in its place; NULL: it lies there */
+    char *staging; /* copy of data in host memory; NULL: MPI uses data itself */
     seqpar_mpi__head head;
     int64_t first, count; /* its MPI requests: the head's, and those of its pieces */
 } seqpar_mpi__part;
@@ -377,7 +382,8 @@ static void seqpar_mpi__request_free(seqpar_mpi__request *r) {
     SEQPAR_FREE(r);
 }
 
-/* Where a message is not on the host, it gets a place there. 0: no memory. */
+/* Fills in a message. If it may be in device memory, allocates a staging buffer on the host,
+   and copies a send into it. Returns 0 if memory ran out. */
 static int seqpar_mpi__part_buffer(seqpar_mpi__member *m, seqpar_mpi__part *p,
                                    const seqpar_transfer *t, int receiving) {
     struct seqpar_device *device = m->comm.device;
@@ -401,7 +407,7 @@ static seqpar_mpi__request *seqpar_mpi__request_new(seqpar_mpi__member *m,
     r->step = g->step;
     r->part_count = g->recv_count + g->send_count;
     r->part = SEQPAR_MPI__NEW(seqpar_mpi__part, r->part_count);
-    /* receives first: a message to oneself finds its place ready */
+    /* receives first, so that a message to oneself finds its receive begun */
     for (int64_t i = 0; r->part && ok && i < r->part_count; i++) {
         int receiving = i < g->recv_count;
         const seqpar_transfer *t = receiving ? &g->recvs[i] : &g->sends[i - g->recv_count];
@@ -417,7 +423,7 @@ static seqpar_mpi__request *seqpar_mpi__request_new(seqpar_mpi__member *m,
     return NULL;
 }
 
-/* Sends the pieces of a message, or asks for them. Returns MPI's code. */
+/* Starts to send or to receive the pieces of a message. Returns MPI's error code. */
 static int seqpar_mpi__start_pieces(seqpar_mpi__request *r, const seqpar_mpi__part *p) {
     MPI_Comm mpi = r->member->world->mpi;
     char *data = p->staging ? p->staging : (char *)p->data;
@@ -433,7 +439,7 @@ static int seqpar_mpi__start_pieces(seqpar_mpi__request *r, const seqpar_mpi__pa
     return code;
 }
 
-/* Sends a message, or asks for its head. Returns MPI's code. */
+/* Starts to send a message, or to receive its head. Returns MPI's error code. */
 static int seqpar_mpi__start(seqpar_mpi__request *r, seqpar_mpi__part *p) {
     seqpar_mpi__world *w = r->member->world;
     MPI_Request *q = r->request + p->first;
@@ -452,7 +458,8 @@ static int seqpar_mpi__start(seqpar_mpi__request *r, seqpar_mpi__part *p) {
 
 /* >>progress ----------------------------------------------------------------------------------- */
 
-/* A rank that has ended says why right behind it, if there is a reason. */
+/* A head said that the rank has ended. Waits for its BYE, which follows: it may contain the
+   failure that is the reason. */
 static void seqpar_mpi__hear_bye(seqpar_mpi__world *w, int64_t rank) {
     seqpar_mpi__patience patience = {MPI_Wtime(), 0};
     while (!w->peer[rank].bye && !w->failed && MPI_Wtime() - patience.since < SEQPAR_MPI_GRACE)
@@ -466,7 +473,7 @@ static void seqpar_mpi__wrong(const seqpar_mpi__request *r, const seqpar_mpi__pa
     if (!w->failed) seqpar_mpi__fail(w, seqpar_comm_mismatch(w->error, &m), w->error->text);
 }
 
-/* The head of a message has come. */
+/* Checks a head that has arrived; if it fits, starts to receive the pieces. */
 static void seqpar_mpi__check_head(seqpar_mpi__request *r, seqpar_mpi__part *p) {
     seqpar_mpi__world *w = r->member->world;
     int code;
@@ -483,7 +490,7 @@ static void seqpar_mpi__check_head(seqpar_mpi__request *r, seqpar_mpi__part *p) 
         seqpar_mpi__failed_call(w, code, "a message");
 }
 
-/* A send whose receiver has ended without taking all that was sent to it. */
+/* Fails if a send is not complete and its receiver has ended without taking all messages. */
 static void seqpar_mpi__check_send(seqpar_mpi__request *r, seqpar_mpi__part *p) {
     seqpar_mpi__world *w = r->member->world;
     const seqpar_mpi__peer *to = &w->peer[p->peer];
@@ -498,8 +505,8 @@ static void seqpar_mpi__check_send(seqpar_mpi__request *r, seqpar_mpi__part *p) 
         }
 }
 
-/* Looks at every request by itself: MPICH takes those of a list for MPI_COMM_WORLD's, whose
-   errors are fatal. Returns how many have ended. */
+/* Tests each request with a call of its own. For a list of requests, MPICH raises errors on
+   MPI_COMM_WORLD, where they are fatal by default. Returns how many have completed. */
 static int64_t seqpar_mpi__test(seqpar_mpi__request *r) {
     int64_t ended = 0;
     for (int64_t i = 0; i < r->count; i++) {
@@ -513,7 +520,7 @@ static int64_t seqpar_mpi__test(seqpar_mpi__request *r) {
     return ended;
 }
 
-/* 1: something came or went. */
+/* Returns 1 if a send or receive has completed. */
 static int seqpar_mpi__advance(seqpar_mpi__request *r) {
     seqpar_mpi__world *w = r->member->world;
     int happened = seqpar_mpi__test(r) > 0;
@@ -550,8 +557,9 @@ static int64_t seqpar_mpi__unfinished(const seqpar_mpi__request *r) {
     return -1;
 }
 
-/* The world has failed: receives are taken back, and sends wait for somebody to throw them
-   away, for a while. 1: no buffer is in use any more. */
+/* For a world that has failed: cancels receives, and waits until the other ranks have discarded
+   the sends, or until nothing has happened for SEQPAR_MPI_GRACE seconds. Returns 1 if MPI no
+   longer uses the buffers. */
 static int seqpar_mpi__withdraw(seqpar_mpi__request *r) {
     seqpar_mpi__world *w = r->member->world;
     seqpar_mpi__patience patience = {MPI_Wtime(), 0};
@@ -610,7 +618,7 @@ static void seqpar_mpi__overdue(seqpar_mpi__request *r, double since) {
         w->limit_s);
 }
 
-/* What came to the host goes where it belongs. */
+/* Copies received messages from their staging buffers to the caller's buffers. */
 static void seqpar_mpi__deliver(seqpar_mpi__request *r) {
     struct seqpar_device *device = r->member->comm.device;
     for (int64_t i = 0; i < r->part_count; i++) {
@@ -670,7 +678,8 @@ static const seqpar_comm_table seqpar_mpi__table = {"MPI",
                                                     seqpar_mpi__free,
                                                     0};
 
-/* A comm of `size` ranks, of which the caller fills in which. NULL: no memory. */
+/* Allocates a comm of `size` ranks; the caller fills in ranks[]. Returns NULL if memory ran
+   out. */
 static seqpar_mpi__member *seqpar_mpi__member_new(seqpar_mpi__world *w, int64_t size) {
     seqpar_mpi__member *m = SEQPAR_MPI__NEW(seqpar_mpi__member, 1);
     int64_t *ranks = SEQPAR_MPI__NEW(int64_t, size);
@@ -700,7 +709,7 @@ typedef struct seqpar_mpi__choice {
     int64_t color, key, ids;
 } seqpar_mpi__choice;
 
-/* The place of rank `r` among those of its color. */
+/* Returns the rank that rank `r` gets in the comm of its color. */
 static int64_t seqpar_mpi__index_of(const seqpar_mpi__choice *all, int64_t size, int64_t r) {
     int64_t place = 0;
     for (int64_t i = 0; i < size; i++)
@@ -716,7 +725,7 @@ static seqpar_mpi__member *seqpar_mpi__part_of(seqpar_mpi__member *m,
     seqpar_mpi__member *s;
     for (int64_t r = 0; r < m->comm.size; r++) {
         size += all[r].color == all[rank].color;
-        /* no member is in another comm of the next number */
+        /* the largest id of all members, so that the next id is new to each of them */
         if (w->ids < all[r].ids) w->ids = all[r].ids;
     }
     if (w->ids + 1 >= SEQPAR_MPI__COMMS) {
@@ -776,7 +785,7 @@ static int seqpar_mpi__all_have_ended(seqpar_mpi__world *w) {
     return all;
 }
 
-/* Have all others said goodbye, and has all that this rank says been heard? */
+/* Have all other ranks sent BYE, and are all notes and last heads of this rank sent? */
 static int seqpar_mpi__all_is_said(seqpar_mpi__world *w) {
     int there = seqpar_mpi__all_have_ended(w), one;
     for (int64_t r = 0; r < w->size; r++)
@@ -794,14 +803,16 @@ static int seqpar_mpi__all_is_said(seqpar_mpi__world *w) {
     return there;
 }
 
-/* Messages are thrown away once nobody may still be told that they were not received. */
+/* Receives notes. Discards messages, but only after a failure or when all ranks have ended:
+   before that, a rank may still have to fail because its message was not received. */
 static int seqpar_mpi__tidy(seqpar_mpi__world *w) {
     int happened = seqpar_mpi__hear(w);
     if (w->failed || seqpar_mpi__all_have_ended(w)) happened |= seqpar_mpi__discard(w);
     return happened;
 }
 
-/* 0: not within the time that a failed world has. */
+/* Waits until all ranks have ended. Returns 0 if the world has failed and nothing has happened
+   for SEQPAR_MPI_GRACE seconds. */
 static int seqpar_mpi__until_all_end(seqpar_mpi__world *w) {
     seqpar_mpi__patience patience = {MPI_Wtime(), 0};
     MPI_Request barrier = MPI_REQUEST_NULL;
@@ -830,7 +841,8 @@ static void seqpar_mpi__world_free(seqpar_mpi__world *w) {
     SEQPAR_FREE(w);
 }
 
-/* Errors of a request are those of its communicator by MPI 4.0, and of one of these before. */
+/* on: errors on these two communicators return; off: their old handlers are restored. Before
+   MPI 4.0, errors of a request are raised on one of the two, not on its own communicator. */
 static void seqpar_mpi__return_errors(seqpar_mpi__world *w, int on) {
     const MPI_Comm comm[2] = {MPI_COMM_WORLD, MPI_COMM_SELF};
     for (int i = 0; i < 2; i++)
@@ -843,7 +855,7 @@ static void seqpar_mpi__return_errors(seqpar_mpi__world *w, int on) {
         }
 }
 
-/* Whoever has lost somebody leaves everything as it is: MPI may still be at it. */
+/* If a rank was lost, nothing is freed, since MPI may still use it. */
 static void seqpar_mpi__close(seqpar_mpi__world *w) {
     seqpar_mpi__say_goodbye(w);
     w->lost = w->lost || !seqpar_mpi__until_all_end(w);
@@ -871,7 +883,7 @@ static void seqpar_mpi__finalize_hangs(int number) {
     if (write(2, text, sizeof text - 1) < 0) {
     }
     (void)number;
-    _exit(1); /* nobody knows here with what the process was about to end */
+    _exit(1); /* the status that the process was about to exit with is unknown here */
 }
 #endif
 

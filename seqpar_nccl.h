@@ -4,9 +4,8 @@
 /*
 >>doc ------------------------------------------------------------------------------------------
 
-    A rank is a GPU, in a process of its own or in a thread. All bytes travel by NCCL; sums are
-    seqpar's own, in seqpar's own order, so that the bits do not hang on NCCL's choice of
-    algorithm.
+    A rank is a GPU, driven by a process or by a thread. NCCL only moves bytes. seqpar adds up
+    sums itself, in its own order, so the bits do not depend on NCCL's choice of algorithm.
 
     In exactly one C or C++ file:
 
@@ -20,7 +19,7 @@
     >>open >>licence
 
 HOW RANKS FIND EACH OTHER (seqpar_nccl_desc; the first that is set)
-    comm     a communicator and a stream of the caller's, who keeps them
+    comm     the caller's communicator and stream, which stay the caller's
     id       a ncclUniqueId that the caller handed to all ranks, for example
 
                  ncclUniqueId id;
@@ -28,53 +27,57 @@ HOW RANKS FIND EACH OTHER (seqpar_nccl_desc; the first that is set)
                  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
                  seqpar_nccl_desc desc = {.rank = rank, .size = size, .id = &id};
 
-    file     a path that all ranks share: rank 0 writes there where it listens
+    file     a path that all ranks share: rank 0 writes its address and port to this file
     nothing  the environment: MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, and LOCAL_RANK for the device
 
 HOW BYTES MOVE
-    Rank 0 keeps a referee, a thread that every rank has a TCP connection to. It never sees
+    The referee is a thread of rank 0, to which every rank has a TCP connection. It never sees
     data.
 
-    - A group on a queue (a cudaStream_t) is one NCCL group on the comm's own stream, ordered
-      behind the queue by an event; wait orders the queue behind it. The host never blocks and
-      the referee is not asked: NCCL runs a group to its end before the next one, so both ends
-      of a message must stand in the same place of the ranks' order of groups, and sizes are not
-      compared.
+    - A group on a queue (a cudaStream_t) becomes one NCCL group on the comm's own stream. An
+      event makes the group wait for the queue; wait makes the queue wait for the group. The
+      host does not wait for the transfer, and the referee is not asked, so sizes are not
+      compared. NCCL finishes a group before it starts the next one, so both ends of a message
+      must be in groups of the same number, where each rank counts its groups on queues.
     - A group on the host (queue NULL) is announced to the referee. When both ends of a message
-      are announced and agree on its size, both launch it, all ranks in one order: no order of
-      begins and waits can block another, and a wrong size, a rank that has ended and a deadlock
-      are found and named before a byte moves. This costs two hops by TCP; counts and barriers
-      go this way.
-    - Host memory that CUDA does not know is copied to and from pinned memory, which NCCL reads
-      and writes itself; on a queue it is refused. Whether one end of a message is host memory
-      does not concern the other. Messages of no bytes are left out on both sides.
+      are announced and agree on its size, both ranks launch it. All ranks launch messages in
+      the same order, so begins and waits may come in any order. A wrong size, a rank that has
+      ended and a deadlock are reported before a byte moves. This costs two TCP hops. Counts
+      and barriers are exchanged this way.
+    - Pageable host memory is copied to and from pinned memory, which NCCL accesses itself; on a
+      queue it is refused. The two ends of a message may use different kinds of memory. Both
+      ends leave out messages of 0 bytes.
 
 WHEN SOMETHING FAILS
-    NCCL carries no text, the referee does: the first failure in the world wins, all
-    communicators are aborted, so no kernel keeps waiting, and every other rank gets the
-    sentence as SEQPAR_ERR_PEER. A thread per rank watches also while the host computes: NCCL's
-    asynchronous errors, ranks that die, and groups that do not finish within limit_s, which it
-    names.
+    NCCL does not carry error texts, so the referee sends them. The first failure in the world
+    counts. All communicators are aborted, so no kernel keeps waiting, and every other rank
+    returns SEQPAR_ERR_PEER with the text. On each rank a thread watches, also while the host
+    computes, for asynchronous errors of NCCL, for ranks that die, and for groups that do not
+    finish within limit_s, which it names.
 
 DOES NOT
-    - work with the default stream as a queue, whose handle is NULL: that is the host
-    - choose the device of a call: the rank's device is to be the current one of the calling
-      thread
-    - compare sizes on a queue; seqpar_plan_check has compared them on paper
-    - authenticate: whoever reaches rank 0's port while the world opens can take a seat. IPv4.
+    - accept the default stream as a queue: its handle is NULL, which means the host
+    - set the CUDA device: the thread that calls must have the rank's device as its current one
+    - compare sizes on a queue; for a plan, seqpar_plan_check (verify/seqpar_check.h) checks
+      without a run which message each receive takes
+    - authenticate: any process that reaches rank 0's port while the world opens can join it
+    - use IPv6
     - keep the caller's communicator alive through a failure: like all others it is then
       aborted, which frees it. Do not destroy it after seqpar_nccl_verdict says that the world
       failed. A blocking one (ncclConfig_t.blocking 1) can hold the host inside NCCL, where no
       time limit reaches.
 
 A COMMUNICATOR OF YOURS (seqpar_nccl_desc.comm)
-    It is yours again, and yours to destroy, when the last comm of the world is freed; the
-    stream, too, where you gave one. Meanwhile it may carry your own collectives only where all
-    ranks call them in the same place among seqpar's groups and no group is under way on the
-    host: NCCL matches calls by their order. A second communicator (ncclCommSplit of it) is free
-    of that. Ranks learn where the referee listens through the communicator itself: any free
-    port of rank 0's machine, or seqpar_nccl_desc.port where a firewall wants a known one; every
-    rank must reach it by TCP (seqpar_nccl_desc.host where rank 0 has several addresses).
+    You may use and destroy it again when the last comm of the world is freed; so too a stream
+    that you passed. Until then, use it for your own collectives only if all ranks call them at
+    the same point between seqpar's groups, and if no group on the host is in flight: NCCL
+    matches calls by their order. A second communicator, made by ncclCommSplit, does not have
+    this restriction.
+
+    Rank 0 sends the address of the referee through the communicator itself. The referee listens
+    on any free port of rank 0's machine, or on seqpar_nccl_desc.port if a firewall needs a
+    known one. Every rank must reach it by TCP. If rank 0 has several addresses, set
+    seqpar_nccl_desc.host.
 
 SAMPLE (one process a GPU; RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are set)
 
@@ -114,7 +117,7 @@ OPTIONS
 #error "seqpar_nccl.h 0.2.0 needs seqpar.h 0.2.0; take both from one release"
 #endif
 
-#ifndef NCCL_MAJOR /* an NCCL included before is the one that is used */
+#ifndef NCCL_MAJOR /* else the program has included its own nccl.h, which is used */
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #endif
@@ -130,36 +133,38 @@ extern "C" {
 
 typedef struct seqpar_nccl_desc {
     int64_t rank, size; /* size 0: RANK and WORLD_SIZE; with comm: the communicator's */
-    /* stay on the current CUDA device; 0: go to LOCAL_RANK where that is set */
+    /* 1: keep the current CUDA device; 0: use device LOCAL_RANK if that variable is set */
     int keep_device;
-    const char *file;       /* shared by all ranks; removed when all have come */
+    const char *file;       /* path shared by all ranks; removed when all are connected */
     const ncclUniqueId *id; /* from ncclGetUniqueId on one rank */
-    /* the caller's, all ranks of it; its device must be the current one */
+    /* the caller's; all its ranks open the world; its device must be the current one */
     ncclComm_t comm;
     cudaStream_t stream; /* with comm: its stream; NULL: one is made */
-    /* name under which others reach rank 0; NULL: MASTER_ADDR, else its own address */
+    /* name or address of rank 0's machine; NULL: MASTER_ADDR where the environment is used,
+       else the address that rank 0 finds for itself */
     const char *host;
     /* 0: MASTER_PORT where the environment is used, else any free one */
     int64_t port;
-    /* for all ranks to come; 0: 120. A name that nobody knows is given up after an eighth of
-       it */
+    /* seconds until all ranks must be connected; 0: 120. A host name that stays unknown is
+       given up after an eighth of them */
     double connect_s;
-    double limit_s; /* for a group to finish; 0: 600, negative: none */
+    double limit_s; /* seconds for a group to finish; 0: 600; negative: no limit */
 } seqpar_nccl_desc;
 
-/* Opens a world, as one of its ranks. Collective. *error (zeroed here) is where this rank's
-   errors go and must outlive the world. The last seqpar_comm_free of the world and its parts
-   closes it; on rank 0 that waits for all others, where the world did not come about for
-   those yet to come, so that they hear why, up to connect_s. Errors: OPTION, RANK, WORLD,
-   FILE_OPEN, FILE_WRITE, TRANSPORT, TIMEOUT, PEER, MEMORY, THREAD. */
+/* Opens a world, as one of its ranks. Collective. Errors of this rank go to *error, which is
+   zeroed here and must outlive the world. The last seqpar_comm_free of the world and of the
+   comms split from it closes the world; on rank 0 this waits until all others have closed
+   theirs. If opening fails, rank 0 waits up to connect_s for ranks that have not connected yet,
+   to tell them why. Errors: OPTION, RANK, RANKS, WORLD, FILE_OPEN, FILE_WRITE, TRANSPORT,
+   TIMEOUT, PEER, MEMORY, THREAD. */
 SEQPAR_DEF seqpar_status seqpar_nccl_open(seqpar_comm **world, const seqpar_nccl_desc *desc,
                                           seqpar_error *error);
-/* What ended the world: the first failure, with the rank it happened on, the same on all
-   ranks. Waits, if this rank has failed, until the referee has ruled. SEQPAR_OK: nothing has
-   failed so far. error may be NULL. */
+/* Writes the first failure of the world, and the rank it happened on, to *error: the same on
+   all ranks. If this rank has failed, waits until the referee has decided which failure was
+   first. Returns its status; SEQPAR_OK: nothing has failed so far. error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_nccl_verdict(seqpar_comm *comm, seqpar_error *error);
-/* Opens, runs fn as one rank, ends the world if fn fails, closes. *error is the world's, as
-   of seqpar_run_threads. user and error may be NULL. */
+/* Opens a world, runs fn as one rank, aborts the world if fn fails, and closes it. *error is
+   the first failure of the world, as after seqpar_run_threads. user and error may be NULL. */
 SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_rank_fn fn,
                                          void *user, seqpar_error *error);
 
@@ -240,7 +245,7 @@ typedef struct seqpar_nccl__note {
     char text[512];
 } seqpar_nccl__note;
 
-/* POST: world rank, bytes; GO: request, message of it */
+/* POST: world rank of the peer, bytes; GO: request, index of the message in it */
 typedef struct seqpar_nccl__item {
     int64_t a, b;
 } seqpar_nccl__item;
@@ -253,7 +258,7 @@ static seqpar_nccl__note seqpar_nccl__note_of(int64_t kind, int64_t rank) {
     return n;
 }
 
-/* Returns 1 if all was read; a connection that ends in between counts as ended. */
+/* Returns 1 if all bytes were read, 0 if the connection ended before. */
 static int seqpar_nccl__read(int fd, void *data, size_t bytes) {
     char *at = (char *)data;
     while (bytes > 0) {
@@ -317,7 +322,8 @@ static int seqpar_nccl__append(seqpar_nccl__items *list, int64_t a, int64_t b) {
     return 1;
 }
 
-/* A note and its items. 0: the connection has ended, or there is no memory for it. */
+/* Reads a note and its items. Returns 0 if the connection has ended, if the count of items is
+   impossible, or if memory ran out. */
 static int seqpar_nccl__take_note(int fd, seqpar_nccl__note *note, seqpar_nccl__items *items) {
     items->count = 0;
     if (!seqpar_nccl__read(fd, note, sizeof *note) || note->count < 0 ||
@@ -330,8 +336,8 @@ static int seqpar_nccl__take_note(int fd, seqpar_nccl__note *note, seqpar_nccl__
            seqpar_nccl__read(fd, items->item, (size_t)note->count * sizeof *items->item);
 }
 
-/* >>referee  a thread of rank 0: knows what all ranks have begun, matches it, rules who
-   failed first --- */
+/* >>referee  a thread of rank 0: matches the sends and receives of all ranks, and decides which
+   failure was first --- */
 
 typedef struct seqpar_nccl__end { /* one end of a message that waits for its other end */
     struct seqpar_nccl__end *next;
@@ -343,15 +349,15 @@ typedef struct seqpar_nccl__end { /* one end of a message that waits for its oth
 typedef struct seqpar_nccl__referee {
     pthread_t thread;
     int listener;
-    /* met: ranks that presented themselves; came: those let in */
+    /* met: ranks that have said HELLO; came: those accepted */
     int64_t size, met, came, version;
     double connect_s, began;
     ncclUniqueId id;
-    int *socket;                      /* (size) of each rank; -1 */
-    char *seen, *ended;               /* (size) has come; has ended or died */
-    int64_t *blocked;                 /* (size) request that it waits for, -1: it runs */
-    seqpar_nccl__end **ends;          /* (size, size) messages from, to */
-    seqpar_nccl__items *ready, items; /* (size) what each rank is to launch */
+    int *socket;                      /* (size) to each rank; -1: none */
+    char *seen, *ended;               /* (size) 1: has connected; has ended or died */
+    int64_t *blocked;                 /* (size) request that blocks the rank; -1: none */
+    seqpar_nccl__end **ends;          /* (size, size) unmatched ends, by sender and receiver */
+    seqpar_nccl__items *ready, items; /* ready: (size) messages each rank is to launch */
     seqpar_nccl__note stop;           /* the first failure; status 0: none */
 } seqpar_nccl__referee;
 
@@ -392,8 +398,8 @@ static void seqpar_nccl__marry(seqpar_nccl__referee *f, const seqpar_nccl__end *
         seqpar_nccl__rule(f, SEQPAR_ERR_MEMORY, 0, "out of memory for the order of messages");
 }
 
-/* Finds the other end, or keeps this one: per comm and pair of ranks, messages match in
-   order of posting. */
+/* Matches this end with the other end of its message, or stores it until that is posted. Per
+   comm and pair of ranks, messages match in the order in which they were posted. */
 static void seqpar_nccl__match(seqpar_nccl__referee *f, const seqpar_nccl__end *e,
                                int64_t peer) {
     seqpar_nccl__end **link = e->sending ? &f->ends[e->rank * f->size + peer]
@@ -431,7 +437,7 @@ static void seqpar_nccl__posted(seqpar_nccl__referee *f, int64_t rank,
     e.step = n->step;
     snprintf(e.name, sizeof e.name, "%.63s", n->text);
     for (int64_t i = 0; i < n->count; i++) {
-        /* begin has refused it */
+        /* ignores a peer that is not a rank of the world */
         if (f->items.item[i].a < 0 || f->items.item[i].a >= f->size) continue;
         e.index = i;
         e.sending = i < n->sends;
@@ -440,14 +446,16 @@ static void seqpar_nccl__posted(seqpar_nccl__referee *f, int64_t rank,
     }
 }
 
-/* Of the ends in one list: one of this rank, and, unless request is -1, of this request. */
+/* Returns the first end in the list that belongs to this rank and, unless request is -1, to
+   this request; NULL: none. */
 static const seqpar_nccl__end *seqpar_nccl__end_of(const seqpar_nccl__end *e, int64_t rank,
                                                    int64_t request) {
     while (e && (e->rank != rank || (request >= 0 && e->request != request))) e = e->next;
     return e;
 }
 
-/* What a rank waits for in a request, and whom. */
+/* Returns an unmatched end of a rank's request, and the rank at the other end in *peer; NULL:
+   all are matched. */
 static const seqpar_nccl__end *seqpar_nccl__waits(const seqpar_nccl__referee *f, int64_t rank,
                                                   int64_t request, int64_t *peer) {
     const seqpar_nccl__end *e = NULL;
@@ -459,7 +467,8 @@ static const seqpar_nccl__end *seqpar_nccl__waits(const seqpar_nccl__referee *f,
     return e;
 }
 
-/* Somebody who runs and waits for this rank. */
+/* Returns an unmatched end, of a rank that has not ended, whose other end is this rank; NULL:
+   none. */
 static const seqpar_nccl__end *seqpar_nccl__missed(const seqpar_nccl__referee *f,
                                                    int64_t rank) {
     const seqpar_nccl__end *e = NULL;
@@ -484,8 +493,8 @@ static void seqpar_nccl__left(seqpar_nccl__referee *f, int64_t rank, int well) {
             (long long)rank, (long long)rank);
 }
 
-/* Exact: a rank that blocks in an unmatched request sends nothing more, so if all do,
-   nothing can come. */
+/* Detects deadlocks exactly: a rank that is blocked in an unmatched request begins nothing
+   more. So if all ranks are blocked, none of them can continue. */
 static void seqpar_nccl__watch_deadlock(seqpar_nccl__referee *f) {
     char text[400];
     int at = 0;
@@ -525,7 +534,8 @@ static void seqpar_nccl__hear_rank(seqpar_nccl__referee *f, int64_t rank) {
     if (n.kind == SEQPAR_NCCL__BYE) seqpar_nccl__left(f, rank, 1);
 }
 
-/* One order for all: what was matched in a round is told to everybody before the next round. */
+/* Sends each rank the messages that were matched in this round, before the next round begins.
+   So all ranks launch messages in the same order. */
 static void seqpar_nccl__tell_ready(seqpar_nccl__referee *f) {
     for (int64_t r = 0; r < f->size; r++) {
         seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__GO, r);
@@ -536,7 +546,7 @@ static void seqpar_nccl__tell_ready(seqpar_nccl__referee *f) {
     }
 }
 
-/* What is wrong with a rank that presents itself; NULL: nothing. */
+/* Returns why a rank that says HELLO is refused; NULL: it is accepted. */
 static const char *seqpar_nccl__unfit(const seqpar_nccl__referee *f, const seqpar_nccl__note *n,
                                       char text[256]) {
     if (n->size != f->size)
@@ -572,9 +582,9 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     char text[256];
     int yes = 1;
     if (fd < 0) return;
-    /* or a note's items would wait for the receipt of its head */
+    /* else TCP would delay the items of a note until the note itself is acknowledged */
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-    /* a stranger */
+    /* the other side is not a rank of seqpar */
     if (!seqpar_nccl__readable(fd, 5000) || !seqpar_nccl__take_note(fd, &n, &f->items) ||
         n.kind != SEQPAR_NCCL__HELLO || n.magic != SEQPAR_NCCL__MAGIC) {
         close(fd);
@@ -586,7 +596,7 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     if (f->stop.status) {
         seqpar_nccl__send_note(fd, &f->stop, NULL);
         shutdown(fd, SHUT_WR);
-        /* closed with unread bytes, the sentence would be lost */
+        /* closing a socket with unread bytes could lose the text that was sent */
         while (seqpar_nccl__readable(fd, 1000) && seqpar_nccl__take_note(fd, &n, &f->items)) {
         }
         close(fd);
@@ -597,7 +607,8 @@ static void seqpar_nccl__seat(seqpar_nccl__referee *f, int fd) {
     if (++f->came == f->size) seqpar_nccl__welcome(f);
 }
 
-/* Whether there is somebody to wait for: those who come after a failure are told of it. */
+/* Returns 1 while ranks may still connect. It does so after a failure too: ranks that connect
+   then are told of it. When connect_s is over, fails if ranks are missing. */
 static int seqpar_nccl__gathers(seqpar_nccl__referee *f) {
     char missing[200] = "";
     int at = 0;
@@ -613,7 +624,7 @@ static int seqpar_nccl__gathers(seqpar_nccl__referee *f) {
     return 0;
 }
 
-/* Polls once; returns whether anybody is left. */
+/* Polls all connections once. Returns 0 when no rank is connected and none is awaited. */
 static int seqpar_nccl__round(seqpar_nccl__referee *f, struct pollfd *on) {
     int64_t left = 0;
     int gathers = seqpar_nccl__gathers(f);
@@ -688,7 +699,7 @@ static seqpar_nccl__referee *seqpar_nccl__referee_new(int64_t size) {
     return f;
 }
 
-/* >>rank  what a rank keeps; its lock is held by whoever calls NCCL, and never for long ---- */
+/* >>rank  the state of a rank; a thread that calls NCCL holds its lock, never for long ----- */
 
 enum { SEQPAR_NCCL__POSTED, SEQPAR_NCCL__STARTED, SEQPAR_NCCL__RUNS, SEQPAR_NCCL__DONE };
 
@@ -705,9 +716,9 @@ typedef struct seqpar_nccl__request {
     seqpar_transfer *list;                    /* (count) sends, then receives */
     void **at;                                /* (count) where NCCL reads or writes */
     seqpar_nccl__block *block;
-    /* the caller's queue has come to begin; the group has ended */
+    /* ready: the caller's queue has reached begin; done: the group has finished */
     cudaEvent_t ready, done;
-    int state, waited; /* waited: nobody asks for it any more */
+    int state, waited; /* waited: wait has returned; recycled once it is done */
     double since;
 } seqpar_nccl__request;
 
@@ -724,7 +735,7 @@ typedef struct seqpar_nccl__member { /* state of a comm */
     ncclComm_t nccl;
     cudaStream_t stream;
     int adopted, own_stream, freed, finalized;
-    /* what NCCL has not yet finished to set up; NULL: nothing */
+    /* name of the NCCL call that is still in progress; NULL: none */
     const char *launching;
     struct seqpar_nccl__member *part; /* being split off */
     double since;
@@ -744,9 +755,10 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     int64_t rank, size, version, comms, requests;
     double connect_s, limit_s;
     ncclUniqueId id;
-    /* quiet: closing, the end of the referee is no news */
+    /* welcome: the world is complete; ruled: verdict is set; quiet: this rank is closing, so
+       the end of the referee is no failure */
     int welcome, ruled, quiet;
-    /* the first failure as this rank heard of it; as the referee ruled */
+    /* news: the failure that this rank heard of first; verdict: the referee's */
     seqpar_error news, verdict;
     seqpar_error *error; /* the caller's */
     seqpar_nccl__member *members;
@@ -755,7 +767,7 @@ typedef struct seqpar_nccl__world { /* what the comms of one rank share */
     seqpar_nccl__items items;
 } seqpar_nccl__world;
 
-/* >>abort  what goes wrong, here or elsewhere ---------------------------------------------- */
+/* >>abort  failures of this rank and of others --------------------------------------------- */
 
 static void seqpar_nccl__abort_all(seqpar_nccl__world *w) {
     seqpar_nccl__member *m;
@@ -817,8 +829,8 @@ static void seqpar_nccl__hear(seqpar_nccl__world *w) {
     }
 }
 
-/* Whole notes go out even if the referee is busy writing to us: what it writes is taken in
-   meanwhile. */
+/* Sends a whole note. While the socket is full, reads what the referee sends: the referee may
+   be blocked in a write to this rank. */
 static void seqpar_nccl__tell(seqpar_nccl__world *w, const seqpar_nccl__note *note,
                               const seqpar_nccl__item *items) {
     const char *part[2];
@@ -857,7 +869,8 @@ __attribute__((format(printf, 3, 4))) static void seqpar_nccl__fail(seqpar_nccl_
     seqpar_nccl__tell(w, &n, NULL);
 }
 
-/* What a call returns to this rank's thread. The lock is held. */
+/* Returns the status that a call of this rank returns, and writes its text to *w->error. The
+   caller holds the lock. */
 static seqpar_status seqpar_nccl__status(seqpar_nccl__world *w) {
     const seqpar_error *n = &w->news;
     if (!n->status) return SEQPAR_OK;
@@ -875,8 +888,8 @@ static int seqpar_nccl__cuda(seqpar_nccl__world *w, cudaError_t code, const char
     return 0;
 }
 
-/* ncclInProgress is no error: NCCL goes on by itself, and the communicator is left alone
-   until it has done. */
+/* Returns 1 if an NCCL call has not failed. ncclInProgress is no failure: NCCL continues by
+   itself, and until it has finished nothing else is launched on the communicator. */
 static int seqpar_nccl__nccl(seqpar_nccl__member *m, ncclResult_t code, const char *call) {
     seqpar_nccl__world *w = m->world;
     const char *more = code == ncclSuccess || code == ncclInProgress ? NULL
@@ -896,7 +909,7 @@ static int seqpar_nccl__nccl(seqpar_nccl__member *m, ncclResult_t code, const ch
 #define SEQPAR_NCCL__CUDA(w, call) seqpar_nccl__cuda(w, call, #call)
 #define SEQPAR_NCCL__NCCL(m, call) seqpar_nccl__nccl(m, call, #call)
 
-/* >>launch  from messages that both ends have begun to an NCCL group and its event --------- */
+/* >>launch  makes an NCCL group of messages that may start, and records its event ---------- */
 
 static int seqpar_nccl__add_ready(seqpar_nccl__member *m, seqpar_nccl__request *r,
                                   int64_t index) {
@@ -914,7 +927,8 @@ static int seqpar_nccl__add_ready(seqpar_nccl__member *m, seqpar_nccl__request *
     return 1;
 }
 
-/* the referee's word; tells nothing, it may be amid a note */
+/* The referee says that a message may start. Must not send a note itself: seqpar_nccl__tell,
+   which calls this, may be in the middle of one. */
 static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t index) {
     seqpar_nccl__member *m;
     seqpar_nccl__request *r;
@@ -926,7 +940,8 @@ static void seqpar_nccl__started(seqpar_nccl__world *w, int64_t number, int64_t 
                                    "out of memory for messages that may start");
 }
 
-/* Behind a group that is on the stream: a group that NCCL still sets up is not there yet. */
+/* Records the events of started groups on the stream. Only called when no NCCL call is in
+   progress: while one is, its group is not yet on the stream. */
 static void seqpar_nccl__record(seqpar_nccl__member *m) {
     seqpar_nccl__request *r;
     for (r = m->requests; r && !m->world->news.status; r = r->next)
@@ -944,9 +959,9 @@ static ncclResult_t seqpar_nccl__message(seqpar_nccl__member *m, const seqpar_nc
     return ncclRecv(r->at[i], (size_t)t->bytes, ncclUint8, (int)t->peer, m->nccl, m->stream);
 }
 
-/* All that may start becomes one NCCL group. Both ends know that a message has no bytes, and
-   both leave it out. A group is ended whatever happens in it: left open, it would swallow
-   all later ones of this thread. */
+/* Launches all messages that may start as one NCCL group. Both ends know that a message has 0
+   bytes, and both leave it out. Calls ncclGroupEnd also after an error: an open group would
+   swallow all later groups of this thread. */
 static void seqpar_nccl__launch(seqpar_nccl__member *m) {
     const char *call = "ncclGroupStart";
     ncclResult_t code = ncclSuccess, end = ncclSuccess;
@@ -971,7 +986,7 @@ static void seqpar_nccl__launch(seqpar_nccl__member *m) {
 /* >>progress  one look at everything: news, NCCL's errors, what may start, what has ended,
    what takes too long */
 
-/* its events are used again */
+/* Stores a request for reuse with its events, and its pinned memory. */
 static void seqpar_nccl__recycle(seqpar_nccl__world *w, seqpar_nccl__request *r) {
     if (r->block) {
         r->block->next = w->blocks;
@@ -998,7 +1013,7 @@ static void seqpar_nccl__finish(seqpar_nccl__world *w, seqpar_nccl__request *r) 
     if (r->state != SEQPAR_NCCL__RUNS) return;
     code = cudaEventQuery(r->done);
     if (code == cudaErrorNotReady) {
-        /* or a later check of the caller's would find it */
+        /* resets CUDA's last error, or the caller's next cudaGetLastError would return it */
         if (cudaPeekAtLastError() == cudaErrorNotReady) cudaGetLastError();
         return;
     }
@@ -1029,7 +1044,7 @@ static void seqpar_nccl__watch(seqpar_nccl__member *m) {
     double now = SEQPAR_NCCL_SECONDS();
     int grouping = 0;
     for (r = m->requests; r && !w->news.status; r = r->next) {
-        /* what NCCL sets up is for a group, which has a name and its own limit */
+        /* the NCCL call in progress launches a group, which has a name and its own limit */
         grouping |= r->state == SEQPAR_NCCL__STARTED;
         if (w->limit_s >= 0 && r->state != SEQPAR_NCCL__DONE && now - r->since > w->limit_s)
             seqpar_nccl__overrun(m, r);
@@ -1049,8 +1064,8 @@ static void seqpar_nccl__ask(seqpar_nccl__member *m) {
         seqpar_nccl__nccl(m, code, "ncclCommGetAsyncError");
         return;
     }
-    /* NCCL 2.28 says success before a split has begun. Its part is NULL until it is done, and is
-       set by a thread of NCCL's. */
+    /* NCCL 2.28 returns ncclSuccess before a split has begun. A thread of NCCL sets the new
+       communicator when the split is done; it is NULL before. */
     if (state == ncclInProgress ||
         (state == ncclSuccess && m->part && !__atomic_load_n(&m->part->nccl, __ATOMIC_ACQUIRE)))
         return;
@@ -1085,8 +1100,8 @@ static void seqpar_nccl__member_free(seqpar_nccl__member *m) {
     SEQPAR_FREE(m);
 }
 
-/* A comm that its user has freed goes when its groups have ended. Finalizing may wait for
-   the others, so nobody waits for it. */
+/* Destroys a comm that the user has freed, once its groups have ended. Finalizing may wait for
+   other ranks, so it is polled, and this rank does not block in it. */
 static void seqpar_nccl__retire(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
     ncclComm_t nccl = m->nccl;
@@ -1110,15 +1125,15 @@ static void seqpar_nccl__progress(seqpar_nccl__world *w) {
     }
 }
 
-/* For a thread that has to wait, with the lock: looks, and lets the others have the lock
-   while it naps. */
+/* One step of a thread that waits and holds the lock: polls everything, then sleeps without the
+   lock. */
 static void seqpar_nccl__rest(seqpar_nccl__world *w, int soon) {
     seqpar_nccl__progress(w);
     pthread_mutex_unlock(&w->lock);
     if (soon || w->socket < 0)
         seqpar_nccl__nap(20);
     else
-        seqpar_nccl__readable(w->socket, 1); /* news come by the socket */
+        seqpar_nccl__readable(w->socket, 1); /* a note ends the sleep */
     pthread_mutex_lock(&w->lock);
 }
 
@@ -1163,8 +1178,8 @@ static seqpar_nccl__block *seqpar_nccl__block_new(seqpar_nccl__world *w, int64_t
     return NULL;
 }
 
-/* Whether NCCL can read and write a message where it lies; memory it must not be given ends
-   the world. */
+/* Can NCCL access a message in place? Fails if the buffer is of another device, or is pageable
+   memory on a queue. */
 static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__request *r,
                                  const void *data, int on_queue) {
     struct cudaPointerAttributes about;
@@ -1184,8 +1199,8 @@ static int seqpar_nccl__in_place(seqpar_nccl__world *w, const seqpar_nccl__reque
     return about.type != cudaMemoryTypeUnregistered;
 }
 
-/* Where NCCL finds each message: in place, or, for host memory that CUDA does not know, in
-   pinned memory. */
+/* Chooses where NCCL accesses each message: in place, or in pinned memory if it is in pageable
+   memory. Copies such sends there. */
 static void seqpar_nccl__choose_buffers(seqpar_nccl__world *w, seqpar_nccl__request *r,
                                         int on_queue) {
     int64_t i, bytes = 0;
@@ -1217,7 +1232,7 @@ static seqpar_nccl__request *seqpar_nccl__request_blank(seqpar_nccl__world *w) {
         return NULL;
     }
     r->next = w->spare;
-    w->spare = r; /* with what events it has: they are destroyed when the world is */
+    w->spare = r; /* if an event fails, seqpar_nccl__close destroys r with those it has */
     if (!SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->ready, cudaEventDisableTiming)) ||
         !SEQPAR_NCCL__CUDA(w, cudaEventCreateWithFlags(&r->done, cudaEventDisableTiming)))
         return NULL;
@@ -1225,8 +1240,8 @@ static seqpar_nccl__request *seqpar_nccl__request_blank(seqpar_nccl__world *w) {
     return r;
 }
 
-/* The request becomes the last of its comm's; where anything fails, the world has failed and
-   it stays until that is freed. */
+/* Appends a new request to the comm's list. If anything fails, returns NULL; the world has then
+   failed, and frees the request when it is closed. */
 static seqpar_nccl__request *seqpar_nccl__request_new(seqpar_nccl__member *m,
                                                       const seqpar_group *g, int on_queue) {
     seqpar_nccl__world *w = m->world;
@@ -1282,8 +1297,8 @@ static int seqpar_nccl__unstarted(const seqpar_nccl__member *m,
     return m->launching != NULL;
 }
 
-/* Behind what the queue has so far, and behind host groups begun earlier, which are to come
-   first on all ranks. */
+/* Starts a group behind the work that the queue has so far. First waits until host groups begun
+   earlier have started, since they come first on all ranks. */
 static void seqpar_nccl__start_on_queue(seqpar_nccl__member *m, seqpar_nccl__request *r,
                                         cudaStream_t queue) {
     seqpar_nccl__world *w = m->world;
@@ -1315,7 +1330,7 @@ static seqpar_status seqpar_nccl__begin(seqpar_comm *comm, const seqpar_group *g
     return status;
 }
 
-/* Once per wait: from now on this rank sends nothing until the request has ended. */
+/* Tells the referee, once per wait, that this rank begins nothing until the request is done. */
 static void seqpar_nccl__say_blocked(seqpar_nccl__world *w, const seqpar_nccl__request *r) {
     seqpar_nccl__note n = seqpar_nccl__note_of(SEQPAR_NCCL__BLOCKED, w->rank);
     n.request = r->number;
@@ -1327,7 +1342,7 @@ static seqpar_status seqpar_nccl__wait(seqpar_comm *comm, seqpar_request *reques
     seqpar_nccl__member *m = (seqpar_nccl__member *)comm->state;
     seqpar_nccl__world *w = m->world;
     seqpar_nccl__request *r = (seqpar_nccl__request *)request->state;
-    /* what is copied from pinned memory is copied by the host */
+    /* the host itself copies out of pinned memory, so it then waits until the group is done */
     int far = queue && !r->block ? SEQPAR_NCCL__RUNS : SEQPAR_NCCL__DONE, naps = 0;
     seqpar_status status;
     pthread_mutex_lock(&w->lock);
@@ -1395,8 +1410,8 @@ static seqpar_nccl__member *seqpar_nccl__member_new(seqpar_nccl__world *w, int64
     return m;
 }
 
-/* A stream of its own, before others where kernels compete: a message that waits for a
-   kernel hides behind nothing. */
+/* Adds a comm to the world's list. Creates its stream, unless it has one, with the highest
+   priority: a message that waits for another kernel does not overlap with computation. */
 static void seqpar_nccl__member_start(seqpar_nccl__member *m) {
     seqpar_nccl__world *w = m->world;
     int least, greatest;
@@ -1414,12 +1429,12 @@ static void seqpar_nccl__settle(seqpar_nccl__member *m) {
 
 static ncclConfig_t seqpar_nccl__config(void) {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0; /* no call keeps the host: what is not ready is asked for again */
+    config.blocking = 0; /* calls do not block the host; seqpar_nccl__ask polls for their end */
     return config;
 }
 
-/* Colour and key as NCCL takes them: the first rank of the colour, the place within it. The
-   lock is held. */
+/* Calls ncclCommSplit: its color is the first rank of the caller's color, its key the rank in
+   the new comm. The caller holds the lock. */
 static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member *s, int color) {
     ncclConfig_t config = seqpar_nccl__config();
     while (!m->world->news.status && seqpar_nccl__unstarted(m, NULL))
@@ -1433,10 +1448,10 @@ static void seqpar_nccl__split_nccl(seqpar_nccl__member *m, seqpar_nccl__member 
     m->since = SEQPAR_NCCL_SECONDS();
     seqpar_nccl__settle(m);
     m->part = NULL;
-    if (m->world->news.status && s->nccl) ncclCommAbort(s->nccl); /* it had come about */
+    if (m->world->news.status && s->nccl) ncclCommAbort(s->nccl); /* the split was done */
     if (m->world->news.status) return;
     seqpar_nccl__member_start(s);
-    s->launching = "ncclCommSplit"; /* the part's own state is asked once, too */
+    s->launching = "ncclCommSplit"; /* so that the new communicator's state is polled, too */
     s->since = SEQPAR_NCCL_SECONDS();
     seqpar_nccl__settle(s);
 }
@@ -1464,7 +1479,7 @@ static seqpar_nccl__member *seqpar_nccl__part(seqpar_nccl__member *m,
         if (all[r].color == all[me].color && !size++) *color = (int)r;
         if (w->comms < all[r].comms) w->comms = all[r].comms;
     }
-    w->comms++; /* no member is in another comm of this number */
+    w->comms++; /* an id that is new to every member */
     s = seqpar_nccl__member_new(w, size);
     if (!s) return NULL;
     s->id = w->comms;
@@ -1538,7 +1553,7 @@ static int seqpar_nccl__listen(seqpar_nccl__world *w, int64_t *port) {
         if (fd >= 0) close(fd);
         return -1;
     }
-    /* who gives up between poll and accept must not hold the referee */
+    /* if a rank disconnects between poll and accept, accept must not block the referee */
     fcntl(fd, F_SETFL, O_NONBLOCK);
     *port = ntohs(at.sin_port);
     return fd;
@@ -1546,7 +1561,7 @@ static int seqpar_nccl__listen(seqpar_nccl__world *w, int64_t *port) {
 
 #define SEQPAR_NCCL__HOST 256 /* bytes of a name: the domain name system has 253 letters */
 
-/* The address by which this machine would go out; nothing is sent. */
+/* Writes the address that this machine would use to send outside. Sends nothing. */
 static void seqpar_nccl__own_address(char *host) {
     struct sockaddr_in out;
     socklen_t bytes = sizeof out;
@@ -1568,7 +1583,8 @@ typedef struct seqpar_nccl__ticket {
     int64_t port;
 } seqpar_nccl__ticket;
 
-/* of a name, by a thread that may be left behind: a name server can take its time */
+/* The lookup of a host name, in a thread of its own. A name server can be slow, so the caller
+   may stop waiting; the thread then frees the struct. */
 typedef struct seqpar_nccl__lookup {
     pthread_mutex_t lock;
     char host[SEQPAR_NCCL__HOST];
@@ -1639,7 +1655,8 @@ static int seqpar_nccl__look_up(struct sockaddr_in *address, const char *host, d
     return code;
 }
 
-/* An address where nobody is can take minutes to say so: not beyond `until`. */
+/* Connects, but waits only until `until`: connect can take minutes to fail if no machine has
+   the address. Returns 0 if connected. */
 static int seqpar_nccl__connect(int fd, const struct sockaddr_in *address, double until) {
     struct pollfd ready = {fd, POLLOUT, 0};
     int flags = fcntl(fd, F_GETFL), trouble = 0;
@@ -1655,7 +1672,7 @@ static int seqpar_nccl__connect(int fd, const struct sockaddr_in *address, doubl
     return fcntl(fd, F_SETFL, flags);
 }
 
-/* The socket, or -1; *code is what getaddrinfo says of the name. */
+/* Returns a connected socket, or -1. *code: what getaddrinfo returned for the name. */
 static int seqpar_nccl__dial(const char *host, int64_t port, double until, int *code) {
     struct sockaddr_in address;
     int fd, yes = 1;
@@ -1670,7 +1687,7 @@ static int seqpar_nccl__dial(const char *host, int64_t port, double until, int *
     return fd;
 }
 
-/* A file is there whole or not at all: it is written beside and renamed. */
+/* Writes the file atomically: writes a temporary file in the same folder, then renames it. */
 static void seqpar_nccl__write_ticket(seqpar_nccl__world *w, const char *path,
                                       const seqpar_nccl__ticket *t) {
     char beside[1024];
@@ -1700,11 +1717,11 @@ static int seqpar_nccl__read_ticket(const char *path, seqpar_nccl__ticket *t) {
     return ok;
 }
 
-/* Until rank 0 answers: it may not be up yet, and a file may be left over from another run.
-   A name that is not known is asked for again for an eighth of the time: it may be as new as
-   the machine. */
+/* Connects to rank 0, and retries until it answers: it may not be up yet, and a file may be
+   left over from another run. An unknown host name is retried for an eighth of
+   connect_s: it may be so new that name servers do not have it yet. */
 static void seqpar_nccl__find(seqpar_nccl__world *w, const char *path, seqpar_nccl__ticket *t) {
-    /* asked: since the name is not known */
+    /* asked: seconds that the name has been unknown */
     double began = SEQPAR_NCCL_SECONDS(), until = began + w->connect_s, now = began, asked = 0;
     int known = !path, nap = 500, code = 0;
     while (w->socket < 0 && now <= until && asked <= w->connect_s / 8) {
@@ -1733,7 +1750,7 @@ static void seqpar_nccl__find(seqpar_nccl__world *w, const char *path, seqpar_nc
                           (long long)w->rank, w->connect_s, path);
 }
 
-/* Rank 0's referee, and rank 0's own line to it. */
+/* Starts the referee on rank 0, and connects rank 0 itself to it. */
 static void seqpar_nccl__appoint(seqpar_nccl__world *w, int listener) {
     seqpar_nccl__referee *f = w->referee = seqpar_nccl__referee_new(w->size);
     int pair[2];
@@ -1801,7 +1818,7 @@ static void seqpar_nccl__meet(seqpar_nccl__world *w, const seqpar_nccl_desc *d,
             seqpar_nccl__appoint(w, listener);
     }
     if (!w->news.status) seqpar_nccl__present(w);
-    /* else it stays for those who are still to come, as long as the referee does */
+    /* after a failure the file stays as long as the referee, for ranks that connect later */
     if (w->file && w->welcome) remove(w->file);
     if (w->welcome) w->file = NULL;
 }
@@ -1847,8 +1864,9 @@ static seqpar_nccl__member *seqpar_nccl__open_nccl(seqpar_nccl__world *w,
     return m;
 }
 
-/* Where there is a communicator and no referee yet, its first message says where he listens:
-   pinned memory, rank 0 to all. */
+/* Worlds that are opened by comm or id have a communicator before the ranks know the referee.
+   Its first message sends the referee's address from rank 0 to all others, through pinned
+   memory. */
 static void seqpar_nccl__hand_out(seqpar_nccl__member *m, seqpar_nccl__ticket *t) {
     seqpar_nccl__world *w = m->world;
     seqpar_transfer *list = SEQPAR_NCCL__NEW(seqpar_transfer, w->size);
@@ -2094,7 +2112,7 @@ SEQPAR_DEF seqpar_status seqpar_nccl_run(const seqpar_nccl_desc *desc, seqpar_ra
     if (!w) return status;
     status = seqpar_nccl__enter(w, desc, &world);
     if (!status && (status = fn(world, user))) {
-        /* if it did not say more */
+        /* unless fn has stored its own text */
         seqpar_fail(&own, status, "%s", seqpar_status_text(status));
         seqpar_comm_abort(world, own.text);
     }

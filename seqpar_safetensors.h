@@ -23,33 +23,35 @@ DOES
     - read: open checks the whole header before anything is handed out; tensors are then read
       whole or in part, as stored or converted to float or double, with NaN and Inf refused on
       request.
-    - write: the list of tensors first, then their bytes in order, in pieces of any size, so
-      that nobody has to hold a model in memory. The same calls always give the same bytes.
-    - replace files whole or not at all: everything goes to `path.tmp.<pid>` in the same folder,
-      which is flushed, synced and renamed over `path` at the end. Whatever goes wrong before,
-      the temporary file is removed and a file that was there before is untouched.
+    - write: pass the list of tensors, then append their bytes in that order, in pieces of any
+      size, so a whole model need not be in memory. The same calls always give the same bytes.
+    - replace files atomically: a writer writes the file `path.tmp.<pid>` in the same folder,
+      flushes and syncs it, and at the end renames it to `path`. If anything fails before the
+      rename, it removes the temporary file, and an older file at `path` is unchanged.
 
 DOES NOT
     - map files into memory, or read shards through an index file; open each shard.
     - know dtypes other than the thirteen of SEQPAR_SAFETENSORS_DTYPES (no FP8, FP4 or complex).
     - run on Windows or on big-endian machines; both are an #error.
     - follow a symbolic link when writing: the link itself is replaced by the file.
-    - accept everything that the reference implementation reads: fields beyond the three of the format,
-      a name or metadata key that comes twice or holds a NUL, "__metadata__": null, a header that does not
-      begin with '{', sizes of 2^53 and more, and more than 8 dimensions are refused, never passed over.
-    - limit what a hostile header costs beyond its size: a header of the largest permitted size
-      (100 MB) can need some gigabytes while it is parsed.
+    - accept everything that the reference implementation reads. It refuses, and never ignores:
+      fields other than the three of the format; a name or metadata key that occurs twice or
+      contains a NUL; "__metadata__": null; a header that does not begin with '{'; sizes of 2^53
+      or more; more than 8 dimensions.
+    - limit the memory for parsing, except by the size of the header: a hostile header of the
+      largest permitted size (100 MB) can need some gigabytes.
 
     An open file or a writer belongs to one thread at a time. Opening in several threads at once
-    is fine, with one oddity to know under a race detector: cJSON notes where parsing last
-    failed in a global of its own, which nothing here reads.
+    is fine. A race detector may report a global variable of cJSON, which stores where parsing
+    last failed; seqpar never reads it.
 
 OPTIONS
     SEQPAR_STATIC                  everywhere: all functions become static (defined by seqpar.h)
     SEQPAR_MALLOC, SEQPAR_FREE     implementation file: the allocator, shared with seqpar.h; cJSON's own
                                    allocations go through cJSON_InitHooks
-    _FILE_OFFSET_BITS              implementation file: 64 where off_t would be 32 bits wide; defined
-                                   here if this header comes before every other one
+    _FILE_OFFSET_BITS              implementation file: must be 64 if off_t is 32 bits wide
+                                   by default. This header defines it, which works if it comes
+                                   before every other header
 
 SAMPLE
 
@@ -90,9 +92,9 @@ SAMPLE
     sample.safetensors: tensor "b": is not in the file, which has 1 tensors, the first "w"; check the name
 
 A DUMP
-    What a rank of two did in a step, with n of a row's tokens, for `seqpar-verify ver`
-    (verify/oracle/dump.h has what else it takes). Labels and positions are those that the
-    program itself has used.
+    This function writes a dump for `seqpar-verify ver`: what one of two ranks, which holds n
+    tokens of a row, computed in a step. verify/oracle/dump.h lists what else a dump may hold.
+    Pass the labels and positions that the program itself used.
 
     static int dump_rank(const char *path, const char *rank, int64_t n, const int64_t *index,
                          const int64_t *ids, const int64_t *labels, const double *logp,
@@ -122,11 +124,13 @@ ERRORS
     SEQPAR_ERR_MEMORY       SEQPAR_MALLOC returned NULL
     SEQPAR_ERR_FILE_OPEN    no such file, no permission, or a path that is not a regular file
     SEQPAR_ERR_FILE_READ    the disk failed, or the file became shorter after it was opened
-    SEQPAR_ERR_FILE_WRITE   disk full, size limit, no permission; also finishing a writer that has failed
-    SEQPAR_ERR_FILE_FORMAT  what is in the file, or would be, is not safetensors: every rule of the format
-    SEQPAR_ERR_FILE_TENSOR  no tensor of that name; dtype, shape or part not as asked for; a writer given a
-                            list that cannot be written, or bytes that do not belong to the next
-                            tensor
+    SEQPAR_ERR_FILE_WRITE   disk full, size limit, no permission; also append or finish without
+                            a writer. A writer that has failed returns its first error's code
+    SEQPAR_ERR_FILE_FORMAT  the file breaks a rule of the format, or the metadata or header to
+                            be written would
+    SEQPAR_ERR_FILE_TENSOR  no tensor of that name; another dtype or shape than expected; a part
+                            that is not inside the tensor; a list of tensors that cannot be
+                            written; bytes that do not belong to the next tensor, or are missing
     SEQPAR_ERR_NOT_FINITE   a NaN or Inf where they were refused, or a double too large for a float
 */
 
@@ -154,10 +158,10 @@ ERRORS
 
 /* >>api ---------------------------------------------------------------------------------------
  *
- * The rules for all functions: `error` may be NULL; if not, it has been zeroed, and the first
- * failure stays in it. Sizes are elements where they are called count or first, bytes where
- * they are called bytes. Names are UTF-8 and end in NUL. Only the functions that open, create,
- * save or write a file allocate.
+ * The rules for all functions: `error` may be NULL. Otherwise the caller has zeroed it, and it
+ * keeps the first failure. Sizes are elements where they are called count or first, bytes where
+ * they are called bytes. Names are UTF-8 and end in NUL. Memory is allocated only by
+ * seqpar_safetensors_open, _create and _save, and by seqpar_file_write_atomic.
  */
 
 #ifdef __cplusplus
@@ -176,7 +180,7 @@ extern "C" {
 /* clang-format on */
 
 typedef enum seqpar_safetensors_dtype {
-    SEQPAR_SAFETENSORS_NONE, /* no dtype: what a forgotten field holds */
+    SEQPAR_SAFETENSORS_NONE, /* no dtype: the value of a field that was not set */
 #define SEQPAR_SAFETENSORS_X(name, bytes) SEQPAR_SAFETENSORS_##name,
     SEQPAR_SAFETENSORS_DTYPES(SEQPAR_SAFETENSORS_X)
 #undef SEQPAR_SAFETENSORS_X
@@ -187,9 +191,9 @@ typedef struct seqpar_safetensors_tensor {
     const char *name;
     seqpar_safetensors_dtype dtype;
     int64_t dims; /* 0 is a scalar, which has one element */
-    /* (dims) the last index varies fastest; 0 is legal */
+    /* (dims) sizes, which may be 0; the last index varies fastest */
     int64_t shape[SEQPAR_SAFETENSORS_MAX_DIMS];
-    /* Known once a file is open; ignored in a list to be written: */
+    /* set by seqpar_safetensors_open; ignored in a list of tensors to be written: */
     int64_t count; /* elements */
     int64_t bytes;
     int64_t offset; /* bytes from the start of the data, the first byte after the header */
@@ -217,17 +221,17 @@ SEQPAR_DEF float seqpar_safetensors_bf16_to_f32(uint16_t bits);
 /* Exact for all 65,536 patterns, subnormal, infinite and NaN ones included. */
 
 SEQPAR_DEF uint16_t seqpar_safetensors_f32_to_f16(float x);
-/* The nearest, of two the even one; infinite from 65520 on. seqpar_bf16_from_float is its like for
-   bfloat16. */
+/* Rounds to nearest, ties to even; from 65520 on to infinity. seqpar_bf16_from_float does the
+   same for bfloat16. */
 
 /* ---- reading */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_open(seqpar_safetensors_file **file,
                                                  const char *path, seqpar_error *error);
-/* Reads and checks the header: that it is the format down to the last byte (known dtypes, sizes that
- * agree with offsets, no overlap, no gap, no name twice, nothing after the data) and that the data it
- * speaks of is there. The data itself is not read.
- * On success *file is to be closed by the caller; otherwise it is NULL.
+/* Reads the header, and checks every rule of the format: known dtypes, sizes that agree with
+ * the offsets, no overlap, no gap, no name twice, nothing after the data. Also checks that the
+ * file is long enough for its data. Does not read the data.
+ * On success the caller closes *file; otherwise *file is NULL.
  * Errors: FILE_OPEN, FILE_READ, FILE_FORMAT, MEMORY. */
 
 SEQPAR_DEF void seqpar_safetensors_close(seqpar_safetensors_file *file);
@@ -263,7 +267,7 @@ SEQPAR_DEF const char *seqpar_safetensors_metadata(const seqpar_safetensors_file
 typedef struct seqpar_safetensors_part {
     const char *name;
     int64_t first;
-    int64_t count; /* exactly so many; 0 reads nothing, because a rank's share may be empty */
+    int64_t count; /* reads exactly this many; may be 0, since a rank's share may be empty */
     int finite;    /* 1: refuse NaN and Inf; 0: let them through. Integers always pass. */
 } seqpar_safetensors_part;
 
@@ -284,9 +288,9 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read_f32(seqpar_safetensors_file *fi
 SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *file, double *out,
                                                      const seqpar_safetensors_part *part,
                                                      seqpar_error *error);
-/* out: (part->count). The same for tensors of F64, F32, F16 and BF16, whatever the caller computes in.
- * Exact, except that F64 is rounded to nearest on its way to float; a finite double beyond the range of
- * float is refused, with part->finite or without.
+/* out: (part->count). Like seqpar_safetensors_read, but converts tensors of F64, F32, F16 or
+ * BF16 to float or double. The conversion is exact, except that it rounds F64 to the nearest
+ * float. A finite double beyond the range of float is refused, even if part->finite is 0.
  * Errors: as seqpar_safetensors_read; FILE_TENSOR also for integers and BOOL. */
 
 /* ---- writing */
@@ -294,7 +298,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *fi
 /* What is to be written. Nothing in it needs to live longer than the call it is given to. */
 typedef struct seqpar_safetensors_desc {
     const char *path;
-    /* (count) in the order in which their bytes will come */
+    /* (count) in the order in which their bytes will be appended */
     const seqpar_safetensors_tensor *tensors;
     int64_t count;
     const seqpar_safetensors_pair *metadata; /* (metadata_count) */
@@ -304,19 +308,21 @@ typedef struct seqpar_safetensors_desc {
 SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **writer,
                                                    const seqpar_safetensors_desc *desc,
                                                    seqpar_error *error);
-/* Checks the list, opens `path.tmp.<pid>` (with a number behind it while that name is taken)
- * and writes the header. Readers that map the file like wide dtypes first; the order is the
- * caller's to choose. On success *writer must go to finish or abort; otherwise it is NULL,
- * which both of them accept. Errors: FILE_TENSOR, FILE_FORMAT (metadata, header too long),
- * FILE_OPEN, FILE_WRITE, MEMORY. */
+/* Checks the list, opens `path.tmp.<pid>` (with a number appended if that name is taken) and
+ * writes the header. The caller chooses the order of the tensors; readers that map the file
+ * prefer wide dtypes first. On success *writer must be passed to finish or abort. Otherwise
+ * *writer is NULL: abort ignores it, and finish returns FILE_WRITE.
+ * Errors: FILE_TENSOR, FILE_FORMAT (metadata, header too long), FILE_OPEN, FILE_WRITE,
+ * MEMORY. */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_append(seqpar_safetensors_writer *writer,
                                                    const char *name, const void *data,
                                                    int64_t bytes, seqpar_error *error);
-/* The next `bytes` bytes of tensor `name`, which must be the first one that is not complete; naming it
- * makes a swapped order an error instead of a wrong file. A piece of 0 bytes is always welcome.
- * After an error the temporary file is gone and the writer only fails; finish or abort frees it. So it
- * is enough to look at what finish returns.
+/* Writes the next `bytes` bytes of tensor `name`, which must be the first tensor of the list
+ * that is not complete. The name makes a wrong order an error instead of a wrong file.
+ * `bytes` may be 0, with any name.
+ * An error removes the temporary file, and all later calls with this writer fail. finish or
+ * abort still frees it. So it is enough to check what finish returns.
  * Errors: FILE_TENSOR (wrong tensor, too many bytes), FILE_WRITE. */
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_finish(seqpar_safetensors_writer *writer,
@@ -330,12 +336,12 @@ SEQPAR_DEF void seqpar_safetensors_abort(seqpar_safetensors_writer *writer);
 
 SEQPAR_DEF seqpar_status seqpar_safetensors_save(const seqpar_safetensors_desc *desc,
                                                  const void *const *data, seqpar_error *error);
-/* All of the above for tensors in memory. data: (desc->count) pointers, each to a whole
-   tensor. */
+/* Creates, appends and finishes, for tensors in memory. data: (desc->count) pointers, each to a
+   whole tensor. */
 
 SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *data,
                                                   int64_t bytes, seqpar_error *error);
-/* Any small file, such as config.json, by the same road: whole or not at all.
+/* Writes any small file, such as config.json, atomically, in the same way.
  * Errors: FILE_OPEN, FILE_WRITE, MEMORY. */
 
 #ifdef __cplusplus
@@ -396,7 +402,7 @@ struct seqpar_safetensors_file {
     int64_t metadata_count;
 };
 
-/* >>text -------------------------------------------------- memory, and sentences for errors */
+/* >>text -------------------------------------------------------- memory, and error messages */
 
 #define SEQPAR__ST_SHOWN \
     100 /* bytes of a path or name that an error shows, so that the values fit too */
@@ -418,9 +424,9 @@ static int seqpar__st_is_continuation(char byte) {
     return ((unsigned char)byte & 0xC0) == 0x80;
 }
 
-/* Text that leaves room for the values: cut between characters. A path is cut in front, because
- * its end tells more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4 bytes; seqpar_fail
- * escapes what is in it. */
+/* Shortens a text for an error, so that the values fit too. Cuts between characters; cuts a
+ * path in front, because its end tells more. Returns `shown`, which has SEQPAR__ST_SHOWN + 4
+ * bytes. seqpar_fail escapes the text. */
 static const char *seqpar__st_show(char *shown, const char *text, int is_path) {
     size_t length = strlen(text), from = 0, to = length, used;
 
@@ -438,7 +444,7 @@ static const char *seqpar__st_show(char *shown, const char *text, int is_path) {
     return shown;
 }
 
-/* "path: tensor "name": what", with name NULL where no single tensor is to blame. */
+/* Writes "path: tensor "name": what". name NULL: the error is not about one tensor. */
 #ifdef __GNUC__
 __attribute__((format(printf, 5, 6)))
 #endif
@@ -536,16 +542,17 @@ SEQPAR_DEF uint16_t seqpar_safetensors_f32_to_f16(float x) {
     bits &= 0x7FFFFFFFu;
     if (bits > 0x7F800000u) return (uint16_t)(sign | 0x7E00u);  /* not a number */
     if (bits >= 0x477FF000u) return (uint16_t)(sign | 0x7C00u); /* 65520 */
-    if (bits >= 0x38800000u) /* 2^-14: a mantissa of 10 bits in the place of 23 */
+    if (bits >= 0x38800000u) /* from 2^-14: round the mantissa from 23 bits to 10 */
         return (uint16_t)(sign | ((bits + 0xFFFu + (bits >> 13 & 1u) - 0x38000000u) >> 13));
-    /* multiples of 2^-24, which is 24 in the exponent; from 2^23 on a float has no fractions.
-       Subnormal floats are far below half of one */
+    /* A subnormal half is a multiple of 2^-24. Scale by 2^24, which adds 24 to the exponent.
+       Then adding 2^23 rounds to an integer, since floats have no fraction from 2^23 on.
+       Subnormal floats are far below half of 2^-24, so they become 0 */
     bits = bits < 0x00800000u ? 0 : bits + (24u << 23);
     small = seqpar__st_float_from_bits(bits) + 8388608.0f;
     return (uint16_t)(sign | (uint32_t)(small - 8388608.0f));
 }
 
-/* The product of the dimensions times the element's bytes, or 0 if it does not fit. */
+/* Sets count and bytes. Returns 0 if they do not fit into int64_t. */
 static int seqpar__st_measure(seqpar_safetensors_tensor *tensor) {
     int64_t each = seqpar_safetensors_dtype_bytes(tensor->dtype);
 
@@ -580,7 +587,7 @@ static int seqpar__st_order_by_key(const void *a, const void *b) {
                   ((const seqpar_safetensors_pair *)b)->key);
 }
 
-/* Where tensors overlap at one offset, the empty ones come first: they are in nobody's way. */
+/* At equal offsets, empty tensors come first: behind another one they would seem to overlap. */
 static int seqpar__st_order_by_offset(const void *a, const void *b) {
     const seqpar_safetensors_tensor *x = *(const seqpar_safetensors_tensor *const *)a;
     const seqpar_safetensors_tensor *y = *(const seqpar_safetensors_tensor *const *)b;
@@ -617,9 +624,9 @@ static const char *seqpar__st_twice_key(const seqpar_safetensors_pair *by_key, i
 
 /* >>scan --------------------------------------------------------------------------------------
  *
- * What the format forbids and cJSON lets pass: bytes that are not UTF-8, control characters,
- * \u0000 and \uZZZZ (which would cut a name short), and numbers such as 1.0, 1e3 or 007.
- * Numbers below zero are left to the parser, which knows whose they are.
+ * Refuses what the format forbids but cJSON accepts: bytes that are not UTF-8, control
+ * characters, \u0000 and \uZZZZ (which would cut a name short), and numbers such as 1.0, 1e3 or
+ * 007. Negative numbers pass: >>parse refuses them, since it knows the tensor they belong to.
  */
 
 typedef struct seqpar__st_cursor {
@@ -637,8 +644,8 @@ static int seqpar__st_is_utf8(const char *text) {
     return 1;
 }
 
-/* At a backslash: past it and what it escapes. Escapes that JSON does not have are left to
-   cJSON. */
+/* Called at a backslash. Moves past an escaped quote or backslash, or past \u with four digits;
+   else past the backslash alone. cJSON refuses escapes that JSON does not have. */
 static seqpar_status seqpar__st_scan_escape(seqpar__st_cursor *c, seqpar_error *error) {
     const char *escape = c->text + c->at;
     size_t digits;
@@ -657,7 +664,7 @@ static seqpar_status seqpar__st_scan_escape(seqpar__st_cursor *c, seqpar_error *
     return 0;
 }
 
-/* At an opening quote: past the closing one, or at the end, which cJSON will not accept. */
+/* Called at an opening quote. Moves past the closing quote; cJSON refuses a header without. */
 static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *error) {
     seqpar_status status = 0;
 
@@ -679,8 +686,8 @@ static seqpar_status seqpar__st_scan_string(seqpar__st_cursor *c, seqpar_error *
     return status;
 }
 
-/* At a number: past it. Nineteen digits are more than any size needs and fewer than cJSON
-   cuts off. */
+/* Called at a number. Moves past it. The limit of 19 characters is more than any size needs,
+   and less than the length at which cJSON cuts a number off. */
 static seqpar_status seqpar__st_scan_number(seqpar__st_cursor *c, seqpar_error *error) {
     const char *number = c->text + c->at;
     size_t length = strspn(number, "0123456789+-.eE"), sign = number[0] == '-';
@@ -721,8 +728,8 @@ static seqpar_status seqpar__st_scan(const seqpar_safetensors_file *file, const 
 
 /* >>parse --------------------------------------------------- from JSON to tensors and pairs */
 
-/* A number of at least 0 and below 2^53, up to where cJSON's doubles count every one. The scan
- * has seen to it that it is whole. */
+/* Accepts 0 to 2^53 - 1: cJSON stores numbers as doubles, which are exact for integers in this
+ * range. seqpar__st_scan has checked that the number is an integer. */
 static int seqpar__st_is_size(const cJSON *item, int64_t *size) {
     if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0) ||
         !(item->valuedouble < 9007199254740992.0))
@@ -749,7 +756,7 @@ typedef struct seqpar__st_fields {
     const cJSON *dtype, *shape, *offsets;
 } seqpar__st_fields;
 
-/* Exactly the three fields of a tensor, each once. */
+/* Finds the fields of a tensor: each of the three must occur once, and no other. */
 static seqpar_status seqpar__st_parse_fields(const seqpar_safetensors_file *file,
                                              const cJSON *entry, seqpar__st_fields *fields,
                                              seqpar_error *error) {
@@ -934,7 +941,7 @@ static seqpar_status seqpar__st_parse(seqpar_safetensors_file *file, const char 
     return status;
 }
 
-/* >>layout ----------------------------------------------- what the tensors must be together */
+/* >>layout -------------------------------- checks of the names and offsets of all tensors */
 
 static seqpar_status seqpar__st_check_names(seqpar_safetensors_file *file,
                                             seqpar_error *error) {
@@ -1011,7 +1018,7 @@ static seqpar_status seqpar__st_open_stream(seqpar_safetensors_file *file,
     return 0;
 }
 
-/* The length in front of the header, checked against the file before it is believed. */
+/* Reads the header's length; checks it against the limit and the size of the file. */
 static seqpar_status seqpar__st_read_length(seqpar_safetensors_file *file,
                                             seqpar_error *error) {
     unsigned char prefix[8];
@@ -1041,7 +1048,7 @@ static seqpar_status seqpar__st_read_length(seqpar_safetensors_file *file,
     return 0;
 }
 
-/* The header and a NUL, which is to be freed also after an error. */
+/* Reads the header and appends a NUL. The caller frees *header, also after an error. */
 static seqpar_status seqpar__st_read_header(seqpar_safetensors_file *file, char **header,
                                             seqpar_error *error) {
     seqpar_status status = seqpar__st_read_length(file, error);
@@ -1227,7 +1234,7 @@ static seqpar_status seqpar__st_seek(seqpar_safetensors_file *file,
     return 0;
 }
 
-/* The next `bytes` bytes from where the file stands. */
+/* Reads the next `bytes` bytes of the stream. */
 static seqpar_status seqpar__st_take(seqpar_safetensors_file *file, const char *name, void *out,
                                      int64_t bytes, seqpar_error *error) {
     int64_t got = bytes > 0 ? (int64_t)fread(out, 1, (size_t)bytes, file->stream) : 0;
@@ -1240,8 +1247,9 @@ static seqpar_status seqpar__st_take(seqpar_safetensors_file *file, const char *
         ferror(file->stream) ? strerror(errno) : "the file became shorter");
 }
 
-/* Bits that are all ones in NaN and Inf, of the two highest bytes: in all four formats the sign
- * and the whole exponent are there. 0 for dtypes that are never NaN. */
+/* Returns the exponent's bits in the two highest bytes of an element. Only NaN and Inf have all
+ * of them set. In all four formats these two bytes contain the sign and the whole exponent.
+ * Returns 0 for dtypes without NaN. */
 static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype) {
     switch (dtype) {
     case SEQPAR_SAFETENSORS_F16: return 0x7C00;
@@ -1252,7 +1260,8 @@ static unsigned seqpar__st_exponent_mask(seqpar_safetensors_dtype dtype) {
     }
 }
 
-/* Whether there is NaN or Inf: quick, because files have millions of elements and mostly none. */
+/* Is any element NaN or Inf? This is fast because it does not look for the position: files have
+ * millions of elements, and mostly none is NaN or Inf. */
 static int seqpar__st_any_not_finite(const unsigned char *raw, int64_t each, unsigned mask,
                                      int64_t count) {
     int any = 0;
@@ -1307,7 +1316,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read(seqpar_safetensors_file *file, 
     return status;
 }
 
-/* Every value of the three formats is a float. out: (count), raw: (count) elements of dtype. */
+/* Converts F32, BF16 or F16 to float, exactly. out: (count), raw: (count) elements of dtype. */
 static void seqpar__st_floats(float *out, const unsigned char *raw,
                               seqpar_safetensors_dtype dtype, int64_t count) {
     uint16_t half;
@@ -1347,7 +1356,7 @@ static seqpar_status seqpar__st_narrow(const seqpar_safetensors_file *file,
 #define SEQPAR__ST_CHUNK 2048 /* elements converted at a time, on the stack */
 #endif
 
-/* To wide or to narrow (part->count), whichever is not NULL. */
+/* Converts the part to wide or to narrow (part->count), whichever is not NULL. */
 static seqpar_status seqpar__st_read_as(seqpar_safetensors_file *file, double *wide,
                                         float *narrow, const seqpar_safetensors_part *part,
                                         seqpar_error *error) {
@@ -1404,9 +1413,9 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_read_f64(seqpar_safetensors_file *fi
 typedef struct seqpar__st_output {
     FILE *stream; /* NULL once closed */
     char *path;   /* where the file is to appear */
-    /* where it grows, in the same allocation; NULL once renamed or removed */
+    /* path of the temporary file, in the allocation of `path`; NULL once renamed or removed */
     char *temporary;
-    /* of the first failure, after which there is nothing left to write to */
+    /* of the first failure; from then on there is neither a stream nor a temporary file */
     seqpar_status status;
 } seqpar__st_output;
 
@@ -1430,9 +1439,9 @@ static seqpar_status seqpar__st_output_failed(seqpar__st_output *output, const c
         step, strerror(reason));
 }
 
-/* A name that is free, so that neither another thread's file nor one that a killed process of
- * the same pid left behind (in a container pids repeat) gets mixed up with this one. Returns a
- * descriptor or -1. */
+/* Creates the temporary file under an unused name. The plain name may be in use by another
+ * thread, or left over from a killed process of the same pid (in a container pids repeat).
+ * Returns a descriptor or -1. */
 static int seqpar__st_output_claim(const seqpar__st_output *output, size_t room) {
     int descriptor = -1;
 
@@ -1448,7 +1457,7 @@ static int seqpar__st_output_claim(const seqpar__st_output *output, size_t room)
     return descriptor;
 }
 
-/* After an error only output->path is to be freed, as after every other end. */
+/* The caller frees output->path in any case. After an error nothing else is left to release. */
 static seqpar_status seqpar__st_output_open(seqpar__st_output *output, const char *path,
                                             seqpar_error *error) {
     size_t length = path ? strlen(path) + 1 : 0, room = length + 64;
@@ -1512,7 +1521,7 @@ static seqpar_status seqpar__st_output_commit(seqpar__st_output *output, seqpar_
     if (status) return status;
     if (fflush(stream) != 0) return seqpar__st_output_failed(output, "fflush", error);
     if (fsync(fileno(stream)) != 0) return seqpar__st_output_failed(output, "fsync", error);
-    output->stream = NULL; /* fclose ends it even where it fails */
+    output->stream = NULL; /* fclose frees it even if it fails */
     if (fclose(stream) != 0) return seqpar__st_output_failed(output, "fclose", error);
     if (rename(output->temporary, output->path) != 0)
         return seqpar__st_output_failed(output, "rename", error);
@@ -1533,7 +1542,7 @@ SEQPAR_DEF seqpar_status seqpar_file_write_atomic(const char *path, const void *
     return status;
 }
 
-/* >>write --------------------------------------------------------- tensors into such a file */
+/* >>write ------------------------------------------------ tensors into a safetensors file */
 
 struct seqpar_safetensors_writer {
     seqpar__st_output output;
@@ -1544,7 +1553,7 @@ struct seqpar_safetensors_writer {
     int64_t written; /* bytes of it so far */
 };
 
-/* Text that grows. Once memory has run out it stays as it is. */
+/* A string that grows. failed: memory ran out, so the text is incomplete. */
 typedef struct seqpar__st_text {
     char *data; /* (bytes) of (capacity) */
     int64_t bytes, capacity;
@@ -1576,7 +1585,7 @@ static void seqpar__st_put_number(seqpar__st_text *text, int64_t number) {
     seqpar__st_put(text, digits);
 }
 
-/* In quotes, with cJSON's escapes. */
+/* Appends a string in quotes, escaped by cJSON. */
 static void seqpar__st_put_string(seqpar__st_text *text, const char *string) {
     cJSON *node = cJSON_CreateStringReference(string);
     char *quoted = node ? cJSON_PrintUnformatted(node) : NULL;
@@ -1616,8 +1625,8 @@ static void seqpar__st_put_tensor(seqpar__st_text *text,
     seqpar__st_put(text, "]}");
 }
 
-/* The length, the JSON, and spaces up to the next multiple of 8. text->data is to be freed
-   in any case. */
+/* Writes the length, the JSON, and spaces up to the next multiple of 8. The caller frees
+   text->data, also after an error. */
 static seqpar_status seqpar__st_put_header(seqpar__st_text *text,
                                            const seqpar_safetensors_writer *writer,
                                            const seqpar_safetensors_desc *desc,
@@ -1663,7 +1672,7 @@ static seqpar_status seqpar__st_check_name(const char *path, const char *name, i
 static seqpar_status seqpar__st_layout(const char *path, seqpar_safetensors_tensor *tensor,
                                        int64_t *offset, seqpar_error *error) {
     char shown[128];
-    const int64_t limit = (int64_t)1 << 53; /* JSON readers lose count from here on */
+    const int64_t limit = (int64_t)1 << 53; /* doubles in JSON readers are exact below */
 
     if (!seqpar_safetensors_dtype_bytes(tensor->dtype))
         return seqpar__st_fail(error, SEQPAR_ERR_FILE_TENSOR, path, tensor->name,
@@ -1689,7 +1698,7 @@ static seqpar_status seqpar__st_layout(const char *path, seqpar_safetensors_tens
     return 0;
 }
 
-/* The caller's list, checked and copied. */
+/* Checks and copies the caller's list. */
 static seqpar_status seqpar__st_copy_list(seqpar_safetensors_writer *writer,
                                           const seqpar_safetensors_desc *desc,
                                           seqpar_error *error) {
@@ -1760,7 +1769,7 @@ static seqpar_status seqpar__st_check_metadata(const seqpar_safetensors_desc *de
                                     seqpar__st_show(shown, twice, 0));
 }
 
-/* Past every tensor that is complete, which empty ones always are. */
+/* Moves past all complete tensors; empty tensors are always complete. */
 static void seqpar__st_advance(seqpar_safetensors_writer *writer) {
     while (writer->current < writer->count &&
            writer->written == writer->tensors[writer->current].bytes) {
@@ -1809,7 +1818,7 @@ SEQPAR_DEF seqpar_status seqpar_safetensors_create(seqpar_safetensors_writer **w
     return status;
 }
 
-/* The piece is not what the list says comes next: nothing sensible can follow. */
+/* Refuses bytes that do not belong to the next tensor of the list, and ends the writer. */
 static seqpar_status seqpar__st_misplaced(seqpar_safetensors_writer *writer, const char *name,
                                           int64_t bytes, seqpar_error *error) {
     const char *path = writer->output.path;

@@ -2,8 +2,9 @@
 /* 03_own_kernel.c - a block kernel of your own, here bf16 in plain C, inside ring attention
  * over four ranks.
  *
- * Stand-in for a kernel you will not give up: it sees one block (queries of a cell x keys of a cell, one head) and knows
- * nothing of ranks. Rings, masks, merging and gradients to their owners stay seqpar's.      cc 03_own_kernel.c -lm -lpthread */
+ * It stands for a kernel that you want to keep. It gets one block (queries of a cell x keys of
+ * a cell, one head) and does not know of ranks. seqpar does rings, masks and merging, and takes
+ * gradients to their owners.      cc 03_own_kernel.c -lm -lpthread */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* 04_own_transport.c - ring attention over four processes and a transport of one's own; the
-   bits of one rank. cc 04_own_transport.c -lm -lpthread.  The transport is in
-   unix_sockets.h; below is what uses it, and it is what would use any other. */
+/* 04_own_transport.c - ring attention over four processes, with a transport of your own and the
+   bits of one rank.  cc 04_own_transport.c -lm -lpthread
+
+   The transport is in unix_sockets.h. The code below uses it as it would use any other. */
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include "unix_sockets.h"

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* 06_curves_lie.c - two trainings on four ranks whose loss curves lie on one another, though
-   the gradients of one are four times too small: what becomes of a correct local gradient
-   under a reducer that averages over all ranks instead of adding up over those that share a
-   sequence. Adam divides by the gradient's own size and hides the factor; the norm, the clip
-   and plain SGD do not.  cc 06_curves_lie.c -lm -lpthread */
+/* 06_curves_lie.c - two trainings on four ranks whose loss curves coincide, although the
+   gradients of one are four times too small. Its local gradients are right, but its reducer
+   averages them over all ranks, where the ranks that share a sequence must be added up. Adam
+   divides by the gradient's size, which hides the factor; the norm, the clip and plain SGD do
+   not hide it. cc 06_curves_lie.c -lm -lpthread */
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"

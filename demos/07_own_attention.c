@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* 07_own_attention.c - a flash attention of your own, here in plain C, over four ranks.
  *
- * It sees all of this rank's queries and all keys of one source at a time, and knows nothing of ranks: seqpar sends the
- * keys, merges the partial results by their log-sum-exp and takes gradients to their owners. On a GPU the
- * pointers are the device's and the work goes to `queue`.      cc 07_own_attention.c -lm -lpthread */
+ * It gets all of this rank's queries and all keys of one rank at a time, and does not know of
+ * ranks: seqpar sends the keys, merges the partial results by their log-sum-exp and takes
+ * gradients to their owners. On a GPU the pointers are the device's and the work goes to
+ * `queue`. cc 07_own_attention.c -lm -lpthread */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

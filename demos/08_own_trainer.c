@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* 08_own_trainer.c - a trainer with layers of your own: an embedding, one attention over a
-   packed qkv projection, a vocabulary. The layers are plain loops; seqpar packs, splits,
-   exchanges keys, takes losses and gradients together and updates. On 1 rank and on 4, the
-   same bits.  cc 08_own_trainer.c -lm -lpthread */
+   packed qkv projection, a projection to the vocabulary. The layers are plain loops. seqpar
+   packs, splits, exchanges keys, sums losses and gradients, and updates. 1 rank and 4 ranks
+   give the same bits. cc 08_own_trainer.c -lm -lpthread */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

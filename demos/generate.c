@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate.c - prompts in, texts out: scored by reward models, servers or a rule where there are
- * such, and made into training data.
+/* generate.c - generates texts for prompts. It can score them by reward models, servers or a
+ * rule, and make training data of them.
  *
  *     generate --dataset prompts.jsonl --input_key question --pretrain model --output_path texts.jsonl \
  *         --n_samples_per_prompt 4 --reward_pretrain rm --post_processor rs --data_parallel_size 4
  *
- * The same texts on any number of ranks. --help lists everything. */
+ * Any number of ranks gives the same texts. --help lists everything. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

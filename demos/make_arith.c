@@ -2,8 +2,8 @@
 /* make_arith - writes arithmetic stories as JSON lines. The same seed gives the same items;
  * ranges that do not overlap give training and evaluation data:
  *     make_arith train.jsonl 5000 1 && make_arith eval.jsonl 200 1 5000
- * A careless teacher: of every 100 answers, so many end in a wrong number (something for PPO to
- * mend):
+ * A last argument makes a careless teacher: that many of every 100 answers end in a wrong
+ * number, which PPO can correct:
  *     make_arith careless.jsonl 5000 1 0 83 */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* picture.c - the picture of the README, as SVG: a row over four ranks, what moves between them,
-   the tree in which every sum over the row is taken.
+/* picture.c - draws the picture of the README, as SVG: a row split over four ranks, the
+   messages between them, and the tree that adds every sum over the row.
 
        build/picture > demos/picture.svg */
 #define SEQPAR_IMPLEMENTATION

@@ -4,8 +4,9 @@
  *
  *     seqpar deepspeed --module openrlhf.cli.train_sft --dataset d.jsonl --pretrain model
  *
- * It finds the trainer, says how many ranks the launcher would have started, looks up names
- * of a hub in a local file, makes tokens of text, and becomes the trainer. */
+ * It finds the trainer, takes the number of ranks from the launcher's options, looks up names
+ * of a hub in a local file, makes tokens of text, and then executes the trainer in its place.
+ * */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #include "program/deepspeed.h"

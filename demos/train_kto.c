@@ -3,7 +3,8 @@
  *
  *     train_kto --dataset labelled.jsonl --input_key prompt --output_key completion --pretrain sft_model --ring_attn_size 4
  *
- * Its KL term is that of the whole optimizer step, however it is split. --help lists everything. */
+ * Its KL term is over the whole optimizer step, however it is split. --help lists everything.
+    */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

@@ -5,7 +5,7 @@
  *     train_ppo --prompt_data prompts.jsonl --input_key question --label_key answer --pretrain sft_model
  *         --reward_rule last_number --advantage_estimator group_norm --n_samples_per_prompt 4 --ring_attn_size 4
  *
- * The same texts, rewards and weights on any number of ranks. --help lists everything. */
+ * Any number of ranks gives the same texts, rewards and weights. --help lists everything. */
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION

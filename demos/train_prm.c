@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* train_prm.c - process reward models: what each step of a text is worth, sequences split over ranks.
+/* train_prm.c - process reward models, which rate each step of a text, sequences split over
+   ranks.
  *
  *     train_prm --dataset steps.jsonl --placeholder_token '*' --reward_tokens + - --pretrain model --ring_attn_size 4
  *

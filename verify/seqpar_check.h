@@ -1,12 +1,13 @@
-/* seqpar_check.h - v0.2.0 - plans of attention played on paper: does every visible pair get
-   computed once, does every message arrive, and what does it cost - MIT or Unlicense */
+/* seqpar_check.h - v0.2.0 - simulates attention plans: is every visible pair computed once,
+   does every message arrive, and what does a plan cost - MIT or Unlicense */
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /*
-   A schedule of seqpar.h is data, so it can be checked and priced for a thousand ranks without
-   one of them. Nobody who trains needs this; who changes a schedule, writes one, or has to
-   choose one does.
+   A schedule of seqpar.h is data, so it can be checked, and its cost counted, for a thousand
+   ranks without running one of them. Training does not need this header. It is for those who
+   change, write or choose a schedule.
 
-   Does:      refuse a plan that loses, doubles or confuses anything, by name; count FLOPs, bytes, overlap, slots.
+   Does:      refuse a plan that loses, repeats or mixes up blocks or messages, with the rank
+              and the operation; count FLOPs, bytes, overlap and slots.
    Does not:  run anything, or look at a clock.
 
    #define SEQPAR_IMPLEMENTATION / SEQPAR_CHECK_IMPLEMENTATION in one unit. Options:
@@ -30,18 +31,21 @@ typedef struct seqpar_plan_mask {
     const seqpar_attn_desc *desc;
 } seqpar_plan_mask;
 
-/* Plays the plans of all SP ranks, plans[rank], against each other and refuses with
-   SEQPAR_ERR_PLAN, rank and operation what would go wrong: a block that the mask needs
-   (NULL: every pair of positions) dropped or one computed twice, a slot read before its
-   message is there or overwritten while it is sent, a message nobody sends or nobody takes,
-   one taken for another, a request not waited for, dk and dv that do not reach their owner
-   exactly once, a wait without end. */
+/* Simulates the plans of all SP ranks, plans[rank], together. A fault is refused with
+   SEQPAR_ERR_PLAN; the message names the rank and the operation. Faults are:
+     - a block that the mask needs (NULL: every pair of positions) is not computed, or any block
+       is computed twice;
+     - a slot is read before its message has arrived, or overwritten while it is sent;
+     - a message is never sent or never received, or is taken for another;
+     - a request is not waited for, or a wait never ends;
+     - dk and dv do not reach their owner exactly once. */
 SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_plan *plans,
                                            const seqpar_plan_mask *mask);
 
-/* FLOPs this rank computes per forward (4 head_dim a visible pair and head) in all and, if
-   per_source is not NULL (sp_size), by the rank whose keys they are; and the bytes it sends
-   forward and backward. */
+/* The FLOPs that this rank computes and the bytes that it sends, forward and backward. FLOPs:
+   for each visible pair and head 4 head_dim forward, 10 head_dim backward. per_source
+   (sp_size), unless NULL: the forward FLOPs by source, the rank (with Ulysses: the position)
+   that owns the keys. */
 typedef struct seqpar_attn_cost {
     int64_t forward_flops, backward_flops, forward_bytes, backward_bytes;
 } seqpar_attn_cost;
@@ -49,11 +53,11 @@ typedef struct seqpar_attn_cost {
 SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                              seqpar_attn_cost *cost, int64_t *per_source);
 
-/* What a rank has to do, without doing it. FLOPs: 4 head_dim a visible pair and head
-   forward, 10 backward; step_flops (steps): forward, by the position whose keys they are;
-   bytes: what the transport will count, dtype being the storage type; overlap: share of
-   these that has a computation between begin and wait; slots: k, v buffers. Free:
-   seqpar_plan_cost_free. */
+/* The cost of a rank's plan, counted without running it. dtype: the storage type. FLOPs: for
+   each visible pair and head 4 head_dim forward, 10 head_dim backward. step_flops (steps):
+   forward, by the position that owns the keys. Bytes: those that the transport will count.
+   Overlap: the share of these bytes that has a computation between begin and wait. slots: k, v
+   buffers. The caller frees it with seqpar_plan_cost_free. */
 typedef struct seqpar_plan_cost {
     int64_t forward_flops, backward_flops, forward_bytes, backward_bytes, slots, steps;
     int64_t *step_flops;
@@ -90,7 +94,7 @@ typedef struct seqpar__note { /* a message in flight */
 } seqpar__note;
 
 typedef struct seqpar__paper_slot {
-    /* readers: requests that send from it; filling: one that receives into it */
+    /* readers: number of requests that send from it; filling: 1 while one receives into it */
     int full, readers, filling;
     int64_t source, sources, head_begin, head_count;
 } seqpar__paper_slot;
@@ -102,8 +106,9 @@ typedef struct seqpar__paper_rank {
     int64_t *flying; /* (requests) 1 + the operation that began it; 0: none */
     uint8_t *computed, *returned, *folded; /* (positions, kv heads of the member) how often */
     int in_flight[2];                      /* returns in flight by buffer */
-    int64_t
-        filled[2]; /* 1 + whose dk, dv an outbox holds: position, or first head; 0: nobody's */
+    /* by outbox: 1 + the position whose dk, dv it holds; if it holds those of all positions,
+       1 + their first head; 0: empty */
+    int64_t filled[2];
     int gathered, closing, back, placed;
 } seqpar__paper_rank;
 
@@ -112,7 +117,7 @@ typedef struct seqpar__paper {
     seqpar__paper_rank *ranks;
     int64_t size, positions, heads; /* heads: most kv heads of a member */
     seqpar__note **first, **last;   /* (size, size) messages from, to */
-    /* (positions, positions) some query of the one sees some key of the other */
+    /* (positions, positions) 1: some query of the first sees some key of the second */
     uint8_t *needed;
     void *notes;
 } seqpar__paper;
@@ -196,7 +201,7 @@ static seqpar_status seqpar__paper_begin(seqpar__paper *paper, seqpar__paper_ran
     return SEQPAR_OK;
 }
 
-/* A slot that may be written now, or whose contents may be read. */
+/* Finds a slot, and checks that it may be written now (writes 1) or read. */
 static seqpar_status seqpar__paper_slot_of(seqpar__paper *paper, seqpar__paper_rank *r,
                                            int32_t number, int writes,
                                            seqpar__paper_slot **slot) {
@@ -276,7 +281,7 @@ static seqpar_status seqpar__paper_copy(seqpar__paper *paper, seqpar__paper_rank
     return SEQPAR_OK;
 }
 
-/* Counts the heads of a block in one of the tables; none may be there twice. */
+/* Counts the heads of a block in one of the tables, and refuses a head counted twice. */
 static seqpar_status seqpar__paper_count(seqpar__paper *paper, seqpar__paper_rank *r,
                                          uint8_t *table, int64_t position,
                                          const seqpar_plan_op *op, const char *what) {
@@ -340,7 +345,7 @@ static seqpar_status seqpar__paper_return(seqpar__paper *paper, seqpar__paper_ra
     return SEQPAR_OK;
 }
 
-/* Waits of several peers. *blocked: not all have sent yet. */
+/* Takes the messages of all peers of a request. *blocked 1: not all have sent yet. */
 static seqpar_status seqpar__paper_collect(seqpar__paper *paper, seqpar__paper_rank *r,
                                            const seqpar_plan_op *began, int64_t *source,
                                            int *blocked) {
@@ -431,7 +436,7 @@ static seqpar_status seqpar__paper_op(seqpar__paper *paper, seqpar__paper_rank *
     }
 }
 
-/* What must hold when a rank has done its last operation. */
+/* Checks a rank that has done its last operation. */
 static seqpar_status seqpar__paper_end(seqpar__paper *paper, seqpar__paper_rank *r) {
     int64_t own = r->plan->position;
     for (int64_t i = 0; i < r->plan->requests; i++)
@@ -490,7 +495,8 @@ static seqpar_status seqpar__paper_play(seqpar__paper *paper) {
     return SEQPAR_OK;
 }
 
-/* Positions whose keys some query of the position sees; the last queries see the most. */
+/* Marks the positions whose keys are seen by any of these queries. It begins with the last
+   ones, which see the most. */
 static void seqpar__paper_sees(uint8_t *needed, const seqpar__sight *sight,
                                const int32_t *queries, int64_t count) {
     const seqpar_attn *attn = sight->attn;
@@ -505,7 +511,7 @@ static void seqpar__paper_sees(uint8_t *needed, const seqpar__sight *sight,
         }
 }
 
-/* Which positions' queries see which positions' keys. */
+/* Fills paper->needed: which positions' keys the queries of each position see. */
 static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_plan *plan,
                                           const seqpar_plan_mask *mask) {
     seqpar_ctx ctx; /* of a rank that never runs */
@@ -516,7 +522,7 @@ static seqpar_status seqpar__paper_needed(seqpar__paper *paper, const seqpar_pla
     ctx.error = paper->error;
     if (!attn) return seqpar__no_memory(paper->error, "a plan on paper");
     attn->desc = *mask->desc;
-    attn->desc.schedule = SEQPAR_SCHEDULE_LLAMA3; /* nothing is asked about ways */
+    attn->desc.schedule = SEQPAR_SCHEDULE_LLAMA3; /* does not compute how far keys travel */
     attn->rows = mask->rows;
     attn->row_count = mask->row_count;
     attn->forward = *plan;
@@ -560,7 +566,7 @@ static seqpar_status seqpar__paper_open(seqpar__paper *paper, const seqpar_plan 
             return seqpar__no_memory(paper->error, "a plan on paper");
         p->returned = p->computed + cells;
         p->folded = p->returned + cells;
-        /* an all-gather packs its slots */
+        /* an all-gather fills its slots by COPY; in a ring slot 0 is this position's k and v */
         for (own = 1, i = 0; i < plans[r].count; i++)
             if (plans[r].ops[i].op == SEQPAR_PLAN_GATHER) own = 0;
         if (own) {
@@ -587,8 +593,8 @@ SEQPAR_DEF seqpar_status seqpar_plan_check(seqpar_error *error, const seqpar_pla
     return status;
 }
 
-/* Bytes whose transfer begins before a computation that precedes its wait, as a share of
-   all. */
+/* The share of the bytes that has a computation between the begin of its transfer and the
+   wait. */
 static double seqpar__plan_overlap(const seqpar_plan *plan) {
     int64_t all = 0, hidden = 0;
     for (int64_t i = 0; i < plan->count; i++) {
@@ -609,16 +615,16 @@ static double seqpar__plan_overlap(const seqpar_plan *plan) {
     return all ? (double)hidden / (double)all : 0.0;
 }
 
-/* ---- what a rank sends back, without the programs that make it ---- */
+/* ---- sizes of the dk, dv messages, without making the fold programs ---- */
 
-/* The fold's tree over the query pieces of all ranks, nodes with one child left out: pieces
-   in order of leaves, then the nodes that join two. Own pieces alone under a node are one
-   partial sum of a message. */
+/* The fold's tree over the query pieces of all ranks, without nodes that have one child. The
+   pieces come first, in order of leaves, then the nodes with two children. If all pieces
+   present under a node are this rank's, they make one partial sum of a message. */
 typedef struct seqpar__outbox_node {
     int32_t parent, sibling; /* -1: the root */
-    int32_t sums;            /* partial sums that own pieces leave under it */
-    /* others: pieces of other ranks are present under it; visits: of a piece, 1 while it is
-       present */
+    int32_t sums;            /* partial sums of this rank's pieces under it */
+    /* others: 1 if pieces of other ranks are present under it; visits (pieces only): 1 while
+       the piece is present */
     int16_t others, visits;
 } seqpar__outbox_node;
 
@@ -647,8 +653,9 @@ static void seqpar__outbox_join(seqpar__outbox_node *tree, int32_t parent, int32
     tree[right].sibling = left;
 }
 
-/* Two neighbours meet the higher in the tree the higher the first bit is in which their
-   leaves differ. Nodes that still lack their right child wait on a stack, the lowest on top. */
+/* The higher the first bit in which the leaves of two adjacent pieces differ, the higher is the
+   node that joins them. Nodes that still lack their right child wait on a stack, the lowest on
+   top. */
 static void seqpar__outbox_tree(seqpar__outbox *c) {
     int64_t height[64];
     int32_t left[64], waiting[64], top = 0;
@@ -667,7 +674,7 @@ static void seqpar__outbox_tree(seqpar__outbox *c) {
     c->tree[c->root].parent = -1;
 }
 
-/* A piece comes (1) or goes (-1); what changes above it changes with it. */
+/* Adds (step 1) or removes (-1) a piece, and updates the nodes above it that change. */
 static void seqpar__outbox_visit(seqpar__outbox *c, int32_t i, int step) {
     seqpar__outbox_node *n = &c->tree[i];
     int present = (n->visits = (int16_t)(n->visits + step)) == 1;
@@ -685,8 +692,8 @@ static void seqpar__outbox_visit(seqpar__outbox *c, int32_t i, int step) {
     }
 }
 
-/* Pieces by their first or last tokens, which no two share: a place for every token of all
-   rows, then the empty ones left out. */
+/* Sorts pieces by their first or last tokens: each goes to an array with one entry per token of
+   all rows, whose empty entries are then skipped. No two pieces share a token. */
 static int seqpar__outbox_order(const seqpar__outbox *c, int32_t *order, int last) {
     const seqpar_row *rows = c->attn->rows;
     int64_t tokens = 0, row_begin = 0, i, r;
@@ -720,10 +727,10 @@ static int seqpar__outbox_ended(const seqpar__outbox *c, int32_t query,
            (row == key->row && seqpar__outbox_bounds(c, query)->end <= key->start);
 }
 
-/* Key pieces in order of their tokens. A query piece is present from where its range begins
-   to where it ends: in the order of first tokens they come, in that of last tokens they go.
-   Where strides end unevenly the keys' last tokens fall a little now and then, and pieces
-   that came go back. */
+/* Walks through the key pieces in order of their first tokens. A query piece is present while
+   the range that it sees overlaps the key piece: query pieces are added in order of their first
+   tokens and removed in order of their last tokens. With strides, the last token of the next
+   key piece may be a little lower; then query pieces that were added are taken out again. */
 static void seqpar__outbox_sweep(seqpar__outbox *c, seqpar_attn *attn) {
     int64_t came = 0, gone = 0, sums;
     for (int64_t k = 0; k < c->count; k++) {
@@ -767,8 +774,8 @@ static seqpar_status seqpar__outbox_count(seqpar_attn *attn) {
     return SEQPAR_OK;
 }
 
-/* What the all-to-alls add: own tokens of the others' heads go out, the results of the
-   others' tokens go back. */
+/* Adds the bytes of the all-to-alls: this rank sends its tokens for the other members' heads,
+   and sends back the results of the other members' tokens. */
 static void seqpar__heads_cost(const seqpar_ctx *ctx, const seqpar_attn *attn,
                                seqpar_attn_cost *cost) {
     const seqpar_plan *plan = &attn->forward;
@@ -803,10 +810,11 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
         if (s != attn->rank) others += attn->outbox_elements[s];
     }
     SEQPAR_FREE(seen);
-    /* scores and their gradients once, dq, dk, dv where forward has scores and out */
+    /* 5 products (scores, their gradients, dq, dk, dv) for forward's 2 (scores, out) */
     cost->backward_flops = cost->forward_flops / 4 * 10;
-    for (int64_t s = 0; s < attn->size; s++) /* ring: what others on the way still see; llama3:
-                                        the own to all */
+    /* ring: the keys that later positions on the way still need; llama3: this position's keys,
+       to all */
+    for (int64_t s = 0; s < attn->size; s++)
         cost->forward_bytes += 2 * row *
                                (seqpar__gathers(attn) ? (s != attn->rank) * mine->tokens
                                                       : seqpar__rows_in(&attn->send_rows[s]));
@@ -817,8 +825,8 @@ SEQPAR_DEF seqpar_status seqpar_attn_cost_of(const seqpar_ctx *ctx, const seqpar
     return SEQPAR_OK;
 }
 
-/* As much of attention as its cost is made of: shares, ranges, and how large the messages
-   with dk and dv are. */
+/* Prepares the parts of attention that its cost depends on: shares, ranges, and the sizes of
+   the dk, dv messages. */
 static seqpar_status seqpar__cost_prepare(seqpar_ctx *ctx, seqpar_attn *attn) {
     int64_t i = 0;
     seqpar__sight sight;
@@ -838,7 +846,7 @@ SEQPAR_DEF seqpar_status seqpar_plan_cost_of(seqpar_error *error, seqpar_plan_co
     seqpar_device device;
     seqpar_attn *attn;
     seqpar_status status;
-    seqpar_attn_cost c, exposed; /* exposed: the all-to-alls, which nothing hides */
+    seqpar_attn_cost c, exposed; /* exposed: all-to-alls, which nothing overlaps */
     memset(cost, 0, sizeof *cost);
     memset(&exposed, 0, sizeof exposed);
     memset(&ctx, 0, sizeof ctx);

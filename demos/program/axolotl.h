@@ -7,7 +7,7 @@
 
 /* ---- which trainer ---- */
 
-/* rl says it, or reward_model; otherwise it is SFT. */
+/* The keys rl and reward_model select the trainer; without them it is SFT. */
 static int program_axolotl_tool(program_keys *k) {
     program_key rl = {0}, reward = {0};
     bool is_rl = program_key_take(k, "rl", &rl),
@@ -54,7 +54,7 @@ static const char *const program_axolotl_roles[] = {"user", "assistant", "system
                                                     NULL};
 static const char *const program_axolotl_properties[] = {"role", "content", NULL};
 
-/* Keys whose other values would change what is read or learnt. */
+/* Refuses values of keys that would change what is read or learnt. */
 static int program_axolotl_refused(const program_keys *k, const program_node *set) {
     static const struct {
         const char *key, *harmless, *fix;
@@ -124,8 +124,8 @@ static int program_axolotl_completion(const program_node *set, cJSON *info) {
     return 0;
 }
 
-/* Files of a folder are named one by one; otherwise the path is what is read. Its ending says
-   what ds_type does. */
+/* The file of a set: data_files, which may be in the folder path; without data_files, path
+   itself. The ending of its name makes ds_type redundant. */
 static char *program_axolotl_path(const program_keys *k, const program_node *set) {
     const char *path = program_entry_text(set, "path");
     const program_node *files = program_entry(set, "data_files");
@@ -169,7 +169,7 @@ static int program_axolotl_set_add(const program_keys *k, program_sets *sets,
     return 0;
 }
 
-/* A list of maps: its key is one of axolotl's, the option ours. */
+/* Reads a list of data sets. key: its name in axolotl; option: its name here. */
 static int program_axolotl_sets(program_keys *k, const char *key, const char *option,
                                 bool *chats) {
     program_key list;
@@ -211,7 +211,8 @@ static int program_axolotl_template(program_keys *k, bool chats) {
     return 0;
 }
 
-/* Is it one of the tokens of tokenizer.json? What is no such file, others refuse. */
+/* Does this tokenizer.json have the token? True if it is no tokenizer.json, since others refuse
+   that. */
 static bool program_has_token(const cJSON *json, const char *text) {
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(json, "model"), *token;
     const cJSON *vocab = cJSON_GetObjectItemCaseSensitive(model, "vocab");
@@ -228,7 +229,7 @@ static bool program_has_token(const cJSON *json, const char *text) {
     return false;
 }
 
-/* A pad token that the tokenizer has changes no number; others would. */
+/* Accepts only pad_token, which changes no number if the tokenizer has it. Others would. */
 static int program_axolotl_tokens(program_keys *k) {
     program_key tokens;
     if (!program_key_take(k, "special_tokens", &tokens)) return 0;
@@ -247,7 +248,8 @@ static int program_axolotl_tokens(program_keys *k) {
     return 0;
 }
 
-/* axolotl would make a row of the embedding, and of the head, for a new one. */
+/* Refuses a pad token that the tokenizer lacks: axolotl would add a row to embedding and head.
+   */
 static int program_axolotl_pad(program *p) {
     const char *model = program_given(p, "pretrain");
     char *path = program_text("%s/tokenizer.json", model ? model : ".");

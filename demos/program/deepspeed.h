@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* deepspeed.h - DeepSpeed's configuration file, as LLaMA-Factory and axolotl name it: how state
- * is split and where it is kept become options of the trainer. What it says of batches, the
- * clip and types must be "auto" or agree with the command, as in transformers; what only changes
- * speed is passed over, and all other keys are refused by name. */
+/* deepspeed.h - DeepSpeed's configuration file, which LLaMA-Factory and axolotl name. How state
+ * is sharded and where it is stored become options of the trainer. Batch sizes, gradient
+ * clipping and types must be "auto" or agree with the command, as in transformers. Keys that
+ * only change speed are ignored, and all other keys are refused by name. */
 #ifndef PROGRAM_DEEPSPEED_H
 #define PROGRAM_DEEPSPEED_H
 
@@ -22,7 +22,7 @@ static int program_deepspeed_wrong(const program_deepspeed *d, const program_nod
 
 /* ---- keys with one value ---- */
 
-/* Keys and the values that ask for nothing; "*": any. */
+/* Keys, and the value of each that needs nothing here; "*": any value. */
 typedef struct {
     const char *key, *harmless, *fix;
 } program_deepspeed_key;
@@ -105,7 +105,7 @@ static int program_deepspeed_unknown(const program_deepspeed *d, const program_n
 
 /* ---- what must agree with the command, as transformers wants it ---- */
 
-/* otherwise: the value where the command is silent. */
+/* otherwise: the default, if the command does not give the option. */
 static int program_deepspeed_agrees(const program_deepspeed *d, const program_node *value,
                                     const char *key, const char *option,
                                     const char *otherwise) {
@@ -122,7 +122,7 @@ static int program_deepspeed_agrees(const program_deepspeed *d, const program_no
         given ? given : otherwise);
 }
 
-/* The documents of a step are a product, which is the command's. */
+/* The command gives train_batch_size, or the factors of which it is the product. */
 static int program_deepspeed_batch(const program_deepspeed *d, const program_node *value) {
     if (program_is_auto(value) || program_given(d->p, "train_batch_size"))
         return program_deepspeed_agrees(d, value, "train_batch_size", "train_batch_size",
@@ -132,7 +132,7 @@ static int program_deepspeed_batch(const program_deepspeed *d, const program_nod
                                    "\"auto\"");
 }
 
-/* {"enabled": ...}; other keys are of fp16's scale. */
+/* Reads {"enabled": ...}; the other keys are about loss scaling in fp16. */
 static int program_deepspeed_type(const program_deepspeed *d, const char *key,
                                   const program_node *type) {
     const program_node *enabled = program_entry(type, "enabled");
@@ -147,7 +147,7 @@ static int program_deepspeed_type(const program_deepspeed *d, const char *key,
                      "weights and activations are fp32 or bf16; write false");
 }
 
-/* AdamW with the command's own numbers. */
+/* Accepts only AdamW, with the parameters of the command. */
 static int program_deepspeed_optimizer(const program_deepspeed *d, const program_node *block) {
     const char *type = program_entry_text(block, "type");
     const program_node *params = program_entry(block, "params");
@@ -168,7 +168,7 @@ static int program_deepspeed_optimizer(const program_deepspeed *d, const program
 
 /* ---- ZeRO ---- */
 
-/* {"device": "cpu"}; of "nvme" the folder is told, too. */
+/* Reads {"device": "cpu"}; with "nvme", also its folder. */
 static int program_deepspeed_offload(const program_deepspeed *d, const char *key,
                                      const program_node *block) {
     const char *device = program_entry_text(block, "device"),
@@ -247,7 +247,7 @@ static int program_deepspeed_key_read(const program_deepspeed *d, const program_
     return program_deepspeed_unknown(d, key);
 }
 
-/* --deepspeed FILE becomes what the file says. */
+/* Replaces --deepspeed FILE by the options that the file stands for. */
 static int program_deepspeed_options(program *p) {
     int i = program_find(p, "deepspeed");
     program_deepspeed d = {p, program_given(p, "deepspeed")};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* digest.h - what a token file hangs on, as one number: every byte of the data, of the model
- * folder's tokenizer, of prepare.py and of its options. Paths are left out: what is moved
- * stays the same. */
+/* digest.h - a digest of all that a token file depends on: every byte of the data, of the model
+ * folder's tokenizer, of prepare.py and of its options. Paths are left out, so that moving the
+ * files does not change it. */
 #ifndef PROGRAM_DIGEST_H
 #define PROGRAM_DIGEST_H
 
@@ -19,7 +19,7 @@ static uint64_t program_digest_text(uint64_t digest, const char *text) {
     return program_digest(digest, text, strlen(text) + 1);
 }
 
-/* The file's bytes, and how many they are. 0, or -1 with one sentence. */
+/* Adds the file's bytes and their number. 0, or -1 with a message. */
 static int program_digest_file(program *p, uint64_t *digest, const char *path) {
     static char bytes[1 << 16];
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -58,7 +58,8 @@ static int program_order(const void *a, const void *b) {
 
 static int program_digest_set(program *p, uint64_t *digest, const char *path, int depth);
 
-/* What may be read of a folder, in the order of its names; a split's folder is one below. */
+/* Adds the data files of a folder, sorted by name, and of subfolders one level below: splits.
+   */
 static int program_digest_folder(program *p, uint64_t *digest, const char *path, int depth) {
     char **names = NULL;
     struct stat about;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* keys.h - the keys of a yaml file as options of a trainer: every key is looked up in
- * options.tsv, by whatever name its program gives it. What stands behind the file on the
- * command line goes before what stands in it, as in both programs. */
+/* keys.h - turns the keys of a yaml file into options of a trainer. Every key is looked up in
+ * options.tsv, by its name in its program. The words behind the file on the command line
+ * override the keys in the file, as in both programs. */
 #ifndef PROGRAM_KEYS_H
 #define PROGRAM_KEYS_H
 
@@ -19,7 +19,7 @@ typedef struct {
     program_key *keys; /* stb_ds array */
 } program_keys;
 
-/* -1 with the sentence, and where the key stands. */
+/* Sets the error, which begins with the line of the key. Returns -1. */
 __attribute__((format(printf, 3, 4))) static int program_key_wrong(const program_keys *k,
                                                                    const program_key *key,
                                                                    const char *format, ...) {
@@ -40,7 +40,8 @@ static program_key *program_key_find(const program_keys *k, const char *name) {
     return NULL;
 }
 
-/* Hands a key out: later steps do not see it again. */
+/* Removes a key from the list, so that later steps do not see it. False: it is missing or null.
+   */
 static bool program_key_take(program_keys *k, const char *name, program_key *taken) {
     program_key *key = program_key_find(k, name);
     if (!key) return false;
@@ -59,7 +60,7 @@ static int program_keys_read(program_keys *k) {
     return 0;
 }
 
-/* ---- what stands behind the file ---- */
+/* ---- words behind the file on the command line ---- */
 
 static void program_key_override(program_keys *k, const char *name, const char *text) {
     program_key key = {name, {PROGRAM_VALUE, 0, true, program_text("%s", text), NULL}, 0};
@@ -103,7 +104,8 @@ static int program_keys_dashes(program_keys *k, char **words, int64_t count) {
 
 /* ---- a key as an option ---- */
 
-/* These may be lists: of sets, or of what has no effect, or is refused anyway. */
+/* Options whose value may be a list: data sets, lists of words, and options that have no effect
+   or are refused. */
 static bool program_takes_list(const demo_known *known) {
     static const char *const lists[] = {"dataset", "eval_dataset", "dataset_probs"};
     const demo_known *target = demo_known_target(known);
@@ -136,7 +138,7 @@ static char *program_key_value(const program_keys *k, const program_key *key,
     return NULL;
 }
 
-/* Held against options.tsv as the trainer will: what it refuses is said with its line. */
+/* Makes the checks that the trainer will make, so that the error can name the line. */
 static int program_option_check(program *p, const demo_known *known, const char *text) {
     static demo_options options;
     double scratch[2];
@@ -158,7 +160,7 @@ static int program_key_unknown(const program_keys *k, const program_key *key) {
                              nearest ? nearest->name : "", demo_from_name[k->p->from]);
 }
 
-/* An option of the trainer, said at that line. */
+/* Adds an option of the trainer, with the line that it comes from. */
 static void program_said(program *p, const char *name, const char *text,
                          const program_origin *origin) {
     program_origin place = {name, origin->path, origin->line};
@@ -166,7 +168,7 @@ static void program_said(program *p, const char *name, const char *text,
     arrput(p->origins, place);
 }
 
-/* These are read here, and no trainer sees them. */
+/* Options that this program reads itself; no trainer gets them. */
 static bool program_is_own(const char *name) {
     return demo_same_name(name, "deepspeed") || demo_same_name(name, "dataset_dir");
 }
@@ -185,7 +187,7 @@ static int program_key_option(program_keys *k, const program_key *key) {
     return -1;
 }
 
-/* Two keys there, one option here. */
+/* Joins adam_beta1 and adam_beta2, which are one option here. */
 static void program_betas(program_keys *k) {
     program_key one = {0}, two = {0};
     bool has_one = program_key_take(k, "adam_beta1", &one),
@@ -199,7 +201,7 @@ static void program_betas(program_keys *k) {
     arrput(k->keys, both);
 }
 
-/* All keys that were not handed out. */
+/* Turns all keys that are left into options. */
 static void program_keys_options(program_keys *k) {
     for (int64_t i = 0; i < arrlen(k->keys); i++)
         if (program_key_option(k, &k->keys[i])) program_complain(k->p, k->keys[i].name);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* launchers.h - what stands before a trainer's name in commands of other programs: launchers
- * and their options. Those that say how many ranks there are are followed; those that mean
- * nothing here are named in one notice; all others are refused. */
+/* launchers.h - launchers and their options, which precede a trainer's name in commands of
+ * other programs. Options that give the number of ranks are followed. Options that have no
+ * meaning here are named in one notice. All others are refused. */
 #ifndef PROGRAM_LAUNCHERS_H
 #define PROGRAM_LAUNCHERS_H
 
@@ -23,7 +23,7 @@ typedef struct {
     const char *launcher, *name;
     bool valued;
     int means;
-    const char *fix; /* of those that are refused */
+    const char *fix; /* if it is refused: what to do instead */
 } program_launcher_option;
 
 #define PROGRAM_GPUS_WANTED \
@@ -126,7 +126,7 @@ enum {
                                      sizeof *program_launcher_options)
 };
 
-/* Words that begin a launcher, and what it is called above. */
+/* The first words of a launcher's command, and its name in the table above. */
 typedef struct {
     const char *words[3], *launcher;
 } program_launcher;
@@ -141,7 +141,8 @@ static const program_launcher program_launchers[] = {
     {{"python3"}, "python"}};
 enum { PROGRAM_LAUNCHERS = (int)(sizeof program_launchers / sizeof *program_launchers) };
 
-/* How many words of the command it takes; 0: another one is here. python3.11 is python3. */
+/* How many words this launcher's command begins with; 0: the next words are not this
+   launcher's. python3.11 is python3. */
 static int program_launcher_words(const program *p, const program_launcher *l) {
     int n = 0;
     for (; n < 3 && l->words[n]; n++) {
@@ -175,7 +176,7 @@ static const char *program_launcher_value(program *p, const program_launcher_opt
     return NULL;
 }
 
-/* What the trainer computes in, where it is not told. */
+/* The launcher's type of numbers, for a trainer without such an option. */
 static int program_launcher_precision(program *p, const char *what, const char *value) {
     p->launch.bf16 = !strcmp(value, "bf16");
     if (p->launch.bf16 || !strcmp(value, "no")) return 0;
@@ -183,7 +184,8 @@ static int program_launcher_precision(program *p, const char *what, const char *
                      what, value);
 }
 
-/* --nnodes 2:4 and --nproc_per_node gpu ask a cluster, or a machine, how many there are. */
+/* Applies one option. --nnodes 2:4 and --nproc_per_node gpu are refused: only the cluster or
+   the machine knows these numbers. */
 static int program_launcher_take(program *p, const program_launcher_option *o,
                                  const char *value) {
     program_launch *l = &p->launch;

@@ -49,7 +49,7 @@ static int program_info_wrong(const program_infos *in, const program_node *node,
     return program_at(in->p, in->path, node->line, sentence, name);
 }
 
-/* Values that would change what is read, and are not followed. */
+/* Refuses values that would change what is read. */
 static int program_info_refused(const program_infos *in, const program_node *set,
                                 const char *name) {
     static const struct {
@@ -87,7 +87,7 @@ static int program_info_columns_check(const program_infos *in, const program_nod
     return 0;
 }
 
-/* Pairs are for stages that compare, and the others' records for the others. */
+/* Checks that stages dpo and rm get pairs, and that the others get records of one answer. */
 static int program_info_suits(const program_infos *in, const program_node *set,
                               const char *name) {
     const char *formatting = program_entry_text(set, "formatting");
@@ -130,7 +130,7 @@ static char *program_info_path(const program_infos *in, const program_node *set,
     return NULL;
 }
 
-/* What prepare.py is told. */
+/* The set's JSON object for prepare.py. */
 static cJSON *program_info_json(const program_infos *in, const program_node *set) {
     static const char *const told[] = {"formatting", "columns", "tags"};
     cJSON *json = cJSON_CreateObject();
@@ -145,7 +145,7 @@ static cJSON *program_info_json(const program_infos *in, const program_node *set
     return json;
 }
 
-/* All names there are, for a sentence. */
+/* The names of the sets, for a message. */
 static char *program_info_names(const program_infos *in) {
     char *text = program_text("nothing");
     for (int64_t i = 0; i < arrlen(in->root.items) && i < 40; i += 2)
@@ -181,7 +181,7 @@ static char *program_word(const char *begin, size_t length) {
     return program_text("%.*s", (int)length, begin);
 }
 
-/* The names of one option, as paths. */
+/* Replaces the set names of one option by paths. */
 static int program_info_option(program_infos *in, const char *option) {
     program_sets sets = {0};
     int i = program_find(in->p, option);
@@ -204,7 +204,7 @@ static void program_drop_all(program *p, const char *name) {
     for (int i; (i = program_find(p, name)) >= 0;) program_drop(p, i);
 }
 
-/* Conversations of dataset_info.json have a shape by the template alone. */
+/* Requires a template: without it, conversations of dataset_info.json cannot become text. */
 static int program_template_wanted(program *p) {
     if (program_given(p, "template") || program_find(p, "pretrain_mode") >= 0) return 0;
     return demo_fail(p->error,
@@ -213,8 +213,8 @@ static int program_template_wanted(program *p) {
                      program_listed(program_templates));
 }
 
-/* Names in dataset_info.json are looked up there where its folder is named, or the data has no
-   path of its own. */
+/* Is the data named in dataset_info.json? It is if dataset_dir or a yaml file is given, or if
+   the name is no path and the folder has a dataset_info.json. */
 static bool program_has_infos(const program *p, const char *folder) {
     const char *data = program_given(p, "dataset");
     return program_given(p, "dataset_dir") ||
@@ -236,14 +236,14 @@ static int program_sets_of_llamafactory(program *p) {
     if (program_yaml_read(p, in.path, &in.root) || program_info_option(&in, "dataset") ||
         program_info_option(&in, "eval_dataset"))
         return -1;
-    program_drop_all(p, "max_samples"); /* of each set there, which its object says */
+    program_drop_all(p, "max_samples"); /* there it limits each set, and is in its object */
     return program_template_wanted(p);
 }
 
 /* ---- options that mean something else there ---- */
 
-/* Plain text comes in blocks already; rows of packed documents hold one token less than
-   cutoff_len says. */
+/* With packing, documents have at most cutoff_len - 1 tokens. Plain text is in blocks already,
+   so the option is dropped for it. */
 static void program_packing_of_llamafactory(program *p) {
     const char *packing = program_given(p, "packing_samples"), *most;
     bool on = packing && demo_truth(packing) == 1;
@@ -271,7 +271,7 @@ static void program_llamafactory(program *p) {
 
 /* ---- its yaml ---- */
 
-/* Without a word of it LLaMA-Factory trains adapters. */
+/* Without finetuning_type, LLaMA-Factory trains adapters. */
 static void program_finetuning(program_keys *k) {
     if (!program_key_find(k, "finetuning_type"))
         program_key_override(k, "finetuning_type", "lora");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* meanings.h - what an option of a page means here. The trainers' own --help says it, so that
- * every text stands in one place. */
+/* meanings.h - the meaning here of an option on a help page, taken from the trainers' --help,
+ * so that every text is written only once. */
 #ifndef PROGRAM_MEANINGS_H
 #define PROGRAM_MEANINGS_H
 
@@ -42,7 +42,7 @@ static void program_meanings_add(program_meaning **all, char *help) {
     }
 }
 
-/* All that the trainers beside this program say. */
+/* The texts of all options of the trainers in this program's folder. */
 static program_meaning *program_meanings(const program *p) {
     static const char *const tools[] = {"sft", "dpo", "rm",  "kto",
                                         "kd",  "prm", "ppo", "generate"};

@@ -45,14 +45,14 @@ static int program_name_line(program *p, program_names *n, int line, char *text)
     return 0;
 }
 
-/* The default need not be there, what was asked for must be. */
+/* The default file may be missing; a file given by --local_names may not. */
 static int program_names_read(program *p, program_names *n) {
     const char *why = NULL;
     size_t size;
     int line = 0;
     n->file = p->local_names ? p->local_names : "names.tsv";
     if (!p->local_names && access(n->file, F_OK)) return 0;
-    char *bytes = demo_read_whole(n->file, 1 << 24, &size, &why); /* its lines stay */
+    char *bytes = demo_read_whole(n->file, 1 << 24, &size, &why); /* not freed: still in use */
     if (!bytes)
         return demo_fail(p->error,
                          "--local_names %.300s: %s; give a file of lines: name, tab, path",
@@ -110,11 +110,11 @@ static const char *program_name_found(program *p, const program_names *n, const 
     return NULL;
 }
 
-/* Replaces the names of one option; an option without a place is left out. */
+/* Replaces the names in the value of one option by paths. -1: one has no path. */
 static int program_names_of(program *p, const program_names *n, int i, const char *option) {
     program_value at = program_value_of(p, i);
     char *paths = NULL;
-    if (at.word < 0) return 0; /* the trainer says so */
+    if (at.word < 0) return 0; /* no value: the trainer reports it */
     for (const char *name = p->options[at.word] + at.behind;; name++) {
         int length = (int)strcspn(name, ",");
         char *one = program_text("%.*s", length, name);

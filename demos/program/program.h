@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* program.h - what the program seqpar knows of a command: the words that were typed, the
- * trainer they start, and that trainer's own words. All live until the trainer takes the
- * process over. */
+ * trainer that they start, and the options of that trainer. Nothing of it is freed: at the end
+ * the trainer replaces this program in its process. */
 #ifndef PROGRAM_H
 #define PROGRAM_H
 
@@ -17,7 +17,7 @@ typedef struct {
     int64_t slots;
 } program_host;
 
-/* What a launcher was told of the world; 0: it was not told. */
+/* What the launcher's options say of the ranks; 0: nothing. */
 typedef struct {
     const char *launcher; /* NULL: there is none */
     const char *hostfile, *include;
@@ -25,13 +25,13 @@ typedef struct {
     bool bf16; /* the launcher's --mixed_precision */
 } program_launch;
 
-/* Where an option was said: in a line of a file, or (0) behind it. */
+/* Where an option comes from: a line of a file or, if that is 0, the words behind the file. */
 typedef struct {
     const char *name, *path;
     int line;
 } program_origin;
 
-/* A sentence about the command, and its line in the yaml file; INT_MAX: it has none there. */
+/* An error message, and the line of the yaml file that it is about; INT_MAX: none. */
 typedef struct {
     char *text;
     int line;
@@ -46,12 +46,12 @@ typedef struct {
     program_origin *origins; /* of those that a file has; stb_ds array */
     program_launch launch;
     program_host *hosts;  /* of the hostfile, stb_ds array */
-    int64_t nodes, ranks; /* 0: nobody said how many */
+    int64_t nodes, ranks; /* 0: not given */
     const char *cache_dir, *local_names;
     bool local, print_command;
     const char *file, *pad; /* the yaml file, and its pad_token; NULL: there is none */
     int pad_line;
-    program_complaint *complaints; /* stb_ds arrays, of what is wrong so far */
+    program_complaint *complaints; /* stb_ds arrays, of the errors so far */
     const char **wrong;            /* options that are refused already */
     char folder[PATH_MAX];         /* where this program and the trainers are */
     demo_error *error;
@@ -81,7 +81,7 @@ static inline char *program_binary(const program *p, const char *kind, const cha
                         tool);
 }
 
-/* Several hosts are for a launcher, which this program is not. */
+/* Does the run need several hosts? This program cannot start ranks on other hosts. */
 static inline bool program_is_elsewhere(const program *p) { return p->nodes > 1 && !p->local; }
 
 /* ---- the trainer's options ---- */
@@ -95,7 +95,7 @@ static inline const demo_known *program_known(const char *word) {
     return known ? demo_known_target(known) : NULL;
 }
 
-/* Where option i has its value: in a word, behind so many letters. */
+/* Where option i has its value: in p->options[word], from byte `behind` on. */
 typedef struct {
     int word; /* -1: it has none */
     int behind;
@@ -147,7 +147,7 @@ static inline const program_origin *program_origin_of(const program *p, const ch
     return NULL;
 }
 
-/* Puts "x.yaml:7: " before a sentence about an option of that file, whose dashes go. -1 */
+/* Puts "x.yaml:7: " before an error about an option of that file, and removes the dashes. -1 */
 static inline int program_error_placed(program *p) {
     char name[DEMO_NAME_LIMIT];
     const char *text = p->error->text;
@@ -164,9 +164,9 @@ static inline int program_error_placed(program *p) {
     return -1;
 }
 
-/* ---- all that is wrong is said at once ---- */
+/* ---- all errors are reported at once ---- */
 
-/* A sentence of the trainer, which has escaped it. */
+/* Records an error message that is escaped already. */
 static inline void program_complain_as(program *p, const char *text) {
     size_t length = p->file ? strlen(p->file) : 0;
     bool placed = p->file && !strncmp(text, p->file, length) && text[length] == ':';
@@ -175,8 +175,8 @@ static inline void program_complain_as(program *p, const char *text) {
     arrput(p->complaints, one);
 }
 
-/* The error becomes one of the complaints, and what follows is looked at, too. option: what it
-   is about; NULL: no option. */
+/* Records the error and clears it, so that checking can go on. option: the one that it is
+   about, or NULL. */
 static inline void program_complain(program *p, const char *option) {
     static char shown[4 * sizeof(demo_error)];
     program_complain_as(p, seqpar_escape(shown, sizeof shown, p->error->text));
@@ -184,8 +184,8 @@ static inline void program_complain(program *p, const char *option) {
     p->error->text[0] = 0;
 }
 
-/* Does this sentence of the trainer name an option that is refused already? It is missing, or
-   has its default there. */
+/* Does this message of the trainer name an option that was refused already? The trainer did not
+   get the option's value, so the message may not be true. */
 static inline bool program_is_hanging(const program *p, const char *sentence) {
     for (int64_t i = 0; i < arrlen(p->wrong); i++) {
         const demo_known *known = demo_known_find(p->wrong[i]);
@@ -199,7 +199,7 @@ static inline bool program_is_hanging(const program *p, const char *sentence) {
     return false;
 }
 
-/* In the order of the file, and those without a line behind them. */
+/* Prints the errors in the order of their lines; those without a line come last. */
 static inline void program_complaints_say(program *p) {
     program_complaint *all = p->complaints;
     for (int64_t i = 0; i < arrlen(all); i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* sets.h - data sets as files say what they are like, LLaMA-Factory's dataset_info.json and
- * axolotl's list `datasets`: their paths become --dataset, and the rest a list of JSON
- * objects that demos/prepare.py reads (--dataset_info). */
+/* sets.h - data sets that LLaMA-Factory's dataset_info.json or axolotl's list `datasets`
+ * describes. Their paths become --dataset. The rest becomes a list of JSON objects that
+ * demos/prepare.py reads (--dataset_info). */
 #ifndef PROGRAM_SETS_H
 #define PROGRAM_SETS_H
 
@@ -40,7 +40,7 @@ static char *program_listed(const char *const *list) {
     return text;
 }
 
-/* Has this map keys of the list alone? */
+/* Refuses keys of a map that are not in the list. */
 static int program_keys_known(program *p, const char *path, const program_node *map,
                               const char *of, const char *const *list) {
     for (int64_t i = 0; i < arrlen(map->items); i += 2)

@@ -10,14 +10,14 @@
 #include "llamafactory.h"
 #include "stage.h"
 
-/* A yaml file of LLaMA-Factory or axolotl, the word `at` of the options, becomes the trainer's
-   options here. */
+/* Replaces p->options by those that the yaml file p->options[at], of LLaMA-Factory or axolotl,
+   and the words behind it stand for. */
 static int program_yaml(program *p, int from, int at) {
     program_keys k = {.p = p, .path = p->options[at]};
     char **behind = p->options + at + 1;
     int64_t count = arrlen(p->options) - at - 1;
     bool axolotl = from == DEMO_FROM_AXOLOTL;
-    p->options = NULL; /* the words stay where they are */
+    p->options = NULL; /* `behind` still points to the old words */
     p->file = k.path;
     p->from = from;
     if (program_keys_read(&k) || (axolotl ? program_keys_dashes(&k, behind, count)
@@ -52,7 +52,7 @@ static int program_no_trainer(program *p, const char *word) {
         word);
 }
 
-/* llamafactory-cli starts torchrun with what these say, unless a launcher started it. */
+/* llamafactory-cli passes these variables to torchrun, unless a launcher has started it. */
 static int program_launch_of_environment(program *p) {
     static const char *const names[] = {"NNODES", "NPROC_PER_NODE"};
     int64_t *const counts[] = {&p->launch.nodes, &p->launch.per_node};
@@ -64,7 +64,7 @@ static int program_launch_of_environment(program *p) {
     return 0;
 }
 
-/* Of axolotl.cli.train, llamafactory-cli train and the like: the file behind the name. */
+/* Reads the yaml file behind axolotl.cli.train, llamafactory-cli train and the like. */
 static int program_yaml_behind(program *p, int from, const char *word, bool verb) {
     int at = verb;
     if (verb && arrlen(p->options) && strcmp(p->options[0], "train"))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tokens.h - text becomes tokens, once. The trainer says which of its data is text and with
- * which options demos/prepare.py makes tokens of it (--print_prepare); the token file is
- * kept under a name that has a digest of all it hangs on, so that it is used again while
- * that is the same. */
+/* tokens.h - makes tokens of text, once. The trainer prints which of its data is text, and with
+ * which options demos/prepare.py makes tokens of it (--print_prepare). The name of the token
+ * file has a digest of all that it depends on, so that the file is reused until any of that
+ * changes. */
 #ifndef PROGRAM_TOKENS_H
 #define PROGRAM_TOKENS_H
 
@@ -16,9 +16,9 @@
 /* One data set that is text. */
 typedef struct {
     const char *option;
-    char **words; /* behind prepare.py; stb_ds array */
+    char **words; /* arguments of prepare.py; stb_ds array */
     const char *kind, *pretrain, *paths;
-    char **output; /* the word that is the token file */
+    char **output; /* the argument that is the token file's path */
 } program_set;
 
 /* ---- another program ---- */
@@ -33,7 +33,8 @@ static void program_become(char *const *words, int out, int errors) {
     _exit(2);
 }
 
-/* Starts it; what it prints goes to `out`, what it says to `errors`. -1 with one sentence. */
+/* Starts a program: stdout goes to `out`, stderr to `errors`. Its process, or -1 with a
+   message. */
 static pid_t program_begin(program *p, char *const *words, int out, int errors) {
     fflush(NULL);
     pid_t child = fork();
@@ -49,13 +50,14 @@ static int program_exit_code(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Another program has said what is wrong: this one ends as it did. */
+/* Another program has printed an error: exits with the code of that program. */
 static int program_end_as(int code) {
     fflush(NULL);
     exit(code);
 }
 
-/* What the trainer says of an option stands in a line of a file, perhaps. */
+/* Prints what the trainer wrote to stderr. Its errors are recorded, with the line of the file
+   if they are about an option that comes from there. */
 static void program_say_placed(program *p, FILE *said) {
     static char line[sizeof(demo_error)];
     rewind(said);
@@ -74,7 +76,8 @@ static void program_say_placed(program *p, FILE *said) {
     fclose(said);
 }
 
-/* All that a program prints, for free(); NULL with one sentence. */
+/* All that a program prints to stdout, a zero-terminated stb_ds array; NULL: there are errors.
+   */
 static char *program_output(program *p, char *const *words) {
     int ends[2];
     char *text = NULL, part[4096];
@@ -97,16 +100,16 @@ static char *program_output(program *p, char *const *words) {
     return text;
 }
 
-/* ---- what the trainer says is text ---- */
+/* ---- data that is text, as the trainer reports it ---- */
 
-/* The value of a word of prepare.py. */
+/* The value of an option of prepare.py; NULL: it is missing. */
 static char **program_set_word(const program_set *set, const char *name) {
     for (int64_t i = 0; i + 1 < arrlen(set->words); i++)
         if (!strcmp(set->words[i], name)) return &set->words[i + 1];
     return NULL;
 }
 
-/* A line of --print_prepare; its texts stay in the JSON. */
+/* Reads a line of --print_prepare; the texts point into the JSON, which is not freed. */
 static int program_set_read(program *p, program_set *set, const char *line) {
     cJSON *json = cJSON_Parse(line), *word;
     const cJSON *option = cJSON_GetObjectItemCaseSensitive(json, "option");
@@ -128,13 +131,14 @@ static int program_set_read(program *p, program_set *set, const char *line) {
 
 /* ---- where its tokens are kept ---- */
 
-/* Does what follows this word of prepare.py say only where something is? */
+/* Is the value of this option of prepare.py only a path? */
 static bool program_is_place(const char *word) {
     return !strcmp(word, "--output") || !strcmp(word, "--pretrain") ||
            !strcmp(word, "--dataset");
 }
 
-/* A chat template may be a file, which then counts as its bytes. */
+/* Adds the options of prepare.py. If the chat template is a file, adds its bytes, not its path.
+   */
 static int program_digest_words(program *p, uint64_t *digest, const program_set *set) {
     for (int64_t i = 0; i < arrlen(set->words); i++) {
         const char *word = set->words[i];
@@ -176,7 +180,8 @@ static char *program_cached(program *p, const program_set *set, uint64_t digest)
     return NULL;
 }
 
-/* Whole, and of the tokenizer of this model's folder? A name alone says nothing. */
+/* Is there a whole token file, made by the tokenizer of this model's folder? Its name proves
+   neither. */
 static bool program_tokens_there(const program_set *set, const char *path) {
     demo_token_file file;
     demo_error why = {0};
@@ -216,7 +221,7 @@ static char **program_prepare_words(const program_set *set, const char *prepare)
     arrput(words, program_text("%s", python && *python ? python : "python3"));
     arrput(words, program_text("%s", prepare));
     for (int64_t i = 0; i < arrlen(set->words); i++) arrput(words, set->words[i]);
-    /* of what is damaged, or what another seqpar makes meanwhile, which is the same */
+    /* replaces a damaged file, or an equal one that another seqpar made meanwhile */
     arrput(words, program_text("--overwrite"));
     arrput(words, NULL);
     return words;
@@ -228,7 +233,7 @@ static int program_tokens_make(program *p, const program_set *set, const char *p
     int code = 0;
     if (p->print_command || program_is_elsewhere(p)) return puts(line + 1), 0;
     fprintf(stderr, "tokens:%s\n", line);
-    pid_t child = program_begin(p, words, 2, 2); /* the trainer's output is its own */
+    pid_t child = program_begin(p, words, 2, 2); /* stdout is for the trainer */
     if (child < 0) return -1;
     code = program_exit_code(child);
     return code ? program_end_as(code) : 0;
@@ -262,7 +267,8 @@ static char **program_trainer_words(const program *p) {
     return words;
 }
 
-/* Text that is not made into tokens is read as bytes: for a model that was made here. */
+/* A notice: without a tokenizer, text is read as bytes, which suits a model that was made here.
+   */
 static void program_bytes_say(const program *p) {
     const char *model = program_given(p, "pretrain"), *data = program_given(p, "dataset");
     if (!data) data = program_given(p, "prompt_data");

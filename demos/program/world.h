@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* world.h - how many ranks the launcher would start, on which hosts: from its options and its
- * hostfile. On one host they are threads of the trainer; on several, processes of mpirun or
- * srun, which this program names and does not start. */
+ * hostfile. On one host they are threads of the trainer. On several hosts they are processes of
+ * mpirun or srun: this program prints those commands and does not run them. */
 #ifndef PROGRAM_WORLD_H
 #define PROGRAM_WORLD_H
 
@@ -92,7 +92,7 @@ static int64_t program_ids(const char *text) {
     }
 }
 
-/* The one host there is: this one, or that of the hostfile. */
+/* Refuses a host other than the only one: this one, or that of the hostfile. */
 static int program_include_host(program *p, const char *name, size_t length) {
     const char *here = p->hosts ? p->hosts[0].name : "localhost";
     if (strlen(here) == length && !strncmp(here, name, length)) return 0;
@@ -202,7 +202,7 @@ static int program_world(program *p) {
 
 /* ---- several hosts ---- */
 
-/* Of each host alike; 0: they differ. */
+/* Ranks per host; 0: the hosts differ. */
 static int64_t program_slots(const program *p) {
     if (!p->hosts) return p->ranks / p->nodes;
     for (int64_t i = 1; i < p->nodes; i++)

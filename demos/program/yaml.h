@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* yaml.h - a yaml file as a tree in which every value knows its line. Read by libyaml, which
- * reads JSON, too. What a reader of the file would not see at its place is refused: anchors and
- * aliases, tags, a key that stands there twice, several documents. */
+/* yaml.h - a yaml file as a tree in which every value has its line. libyaml reads it, and reads
+ * JSON, too. A value must be visible where it applies, so anchors, aliases, tags, duplicate
+ * keys and several documents are refused. */
 #ifndef PROGRAM_YAML_H
 #define PROGRAM_YAML_H
 
@@ -15,7 +15,7 @@ typedef struct program_node {
     int line;
     bool plain;                 /* a value without quotes */
     char *text;                 /* of a value */
-    struct program_node *items; /* stb_ds array; of a map keys and values by turns */
+    struct program_node *items; /* stb_ds array; of a map: key, value, key, value, .. */
 } program_node;
 
 typedef struct {
@@ -47,7 +47,7 @@ __attribute__((format(printf, 4, 5))) static int program_at(program *p, const ch
     return -1;
 }
 
-/* Of bytes that are no text libyaml names no line. */
+/* The line of an error. libyaml gives none for bytes that are not text, only their offset. */
 static int program_yaml_line(const program_yaml_reader *r) {
     int line = 1;
     if (r->parser.error != YAML_READER_ERROR) return (int)r->parser.problem_mark.line + 1;
@@ -68,7 +68,7 @@ static int program_yaml_broken(program_yaml_reader *r) {
                       r->parser.context ? " " : "", r->parser.context ? r->parser.context : "");
 }
 
-/* A tab in these bytes of a text that no comment has; NULL: there is none. */
+/* The first tab from `at` to `end` that is not in a comment; NULL: there is none. */
 static const char *program_yaml_tab(const char *text, const char *at, const char *end) {
     for (; at < end && *at != '\t'; at++)
         if (*at == '#' && (at == text || at[-1] == ' ' || at[-1] == '\n'))
@@ -76,8 +76,8 @@ static const char *program_yaml_tab(const char *text, const char *at, const char
     return at < end ? at : NULL;
 }
 
-/* libyaml takes tabs for blanks; pyyaml, which reads the file there, refuses them outside of
-   quotes and blocks. JSON has them. */
+/* libyaml accepts tabs as blanks. pyyaml, which the other programs use, refuses them outside of
+   quotes and blocks, so this does. JSON may have them. */
 static int program_yaml_tabs(program_yaml_reader *r) {
     const yaml_event_t *e = &r->event;
     bool scalar = e->type == YAML_SCALAR_EVENT;
@@ -224,16 +224,16 @@ static int program_yaml_read(program *p, const char *path, program_node *root) {
     return wrong;
 }
 
-/* ---- what stands in it ---- */
+/* ---- reading the tree ---- */
 
-/* The value of a key, and the key; NULL: it is not there. */
+/* The value of a key; NULL: the key is missing. */
 static const program_node *program_entry(const program_node *map, const char *key) {
     for (int64_t i = 0; map->shape == PROGRAM_MAP && i < arrlen(map->items); i += 2)
         if (!strcmp(map->items[i].text, key)) return &map->items[i + 1];
     return NULL;
 }
 
-/* null, ~ and nothing at all, as in python. */
+/* Is the value null, ~ or empty? python reads these as None. */
 static bool program_is_null(const program_node *node) {
     return node->shape == PROGRAM_VALUE && node->plain &&
            (!*node->text || !strcmp(node->text, "~") || !strcasecmp(node->text, "null"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* advantage.h - the arithmetic of a rollout in which ranks play no part: every rank computes
-   the same from the same numbers. */
+/* advantage.h - the arithmetic of a rollout that needs no communication: every rank has all
+   the numbers and computes the same results. */
 #ifndef DEMO_ADVANTAGE_H
 #define DEMO_ADVANTAGE_H
 #include <math.h>
@@ -14,9 +14,9 @@
 #pragma GCC optimize("fp-contract=off", "no-trapping-math", "no-math-errno")
 #endif
 
-/* Coefficient of the KL penalty: fixed where target is 0, else moved by clip(kl / target -
-   1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all responses of the rollout,
-   n: their number. Usual: 0.01, 0, 10000. */
+/* Coefficient of the KL penalty: fixed if target is 0, else multiplied after each rollout by
+   1 + clip(kl / target - 1, +-0.2) n / horizon (Ziegler et al. 2019). kl: mean over all
+   responses of the rollout, n: their number. Usual: 0.01, 0, 10000. */
 typedef struct {
     double coef, target, horizon;
 } kl_controller;
@@ -30,8 +30,8 @@ static inline void kl_controller_update(kl_controller *c, double kl, int64_t n) 
     c->coef *= 1.0 + off * (double)n / c->horizon;
 }
 
-/* One response: rewards (count) = -coef kl[t], and at the last token + score clipped to
-   [low, high]. */
+/* One response: rewards[t] = -coef kl[t], t below count. The last token's reward also gets the
+   score, clipped to [low, high]. */
 typedef struct {
     double coef, low, high;
 } reward_shape;
@@ -63,7 +63,7 @@ static inline void gae(double *advantages, double *returns, const double *reward
     }
 }
 
-/* n responses to one prompt, by their rewards; std is unbiased:
+/* Advantages of n responses to one prompt, from their rewards r; std divides by n - 1:
    GRPO (r - mean) / (std + eps), eps 1e-9 OpenRLHF, 1e-4 TRL (Shao et al. 2024); MEAN
    r - mean (Dr. GRPO, Liu et al. 2025; REINFORCE++-baseline); RLOO r - mean of the others
    (Ahmadian et al. 2024). */
@@ -85,9 +85,10 @@ static inline seqpar_status group_advantages(seqpar_error *error, double *advant
     return SEQPAR_OK;
 }
 
-/* x (count) to mean 0 and variance 1, over all tokens of the rollout at once. WHITEN_POPULATION:
-   (x - mean) / sqrt(max(var, 1e-8)), var over count (OpenRLHF); _UNBIASED: / sqrt(var + 1e-8),
-   var over count - 1 (TRL); _MEAN_ONLY leaves the variance. */
+/* Shifts and scales x (count: all tokens of the rollout) to mean 0 and variance 1.
+   WHITEN_POPULATION: (x - mean) / sqrt(max(var, 1e-8)), var over count (OpenRLHF);
+   WHITEN_UNBIASED: (x - mean) / sqrt(var + 1e-8), var over count - 1 (TRL);
+   WHITEN_MEAN_ONLY: x - mean, with the variance as it was. */
 static inline void whiten(double *x, int64_t count, int how) {
     double mean = seqpar_mean(x, count), square = 0, variance, scale = 1.0;
     for (int64_t i = 0; i < count; i++) square += (x[i] - mean) * (x[i] - mean);

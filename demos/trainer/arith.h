@@ -5,15 +5,15 @@
  *      "answer": "3 + 4 = 7. The answer is 7.", "wrong": "3 + 4 = 7. The answer is 9."}     (on one line)
  *
  * Item i of seed s is a function of (s, i) alone: any range of items can be made anywhere, in
- * any order. Answers follow one pattern and numbers stay small, so that a tiny model of bytes
+ * any order. Answers follow one pattern and numbers stay small, so that a tiny byte-level model
  * learns them within a hundred steps. */
 #ifndef DEMO_ARITH_H
 #define DEMO_ARITH_H
 
 #include "data.h" /* demo_write_atomically */
 
-/* $N and $M are two names, $T is a thing, $0 the first number, $1 and $2 what each step
-   works with. */
+/* $N and $M are two names, $T is a thing, $0 the first number, $1 and $2 the operands of the
+   steps. `steps` has one operator for each step. */
 typedef struct {
     const char *story, *steps;
 } demo_story;
@@ -44,7 +44,7 @@ enum {
     DEMO_ARITH_TEXT = 256
 };
 
-/* A stream of numbers that belongs to one item. */
+/* The random number stream of one item. */
 typedef struct {
     uint64_t key, counter;
 } demo_draws;
@@ -60,13 +60,13 @@ static inline demo_draws demo_draws_of(uint64_t seed, uint64_t index) {
     return (demo_draws){demo_mix(demo_mix(seed + UINT64_C(0x9E3779B97F4A7C15)) ^ index), 0};
 }
 
-/* A number from low to high, both possible. */
+/* A random number from low to high, both included. */
 static inline int demo_draw(demo_draws *draws, int low, int high) {
     uint64_t top = demo_mix(draws->key + ++draws->counter * UINT64_C(0x9E3779B97F4A7C15)) >> 32;
     return low + (int)(top * (uint64_t)(high - low + 1) >> 32);
 }
 
-/* What a step works with: products stay below 40, and something is always left. */
+/* Draws the operand of a step, so that products stay below 40 and differences above 0. */
 static inline int demo_draw_operand(demo_draws *draws, char step, int value) {
     if (step == '*') return demo_draw(draws, 2, 6);
     if (step == '+') return demo_draw(draws, 2, 9);
@@ -119,7 +119,7 @@ static inline int demo_arith_item(char *question, char *answer, uint64_t seed, u
     return value;
 }
 
-/* The same steps, another number at the end: the worse half of a preference pair. */
+/* The same steps with another number at the end: the rejected half of a preference pair. */
 static inline void demo_arith_wrong(char *wrong, const char *answer, int value,
                                     uint64_t index) {
     int kept = (int)(strstr(answer, "The answer is ") - answer);
@@ -127,14 +127,15 @@ static inline void demo_arith_wrong(char *wrong, const char *answer, int value,
              value + 1 + (int)(index % 5));
 }
 
-/* Is the answer of this item, in a file with so many wrong ones of 100, a wrong one? */
+/* Whether this item's answer is made wrong, which has a probability of of_100 percent. */
 static inline bool demo_arith_careless(uint64_t seed, uint64_t index, uint64_t of_100) {
     demo_draws draws = demo_draws_of(~seed, index);
     return (uint64_t)demo_draw(&draws, 0, 99) < of_100;
 }
 
-/* Writes items first .. first + count - 1 as JSON lines, `careless` of 100 with the wrong text
- * as the answer; whole or not at all. Returns 0, or -1 with one sentence. */
+/* Writes items first .. first + count - 1 as JSON lines; about `careless` percent of them have
+ * the wrong text as the answer. Writes the whole file or none. Returns 0, or -1 with one
+ * sentence. */
 static inline int demo_arith_write(const char *path, uint64_t seed, uint64_t first,
                                    uint64_t count, uint64_t careless, demo_error *error) {
     char question[DEMO_ARITH_TEXT], answer[DEMO_ARITH_TEXT], wrong[DEMO_ARITH_TEXT];

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* async_save.h - a checkpoint's shards on their way to the disk while training goes on
- * (--async_save): a rank copies what it owns, a thread of its own writes the copy. The
- * checkpoint gets its name once all ranks' files are there. */
+/* async_save.h - writes a checkpoint's shards while training goes on (--async_save): each rank
+ * copies the values it owns, and a background thread writes the copy. The checkpoint gets its
+ * final name when the files of all ranks are written. */
 #ifndef DEMO_ASYNC_SAVE_H
 #define DEMO_ASYNC_SAVE_H
 
 #include <pthread.h>
 #include "shards.h"
 
-typedef struct { /* a file: its spans, and their bytes one after the other */
+typedef struct { /* one file: its spans, and their bytes, concatenated */
     char path[1400];
     demo_shard_span *spans; /* stb_ds array */
     seqpar_safetensors_dtype weights, state;
     char *bytes;
-    demo_sum sum; /* once it is written */
+    demo_sum sum; /* set when the file is written */
     char run[DEMO_RUN_ID];
     int64_t step;
 } demo_shard_copy;
@@ -31,7 +31,7 @@ static int64_t demo_copy_bytes(const demo_shard_copy *copy, const demo_shard_spa
            seqpar_safetensors_dtype_bytes(span->kind ? copy->state : copy->weights);
 }
 
-/* What demo_write_shard would write, kept in memory: nothing of it changes with the next step. */
+/* Copies to memory what demo_write_shard would write. The next step cannot change the copy. */
 static seqpar_status demo_copy_shard(const demo_transfer *s, demo_async *async,
                                      const char *folder, int kinds, const char *const *prefix) {
     demo_shard_copy copy = {.spans = demo_owned_spans(s, kinds, prefix),
@@ -116,12 +116,13 @@ static seqpar_status demo_async_begin(demo_async *async, seqpar_error *error) {
                 : SEQPAR_OK;
 }
 
-/* Whether the thread has come to its end. */
+/* Whether the thread has ended; true if none was started. */
 static bool demo_async_written(demo_async *async) {
     return !async->under_way || __atomic_load_n(&async->written, __ATOMIC_ACQUIRE);
 }
 
-/* Waits for its end, and says how it went; adds what was written to sums, an stb_ds array. */
+/* Waits for the thread and returns its status. Adds the checksums of the files that it wrote
+   to sums, an stb_ds array. */
 static seqpar_status demo_async_end(demo_async *async, demo_sum **sums, seqpar_error *error) {
     seqpar_status status = SEQPAR_OK;
     if (async->under_way) pthread_join(async->thread, NULL);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* average.h - the moving average of the weights (--enable_ema): average += (1 - beta) (weights
- * - average) after every optimizer step, in fp64 whatever the weights are. Every rank keeps an
- * equal share of it. Elements do not meet, so how many ranks there are changes no bit. */
+ * - average) after every optimizer step, in fp64 for weights of any type. Every rank keeps an
+ * equal share of it. Each element is averaged by itself, so the number of ranks changes no
+ * bit. */
 #ifndef DEMO_AVERAGE_H
 #define DEMO_AVERAGE_H
 #include <math.h>
@@ -27,7 +28,8 @@ static int64_t demo_average_part(int64_t begin, int64_t end, int64_t first, int6
     return last > *at ? last - *at : 0;
 }
 
-/* Elements [first, first + count) of the whole: this rank takes those of its share. */
+/* values: elements [first, first + count) of the average. This rank stores those in its
+   share. */
 static void demo_average_write(demo_average *average, const double *values, int64_t first,
                                int64_t count) {
     int64_t at;
@@ -38,7 +40,7 @@ static void demo_average_write(demo_average *average, const double *values, int6
                (size_t)mine * sizeof *values);
 }
 
-/* Collective: those elements on every rank. */
+/* Collective: every rank gets elements [first, first + count) of the average in values. */
 static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const demo_average *average, double *values,
                                        int64_t first, int64_t count) {
@@ -61,8 +63,9 @@ static seqpar_status demo_average_read(seqpar_ctx *ctx, const seqpar_llama *mode
 #ifndef DEMO_AVERAGE_PART
 #define DEMO_AVERAGE_PART (1 << 15) /* numbers */
 #endif
-/* The share meets the weights, a block at a time: it becomes them, or moves towards them. Of equal
-   numbers it is that number, to the bit. Collective where the weights are at their owners. */
+/* Sets this rank's share to the weights (begins), or moves it towards them, a block at a time.
+   Where weight and average are equal, the average keeps its bits. Collective if the weights are
+   sharded. */
 static seqpar_status demo_average_meet(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, bool begins) {
     double *weights = (double *)demo_alloc(DEMO_AVERAGE_PART, sizeof *weights);
@@ -94,13 +97,13 @@ static seqpar_status demo_average_step(seqpar_ctx *ctx, const seqpar_llama *mode
     return demo_average_meet(ctx, model, average, false);
 }
 
-/* The average begins as the weights. Collective. */
+/* Opens the average, with the weights as its first values. Collective. */
 static seqpar_status demo_average_open(seqpar_ctx *ctx, const seqpar_llama *model,
                                        demo_average *average, double beta) {
     average->beta = beta;
     average->begin = demo_average_begin(ctx, model, ctx->world->rank);
     average->count = demo_average_begin(ctx, model, ctx->world->rank + 1) - average->begin;
-    if (demo_is_planned(ctx->device)) average->count = 0; /* it would be the host's memory */
+    if (demo_is_planned(ctx->device)) average->count = 0; /* no host memory in a dry run */
     average->share = (double *)demo_alloc(average->count + 1, sizeof *average->share);
     if (!average->share)
         return seqpar_fail(ctx->error, SEQPAR_ERR_MEMORY,

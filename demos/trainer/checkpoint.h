@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* checkpoint.h - models and training states as folders: model.safetensors, config.json,
- * optimizer.safetensors, and whose they are.
+ * optimizer.safetensors, and `run`, the name of the run that wrote them.
  *
- * A checkpoint is written as CKPT/global_stepN.tmp; once it is whole CKPT/latest names it, and
- * then it gets its name. Killed between the two, the next run gives it that name. So there is
- * always one good checkpoint, and CKPT/latest finds it. Old ones are removed last: those of
- * this run, oldest first, nothing else. The files hold whole tensors and whole moments: any D,
- * P and ZeRO stage can read what any other wrote. One whose files are not what its manifest says
- * is passed over for the one before. With --sharded_checkpoint weights and moments lie in a file
- * for each rank (shards.h). */
+ * A checkpoint is written as CKPT/global_stepN.tmp. When it is complete, CKPT/latest is set to
+ * its final name, and then the folder is renamed. If the run is killed between the two, the
+ * next run renames it. So there is always one good checkpoint, and CKPT/latest names it. Old
+ * ones are removed last: those of this run, oldest first, nothing else. The files hold whole
+ * tensors and whole moments: any number of data-parallel and sequence-parallel ranks, at any
+ * ZeRO stage, can read what any other wrote. A checkpoint whose files do not match its manifest
+ * is skipped, and the one before it is taken. With --sharded_checkpoint there is one file of
+ * weights and moments for each rank (shards.h). */
 #ifndef DEMO_CHECKPOINT_H
 #define DEMO_CHECKPOINT_H
 
@@ -23,21 +24,21 @@
 #include "async_save.h"
 #include "save_model.h"
 
-/* Most bytes of a path that is given: the names of files below it still fit everywhere. */
+/* Most bytes of a path that the user gives: buffers also hold the names of files below it. */
 enum { DEMO_PATH_LIMIT = 1000 };
 
-typedef struct {  /* where training stands */
+typedef struct {  /* the state of training, without tensors */
     int64_t step; /* optimizer steps done */
     int64_t seed, train_batch_size, documents;
-    int64_t extra[2]; /* whatever the trainer wants to find again */
+    int64_t extra[2]; /* numbers that the objective saves and reads back */
     int64_t optimizer_t;
-    int64_t shards;        /* weights and moments in so many files; 0: whole */
-    demo_sum **sums;       /* stb_ds array: of this rank's shards, as they are written */
-    demo_async *async;     /* who writes them while training goes on; NULL: nobody */
-    char run[DEMO_RUN_ID]; /* drawn when the run began; "": a critic's folder does not say */
-    uint64_t reference;    /* digest of the reference; 0: there is none */
-    const demo_average *average;          /* the weights' moving average; NULL: none */
-    const seqpar_safetensors_pair *notes; /* what else is written beside the numbers */
+    int64_t shards;              /* files of weights and moments; 0: not sharded */
+    demo_sum **sums;             /* stb_ds array: checksums of this rank's shards */
+    demo_async *async;           /* writes them in the background; NULL: written at once */
+    char run[DEMO_RUN_ID];       /* drawn when the run began; "": none, in a critic's folder */
+    uint64_t reference;          /* digest of the reference; 0: there is none */
+    const demo_average *average; /* the weights' moving average; NULL: none */
+    const seqpar_safetensors_pair *notes; /* further metadata, such as options */
     int64_t note_count;
 } demo_state;
 
@@ -78,7 +79,7 @@ static char *demo_read_text(const char *path, seqpar_error *error) {
     return text;
 }
 
-/* The moving average in fp64, for going on with it. Collective. */
+/* Saves the moving average in fp64, so that a resumed run goes on with it. Collective. */
 static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const char *folder, const demo_average *average) {
     char path[1280];
@@ -90,8 +91,8 @@ static seqpar_status demo_save_average(seqpar_ctx *ctx, const seqpar_llama *mode
 
 /* ---- checkpoints ---- */
 
-/* What the optimizer keeps of every element, under which prefix: state (DEMO_STATES) and
-   prefix (DEMO_STATES) of those that this one keeps; returns how many. */
+/* The states that this optimizer keeps of every element, and the prefixes of their names in
+   files. Writes state (DEMO_STATES) and prefix (DEMO_STATES); returns how many there are. */
 enum { DEMO_STATES = 3 };
 static int demo_optimizer_states(const seqpar_ctx *ctx, const seqpar_optim *optim, int *state,
                                  const char **prefix) {
@@ -122,7 +123,7 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
     const char *prefix[DEMO_STATES];
     int states[DEMO_STATES], count = demo_optimizer_states(ctx, optim, states, prefix);
     demo_transfer store = {.ctx = ctx, .model = model, .optim = optim, .state = states};
-    if (state->shards) count = 0; /* which have the tensors */
+    if (state->shards) count = 0; /* the shards have the tensors */
     for (int i = 0; i < NUMBERS; i++) {
         if (values[i] == 0 && !strcmp(keys[i], "shards")) continue;
         snprintf(number[i], sizeof number[i], "%lld", (long long)values[i]);
@@ -139,9 +140,9 @@ static seqpar_status demo_save_optimizer(seqpar_ctx *ctx, const seqpar_llama *mo
     return status;
 }
 
-/* ---- the folder that holds them ---- */
+/* ---- the folder of checkpoints ---- */
 
-/* N of a name that is exactly global_stepN; -1: it is none of ours. */
+/* N if the name is exactly global_stepN, else -1. */
 static int64_t demo_checkpoint_step(const char *name) {
     char again[64];
     long long step = strncmp(name, "global_step", 11) ? -1 : strtoll(name + 11, NULL, 10);
@@ -149,7 +150,8 @@ static int64_t demo_checkpoint_step(const char *name) {
     return step >= 0 && !strcmp(name, again) ? step : -1;
 }
 
-/* What a killed process leaves of a file that it was writing: ".tmp.123" behind the name. */
+/* Whether the rest of a file's name is like ".tmp.123": the process that was writing the file
+   was killed. */
 static bool demo_left_over(const char *end) {
     return !strncmp(end, ".tmp.", 5) && end[5] && !end[5 + strspn(end + 5, "0123456789.")];
 }
@@ -169,8 +171,8 @@ static bool demo_checkpoint_file(const char *name) {
     return false;
 }
 
-/* Visits the names in a folder but . and ..; stops where visit returns false, and returns
-   that. */
+/* Calls visit for each name in a folder, except . and .., until it returns false. Returns
+   false if it did. */
 typedef bool (*demo_visit)(const char *folder, const char *name, void *user);
 static bool demo_each_name(const char *path, demo_visit visit, void *user) {
     DIR *folder = opendir(path);
@@ -187,7 +189,7 @@ static bool demo_is_folder(const char *path) {
     return !lstat(path, &kind) && S_ISDIR(kind.st_mode);
 }
 
-/* PPO's critic lies in a folder of its own. */
+/* Whether the name is of a checkpoint's file, or of the subfolder with PPO's critic. */
 static bool demo_visit_is_ours(const char *folder, const char *name, void *user) {
     char path[1400];
     snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -205,15 +207,15 @@ static bool demo_visit_remove(const char *folder, const char *name, void *user) 
     return true;
 }
 
-/* Removes a folder of ours; one that holds anything else stays as it is. */
+/* Removes a folder that holds nothing but a checkpoint's files; leaves any other as it is. */
 static bool demo_remove_if_ours(const char *path) {
     if (!demo_is_folder(path) || !demo_each_name(path, demo_visit_is_ours, NULL)) return false;
     demo_each_name(path, demo_visit_remove, NULL);
     return !rmdir(path);
 }
 
-/* The same for a checkpoint: under another name, so that half of one never stands under its
-   own. */
+/* The same for a checkpoint. It is renamed first, so that one that is half removed never has a
+   checkpoint's name. */
 static bool demo_remove_checkpoint(const char *path) {
     char gone[1200];
     snprintf(gone, sizeof gone, "%s.gone", path);
@@ -239,17 +241,17 @@ static bool demo_visit_checkpoint(const char *folder, const char *name, void *us
     return true;
 }
 
-/* Steps of the checkpoints under root, whole or not, oldest first: an stb_ds array. */
+/* Steps of the checkpoints under root, intact or not, oldest first: an stb_ds array. */
 static int64_t *demo_checkpoints(const char *root) {
     int64_t *steps = NULL;
     demo_each_name(root, demo_visit_checkpoint, &steps);
     return steps;
 }
 
-/* ---- what a checkpoint says of itself ---- */
+/* ---- a checkpoint's metadata ---- */
 
-/* A whole number among the metadata, or what stands for one that is missing; missing < low:
-   it must be there. */
+/* An integer of the metadata; `missing` if the key is not there. missing < low: the key is
+   required. */
 static int64_t demo_metadata_number(const seqpar_safetensors_file *file, const char *path,
                                     const char *key, int64_t low, int64_t missing,
                                     seqpar_error *error) {
@@ -279,7 +281,7 @@ static uint64_t demo_metadata_digest(const seqpar_safetensors_file *file, const 
     return text ? strtoull(text, NULL, 16) : 0;
 }
 
-/* Everything but tensors and notes. */
+/* Reads the state without tensors and notes. */
 static seqpar_status demo_read_state(const seqpar_safetensors_file *file, const char *path,
                                      demo_state *state, seqpar_error *error) {
     *state = (demo_state){
@@ -305,7 +307,8 @@ static bool demo_is_run(const char *text) {
            strspn(text, "0123456789abcdef") == DEMO_RUN_ID - 1;
 }
 
-/* The name of the run that wrote it; "": the folder of a critic, which is a part of one. */
+/* The name of the run that wrote the folder; "": there is no file `run`, as in a critic's
+   subfolder. */
 static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
                                    seqpar_error *error) {
     char path[1280], *text;
@@ -321,11 +324,11 @@ static seqpar_status demo_read_run(const char *folder, char run[DEMO_RUN_ID],
                               DEMO_RUN_ID - 1);
 }
 
-/* ---- what its manifest says of it ---- */
+/* ---- a checkpoint's manifest ---- */
 
 typedef struct {
     const cJSON *manifest;
-    const char *folder, *below; /* of the manifest; "critic/" inside that folder */
+    const char *folder, *below; /* the checkpoint; "critic/" in that subfolder, else "" */
     seqpar_error *error;
 } demo_listing;
 
@@ -339,7 +342,7 @@ static void demo_listed(const demo_listing *l, const char *name) {
                     l->folder, listed);
 }
 
-/* What somebody else has put there nobody reads. */
+/* Other people's files in the folder are never read, so the manifest need not list them. */
 static bool demo_visit_listed(const char *folder, const char *name, void *user) {
     const demo_listing *l = (const demo_listing *)user;
     demo_listing inside = {l->manifest, l->folder, "critic/", l->error};
@@ -352,7 +355,8 @@ static bool demo_visit_listed(const char *folder, const char *name, void *user) 
     return !l->error->status;
 }
 
-/* Are its files what was written, all that are read, and of this step? */
+/* Checks that the manifest is of the folder's run and of this step, that it lists all files
+   that will be read, and that its files have the listed size and checksum. */
 static seqpar_status demo_manifest_check(const char *folder, int64_t step,
                                          seqpar_error *error) {
     static const char *const needed[] = {"config.json", "optimizer.safetensors", "run"};
@@ -369,7 +373,8 @@ static seqpar_status demo_manifest_check(const char *folder, int64_t step,
     return error->status;
 }
 
-/* The run of a checkpoint that is damaged, where it can be known; else "". */
+/* The run of a damaged checkpoint: from its file `run` if that is intact, else from the
+   manifest; "": unknown. */
 static void demo_believed_run(const char *folder, char run[DEMO_RUN_ID]) {
     seqpar_error ignored[3] = {{0}};
     cJSON *manifest = demo_manifest_read(folder, &ignored[0]);
@@ -383,7 +388,8 @@ static void demo_believed_run(const char *folder, char run[DEMO_RUN_ID]) {
     cJSON_Delete(manifest);
 }
 
-/* Opens the optimizer.safetensors of a checkpoint of this step and reads what it says. */
+/* Opens the optimizer.safetensors of the checkpoint of this step; reads its metadata and the
+   run. */
 static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state *state,
                                      const char *folder, int64_t step, seqpar_error *error) {
     char path[1280];
@@ -399,7 +405,7 @@ static seqpar_status demo_open_state(seqpar_safetensors_file **file, demo_state 
     return status ? status : demo_read_run(folder, state->run, error);
 }
 
-/* Are all files there, with whole headers that fit? */
+/* Whether the files of tensors exist and have complete headers, and the metadata are valid. */
 static bool demo_checkpoint_whole(const char *root, int64_t step, demo_state *state,
                                   seqpar_error *error) {
     seqpar_safetensors_file *file = NULL, *model = NULL;
@@ -424,7 +430,7 @@ static bool demo_checkpoint_of(const char *root, int64_t step, const char *run) 
     return !demo_read_run(folder, its, &error) && *its && !strcmp(its, run);
 }
 
-/* ---- writing one, and removing those that are too many ---- */
+/* ---- writing a checkpoint, and removing old ones ---- */
 
 /* Removes the run's oldest checkpoints until at most `keep` are left, never the one of step
    `latest`. */
@@ -446,7 +452,8 @@ static void demo_forget_checkpoints(const char *root, const char *run, int64_t k
     arrfree(own);
 }
 
-/* Makes room for a checkpoint: an earlier one of the run goes, anything else is put aside. */
+/* Makes the name of a checkpoint free: removes an earlier one of the same run, and renames
+   anything else to NAME.other. */
 static seqpar_status demo_clear_way(const char *root, const demo_state *state,
                                     seqpar_error *error) {
     char path[1100], aside[1200], shown[2][512];
@@ -472,12 +479,12 @@ static void demo_checkpoint_temporary(char *path, size_t size, const char *root,
     snprintf(path, size, "%s/global_step%lld.tmp", root, (long long)step);
 }
 
-/* Rank 0, before its parts are written: an empty folder that says whose it is. */
+/* Rank 0, before the files are written: makes the temporary folder, with the file `run`. */
 static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *state,
                                            seqpar_error *error) {
     char temporary[1110], whose[1280];
     demo_checkpoint_temporary(temporary, sizeof temporary, root, state->step);
-    /* a file of its own: in the others equal runs have equal bytes */
+    /* a separate file, so that equal runs write equal model and optimizer files */
     snprintf(whose, sizeof whose, "%s/run", temporary);
     demo_remove_if_ours(temporary);
     seqpar_status status = demo_make_folder(temporary, error);
@@ -486,7 +493,8 @@ static seqpar_status demo_begin_checkpoint(const char *root, const demo_state *s
                                              error);
 }
 
-/* Rank 0, once all parts are written, or could not be. */
+/* Rank 0, when all files are written, or one failed (status): gives the checkpoint its name,
+   or removes it. */
 static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
                                          const demo_state *state, seqpar_error *error) {
     char temporary[1110], final[1100], latest[1100];
@@ -509,7 +517,7 @@ static seqpar_status demo_end_checkpoint(seqpar_status status, const char *root,
     return status;
 }
 
-/* The same in shards, one a rank. */
+/* Saves weights and moments in shards, one file a rank. */
 static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model,
                                       seqpar_optim *optim, const char *folder,
                                       const demo_state *state) {
@@ -525,18 +533,18 @@ static seqpar_status demo_save_shards(seqpar_ctx *ctx, const seqpar_llama *model
     seqpar_status status = ctx->world->rank
                                ? SEQPAR_OK
                                : demo_save_config(folder, &model->config, ctx->error);
-    if (!status) status = seqpar_comm_barrier(ctx->world); /* the folder is there */
+    if (!status) status = seqpar_comm_barrier(ctx->world); /* the folder exists */
     if (!status && state->async)
         status = demo_copy_shard(&store, state->async, folder, 1 + count, prefix);
     else if (!status)
         status = demo_write_shard(&store, folder, 1 + count, prefix, &sum);
     if (!status && !state->async) arrput(*state->sums, sum);
     if (!status) status = demo_save_optimizer(ctx, model, optim, folder, state);
-    return status ? status : seqpar_comm_barrier(ctx->world); /* and all of them in it */
+    return status ? status : seqpar_comm_barrier(ctx->world); /* all ranks wrote or copied */
 }
 
-/* A model and its optimizer as one of the parts, in a folder that is there. Collective:
-   everybody hands over their part of the state, rank 0 writes. */
+/* Saves a model and its optimizer into an existing folder. Collective: all ranks send their
+   shares of the state, and rank 0 writes; with shards every rank writes its own. */
 static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *model,
                                           seqpar_optim *optim, const char *folder,
                                           const demo_state *state) {
@@ -549,11 +557,12 @@ static seqpar_status demo_save_checkpoint(seqpar_ctx *ctx, const seqpar_llama *m
     return status ? status : demo_save_optimizer(ctx, model, optim, folder, state);
 }
 
-/* ---- which one to go on from ---- */
+/* ---- the checkpoint to resume from ---- */
 
 enum { DEMO_NOTHING_SAVED = -1 };
 
-/* What root's `latest` says: a step; -1: nothing that could be read, and why not. */
+/* The step that root's file `latest` names; -1: none. why: what is wrong with `latest` if that
+   checkpoint cannot be found. */
 static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     char path[1100];
     seqpar_error error = {0};
@@ -574,13 +583,13 @@ static int64_t demo_latest_step(const char *root, char *why, size_t size) {
     return step;
 }
 
-/* a checkpoint that can be gone on from */
+/* a checkpoint that a run can resume from */
 typedef struct {
     int64_t step;
     char run[DEMO_RUN_ID];
 } demo_candidate;
 
-/* Those of these steps that are whole, newest first: an stb_ds array. */
+/* The intact checkpoints of these steps, newest first: an stb_ds array. */
 static demo_candidate *demo_candidates(const char *root, const int64_t *steps) {
     demo_candidate *all = NULL;
     for (int64_t i = arrlen(steps); i-- > 0;) {
@@ -616,8 +625,8 @@ static seqpar_status demo_refuse_latest(const char *root, const int64_t *steps, 
     return error->status;
 }
 
-/* The newest before this step that is of this run. Where nobody knows its run ("") all before it
-   have to be of one. */
+/* The newest checkpoint of this run before `step`. If the run is unknown (""), all checkpoints
+   before `step` must be of one run. DEMO_NOTHING_SAVED: there is none. */
 static int64_t demo_candidate_before(const demo_candidate *whole, int64_t step,
                                      const char *run) {
     const demo_candidate *found = NULL;
@@ -631,7 +640,8 @@ static int64_t demo_candidate_before(const demo_candidate *whole, int64_t step,
     return found ? found->step : DEMO_NOTHING_SAVED;
 }
 
-/* None of them can be taken unasked: whoever is to choose is told which there are. */
+/* No checkpoint can be chosen automatically: lists the intact ones, so that the user can
+   choose. */
 static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t step,
                                          const char *why, seqpar_error *error) {
     char names[200] = "";
@@ -651,8 +661,9 @@ static seqpar_status demo_refuse_damaged(const demo_candidate *whole, int64_t st
                        (long long)step, why);
 }
 
-/* Passes over a damaged checkpoint, *step; notice says so. Whoever holds the lock may give it its
-   name meanwhile (demo_settle): then it is looked at once more. */
+/* If the checkpoint *step is damaged, sets *step to an intact one before it, and says so in
+   notice. The process that holds the lock may rename the folder between access() and the check
+   (demo_settle), so the check is tried twice. */
 static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int64_t *step,
                                     char *notice, size_t size, seqpar_error *error) {
     char path[1100], temporary[1110], run[DEMO_RUN_ID];
@@ -680,8 +691,9 @@ static seqpar_status demo_pass_over(const char *root, const int64_t *steps, int6
     return status;
 }
 
-/* The step of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED; of one before where that
-   is damaged, as notice then says. It may still lack its name: demo_settle. */
+/* *step: that of the checkpoint that `latest` names, or DEMO_NOTHING_SAVED. If it is damaged,
+   that of one before it, and notice says so. The folder may still have its temporary name:
+   demo_settle. */
 static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char *notice,
                                           size_t size, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
@@ -700,8 +712,8 @@ static seqpar_status demo_find_checkpoint(const char *root, int64_t *step, char 
     return status;
 }
 
-/* For the one who holds the lock: a checkpoint that `latest` names gets its name where its
-   run was killed just before. */
+/* For the process that holds the lock: renames the checkpoint that `latest` names if its run
+   was killed before it could. */
 static seqpar_status demo_settle(const char *root, seqpar_error *error) {
     char why[128], path[1100], temporary[1110];
     int64_t step = demo_latest_step(root, why, sizeof why);
@@ -730,14 +742,15 @@ static bool demo_visit_left_over(const char *folder, const char *name, void *use
     return true;
 }
 
-/* What killed runs left half done; for the one who holds the lock. */
+/* Removes what killed runs left incomplete. For the process that holds the lock. */
 static void demo_clear_left_overs(const char *root) {
     demo_each_name(root, demo_visit_left_over, NULL);
 }
 
-/* ---- reading it ---- */
+/* ---- reading a checkpoint ---- */
 
-/* Its moving average; without a share none is kept, so there should be none. */
+/* Reads the moving average. The checkpoint must have one exactly if this run keeps one (it has
+   a share). */
 static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *model,
                                        const char *folder, demo_average *average) {
     char path[1280];
@@ -752,7 +765,7 @@ static seqpar_status demo_load_average(seqpar_ctx *ctx, const seqpar_llama *mode
     return kept ? demo_load_file(&store, path, 1, demo_no_prefix, demo_average_put) : SEQPAR_OK;
 }
 
-/* What it says of itself alone. */
+/* Reads the metadata alone, no tensors. */
 static seqpar_status demo_look_at_state(demo_state *state, const char *folder, int64_t step,
                                         seqpar_error *error) {
     seqpar_safetensors_file *file;
@@ -789,7 +802,7 @@ static seqpar_status demo_load_checkpoint(seqpar_ctx *ctx, seqpar_llama *model,
     if (!status && state->shards)
         status = demo_load_shards(&store, folder, state->shards, 1 + count, prefix);
     else if (!status) {
-        /* weights may come without; a checkpoint has its own */
+        /* a model folder may lack a score head, a checkpoint must have it */
         if (model->config.score) status = demo_head_there(model, folder, ctx->error);
         if (!status) status = demo_load_weights(ctx, model, folder);
         if (!status)

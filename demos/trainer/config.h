@@ -13,8 +13,8 @@ typedef struct {
     const char *from, *loss_definition, *bf16, *eval_strategy, *dataset_probs;
     const char *target_modules, *finetuning_type, *adapter, *adapter_name_or_path;
     const char *activation_offloading;
-    bool activations_away; /* what that says */
-    int long_documents;    /* DEMO_LONG_, which truncation and the program decide */
+    bool activations_away; /* set from it */
+    int long_documents;    /* DEMO_LONG_..., from truncation or the default of the program */
     bool pretrain_mode, pretrain_eos, pretrain_blocks, train_on_inputs, packing_samples,
         load_checkpoint, gradient_checkpointing, tiled_mlp, relaxed_attention, cublas,
         tie_word_embeddings, plot_loss, json, overwrite, enable_ema, dry_run, print_prepare,
@@ -22,7 +22,8 @@ typedef struct {
         lora_target_linear, use_rslora, save_merged, load_in_4bit;
     int64_t max_len, pack_len, cell, max_samples, train_batch_size, micro_train_batch_size;
     int64_t max_steps, warmup_steps;
-    /* as typed, and steps; what is below 1 is a share of all, which demo_job_steps settles */
+    /* as typed: steps, or, below 1, a share of all steps; demo_job_steps computes save_steps
+       and eval_steps from them */
     double save_asked, eval_asked;
     int64_t saves_per_epoch, evals_per_epoch;
     int64_t save_steps, eval_steps, logging_steps, max_ckpt_num, seed, zero_stage, omp_threads;
@@ -37,8 +38,8 @@ typedef struct {
     double adam_betas[2];
 } demo_config;
 
-/* Options every trainer has. Defaults teach a fresh small model something in minutes on two
-   cores. */
+/* The options of every trainer. With the defaults a small new model learns something in
+   minutes on two cores. */
 #define DEMO_SHARED_BINDINGS(c) \
     {"from", \
      &(c).from, \
@@ -563,7 +564,7 @@ typedef struct {
             DEMO_ABOVE(0) \
     }
 
-/* and of those whose texts have a prompt */
+/* The options of trainers whose texts have a prompt. */
 #define DEMO_TRAINER_BINDINGS(c) \
     DEMO_SHARED_BINDINGS(c), { \
         "input_template", &(c).input_template, DEMO_STRING, \

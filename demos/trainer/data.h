@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* data.h - datasets to documents, and files written whole or not at all.
+/* data.h - reads datasets into documents.
  *
- * A token file (token_file.h) holds documents as a model's own tokenizer makes them. For models
- * without one a tokenizer is built in: a byte is a token. What is read besides:
+ * A token file (token_file.h) holds documents made by the model's own tokenizer. For models
+ * without one a tokenizer is built in: a byte is a token. Other inputs:
  *
  *   .jsonl, text   {"question": "...", "answer": "..."}    BOS prompt response EOS; response and EOS are supervised
  *   .jsonl, ids    {"input_ids": [..], "labels": [..]}     labels repeat input_ids or say -100, unshifted;
@@ -10,11 +10,12 @@
  *                                                          "attention_mask" 0 is padding left or right, cut off
  *   .txt           one stream of bytes, cut into documents of max_len tokens; all supervised; --pretrain_mode only
  *
- * With --pretrain_mode a text is BOS and the input; with pretrain_eos EOS ends it, unless it is cut. With pretrain_blocks the texts
- * follow each other without BOS, cut into documents of max_len tokens; tokens at the end that fill none are left out.
+ * With --pretrain_mode a text is BOS and the input; with pretrain_eos EOS ends it, unless it is
+ * cut. With pretrain_blocks the texts are concatenated without BOS and cut into documents of
+ * max_len tokens; the rest at the end, if shorter, is dropped.
  *
- * A .jsonl, which may be a .jsonl.gz, may also be one list of such objects. A key a.b is b inside
- * a. All text is UTF-8.
+ * A .jsonl may be compressed (.jsonl.gz). Instead of lines it may hold one JSON list of such
+ * objects. The key a.b means b inside a. All text is UTF-8.
  *
  * loss_mask[t] = 1 says that token t is a supervised target, i.e. it is not shifted.
  * loss_mask[0] is always 0: nothing stands before a document's first token to predict it.
@@ -25,7 +26,7 @@
 
 /* ---- token files as documents ---- */
 
-/* What a folder's tokenizer is recognized by; false: there is no tokenizer.json. */
+/* Size and checksum of a folder's tokenizer.json; false: there is none. */
 static inline bool demo_folder_fingerprint(const char *folder, demo_fingerprint *print) {
     char path[4352];
     size_t size;
@@ -37,7 +38,8 @@ static inline bool demo_folder_fingerprint(const char *folder, demo_fingerprint 
     return true;
 }
 
-/* Are its tokens those of the model, and does it go with these options? */
+/* 0 if the file was made with the model's tokenizer, and its ids and its documents' lengths
+   fit the options; else -1. */
 static inline int demo_token_file_suits(const demo_token_reader *r,
                                         const demo_data_options *options) {
     const demo_token_file *f = r->file;
@@ -113,11 +115,11 @@ static inline int demo_data_of_file(demo_dataset *set, const char *path, uint32_
     return 0;
 }
 
-/* ---- what ids stand for ---- */
+/* ---- ids as text ---- */
 
 typedef struct {
-    const demo_token_file *file; /* whose words they are; NULL: a byte is a token */
-    const int32_t *stops;        /* end a text that is sampled */
+    const demo_token_file *file; /* has the text of each id; NULL: a byte is a token */
+    const int32_t *stops;        /* ids that end a sampled text */
     int64_t stop_count;
 } demo_words;
 
@@ -146,7 +148,7 @@ static inline int demo_data_read(demo_dataset *set, const char *paths,
     return demo_read_dataset(&reader, paths);
 }
 
-/* A token file, or a comma list of files, one after the other. On failure the set is empty. */
+/* Loads a token file, or a comma list of files and folders. On failure the set is empty. */
 static inline int demo_data_load(demo_dataset *set, const char *paths,
                                  const demo_data_options *options, demo_error *error) {
     char summary[256];

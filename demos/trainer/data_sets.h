@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* data_sets.h - a comma list of sets, one after the other or mixed by chance (mix.h). */
+/* data_sets.h - a comma list of sets, read one after the other or mixed at random (mix.h). */
 #ifndef DEMO_DATA_SETS_H
 #define DEMO_DATA_SETS_H
 #include "mix.h"
@@ -11,10 +11,10 @@ typedef struct {
     const char *path, *text;
     size_t length;
     int64_t line;
-    const cJSON *json; /* in the place of the text: of a file that is one list */
+    const cJSON *json; /* instead of text, if the file is one JSON list */
 } demo_line;
 
-typedef struct { /* one of a comma list */
+typedef struct { /* one element of a comma list */
     char **paths;
     demo_line *lines; /* of all its files; stb_ds arrays */
     char **bytes;
@@ -83,7 +83,7 @@ static inline int demo_set_lines(demo_reader *reader, demo_named_set *set) {
                : demo_wrong(reader, "only empty lines; one JSON object per line is needed");
 }
 
-/* The sets' records in the order of the rule. */
+/* Reads the sets' records in the order that mix.h gives. limit: most records; 0: all. */
 static inline int demo_read_mixed(demo_reader *reader, demo_named_set *sets, int64_t limit) {
     int64_t count = arrlen(sets), *there = (int64_t *)demo_alloc(count, sizeof *there), all = 0;
     double *ends = (double *)demo_alloc(count, sizeof *ends);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* dataset.h - what of a record is kept, how long documents are cut, and the digest of what was read. */
+/* dataset.h - which records are kept, how long documents are cut, and a digest of the set. */
 #ifndef DEMO_DATASET_H
 #define DEMO_DATASET_H
 #include "json_records.h"
@@ -17,7 +17,8 @@ static inline uint64_t demo_digest_number(uint64_t digest, int64_t number) {
     return demo_digest(digest, &number, sizeof number);
 }
 
-/* A token file's checksums stand for what is in it. */
+/* The head of a token file has checksums of its contents, so the digest is of the head and the
+   number of documents. */
 static inline uint64_t demo_digest_file(const demo_dataset *set) {
     const demo_token_head *head = set->file->head;
     uint64_t digest = demo_digest(
@@ -41,7 +42,7 @@ static inline uint64_t demo_digest_documents(const demo_dataset *set) {
     return digest;
 }
 
-/* ---- what is kept ---- */
+/* ---- which records are kept, and how they are cut ---- */
 
 static inline int64_t demo_supervised(const demo_document *document) {
     int64_t count = 0;
@@ -49,7 +50,8 @@ static inline int64_t demo_supervised(const demo_document *document) {
     return count;
 }
 
-/* A cut document keeps its first max_len tokens; text ends in a supervised EOS all the same. */
+/* A cut document keeps its first max_len tokens. If the record ended in EOS, the last of them
+   becomes a supervised EOS. */
 static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     demo_document *document = &record->document;
     if (!max_len || document->tokens <= max_len) return;
@@ -63,7 +65,8 @@ static inline void demo_record_cut(demo_record *record, int64_t max_len) {
     document->loss_mask[max_len - 1] = max_len > 1;
 }
 
-/* Tokens of a response that LLaMA-Factory keeps of a prompt and a response of so many. */
+/* How many tokens of the response LLaMA-Factory keeps, for these lengths of prompt and
+   response. */
 static inline int64_t demo_response_share(int64_t prompt, int64_t response, int64_t max_len) {
     int64_t most = 2 * response < max_len ? max_len
                    : 2 * prompt < max_len
@@ -73,7 +76,8 @@ static inline int64_t demo_response_share(int64_t prompt, int64_t response, int6
     return response < most ? response : most;
 }
 
-/* Both lose their ends. response: the length that decides, of a pair that of the longer one. */
+/* Cuts the ends of prompt and response. response: the length of response that decides how much
+   is kept; for a pair, the longer one's. */
 static inline void demo_record_cut_both(demo_record *record, int64_t response,
                                         int64_t max_len) {
     demo_document *d = &record->document;
@@ -90,8 +94,9 @@ static inline void demo_record_cut_both(demo_record *record, int64_t response,
     arrsetlen(d->loss_mask, (size_t)d->tokens);
 }
 
-/* Is it kept, whole or cut? Of text OpenRLHF leaves out a prompt of max_len - 2 tokens or more;
-   ids need room for a token that is learnt. */
+/* Whether the record is kept, whole or cut. With DEMO_LONG_CUT a text is dropped if its prompt
+   has max_len - 2 tokens or more, as in OpenRLHF. A record of ids is dropped if max_len leaves
+   no token after the prompt. */
 static inline bool demo_record_selected(const demo_record *record,
                                         const demo_data_options *options) {
     int64_t prompt = record->prompt_tokens, most = options->max_len;
@@ -133,7 +138,7 @@ static inline void demo_dataset_take(demo_dataset *set, demo_record *record,
     arrput(set->documents, *document);
 }
 
-/* The text without its BOS goes on where the one before ended. */
+/* Appends the text, without its BOS, to the document that the text before left incomplete. */
 static inline void demo_dataset_take_block(demo_dataset *set, demo_document *text,
                                            const demo_data_options *options) {
     set->counts.read++;
@@ -149,13 +154,13 @@ static inline void demo_dataset_take_block(demo_dataset *set, demo_document *tex
     demo_document_free(text);
 }
 
-/* Nothing written could be equal to what is not there: the reward would be 0 whatever is
-   learnt. */
+/* Refuses a right answer without a number: no text could match it, so its reward would always
+   be 0. */
 static inline int demo_number_there(const demo_reader *reader, const demo_document *document) {
     for (int64_t t = 0; t < document->tokens; t++)
         if (document->loss_mask[t] && document->ids[t] < 256 && isdigit(document->ids[t]))
             return 0;
-    if (!document->tokens) return 0; /* is left out */
+    if (!document->tokens) return 0; /* it is dropped */
     return demo_wrong(reader,
                       "the right answer holds no number, but texts are compared with its last "
                       "one; set --%s to a key whose text holds one, or remove the line",
@@ -199,7 +204,7 @@ static inline void demo_data_free(demo_dataset *set) {
     *set = (demo_dataset){0};
 }
 
-/* One line for people: what was read and what became of it. */
+/* One line for the log: how much was read, kept, dropped and cut. */
 static inline void demo_data_summary(const demo_dataset *set, char *text, size_t size) {
     const demo_data_counts *c = &set->counts;
     int used = snprintf(text, size,

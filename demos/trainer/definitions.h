@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* definitions.h - losses of one name that programs define differently, and whose definition
- * holds (--loss_definition): one row a program, read from the releases that the row names.
- * verify/golden_definitions.tsv has what these releases make of small inputs,
- * verify/pages/DEFINITIONS.md what the differences come to. */
+/* definitions.h - losses that programs define differently under one name. --loss_definition
+ * chooses the program. Each program has a row, taken from the source of the releases that the
+ * row names. verify/golden_definitions.tsv has the results of these releases for small inputs;
+ * verify/pages/DEFINITIONS.md explains the differences. */
 #ifndef DEMO_DEFINITIONS_H
 #define DEMO_DEFINITIONS_H
 #include <math.h>
@@ -12,14 +12,14 @@
 #include "seqpar.h"
 
 enum {
-    DEMO_DEFINED_HERE, /* as seqpar has it where nobody is asked */
+    DEMO_DEFINED_HERE, /* seqpar's own definition, the default */
     DEMO_DEFINED_OPENRLHF,
     DEMO_DEFINED_TRL,
     DEMO_DEFINED_LLAMAFACTORY,
     DEMO_DEFINITIONS
 };
 
-/* Lists are comma lists of what the program has. */
+/* From `pairs` to `means`: comma lists of the values that the program supports. */
 typedef struct {
     const char *name, *releases;
     const char *pairs;      /* --pref_loss */
@@ -29,20 +29,20 @@ typedef struct {
     const char *estimators; /* --advantage_estimator */
     const char *policies;   /* --policy_loss_type */
     const char *means;      /* --loss_agg_mode */
-    bool margins;           /* of a reward model */
+    bool margins;           /* of pairs, in the loss of a reward model */
     bool ipo_means;         /* IPO compares means over tokens, not sums */
-    bool nll_tokens; /* the NLL term is a mean over all chosen tokens, not over responses */
-    bool bounded;    /* has --dual_clip */
-    bool both_signs; /* it bounds the ratio where the advantage is positive, too */
-    bool uncut, uncut_gspo; /* log-ratios of tokens, of texts, are not cut at +-20 */
-    bool added_by_tokens;   /* KL and entropy terms are token means beside any policy loss */
-    bool dr_grpo_by_length; /* Dr. GRPO divides by the longest text there may be */
+    bool nll_tokens;        /* NLL term: mean over all chosen tokens, not over responses */
+    bool bounded;           /* has --dual_clip */
+    bool both_signs;        /* --dual_clip bounds the ratio for positive advantages, too */
+    bool uncut, uncut_gspo; /* log-ratios of tokens (gspo: of texts) are not clamped to +-20 */
+    bool added_by_tokens;   /* KL and entropy terms are token means beside any loss_agg_mode */
+    bool dr_grpo_by_length; /* Dr. GRPO divides by the maximum length of a text */
     bool centers_only;      /* has --no_advantage_std_norm */
-    int whiten;             /* WHITEN_ of advantage.h */
-    double group_eps;       /* beside the deviation of a group's rewards */
-    double length_eps;      /* beside the tokens of a text, where each has its mean */
-    double kl_limit;        /* KL of a token is cut to +- this; 0: it is not */
-    bool padding;           /* the padding token's row learns nothing from inputs */
+    int whiten;             /* WHITEN_..., for whiten() */
+    double group_eps;       /* added to the deviation of a group's rewards */
+    double length_eps;      /* added to a text's number of tokens, if the mean is per text */
+    double kl_limit;        /* the KL of a token is clamped to +- this; 0: it is not */
+    bool padding;           /* the padding token's embedding gets no gradient from inputs */
 } demo_definition;
 
 enum { WHITEN_POPULATION, WHITEN_MEAN_ONLY, WHITEN_UNBIASED }; /* ways of whiten() */
@@ -63,8 +63,8 @@ static const demo_definition demo_definitions[DEMO_DEFINITIONS] = {
      .centers_only = true,
      .whiten = WHITEN_POPULATION,
      .group_eps = 1e-9},
-    /* pairs: models/loss.py DPOLoss, trainer/dpo_trainer.py (nll_loss); kto_pair: VanillaKTOLoss,
-       which 0.8.11 was the last to have. Policies: models/loss.py PolicyLoss, aggregate_loss,
+    /* pairs: models/loss.py DPOLoss, trainer/dpo_trainer.py (nll_loss); kto_pair:
+       VanillaKTOLoss, last in 0.8.11. Policies: models/loss.py PolicyLoss, aggregate_loss,
        trainer/ray/ppo_actor.py (KL and entropy). KL: models/utils.py compute_approx_kl.
        Advantages: trainer/ppo_utils/experience_maker.py. */
     {.name = "openrlhf",
@@ -86,11 +86,12 @@ static const demo_definition demo_definitions[DEMO_DEFINITIONS] = {
      .length_eps = 1e-8,
      .kl_limit = 10,
      .padding = true},
-    /* pairs: trainer/dpo_trainer.py _compute_loss, whose sigmoid leaves label_smoothing out and
-       whose NLL is loss_type "sft"; simpo: experimental/cpo, whose NLL is over the prompt, too.
-       Policies: trainer/grpo_trainer.py _compute_loss; delta is --dual_clip. Its RLOO has one
-       ratio a text, of sums, and takes the KL off before the baseline. PPO with a critic, and
-       its whitening: 0.24.0, trainer/ppo_trainer.py and core.py. */
+    /* pairs: trainer/dpo_trainer.py _compute_loss, whose sigmoid ignores label_smoothing and
+       whose NLL is loss_type "sft"; simpo: experimental/cpo, whose NLL includes the prompt.
+       Policies: trainer/grpo_trainer.py _compute_loss; its delta is --dual_clip. RLOO is left
+       out: TRL's has one ratio per text, from summed log-probs, and subtracts the KL before
+       the baseline. PPO with a critic, and its whitening: 0.24.0, trainer/ppo_trainer.py and
+       core.py. */
     {.name = "trl",
      .releases = "TRL 1.16.0",
      .pairs = "sigmoid,ipo,hinge,simpo,robust",
@@ -111,9 +112,10 @@ static const demo_definition demo_definitions[DEMO_DEFINITIONS] = {
      .whiten = WHITEN_UNBIASED,
      .group_eps = 1e-4,
      .padding = true},
-    /* pairs: train/dpo/trainer.py over TRL's dpo_loss: 0.18.0, since from 0.20 on that is handed
-       pref_loss as an argument, which is not given: it is always sigmoid. kto_pair: TRL 0.8.6 was
-       the last to have it. Policies: TRL 0.9.6 trainer/ppo_trainer.py, core.py. */
+    /* pairs: train/dpo/trainer.py, which calls TRL's dpo_loss. TRL is 0.18.0 here: from 0.20 on
+       dpo_loss takes the loss type as an argument, LLaMA-Factory does not pass it, and the loss
+       is always sigmoid. kto_pair: last in TRL 0.8.6. Policies: TRL 0.9.6
+       trainer/ppo_trainer.py, core.py. */
     {.name = "llamafactory",
      .releases = "LLaMA-Factory 0.9.5 with TRL 0.18.0",
      .pairs = "sigmoid,ipo,hinge,simpo,kto_pair",
@@ -130,7 +132,7 @@ static const demo_definition demo_definitions[DEMO_DEFINITIONS] = {
      .group_eps = 1e-9,
      .padding = true}};
 
-/* NULL and names that are not there: as seqpar has it. */
+/* The definition of this name; for NULL and unknown names, seqpar's. */
 static inline const demo_definition *demo_defined(const char *name) {
     for (int i = 0; name && i < DEMO_DEFINITIONS; i++)
         if (!strcmp(name, demo_definitions[i].name)) return &demo_definitions[i];
@@ -139,20 +141,20 @@ static inline const demo_definition *demo_defined(const char *name) {
 
 /* ---- pairs ---- */
 
-/* chosen_mean: chosen tokens of the step by its pairs. */
+/* chosen_mean: the step's chosen tokens, divided by its number of pairs. */
 static inline void demo_defined_pair(const demo_definition *by, seqpar_preference_desc *d,
                                      double chosen_mean) {
     d->length_normalized = d->kind == SEQPAR_PREFERENCE_IPO && by->ipo_means;
     d->nll_tokens = by->nll_tokens ? chosen_mean : 0.0;
 }
 
-/* KTO of pairs (HALOs' eqn 7): chosen responses are held against the mean log-ratio of the
-   rejected ones, and the other way round. The means are those of the whole step, and the
-   gradient goes through them. */
+/* KTO of pairs (HALOs' eqn 7): the log-ratio h of each chosen response is compared with the
+   mean h of the rejected ones, and the other way round. The means are over the whole step, and
+   gradients flow through them. */
 typedef struct {
     double chosen, rejected; /* max(0, mean of h) */
     double dchosen,
-        drejected; /* mean over the pairs of the loss's derivative by each h's share */
+        drejected; /* derivative of the pairs' summed loss by one h, through its mean */
 } demo_kto_means;
 
 static inline seqpar_pair_result demo_kto_pair(double chosen, double rejected, double beta,
@@ -166,14 +168,14 @@ static inline seqpar_pair_result demo_kto_pair(double chosen, double rejected, d
         .reward_rejected = beta * rejected};
 }
 
-/* terms (2 count) is scratch. A mean that is cut to 0 hands nothing back. */
+/* terms (2 count) is scratch. A mean that was clamped to 0 has no gradient. */
 static inline demo_kto_means demo_kto_means_of(const double *chosen, const double *rejected,
                                                int64_t count, double beta, double *terms) {
     demo_kto_means m = {seqpar_kto_kl(chosen, count), seqpar_kto_kl(rejected, count), 0, 0};
     for (int64_t i = 0; i < count; i++) {
         seqpar_pair_result r = demo_kto_pair(chosen[i], rejected[i], beta, &m);
         terms[i] =
-            -r.drejected; /* each mean stands beside the other's h, with its sign turned */
+            -r.drejected; /* the loss has h minus the other's mean: opposite derivatives */
         terms[count + i] = -r.dchosen;
     }
     if (!(seqpar_mean(chosen, count) < 0)) m.dchosen = seqpar_mean(terms, count);
@@ -192,7 +194,7 @@ static inline seqpar_policy_desc demo_defined_clip(const demo_definition *by, bo
                                 .uncut = gspo ? by->uncut_gspo : by->uncut};
 }
 
-/* OpenRLHF's limit hands nothing back beyond it. */
+/* The KL of a token, within the definition's limit. Beyond the limit its gradient is 0. */
 static inline double demo_defined_kl(const demo_definition *by, double logp, double ref_logp,
                                      int kind, double *dlogp) {
     double kl = seqpar_kl(logp, ref_logp, kind, dlogp);
@@ -201,7 +203,7 @@ static inline double demo_defined_kl(const demo_definition *by, double logp, dou
     return kl < 0 ? -by->kl_limit : by->kl_limit;
 }
 
-/* By SEQPAR_AGGREGATE_: --loss_agg_mode, or else what follows from the loss. */
+/* A SEQPAR_AGGREGATE_... value: that of --loss_agg_mode, else the one that the loss implies. */
 static inline int demo_defined_mean(const demo_definition *by, const char *mode, bool gspo,
                                     const char *estimator) {
     if (mode && !strcmp(mode, "token-mean")) return SEQPAR_AGGREGATE_TOKEN_MEAN;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* documents.h - a document: ids, and which of them are supervised; sets of documents, and the
- * reader that fills one. */
+/* documents.h - documents (token ids, and which of them are supervised), sets of documents, and
+ * the reader that fills a set. */
 #ifndef DEMO_DOCUMENTS_H
 #define DEMO_DOCUMENTS_H
 #include <cjson/cJSON.h>
@@ -27,41 +27,41 @@ enum {
 enum { DEMO_LONG_DROP, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH };
 
 typedef struct {
-    /* (tokens), stb_ds arrays; those of a token file are a part of it, and only read */
+    /* (tokens) stb_ds arrays, or read-only pointers into a token file */
     int32_t *ids;
     uint8_t *loss_mask;
     int64_t tokens;
-    /* of process reward models (steps.h), else NULL: what a token is to predict in the place of the
-       next one, SEQPAR_IGNORE where loss_mask is 0; and its share of the label */
+    /* for process reward models (steps.h), else NULL: what a token must predict instead of the
+       next token, SEQPAR_IGNORE if loss_mask is 0; and this target's share of the label */
     int32_t *targets;
     float *shares;
 } demo_document;
 
 typedef struct {
-    /* text of the prompt, or all text; NULL: "input", and nobody has said so */
+    /* key of the prompt, or of the whole text; NULL: the user named none, and it is "input" */
     const char *input_key;
-    const char *output_key;     /* text of the response; NULL: the input is trained whole */
+    const char *output_key;     /* key of the response; NULL: all of the input is trained on */
     const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
     bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
-    bool pretrain_eos;          /* and EOS */
-    bool pretrain_blocks;       /* such texts side by side, cut every max_len tokens */
+    bool pretrain_eos;          /* then also EOS at the end */
+    bool pretrain_blocks;       /* these texts concatenated, cut every max_len tokens */
     bool train_on_inputs;       /* the prompt is supervised too */
-    /* longest document in tokens, and the piece of a .txt; 0: no limit */
+    /* most tokens of a document, and the length of the pieces of a .txt; 0: no limit */
     int64_t max_len;
     int long_documents;  /* DEMO_LONG_ */
-    bool long_prompts;   /* cut even where only the prompt is left: reward models */
-    int64_t max_samples; /* use this many records in all; 0: all */
+    bool long_prompts;   /* keep a cut record even if only prompt is left: reward models */
+    int64_t max_samples; /* use at most this many records; 0: all */
     const char *probs;   /* weights of the sets, a comma list; NULL: one after the other */
-    int64_t seed;        /* of the draws among them */
+    int64_t seed;        /* of the draws among the sets */
     int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
-    const char *folder; /* of the model, whose tokenizer a token file is to be of; NULL: none */
-    const int64_t *end; /* of the folder's texts; NULL: DEMO_EOS, or nobody says */
+    const char *folder;  /* the model's: token files must be of its tokenizer; NULL: none */
+    const int64_t *end;  /* id that ends the folder's texts; NULL: DEMO_EOS, or unknown */
     /* the command that makes a token file of the text, where the folder has a tokenizer and
        bytes would be wrong; NULL: a byte is a token */
     const char *prepare;
-    /* texts are to end in the response's last number: it must hold one */
+    /* generated texts are compared by the response's last number: it must hold one */
     bool number;
-    /* what chose output_key and max_len, for messages; NULL: the options of these names */
+    /* names of the options for output_key and max_len, for messages; NULL: those names */
     const char *output_option, *length_option;
 } demo_data_options;
 
@@ -73,15 +73,15 @@ typedef struct {
 
 typedef struct {
     demo_document *documents; /* stb_ds array */
-    demo_token_file *file;    /* which the documents are a part of; NULL: they are their own */
+    demo_token_file *file;    /* the documents point into it; NULL: they own their arrays */
     bool lent;                /* ids and masks are another set's, which frees them */
     demo_document begun;      /* pretrain_blocks: tokens that fill no document yet */
     demo_data_counts counts;
     int64_t tokens, supervised_tokens;
-    char summary[256]; /* what there is, for the log */
+    char summary[256]; /* one line for the log */
 } demo_dataset;
 
-/* Where reading stands, for messages, and what becomes of what is read. */
+/* The reader's position, for messages, and the functions that take what it reads. */
 typedef struct demo_reader {
     const demo_data_options *options;
     demo_error *error;
@@ -94,11 +94,11 @@ typedef struct demo_reader {
     int64_t line;
 } demo_reader;
 
-/* A document on its way in. */
+/* A document while it is read. */
 typedef struct {
     demo_document document;
     int64_t prompt_tokens;
-    bool ends_in_eos; /* text that was cut ends in EOS again */
+    bool ends_in_eos; /* it must also end in EOS when it is cut */
 } demo_record;
 
 /* Writes "path:line: sentence" (no line where there is none). Returns -1. */
@@ -155,8 +155,8 @@ static inline void demo_push_prompt(demo_document *document, const char *form,
     demo_push_text(document, form, strlen(form), supervised);
 }
 
-/* What OpenRLHF warns about: returns NULL for a template that cannot take a prompt, otherwise
- * the template; warning is filled or made empty. */
+/* Checks a template as OpenRLHF does. Returns NULL if it cannot take a prompt, else the
+ * template. warning: a sentence, or empty. */
 static inline const char *demo_template_checked(const char *form, char *warning, size_t size) {
     *warning = 0;
     if (!form || !*form) return NULL;

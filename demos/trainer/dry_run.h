@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* dry_run.h - what a run would do, without a step and without a byte on the disk (--dry_run).
  *
- * Options, data, model folders and the checkpoint to go on from are read as for training, of
- * weights the names and shapes. Memory is what the library counts while every rank takes steps
- * on a device that computes nothing (plan_device.h): DEMO_WALKED from the next one to the last,
- * and one with the longest documents. Which of them needs most room for sums that wait depends
- * on where its documents end. What a program needs beside that - data, the device's own
- * workspace - is not in it. */
+ * Options, data, model folders and the checkpoint to resume from are read as for training; of
+ * weights only names and shapes are read. To measure memory, every rank takes steps on a device
+ * that computes nothing (plan_device.h), and the library counts its buffers. The steps are
+ * DEMO_WALKED, spread from the next one to the last, and one with the longest documents.
+ * Several are needed, since the memory for partial sums that wait for others depends on where
+ * documents end. Memory outside of the library's buffers (data, the device's own workspace) is
+ * not counted. */
 #ifndef DEMO_DRY_RUN_H
 #define DEMO_DRY_RUN_H
 #include "launch.h"
 
-/* Behind those of the library. */
+/* Kinds of memory, after those of the library. */
 enum { DEMO_KIND_AVERAGE = SEQPAR_MEM_KINDS, DEMO_KIND_TOTAL, DEMO_KINDS };
 static const char *const demo_kind_name[DEMO_KINDS] = {
     "weights",   "optimizer state", "saved activations", "scratch",    "exchange",
@@ -21,7 +22,7 @@ typedef struct {
     int64_t rank[DEMO_KINDS], all[DEMO_KINDS]; /* most bytes of a rank; sum over ranks */
 } demo_memory;
 
-typedef struct { /* a walk through what a rank does, but for the steps */
+typedef struct { /* what a dry run of the ranks measures */
     const demo_job *job;
     demo_memory memory;
     int64_t parameters, learning, checkpoint_bytes, storage_bytes;
@@ -32,11 +33,11 @@ typedef struct { /* a walk through what a rank does, but for the steps */
 typedef struct {
     const demo_job *job;
     const char *tool;
-    demo_rehearsal walk[2]; /* as asked for; with gradient_checkpointing the other way */
-    double peak, last, end; /* learning rates: end is where the schedule goes to */
+    demo_rehearsal walk[2]; /* as asked for; with gradient_checkpointing switched */
+    double peak, last, end; /* learning rates: the peak, the last step's, the schedule's end */
 } demo_forecast;
 
-/* ---- steps: some from the next one to the last, and the largest ---- */
+/* ---- steps: a sample from the next one to the last, and the largest ---- */
 
 enum { DEMO_WALKED = 16 };
 
@@ -46,7 +47,7 @@ static int demo_by_length(const void *a, const void *b) {
     return x[1] < y[1] ? -1 : x[1] > y[1];
 }
 
-/* Places of the first documents of the `count` longest usable units. An stb_ds array. */
+/* Indices of the first documents of the `count` longest usable units. An stb_ds array. */
 static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     int64_t per_unit = job->objective->documents_per_unit, *which = NULL;
     int64_t *units = (int64_t *)demo_alloc(2 * job->usable_count, sizeof *units);
@@ -62,7 +63,8 @@ static int64_t *demo_longest_units(const demo_job *job, int64_t count) {
     return which;
 }
 
-/* Takes the places of documents over. walk: to note what the step consists of, or NULL. */
+/* Takes over `which`, the indices of the step's documents. walk: gets the step's counts; may be
+   NULL. */
 static seqpar_status demo_walk_step(demo_rank *r, int64_t *which, demo_rehearsal *walk) {
     demo_window w = {.set = &r->job->train, .which = which};
     double means[DEMO_COLUMNS] = {0};
@@ -96,7 +98,8 @@ static seqpar_status demo_walk_steps(demo_rank *r, demo_rehearsal *walk) {
     return status;
 }
 
-/* Its average would be the host's. */
+/* Bytes of this rank's share of the moving average, which a dry run does not allocate: it would
+   be host memory. */
 static int64_t demo_average_bytes(const demo_rank *r) {
     int64_t rank = r->ctx.world->rank;
     const seqpar_llama *of = demo_learner(r);
@@ -166,13 +169,13 @@ static seqpar_status demo_walk_through(const demo_job *job, demo_rehearsal *walk
     return status;
 }
 
-/* ---- what is said ---- */
+/* ---- the report as text ---- */
 
 static double demo_machine_bytes(void) {
     return (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* The peak: PPO's is the actor's. */
+/* The learning rates of the forecast; PPO's are the actor's. */
 static void demo_forecast_rates(demo_forecast *f) {
     const demo_job *job = f->job;
     const demo_binding *actor = demo_binding_of(job->logs.bindings, job->logs.binding_count,
@@ -189,7 +192,7 @@ static int64_t demo_forecast_from(const demo_job *job) {
     return job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
 }
 
-/* 3.2 MiB */
+/* Writes a size such as 3.2 MiB. */
 static const char *demo_size_text(char text[32], double bytes) {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
     int unit = 0;
@@ -258,7 +261,8 @@ static void demo_say_files(const demo_forecast *f) {
     demo_say_path("Weights & Biases (offline), a folder for the run in", c->wandb_offline);
 }
 
-/* Where ranks share this machine's memory. */
+/* Whether the run needs more than this machine's memory. False if the ranks are processes or
+   use a GPU, whose memory is not compared. */
 static bool demo_too_much(const demo_forecast *f) {
     const int64_t *kinds = f->walk[0].memory.all;
     double all = (double)kinds[DEMO_KIND_TOTAL];
@@ -368,7 +372,7 @@ static void demo_say_json(const demo_forecast *f) {
     cJSON_Delete(json);
 }
 
-/* Returns the exit code. Of processes the first one speaks for all. */
+/* Returns the exit code. If there are several processes, the first one reports for all. */
 static int demo_dry_run(const demo_job *job, const char *tool) {
     demo_forecast f = {.job = job, .tool = tool};
     seqpar_error error = {0};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* error.h - the one sentence that a trainer ends with before its ranks run. What ranks do fails
- * by seqpar_fail instead, since one of them must speak for all.
+/* error.h - the error message of a trainer that ends before its ranks run. Ranks report errors
+ * by seqpar_fail instead, so that one of them reports for all.
  *     return demo_fail(error, "--%s is %s; give a number", name, text); */
 #ifndef DEMO_ERROR_H
 #define DEMO_ERROR_H
@@ -10,12 +10,12 @@
 #include <string.h>
 
 typedef struct {
-    char text[8192]; /* a command line to type may stand in it */
+    char text[8192]; /* long: it may contain a command line for the user */
 } demo_error;
 
-enum { DEMO_ERROR_NEXT = 0x1e }; /* between sentences, each of which is said for itself */
+enum { DEMO_ERROR_NEXT = 0x1e }; /* separates sentences; each is printed on its own line */
 
-/* The sentence goes behind what *error begins with. -1 */
+/* Appends the sentence to the text of *error. Returns -1. */
 __attribute__((format(printf, 2, 0))) static inline int demo_fail_more(demo_error *error,
                                                                        const char *format,
                                                                        va_list arguments) {
@@ -24,7 +24,7 @@ __attribute__((format(printf, 2, 0))) static inline int demo_fail_more(demo_erro
     return -1;
 }
 
-/* -1 */
+/* Sets the text of *error to the sentence. Returns -1. */
 __attribute__((format(printf, 2, 3))) static inline int demo_fail(demo_error *error,
                                                                   const char *format, ...) {
     va_list arguments;
@@ -35,7 +35,7 @@ __attribute__((format(printf, 2, 3))) static inline int demo_fail(demo_error *er
     return -1;
 }
 
-/* Adds what `one` says to `all`. -1 */
+/* Appends the text of `one` to `all`, separated by DEMO_ERROR_NEXT. Returns -1. */
 static inline int demo_fail_too(demo_error *all, const demo_error *one) {
     size_t used = strlen(all->text);
     const char next[2] = {used ? (char)DEMO_ERROR_NEXT : (char)0, 0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* experts.h - the load-balancing loss of models with experts (--aux_loss_coef). It is one of the
- * whole step, over all ranks and micro-batches: how often each expert was chosen is counted in a
- * pass of its own before anything goes backward. A mean of means over micro-batches or ranks would
- * be another loss. */
+/* experts.h - the load-balancing loss of models with experts (--aux_loss_coef). It is computed
+ * over the whole step, all ranks and micro-batches. So a separate forward pass first counts how
+ * often each expert is chosen, before any backward pass. A mean of means over micro-batches or
+ * ranks would be another loss. */
 #ifndef DEMO_EXPERTS_H
 #define DEMO_EXPERTS_H
 #include "data.h"
@@ -11,8 +11,8 @@
 typedef struct {
     bool on; /* in this step */
     int64_t *chosen;
-    double *slopes; /* (experts) of the loss by a probability */
-    int64_t *leaf;  /* stb_ds arrays: the loss in sums of this rank's pieces */
+    double *slopes; /* (experts) derivative of the loss by a token's probability for each */
+    int64_t *leaf;  /* stb_ds arrays: leaf number and loss of each of this rank's pieces */
     double *value;
     double loss; /* of the last step, times the coefficient */
 } demo_experts;
@@ -25,8 +25,8 @@ static inline void demo_experts_free(demo_experts *e) {
     memset(e, 0, sizeof *e);
 }
 
-/* A forward pass over the micro-batches of a step that has begun, for the numbers of tokens that
-   chose each expert. Collective over the world. */
+/* Counts how many tokens choose each expert, by a forward pass over the micro-batches of a step
+   that has begun. Collective over the world. */
 static inline seqpar_status demo_experts_count(seqpar_ctx *ctx, demo_experts *e,
                                                seqpar_llama *model, seqpar_optim *optim,
                                                const seqpar_row *rows, int64_t micro_batches,
@@ -64,7 +64,7 @@ static inline seqpar_status demo_experts_begin(seqpar_ctx *ctx, demo_experts *e,
     return status;
 }
 
-/* What the tokens of a batch add to the loss, a sum a piece. */
+/* Appends the terms of a batch's tokens in the loss, one sum for each piece. */
 static inline void demo_experts_add(seqpar_ctx *ctx, demo_experts *e,
                                     const seqpar_llama_batch *b) {
     double *values = (double *)demo_alloc(b->tokens, sizeof *values);
@@ -80,7 +80,7 @@ static inline void demo_experts_add(seqpar_ctx *ctx, demo_experts *e,
     free(values);
 }
 
-/* seqpar_llama_backward with that loss beside the seeds'. */
+/* seqpar_llama_backward, with the load-balancing loss added to the loss of the seeds. */
 static inline seqpar_status demo_experts_backward(seqpar_ctx *ctx, demo_experts *e,
                                                   seqpar_llama *model, seqpar_llama_batch *b,
                                                   seqpar_optim *optim, int64_t micro,
@@ -91,7 +91,7 @@ static inline seqpar_status demo_experts_backward(seqpar_ctx *ctx, demo_experts 
     return status;
 }
 
-/* When all micro-batches have gone backward; collective over the world. */
+/* Sums the loss, after the backward passes of all micro-batches. Collective over the world. */
 static inline seqpar_status demo_experts_end(seqpar_ctx *ctx, demo_experts *e) {
     return e->on ? seqpar_sum_pieces(ctx, &e->loss, e->leaf, e->value, arrlen(e->leaf), 1)
                  : SEQPAR_OK;

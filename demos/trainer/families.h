@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* families.h - which models of Hugging Face's can be computed: for each of their families what
- * its config.json may say and what holds where that says nothing, which is what transformers
- * takes then. A family is a row of demo_families. */
+/* families.h - the Hugging Face models that can be computed. Each family has a row in
+ * demo_families, which says what its config.json may contain, and the defaults of missing keys,
+ * which are those of transformers. */
 #ifndef DEMO_FAMILIES_H
 #define DEMO_FAMILIES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* ---- which keys there are ---- */
+/* ---- keys of config.json ---- */
 
 static const char demo_read_key[] = "read", demo_any_value[] = "any";
-/* value: read; any, since the numbers do not hang on it; or the one it may have beside null */
+/* value: "read" if the key is used; "any" if the results do not depend on it; else the only
+   value beside null that is accepted */
 typedef struct {
     const char *key, *value;
 } demo_config_key;
@@ -36,7 +37,7 @@ static const demo_config_key demo_config_keys[] = {
     {"attention_bias", "false"},
     {"mlp_bias", "false"},
     {"attention_dropout", demo_read_key},
-    {"pretraining_tp", demo_any_value}, /* sums in parts, in other orders: no other number */
+    {"pretraining_tp", demo_any_value}, /* splits sums: only their order changes */
     {"use_mrope", "false"},
     {"use_sliding_window", "false"},
     {"rope_interleaved", "false"},
@@ -44,7 +45,7 @@ static const demo_config_key demo_config_keys[] = {
     {"is_llama_config", "true"},
     {"num_labels", "1"},
     {"quantization_config", "null"},
-    {"auto_map", demo_any_value}, /* the same model as a program of its own */
+    {"auto_map", demo_any_value}, /* separate code for the same model */
     {"_attn_implementation_autoset", demo_any_value},
     {"layer_types", "null"},
     {"is_decoder", demo_any_value},
@@ -69,7 +70,7 @@ static const demo_config_key demo_config_keys[] = {
     {"output_attentions", demo_any_value},
     {"torchscript", demo_any_value},
     {"transformers.js_config", demo_any_value},
-    /* how texts were sampled, which is an option here */
+    /* how texts are sampled; here options say that */
     {"max_length", demo_any_value},
     {"min_length", demo_any_value},
     {"do_sample", demo_any_value},
@@ -82,11 +83,11 @@ static const demo_config_key demo_config_keys[] = {
     {"unsloth_version", demo_any_value},
     {"mean", demo_any_value},
     {"std", demo_any_value},
-    {"value_head_prefix", demo_any_value}, /* of reward models; what the head is called is an
-                                              option */
+    {"value_head_prefix", demo_any_value}, /* of reward models; an option names
+                                              the head */
 };
 
-/* Those of each rope_type: SEQPAR_ROPE_.. is its place. */
+/* The keys of each rope_type, indexed by SEQPAR_ROPE_... */
 enum { DEMO_ROPE_KEYS = 14 };
 static const struct {
     const char *name;
@@ -122,30 +123,30 @@ static const struct {
 #undef DEMO_EVERY_ROPE
 enum { DEMO_ROPES = sizeof demo_ropes / sizeof *demo_ropes };
 
-/* ---- which models there are ---- */
+/* ---- families of models ---- */
 
 /* what "sliding_window" does */
 enum {
     DEMO_WINDOW_NONE,  /* nothing: it must be null, or switched off */
-    DEMO_WINDOW_ALL,   /* is of all layers */
-    DEMO_WINDOW_LAYERS /* is of those that layer_types lists, or from max_window_layers on */
+    DEMO_WINDOW_ALL,   /* applies to all layers */
+    DEMO_WINDOW_LAYERS /* to those that layer_types lists, or from max_window_layers on */
 };
 
-/* what has the width, the number and the order of experts */
+/* which keys of config.json describe the experts */
 enum { DEMO_EXPERTS_NONE, DEMO_EXPERTS_MIXTRAL, DEMO_EXPERTS_QWEN };
 
 enum { DEMO_FAMILY_KEYS = 12 };
 typedef struct {
     const char *type, *causal, *sequence;
-    double theta;     /* rope_theta where there is none */
-    int64_t head_dim; /* likewise; 0: hidden_size / num_attention_heads */
-    bool tied;        /* likewise */
-    /* num_key_value_heads must be there, since nothing follows from its absence */
+    double theta;     /* default of rope_theta */
+    int64_t head_dim; /* default; 0: hidden_size / num_attention_heads */
+    bool tied;        /* default of tie_word_embeddings */
+    /* num_key_value_heads is required: no default can be assumed */
     bool kv_heads;
     bool qkv_bias, qk_norm, no_rope;
     int window, experts;
-    bool plain_rope; /* rope_type must be default: transformers takes yarn for longrope there */
-    demo_config_key keys[DEMO_FAMILY_KEYS]; /* in the place of those above; NULL ends them */
+    bool plain_rope; /* rope_type must be default: transformers treats yarn as longrope there */
+    demo_config_key keys[DEMO_FAMILY_KEYS]; /* override demo_config_keys; NULL ends them */
 } demo_family;
 
 /* clang-format off */

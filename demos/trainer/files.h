@@ -14,8 +14,8 @@
 #include <unistd.h>
 #include "error.h"
 
-/* A pipe would be waited for, and cannot be read twice as a resumed run does; a device may
-   never end. */
+/* Why a file cannot be read; NULL: it can. A pipe is refused: reading would wait for its
+   writer, and a resumed run must read the data again. A device may never end. */
 static inline const char *demo_file_refused(int descriptor, size_t most) {
     struct stat about;
     double memory = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
@@ -67,15 +67,15 @@ static inline char *demo_read_file(const char *path, size_t *size) {
     return demo_read_whole(path, SIZE_MAX, size, &why);
 }
 
-/* Opens a file to be written from its beginning, or on from its end. NULL with errno set: also
- * for a pipe that nobody reads, which opening would otherwise wait for. */
+/* Opens a file for writing, or for appending. NULL with errno set, also for a pipe without a
+ * reader, for which open() would otherwise wait. */
 static inline FILE *demo_open_output(const char *path, int append) {
     int descriptor = open(path,
                           O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY |
                               (append ? O_APPEND : O_TRUNC),
                           0666);
     FILE *file = descriptor < 0 ? NULL : fdopen(descriptor, append ? "ab" : "wb");
-    /* from here on a reader may take its time */
+    /* from here on writes wait for a slow reader */
     if (file)
         fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK);
     else if (descriptor >= 0)
@@ -83,15 +83,15 @@ static inline FILE *demo_open_output(const char *path, int append) {
     return file;
 }
 
-/* 0, or 1 with one sentence where what was printed has not arrived. A reader that has read
-   enough, such as head, is no failure. */
+/* Flushes stdout. Returns 0, or 1 with one sentence on stderr if output was lost. A pipe closed
+   by its reader, such as head, is no failure. */
 __attribute__((unused)) static int demo_print_failed(const char *what) {
     if ((!fflush(stdout) && !ferror(stdout)) || errno == EPIPE) return 0;
     return fprintf(stderr, "error: cannot write %s: %s\n", what, strerror(errno)), 1;
 }
 
-/* Writes through a neighbouring temporary file, so that a half-written file never stands
-   under the name. */
+/* Writes a temporary file in the same folder and renames it, so that the name never belongs to
+   a half-written file. */
 static inline int demo_write_atomically(const char *path, const char *bytes, size_t size,
                                         demo_error *error) {
     char temporary[4096];

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate.h - texts for a file of prompts, and what they are worth.
+/* generate.h - generates texts for a file of prompts, and scores them.
  *
- * A text hangs on the model, the seed, its prompt and its number in the whole set: not on ranks, on
- * what is generated beside it, or on how often the run was ended and went on. */
+ * A text depends on the model, the seed, its prompt and its number in the whole set. It does
+ * not depend on ranks, on the texts generated beside it, or on how often the run was ended and
+ * resumed. */
 #ifndef DEMO_GENERATE_H
 #define DEMO_GENERATE_H
 #include "generate_options.h"
 
 /* ---- prompts ---- */
 
-/* All of them, or those of --iter. */
+/* Sets the prompts that this run takes: all, or the slice of --iter. */
 static int demo_generate_slice(const demo_job *job, int64_t all, demo_error *error) {
     demo_generate_config *g = demo_generate_of(job);
     g->first = 0;
@@ -33,7 +34,7 @@ static int demo_generate_load(const demo_job *job, demo_dataset *set, const char
                : demo_generate_slice(job, arrlen(set->documents), error);
 }
 
-/* What progress counts is prompts. */
+/* Progress counts prompts. */
 static void demo_generate_count(demo_job *job) {
     job->epoch_units = job->round_steps = 1;
     job->rounds = demo_generate_of(job)->prompts;
@@ -48,7 +49,7 @@ static void demo_generate_note(demo_generate_config *g, const char *key, uint64_
     arrput(g->notes, note);
 }
 
-/* Options that a text or its reward hangs on. */
+/* Notes the options that a text or its reward depends on. */
 static void demo_generate_options_note(const demo_job *job) {
     static const char *const names[] = {"seed",           "n_samples_per_prompt",
                                         "max_new_tokens", "temperature",
@@ -79,7 +80,7 @@ static void demo_generate_notes(const demo_job *job) {
     demo_generate_options_note(job);
 }
 
-/* A file of texts is replaced; what else is under this name is not. */
+/* Refuses to replace a file, unless it holds texts of a run. */
 static int demo_generate_ours(const char *path, demo_error *error) {
     static const char *const begins[] = {"{\"input\":", "{\"prompt\":"};
     char begin[16] = "";
@@ -210,8 +211,8 @@ static seqpar_status demo_generate_keep(demo_rank *r) {
     return wrong ? seqpar_fail(r->ctx.error, SEQPAR_ERR_FILE_WRITE, "%s", why.text) : SEQPAR_OK;
 }
 
-/* Prompts whose texts grow on all ranks before the file does: enough that no rank waits for the
-   longest text of a few. */
+/* How many prompts are generated at a time, before their texts are written: so many that ranks
+   do not wait long for one that generates a long text. */
 static int64_t demo_generate_round(const demo_rank *r) {
     int64_t texts = 4 * r->job->micro_values * r->world->size;
     int64_t n = demo_generate_of(r->job)->ppo.n_samples_per_prompt;
@@ -290,7 +291,7 @@ static seqpar_status demo_generate_run(demo_rank *r) {
     int stop = 0;
     r->progress.value = demo_generate_scores(g) ? "reward" : "";
     r->progress.resumed = r->progress.step = done;
-    /* other processes have not opened it */
+    /* only the process of rank 0 has opened the file */
     seqpar_status status = seqpar_comm_broadcast(r->world, &done, sizeof done, 0);
     if (!status) status = demo_stop_wanted(r, &stop);
     while (!status && !stop && done < g->prompts) {

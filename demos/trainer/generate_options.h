@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generate_options.h - what generate can be told, and which of it does not go together. */
+/* generate_options.h - the options of generate, and which of them contradict each other. */
 #ifndef DEMO_GENERATE_OPTIONS_H
 #define DEMO_GENERATE_OPTIONS_H
 #include "recipes.h"
 #include "reward.h"
 
 typedef struct {
-    demo_ppo_config ppo; /* first: sampling and scoring are PPO's, and read it as theirs */
+    demo_ppo_config ppo; /* must be first: PPO's code for sampling and scoring reads it */
     const char *output_path, *post_processor, *reward_template, *csft_prompt, *eval_task;
     int64_t best_of_n, iter, slice;
     bool greedy_sampling, enable_csft, resume, normalize;
     demo_recipe recipe;
     demo_generated out;     /* of the process that has rank 0 */
-    demo_note *notes;       /* what OUT.part is begun with; stb_ds array */
-    int64_t first, prompts; /* which of the set's */
+    demo_note *notes;       /* for the first line of OUT.part; stb_ds array */
+    int64_t first, prompts; /* of the set, those of this run */
 } demo_generate_config;
 
-/* Before the trainers', which have other words or defaults for some. */
+/* Listed before the trainers' options: of two with one name the first counts, and some of these
+   have other texts or defaults. */
 #define DEMO_GENERATE_BINDINGS(c, g, p) \
     {"dataset", \
      &(c).dataset, \
@@ -134,7 +135,7 @@ static demo_generate_config *demo_generate_of(const demo_job *job) {
     return (demo_generate_config *)job->options;
 }
 
-/* ---- what does not go together: 0, or -1 with one sentence ---- */
+/* ---- options that contradict each other: 0, or -1 with one sentence ---- */
 
 static bool demo_generate_scores(const demo_generate_config *g) {
     return g->ppo.reward_pretrain || g->ppo.reward_rule || g->ppo.servers.urls;
@@ -235,7 +236,7 @@ static int demo_generate_rewards(const demo_job *job, demo_error *error) {
     return p->servers.urls ? demo_servers_check(&p->servers, error) : 0;
 }
 
-/* The prompt's form with what is asked for behind it, without blanks around it but for one. */
+/* The prompt template, followed by `asked` without the blanks around it, and one blank. */
 static const char *demo_csft_template(const char *form, const char *asked) {
     static char *text;
     static const char blanks[] = " \t\r\n";

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* generated.h - texts on their way into a file: OUT.part grows by whole groups, all texts of a
- * prompt, and is OUT's only when the last is there.
+/* generated.h - the file of generated texts. OUT.part grows by whole groups (all texts of a
+ * prompt); OUT is written from it only when the last text is there.
  *
- * Its first line says what it was begun with; each line after it is a text. A run that was ended,
- * however, leaves whole groups and perhaps a torn one, which is cut off when another goes on. */
+ * The first line of OUT.part records the options and inputs of its run; each line after it is a
+ * text. However a run ends, it leaves whole groups and perhaps an incomplete one, which is cut
+ * off when another run resumes. */
 #ifndef DEMO_GENERATED_H
 #define DEMO_GENERATED_H
 
@@ -12,19 +13,19 @@
 typedef struct {
     const char *path; /* OUT; borrowed */
     char part[DEMO_PATH_LIMIT + 8];
-    FILE *file;    /* OUT.part, locked as long as it is open; NULL: it is not */
-    off_t begin;   /* of the first text */
-    int64_t texts; /* that are there */
+    FILE *file;    /* OUT.part, locked while it is open; NULL: not open */
+    off_t begin;   /* offset of the first text */
+    int64_t texts; /* in the file */
 } demo_generated;
 
-/* Where there is no text, nothing is left. */
+/* Closes OUT.part, and removes it if it holds no text. */
 static void demo_generated_close(demo_generated *g) {
     if (g->file && !g->texts) unlink(g->part);
     if (g->file) fclose(g->file);
     g->file = NULL;
 }
 
-/* ---- what it is begun with ---- */
+/* ---- the first line ---- */
 
 /* A line for free(). */
 static char *demo_generated_header(const demo_note *notes) {
@@ -37,7 +38,7 @@ static char *demo_generated_header(const demo_note *notes) {
     return text;
 }
 
-/* Is it what this run would begin with? */
+/* 0 if the first line agrees with this run's notes, else -1 with one sentence. */
 static int demo_generated_alike(const demo_generated *g, const char *line,
                                 const demo_note *notes, demo_error *error) {
     cJSON *json = cJSON_Parse(line);
@@ -62,9 +63,10 @@ static int demo_generated_alike(const demo_generated *g, const char *line,
     return wrong;
 }
 
-/* ---- opening: it is held by flock, which the kernel releases when the process ends ---- */
+/* ---- opening: OUT.part is locked by flock, which the kernel releases at process end ---- */
 
-/* 0: it is this run's; 1: it got another name meanwhile, so try again; -1 with one sentence. */
+/* Opens and locks OUT.part. 0: done; 1: the file was renamed or removed meanwhile, so try
+   again; -1 with one sentence. */
 static int demo_generated_take(demo_generated *g, demo_error *error) {
     struct stat held, named;
     int file = open(g->part, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
@@ -103,7 +105,7 @@ static int demo_generated_begin(demo_generated *g, const demo_note *notes, demo_
     return good ? 0 : demo_generated_failed(g, error);
 }
 
-/* Counts whole groups of per_prompt texts and cuts off what is behind them. */
+/* Counts whole groups of per_prompt texts and truncates the file after them. */
 static int demo_generated_count(demo_generated *g, int64_t per_prompt, int64_t most,
                                 demo_error *error) {
     char *line = NULL;
@@ -126,7 +128,8 @@ static int demo_generated_count(demo_generated *g, int64_t per_prompt, int64_t m
                : 0;
 }
 
-/* Opens OUT.part: anew, or with `resume` behind the groups that are there. texts: in all. */
+/* Opens OUT.part: empty, or with `resume` positioned after its whole groups. texts: how many it
+   will have in the end. */
 static int demo_generated_open(demo_generated *g, const char *path, bool resume,
                                const demo_note *notes, int64_t per_prompt, int64_t texts,
                                demo_error *error) {
@@ -155,14 +158,14 @@ static int demo_generated_open(demo_generated *g, const char *path, bool resume,
 
 /* ---- texts ---- */
 
-/* Read again it is the same number, which it is not always as cJSON writes it. */
+/* Adds a reward in digits that read back as the same number. cJSON's own digits may not. */
 static void demo_reward_add(cJSON *json, const char *key, double reward) {
     char number[32];
     cJSON_AddRawToObject(json, key, demo_json_number(number, reward));
 }
 
-/* output and stopped: what was sampled, and whether it came to an end. reward: NaN where there is
-   none. A line for free(). */
+/* output: the sampled text; stopped: whether a stop token ended it. reward: NaN if there is
+   none. Returns a line for free(). */
 static char *demo_generated_line(const char *input, const char *output, double reward,
                                  bool stopped) {
     cJSON *json = cJSON_CreateObject();
@@ -175,7 +178,7 @@ static char *demo_generated_line(const char *input, const char *output, double r
     return text;
 }
 
-/* Whole groups, `texts` lines with their ends. */
+/* Appends whole groups: `texts` lines, each with its newline. */
 static int demo_generated_write(demo_generated *g, const char *lines, size_t size,
                                 int64_t texts, demo_error *error) {
     if (fwrite(lines, 1, size, g->file) != size || fflush(g->file))
@@ -184,7 +187,7 @@ static int demo_generated_write(demo_generated *g, const char *lines, size_t siz
     return 0;
 }
 
-/* ---- a folder's weights, as a name of the model ---- */
+/* ---- a digest of a folder's weights, which identifies the model ---- */
 
 static int demo_order_of_names(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
@@ -207,7 +210,8 @@ static bool demo_visit_weights(const char *folder, const char *name, void *user)
     return true;
 }
 
-/* Of what the folder's files hold, whatever it is called. */
+/* Digest of the contents of the folder's weights and configs. It does not depend on the
+   folder's name. */
 static uint64_t demo_digest_folder(uint64_t digest, const char *folder) {
     char **names = NULL;
     demo_each_name(folder, demo_visit_weights, &names);
@@ -223,7 +227,7 @@ static uint64_t demo_digest_folder(uint64_t digest, const char *folder) {
     return digest;
 }
 
-/* Of a comma list of folders; none: NULL. */
+/* Digest of a comma list of folders; NULL: none. */
 static uint64_t demo_digest_folders(const char *list) {
     uint64_t digest = DEMO_DIGEST_EMPTY;
     char folder[DEMO_PATH_LIMIT + 1];

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* holdout.h - the part of the training data that an evaluation takes.
+/* holdout.h - the part of the training data that is used for evaluation.
  *
  * val_size     k of n units (documents, or pairs) are evaluated and never trained on: k = val_size,
- *              or val_size n rounded up where it is below 1. Which, data and seed alone decide:
+ *              or val_size n rounded up if it is below 1. Data and seed alone decide which:
  *              p = numpy's default_rng(seed).permutation(n), as `datasets` draws it;
  *              LLaMA-Factory takes the first k of p, axolotl the last k.
- * reward       a reward model without other evaluation data has its scores measured on units
- *              that are trained on, too: the first of the file. */
+ * reward       the scores of a reward model without other evaluation data are measured on the
+ *              first units of the file, which are trained on, too. */
 #ifndef DEMO_HOLDOUT_H
 #define DEMO_HOLDOUT_H
 
@@ -93,7 +93,8 @@ static inline uint32_t demo_pcg_word(demo_pcg *g) {
     return (uint32_t)mixed;
 }
 
-/* A whole number from 0 to most, at least 1: bits of words, until some are no more than it. */
+/* A random integer from 0 to most (most >= 1): draws the low bits of words until they are no
+   more than it. */
 static inline uint32_t demo_pcg_up_to(demo_pcg *g, uint32_t most) {
     uint32_t mask = most, number;
     for (int bits = 1; bits < 32; bits *= 2) mask |= mask >> bits;
@@ -116,7 +117,8 @@ static inline void demo_permutation(int64_t *order, int64_t count, uint64_t seed
 
 /* ---- which units ---- */
 
-/* How many of count; the origins round a fraction up. */
+/* How many of `count` units are held out. A fraction is rounded up, as LLaMA-Factory and
+   axolotl do. */
 static inline int64_t demo_held_count(double val_size, int64_t count) {
     return (int64_t)(val_size < 1 ? ceil(val_size * (double)count) : val_size);
 }
@@ -143,7 +145,7 @@ static inline void demo_held_mark(uint8_t *held, int64_t count, int64_t wanted, 
         arrsetlen(from, (size_t)part_left); \
     } while (0)
 
-/* 0, or -1 with one sentence: is this a size at all? */
+/* 0 if val_size is a valid size, else -1 with one sentence. */
 static inline int demo_held_size_wrong(const char *option, double val_size, demo_error *error) {
     bool count = val_size >= 2 && floor(val_size) >= val_size && val_size < 2147483648.0;
     if ((val_size >= 0 && val_size < 1) || count) return 0;

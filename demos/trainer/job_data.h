@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_data.h - what is trained on and evaluated on, and the part of it that is held out. */
+/* job_data.h - the training and evaluation data of a job, and the part that is held out. */
 #ifndef DEMO_JOB_DATA_H
 #define DEMO_JOB_DATA_H
 #include "holdout.h"
@@ -8,21 +8,22 @@
 #include "settle.h"
 #include "settled.h"
 
-/* In what the model's texts end, where its config says another end than a text of bytes has;
-   NULL: it does not. */
+/* The id that ends the model's texts, if its config.json does not name DEMO_EOS; NULL: it does,
+   or names none. */
 __attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job) {
     static int64_t end;
     const char *folder = job->config.pretrain;
     return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
 }
 
-/* NULL where the user has not named it, so that the reader may see what the records are. */
+/* The key; NULL if the user has not typed the option, so that the reader checks what kind of
+   records it reads. */
 __attribute__((unused)) static const char *demo_named_key(const demo_job *job,
                                                           const char *option, const char *key) {
     return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
 }
 
-/* A unit that no row can hold would be missing from its step. */
+/* Refuses a unit that no row can hold: it would be missing from its step. */
 static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
                           demo_error *error) {
     int64_t per_unit = job->objective->documents_per_unit;
@@ -40,7 +41,7 @@ static int demo_units_fit(const demo_job *job, const demo_dataset *set, const ch
     return 0;
 }
 
-/* Ids of two tokenizers are not for one model. */
+/* Refuses sets of different tokenizers: one model cannot read the ids of both. */
 static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
                            demo_error *error) {
     const demo_token_file *a = job->train.file, *b = other->file;
@@ -54,7 +55,7 @@ static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const
         job->config.dataset, path);
 }
 
-/* Models that read the same ids: one with another tokenizer would read another text. */
+/* Refuses a further model with another tokenizer: to it the same ids would be another text. */
 static int demo_folders_agree(const demo_job *job, demo_error *error) {
     demo_fingerprint there;
     char one[DEMO_PATH_LIMIT + 1];
@@ -75,8 +76,8 @@ static int demo_folders_agree(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Does something learn from each of its documents? What is said to a prompt is not there
-   yet. */
+/* Whether every document of the unit has a supervised token. A prompt is always usable, since
+   its response is generated later. */
 static bool demo_unit_usable(const demo_job *job, const demo_dataset *set, int64_t unit) {
     int64_t per_unit = job->objective->documents_per_unit;
     if (set->file && set->file->head->kind == DEMO_TOKENS_PROMPTS) return true;
@@ -91,13 +92,14 @@ static int64_t demo_units(const demo_job *job, const demo_dataset *set) {
     return arrlen(set->documents) / job->objective->documents_per_unit;
 }
 
-/* A pair that prefers nothing: its accuracy would be that of roundings. */
+/* Whether the unit is a pair of equal documents: only rounding would decide its accuracy. */
 static bool demo_unit_idle(const demo_job *job, int64_t unit) {
     const demo_document *d = job->train.documents + 2 * unit;
     return job->objective->documents_per_unit == 2 && demo_same_document(d, d + 1);
 }
 
-/* The units that are evaluated; idle ones among them are not, and are trained on. */
+/* Moves the held units to the evaluation data (eval_trained: copies them). Pairs of equal
+   documents are not held, so they stay in the training data. */
 static void demo_part_documents(demo_job *job, uint8_t *held) {
     int64_t idle = 0;
     for (int64_t i = 0; i < job->eval_of; i++)
@@ -119,7 +121,7 @@ static bool demo_any_usable(const demo_job *job, const demo_dataset *set) {
     return false;
 }
 
-/* Both parts must have something to say, and KTO's evaluation two responses. */
+/* Both parts need a unit with a target, and KTO's evaluation needs two responses. */
 static int demo_parts_wrong(const demo_job *job, const char *option, demo_error *error) {
     const char *unit = job->objective->unit;
     int64_t evaluated = demo_units(job, &job->eval), least = job->objective->least_evaluated;
@@ -142,7 +144,7 @@ static int demo_parts_wrong(const demo_job *job, const char *option, demo_error 
     return 0;
 }
 
-/* Takes val_size of the training units. */
+/* Holds out val_size of the training units. */
 static int demo_hold_out(demo_job *job, demo_error *error) {
     const char *option = demo_job_spelled(job, "val_size");
     int64_t units = demo_units(job, &job->train);
@@ -162,9 +164,9 @@ static int demo_hold_out(demo_job *job, demo_error *error) {
     return demo_parts_wrong(job, option, error);
 }
 
-/* A reward model's scores are measured on the first pairs of the training data where it has no
-   other evaluation: OpenRLHF's one in a hundred; elsewhere, and where that is none, at least
-   DEMO_SCORED. */
+/* The scores of a reward model without other evaluation data are measured on the first pairs of
+   the training data. Their number is one hundredth of all, as in OpenRLHF. It is at least
+   DEMO_SCORED if the options are not OpenRLHF's, or if it would be 0. */
 enum { DEMO_SCORED = 100 };
 
 static void demo_score_trained(demo_job *job) {
@@ -185,8 +187,8 @@ static int demo_job_part(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* A packed row has sequence_len tokens in axolotl, cutoff_len in LLaMA-Factory; in OpenRLHF as
-   many as the documents of a micro-batch. */
+/* A packed row has sequence_len tokens in axolotl, and cutoff_len in LLaMA-Factory. In OpenRLHF
+   it has as many as the documents of a micro-batch; in its place a row has at least 2048. */
 static int64_t demo_row_tokens(const demo_job *job, int64_t longest) {
     int from = demo_job_from(job, "packing_samples");
     bool fixed = from == DEMO_FROM_AXOLOTL || from == DEMO_FROM_LLAMAFACTORY;
@@ -200,7 +202,7 @@ static int demo_job_data(demo_job *job, demo_error *error) {
         demo_fail(error, "no training data; give --dataset FILE (.jsonl or .txt)");
         return -1;
     }
-    int64_t longest = o->documents_per_unit * c->max_len; /* a unit never leaves its row */
+    int64_t longest = o->documents_per_unit * c->max_len; /* a unit is never split */
     if (longest > SEQPAR_MAX_TOKENS)
         return demo_fail(error,
                          "max_len %lld is too long: one of the %s may have %lld tokens, a row "

@@ -5,8 +5,8 @@
 #include "job.h"
 #include "lora.h"
 
-/* What is needed at least: a model beyond the machine's memory would not fail when it is
-   asked for, but be killed when it is used. */
+/* Refuses a model if a lower bound of its memory exceeds the machine's. Its allocation would
+   not fail; the process would be killed when it uses the memory. */
 static int demo_job_memory(const demo_job *job, demo_error *error) {
     const seqpar_llama_config *m = &job->model;
     double hidden = (double)m->hidden;
@@ -43,7 +43,7 @@ static int64_t demo_fresh_vocab(const demo_config *c) {
     return whole && head.words > 0 ? head.words : DEMO_VOCAB;
 }
 
-/* Also the heads of the models beside the one that is trained. */
+/* Whether the stride divides the kv heads of the trained model and of all further models. */
 static int demo_strides_divide(const demo_job *job, demo_error *error) {
     char one[DEMO_PATH_LIMIT + 1];
     const demo_config *c = &job->config;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_open.h - a job from parsed options: settled, its data read, its steps counted; refused with
- * one sentence for each thing that is wrong, before a rank is there. */
+/* job_open.h - opens a job from parsed options: settles them, reads the data, counts the steps.
+ * Gives one sentence for each thing that is wrong, before any rank starts. */
 #ifndef DEMO_JOB_OPEN_H
 #define DEMO_JOB_OPEN_H
 #include "job_data.h"
@@ -36,7 +36,7 @@ static int demo_job_prepare(demo_job *job, demo_error *error) {
     return job->objective->prepare ? job->objective->prepare(job, error) : 0;
 }
 
-/* A sentence for each that is wrong. */
+/* Calls all functions, and collects a sentence of each that fails. */
 static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_error *),
                            int count, demo_error *error) {
     int wrong = 0;
@@ -47,7 +47,8 @@ static int demo_settle_all(demo_job *job, int (*const *settle)(demo_job *, demo_
     return wrong;
 }
 
-/* All that is known before data is read: a sentence for each thing that is wrong. */
+/* Settles all that is known before data is read. Collects a sentence for each thing that is
+   wrong. */
 static int demo_job_settle(demo_job *job, demo_error *error) {
     typedef int (*const settle)(demo_job *, demo_error *);
     settle alone[] = {demo_settle_types,      demo_settle_rates,  demo_settle_schedule,
@@ -73,13 +74,14 @@ static int demo_job_open(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Of all that is read of a set, in its order. */
+/* Digest of all that was read of a set, in order. */
 static uint64_t demo_job_digest(const demo_job *job, const demo_dataset *set) {
     uint64_t digest = demo_digest_documents(set);
     return job->objective->digest ? job->objective->digest(job, set, digest) : digest;
 }
 
-/* Digests of the options and of the data, for demo_ranks_agree. Threads never change a bit. */
+/* Digests of the options and of the data, for demo_ranks_agree. omp_threads may differ: the
+   number of threads changes no bit. */
 static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count) {
     /* by type; texts have their own length */
     static const int64_t bytes[] = {sizeof(bool), 8, sizeof(double), 0, 2 * sizeof(double)};
@@ -98,7 +100,7 @@ static void demo_job_tell(demo_job *job, const demo_binding *bindings, int count
            ((demo_told){"", "the evaluation data", (int64_t)demo_job_digest(job, &job->eval)}));
     arrput(job->told, ((demo_told){"", "the checkpoint in ckpt_path", job->run.from}));
     int64_t size;
-    uint32_t program = 0; /* where it cannot be read, nobody knows */
+    uint32_t program = 0; /* 0 if it cannot be read */
     if (job->processes > 1) demo_file_sum("/proc/self/exe", &size, &program);
     arrput(job->told, ((demo_told){"", "the program", (int64_t)program}));
 }

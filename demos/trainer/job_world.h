@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* job_world.h - who computes: processes that a launcher started, or threads; how many ranks share
+/* job_world.h - the ranks: processes that a launcher started, or threads; how many ranks share
  * a sequence, and how many replicas there are. */
 #ifndef DEMO_JOB_WORLD_H
 #define DEMO_JOB_WORLD_H
 #include "job.h"
 #include "settle.h"
 
-/* A number of the environment; -1 where it is none, `unset` where there is nothing. */
+/* The integer in an environment variable; -1 if it is no integer, `unset` if the variable is
+   missing or empty. */
 static int64_t demo_environment(const char *name, int64_t unset) {
     const char *text = getenv(name);
     char *end;
@@ -15,8 +16,8 @@ static int64_t demo_environment(const char *name, int64_t unset) {
     return *end ? -1 : value;
 }
 
-/* Where a launcher has started processes, they are the ranks: over MPI by mpirun, mpiexec and
-   srun, over NCCL by torchrun or a loop in a shell. */
+/* If a launcher has started processes, they are the ranks. They communicate over MPI (started
+   by mpirun, mpiexec or srun), or over NCCL (by torchrun or a loop in a shell). */
 #ifdef DEMO_MPI
 #define DEMO_PROCESSES_OVER "MPI"
 #elif defined DEMO_NCCL
@@ -25,8 +26,8 @@ static int64_t demo_environment(const char *name, int64_t unset) {
 #define DEMO_PROCESSES_OVER ""
 #endif
 
-/* How many processes the launcher says that it has started, and the variable that says so; 0:
-   there is none. */
+/* The number of processes that the launcher has started, and in *name the variable that says
+   it; 0: there is no launcher. */
 __attribute__((unused)) static int64_t demo_launched(const char **name) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
@@ -35,7 +36,8 @@ __attribute__((unused)) static int64_t demo_launched(const char **name) {
     return 0;
 }
 
-/* Which of its host's processes this one is, as any launcher says it: whose GPU it takes. */
+/* The number of this process on its host, from the variable of any launcher. It chooses the
+   GPU. */
 __attribute__((unused)) static int64_t demo_local_rank(void) {
     static const char *const names[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
                                         "MPI_LOCALRANKID", "SLURM_LOCALID"};
@@ -63,7 +65,7 @@ static int demo_find_processes(demo_job *job, demo_error *error) {
         (long long)told, name, (long long)job->processes);
 }
 #elif defined DEMO_NCCL
-/* srun has names of its own for what torchrun says; MASTER_ADDR it does not say. */
+/* Sets torchrun's variables from those of srun, which has none for MASTER_ADDR. */
 static void demo_take_slurm(void) {
     static const char *const names[][2] = {{"WORLD_SIZE", "SLURM_STEP_NUM_TASKS"},
                                            {"RANK", "SLURM_PROCID"},
@@ -108,7 +110,7 @@ static int demo_find_processes(demo_job *job, demo_error *error) {
 }
 #endif
 
-/* As many processes as ranks. */
+/* Checks that there are as many processes as ranks. */
 static int demo_job_processes(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     if (demo_find_processes(job, error)) return -1;
@@ -144,9 +146,9 @@ static void *demo_idle_thread(void *lock) {
     return NULL;
 }
 
-/* Starts as many threads as the run will have, and lets them go: where a limit of memory or
-   of threads forbids them, OpenMP and malloc would end the program later and less politely.
-   Returns how many there were. */
+/* Starts as many threads as the run will have, and ends them again. If a limit on memory or
+   threads forbids so many, the job is refused with a sentence; later OpenMP or malloc would
+   abort the program. Returns how many could be started. */
 static int64_t demo_threads_there(int64_t wanted) {
     pthread_t *threads = (pthread_t *)demo_alloc(wanted, sizeof *threads);
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -178,7 +180,8 @@ static int demo_job_threads(const demo_job *job, demo_error *error) {
                      (long long)threads, strerror(EAGAIN));
 }
 
-/* Its ranks are said by the options of the first role that it has. */
+/* Refuses a group whose number of ranks ring_attn_size does not divide. The sentence names the
+   options of the group's first role. */
 static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
     char name[64], options[96];
     job->objective->group_name(job, group, name);
@@ -197,7 +200,7 @@ static int demo_group_odd(const demo_job *job, int group, demo_error *error) {
                      (long long)job->config.ring_attn_size);
 }
 
-/* Ranks that do not come out: dp is what they would be divided by. */
+/* Refuses a world_size that is not dp x ring_attn_size. */
 static int demo_world_uneven(const demo_config *c, int64_t dp, demo_error *error) {
     if (!c->data_parallel_size)
         return demo_fail(error,
@@ -210,7 +213,7 @@ static int demo_world_uneven(const demo_config *c, int64_t dp, demo_error *error
                      (long long)c->world_size, (long long)dp, (long long)c->ring_attn_size);
 }
 
-/* Of a run in groups: data parallelism is the first one's. */
+/* For a run in groups: counts the ranks; data_parallel_size is that of the first group. */
 static int demo_job_groups(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int64_t sp = c->ring_attn_size, ranks = 0;

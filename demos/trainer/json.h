@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* json.h - what cJSON does not look for. */
+/* json.h - finds duplicate keys, for which cJSON does not check. */
 #ifndef DEMO_JSON_H
 #define DEMO_JSON_H
 
@@ -12,8 +12,8 @@ static inline int demo_order_of_keys(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* A key that stands twice in an object, or in one inside it, says two things, of which one would
-   be passed over; NULL: none does. */
+/* A key that occurs twice in an object, or in one inside it; NULL: there is none. One of its
+   two values would be ignored. */
 static inline const char *demo_json_twice(const cJSON *json) {
     const char **keys = NULL, *twice = NULL;
     for (const cJSON *item = json->child; item && !twice; item = item->next) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* json_records.h - a record of a .jsonl to a document: its texts, or its token ids. */
+/* json_records.h - turns a record of a .jsonl, of texts or of token ids, into a document. */
 #ifndef DEMO_JSON_RECORDS_H
 #define DEMO_JSON_RECORDS_H
 #include <cjson/cJSON.h>
@@ -48,7 +48,8 @@ static inline bool demo_folder_has_template(const char *folder) {
     return has;
 }
 
-/* The line to type is for text as it would be read here; a chat model may want another. */
+/* The suggested command treats text as it would be read here. If the model has a chat template,
+   the hint names the option that uses it. */
 static inline const char *demo_template_hint(const demo_data_options *options) {
     bool other = options->pretrain_mode || strstr(options->prepare, "--kind steps") ||
                  strstr(options->prepare, "--apply_chat_template");
@@ -78,7 +79,7 @@ static inline int demo_text_allowed(const demo_reader *reader) {
     return 0;
 }
 
-/* What stands under a key: "a.b" is b inside a, unless a key is called that; NULL: nothing. */
+/* The value of a key: "a.b" is b inside a, unless there is a key "a.b"; NULL: none. */
 static inline const cJSON *demo_json_find(const cJSON *record, const char *key) {
     const cJSON *found = cJSON_GetObjectItemCaseSensitive(record, key);
     char part[256];
@@ -90,7 +91,8 @@ static inline const cJSON *demo_json_find(const cJSON *record, const char *key) 
     return found;
 }
 
-/* Finds a key, or fails naming it, the option that chose it, and the keys there are. */
+/* Finds a key. If it is missing, the sentence names it, the option that chose it, and the keys
+   of the record. */
 static inline const cJSON *demo_json_key(const demo_reader *reader, const cJSON *record,
                                          const char *key, const char *option) {
     char present[256] = "none";
@@ -127,7 +129,7 @@ static inline const char *demo_json_text(const demo_reader *reader, const cJSON 
     return NULL;
 }
 
-/* The prompt of Alpaca's records is two texts; one alone would be another. */
+/* Refuses records as Alpaca's, whose prompt is two texts: one alone would be another prompt. */
 static inline int demo_one_prompt(const demo_reader *reader, const cJSON *json,
                                   const char *key) {
     const demo_data_options *options = reader->options;
@@ -209,8 +211,8 @@ static inline int demo_json_same_length(const demo_reader *reader, const demo_js
                       ids->name);
 }
 
-/* The lists that make a document: ids, and what says which of them are supervised and which
-   are padding. */
+/* The lists that make a document: ids, and those that mark the supervised ids and the
+   padding. */
 typedef struct {
     demo_json_list ids, labels, loss_mask, attention;
     int64_t begin, end; /* without padding */
@@ -238,7 +240,8 @@ static inline int demo_json_padding(const demo_reader *reader, demo_json_tokens 
     return 0;
 }
 
-/* Positions that begin anew are those of a row of several documents, which a record is not. */
+/* Positions must count from 0. If they restart, the record is a packed row of several
+   documents, which is refused. */
 static inline int demo_json_positions(const demo_reader *reader, const cJSON *record,
                                       const char *side, const demo_json_tokens *tokens) {
     demo_json_list positions;
@@ -311,8 +314,8 @@ static inline int demo_json_skip(const demo_reader *reader, const demo_json_toke
                       (long long)t, tokens->attention.name, (long long)t, ignored);
 }
 
-/* Reads SIDEinput_ids with SIDElabels, SIDEloss_mask and SIDEattention_mask, where they are
-   there. */
+/* Reads SIDEinput_ids, and SIDElabels, SIDEloss_mask and SIDEattention_mask if the record has
+   them. */
 static inline int demo_record_ids(demo_record *record, const demo_reader *reader,
                                   const cJSON *json, const char *side) {
     demo_json_tokens tokens;

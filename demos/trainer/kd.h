@@ -2,9 +2,9 @@
 /* kd.h - knowledge distillation: a student learns from texts and from a teacher of the same
  * vocabulary, as OpenRLHF's train_kd has it:
  *     loss = (1 - kd_coef) gpt_loss + kd_coef distil_loss
- * both as token means over the whole optimizer step. distil_loss is the cross-entropy with the
- * teacher, KL(teacher, student) and the teacher's entropy; with --kd_reverse the KL is
- * KL(student, teacher), MiniLLM's. Tokens of both are those whose next token is learnt. */
+ * Both are token means over the whole optimizer step, over tokens whose next token is
+ * supervised. distil_loss is the cross-entropy with the teacher: KL(teacher, student) plus the
+ * teacher's entropy. With --kd_reverse the KL is KL(student, teacher), as in MiniLLM. */
 #ifndef DEMO_KD_H
 #define DEMO_KD_H
 #include "reference.h"
@@ -52,7 +52,8 @@ static seqpar_status demo_kd_open(demo_rank *r) {
     return demo_reference_open(r, k->teacher_model, k->teacher_offload);
 }
 
-/* The teacher's pass over these rows. Its batch stays for the student's. */
+/* The teacher's forward pass over these rows, without adapters. Its batch stays open, for the
+   student's pass. */
 static seqpar_status demo_kd_teach(demo_rank *r, seqpar_llama_batch *taught,
                                    const seqpar_row *rows, int64_t count) {
     seqpar_llama *model = demo_reference_model(r), *adapters = model->adapters;
@@ -64,7 +65,7 @@ static seqpar_status demo_kd_teach(demo_rank *r, seqpar_llama_batch *taught,
     return status;
 }
 
-/* Each token's seeds are the shares of the step's mean. */
+/* Each token's seeds: the derivatives of the step's mean loss by its log-prob and its KL. */
 static seqpar_status demo_kd_seeds(demo_rank *r, const seqpar_llama_batch *b, int64_t count,
                                    demo_seeds *out, seqpar_vocab_seeds *seeds,
                                    seqpar_llama_teacher *teacher) {
@@ -94,7 +95,7 @@ static void demo_kd_add(double sum[4], double coefficient, double logp, double k
     sum[3] += kl;
 }
 
-/* Figures of the tokens this rank holds: a sum of each a piece. */
+/* Sums the figures of this rank's tokens over each piece. */
 static seqpar_status demo_kd_sums(demo_rank *r, const seqpar_llama_batch *b,
                                   const seqpar_row *rows, demo_window *w) {
     const seqpar_buffer *from[] = {&b->logp, &b->kl, &b->teacher_entropy};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* kto.h - KTO: responses that are liked or not, measured against the KL term of the whole
- * optimizer step, which takes a pass of its own over mismatched pairs of prompt and
- * response. */
+/* kto.h - KTO: learns from responses that are liked or not. Their rewards are compared with the
+ * KL term of the whole optimizer step, which needs a separate pass over mismatched pairs of
+ * prompt and response. */
 #ifndef DEMO_KTO_H
 #define DEMO_KTO_H
 #include "preference.h"
@@ -88,7 +88,7 @@ static uint64_t demo_kto_digest(const demo_job *job, const demo_dataset *set, ui
 
 /* ---- the KL term: every prompt with the response of the next ---- */
 
-/* The mismatched documents of a window as a window over a set of their own. */
+/* Makes the mismatched documents of a window, in `set`, and opens a window over them. */
 static seqpar_status demo_mismatched_open(demo_rank *r, const demo_window *w, demo_dataset *set,
                                           demo_window *mismatched) {
     const demo_data_options how = {.max_len = r->job->config.max_len,

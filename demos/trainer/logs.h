@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* logs.h - where reports go: --metrics_path (JSON lines), --use_tensorboard (event files) and
- * --wandb_offline (the files of a run of Weights & Biases). Rank 0 has them, each is
- * flushed, and a run that goes on from a checkpoint shows no step twice: files of lines are cut
- * back to it, and TensorBoard is told to forget what came after.
+ * --wandb_offline (the files of a run of Weights & Biases). Rank 0 writes them, and flushes
+ * them after each report. A run that resumes from a checkpoint shows no step twice: files of
+ * lines are cut back to the checkpoint's step, and TensorBoard is told to drop later steps.
  *
- * Below --use_tensorboard and --wandb_offline every run has a folder of its own, named after
- * the run, so that runs lie beside each other and a run that goes on finds its own. */
+ * In --use_tensorboard and --wandb_offline every run has a subfolder named after the run, so
+ * that the folder holds several runs and a resumed run finds its own. */
 #ifndef DEMO_LOGS_H
 #define DEMO_LOGS_H
 
@@ -22,8 +22,8 @@ typedef struct {
     const char *given[DEMO_SINKS]; /* the options; NULL: no such log */
     char name[64];                 /* of the run's folder */
     bool goes_on;
-    int64_t from; /* step of the checkpoint, 0 */
-    bool again;   /* what the checkpoint holds is evaluated once more */
+    int64_t from; /* step of the checkpoint; 0: none */
+    bool again;   /* the evaluation at step `from` is repeated */
     const demo_binding *bindings;
     int binding_count;
 } demo_logs_desc;
@@ -41,18 +41,18 @@ static double demo_wall_time(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- back to a checkpoint ---- */
+/* ---- cutting logs back to a checkpoint ---- */
 
 typedef void (*demo_line_fn)(void *user, const char *line);
 
-/* How lines of a log say their step, and that they are of an evaluation which is made once more;
-   NULL: none is. */
+/* The text before the step in a line of a log, and the text by which a line of an evaluation is
+   recognized. evaluates NULL: no evaluation is repeated. */
 typedef struct {
     const char *step, *evaluates;
 } demo_line_keys;
 
-/* Where the lines end that belong to steps up to this one: behind a checkpoint a killed run
-   may have logged more, and part of a line. */
+/* The offset where the lines of steps up to `step` end. After its last checkpoint a killed run
+   may have logged more lines, and part of one. */
 static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t step,
                               demo_line_fn kept, void *user) {
     char *line = NULL;
@@ -71,7 +71,7 @@ static int64_t demo_lines_end(FILE *file, const demo_line_keys *keys, int64_t st
     return end;
 }
 
-/* Those steps are taken, and logged, once more. */
+/* Truncates a log after `step`: later steps will be taken and logged again. */
 static int demo_lines_cut(demo_logs *l, int sink, const demo_line_keys *keys, int64_t step,
                           demo_line_fn kept, void *user) {
     const char *path = l->path[sink];
@@ -96,7 +96,7 @@ static int demo_sink_open(demo_logs *l, int sink, bool append) {
                      demo_sink_option[sink]);
 }
 
-/* DIR/NAME, where this run's files are; folder has DEMO_PATH_LIMIT + 128. */
+/* Makes DIR/NAME, the folder of this run's files; folder has DEMO_PATH_LIMIT + 128 bytes. */
 static int demo_sink_folder(demo_logs *l, const demo_logs_desc *d, int sink, char *folder) {
     seqpar_error why = {0};
     snprintf(folder, DEMO_PATH_LIMIT + 128, "%s/%s", d->given[sink], d->name);
@@ -123,7 +123,7 @@ static int demo_metrics_open(demo_logs *l, const demo_logs_desc *d) {
                      l->path[DEMO_METRICS], strerror(errno), demo_sink_option[DEMO_METRICS]);
 }
 
-/* The newest of the event files; user: int64_t, its second. */
+/* Finds the newest event file; user: int64_t, the second in its name. */
 static bool demo_visit_events(const char *folder, const char *name, void *user) {
     int64_t *newest = (int64_t *)user;
     (void)folder;
@@ -133,9 +133,9 @@ static bool demo_visit_events(const char *folder, const char *name, void *user) 
     return true;
 }
 
-/* A process has a file of its own. Readers take files in the order of their names: this one
-   comes behind those that are there, also where the clock says otherwise. An evaluation that is
-   made once more is a second point at the same place. */
+/* Every process writes a new file. Readers take files in the order of their names, so this
+   name must come after the existing ones, even if the clock has gone back. A repeated
+   evaluation is a second point at the same step. */
 static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
     char folder[DEMO_PATH_LIMIT + 128], host[256] = "";
     int64_t newest = 0, second = (int64_t)demo_wall_time();
@@ -153,7 +153,7 @@ static int demo_events_open(demo_logs *l, const demo_logs_desc *d) {
                      l->path[DEMO_EVENTS], strerror(errno), demo_sink_option[DEMO_EVENTS]);
 }
 
-/* What a killed process was writing. */
+/* Removes the temporary files of a killed process. */
 static bool demo_visit_half_log(const char *folder, const char *name, void *user) {
     char path[DEMO_PATH_LIMIT + 512];
     size_t length = strlen(name);
@@ -180,7 +180,7 @@ static int demo_history_open(demo_logs *l, const demo_logs_desc *d) {
     return demo_sink_open(l, DEMO_HISTORY, d->goes_on);
 }
 
-/* 0, or -1 with a sentence in why. To be closed in either case. */
+/* 0, or -1 with a sentence in why. Call demo_logs_close in either case. */
 static int demo_logs_open(demo_logs *l, const demo_logs_desc *d) {
     static int (*const open[])(demo_logs *, const demo_logs_desc *) = {
         demo_metrics_open, demo_events_open, demo_history_open};
@@ -240,8 +240,8 @@ static bool demo_history_write(demo_logs *l, const demo_report *r) {
     return !fflush(out) && !ferror(out) && !demo_wandb_summary(&l->wandb, &l->why);
 }
 
-/* To all logs. Whole reports only: 0, or -1 with a sentence in why, and a log that could not
-   take one is closed. */
+/* Writes a report to all logs. A log that fails is closed, so that nothing follows an
+   incomplete report. 0, or -1 with a sentence in why. */
 static int demo_logs_write(demo_logs *l, const demo_report *r) {
     static bool (*const write[])(demo_logs *, const demo_report *) = {
         demo_metrics_write, demo_events_add, demo_history_write};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* lora.h - training adapters (LoRA) while the model's own weights stay as they are: which ones,
- * from options; and their folder, as PEFT reads it. The adapters are a seqpar_llama of their own,
- * so that the optimizer, checkpoints and the moving average take them like a model. */
+/* lora.h - trains adapters (LoRA) of a frozen model: chooses them from options, and writes
+ * their folder as PEFT reads it. The adapters are a separate seqpar_llama, so that the
+ * optimizer, checkpoints and the moving average treat them like a model. */
 #ifndef DEMO_LORA_H
 #define DEMO_LORA_H
 #include "settle.h"
@@ -11,14 +11,14 @@ enum {
     DEMO_LORA_SPLIT = SEQPAR_ADAPT_ALL & ~(SEQPAR_ADAPT_O | SEQPAR_ADAPT_DOWN)
 };
 
-/* ---- which: from options ---- */
+/* ---- which adapters, from options ---- */
 
 static bool demo_lora_asked(const demo_config *c) {
     return c->lora_rank > 0 || c->adapter || c->adapter_name_or_path ||
            (c->finetuning_type && !strcmp(c->finetuning_type, "lora"));
 }
 
-/* Whose defaults hold. */
+/* The program whose defaults apply: DEMO_FROM_... */
 static int demo_lora_from(const demo_job *job) {
     const demo_config *c = &job->config;
     return c->adapter           ? DEMO_FROM_AXOLOTL
@@ -26,7 +26,7 @@ static int demo_lora_from(const demo_job *job) {
                                 : demo_job_from(job, "lora_rank");
 }
 
-/* Options that are about adapters, where there are none; NULL: none was typed. */
+/* An option about adapters that was typed although there are no adapters; NULL: none. */
 static const char *demo_lora_idle(const demo_job *job) {
     static const char *const names[] = {"lora_alpha", "lora_dropout", "use_rslora",
                                         "target_modules", "lora_target_linear"};
@@ -71,7 +71,7 @@ static int demo_lora_contradicts(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* The sum of what --target_modules names, with commas or blanks between. */
+/* Reads --target_modules, names separated by commas or blanks, into SEQPAR_ADAPT_... bits. */
 static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) {
     static const char between[] = ", ";
     char known[DEMO_LORA_TEXT];
@@ -92,7 +92,7 @@ static int demo_lora_read(const demo_job *job, int *targets, demo_error *error) 
                                 demo_job_spelled(job, "target_modules"));
 }
 
-/* One number of a folder's adapters, and what was typed. */
+/* Takes over a number of a folder's adapters; refuses another number that was typed. */
 static int demo_lora_same(const demo_job *job, const char *name, int64_t there, int64_t *typed,
                           demo_error *error) {
     if (demo_job_typed(job, name) && *typed != there)
@@ -106,7 +106,8 @@ static int demo_lora_same(const demo_job *job, const char *name, int64_t there, 
     return 0;
 }
 
-/* Adapters that are there begin as they are. Dropout may be another. */
+/* Adapters that begin from a folder have its rank, alpha, use_rslora and targets. Only dropout
+   may be typed otherwise. */
 static int demo_lora_folder(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     demo_peft there;
@@ -135,7 +136,7 @@ static int demo_lora_folder(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* What was not typed; axolotl has no defaults. */
+/* Sets what was not typed. axolotl has no defaults, so there it is refused. */
 static int demo_lora_defaults(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     int from = demo_lora_from(job);
@@ -167,10 +168,11 @@ static int demo_lora_possible(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* In whose files several matrices of a layer are one: adapters of the parts are none of it. */
+/* Whether the model's files store several matrices of a layer as one, for which PEFT cannot use
+   adapters of the parts. */
 static bool demo_lora_fused(const demo_job *job) {
     demo_weights w;
-    seqpar_error ignored = {0}; /* said where the weights are read */
+    seqpar_error ignored = {0}; /* reported when the weights are read */
     if (demo_weights_open(&w, job->config.pretrain, &ignored)) return false;
     int names = demo_names_of(&w);
     demo_weights_close(&w);
@@ -206,7 +208,8 @@ static int demo_settle_targets(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Of a folder one kind is read: beside adapters weights are no model of their own. */
+/* A folder is read as adapters or as a whole model. So a folder that holds one of them is
+   refused for the other. */
 static int demo_lora_output(const demo_job *job, demo_error *error) {
     static const char *const kinds[][2] = {{"adapter_config.json", "adapters"},
                                            {"model.safetensors", "a whole model"},
@@ -226,7 +229,7 @@ static int demo_lora_output(const demo_job *job, demo_error *error) {
     }
     return 0;
 }
-/* Without adapters nothing hangs on what is said of them. */
+/* Without adapters their options have no effect: resets them, and prints a notice. */
 static void demo_lora_none(demo_job *job) {
     const char *idle = demo_lora_idle(job);
     if (idle && !job->rank)
@@ -246,13 +249,13 @@ static int demo_settle_lora(demo_job *job, demo_error *error) {
     return demo_lora_output(job, error);
 }
 
-/* ---- what learns ---- */
+/* ---- the model that is trained ---- */
 
 static seqpar_llama *demo_learner(const demo_rank *r) {
     return (seqpar_llama *)(r->job->adapter.rank ? &r->adapters : &r->model);
 }
 
-/* Of a model that is open. */
+/* The same for any open model: its adapters if it has any, else the model. */
 static const seqpar_llama *demo_learner_of(const seqpar_llama *model) {
     return model && model->adapters ? model->adapters : model;
 }
@@ -278,7 +281,8 @@ static void demo_lora_say(const demo_rank *r) {
             (long long)demo_values_of(&r->adapters), (long long)demo_values_of(&r->model));
 }
 
-/* Of a score model the head learns whole, and begins as the model's: PEFT's modules_to_save. */
+/* In a score model all of the head is trained, and it begins as a copy of the model's head:
+   PEFT's modules_to_save. */
 static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
                                      seqpar_llama *adapters) {
     int64_t hidden = model->config.hidden;
@@ -292,7 +296,8 @@ static seqpar_status demo_lora_score(demo_rank *r, const seqpar_llama *model,
     return status;
 }
 
-/* What a checkpoint of adapters hangs on. Parts of it, each from one group of ranks, add up. */
+/* The frozen models that a checkpoint of adapters depends on. Their digests are added, since
+   each may come from another group of ranks; the spare bits keep the sum from overflowing. */
 enum { DEMO_OF_MODEL, DEMO_OF_CRITIC, DEMO_OF_REFERENCE, DEMO_SPARE_BITS };
 
 static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
@@ -301,7 +306,8 @@ static void demo_lora_hangs(demo_rank *r, int on, uint64_t digest) {
     for (int i = 0; i < DEMO_REFERENCES; i++) r->reference[i] += part >> DEMO_SPARE_BITS;
 }
 
-/* Of a folder as PEFT writes it. A tensor that these adapters do not have is refused. */
+/* Loads adapters from a folder as PEFT writes it. A tensor that these adapters do not have is
+   refused. */
 static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
     demo_transfer store = {.ctx = &r->ctx, .model = adapters};
     seqpar_safetensors_file *file = NULL;
@@ -323,7 +329,7 @@ static seqpar_status demo_lora_load(demo_rank *r, seqpar_llama *adapters) {
     return status ? status : demo_load_file(&store, path, 1, demo_no_prefix, demo_weights_put);
 }
 
-/* Of a model whose weights are there: DEMO_OF_MODEL or DEMO_OF_CRITIC. */
+/* Initializes the adapters of a loaded model. of: DEMO_OF_MODEL or DEMO_OF_CRITIC. */
 static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_llama *adapters,
                                      int of) {
     uint64_t digest, old;
@@ -342,9 +348,9 @@ static seqpar_status demo_lora_begin(demo_rank *r, seqpar_llama *model, seqpar_l
     return SEQPAR_OK;
 }
 
-/* ---- their folder ---- */
+/* ---- the adapters' folder ---- */
 
-/* What PEFT's LoraConfig is made from. source: the model's folder. */
+/* adapter_config.json, from which PEFT makes its LoraConfig. source: the model's folder. */
 static cJSON *demo_peft_config(const demo_rank *r, const seqpar_llama *adapters,
                                const char *source) {
     const demo_job *job = r->job;
@@ -371,7 +377,8 @@ static cJSON *demo_peft_config(const demo_rank *r, const seqpar_llama *adapters,
     return json;
 }
 
-/* Rank 0 writes what belongs to the adapters beside them. */
+/* Rank 0 writes the files beside the adapters: their config, and copies of the model's
+   tokenizer files. */
 static seqpar_status demo_peft_files(const demo_rank *r, const seqpar_llama *adapters,
                                      const char *source, const char *folder) {
     char path[1400];
@@ -383,8 +390,9 @@ static seqpar_status demo_peft_files(const demo_rank *r, const seqpar_llama *ada
     return status;
 }
 
-/* Rank 0 writes the adapters into an existing folder, while the others demo_hand_over; with
-   `average` (collective) that in their place. */
+/* Rank 0 writes the adapters into an existing folder, while the other ranks call
+   demo_hand_over. average: if not NULL, the moving average is written instead, and the call is
+   collective. */
 static seqpar_status demo_save_adapters(demo_rank *r, const seqpar_llama *adapters,
                                         const char *source, const char *folder,
                                         demo_average *average) {
@@ -405,7 +413,7 @@ static seqpar_status demo_save_adapters(demo_rank *r, const seqpar_llama *adapte
     return status || r->ctx.world->rank ? status : demo_peft_files(r, adapters, source, folder);
 }
 
-/* The weights become those with the adapters. Ranks that share them leave it to the first.
+/* Adds the adapters to the weights. If ranks share the weights, the first rank does it for all.
    Collective. */
 static seqpar_status demo_lora_merge(demo_rank *r, seqpar_llama *model) {
     if (!demo_is_shared(model) || !r->ctx.world->rank) {

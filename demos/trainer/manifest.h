@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* manifest.h - what a checkpoint's files should be: manifest.json names the run and the step, and
- * lists each file with its bytes and their CRC-32. A file that a disk or a copy has damaged, or
- * that is of another checkpoint, is found before anything goes on from it. */
+/* manifest.h - writes and checks a checkpoint's manifest. manifest.json names the run and the
+ * step, and lists each file with its size in bytes and its CRC-32. So a file that a disk or a
+ * copy has damaged, or that belongs to another checkpoint, is found before a run resumes from
+ * it. */
 #ifndef DEMO_MANIFEST_H
 #define DEMO_MANIFEST_H
 
@@ -16,7 +17,7 @@
 
 #define DEMO_MANIFEST "manifest.json"
 
-typedef struct { /* a file of which the one who wrote it says what it is */
+typedef struct { /* size and CRC-32 of a file, taken by the rank that wrote it */
     char path[1400];
     int64_t bytes, crc;
 } demo_sum;
@@ -24,7 +25,7 @@ typedef struct { /* a file of which the one who wrote it says what it is */
 #ifndef DEMO_SUMMED_BYTES
 #define DEMO_SUMMED_BYTES (1 << 20)
 #endif
-/* 0: it cannot be read, and errno says why. */
+/* False: the file cannot be read, and errno says why. */
 static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     FILE *file = fopen(path, "rb");
     unsigned char *part = (unsigned char *)demo_alloc(DEMO_SUMMED_BYTES, 1);
@@ -43,7 +44,7 @@ static bool demo_file_sum(const char *path, int64_t *bytes, uint32_t *crc) {
     return good;
 }
 
-/* What is known (an stb_ds array), or what the file holds. */
+/* Size and CRC-32 from `known` (an stb_ds array) if it lists the path, else from the file. */
 static bool demo_known_sum(const demo_sum *known, const char *path, int64_t *bytes,
                            uint32_t *crc) {
     for (int64_t i = 0; i < arrlen(known); i++)
@@ -55,7 +56,7 @@ static bool demo_known_sum(const demo_sum *known, const char *path, int64_t *byt
     return demo_file_sum(path, bytes, crc);
 }
 
-/* Adds the files of a folder, and of those in it: their names begin with `below`. */
+/* Adds the files of a folder and of its subfolders. `below` is the prefix of their names. */
 static bool demo_manifest_add(cJSON *files, const char *folder, const char *below,
                               const demo_sum *known) {
     DIR *open = opendir(folder);
@@ -84,7 +85,7 @@ static bool demo_manifest_add(cJSON *files, const char *folder, const char *belo
     return good;
 }
 
-/* Once all other files are written; the sums that are known need not be taken. */
+/* Call it when all other files are written. The files in `known` are not read again. */
 static seqpar_status demo_manifest_write(const char *folder, const char *run, int64_t step,
                                          const demo_sum *known, seqpar_error *error) {
     char path[1400];
@@ -133,7 +134,7 @@ static seqpar_status demo_manifest_file(const char *folder, const cJSON *file,
     return SEQPAR_OK;
 }
 
-/* The manifest of a folder, for cJSON_Delete; NULL with the error. */
+/* The manifest of a folder; the caller frees it by cJSON_Delete. NULL: the error is set. */
 static cJSON *demo_manifest_read(const char *folder, seqpar_error *error) {
     char path[1400];
     const char *why;
@@ -160,7 +161,7 @@ static const cJSON *demo_manifest_entry(const cJSON *json, const char *name) {
                                             name);
 }
 
-/* Whether the files that it lists are as they were written. */
+/* Checks size and CRC-32 of every file that the manifest lists. */
 static seqpar_status demo_manifest_sums(const cJSON *json, const char *folder,
                                         seqpar_error *error) {
     const cJSON *file;
@@ -171,7 +172,7 @@ static seqpar_status demo_manifest_sums(const cJSON *json, const char *folder,
     return status;
 }
 
-/* Whether it is of this step; that of 0.2.0 names neither run nor step. */
+/* Checks that the manifest belongs to this run and step. Those of 0.2.0 name neither. */
 static seqpar_status demo_manifest_names(const cJSON *json, const char *folder, const char *run,
                                          int64_t step, seqpar_error *error) {
     const cJSON *its = cJSON_GetObjectItemCaseSensitive(json, "run"),

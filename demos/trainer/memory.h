@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* memory.h - what the programs allocate beside the library's own: a program that runs out of
-   it says so and ends. */
+/* memory.h - memory that the programs allocate, apart from the library's. If there is not
+   enough memory, the program prints an error and exits. */
 #ifndef DEMO_MEMORY_H
 #define DEMO_MEMORY_H
 
@@ -14,12 +14,12 @@ static inline void demo_out_of_memory(double bytes) {
             "error: out of memory: %.0f bytes more cannot be had; give fewer or shorter "
             "documents, a smaller model, fewer ranks, or more memory\n",
             bytes);
-    /* not exit(): other ranks still use what it would take down; nothing is half written,
-       for files are renamed when they are whole */
+    /* Not exit(): it would tear down what other ranks still use. No file is left half
+       written, since files are renamed when they are complete. */
     _exit(1);
 }
 
-/* Zeroed room for `count` elements, for free(). */
+/* Allocates `count` zeroed elements; the caller calls free(). */
 static inline void *demo_alloc(int64_t count, size_t size) {
     void *room = count < 0 || (uint64_t)count > (SIZE_MAX >> 1) / size
                      ? NULL
@@ -37,7 +37,7 @@ static inline void *demo_grown(void *room, size_t bytes) {
 /* for cJSON_InitHooks */
 static inline void *demo_json_alloc(size_t bytes) { return demo_grown(NULL, bytes); }
 
-#ifndef STBDS_REALLOC /* a program may count them */
+#ifndef STBDS_REALLOC /* a program may define these, to track allocations */
 #define STBDS_REALLOC(context, room, bytes) demo_grown(room, bytes)
 #define STBDS_FREE(context, room)           free(room)
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* mix.h - which records of several data sets are used, and in what order; demos/prepare.py has
- * the same rule. With weights every record is drawn from one of the sets, until one that is drawn
- * has no further. Without them one set follows the other. Where max_samples are fewer than there
- * are, sets without weights give the same share of their records each, from their beginnings. */
+ * the same rule. With weights, the set of each record is drawn at random by weight; this ends
+ * when the set that is drawn has no records left. Without weights, one set follows the other.
+ * If max_samples is less than the number of records, then without weights each set gives the
+ * same fraction of its records, its first ones. */
 #ifndef DEMO_MIX_H
 #define DEMO_MIX_H
 
@@ -64,9 +65,9 @@ static inline double demo_twister_number(demo_twister *t) {
     return ((double)a * 67108864.0 + (double)b) / 9007199254740992.0;
 }
 
-/* ---- the rule ---- */
+/* ---- choosing the records ---- */
 
-/* Reads "0.1,0.9" into `count` running sums. 0, or -1 with one sentence. */
+/* Reads "0.1,0.9" into `count` running sums. Returns 0, or -1 with the error set. */
 static inline int demo_mix_weights(double *ends, int64_t count, const char *text,
                                    demo_error *error) {
     int64_t found = 0;
@@ -94,7 +95,8 @@ static inline int demo_mix_weights(double *ends, int64_t count, const char *text
     return 0;
 }
 
-/* Of every record that is used, its set: an stb_ds array. there: (sets) records of each. */
+/* The set of each record used, in order, as an stb_ds array. there (sets): number of records.
+   */
 static inline int32_t *demo_mix_drawn(const int64_t *there, int64_t sets, const double *ends,
                                       int64_t seed, int64_t limit) {
     int64_t *used = (int64_t *)demo_alloc(sets, sizeof *used);
@@ -151,7 +153,7 @@ static inline bool demo_is_data_folder(const char *path) {
     return !stat(path, &kind) && S_ISDIR(kind.st_mode);
 }
 
-/* Sorted paths below the folder whose names `wanted` takes: stb_ds arrays, appended. */
+/* Appends the folder's entries whose names `wanted` accepts to *paths (stb_ds), sorted. */
 static inline void demo_folder_names(char ***paths, const char *folder,
                                      bool (*wanted)(const char *name)) {
     int64_t first = arrlen(*paths);
@@ -184,7 +186,8 @@ static inline void demo_paths_free(char **paths) {
     arrfree(paths);
 }
 
-/* Its train split, as demos/prepare.py finds it; a folder that names no split is all train. */
+/* The files of a folder's train split, as demos/prepare.py finds them. If no file is named
+   after a split, all data files of the folder are the train split. */
 static inline char **demo_folder_files(const char *folder) {
     char **paths = NULL, **others = NULL, inside[4352];
     demo_folder_names(&paths, folder, demo_is_train_name);
@@ -196,7 +199,7 @@ static inline char **demo_folder_files(const char *folder) {
     return paths;
 }
 
-/* Those of FILE, FOLDER or json@FOLDER: an stb_ds array of at least one. NULL with one sentence. */
+/* The files of FILE, FOLDER or json@FOLDER: an stb_ds array of one or more. NULL: error set. */
 static inline char **demo_set_files(const char *name, demo_error *error) {
     const char *at = strchr(name, '@');
     char **paths = NULL;

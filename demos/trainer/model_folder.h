@@ -2,9 +2,9 @@
 /* model_folder.h - model folders in Hugging Face's form: config.json, and which tensors belong
  * into model.safetensors.
  *
- * Every key of config.json stands in the tables of families.h, or is refused by name: a model
- * that is computed otherwise than its makers meant would train without a word. The same goes for
- * every tensor. */
+ * A key of config.json that is not in the tables of families.h is refused by name. The model
+ * may have to be computed differently because of it, and would then train wrongly without an
+ * error. Unknown tensors are refused for the same reason. */
 #ifndef DEMO_MODEL_FOLDER_H
 #define DEMO_MODEL_FOLDER_H
 
@@ -24,7 +24,8 @@
 
 /* ---- config.json: Hugging Face's names ---- */
 
-/* As transformers 4 writes it and 5 reads it. max_position_embeddings: where dynamic ends. */
+/* Writes rope_scaling as transformers 4 does; transformers 5 reads it, too. For the dynamic
+   type, max_position_embeddings is the length up to which the frequencies are not scaled. */
 static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_rope *r) {
     static const char *const bounds[][2] = {{"low_freq_factor", "high_freq_factor"},
                                             {"beta_slow", "beta_fast"}};
@@ -47,14 +48,14 @@ static inline void demo_rope_text(char *text, size_t size, const seqpar_llama_ro
                  r->first_positions);
 }
 
-/* of: "rope_parameters." inside that object */
+/* of: prefix of key names in messages, "rope_parameters." inside that object, else "" */
 typedef struct {
     const cJSON *json;
     const char *path, *of;
     seqpar_error *error;
 } demo_config_reader;
 
-/* A value as it stands in the file, for a sentence. */
+/* A value as JSON text, cut to 60 bytes, for messages. */
 static const char *demo_config_shown(char shown[64], const cJSON *item) {
     char *text = cJSON_PrintUnformatted(item);
     snprintf(shown, 64, "%.60s", text ? text : "?");
@@ -62,13 +63,14 @@ static const char *demo_config_shown(char shown[64], const cJSON *item) {
     return shown;
 }
 
-/* What stands under a key; NULL where it is missing or null. */
+/* The value of a key; NULL if the key is missing or null. */
 static const cJSON *demo_config_item(const demo_config_reader *r, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(r->json, key);
     return cJSON_IsNull(item) ? NULL : item;
 }
 
-/* A positive whole number up to `most`; `otherwise`, unless that is 0, where there is none. */
+/* A whole number from 1 to `most`. If the key is missing: `otherwise`, or an error if that is
+   0. */
 static int64_t demo_config_number(const demo_config_reader *r, const char *key, int64_t most,
                                   int64_t otherwise) {
     const cJSON *item = demo_config_item(r, key);
@@ -98,7 +100,7 @@ static double demo_config_real(const demo_config_reader *r, const char *key, dou
     return item->valuedouble;
 }
 
-/* A number that has to be there; 1 with the error. */
+/* A required number above 0. If it is missing, sets the error and returns 1. */
 static double demo_config_typed(const demo_config_reader *r, const char *key) {
     double x = demo_config_real(r, key, 0);
     if (x > 0 || r->error->status) return x;
@@ -107,7 +109,7 @@ static double demo_config_typed(const demo_config_reader *r, const char *key) {
     return 1;
 }
 
-/* A share below 1; 0 where there is none. */
+/* A fraction in [0, 1); 0 if the key is missing. */
 static double demo_config_share(const demo_config_reader *r, const char *key) {
     const cJSON *item = demo_config_item(r, key);
     char shown[64];
@@ -138,7 +140,8 @@ static bool demo_config_allows(const char *value, const cJSON *item) {
     return same;
 }
 
-/* The rule for a key: the family's (NULL: none; a key NULL ends them) before the common one. */
+/* The rule for a key. A rule of the family overrides the common one. `family` may be NULL; a
+   NULL key ends its rules. */
 static const demo_config_key *demo_config_rule(const char *key, const demo_config_key *family,
                                                const demo_config_key *keys, int count) {
     for (int i = 0; family && i < DEMO_FAMILY_KEYS && family[i].key; i++)
@@ -148,7 +151,7 @@ static const demo_config_key *demo_config_rule(const char *key, const demo_confi
     return NULL;
 }
 
-/* Every key is one of the tables and stands once, with a value that is understood. */
+/* Refuses a key that is unknown or occurs twice, or whose value is not supported. */
 static void demo_config_known(const demo_config_reader *r, const demo_config_key *family,
                               const demo_config_key *keys, int count) {
     char shown[64];
@@ -196,7 +199,7 @@ static int demo_rope_type(const demo_config_reader *r) {
     return SEQPAR_ROPE_DEFAULT;
 }
 
-/* What YaRN multiplies cosine and sine by, with a weight of its own. */
+/* YaRN's factor on cosine and sine; `weight` is mscale or mscale_all_dim. */
 static double demo_rope_scale(double factor, double weight) {
     return factor > 1 ? 0.1 * weight * log(factor) + 1 : 1;
 }
@@ -214,7 +217,8 @@ static void demo_rope_yarn(const demo_config_reader *r, seqpar_llama_rope *rope)
                              demo_rope_scale(rope->factor, below);
 }
 
-/* of: config.json itself, which has max_position_embeddings */
+/* r reads the object with rope_type; `of` reads config.json itself, for
+   max_position_embeddings. */
 static void demo_rope_read(const demo_config_reader *r, const demo_config_reader *of,
                            seqpar_llama_rope *rope) {
     int count = 0;
@@ -281,7 +285,7 @@ static const demo_family *demo_family_of(const cJSON *json) {
     return NULL;
 }
 
-/* What the makers call the model; with the error the first. */
+/* The family by model_type; architectures must match it. On an error, the first family. */
 static const demo_family *demo_config_family(const demo_config_reader *r) {
     const cJSON *type = demo_config_item(r, "model_type"),
                 *list = demo_config_item(r, "architectures"),
@@ -305,7 +309,7 @@ static const demo_family *demo_config_family(const demo_config_reader *r) {
     return family ? family : &demo_families[0];
 }
 
-/* ---- which layers are otherwise ---- */
+/* ---- layers that differ: sliding windows, no rotary embedding, experts ---- */
 
 static bool demo_config_is(const cJSON *item, const char *text) {
     return cJSON_IsString(item) && !strcmp(item->valuestring, text);
@@ -331,14 +335,14 @@ static int64_t demo_config_layer_types(const demo_config_reader *r, int64_t laye
     return layers;
 }
 
-/* From max_window_layers on, which may be 0. */
+/* The first layer with a window: max_window_layers, which may be 0. */
 static int64_t demo_config_window_from(const demo_config_reader *r) {
     const cJSON *first = demo_config_item(r, "max_window_layers");
     if (cJSON_IsNumber(first) && fabs(first->valuedouble) < 0.5) return 0;
     return demo_config_number(r, "max_window_layers", SEQPAR_MAX_LAYERS, 0);
 }
 
-/* A window that does nothing, which nobody means. */
+/* Refuses a sliding_window that contradicts the family or use_sliding_window. */
 static void demo_config_no_window(const demo_config_reader *r, const demo_family *family,
                                   const char *why) {
     char shown[64];
@@ -399,8 +403,8 @@ static void demo_config_window(const demo_config_reader *r, const demo_family *f
             r->path, family->type);
 }
 
-/* no_rope_layers has a 1 for a layer that rotates; where it says nothing each
-   no_rope_layer_interval-th does not. */
+/* no_rope_layers has a 1 for a layer with rotary embedding. Without that key, every
+   no_rope_layer_interval-th layer has none. */
 static int64_t demo_config_no_rope(const demo_config_reader *r, int64_t layers) {
     const cJSON *list = demo_config_item(r, "no_rope_layers"), *item;
     int64_t every = demo_config_number(r, "no_rope_layer_interval", SEQPAR_MAX_LAYERS, 4);
@@ -458,7 +462,8 @@ static bool demo_config_tied(const demo_config_reader *r, const demo_family *fam
                : family->tied;
 }
 
-/* transformers gives a classifier one score for each of these names, whatever num_labels says. */
+/* transformers gives a classifier one score for each name in id2label, whatever num_labels is.
+   */
 static void demo_config_labels(const demo_config_reader *r, const demo_family *family) {
     const cJSON *names = demo_config_item(r, "id2label"),
                 *list = demo_config_item(r, "architectures");
@@ -472,7 +477,7 @@ static void demo_config_labels(const demo_config_reader *r, const demo_family *f
                 r->path, count);
 }
 
-/* What the config does not say is as its family has it: nothing stays of what c was before. */
+/* Sets all of c. A key that the config lacks takes the family's default. */
 static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c) {
     const demo_family *family = demo_config_family(r);
     bool said = cJSON_GetObjectItemCaseSensitive(r->json, "num_key_value_heads") != NULL;
@@ -495,8 +500,8 @@ static void demo_config_read(const demo_config_reader *r, seqpar_llama_config *c
     demo_config_parts(r, family, c);
 }
 
-/* The object in a folder's config.json, for cJSON_Delete; NULL with the error set. path
-   (size) becomes the file's. */
+/* The object in a folder's config.json; the caller frees it by cJSON_Delete. NULL: the error is
+   set. path (room) becomes the path of the file. */
 static cJSON *demo_config_open(const char *folder, char *path, size_t room,
                                seqpar_error *error) {
     const char *why;
@@ -526,9 +531,10 @@ static cJSON *demo_config_open(const char *folder, char *path, size_t room,
 
 /* ---- writing config.json ---- */
 
-/* What a model is computed by, in numbers, and what each is called. By them models are compared
-   and known again, so every field of a config but the head's name is one of them; and four_bits,
-   which no folder says, and which other values tell. */
+/* The fields of a config that decide how the model is computed, as numbers, and the name of
+   each. Models are compared by them and recognized by their digest. So every field is among
+   them, except for the head's name, and for four_bits: no config.json has it, and it changes
+   the weights that are in the digest, too. */
 enum { DEMO_MODEL_NUMBERS = 30 };
 typedef char demo_model_numbers_lack_a_field[sizeof(seqpar_llama_config) == 240 ? 1 : -1];
 /* clang-format off */
@@ -580,7 +586,7 @@ static inline void demo_experts_text(char *text, size_t size, const demo_family 
                  c->topk_norm ? "true" : "false");
 }
 
-/* Lines for what not every model has. */
+/* JSON lines of the keys that not every model has. */
 static inline void demo_parts_text(char *text, size_t size, const demo_family *family,
                                    const seqpar_llama_config *c) {
     int used = 0;
@@ -609,7 +615,7 @@ static inline void demo_parts_text(char *text, size_t size, const demo_family *f
     demo_experts_text(text + used, size - (size_t)used, family, c);
 }
 
-/* As a model of that family; the bytes it has. */
+/* Writes the config.json of a model of that family as text; returns its length in bytes. */
 static inline int demo_config_text(char *text, size_t size, const demo_family *family,
                                    const seqpar_llama_config *c) {
     char parts[768], rope[512] = "";
@@ -632,7 +638,7 @@ static inline int demo_config_text(char *text, size_t size, const demo_family *f
         rope, c->rms_eps, c->tied ? "true" : "false");
 }
 
-/* Whether a text is read as that model. */
+/* Does this config.json, when it is read, give the model c again? */
 static inline bool demo_config_says(const char *text, const seqpar_llama_config *c) {
     cJSON *json = cJSON_Parse(text);
     seqpar_error why = {0};
@@ -647,7 +653,7 @@ static inline bool demo_config_says(const char *text, const seqpar_llama_config 
     return !why.status && !memcmp(numbers[0], numbers[1], sizeof numbers[0]);
 }
 
-/* As the first family that computes as this model does. */
+/* Writes config.json as that of the first family whose models are computed as this one is. */
 static inline seqpar_status demo_save_config(const char *folder, const seqpar_llama_config *c,
                                              seqpar_error *error) {
     char path[4352], text[3072];
@@ -675,8 +681,8 @@ static seqpar_status demo_load_config(const char *folder, seqpar_llama_config *c
     return error->status;
 }
 
-/* The longest text its makers meant it for, 0 where that is not said: beyond it positions
-   are new to the model, but nothing fails. */
+/* The longest text that the model is meant for, in tokens; 0 if the config does not say. Longer
+   texts do not fail, but have positions that are new to the model. */
 static inline int64_t demo_config_positions(const char *folder) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -690,9 +696,9 @@ static inline int64_t demo_config_positions(const char *folder) {
     return (int64_t)positions;
 }
 
-/* The id of padding + 1, as seqpar_llama_batch_desc.untaught wants it; 0: the config names none that
-   has a row. transformers makes it torch's padding_idx when it opens the model, where a negative
-   one counts from the last row. */
+/* The id of the padding token + 1, for seqpar_llama_batch_desc.untaught; 0 if pad_token_id is
+   missing or beyond the table. transformers passes it on as torch's padding_idx, where a
+   negative one counts from the last row. */
 static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -704,8 +710,8 @@ static inline int64_t demo_untaught(const char *folder, int64_t vocab) {
     return id >= 0 && id < vocab ? id + 1 : 0;
 }
 
-/* Whether the config says that texts end in other ids than `id`: a number, or a list of them.
-   *said: the first of them. */
+/* Is `id` missing from eos_token_id, a number or a list of numbers? *said becomes the first of
+   them, if there is one. */
 static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, int64_t *said) {
     char path[4352];
     seqpar_error ignored = {0};
@@ -722,7 +728,8 @@ static inline bool demo_config_ends_otherwise(const char *folder, int32_t id, in
 
 /* ---- weights: no tensor that the model does not take ---- */
 
-/* Old files hold what rotary embeddings are computed from: that is made anew. */
+/* Old files hold the inverse frequencies of rotary embeddings. They are not read but computed.
+   */
 static bool demo_is_inv_freq(const char *name) {
     static const char end[] = ".rotary_emb.inv_freq";
     size_t length = strlen(name), tail = sizeof end - 1;
@@ -732,7 +739,7 @@ static bool demo_is_inv_freq(const char *name) {
 #ifndef DEMO_TABLE_PART
 #define DEMO_TABLE_PART 4096 /* numbers that are compared at a time */
 #endif
-/* A tied head that is in the file all the same must be the embedding. */
+/* If the head is tied to the embedding but is in the file, too, both must be equal. */
 static seqpar_status demo_same_table(const demo_weights *w, const char *path,
                                      seqpar_error *error) {
     static const char *const names[] = {"lm_head.weight", "model.embed_tokens.weight"};
@@ -773,7 +780,8 @@ typedef struct {
     int64_t first, rows;
 } demo_tensor_location;
 
-/* Ends of names there, for ends here; several that become one are its rows, in that order. */
+/* A tensor whose name ends in `end` here has a name that ends in `there` in the files. Tensors
+   that get the same name are its rows, one after the other in this order. */
 typedef struct {
     const char *end, *there;
 } demo_name_rule;
@@ -792,7 +800,8 @@ static const demo_name_rule demo_name_rules[DEMO_NAMES][6] = {
      {".up_proj.weight", ".gate_up_proj"},
      {".down_proj.weight", ".down_proj"}}};
 
-/* The number of an expert in a name goes, or what it is one of changes its name. */
+/* Renames a tensor of an expert: Mixtral names the list of experts differently, and stacked
+   files have no expert number. */
 static inline void demo_expert_name(char name[128], const char *part, int names) {
     const char *at = strstr(part, ".mlp.experts."), *number, *rest;
     snprintf(name, 128, "%s", part);
@@ -804,7 +813,7 @@ static inline void demo_expert_name(char name[128], const char *part, int names)
              names == DEMO_NAMES_MIXTRAL ? (int)(rest - number) : 0, number, rest);
 }
 
-/* What has a tensor in files of such names. */
+/* The name that the tensor `part` has in files with this naming (DEMO_NAMES_..). */
 static inline void demo_file_name(char name[128], const char *part, int names) {
     bool routed = names == DEMO_NAMES_MIXTRAL || names == DEMO_NAMES_STACKED;
     size_t length;
@@ -813,7 +822,7 @@ static inline void demo_file_name(char name[128], const char *part, int names) {
     for (const demo_name_rule *rule = demo_name_rules[names]; rule->end; rule++) {
         size_t end = strlen(rule->end);
         if (length <= end || strcmp(name + length - end, rule->end)) continue;
-        /* a dense layer's MLP among layers with experts has its own names */
+        /* in a model with experts, the MLP of a dense layer is not renamed */
         if (routed && !strstr(part, ".mlp.experts.") && strcmp(rule->end, ".mlp.gate.weight"))
             continue;
         snprintf(name + length - end, 128 - (length - end), "%s", rule->there);
@@ -847,7 +856,7 @@ static inline int demo_name_order(const void *a, const void *b) {
     return strcmp(((const demo_name *)a)->text, ((const demo_name *)b)->text);
 }
 
-/* The names that the model's tensors have in such files, in order; to be freed. */
+/* The names of the model's tensors in files with this naming, sorted; the caller frees them. */
 static inline demo_name *demo_part_names(const seqpar_llama *model, int names) {
     demo_name *parts = (demo_name *)demo_alloc(model->tensor_count, sizeof *parts);
     for (int64_t i = 0; i < model->tensor_count; i++)
@@ -863,7 +872,7 @@ static inline bool demo_is_part(const demo_name *parts, int64_t count, const cha
            bsearch(&wanted, parts, (size_t)count, sizeof *parts, demo_name_order);
 }
 
-/* Which names the files have, by what only those have. */
+/* Detects the naming of the files by a part of a name that no other naming has. */
 static inline int demo_names_of(const demo_weights *w) {
     for (int64_t s = 0; s < w->count; s++)
         for (int64_t i = 0; i < seqpar_safetensors_count(w->shards[s].file); i++) {
@@ -898,7 +907,8 @@ static seqpar_status demo_refuse_foreign(const seqpar_llama *model, const demo_n
     return SEQPAR_OK;
 }
 
-/* A model that gives rewards has learnt to: a new head would give noise. */
+/* A reward model's folder must hold its score head: a newly initialized one would give noise.
+   */
 static inline seqpar_status demo_head_there(const seqpar_llama *model, const char *folder,
                                             seqpar_error *error) {
     const char *head = model->tensors[model->tensor_count - 1].name;
@@ -914,7 +924,8 @@ static inline seqpar_status demo_head_there(const seqpar_llama *model, const cha
     return status;
 }
 
-/* The weights of a folder, for this model and no other. To be closed if they are opened. */
+/* Opens a folder's weights; a tensor that the model does not have is refused. On success the
+   caller calls demo_weights_close. */
 static seqpar_status demo_model_weights(demo_weights *w, const seqpar_llama *model,
                                         const char *folder, seqpar_error *error) {
     seqpar_status status = demo_weights_open(w, folder, error);

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* options.h - the command line of the trainers, driven by two tables.
  *
- * options.tsv lists every name a user of OpenRLHF, 360-LLaMA-Factory or axolotl may type: names this project acts on,
- * other spellings of those, names that change no weight, text or metric (accepted, and said so), and names of what is
- * not done here (refused). A trainer adds a table of its own that binds the first kind to variables, with default and
- * help. Parsing, --help and every message come from the two tables, so that they cannot disagree.
+ * options.tsv lists every name that a user of OpenRLHF, 360-LLaMA-Factory or axolotl may type:
+ * names that this project acts on, other spellings of those, names that change no weight, text
+ * or metric (accepted, with a notice), and names of what this project does not implement
+ * (refused). A trainer adds its own table, which binds names of the first kind to variables,
+ * with default and help. Parsing, --help and all messages use the same two tables, so that they
+ * cannot disagree.
  *
  *     static const demo_binding bindings[] = {
  *         {"max_len", &config.max_len, DEMO_INT, "2048", "longest document, in tokens", DEMO_AT_LEAST(1)}, ...};
@@ -13,8 +15,8 @@
  *     else if (options.help_wanted) demo_options_help(&options, stdout);
  *     else demo_options_print_ignored(&options, stderr);
  *
- * String variables point into argv, into the tables or into the demo_options itself, which
- * therefore has to stay. Needs options.inc, which options.awk makes, on the include path. */
+ * String variables point into argv, into the tables or into the demo_options, which therefore
+ * has to outlive them. options.awk makes options.inc, which must be on the include path. */
 #ifndef DEMO_OPTIONS_H
 #define DEMO_OPTIONS_H
 
@@ -38,14 +40,16 @@
  * number of words), optional (a flag to some tools, a word to others), choice:A=SYNONYM,B,C or
  * choice:@TABLE (SEQPAR_LAYOUTS and the like). role:
  *
- *   real            bound to a variable
+ *   real            acted on: bound to a variable
  *   alias:TARGET    another spelling
- *   noeffect        accepted and said: it changes no weight, text or metric
- *   refused:A,B     not done here; A and B ask for nothing that is missing (@tool: the tool's name)
- *   prepared        done by demos/prepare.py, and held against the token file
+ *   noeffect        accepted, with a notice: it changes no weight, text or metric
+ *   refused:A,B     not implemented; the values A and B are accepted, since they do not need it
+ *                   (@tool: the tool's name)
+ *   prepared        done by demos/prepare.py; compared with what the token file says
  *
- * there: what it changes where it comes from: weights, text, metrics, files, speed, shown (what
- * is printed), vision (models with a vision tower alone) or always (what is done here anyway). */
+ * there: what it changes in the program that it comes from: weights, text, metrics, files,
+ * speed, shown (what is printed), vision (only models with a vision tower) or always (what this
+ * project always does). */
 #define DEMO_WORD(name, text, ...) text ","
 typedef struct {
     const char *name, *kind, *role, *tools, *source, *there, *note;
@@ -60,7 +64,7 @@ enum {
     DEMO_NAME_LIMIT = 96
 };
 
-/* What the variable is: bool, int64_t, double, const char *, double[2]. Choices and lists of
+/* The variable's type: bool, int64_t, double, const char *, double[2]. Choices and lists of
    words are strings. */
 typedef enum { DEMO_FLAG, DEMO_INT, DEMO_FLOAT, DEMO_STRING, DEMO_FLOATS2 } demo_type;
 
@@ -77,8 +81,8 @@ typedef struct {
 #define DEMO_BETWEEN(low, high) \
     { (low), (high), false }
 #define DEMO_MOST \
-    2147483647.0 /* of anything that is counted: lengths, positions and ids have 32 bits, and \
-                    two such counts can be multiplied */
+    2147483647.0 /* the highest count: lengths, positions and ids have 32 bits, and the \
+                    product of two such counts fits 64 bits */
 #define DEMO_COUNT(low) \
     { (low), DEMO_MOST, false }
 
@@ -89,7 +93,7 @@ typedef struct {
     /* the default, as the user would type it; NULL leaves false, 0 or NULL */
     const char *fallback;
     const char *help;
-    /* of numbers the user types; a default may lie outside, as -1 for "never" */
+    /* of numbers that the user types; the default may lie outside, as -1 for "never" */
     demo_range range;
 } demo_binding;
 
@@ -100,13 +104,14 @@ typedef struct {
     /* filled by demo_options_parse */
     const char *program;
     bool help_wanted;
-    /* what the user set, by the name that was typed: the how manieth that was (from 1), and the
-       value */
+    /* per entry of options.tsv, 0 and NULL if it was not typed: which option of the command
+       line it was, counted from 1 (of several the last), and its value */
     int typed[DEMO_KNOWN_COUNT], typed_count;
     const char *text[DEMO_KNOWN_COUNT];
-    const char *before[DEMO_KNOWN_COUNT]; /* what was typed under that name first, and lost */
-    bool refused[DEMO_KNOWN_COUNT];       /* a sentence is about it */
-    /* texts that are in argv in another form: "0.9 0.95", a synonym */
+    const char *before[DEMO_KNOWN_COUNT]; /* an earlier value under the same name, not used */
+    bool refused[DEMO_KNOWN_COUNT];       /* an error message is about it */
+    /* values that differ from their words in argv: "0.9,0.95" for 0.9 0.95, or the word that a
+       synonym stands for */
     char pool[8192];
     size_t pool_used;
     demo_error *error;
@@ -149,7 +154,7 @@ static inline const demo_known *demo_known_find(const char *name) {
     return NULL;
 }
 
-/* The entry that decides what a name does: itself, or what it is another spelling of. */
+/* The entry that decides what a name does: the target of an alias, else the entry itself. */
 static inline const demo_known *demo_known_target(const demo_known *known) {
     return strncmp(known->role, "alias:", 6) ? known : demo_known_find(known->role + 6);
 }
@@ -340,13 +345,15 @@ static inline const char *demo_walk_value(demo_walk *walk) {
     return walk->words[walk->at++];
 }
 
-/* What a backslash makes of the blank behind it, and of a comment close to that. */
+/* Is the word blank, or a comment behind blanks? The shell passes such a word on if a blank
+   follows the backslash at the end of a line. */
 static inline bool demo_word_blank(const char *word) {
     size_t blanks = strspn(word, " \t\r\n");
     return blanks && (!word[blanks] || word[blanks] == '#');
 }
 
-/* Of an option that may do without: a comment is no value. */
+/* The next word if it is a value, for an option whose value may be missing. A comment is none.
+   */
 static inline const char *demo_walk_perhaps(demo_walk *walk) {
     const char *next = walk->at < walk->count ? walk->words[walk->at] : "";
     return *next == '#' || demo_word_blank(next) ? NULL : demo_walk_value(walk);
@@ -403,7 +410,7 @@ static inline int demo_options_unknown(demo_options *options, const char *name) 
                        name, nearest->name);
 }
 
-/* An option of other trainers: of which, and what its part is called here. */
+/* Refuses an option of other trainers: names these, and the option that does the same here. */
 static inline int demo_options_elsewhere(demo_options *options, const demo_known *typed) {
     static const char *const here[] = {"sft", "dpo", "rm",  "kto",
                                        "kd",  "prm", "ppo", "generate"};
@@ -474,7 +481,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     options->text[number] = text;
     options->refused[number] = true; /* until it is stored */
     const demo_known *target = demo_known_target(typed);
-    double scratch[2]; /* even where a good value does nothing, a senseless one is refused */
+    double scratch[2]; /* a malformed value is refused even if a good one would do nothing */
     if (strcmp(target->role, "real") &&
         demo_store(options, scratch, typed, text, (demo_range)DEMO_ANY))
         return -1;
@@ -485,7 +492,7 @@ static inline int demo_options_named(demo_options *options, demo_walk *walk, con
     if (!binding)
         return demo_refuse(options, "--%s is known, but this program does not serve it yet",
                            typed->name);
-    /* a shell variable that is not set, say */
+    /* for example from a shell variable that is not set */
     if (binding->type == DEMO_STRING && !*text)
         return demo_refuse(options, "--%s is empty; give it a value or leave it out",
                            typed->name);
@@ -534,7 +541,7 @@ static inline int demo_options_defaults(demo_options *options) {
     return 0;
 }
 
-/* Two spellings of one option that say different things. */
+/* Refuses two spellings of one option with different values. */
 static inline int demo_options_clash(demo_options *options) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++)
         for (int k = options->typed[i] ? i + 1 : DEMO_KNOWN_COUNT; k < DEMO_KNOWN_COUNT; k++) {
@@ -553,8 +560,8 @@ static inline int demo_options_clash(demo_options *options) {
 
 /* ---- what a program calls ---- */
 
-/* Those of `all` that options.tsv has for the tool, into own (count), of two of a name the first;
-   the variables of the others are set to their defaults. How many there are. */
+/* Sets all variables to their defaults. Then copies to own (count) the bindings whose name
+   options.tsv has for the tool; of two with the same name, the first. Returns their number. */
 static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, int count,
                                    const char *tool) {
     demo_error error;
@@ -572,7 +579,8 @@ static inline int demo_bindings_of(demo_binding *own, const demo_binding *all, i
     return kept;
 }
 
-/* Adds the sentence about the next word, if one is due; words behind a wrong one are its own. */
+/* Handles the next option; adds a message if it is wrong. Then the values behind it are
+   skipped, so that they cause no further messages. */
 static inline int demo_options_wrong(demo_options *options, demo_walk *walk) {
     demo_error *all = options->error, one = {""};
     options->error = &one;
@@ -584,8 +592,9 @@ static inline int demo_options_wrong(demo_options *options, demo_walk *walk) {
     return demo_fail_too(all, &one);
 }
 
-/* Sets every bound variable to its default, then to what argv says; the last mention of a name wins, as with argparse.
- * Stops at --help or -h with help_wanted set. Returns 0, or -1 with a sentence in error for each word that is wrong. */
+/* Sets every bound variable to its default, then to the value in argv. If a name occurs twice,
+ * the last value is used, as with argparse. Stops at --help or -h with help_wanted set. Returns
+ * 0, or -1 with a message in error for each word that is wrong. */
 static inline int demo_options_parse(demo_options *options, int argc, char **argv,
                                      demo_error *error) {
     demo_walk walk = {argv, argc, 1};
@@ -601,7 +610,7 @@ static inline int demo_options_parse(demo_options *options, int argc, char **arg
     return options->help_wanted ? 0 : wrong;
 }
 
-/* The name by which the user set the option last; NULL: not at all. */
+/* The name by which the user last set the option; NULL if the user did not set it. */
 static inline const demo_known *demo_options_spelling(const demo_options *options,
                                                       const char *name) {
     const demo_known *wanted = demo_known_find(name), *last = NULL;
@@ -617,13 +626,13 @@ static inline bool demo_options_typed(const demo_options *options, const char *n
     return demo_options_spelling(options, name) != NULL;
 }
 
-/* What the user set it to, by whatever name, the last time; NULL: not. */
+/* The value that the user last gave the option, by whatever name; NULL if there is none. */
 static inline const char *demo_options_text(const demo_options *options, const char *name) {
     const demo_known *last = demo_options_spelling(options, name);
     return last ? options->text[last - demo_known_options] : NULL;
 }
 
-/* ---- whose command line it is: programs differ in defaults and in what a name means ---- */
+/* ---- from which program a command line comes: defaults and meanings of names differ ---- */
 
 enum {
     DEMO_FROM_NONE,
@@ -635,7 +644,8 @@ enum {
 static const char *const demo_from_name[DEMO_FROMS] = {"none", "openrlhf", "llamafactory",
                                                        "axolotl"};
 
-/* The one other program that has this spelling; none or several: DEMO_FROM_NONE. */
+/* The only other program that has this spelling; DEMO_FROM_NONE if there are none or several.
+   */
 static inline int demo_only_program(const demo_known *known) {
     static const char *const sources[DEMO_FROMS] = {"seqpar", "openrlhf", "360lf", "axolotl"};
     int only = DEMO_FROM_NONE;
@@ -647,7 +657,8 @@ static inline int demo_only_program(const demo_known *known) {
     return only;
 }
 
-/* By the spellings that only one program has; where two have some each, none. */
+/* The program whose own spellings were typed: those that no other one has. DEMO_FROM_NONE if
+   none were typed, or those of two programs. */
 static inline int demo_options_program(const demo_options *options) {
     int all = DEMO_FROM_NONE;
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
@@ -659,8 +670,8 @@ static inline int demo_options_program(const demo_options *options) {
     return all;
 }
 
-/* Whose meaning an option has: --from says it, or the spelling that was typed, or the others.
-   from: the value of --from, or NULL. */
+/* The program whose meaning an option has: that of --from, else that of the option's spelling,
+   else that of the other options. from: the value of --from, or NULL. */
 static inline int demo_options_from(const demo_options *options, const char *from,
                                     const char *name) {
     for (int i = 1; from && i < DEMO_FROMS; i++)
@@ -670,7 +681,7 @@ static inline int demo_options_from(const demo_options *options, const char *fro
     return own != DEMO_FROM_NONE ? own : demo_options_program(options);
 }
 
-/* ---- what is said ---- */
+/* ---- notices and help ---- */
 
 /* One line about accepted options that do nothing, and one about each that was typed twice. */
 static inline void demo_options_print_ignored(const demo_options *options, FILE *out) {
@@ -705,8 +716,8 @@ static inline void demo_help_others(const demo_options *options, FILE *out, cons
     }
 }
 
-/* Everything there is to type: bound options with default and meaning, other spellings,
-   names without effect, names of what is not done. */
+/* Prints all options: bound ones with default and meaning, other spellings, names without
+   effect, names that demos/prepare.py handles, and names that are refused. */
 static inline void demo_options_help(const demo_options *options, FILE *out) {
     static const char *const value[] = {"", "N", "X", "TEXT", "X X"};
     char wanted[256];
@@ -731,8 +742,8 @@ static inline void demo_options_help(const demo_options *options, FILE *out) {
                      "known, and refused where they ask for something");
 }
 
-/* Holds the bindings against options.tsv: every one real and for this tool, none left out.
-   For a trainer's tests. */
+/* For a trainer's tests: checks that the bindings are exactly the names that are real for this
+   tool in options.tsv. */
 static inline int demo_options_check(demo_options *options, demo_error *error) {
     options->error = error;
     for (int i = 0; i < options->binding_count; i++) {
@@ -754,10 +765,12 @@ static inline int demo_options_check(demo_options *options, demo_error *error) {
     return 0;
 }
 
-/* ---- one choice, three vocabularies ---- */
+/* ---- layout and schedule by the names of other programs ---- */
 
-/* What --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func (axolotl) means here. varlen_zigzag deals each
- * document by itself, batch_zigzag the whole row. layout and schedule hold what was said before, or NULL; a contradiction is refused. name may be NULL. */
+/* Translates a value of --sequence_parallel_mode (360-LLaMA-Factory) or --ring_attn_func
+ * (axolotl) to layout and schedule. varlen_zigzag distributes each document by itself,
+ * batch_zigzag the whole row. On entry layout and schedule are those of other options, or NULL;
+ * a contradiction is refused. name may be NULL. */
 static inline int demo_placement_settle(const char **layout, const char **schedule,
                                         const char *name, demo_error *error) {
     if (!name) return 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* pairs.h - data to compare: pairs of responses for DPO and reward models, labelled responses
+/* pairs.h - preference data: pairs of responses for DPO and reward models, labelled responses
  * for KTO.
  *
  * A document is BOS prompt response EOS; the response and EOS are supervised. Pairs, a .jsonl
-  * line each:
+ * line each:
  *
  *   text        {"prompt": "...", "chosen": "...", "rejected": "..."}    with prompt_key
  *   texts       {"chosen": "...", "rejected": "..."}                     without: the prompt is what both begin with,
@@ -16,25 +16,26 @@
  *   text        {"input": "...", "output": "...", "label": true}         or false, 1, 0, "1", "0"
  *   ids         {"input_ids": [..], "labels": [..], "label": true}
  *
- * Ids are taken as they are: neither BOS nor EOS is added. Labels repeat the ids or say -100, which the prompt does;
- * "loss_mask" may stand in the place of "labels". Zeros of "attention_mask" at the left and the right are padding and
- * cut off (chosen_attention_mask and so on in pairs), so that documents do not depend on the padding.
+ * Ids are used unchanged: neither BOS nor EOS is added. A label is the token's id, or -100 for
+ * the tokens of the prompt; "loss_mask" may replace "labels". Tokens at the left and the right
+ * whose "attention_mask" is 0 (chosen_attention_mask and so on in pairs) are padding and cut
+ * off, so that documents do not depend on the padding.
  *
- * Functions return 0, or -1 with one sentence in error and nothing read. */
+ * Functions return 0, or -1 with a message in error and nothing read. */
 #ifndef DEMO_PAIRS_H
 #define DEMO_PAIRS_H
 
 #include "data.h"
 
 typedef struct {
-    /* of which input_template, max_len, long_documents, max_samples and vocab_size count */
+    /* used: input_template, max_len, long_documents, max_samples and vocab_size */
     demo_data_options data;
     /* NULL: chosen and rejected hold the prompt, and input_template is not used */
     const char *prompt_key;
     const char *chosen_key;   /* NULL: "chosen" */
     const char *rejected_key; /* NULL: "rejected" */
     const char *margin_key;   /* NULL: "margin" */
-    bool margins;             /* margins are asked for; else they are not read and 0 */
+    bool margins;             /* read the margins; else all are 0 */
 } demo_pair_options;
 
 typedef struct {
@@ -42,26 +43,26 @@ typedef struct {
     double margin;
 } demo_pair;
 
-/* read = kept + dropped_long; the others are among the kept. */
+/* read = kept + dropped_long; the other counts are of kept pairs. */
 typedef struct {
     int64_t read, dropped_long, cut;
-    /* chosen is rejected: nothing to prefer, gradient 0 in most objectives; evaluations
-       leave them out */
+    /* chosen equals rejected: the gradient is 0 in most objectives; evaluations leave such
+       pairs out */
     int64_t identical;
-    int64_t two_prompts;    /* whole ids whose halves do not begin alike */
-    int64_t without_margin; /* though margins are asked for: 0 */
+    int64_t two_prompts;    /* whole ids whose chosen and rejected have different prompts */
+    int64_t without_margin; /* margins are to be read but missing; they are 0 */
 } demo_pair_counts;
 
 typedef struct {
     demo_pair *pairs;      /* stb_ds array */
-    demo_token_file *file; /* which the documents are a part of; NULL: they are their own */
+    demo_token_file *file; /* the file that the documents point into; NULL: they own memory */
     demo_pair_counts counts;
     int64_t tokens, supervised_tokens; /* of both halves */
     bool margins;
 } demo_pair_set;
 
 typedef struct {
-    /* of which input_key, output_key (NULL: "output") and those of pairs count */
+    /* used: input_key, output_key (NULL: "output") and the fields that pairs use */
     demo_data_options data;
     const char *label_key; /* NULL: "label" */
 } demo_labelled_options;
@@ -69,7 +70,7 @@ typedef struct {
 typedef struct {
     demo_document document;
     int64_t prompt_tokens; /* the response begins here */
-    bool ends_in_eos;      /* text, which when cut ends in EOS again */
+    bool ends_in_eos;      /* it was text; if it is cut, EOS is put at the end again */
     bool desirable;
 } demo_labelled;
 
@@ -98,7 +99,7 @@ static inline void demo_record_respond(demo_record *record, const char *response
     demo_push(&record->document, DEMO_EOS, true);
 }
 
-/* Ids carry no mark between prompt and response but the first supervised token. */
+/* In ids, the first supervised token is the only sign of where the response begins. */
 static inline int demo_record_find_response(demo_record *record, const demo_reader *reader,
                                             const char *ids) {
     const demo_document *document = &record->document;
@@ -142,7 +143,7 @@ static inline int demo_check_response(const demo_reader *reader, const char *key
 
 /* ---- reading pairs ---- */
 
-/* A pair on its way in. */
+/* A pair while it is read. */
 typedef struct {
     demo_record chosen, rejected;
     double margin;
@@ -154,7 +155,7 @@ typedef struct {
     const demo_pair_options *how;
 } demo_pair_target;
 
-/* Behind the last line of a text that begins with this name; 0: none does. */
+/* Finds the last line that begins with `name`; returns the offset behind the name, or 0. */
 static inline size_t demo_last_turn(const char *text, size_t length, const char *name) {
     size_t size = strlen(name), last = 0;
     for (size_t at = 0; at + size <= length; at++)
@@ -162,15 +163,16 @@ static inline size_t demo_last_turn(const char *text, size_t length, const char 
     return last;
 }
 
-/* No word ends between two of these bytes. */
+/* Is this a byte of a word? Between two of them, no word ends. */
 static inline bool demo_in_word(char byte) {
     return (byte & 0x80) || isalnum((unsigned char)byte) || byte == '_' || byte == '\'';
 }
 
-/* Bytes of the prompt that two texts begin with: up to the last "Assistant:" of both; otherwise
- * up to the first turn that differs, or the first word. As in TRL a space before that word belongs
- * to the responses; where one text begins with all of the other, or is equal to it, the shorter
- * keeps its last word as response. */
+/* Length in bytes of the prompt with which both texts begin. If the last "Assistant:" is at the
+ * same place in both, the prompt ends there. Otherwise it ends at the turn in which they differ
+ * or, without turns, before the first word that differs. As in TRL, a space before that word
+ * belongs to the responses. If one text begins with all of the other, the last word of the
+ * shorter one is its response. */
 static inline size_t demo_common_prompt(const char *one, const char *other) {
     static const char *const turns[] = {"Assistant:", "Human:", "User:"};
     size_t n = 0, turn = 0, asked = 0;
@@ -327,7 +329,7 @@ static inline void demo_pair_keep(demo_pair_set *set, demo_pair_record *record,
     arrput(set->pairs, pair);
 }
 
-/* A pair goes as a whole, for one half alone says nothing. */
+/* If one half of a pair is too long, the pair is dropped: one half alone has no use. */
 static inline int demo_pair_take(const demo_reader *reader, const cJSON *json) {
     demo_pair_target *target = (demo_pair_target *)reader->set;
     demo_pair_record pair = {0};
@@ -391,7 +393,7 @@ static inline int demo_pairs_checked(const demo_pair_set *set, const char *paths
     return -1;
 }
 
-/* Token i on of a document is the response. */
+/* The first token of a document's response: the first supervised one. */
 static inline int64_t demo_response_begin(const demo_document *document) {
     int64_t t = 0;
     while (t < document->tokens && !document->loss_mask[t]) t++;
@@ -596,9 +598,9 @@ static inline int demo_labelled_load(demo_labelled_set *set, const char *paths,
 
 /* ---- the mismatched documents of KTO's KL term ---- */
 
-/* The prompt of one with the response of another, cut to max_len as documents are (0: not), for
- * demo_document_free. A prompt is always shorter than max_len by a response token, or its own
- * document would not have been kept. */
+/* The prompt of one record with the response of another, cut to max_len as documents are (0:
+ * not cut). The caller calls demo_document_free. A prompt always leaves room for a response
+ * token, since otherwise its own document would not have been kept. */
 static inline demo_document demo_mismatched(const demo_labelled *prompt,
                                             const demo_labelled *response,
                                             const demo_data_options *options) {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* passes.h - log-probs and values of a rollout's texts: a number for every entry.
+/* passes.h - forward passes for the log-probs and values of a rollout's texts, one per entry.
  *
- * They are taken on packed rows split like those of training, and brought together token by token,
- * so that everything that looks at more than one token is the same plain arithmetic on every rank. */
+ * Each rank computes those of its own tokens, in packed rows that are split as in training.
+ * Then all ranks gather them. So everything that needs more than one token, such as advantages,
+ * is the same arithmetic on every rank. */
 #ifndef DEMO_PASSES_H
 #define DEMO_PASSES_H
 #include "rollout_draw.h"
 
-/* The text that a local token predicts the next token of (o->texts and above: a pretraining
-   document; -1: none), and the entry of that token. */
+/* What a local token predicts. text: the text whose next token it predicts (o->texts and above:
+   a pretraining document; -1: none). entry: the entry of that next token. */
 typedef struct {
     int64_t text, entry;
 } demo_prediction;
@@ -24,7 +25,7 @@ static demo_prediction demo_prediction_of(const demo_rollout *o, const demo_wind
     return it.entry < o->first[it.text] ? (demo_prediction){-1, -1} : it;
 }
 
-/* Of all local tokens, for free(). */
+/* The predictions of all local tokens; the caller calls free(). */
 static demo_prediction *demo_predictions(const demo_rollout *o, const demo_window *w,
                                          const seqpar_llama_batch *b, const seqpar_row *rows) {
     demo_prediction *predictions = (demo_prediction *)demo_alloc(b->tokens + 1,
@@ -76,7 +77,7 @@ static seqpar_status demo_reference_rows(demo_rank *r, demo_window *w, int64_t f
     seqpar_llama *model = reference->there ? &reference->model : &r->model;
     seqpar_llama *adapters = model->adapters;
     (void)micro;
-    model->adapters = NULL; /* the actor's, without them, is the reference */
+    model->adapters = NULL; /* without adapters, the actor's model is the reference */
     seqpar_status status = demo_pass_rows(r, w, model, first, count);
     model->adapters = adapters;
     return status;
@@ -88,7 +89,7 @@ static seqpar_status demo_critic_rows(demo_rank *r, demo_window *w, int64_t firs
     return demo_pass_rows(r, w, &demo_ppo_of(r)->critic, first, count);
 }
 
-/* Every entry was seen by exactly one rank. */
+/* Gathers one column of the entries; every entry was computed by exactly one rank. */
 static seqpar_status demo_share_entries(demo_rank *r, int column) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t size = r->world->size, n = arrlen(p->place[column]);

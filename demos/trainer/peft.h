@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* peft.h - what the folder of an adapter says of it, as PEFT writes adapter_config.json. A key that
- * would make other adapters of it is understood or refused by name. */
+/* peft.h - reads adapter_config.json of an adapter's folder, as PEFT writes it. A key that
+ * changes what the adapters compute is either supported or refused by name. */
 #ifndef DEMO_PEFT_H
 #define DEMO_PEFT_H
 #include <cjson/cJSON.h>
@@ -8,7 +8,7 @@
 #include "lists.h"
 #include "model_folder.h"
 
-/* By the bits of SEQPAR_ADAPT_.. */
+/* Name i belongs to bit i of SEQPAR_ADAPT_.. */
 static const char *const demo_lora_names[] = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                               "gate_proj", "up_proj", "down_proj"};
 enum { DEMO_LORA_NAMES = 7, DEMO_LORA_TEXT = 64 };
@@ -17,10 +17,10 @@ typedef struct {
     int64_t rank, alpha;
     double dropout;
     bool rooted; /* scaled by alpha / sqrt(rank) */
-    int targets; /* SEQPAR_ADAPT_.., added */
+    int targets; /* bits of SEQPAR_ADAPT_.. */
 } demo_peft;
 
-/* The bits of a word; 0: it names nothing. */
+/* The bits of SEQPAR_ADAPT_.. that a word names; 0: none. */
 static inline int demo_lora_bits(const char *word, size_t length) {
     static const char *const all[] = {"all-linear", "all"};
     for (int i = 0; i < 2; i++)
@@ -40,14 +40,14 @@ static inline void demo_lora_text(char text[DEMO_LORA_TEXT], int targets) {
                      *text ? "," : "", demo_lora_names[i]);
 }
 
-/* Keys that are read, and those that say nothing of what the adapters compute. */
+/* Keys that are read, and keys that do not change what the adapters compute. */
 static const char demo_peft_keys[] =
     "peft_type,r,lora_alpha,lora_dropout,use_rslora,target_modules,modules_to_save,"
     "auto_mapping,base_model_name_or_path,revision,peft_version,task_type,inference_mode,"
     "init_lora_weights,layers_pattern,megatron_core,qalora_group_size,loftq_config,eva_config,corda_config,"
     "runtime_config";
 
-/* false, null, "", [], {}, or "none" as bias has it. */
+/* false, null, "", [], {}, or "none" (a value of bias). */
 static bool demo_peft_empty(const cJSON *value) {
     return cJSON_IsFalse(value) || cJSON_IsNull(value) ||
            ((cJSON_IsArray(value) || cJSON_IsObject(value)) && !value->child) ||
@@ -81,7 +81,7 @@ static int demo_peft_targets(const cJSON *json, const char *path, int *targets,
     return *targets ? 0 : demo_fail(error, "%.300s: target_modules names nothing", path);
 }
 
-/* score: the head that may be saved whole, or NULL. */
+/* Only the head "score" may be among modules_to_save. */
 static int demo_peft_saved(const cJSON *json, const char *path, demo_error *error) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "modules_to_save"), *word;
     for (word = cJSON_IsArray(list) ? list->child : NULL; word; word = word->next)

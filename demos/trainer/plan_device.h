@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* plan_device.h - a device that computes nothing and has no memory: what a trainer does on it
- * is what it would do, to the last buffer that the library counts, and costs next to nothing.
+/* plan_device.h - a device for dry runs, which computes nothing and has no memory. A trainer on
+ * it makes the same calls and allocates the same buffers as on a real device, so that the
+ * library counts their bytes, at almost no cost.
  *
- * Its memory is addresses that nobody has. What is read from there is zero. */
+ * Its buffers are addresses that are never mapped. Reading from them gives zeros. */
 #ifndef DEMO_PLAN_DEVICE_H
 #define DEMO_PLAN_DEVICE_H
 
@@ -27,7 +28,7 @@ static inline void demo_plan_free(seqpar_device *device, void *data) {
     (void)device, (void)data;
 }
 
-/* Between the host and the host as always: ranks talk to each other. */
+/* Copies from host to host are made, since messages between ranks need them. */
 static inline void demo_plan_copy(seqpar_device *device, void *to, const void *from,
                                   int64_t bytes, void *queue) {
     (void)device, (void)queue;
@@ -77,7 +78,7 @@ static inline void demo_plan_close(seqpar_device *device) { free(device); }
 SEQPAR_DEVICE_OPS(SEQPAR__X)
 #undef SEQPAR__X
 
-/* A text that is at its end: the room for a long one was there before. */
+/* Sampling ends every text at once. The buffers for a long text were allocated before. */
 static inline seqpar_status demo_plan_ends(seqpar_device *device,
                                            const seqpar_sample_args *args, void *queue) {
     (void)device, (void)queue;
@@ -85,7 +86,7 @@ static inline seqpar_status demo_plan_ends(seqpar_device *device,
     return SEQPAR_OK;
 }
 
-/* storage and accumulator: SEQPAR_DTYPE_ of the device that is meant. */
+/* storage and accumulator: SEQPAR_DTYPE_.. of the device whose run is planned. */
 static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) {
     demo_plan_device *plan = (demo_plan_device *)demo_alloc(1, sizeof *plan);
     seqpar_device *d = &plan->device;
@@ -112,7 +113,7 @@ static inline seqpar_device *demo_plan_device_new(int storage, int accumulator) 
     return d;
 }
 
-/* Weights are not read into it, and no digest is taken of them. */
+/* Is this the device for dry runs? Then no weights are read, and no digest of them is taken. */
 static inline bool demo_is_planned(const seqpar_device *device) {
     return device->copy == demo_plan_copy;
 }

@@ -6,9 +6,9 @@
  *     demo_plot plot = {.title = "Loss", .x_label = "step", .y_label = "nats", .series = series, .series_count = 1};
  *     demo_plot_write("loss.svg", &plot, &error);
  *
- * Curves that lie on one another are what this project likes to show, so each later series is
- * drawn thinner than the one before: all stay visible. Points that are not finite, or not
- * positive on a log axis, leave a gap. */
+ * The plots often show curves that coincide. So each series is drawn thinner than the one
+ * before, and all stay visible. Points that are not finite, or not positive on a log axis,
+ * leave a gap. */
 #ifndef DEMO_PLOT_H
 #define DEMO_PLOT_H
 
@@ -251,8 +251,8 @@ static inline void demo_svg_labels(FILE *svg, const demo_axes *axes, const demo_
     }
 }
 
-/* The legend stands right of the frame, so that it never hides a curve; the longest name
-   makes the room. */
+/* The width of the legend, in pixels, estimated from the longest name. It is to the right of
+   the frame, so that it never hides a curve. */
 static inline double demo_legend_width(const demo_plot *plot) {
     size_t longest = 4;
     for (int64_t s = 0; s < plot->series_count; s++)

@@ -7,7 +7,7 @@
 
 /* ---- evaluation: how many texts for the held-out prompts end in the right answer ---- */
 
-/* Right texts, and prompts with at least one. */
+/* Adds the number of right texts to right[0], and of prompts with at least one to right[1]. */
 static void demo_count_right(const demo_rank *r, const demo_texts *texts, int64_t right[2]) {
     int64_t n = demo_ppo_options(r)->eval_n_samples_per_prompt;
     for (int64_t i = 0; i < arrlen(r->job->eval.documents); i++) {
@@ -58,8 +58,8 @@ static seqpar_status demo_ppo_evaluate(demo_rank *r, int64_t rollouts) {
                                      .stops = words.stops,
                                      .stop_count = words.stop_count,
                                      .seed = (uint64_t)r->job->config.seed +
-                                             (UINT64_C(1) << 32)}; /* other numbers than
-                                                                      training's */
+                                             (UINT64_C(1) << 32)}; /* random numbers differ
+                                                                      from training's */
     if (!total) return SEQPAR_OK;
     seqpar_llama_prompt *prompts = (seqpar_llama_prompt *)demo_alloc(total, sizeof *prompts);
     demo_texts texts = {0};
@@ -114,7 +114,7 @@ static void demo_rollout_figures(demo_rank *r, demo_report *report) {
     demo_report_add(report, "grad_norm", r->optim.norm, DEMO_EXACT);
     if (r->job->config.aux_loss_coef > 0 && r->model.config.experts)
         demo_report_add(report, "aux_loss", r->experts.loss, DEMO_EXACT);
-    if (p->critic_experts.loss > 0) /* rank 0 may have no critic that says whether it has any */
+    if (p->critic_experts.loss > 0) /* rank 0 may not have the critic's config */
         demo_report_add(report, "critic_aux_loss", p->critic_experts.loss, DEMO_EXACT);
     if (demo_ppo_options(r)->pretrain_data)
         demo_report_add(report, "ptx_loss", p->policy[PRETRAINING_LOSS], DEMO_EXACT);
@@ -146,7 +146,8 @@ static void demo_rollout_log(demo_rank *r, int64_t number) {
     demo_samples_free(samples, report.sample_count);
 }
 
-/* A rollout and the steps on it; nothing where filtering has used up the prompts. */
+/* One rollout and the optimizer steps on it. If filtering has used up the prompts, or a reward
+   server failed, there are no steps. */
 static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds(), kl = 0;
@@ -159,14 +160,14 @@ static seqpar_status demo_ppo_rollout(demo_rank *r, int64_t number) {
     p->seconds[2] = demo_seconds() - began - p->seconds[0] - p->seconds[1];
     if (status) return status;
     demo_rollout_log(r, number);
-    /* weighted by length: the mean over all tokens */
+    /* the KL controller gets the mean over all tokens, so long texts weigh more */
     for (int64_t i = 0; i < p->rollout.entries; i++)
         kl += p->rollout.entry[i * ENTRY + KL] / (double)p->rollout.entries;
     kl_controller_update(&p->kl, kl, p->rollout.texts);
     return SEQPAR_OK;
 }
 
-/* Steps of a rollout: all of them alike. */
+/* Optimizer steps per rollout; the same number in every rollout. */
 static int64_t demo_ppo_steps(const demo_job *job) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     return (int64_t)job->config.max_epochs *
@@ -178,7 +179,7 @@ static void demo_ppo_count(demo_job *job) {
     demo_config *c = &job->config;
     int64_t texts = p->rollout_batch_size * p->n_samples_per_prompt;
     if (c->train_batch_size > texts) c->train_batch_size = texts;
-    /* filtering draws as many as it needs */
+    /* with filtering, a rollout takes no fixed number of prompts */
     job->epoch_units = p->dynamic_filtering ? job->usable_count : p->rollout_batch_size;
     job->round_steps = demo_ppo_steps(job);
     job->rounds = p->num_episodes * (job->usable_count / p->rollout_batch_size);
@@ -188,7 +189,7 @@ static void demo_ppo_count(demo_job *job) {
     demo_settle_often(job, job->rounds);
     job->eval_every = demo_eval_every(job, job->usable_count / p->rollout_batch_size);
     if (!fewer) return;
-    job->total_steps = c->max_steps; /* which the learning rate goes by */
+    job->total_steps = c->max_steps; /* the learning-rate schedule uses this */
     job->last_step = job->rounds * demo_ppo_steps(job);
     if (job->last_step > job->total_steps && !job->rank)
         fprintf(stderr,
@@ -198,7 +199,7 @@ static void demo_ppo_count(demo_job *job) {
                 (long long)job->total_steps);
 }
 
-/* The critic is a part of the actor's checkpoint, in a folder of its own inside it. */
+/* Writes the critic into the subfolder "critic" of the actor's checkpoint. */
 static seqpar_status demo_ppo_save(demo_rank *r, demo_state *state, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
     char critic[1200];
@@ -243,7 +244,7 @@ static seqpar_status demo_ppo_load_state(demo_rank *r, const demo_state *state) 
     return demo_has_role(r, DEMO_CRITIC) ? demo_ppo_load_critic(r, state->step) : SEQPAR_OK;
 }
 
-/* The final models, each by the first rank of those that have it. */
+/* Writes the final models, each on the first rank of its group. */
 static seqpar_status demo_ppo_write(demo_rank *r) {
     const demo_config *c = &r->job->config;
     demo_ppo *p = demo_ppo_of(r);
@@ -260,7 +261,7 @@ static seqpar_status demo_ppo_write(demo_rank *r) {
     return status || !c->plot_loss || r->world->rank ? status : demo_draw_loss(r);
 }
 
-/* Filtering has used up the prompts: the end, and an error if nothing was learnt. */
+/* Filtering has used up the prompts, which ends training; an error if there was no step yet. */
 static seqpar_status demo_say_used_up(demo_rank *r, int64_t rollouts) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -313,7 +314,7 @@ static seqpar_status demo_ppo_train(demo_rank *r) {
 
 /* ---- opening and closing ---- */
 
-/* The critic's weights, and the folder they are from. */
+/* Loads the critic, and records the folder that its weights are from. */
 static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     demo_ppo *p = demo_ppo_of(r);
     snprintf(p->critic_source, sizeof p->critic_source, "%s", folder ? folder : "");
@@ -324,7 +325,7 @@ static seqpar_status demo_critic_begin(demo_rank *r, const char *folder) {
     return status;
 }
 
-/* The reward models; without another wish the critic begins as the first. */
+/* Opens the reward models. Without --critic_pretrain, the critic starts from the first one. */
 static seqpar_status demo_open_rewards(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     char first[DEMO_PATH_LIMIT + 1];
@@ -337,7 +338,8 @@ static seqpar_status demo_open_rewards(demo_rank *r) {
     return status ? status : demo_rewards_open(r);
 }
 
-/* As the actor's; of a model with experts those of attention alone. */
+/* The critic's adapters are those of the actor; in a model with experts, only the attention's.
+   */
 static seqpar_status demo_critic_adapters(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     seqpar_adapter_desc desc = r->job->adapter;
@@ -372,7 +374,7 @@ static seqpar_status demo_open_critic(demo_rank *r) {
                                       learner->tensor_count, &optim);
 }
 
-/* Room for a rollout's texts, the pretraining documents behind it. */
+/* `mixed` gets empty entries for the texts of a rollout, then the pretraining documents. */
 static void demo_open_mixed(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_dataset *mixed = &demo_ppo_of(r)->mixed;
@@ -395,7 +397,8 @@ static seqpar_status demo_ppo_reference_open(demo_rank *r, demo_reference *refer
     return status;
 }
 
-/* Weights of their own for ranks that generate, which each has whole, and the way they come. */
+/* Opens the model on the generators, where every rank has all its weights, and the communicator
+   over which the actor's first rank sends them. */
 static seqpar_status demo_generators_open(demo_rank *r) {
     bool generates = demo_has_role(r, DEMO_GENERATOR);
     if (demo_who_generates(r) == DEMO_ACTOR) return SEQPAR_OK;
@@ -416,8 +419,9 @@ static seqpar_status demo_generators_open(demo_rank *r) {
     return status;
 }
 
-/* All ranks get to know the digests of models that are not trained: the sum over groups, of which
-   each has told its first rank. */
+/* Makes the digests of frozen models known to all ranks, by a sum over all ranks. Only the
+   first rank of each group contributes, and the other groups have 0 for a model they do not
+   hold. */
 static seqpar_status demo_ppo_digests(demo_rank *r) {
     int64_t digests[DEMO_REFERENCES] = {0};
     if (r->job->groups < 2) return SEQPAR_OK;
@@ -464,7 +468,7 @@ static void demo_ppo_close(demo_rank *r) {
     r->own = NULL;
 }
 
-/* Text that the actor goes on learning, every token of it. */
+/* Loads the pretraining text, of which the actor learns every token. */
 static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     demo_ppo_config *p = (demo_ppo_config *)job->options;
     demo_data_options options = {
@@ -484,7 +488,7 @@ static int demo_pretraining_load(const demo_job *job, demo_error *error) {
     return demo_data_load(&p->pretraining, p->pretrain_data, &options, error);
 }
 
-/* A rollout as long as it may become: the longest prompts, and texts without an end. */
+/* The largest possible rollout: the longest prompts, each with a text of generate_max_len. */
 static void demo_rollout_longest(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
@@ -505,7 +509,8 @@ static void demo_rollout_longest(demo_rank *r) {
     demo_texts_free(&text);
 }
 
-/* Texts, their scores by reward models, and the steps on them. No server is asked. */
+/* The dry run: texts, their scores by reward models, and the steps on them. No server is asked.
+   */
 static seqpar_status demo_ppo_walk(demo_rank *r) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -522,7 +527,7 @@ static seqpar_status demo_ppo_walk(demo_rank *r) {
     return status ? status : demo_updates(r, 0);
 }
 
-/* Prompts, as many as a rollout has at least. */
+/* Loads the prompts. Training needs at least rollout_batch_size of them. */
 static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *paths,
                          int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
@@ -544,7 +549,7 @@ static int demo_ppo_load(const demo_job *job, demo_dataset *set, const char *pat
     return demo_sets_agree(job, &p->pretraining, p->pretrain_data, error);
 }
 
-/* Text that is learnt besides. */
+/* Adds the pretraining text to the digest of the training data. */
 static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_dataset *more = &((const demo_ppo_config *)job->options)->pretraining;
     return set == &job->eval || !arrlen(more->documents)
@@ -552,7 +557,7 @@ static uint64_t demo_ppo_digest(const demo_job *job, const demo_dataset *set, ui
                : demo_digest_number(digest, (int64_t)demo_digest_documents(more));
 }
 
-/* The critic begins as its own folder, as the first reward model or as the actor. */
+/* The folder that the critic starts from: its own, the first reward model's or the actor's. */
 static bool demo_ppo_beside(const demo_job *job, char *folder) {
     const demo_ppo_config *c = (const demo_ppo_config *)job->options;
     const char *from = c->critic_pretrain   ? c->critic_pretrain
@@ -563,7 +568,7 @@ static bool demo_ppo_beside(const demo_job *job, char *folder) {
     return true;
 }
 
-/* The roles of a group. */
+/* Writes the names of the roles of a group, for messages. */
 static void demo_ppo_group_name(const demo_job *job, int group, char text[64]) {
     static const char *const names[DEMO_ROLES] = {"actor", "reference", "critic", "reward",
                                                   "generator"};

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo_config.h - what sampling, scoring and training on texts are told. */
+/* ppo_config.h - options of sampling and scoring texts and of training on them. */
 #ifndef DEMO_PPO_CONFIG_H
 #define DEMO_PPO_CONFIG_H
 #include "preference.h"
@@ -23,14 +23,14 @@ typedef struct {
     double overlong_buffer_len, overlong_penalty_factor, stop_properly_penalty_coef;
     demo_reward_servers servers;
     demo_roles roles;
-    struct { /* where it differs from the actor's */
+    struct { /* the critic's options; without them it uses the actor's */
         const char *optim, *lr_scheduler;
         double adam_betas[2], adam_eps, l2, max_norm, lr_warmup_ratio, min_lr_ratio;
     } critic;
     demo_dataset pretraining; /* of pretrain_data */
 } demo_ppo_config;
 
-/* Of whoever has texts sampled and scored. */
+/* Options of all programs that sample and score texts. */
 #define DEMO_SAMPLING_BINDINGS(p) \
     {"input_key", &(p).input_key, DEMO_STRING, "input", "JSON key of the prompt", DEMO_ANY}, \
         {"label_key", \

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* ppo_options.h - what train_ppo can be told, and which of it does not go together. */
+/* ppo_options.h - the options of train_ppo, and checks for those that contradict each other. */
 #ifndef DEMO_PPO_OPTIONS_H
 #define DEMO_PPO_OPTIONS_H
 #include "ppo_config.h"
 
 #ifndef DEMO_MOST_TEXTS
-#define DEMO_MOST_TEXTS (1 << 24) /* of a rollout: all are kept until their steps are done */
+#define DEMO_MOST_TEXTS (1 << 24) /* texts of a rollout: all stay in memory during its steps */
 #endif
 
 #define DEMO_PPO_BINDINGS(c, p) \
@@ -297,9 +297,9 @@
             "the critic alone learns in so many rollouts, as in OpenRLHF", DEMO_COUNT(-1) \
     }
 
-/* ---- what does not go together, refused before anything is read: 0, or -1 with one sentence ---- */
+/* ---- contradictions, refused before data is read: 0, or -1 with a message ---- */
 
-/* tokens: a token file holds the right answers. */
+/* tokens: the prompts are in a token file, which holds the right answers, too */
 static int demo_ppo_rewards_check(const demo_ppo_config *p, bool tokens, demo_error *error) {
     if (!p->reward_rule && !p->reward_pretrain && !p->servers.urls)
         return demo_fail(error, "nothing gives a reward; give --reward_pretrain FOLDER, "
@@ -413,7 +413,7 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
     int64_t sp = job->config.ring_attn_size, dp = job->config.data_parallel_size;
     bool asked = roles->nodes[DEMO_GENERATOR] > 0 && !roles->all;
     for (int i = DEMO_ACTOR; i <= DEMO_REWARD; i++) asked |= roles->per_node[i] > 0;
-    if (!roles->per_node[DEMO_ACTOR]) /* as many as without groups */
+    if (!roles->per_node[DEMO_ACTOR]) /* as many ranks as without groups */
         roles->nodes[DEMO_ACTOR] = 1,
         roles->per_node[DEMO_ACTOR] = asked ? sp * (dp ? dp : 1) : 0;
     demo_roles_lay(roles, !strcmp(p->advantage_estimator, "gae"), p->reward_pretrain != NULL);
@@ -422,7 +422,7 @@ static int demo_ppo_roles(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Prompts are never cut: they would ask something else. */
+/* Prompts are never cut, since a cut prompt asks something else. */
 static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     if (demo_job_typed(job, "max_len") &&
@@ -441,7 +441,7 @@ static int demo_ppo_lengths_check(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* What the definition of the loss knows. */
+/* Refuses options that the definition of the loss does not have. */
 static int demo_ppo_defined(const demo_job *job, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
     const demo_definition *by = demo_definition_of(job);
@@ -465,7 +465,7 @@ static int demo_ppo_defined(const demo_job *job, demo_error *error) {
                          "--loss_agg_mode %s has no meaning beside gspo in OpenRLHF's "
                          "definition, which is a mean over texts; leave it out",
                          p->loss_agg_mode);
-    /* its trainer with a critic is another one */
+    /* in TRL, PPO with a critic is another trainer, which lacks these options */
     if (by == &demo_definitions[DEMO_DEFINED_TRL] && !grouped &&
         (p->dual_clip > 0 || p->loss_agg_mode || strcmp(p->policy_loss_type, "ppo")))
         return demo_fail(error,

@@ -2,9 +2,9 @@
 /* preference.h - objectives over whole responses: DPO and its relatives against a frozen
  * reference model, and reward models.
  *
- * A response's log-prob is summed over all ranks that hold a part of it before anything else is
- * done with it. Then every rank knows the loss of every pair in its rows and hands back to its
- * own tokens what the sum's derivative is. */
+ * First the log-prob of a response is summed over all ranks that hold tokens of it. Then every
+ * rank computes the loss of every pair in its rows, and its derivative with respect to the sum.
+ * That is the seed of each of its own tokens. */
 #ifndef DEMO_PREFERENCE_H
 #define DEMO_PREFERENCE_H
 #include "pairs.h"
@@ -15,7 +15,7 @@ typedef struct {
     const char *loss, *value_head_prefix;
     bool ipo, margin_loss, precompute_ref, ref_offload;
     double beta, label_smoothing, nll_loss_coef, simpo_gamma;
-    double *margins[2]; /* of the training and the evaluation pairs, stb_ds arrays */
+    double *margins[2]; /* of the training pairs, of the evaluation pairs; stb_ds arrays */
 } demo_preference_config;
 
 #define DEMO_PAIR_BINDINGS(p) \
@@ -83,7 +83,7 @@ typedef struct {
             "name of the head: score gives the tensor score.weight", DEMO_ANY \
     }
 
-/* Is it one of those that the program has? 0, or -1 with one sentence. */
+/* Does the definition of the loss have this value of the option? 0, or -1 with a message. */
 static int demo_definition_has(const demo_job *job, const char *list, const char *option,
                                const char *value, demo_error *error) {
     const demo_definition *by = demo_definition_of(job);
@@ -139,7 +139,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
                 seqpar_escape(shown, sizeof shown, paths), (long long)pairs.counts.identical,
                 (long long)arrlen(pairs.pairs));
     for (int64_t i = 0; i < arrlen(pairs.pairs); i++) {
-        /* its accuracy would be that of roundings */
+        /* whether such a pair counts as right would depend on roundings */
         if (evaluates && demo_same_document(&pairs.pairs[i].chosen, &pairs.pairs[i].rejected)) {
             demo_pair_free(&pairs, &pairs.pairs[i]);
             continue;
@@ -149,7 +149,7 @@ static int demo_pairs_as_documents(const demo_job *job, demo_dataset *set, const
         arrput(*margins, pairs.pairs[i].margin);
     }
     demo_pairs_summary(&pairs, set->summary, sizeof set->summary);
-    arrfree(pairs.pairs); /* the documents live on in the set */
+    arrfree(pairs.pairs); /* the set owns the documents now */
     return 0;
 }
 
@@ -165,7 +165,7 @@ static uint64_t demo_pairs_digest(const demo_job *job, const demo_dataset *set,
     return demo_digest(digest, margins, arrlen(margins) * (int64_t)sizeof *margins);
 }
 
-/* ---- what is common ---- */
+/* ---- shared by all of these objectives ---- */
 
 enum {
     LOSS,
@@ -178,7 +178,7 @@ enum {
     RM_COLUMNS
 };
 
-/* One rank of a sequence-parallel group answers for the unit. columns: the loss first. */
+/* Records a unit's numbers, on one rank of its sequence-parallel group. columns: loss first. */
 static seqpar_status demo_unit_seen(demo_rank *r, demo_window *w, int64_t unit,
                                     const double *columns) {
     if (!(fabs(columns[LOSS]) <= 1e300))
@@ -204,7 +204,8 @@ static seqpar_status demo_pair_seen(demo_rank *r, demo_window *w, int64_t unit,
     return demo_unit_seen(r, w, unit, columns);
 }
 
-/* Means over the units of the window, of equal numbers that number. */
+/* Means over the units of the window. If all values are equal, the mean is exactly this value.
+   */
 static seqpar_status demo_units_total(demo_rank *r, demo_window *w, double *means,
                                       double *weight) {
     int64_t columns = w->seen.width = r->job->objective->columns;
@@ -232,7 +233,7 @@ static int64_t demo_next_unit(const seqpar_row *rows, int64_t count, int64_t per
     return -1;
 }
 
-/* Gives every token that counts (live) its document's derivative, and goes backward. */
+/* The seed of every token with live 1 is its document's derivative; then runs backward. */
 static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_llama_batch *b,
                                           const double *dsum, const double *live,
                                           int64_t micro) {
@@ -257,8 +258,8 @@ static seqpar_status demo_spread_backward(demo_rank *r, demo_window *w, seqpar_l
 
 enum { LOGP, REF_LOGP, TOKENS, SUMS }; /* per document of the window */
 
-/* Forward of policy and reference; what this rank's tokens add to the sums of their
-   documents. live (tokens): is it a target? */
+/* Runs forward of policy and reference, and adds this rank's log-probs to the sums of their
+   documents. alone: without the reference. live (tokens): 1 if the token has a target. */
 static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
                                          const seqpar_row *rows, int64_t count, int keep,
                                          int alone, seqpar_segments *segments, double *live) {
@@ -281,13 +282,13 @@ static seqpar_status demo_response_terms(demo_rank *r, seqpar_llama_batch *b,
     return status;
 }
 
-/* Where the reference was asked beforehand, its sums take their place. */
+/* With --precompute_ref, takes the reference's sums from those stored beforehand. */
 static void demo_use_stored(const demo_window *w, double *sums) {
     for (int64_t i = 0; w->reference && i < arrlen(w->which); i++)
         sums[i * SUMS + REF_LOGP] = w->reference[i];
 }
 
-/* A log-prob that is no number has one sentence that says whose it is. */
+/* Refuses a log-prob that is not finite, and says of which model and document it is. */
 static seqpar_status demo_sums_finite(demo_rank *r, const demo_window *w, const double *sums) {
     for (int64_t i = 0; i < arrlen(w->which); i++)
         for (int k = LOGP; k <= REF_LOGP; k++)
@@ -319,7 +320,8 @@ static seqpar_status demo_response_sums(demo_rank *r, const demo_window *w,
     return status;
 }
 
-/* Sums of a window's responses, whose documents are all seen before any loss is. */
+/* Sums of the responses of a window, for losses that need all of them before any pair's loss.
+   */
 static seqpar_status demo_sums_rows(demo_rank *r, demo_window *w, int64_t first, int64_t count,
                                     int64_t micro) {
     const seqpar_row *rows = w->batch.row + first;
@@ -358,7 +360,7 @@ static const char *demo_pair_loss(const demo_preference_config *p) {
     return p->ipo ? "ipo" : p->pref_loss;
 }
 
-/* The one loss that is not of a pair alone, and not in seqpar.h. */
+/* kto_pair is the only loss that depends on more than one pair, and that is not in seqpar.h. */
 static bool demo_is_kto_pair(const demo_preference_config *p) {
     return !strcmp(demo_pair_loss(p), "kto_pair");
 }
@@ -411,8 +413,8 @@ static seqpar_status demo_dpo_pairs(demo_rank *r, demo_window *w, const seqpar_r
     return status;
 }
 
-/* Sums of the responses in these rows, what the objective makes of them, and back. alone:
-   without the reference. */
+/* Computes the sums of the responses in these rows, calls the objective, and runs backward if
+   micro >= 0. alone: without the reference. */
 typedef seqpar_status (*demo_responses_fn)(demo_rank *r, demo_window *w, const seqpar_row *rows,
                                            int64_t count, const double *sums, double *dsum);
 static seqpar_status demo_response_rows(demo_rank *r, demo_window *w, int64_t first,
@@ -447,7 +449,7 @@ static seqpar_status demo_dpo_open(demo_rank *r) {
     return status || !p->precompute_ref ? status : demo_stored_open(r, NULL);
 }
 
-/* The chosen responses' tokens that are learnt, by the pairs they are of. */
+/* Mean number of supervised tokens of a chosen response in the window. */
 static double demo_chosen_mean(const demo_window *w) {
     double tokens = 0;
     for (int64_t i = 0; i < arrlen(w->which); i += 2) {
@@ -457,7 +459,7 @@ static double demo_chosen_mean(const demo_window *w) {
     return tokens / (double)w->units;
 }
 
-/* A pass of its own over the pairs of the step, as all of them have a part in each mean. */
+/* A forward pass over all pairs of the step, since the means are over all of them. */
 static seqpar_status demo_kto_pair_before(demo_rank *r, demo_window *w) {
     const demo_preference_config *p = (const demo_preference_config *)r->job->options;
     demo_window all = {.set = w->set, .reference = w->reference};
@@ -482,7 +484,7 @@ static seqpar_status demo_dpo_before(demo_rank *r, demo_window *w) {
                : SEQPAR_OK;
 }
 
-/* What a program's definition makes of the options. */
+/* Describes the loss that the definition and the options give. */
 static void demo_dpo_text(const demo_job *job, char *text, size_t size) {
     const demo_preference_config *p = (const demo_preference_config *)job->options;
     seqpar_preference_desc d = demo_preference_desc(job, 1);
@@ -552,8 +554,8 @@ static const demo_objective demo_dpo = {
 
 /* ---- reward model: the score of a response's last token ---- */
 
-/* What this rank adds to the scores of documents: that of their last token, which one rank
-   holds. last (tokens): is this token one? */
+/* Adds this rank's scores of last tokens to `segments`. A document's score is that of its last
+   token, which one rank holds. last (tokens): 1 for a last token. */
 static seqpar_status demo_last_terms(demo_rank *r, seqpar_llama_batch *b,
                                      const seqpar_row *rows, seqpar_segments *segments,
                                      double *last) {
@@ -637,9 +639,9 @@ static int demo_rm_prepare(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Mean and deviation (unbiased) of all scores of the evaluation go into config.json, where
-   PPO's normalize_reward looks for them. Those that are there are of these very weights, and of
-   other data than what is trained on. */
+/* Writes mean and deviation (unbiased) of all scores of the evaluation into config.json, where
+   PPO's normalize_reward reads them. If the evaluation is on training data, existing numbers
+   are kept: they are of the same weights, and of data that was not trained on. */
 static seqpar_status demo_rm_saved(demo_rank *r, const char *folder) {
     const double *m = r->eval_means;
     double scores = 2.0 * (double)(arrlen(r->job->eval.documents) / 2);
@@ -652,7 +654,7 @@ static seqpar_status demo_rm_saved(demo_rank *r, const char *folder) {
     cJSON *json = text ? cJSON_Parse(text) : NULL;
     bool keeps = r->job->eval_trained && cJSON_HasObjectItem(json, "std");
     if (!keeps) demo_source_set(json, "mean", cJSON_CreateNumber(mean));
-    /* OpenRLHF's floor */
+    /* the same lower bound as in OpenRLHF */
     double deviation = variance > 1e-16 ? sqrt(variance) : 1e-8;
     if (!keeps) demo_source_set(json, "std", cJSON_CreateNumber(deviation));
     char *with = json ? cJSON_Print(json) : NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* prepare_command.h - the command line of demos/prepare.py by which text becomes a token
- * file, for a model with a tokenizer: to be said, or for a program to read
+/* prepare_command.h - the command line of demos/prepare.py that makes a token file of text, for
+ * a model with a tokenizer. It is shown in messages, or printed for a program to read
  * (--print_prepare). */
 #ifndef DEMO_PREPARE_COMMAND_H
 #define DEMO_PREPARE_COMMAND_H
@@ -42,7 +42,7 @@ static void demo_command_free(demo_command *line) {
     arrfree(line->words);
 }
 
-/* An option that the user gave here, by what it is called there. */
+/* Adds an option that the user gave the trainer, by its name in prepare.py. */
 static void demo_command_typed(demo_command *line, const char *here, const char *there) {
     const char *text = line->job->parsed ? demo_options_text(line->job->parsed, here) : NULL;
     bool flag = text && demo_type_of(demo_known_find(here)->kind) == DEMO_FLAG;
@@ -50,14 +50,14 @@ static void demo_command_typed(demo_command *line, const char *here, const char 
         demo_command_add(line, there, flag ? NULL : text);
 }
 
-/* Was a flag given that is not bound? */
+/* Did the user set this flag, which no variable is bound to? */
 static bool demo_command_on(const demo_command *line, const char *name) {
     const char *text = line->job->parsed ? demo_options_text(line->job->parsed, name) : NULL;
     return text && demo_truth(text) == 1;
 }
 
-/* By kind: options that prepare.py has by the same name. Each text goes as it is shaped
-   here: the defaults of both are the same. */
+/* By kind of token file: options that prepare.py has by the same name. Both have the same
+   defaults, so only options that the user gave are passed on. */
 static const char *const demo_shared_options[] = {
     "",
     "input_key output_key pretrain_mode input_template",
@@ -77,7 +77,7 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
             demo_command_typed(line, name, name);
     }
     if (learns_more) demo_command_add(line, "pretrain_mode", NULL);
-    bool told = demo_job_typed(line->job, "dataset_info"); /* it says both */
+    bool told = demo_job_typed(line->job, "dataset_info"); /* which contains both options */
     if (c->pretrain_eos && !told) demo_command_add(line, "pretrain_eos", NULL);
     if (c->pretrain_blocks && !told) demo_command_add(line, "pretrain_blocks", NULL);
     demo_command_typed(line, "apply_chat_template", "apply_chat_template");
@@ -96,12 +96,12 @@ static void demo_command_shape(demo_command *line, uint32_t kind, bool learns_mo
         demo_command_add(line, "truncation", demo_long_words[c->long_documents]);
 }
 
-/* PPO's prompts have an option of their own. */
+/* Are these prompts of --prompt_data (PPO)? Otherwise they are of --dataset. */
 static bool demo_prompts_option(const demo_job *job, uint32_t kind) {
     return kind == DEMO_TOKENS_PROMPTS && !job->objective->generates;
 }
 
-/* Which records: what was given for this set; an evaluation set is read whole. */
+/* Adds the options that choose records of this set. An evaluation set is read whole. */
 static void demo_command_records(demo_command *line, const char *paths, uint32_t kind,
                                  bool learns_more) {
     const char *probs = learns_more                            ? "pretrain_data_probs"
@@ -137,10 +137,11 @@ static demo_command demo_prepare_words(const demo_job *job, const char *paths, u
     return line;
 }
 
-enum { DEMO_COMMAND_SAID = 4096 }; /* what an error's sentence has room for */
+enum { DEMO_COMMAND_SAID = 4096 }; /* bytes that fit into an error message */
 
-/* The command line that makes a token file of this text, until the next call; NULL: a byte is
-   a token. Half a command is none: a longer one is named, not said. */
+/* The command line that makes a token file of this text, valid until the next call. NULL: the
+   model has no tokenizer, so a byte is a token. A command that is too long is described in
+   place of being cut, since half a command is useless. */
 static const char *demo_prepare_command(const demo_job *job, const char *paths, uint32_t kind) {
     static char *text;
     if (!demo_folder_has_tokenizer(job->config.pretrain)) return NULL;
@@ -160,7 +161,8 @@ static const char *demo_prepare_command(const demo_job *job, const char *paths, 
 
 /* ---- for a program to read ---- */
 
-/* Do the first records have token ids? Quotes within a text stand behind a backslash. */
+/* Do the first records hold token ids, not text? The key is found with its closing quote:
+   within a text, a quote has a backslash before it. */
 static bool demo_begins_with_ids(const char *paths) {
     static char bytes[1 << 16];
     char path[DEMO_PATH_LIMIT + 1];
@@ -188,7 +190,7 @@ static void demo_prepare_print(const demo_job *job, const char *option, const ch
     demo_command_free(&line);
 }
 
-/* A line for each set that is text, where the model has a tokenizer. */
+/* Prints a line for each data set that is text, if the model has a tokenizer. */
 static void demo_prepare_print_all(const demo_job *job) {
     const demo_config *c = &job->config;
     uint32_t kind = job->objective->kind;

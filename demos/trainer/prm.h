@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* prm.h - process reward models: at the placeholder behind each step of a text the model is to say
- * what the step is worth, as OpenRLHF's train_prm has it. The loss is the cross-entropy at the
- * placeholder's own place with a token (among all words, or among --reward_tokens), or with the
- * shares of two; a mean over all placeholders of the optimizer step. */
+/* prm.h - process reward models, as in OpenRLHF's train_prm: at the placeholder behind each
+ * step of a text, the model predicts how good the step is. The loss is the cross-entropy at the
+ * placeholder's own position. Its target is a token, among the whole vocabulary or among
+ * --reward_tokens, or a probability for each of two tokens. The step's loss is the mean over
+ * all placeholders of the optimizer step. */
 #ifndef DEMO_PRM_H
 #define DEMO_PRM_H
 #include "steps.h"
@@ -10,7 +11,7 @@
 
 typedef struct {
     const char *input_key, *label_key, *placeholder_token, *reward_tokens;
-    demo_marks marks; /* what the data is labelled with */
+    demo_marks marks; /* the tokens that are labels; none: all of the vocabulary */
 } demo_prm_config;
 
 #define DEMO_PRM_BINDINGS(p) \
@@ -72,7 +73,7 @@ static demo_step_options demo_prm_data(const demo_job *job, const demo_dataset *
         .label_key = p->label_key};
 }
 
-/* Of text without a tokenizer a byte is a token. */
+/* Without a tokenizer a byte is a token: sets placeholder and marks from the options' text. */
 static int demo_prm_bytes(const demo_prm_config *p, const char *paths, demo_step_options *how,
                           demo_error *error) {
     const char *placeholder = p->placeholder_token;
@@ -106,7 +107,7 @@ static int demo_prm_load(const demo_job *job, demo_dataset *set, const char *pat
                            paths, job->config.dataset);
 }
 
-/* The step's digest tells apart what documents do not hold: what is chosen among. */
+/* Adds the marks to the digest of the data, since documents do not hold them. */
 static uint64_t demo_prm_digest(const demo_job *job, const demo_dataset *set, uint64_t digest) {
     const demo_marks *marks = &demo_prm_options(job)->marks;
     (void)set;
@@ -116,8 +117,9 @@ static uint64_t demo_prm_digest(const demo_job *job, const demo_dataset *set, ui
 
 /* ---- a micro-batch ---- */
 
-/* The local tokens: shares (tokens) of their targets; logp (tokens, marks), or (tokens) of the
-   target among all words, with best (tokens), the likeliest ones. */
+/* Numbers of the local tokens. shares (tokens): the target's probability by the label. With
+   marks, logp (tokens, marks) is of every mark. Without, logp (tokens) is of the target among
+   the whole vocabulary, and best (tokens) is the most probable token. */
 typedef struct {
     seqpar_llama_batch b;
     const demo_marks *marks;
@@ -160,10 +162,10 @@ static void demo_prm_micro_close(demo_rank *r, demo_prm_micro *m) {
     seqpar_llama_close_batch(&r->ctx, &r->model, &m->b);
 }
 
-/* Of two marks, the one that is not this one. */
+/* The other one of two marks. */
 static int64_t demo_prm_other(int64_t mark) { return !mark; }
 
-/* seed: of every local token's log-probs, by the share of each in the step's mean. */
+/* Seeds: the derivative of the step's mean loss by each log-prob of every local token. */
 static seqpar_status demo_prm_seeds(demo_rank *r, demo_prm_micro *m, int64_t count,
                                     demo_seeds *out, seqpar_vocab_seeds *seeds) {
     int64_t width = m->marks->count ? m->marks->count : 1, n = m->b.tokens * width;
@@ -185,7 +187,8 @@ static seqpar_status demo_prm_seeds(demo_rank *r, demo_prm_micro *m, int64_t cou
     return status;
 }
 
-/* Adds the loss of local token t, and whether the likeliest is what the label says most of. */
+/* Adds the loss of local token t to sum[0], and 1 to sum[1] if the most probable token is the
+   one with the larger share in the label. */
 static void demo_prm_add(const demo_prm_micro *m, int64_t t, double sum[2]) {
     int64_t width = m->marks->count, best = 0;
     double share = m->shares[t];
@@ -203,7 +206,7 @@ static void demo_prm_add(const demo_prm_micro *m, int64_t t, double sum[2]) {
     sum[1] += best == (share >= 0.5 ? mark : other);
 }
 
-/* Loss and right answers of the tokens this rank holds: a sum of each a piece. */
+/* For each piece of tokens that this rank holds: the sums of losses and of right answers. */
 static seqpar_status demo_prm_sums(demo_rank *r, const demo_prm_micro *m,
                                    const seqpar_row *rows, demo_window *w) {
     const seqpar_buffer *from = m->marks->count ? &m->b.logq : &m->b.logp;

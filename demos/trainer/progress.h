@@ -33,7 +33,7 @@ typedef struct {
     int64_t logging_steps;
     int64_t step, tokens; /* so far; tokens of this process only */
     double loss;
-    const char *round, *value; /* what is counted and what is shown of it; NULL: step, loss */
+    const char *round, *value; /* names of the counter and of the value; NULL: step, loss */
     double began, drawn;       /* seconds on the monotonic clock */
 } demo_progress;
 

@@ -6,7 +6,7 @@
 #include "shared.h"
 #include "train_step.h"
 
-#ifdef DEMO_RUN_RANKS /* a function like this one, whose ranks are processes */
+#ifdef DEMO_RUN_RANKS /* replaces seqpar_run_threads, to run ranks as processes */
 #define DEMO_RANKS_ARE_THREADS 0
 #else
 #define DEMO_RUN_RANKS         seqpar_run_threads
@@ -15,8 +15,8 @@
 
 /* ---- the run ---- */
 
-/* NULL: no memory, or no GPU, which *error then says. Processes of one machine have a GPU
-   each, the one the transport takes. */
+/* Opens the device of a rank. NULL: no memory, or no GPU, which *error then says. Processes of
+   one machine use one GPU each, the one that the transport uses. */
 static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     const demo_config *c = &job->config;
     int naive = !strcmp(c->device, "reference") && !demo_wants_bf16(c);
@@ -39,8 +39,9 @@ static seqpar_device *demo_device(const demo_job *job, seqpar_error *error) {
     return demo_wants_bf16(c) ? seqpar_device_reference_bf16() : seqpar_device_reference();
 }
 
-/* Threads share weights that owners update, or nobody does; those on a GPU are left to each. At
-   zero_stage 3 nobody has them whole. */
+/* Do the ranks share one copy of the weights? Threads do if only its owner updates a weight, or
+   if weights are frozen. On a GPU each rank has a copy. At zero_stage 3 no rank has all
+   weights, unless they are in 4 bits. */
 static bool demo_shares_weights(const demo_job *job) {
     const demo_config *c = &job->config;
     bool frozen = job->adapter.rank || job->objective->generates;
@@ -70,7 +71,7 @@ static seqpar_status demo_run_with(demo_job *job, demo_run_fn run, seqpar_rank_f
     return status;
 }
 
-/* The model that is named so is the first group's. */
+/* Is this rank in the first group, which trains r->model? */
 static bool demo_trains_model(const demo_rank *r) { return r->group == 0; }
 
 static seqpar_status demo_checkpoint(demo_rank *r) {
@@ -98,7 +99,7 @@ static seqpar_status demo_checkpoint(demo_rank *r) {
     demo_checkpoint_temporary(folder, sizeof folder, c->ckpt_path, r->step);
     if (!r->world->rank) status = demo_begin_checkpoint(c->ckpt_path, &state, r->ctx.error);
     if (!status && r->own_world)
-        status = seqpar_comm_barrier(r->world); /* the folder is there */
+        status = seqpar_comm_barrier(r->world); /* no group writes before the folder exists */
     if (!status && r->job->objective->save) status = r->job->objective->save(r, &state, folder);
     if (r->average.share) state.average = &r->average;
     if (!status && demo_trains_model(r))
@@ -147,8 +148,8 @@ static seqpar_status demo_resume(demo_rank *r) {
     return r->job->objective->load_state ? r->job->objective->load_state(r, &state) : SEQPAR_OK;
 }
 
-/* Ranks that are processes may have been started with different options or files: they would
-   wait for each other, or train something that nobody asked for. */
+/* Refuses options or files that differ between ranks. Ranks that are processes may have been
+   started so; they would deadlock, or train something that nobody asked for. */
 static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     int64_t count = arrlen(job->told);
     int64_t *own = (int64_t *)demo_alloc(count * (world->size + 1) + world->size, sizeof *own);
@@ -167,12 +168,12 @@ static seqpar_status demo_ranks_agree(const demo_job *job, seqpar_comm *world) {
     return status;
 }
 
-/* Of weights that all ranks share, which rank 0 has in its count. */
+/* Bytes of the weights that all ranks share; they are counted at rank 0. */
 static int64_t demo_shared_bytes(const demo_rank *r) {
     return r->world->rank == 0 ? r->job->shared->bytes : 0;
 }
 
-/* The most that a rank has had at one time. */
+/* The highest number of bytes that this rank had allocated at one time. */
 static int64_t demo_peak_bytes(const demo_rank *r) {
     return r->ctx.memory.total_peak + demo_shared_bytes(r);
 }
@@ -183,7 +184,7 @@ static int demo_optim_kind(const char *name) {
 
 static int demo_optim_bits(const char *name) { return !strcmp(name, "adamw_8bit") ? 8 : 0; }
 
-/* The group of this rank, and its world. */
+/* Finds the group of this rank and makes the group's communicator. */
 static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
     int64_t past = 0;
     r->world = world;
@@ -192,7 +193,7 @@ static seqpar_status demo_group_open(demo_rank *r, seqpar_comm *world) {
     return seqpar_comm_split(world, r->group, world->rank, &r->own_world);
 }
 
-/* The model that is trained or whose adapters are, their optimizer and their average. */
+/* Opens the model that is trained, or whose adapters are, with optimizer and moving average. */
 static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *optim) {
     const demo_config *c = &r->job->config;
     const seqpar_llama *learner = demo_learner(r);
@@ -214,7 +215,7 @@ static seqpar_status demo_trained_open(demo_rank *r, const seqpar_optim_desc *op
 
 static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
     const demo_config *c = &r->job->config;
-    bool whole = !r->job->adapter.rank; /* else the weights are frozen, wherever they lie */
+    bool whole = !r->job->adapter.rank; /* else adapters are trained, and weights are frozen */
     seqpar_optim_desc optim = {
         .kind = demo_optim_kind(c->optim),
         .zero_stage = (int)c->zero_stage,
@@ -229,7 +230,7 @@ static seqpar_status demo_rank_open(demo_rank *r, seqpar_comm *world) {
         .state_bits = demo_optim_bits(c->optim),
         .stochastic = c->stochastic_rounding,
         .seed = (uint64_t)c->seed};
-    /* before a group is made of different numbers of ranks */
+    /* first, since ranks with different options could disagree about the groups' sizes */
     seqpar_status status = demo_ranks_agree(r->job, world);
     r->world = world;
     r->ctx.error = world->error;

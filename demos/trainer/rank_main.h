@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rank_main.h - a rank from its beginning to its end. */
+/* rank_main.h - what a rank does: opening, training, saving, closing. */
 #ifndef DEMO_RANK_MAIN_H
 #define DEMO_RANK_MAIN_H
 #include "save_trained.h"
 
 static seqpar_status demo_write_model(demo_rank *r) {
-    /* it may have gone since */
+    /* the folder may have been removed during training */
     seqpar_status status = demo_make_folder(r->job->config.save_path, r->ctx.error);
     const char *folder = r->job->config.save_path;
     if (!status) status = demo_save_model(r, demo_learner(r), folder, NULL);
@@ -18,7 +18,7 @@ static seqpar_status demo_train(demo_rank *r) {
     const demo_config *c = &r->job->config;
     int stop = 0;
     seqpar_status status = demo_stop_wanted(r, &stop);
-    /* nothing is left to train, or a run may have been killed before it evaluated */
+    /* due if no steps are left, or if the resumed run was killed before its evaluation */
     if (!status && !stop && demo_evaluation_due(r->job, r->step))
         status = demo_evaluate(r, &stop);
     while (!status && !stop && r->step < r->job->total_steps) {
@@ -35,7 +35,7 @@ static seqpar_status demo_train(demo_rank *r) {
     return status;
 }
 
-/* What was trained, and where it is. */
+/* Describes what was trained and its folder, for the last line. */
 static void demo_say_trained(const demo_rank *r, char *text, size_t size) {
     char shown[1024];
     seqpar_escape(shown, sizeof shown, r->job->config.save_path);
@@ -135,14 +135,14 @@ static seqpar_status demo_rank_main(seqpar_comm *world, void *user) {
     if (!status) status = demo_checkpoint_written(&r, true);
     if (!status && !r.stopped) status = demo_average_save(&r);
     if (!status && !r.stopped) status = demo_merged_save(&r);
-    /* a run that was killed while it did */
+    /* a resumed run may have been killed while it removed old checkpoints */
     if (!status && world->rank == 0 && r.saved != DEMO_NOTHING_SAVED)
         demo_forget_checkpoints(r.job->config.ckpt_path, r.job->run.id,
                                 r.job->config.max_ckpt_num, r.saved);
     if (!status) status = demo_rank_logs_close(&r);
     if (!status && world->rank == 0 && !r.job->objective->generates)
         status = demo_say_totals(&r);
-    /* the cause, also where its checkpoint could not be written either */
+    /* report what ended training, even if the checkpoint behind it failed, too */
     if (r.trouble.status) {
         if (status)
             demo_progress_say(&r.progress, "notice: nor could a checkpoint be written: %s",

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* read_data.h - lines of files to records: .jsonl, .jsonl.gz, one list of objects, .txt. All text
- * is UTF-8. */
+/* read_data.h - reads records from files: .jsonl, .jsonl.gz, one JSON list of objects, .txt.
+ * All text must be UTF-8. */
 #ifndef DEMO_READ_DATA_H
 #define DEMO_READ_DATA_H
 #include <errno.h>
@@ -14,7 +14,7 @@
 static inline size_t demo_utf8_bytes(const unsigned char *text, size_t left) {
     unsigned char first = *text;
     size_t bytes = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-    /* what would be written shorter, half characters of UTF-16, and what is beyond Unicode */
+    /* these bounds exclude overlong forms, surrogates and code points above U+10FFFF */
     unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
     unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
     if (first < 0x80) return 1;
@@ -25,7 +25,7 @@ static inline size_t demo_utf8_bytes(const unsigned char *text, size_t left) {
     return bytes;
 }
 
-/* The same sentence as prepare.py's. */
+/* Refuses text that is not UTF-8, with the same message as prepare.py. */
 static inline int demo_utf8_only(const demo_reader *reader, const char *bytes, size_t size) {
     for (size_t at = 0, next; at < size; at += next) {
         next = demo_utf8_bytes((const unsigned char *)bytes + at, size - at);
@@ -59,7 +59,8 @@ static inline int demo_dataset_take_stream(const demo_reader *reader, const char
     return 0;
 }
 
-/* cJSON hands out zero-ended text, which a zero inside would silently shorten. */
+/* Does the JSON hold a zero character? cJSON returns zero-terminated text, which it would cut.
+   */
 static inline bool demo_has_zero(const char *line, size_t length) {
     for (size_t i = 0; i < length; i++) {
         if (!line[i]) return true;
@@ -80,7 +81,7 @@ static inline int demo_take_record(const demo_reader *reader, const cJSON *json)
     return reader->take(reader, json);
 }
 
-/* Parses UTF-8 with one value and nothing behind it; NULL with one sentence that says what is
+/* Parses UTF-8 that is one JSON value and nothing else. NULL: the error is set and says what is
    wanted. */
 static inline cJSON *demo_json_parse(const demo_reader *reader, const char *text, size_t size,
                                      const char *wanted) {
@@ -106,7 +107,7 @@ static inline int demo_read_line(const demo_reader *reader, const char *line, si
     return failed;
 }
 
-/* One list of records; the line that is named is their number. */
+/* Reads one JSON list of records. In messages, the line number is the record's number. */
 static inline int demo_read_list(demo_reader *reader, const char *bytes, size_t size) {
     cJSON *list = demo_json_parse(reader, bytes, size, "a list of objects, or one per line");
     int failed = list ? 0 : -1;
@@ -120,7 +121,8 @@ static inline int demo_read_list(demo_reader *reader, const char *bytes, size_t 
     return failed;
 }
 
-/* [ and an object, or nothing: not a line that is a list, which is refused as that. */
+/* Is the file a list of objects, or an empty list? A line of .jsonl that is another list is
+   refused when it is read. */
 static inline bool demo_is_list(const char *bytes) {
     bytes += strspn(bytes, " \t\r\n");
     if (*bytes++ != '[') return false;
@@ -149,7 +151,7 @@ static inline bool demo_ends_with(const char *text, const char *ending) {
     return a >= b && !strcmp(text + a - b, ending);
 }
 
-/* What a gzip file, of one part or several, holds, zero-ended; NULL with the reason in *why. */
+/* Unpacks a gzip file of one or more members, zero-terminated; NULL with the reason in *why. */
 static inline char *demo_unzipped(const char *bytes, size_t size, size_t *whole,
                                   const char **why) {
     z_stream z = {.next_in = (unsigned char *)bytes};
@@ -193,7 +195,8 @@ static inline bool demo_is_jsonl(const char *path) {
     return is;
 }
 
-/* The bytes of reader->path, behind a byte order mark, zero-ended; NULL with a sentence. */
+/* The bytes of reader->path, zero-terminated; *mark is the length of the byte order mark. NULL:
+   the error is set. */
 static inline char *demo_dataset_bytes(demo_reader *reader, bool stream, size_t *mark,
                                        size_t *size) {
     const char *why;
@@ -231,7 +234,7 @@ static inline int demo_read_dataset_file(demo_reader *reader) {
     return failed;
 }
 
-/* A token file that is one of a list; 0: none is. */
+/* Refuses a token file in a comma list of several files. */
 static inline int demo_token_file_among(const char *paths, demo_error *error) {
     char one[4352];
     for (const char *at = paths; at && strchr(paths, ',');

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* recipes.h - training data made of texts and their rewards, as OpenRLHF's processors make it. Texts
- * belong together where their inputs are the same. All but "none" leave empty texts out: nothing can
- * be learnt from them.
+/* recipes.h - makes training data of texts and their rewards, as OpenRLHF's processors do.
+ * Texts with the same input form a group. All recipes but "none" leave out empty texts, from
+ * which nothing can be learnt.
  *
  *   none       every text: input, output, reward where there is one, stopped
  *   rs         rejection sampling: of each input the text with the highest reward; of equals the
@@ -19,12 +19,12 @@ enum { DEMO_RECIPE_NONE, DEMO_RECIPE_RS, DEMO_RECIPE_DPO, DEMO_RECIPE_CSFT };
 typedef struct {
     int kind;
     const char *form; /* csft: with {input} and {reward} */
-    bool normalize;   /* csft: rewards less their mean, by their deviation (over n - 1) */
+    bool normalize;   /* csft: subtract the rewards' mean, divide by their deviation (n - 1) */
 } demo_recipe;
 
 typedef struct {
-    int64_t texts, inputs, lines; /* read; different ones; written */
-    int64_t cut;                  /* texts that came to no end */
+    int64_t texts, inputs, lines; /* texts read; different inputs; lines written */
+    int64_t cut;                  /* texts that reached the length limit before they ended */
     int64_t even;                 /* pairs whose rewards are equal: they prefer nothing */
     int64_t empty;                /* texts that were left out */
     double mean, deviation;       /* of rewards; 0 where there are none */
@@ -45,7 +45,7 @@ typedef struct {
     const demo_generated *g;
     const demo_recipe *recipe;
     FILE *out;
-    char *line; /* the one that was read last, and its room */
+    char *line; /* the line that was read last, and its capacity (getline) */
     size_t room;
     demo_input_best *inputs; /* in the order of their first texts; stb_ds map */
     demo_recipe_counts counts;
@@ -62,7 +62,7 @@ static int demo_recipe_torn(const demo_recipe_work *w, demo_error *error) {
                      w->g->part, (long long)w->counts.texts + 1);
 }
 
-/* The line at `at`, for cJSON_Delete; NULL with one sentence. */
+/* The line at offset `at`; the caller calls cJSON_Delete. NULL: the error is set. */
 static cJSON *demo_recipe_read(demo_recipe_work *w, off_t at) {
     bool there = !fseeko(w->g->file, at, SEEK_SET) &&
                  getline(&w->line, &w->room, w->g->file) > 0;
@@ -88,8 +88,8 @@ static double demo_recipe_reward(const cJSON *json) {
     return reward ? reward->valuedouble : 0;
 }
 
-/* The first text of an input is chosen and rejected; a later one is one of the two, where it is
-   better or else worse. */
+/* The first text of an input is both chosen and rejected. A later one replaces chosen if its
+   reward is higher, and rejected if its reward is lower. */
 static void demo_recipe_rank(demo_recipe_work *w, const char *input, demo_scored text) {
     ptrdiff_t i = shgeti(w->inputs, input);
     if (i < 0) {
@@ -163,7 +163,7 @@ static char *demo_replaced(const char *text, const char *word, const char *by) {
     return made;
 }
 
-/* The reward first, so that a text that holds "{reward}" keeps it. */
+/* Replaces {reward} before {input}, so that a "{reward}" in the input stays as it is. */
 static cJSON *demo_recipe_conditioned(const demo_recipe_work *w, const cJSON *json) {
     double reward = demo_recipe_reward(json);
     char number[400];
@@ -178,7 +178,7 @@ static cJSON *demo_recipe_conditioned(const demo_recipe_work *w, const cJSON *js
     return made;
 }
 
-/* Every text. */
+/* Writes a line for every text. */
 static int demo_recipe_each(demo_recipe_work *w) {
     off_t at = w->g->begin;
     for (int64_t i = 0; i < w->counts.texts; i++) {
@@ -207,7 +207,7 @@ static cJSON *demo_recipe_pair(const cJSON *chosen, const cJSON *rejected) {
     return json;
 }
 
-/* A line for each input. */
+/* Writes a line for each input. */
 static int demo_recipe_best(demo_recipe_work *w) {
     for (int64_t i = 0; i < w->counts.inputs; i++) {
         const demo_input_best *best = &w->inputs[i];
@@ -242,13 +242,13 @@ static int demo_recipe_work_do(demo_recipe_work *w, const char *temporary) {
     return -1;
 }
 
-/* OUT from OUT.part, which goes. */
+/* Makes OUT from OUT.part, which is removed on success. */
 static int demo_recipe_end(demo_generated *g, const demo_recipe *recipe,
                            demo_recipe_counts *counts, demo_error *error) {
     char temporary[DEMO_PATH_LIMIT + 8];
     demo_recipe_work w = {.g = g, .recipe = recipe, .error = error};
     sh_new_strdup(w.inputs);
-    snprintf(temporary, sizeof temporary, "%s.tmp", g->path); /* whoever has OUT.part alone */
+    snprintf(temporary, sizeof temporary, "%s.tmp", g->path); /* safe: OUT.part is locked */
     int wrong = demo_recipe_work_do(&w, temporary);
     if (!wrong) unlink(g->part);
     *counts = w.counts;

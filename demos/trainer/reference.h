@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reference.h - the frozen reference model: asked in every step, or once beforehand
+/* reference.h - the frozen reference model: run in every step, or once before training
  * (--precompute_ref).
  *
- * What is taken beforehand are the log-prob sums of all documents of all steps and of the
- * evaluation, over the very rows training will have, since a sum's order hangs on its row. They
- * lie in CKPT/reference.safetensors, for any number of ranks, and serve as many runs as have
- * the same rows. What else they hang on is written beside them and compared. */
+ * Computed before training are the log-prob sums of all documents of all steps and of the
+ * evaluation. They are kept in CKPT/reference.safetensors. Any run with the same documents in
+ * each step can read it; so can any number of ranks, unless the layout changes the order of
+ * sums. The file also says what else the sums depend on, and a run compares that. */
 #ifndef DEMO_REFERENCE_H
 #define DEMO_REFERENCE_H
 #include "trainer.h"
@@ -33,13 +33,12 @@
 enum { DEMO_TRAINING, DEMO_EVALUATION, DEMO_SETS };
 typedef struct { /* of one set of documents, window after window */
     int64_t windows, documents;
-    double *sums[2]; /* (documents): their own; mismatched, or NULL */
+    double *sums[2]; /* (documents): of the documents; of mismatched ones, or NULL */
     uint64_t *rows;  /* (windows) digests of the rows */
 } demo_stored;
 
 typedef struct {
-    seqpar_llama
-        model; /* its own, if it is there; else it is the one whose adapters are trained */
+    seqpar_llama model; /* used if `there`; else the reference is r->model without adapters */
     int there;
     demo_stored stored[DEMO_SETS];
 } demo_reference;
@@ -65,7 +64,7 @@ static seqpar_status demo_reference_config(demo_rank *r, const char *folder,
                        (long long)r->job->model.vocab);
 }
 
-/* Adapters leave the model as it is, so that without them it is its own reference. */
+/* Is the reference the trained model without its adapters, whose weights do not change? */
 static bool demo_reference_is_base(const demo_job *job, const char *folder) {
     return job->adapter.rank && (!folder || demo_same_file(folder, job->config.pretrain));
 }
@@ -87,8 +86,8 @@ static seqpar_status demo_reference_digest(demo_rank *r) {
     return status;
 }
 
-/* The reference is the model training starts from, or a folder: in either case before the
-   first step. */
+/* Opens the reference: that of a folder, or the model that training starts from. It is loaded
+   before the first step, unless it is the trained model without adapters. */
 static seqpar_status demo_reference_open(demo_rank *r, const char *folder, bool offload) {
     const demo_config *c = &r->job->config;
     demo_reference *reference = (demo_reference *)demo_alloc(1, sizeof *reference);
@@ -147,7 +146,7 @@ static seqpar_status demo_reference_pass(demo_rank *r, seqpar_llama_batch *b,
     return status;
 }
 
-/* The same in a step; logp (tokens). */
+/* The same, read back to the host. logp (tokens). */
 static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *rows,
                                                 int64_t count, double *logp) {
     seqpar_llama_batch b;
@@ -160,7 +159,8 @@ static inline seqpar_status demo_reference_logp(demo_rank *r, const seqpar_row *
 
 /* ---- digests ---- */
 
-/* All that the sums of these documents hang on but the model; their rows are not among it. */
+/* Digest of all that the sums of these documents depend on, except for the model. A document's
+   sum does not depend on its row. */
 static uint64_t demo_digest_rows(uint64_t digest, const seqpar_batch *batch) {
     for (int64_t i = 0; i < batch->rows; i++) {
         const seqpar_row *row = &batch->row[i];
@@ -186,7 +186,8 @@ typedef struct {
     char text[DEMO_NOTES][128];
 } demo_notes;
 
-/* Where a layout keeps the bits, the file serves any number of ranks and any packing. */
+/* If the layout does not change the bits, the file is valid for any number of ranks and any
+   packing. Otherwise the note names both. */
 static void demo_note_attention(const demo_rank *r, char *text, size_t size) {
     const demo_config *c = &r->job->config;
     int bits = !c->relaxed_attention && seqpar_layout_at(r->job->layout)->whole_cells;
@@ -222,7 +223,7 @@ static seqpar_status demo_notes_of(demo_rank *r, demo_notes *notes) {
     return status;
 }
 
-/* A run without evaluation does not mind which one the file has. */
+/* A run without evaluation accepts a file with any evaluation data. */
 static seqpar_status demo_notes_compare(demo_rank *r, const seqpar_safetensors_file *file,
                                         const char *path, const demo_notes *notes) {
     for (int i = 0; i < DEMO_NOTES; i++) {
@@ -274,7 +275,7 @@ static seqpar_status demo_stored_ask(demo_rank *r, demo_window *w, double *sums)
 
 /* ---- all windows ---- */
 
-/* The mismatched documents of a window as a window of their own: KTO has them. */
+/* Makes a window of the mismatched documents of a window, for KTO. */
 typedef seqpar_status (*demo_mismatch_fn)(demo_rank *r, const demo_window *w, demo_dataset *set,
                                           demo_window *mismatched);
 
@@ -307,8 +308,7 @@ static seqpar_status demo_stored_window(demo_rank *r, int kind, int64_t number,
     return status;
 }
 
-/* Goes through all windows, for their digests and, if asked for, their sums. stop: somebody
-   pressed Ctrl-C. */
+/* Computes the digests of all windows and, if `ask`, their sums. *stop: a signal ended it. */
 static seqpar_status demo_stored_windows(demo_rank *r, demo_mismatch_fn mismatch, int ask,
                                          int *stop) {
     seqpar_status status = SEQPAR_OK;
@@ -344,15 +344,15 @@ static const char *const demo_stored_names[DEMO_SETS][DEMO_STORED_TENSORS] = {
     {"training.logp", "training.mismatched_logp", "training.rows"},
     {"evaluation.logp", "evaluation.mismatched_logp", "evaluation.rows"}};
 
-/* of all its tensors' bytes */
+/* metadata key of the CRC-32 of all tensors' bytes */
 static const char demo_stored_sum[] = "crc32";
 
 static void demo_stored_sum_text(char text[16], uint32_t sum) {
     snprintf(text, 16, "%08x", sum);
 }
 
-/* What the file holds is what was written: a bit that a disk has flipped would train other weights
-   without a word. */
+/* Checks the CRC-32 of the file's tensors. A bit that a disk has flipped would change the
+   trained weights without an error. */
 static seqpar_status demo_stored_whole(demo_rank *r, seqpar_safetensors_file *file,
                                        const char *path) {
     const char *said = seqpar_safetensors_metadata(file, demo_stored_sum);
@@ -464,8 +464,8 @@ static seqpar_status demo_stored_make(demo_rank *r, const char *path, const demo
     return status || *stop || r->ctx.world->rank ? status : demo_stored_save(r, path, notes);
 }
 
-/* Collective: reads the file if there is one, else makes it. Then the model has done its
-   work and goes. */
+/* Collective: reads the file if there is one, else makes it. Then the reference model is not
+   needed any more and is closed. */
 static inline seqpar_status demo_stored_open(demo_rank *r, demo_mismatch_fn mismatch) {
     demo_reference *reference = (demo_reference *)r->own;
     char path[1280], shown[1024];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* report.h - what is known of a step, a rollout or an evaluation, once: the progress line and
- * every log are written from it. A figure has the name that it has in --metrics_path;
- * TensorBoard and Weights & Biases know some of them by the names OpenRLHF gives them. */
+/* report.h - the figures of a step, a rollout or an evaluation. The progress line and all logs
+ * are written from it. A figure's name is its key in --metrics_path; in TensorBoard and Weights
+ * & Biases some have the names that OpenRLHF gives them. */
 #ifndef DEMO_REPORT_H
 #define DEMO_REPORT_H
 
@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How a figure stands in a line of JSON. A place says where the report belongs ("step",
-   "rollout") and is no figure of its own. */
+/* How a figure is written in a line of JSON. DEMO_PLACE: the number of the report's step or
+   rollout, which is not a measured value. */
 typedef enum { DEMO_EXACT, DEMO_WHOLE, DEMO_TENTHS, DEMO_THOUSANDTHS, DEMO_PLACE } demo_form;
 
 typedef struct {
@@ -31,7 +31,7 @@ enum { DEMO_FIGURES = 32 };
 typedef struct {
     const char *phase; /* "train" or "eval" */
     int64_t step;      /* optimizer steps done */
-    int64_t round;     /* what progress counts */
+    int64_t round;     /* number of the step or rollout that the progress line shows */
     int64_t tokens;
     double seconds;
     int count;
@@ -56,7 +56,7 @@ static inline double demo_report_value(const demo_report *r, const char *name) {
     return NAN;
 }
 
-/* "train/loss": what TensorBoard and Weights & Biases show it under. */
+/* The figure's name in TensorBoard and Weights & Biases, such as "train/loss". */
 static inline const char *demo_report_tag(char tag[64], const demo_report *r,
                                           const char *name) {
     static const char *const openrlhf[][2] = {{"learning_rate", "lr"},
@@ -69,7 +69,7 @@ static inline const char *demo_report_tag(char tag[64], const demo_report *r,
     return tag;
 }
 
-/* JSON has no word for what is no number. */
+/* JSON has no NaN and no infinity: they become null. */
 static inline const char *demo_json_number(char text[32], double value) {
     snprintf(text, 32, isfinite(value) ? "%.17g" : "null", value);
     return text;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* resume.h - a job begins, or goes on from a checkpoint that is its own. */
+/* resume.h - starts a job, or resumes it from one of its own checkpoints. */
 #ifndef DEMO_RESUME_H
 #define DEMO_RESUME_H
 
@@ -13,7 +13,8 @@ static void demo_job_note(demo_job *job, const char *key, const char *value) {
     arrput(job->notes, note);
 }
 
-/* Tokens whose embeddings inputs teach nothing: of the model, and of one that learns beside it. */
+/* Padding tokens, whose embeddings get no gradient from inputs: that of the model, and that of
+   the model which is trained beside it. */
 enum { DEMO_PADS = 2 };
 static const char *const demo_pad_keys[DEMO_PADS] = {"pad_token_id", "critic_pad_token_id"};
 
@@ -30,7 +31,7 @@ static void demo_pads_of(const demo_job *job, char text[DEMO_PADS][32]) {
 
 static const char demo_targets_key[] = "target_modules"; /* of adapters; "": there are none */
 
-/* What a checkpoint of this job is recognized by, and what a resumed run is compared by. */
+/* What every checkpoint of this job records, and with which a resumed run is compared. */
 static void demo_job_notes(demo_job *job, const demo_binding *bindings, int count,
                            const char *tool) {
     char text[32], pads[DEMO_PADS][32], targets[DEMO_LORA_TEXT];
@@ -46,8 +47,8 @@ static void demo_job_notes(demo_job *job, const demo_binding *bindings, int coun
     demo_job_note(job, "cell", text);
 }
 
-/* A checkpoint goes on with the cells it was written with: they decide the order of all sums.
-   One of 0.2.0 has chunks of rows in their place. */
+/* A resumed run takes the cell size of its checkpoint, since cells decide the order of all
+   sums. A checkpoint of 0.2.0 has chunks of rows instead. */
 static int demo_resume_cell(demo_job *job, const seqpar_safetensors_file *file,
                             const char *path, demo_error *error) {
     demo_config *c = &job->config;
@@ -144,7 +145,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     demo_state state;
     seqpar_error why = {0};
     demo_checkpoint_path(folder, sizeof folder, job->config.ckpt_path, job->run.from);
-    /* until the process that holds the lock has named it */
+    /* the process that holds the lock has not renamed it yet */
     if (access(folder, F_OK))
         demo_checkpoint_temporary(folder, sizeof folder, job->config.ckpt_path, job->run.from);
     snprintf(path, sizeof path, "%s/optimizer.safetensors", folder);
@@ -159,7 +160,7 @@ static int demo_job_resume(demo_job *job, const demo_binding *bindings, int coun
     if (!wrong)
         wrong = demo_options_compare(
             notes, file, job->objective->fixed ? job->objective->fixed : "", !job->rank, error);
-    if (!wrong) wrong = demo_resume_pads(job, file, error); /* of the same definition */
+    if (!wrong) wrong = demo_resume_pads(job, file, error); /* their loss definitions agree */
     if (!wrong) wrong = demo_resume_targets(job, file, error);
     seqpar_safetensors_close(file);
     arrfree(notes);
@@ -175,7 +176,7 @@ static int demo_job_paths(const demo_binding *bindings, int count, demo_error *e
                : 0;
 }
 
-/* After so many rounds: steps, or rollouts. */
+/* Is an evaluation due after `done` rounds (steps or rollouts)? */
 static bool demo_evaluation_due(const demo_job *job, int64_t done) {
     if (!arrlen(job->eval.documents)) return false;
     return done == job->rounds || (done && job->eval_every > 0 && done % job->eval_every == 0);
@@ -196,8 +197,8 @@ static void demo_job_logs(demo_job *job, const demo_binding *bindings, int count
     snprintf(job->logs.name, sizeof job->logs.name, "%s_%s", tool, job->run.id);
 }
 
-/* The last before training: from here on the folder of the checkpoints belongs to this job.
-   0, or -1 with one sentence. */
+/* The last checks before training. Except in a dry run, rank 0 locks the checkpoints' folder.
+   0, or -1 with a message. */
 static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count,
                           const char *tool, demo_error *error) {
     const demo_config *c = &job->config;
@@ -211,7 +212,7 @@ static int demo_job_begin(demo_job *job, const demo_binding *bindings, int count
                       tool, c->dataset, &why) ||
         (c->dry_run && !c->load_checkpoint && demo_refuse_others(&job->run, &why)))
         return demo_fail(error, "%s", why.text);
-    /* folders that were made just now may give a path with .. another end */
+    /* once more: with the folders that were just made, a path with .. may lead elsewhere */
     if (demo_job_paths(bindings, count, error)) return -1;
     if (job->run.from != DEMO_NOTHING_SAVED &&
         demo_job_resume(job, bindings, count, tool, error))

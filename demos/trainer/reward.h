@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* reward.h - what a text is worth: by a rule, by reward models, by servers. Every rank knows the
- * score of every text. */
+/* reward.h - rewards of texts: the sum of those of a rule, of reward models and of servers.
+ * Every rank gets the score of every text. */
 #ifndef DEMO_REWARD_H
 #define DEMO_REWARD_H
 #include "rollout.h"
@@ -24,8 +24,9 @@ static int demo_same_number(const char *text, const char *answer) {
     return n && n == m && !memcmp(a, b, (size_t)n);
 }
 
-/* Texts that belong to a prompt of this set, for free(): its own, and the right answer. Token
-   files hold them; elsewhere the document goes on as the answer. */
+/* The text of a prompt of this set, and below that of its right answer; the caller calls
+   free(). Token files hold both texts. Otherwise the answer follows the prompt in the document.
+   */
 static char *demo_prompt_text(const demo_rank *r, const demo_dataset *set,
                               const demo_document *d) {
     const demo_words words = demo_rank_words(r);
@@ -102,8 +103,8 @@ static seqpar_status demo_read_moments(seqpar_error *error, demo_moments *m,
                        path);
 }
 
-/* A score model: from a folder, which says all of what it is like, or the actor's weights with a
-   new head. */
+/* Opens a model with a score head: that of a folder, as its config.json says, or the actor's
+   weights with a new head. */
 static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const char *folder,
                                       bool offload) {
     const demo_config *c = &r->job->config;
@@ -117,8 +118,8 @@ static seqpar_status demo_open_scorer(demo_rank *r, seqpar_llama *model, const c
                   : demo_begin_model(&r->ctx, model, folder ? folder : c->pretrain, c->seed);
 }
 
-/* One of them, and what its scores are brought to mean 0 and deviation 1 by: with
-   normalize_reward, and where texts are generated alone if its folder says it. */
+/* Opens one reward model, and reads the mean and deviation that normalize its scores. PPO needs
+   them with normalize_reward; generate uses them if the folder has them. */
 static seqpar_status demo_reward_open(demo_rank *r, const char *folder) {
     const demo_ppo_config *c = demo_ppo_options(r);
     demo_ppo *p = demo_ppo_of(r);
@@ -157,7 +158,7 @@ static void demo_rewards_close(demo_rank *r) {
         if (p->reward[i].tensors) seqpar_llama_close(&r->ctx, &p->reward[i]);
 }
 
-/* Adds the scores of the reward model at work. */
+/* Adds the normalized scores of reward model `scorer` to those of the rollout. */
 static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     demo_rollout *o = &demo_ppo_of(r)->rollout;
     const demo_moments *m = &demo_ppo_of(r)->moments[demo_ppo_of(r)->scorer];
@@ -180,7 +181,8 @@ static seqpar_status demo_add_scores(demo_rank *r, demo_window *w) {
     return status;
 }
 
-/* ---- by servers: rank 0 asks, all hear what they say; one that fails ends training as a signal does, with a checkpoint ---- */
+/* ---- by servers: rank 0 asks them and broadcasts the scores. If one fails, training ends with
+   a checkpoint, as it does by a signal ---- */
 
 /* A prompt as the model was given it, and behind it what was sampled, without special tokens. */
 static char *demo_query_text(const demo_rank *r, const char *prompt, const int32_t *ids,
@@ -244,8 +246,8 @@ static seqpar_status demo_add_server_scores(demo_rank *r) {
 
 /* ---- all of them ---- */
 
-/* A sum that overflows makes the advantages of all texts 0 or no numbers, and no step is
-   refused. */
+/* Refuses rewards above DEMO_REWARD_MOST. If a sum of them overflowed, the advantages of all
+   texts would be 0 or NaN, and no later check would refuse the step. */
 static seqpar_status demo_rewards_fit(demo_rank *r) {
     const demo_rollout *o = &demo_ppo_of(r)->rollout;
     for (int64_t i = 0; i < o->texts; i++)

@@ -4,9 +4,9 @@
  *     POST {"query": ["prompt and text", ...], "prompts": ["prompt", ...], "labels": ["right answer, or nothing", ...]}
  *     ->   {"rewards": [0.5, ...]}, one for every query
  *
- * A server that cannot be reached or is busy is asked again, after a wait that doubles; an
- * answer that is there and wrong is an error at once, for it would be wrong again. Functions
- * return 0, or -1 with one sentence in error. Needs libcurl. */
+ * A server that cannot be reached or is busy is asked again, after a wait that doubles each
+ * time. A wrong answer is an error at once, since it would be wrong again. Functions return 0,
+ * or -1 with a message in error. Needs libcurl. */
 #ifndef DEMO_REWARD_SERVER_H
 #define DEMO_REWARD_SERVER_H
 
@@ -20,12 +20,12 @@ enum { DEMO_NO_ANSWER = -2 };
     1e100 /* so that sums of their squares over all texts do not overflow */
 
 typedef struct {
-    const char *urls; /* a comma list; what several servers say is added */
+    const char *urls; /* a comma list; the rewards of several servers are added */
     double timeout;   /* seconds one request may take */
     int64_t retries;  /* further tries after the first */
     /* seconds before the second try, twice as many before each one after, a minute at most */
     double backoff;
-    /* once set nobody waits for an answer any more; NULL: never */
+    /* once it is set, the wait for an answer ends; NULL: it is never set */
     const volatile sig_atomic_t *interrupted;
 } demo_reward_servers;
 
@@ -36,7 +36,8 @@ typedef struct {
 
 /* ---- texts: what a server reads is UTF-8, what a model of bytes writes may be anything ---- */
 
-/* Bytes as text for free(): one that belongs to no character, and zero, becomes U+FFFD. */
+/* Bytes as UTF-8 text; the caller calls free(). A zero, or a byte that is not UTF-8, becomes
+   U+FFFD. */
 static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
     char *text = (char *)demo_alloc((int64_t)(3 * count + 1), 1);
     size_t used = 0;
@@ -49,7 +50,7 @@ static inline char *demo_bytes_as_text(const char *bytes, size_t count) {
     return text;
 }
 
-/* The bytes of these tokens behind `bytes`, an stb_ds array, but for special ones. */
+/* Appends the bytes of these tokens to `bytes`, an stb_ds array; special tokens have none. */
 static inline char *demo_append_tokens(char *bytes, const demo_words *words, const int32_t *ids,
                                        int64_t tokens) {
     for (int64_t t = 0; t < tokens; t++) {
@@ -86,8 +87,7 @@ static inline char *demo_question_json(const demo_reward_question *question) {
     return text;
 }
 
-/* The first of a comma list of addresses, without user and password, which are nobody else's
-   business. */
+/* The first URL of a comma list, for messages: without user and password, which are secret. */
 static inline const char *demo_url_shown(char *text, size_t size, const char *url) {
     const char *authority = strstr(url, "://"), *end = url + strcspn(url, ","), *host;
     if (!authority || authority > end)
@@ -215,7 +215,7 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
                              const char *body, demo_answer *answer) {
     CURL *curl = curl_easy_init();
     struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json");
-    /* no asking beforehand whether the body may come */
+    /* no "Expect: 100-continue" before the body */
     headers = curl_slist_append(headers, "Expect:");
     *answer = (demo_answer){.code = CURLE_FAILED_INIT};
     if (curl && headers) {
@@ -224,15 +224,15 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
         curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
         curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
         curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)(1000 * servers->timeout + 1));
-        /* a name that nobody answers for, an address where nobody is */
+        /* limits the wait for a name or an address that does not answer */
         curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT_MS,
                          (long)(1000 * fmin(servers->timeout, 30) + 1));
         curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, demo_post_goes_on);
         curl_easy_setopt(curl, CURLOPT_XFERINFODATA, (void *)servers);
         curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
-        curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* other threads run */
+        curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L); /* the process has other threads */
 #if LIBCURL_VERSION_NUM >= 0x075700
-        /* a thread that still asks for a name is not waited for */
+        /* do not wait for a thread that still resolves a name */
         curl_easy_setopt(curl, CURLOPT_QUICK_EXIT, 1L);
 #endif
         curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, demo_answer_write);
@@ -245,22 +245,23 @@ static inline void demo_post(const demo_reward_servers *servers, const char *url
     curl_easy_cleanup(curl);
 }
 
-/* What came is not HTTP: it would not be at the next try either. */
+/* Is the answer not HTTP? Then it would not be at the next try either. */
 static inline bool demo_answer_foreign(const demo_answer *answer) {
     return answer->code == CURLE_UNSUPPORTED_PROTOCOL ||
            answer->code == CURLE_WEIRD_SERVER_REPLY;
 }
 
-/* Worth asking again: nothing came, or the server says that it is busy or fell over. */
+/* Is a retry useful? It is if no answer came, or if the server says that it is busy or failed.
+   */
 static inline bool demo_answer_may_improve(const demo_answer *answer) {
-    /* the last: too long for us */
+    /* CURLE_WRITE_ERROR: the answer is longer than DEMO_ANSWER_LIMIT */
     bool came = answer->code == CURLE_OK || demo_answer_foreign(answer) ||
                 answer->code == CURLE_WRITE_ERROR;
     return !came || (answer->code == CURLE_OK &&
                      (answer->status == 408 || answer->status == 429 || answer->status >= 500));
 }
 
-/* In pieces: the signal may come to another thread. */
+/* Sleeps in short pieces: a signal may go to another thread, and then does not end a sleep. */
 static inline void demo_wait(const demo_reward_servers *servers, double seconds) {
     for (; seconds > 0 && !demo_request_interrupted(servers); seconds -= 0.1) {
         struct timespec piece = {0, (long)(1e9 * fmin(seconds, 0.1))};
@@ -274,7 +275,7 @@ static inline double demo_clock(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* So that nobody takes the waiting for a run that hangs. */
+/* Reports the wait, so that the run does not seem to hang. */
 static inline void demo_wait_say(const demo_reward_servers *servers, const char *url,
                                  const demo_answer *answer, int64_t tries, double wait) {
     char shown[200], status[32];
@@ -285,7 +286,8 @@ static inline void demo_wait_say(const demo_reward_servers *servers, const char 
             (long long)tries + 1, (long long)servers->retries + 1, wait);
 }
 
-/* Asks until there is an answer to look at. Returns the number of tries. */
+/* Asks until there is an answer, no retry is left or a signal came. Returns the number of
+   tries. */
 static inline int64_t demo_post_patiently(const demo_reward_servers *servers, const char *url,
                                           const char *body, demo_answer *answer) {
     double wait = servers->backoff;
@@ -345,8 +347,9 @@ static inline int demo_ask_one(const demo_reward_servers *servers, const char *u
     return failed;
 }
 
-/* Adds what the servers say to rewards (question->count). Returns 1, and no sentence, where
-   a signal ended the waiting; DEMO_NO_ANSWER where one said nothing; -1 with another sentence. */
+/* Adds the servers' rewards to rewards (question->count). Returns 0; 1, without a message, if a
+   signal ended the wait; DEMO_NO_ANSWER, with a message, if a server did not answer; else -1
+   with a message. */
 static inline int demo_ask_servers(const demo_reward_servers *servers,
                                    const demo_reward_question *question, double *rewards,
                                    demo_error *error) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rollout.h - texts for prompts.
+/* rollout.h - generates texts for prompts.
  *
- * Every rank generates its share of the texts, all ranks get all of them. Random numbers hang on
- * the text's number and the token's position: D x P changes no text. */
+ * Every generating rank makes a part of the texts, and all ranks get all of them. Random
+ * numbers depend only on the text's number and the token's position, so D x P changes no text.
+ * */
 #ifndef DEMO_ROLLOUT_H
 #define DEMO_ROLLOUT_H
 #include "advantage.h"
@@ -12,7 +13,7 @@
 
 enum { OLD_LOGP, REF_LOGP_OF, VALUE, KL, REWARD, ADVANTAGE, RETURN, ENTRY };
 typedef struct {
-    /* prompt and text in one document each, texts of a prompt side by side */
+    /* one document per text: the prompt and then the text; texts of a prompt are adjacent */
     demo_dataset set;
     int64_t *prompt, *first; /* (texts) tokens of the prompt; number of the first entry */
     int64_t texts, entries;
@@ -29,34 +30,35 @@ typedef struct {
     double mean, std;
 } demo_moments;
 
-typedef struct { /* an actor's rank carries these */
+typedef struct { /* PPO's state on a rank */
     demo_reference reference;
     seqpar_llama critic, critic_adapters, reward[DEMO_REWARDS];
     seqpar_optim critic_optim;
-    demo_experts critic_experts; /* another number of them than the actor has, perhaps */
+    demo_experts critic_experts; /* the critic may have other experts than the actor */
     char critic_source[DEMO_PATH_LIMIT + 1];
     int64_t critic_untaught; /* as in seqpar_llama_batch_desc */
-    /* scores of a reward model are brought to mean 0 and deviation 1 from these */
+    /* mean and deviation by which the scores of each reward model are normalized */
     demo_moments moments[DEMO_REWARDS];
     bool has_critic;
-    int rewards, scorer; /* reward models, and the one at work */
+    int rewards, scorer; /* number of reward models; index of the current one */
     demo_rollout rollout;
     int64_t drawn; /* prompts so far */
     bool used_up;  /* filtering left too few of them for a whole rollout */
-    /* a reward server failed, or a signal came while it was silent: the rollout is as if it
-       had not begun */
+    /* a reward server failed, or a signal came before it answered: the rollout is discarded,
+       and its prompts count as not drawn */
     bool given_up;
     /* the rollout's texts and behind them the pretraining documents, all borrowed */
     demo_dataset mixed;
     kl_controller kl;
-    /* the column that the pass at hand fills; what passes have seen of each, until it is shared:
-       entry numbers and values, stb_ds arrays */
+    /* column: the one that the current pass fills. place, seen: entry numbers and values that
+       this rank has computed for each column, until all ranks gather them; stb_ds arrays */
     int column;
     int64_t *place[ENTRY];
     double *seen[ENTRY];
     seqpar_comm *handing; /* the actor's first rank and the generators, where there are such */
-    bool handed;          /* generators have the model */
-    /* means of the last update; generate, score, train, and of the first: weights on their way */
+    bool handed;          /* the generators have got all weights once */
+    /* means of the last update; seconds to generate, score and train, and [3], a part of [0]:
+       to send weights to the generators */
     double policy[UPDATE_COLUMNS], value[UPDATE_COLUMNS], seconds[4];
 } demo_ppo;
 
@@ -81,7 +83,7 @@ static void demo_rollout_free(demo_rollout *o) {
 
 /* ---- prompts ---- */
 
-/* The right answers of a token file must hold what texts are compared with. */
+/* Every right answer of a token file must hold a number, with which texts are compared. */
 static int demo_answers_there(const demo_dataset *set, const char *path, demo_error *error) {
     for (int64_t i = 0; i < arrlen(set->documents); i++) {
         demo_slice answer = demo_token_slice(set->file, DEMO_ANSWER_OFFSETS, DEMO_ANSWER_TEXT,
@@ -99,7 +101,8 @@ static int demo_answers_there(const demo_dataset *set, const char *path, demo_er
     return 0;
 }
 
-/* Ids alone do not say how texts that are sampled end and read. */
+/* For a model with a tokenizer, prompts must be a token file: ids in JSON do not say which
+   tokens end a text, nor which bytes a token stands for. */
 static int demo_prompts_load(demo_dataset *set, const char *paths,
                              const demo_data_options *options, demo_error *error) {
     if (demo_token_file_among(paths, error)) return -1;
@@ -118,7 +121,7 @@ static int demo_prompts_load(demo_dataset *set, const char *paths,
     return -1;
 }
 
-/* A label makes the document go on as the right answer. */
+/* With label_key, the right answer follows the prompt in the document. */
 static int demo_prompts_read(const demo_job *job, demo_dataset *set, const char *paths,
                              int64_t max_samples, demo_error *error) {
     const demo_ppo_config *p = (const demo_ppo_config *)job->options;
@@ -149,7 +152,8 @@ static demo_words demo_rank_words(const demo_rank *r) {
     return demo_words_of(r->job->train.file);
 }
 
-/* All of a token file's; of others all before the label, or without one all but the EOS. */
+/* Tokens of the prompt: in a token file the whole document; else all before the label or,
+   without a label, all but EOS. */
 static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     int64_t n = 0;
     if (r->job->train.file) return d->tokens;
@@ -158,7 +162,7 @@ static int64_t demo_prompt_tokens(const demo_rank *r, const demo_document *d) {
     return n;
 }
 
-/* The ranks *first .. + *count of a role's group. */
+/* The ranks of a role's group: *count of them, from *first on. */
 static void demo_role_group(const demo_rank *r, int role, int64_t *first, int64_t *count) {
     int group = demo_ppo_options(r)->roles.group[role];
     *first = 0;
@@ -166,12 +170,13 @@ static void demo_role_group(const demo_rank *r, int role, int64_t *first, int64_
     for (int g = 0; r->job->groups > 1 && g < group; g++) *first += r->job->group_ranks[g];
 }
 
-/* Whose texts are generated by ranks of their own, or by the actor's. */
+/* The role whose ranks generate the texts. */
 static int demo_who_generates(const demo_rank *r) {
     return demo_ppo_options(r)->roles.group[DEMO_GENERATOR] > 0 ? DEMO_GENERATOR : DEMO_ACTOR;
 }
 
-/* Everybody gets what everybody has of their texts, `width` bytes of each. */
+/* Gathers rows of `width` bytes, one per text, on all ranks. mine: those of this rank's texts.
+   */
 static seqpar_status demo_share_rows(demo_rank *r, void *all, const void *mine, int64_t total,
                                      int64_t width, const char *what) {
     int64_t *bytes = (int64_t *)demo_alloc(r->world->size, sizeof *bytes), begin, ranks;
@@ -206,7 +211,7 @@ static const int32_t *demo_text_ids(const demo_texts *t, int64_t i) {
     return t->ids + i * (t->longest + 1);
 }
 
-/* `count` texts are this rank's. */
+/* Gathers the texts on all ranks; `count` of `total` are this rank's. */
 static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
                                       const seqpar_llama_text *texts, int64_t count,
                                       int64_t total) {
@@ -230,7 +235,7 @@ static seqpar_status demo_share_texts(demo_rank *r, demo_texts *all,
 #ifndef DEMO_HANDED_BYTES
 #define DEMO_HANDED_BYTES (1 << 24)
 #endif
-/* Weights go to the generators, as they are, a piece at a time: from the actor's first rank. */
+/* The actor's first rank sends the weights to the generators, in their type, in pieces. */
 static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t bytes = model->elements * seqpar_dtype_bytes(r->device->storage), n;
@@ -247,8 +252,8 @@ static seqpar_status demo_hand_over_to(demo_rank *r, const seqpar_llama *model) 
     return status;
 }
 
-/* What has changed since: adapters, and the weights of a model without. The actor has all of them
-   for that time. Collective over all. */
+/* Sends the generators what has changed: the adapters or, without adapters, the weights. The
+   actor's ranks gather all weights for that time. Collective over all ranks. */
 static seqpar_status demo_hand_weights(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     double began = demo_seconds();
@@ -274,7 +279,7 @@ static seqpar_status demo_generate(demo_rank *r, demo_texts *all,
     int64_t end = mine ? seqpar_part_begin(total, ranks, rank + 1) : 0;
     seqpar_llama_text *texts = (seqpar_llama_text *)demo_alloc(end - first + 1, sizeof *texts);
     *all = demo_texts_new(total, desc->max_new_tokens);
-    /* every rank makes texts of its own: with all weights, wherever they are else */
+    /* every rank generates whole texts, so it gathers weights that are at their owners */
     seqpar_status status = demo_hand_weights(r);
     if (!status && mine) status = seqpar_llama_gather(&r->ctx, &r->model);
     if (!status && mine)
@@ -296,7 +301,8 @@ static void demo_rollout_new(demo_rollout *o, int64_t room) {
     o->kl = o->score + room;
 }
 
-/* Takes a document that begins with the prompt over, and copies its log-probs. */
+/* Adds a text: takes over its document, which begins with the prompt, and copies its log-probs.
+   */
 static void demo_rollout_take(demo_rollout *o, demo_document text, const double *logp,
                               int64_t prompt, const demo_document *source, double score) {
     arrput(o->set.documents, text);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* rollout_draw.h - the rollout that is trained on: groups that are worth it, and what bad lengths
-   cost. */
+/* rollout_draw.h - draws the rollout that is trained on: filters groups by their rewards, and
+   subtracts length penalties. */
 #ifndef DEMO_ROLLOUT_DRAW_H
 #define DEMO_ROLLOUT_DRAW_H
 #include "ppo_options.h"
@@ -8,8 +8,9 @@
 
 /* ---- the next prompts of the stream ---- */
 
-/* Places first .. first + count of an endless stream of 0 .. set - 1, for free(): every pass
-   in an order of its own, in whole batches; what does not fill the last one is left out. */
+/* Elements first .. first + count - 1 of an endless stream of the numbers 0 .. set - 1; the
+   caller calls free(). Every pass over the set has another random order. A pass is whole
+   batches; numbers that do not fill a batch are left out of it. */
 static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t first,
                             int64_t count) {
     int64_t span = set / batch * batch, pass = -1;
@@ -24,8 +25,8 @@ static int64_t *demo_stream(int64_t set, int64_t batch, uint64_t seed, int64_t f
     return which;
 }
 
-/* Texts for the next `count` prompts, a rollout without scores. A text's number is its place
-   in the stream of all texts. */
+/* Generates texts for the next `count` prompts, without scores. The number of a text, on which
+   its random numbers depend, is its index in the stream of all texts. */
 static seqpar_status demo_draw(demo_rank *r, int64_t count) {
     const demo_ppo_config *c = demo_ppo_options(r);
     const demo_job *job = r->job;
@@ -58,15 +59,14 @@ static seqpar_status demo_draw(demo_rank *r, int64_t count) {
 
 /* ---- groups that are worth training on ---- */
 
-/* Dynamic sampling of DAPO (Yu et al. 2025): where all answers are right, or all wrong,
-   there is nothing to compare. The ends of the range, up to rounding of the mean, are
-   outside. */
+/* Dynamic sampling of DAPO (Yu et al. 2025): if all answers of a group are right, or all wrong,
+   there is nothing to compare. A mean at an end of the range, up to rounding, is outside. */
 static bool demo_group_selected(const double *scores, int64_t n, const double range[2]) {
     double mean = seqpar_mean(scores, n);
     return mean > range[0] + 1e-6 && mean < range[1] - 1e-6;
 }
 
-/* Moves the groups that are kept to `kept`; what stays is the other's. */
+/* Moves the selected groups to `kept`; `drawn` still owns the other texts. */
 static void demo_keep_groups(demo_rollout *kept, demo_rollout *drawn, int64_t n,
                              const double range[2]) {
     for (int64_t i = 0; i < drawn->texts; i++) {
@@ -99,14 +99,14 @@ static seqpar_status demo_draw_filtered(demo_rank *r) {
     return status;
 }
 
-/* ---- what lengths cost ---- */
+/* ---- length penalties ---- */
 
 static int64_t demo_text_tokens(const demo_rollout *o, int64_t i) {
     return (i + 1 < o->texts ? o->first[i + 1] : o->entries) - o->first[i];
 }
 
-/* Soft overlong punishment (DAPO), growing over the last tokens there is room for; and what
-   a text that was cut off gets. */
+/* Soft overlong punishment (DAPO), which grows over the last overlong_buffer_len tokens; then
+   stop_properly_penalty_coef, for a text that was cut off. */
 static double demo_length_penalty(const demo_ppo_config *c, double score, int64_t tokens,
                                   bool cut_off) {
     double over = (double)tokens - ((double)c->generate_max_len - c->overlong_buffer_len);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* run.h - a run among other runs: what it reads is not what it writes, nobody else writes where
- * it does, and a checkpoint is gone on from by a run that is the same where it has to be.
+/* run.h - keeps runs apart. A run may not overwrite what it reads, no other run may write into
+ * its folders, and a run may resume a checkpoint only if all options that must agree do.
  *
  * ckpt_path/lock and save_path/lock are held by flock, which the kernel releases when the
  * process ends, however it ends. */
@@ -15,7 +15,7 @@
 typedef struct { /* a folder that one run at a time may have */
     const char *option, *path;
     int lock;  /* descriptor + 1; 0: not held */
-    bool made; /* it was not there before */
+    bool made; /* the run made the folder */
 } demo_claim;
 
 enum { DEMO_CHECKPOINTS, DEMO_MODEL, DEMO_CLAIMS };
@@ -33,9 +33,10 @@ typedef struct {
     char key[DEMO_NAME_LIMIT + 8], value[64];
 } demo_note;
 
-/* ---- files by what they are, not by what they are called ---- */
+/* ---- files by device and inode, not by path ---- */
 
-/* rest: what is not there yet, below the folder that is */
+/* Of a path that does not exist: device and inode are of the deepest folder on it that exists;
+   rest is the path below that folder. */
 typedef struct {
     dev_t device;
     ino_t inode;
@@ -123,7 +124,7 @@ static const demo_output demo_outputs[] = {
     {"output_path", ".part", NULL}};
 enum { DEMO_OUTPUTS = (int)(sizeof demo_outputs / sizeof *demo_outputs) };
 
-/* Where output i goes, if it does. */
+/* The path of output i; false if this run does not write it. */
 static bool demo_output_path(char *path, size_t size, const demo_binding *bindings, int count,
                              int i) {
     const demo_output *o = &demo_outputs[i];
@@ -166,7 +167,7 @@ static int demo_check_input(const demo_binding *bindings, int count, const char 
     return 0;
 }
 
-/* A folder among the checkpoints would be removed with the oldest of them. */
+/* Refuses an input folder that is a checkpoint in ckpt_path, where old ones are removed. */
 static int demo_input_stays(const demo_binding *bindings, int count, const char *option,
                             const char *folder, demo_error *error) {
     char resolved[PATH_MAX];
@@ -202,7 +203,7 @@ static int demo_check_inputs(const demo_binding *bindings, int count, demo_error
     return 0;
 }
 
-/* The metrics and another output in one file: neither would be whole. */
+/* Refuses a metrics file that is also another output, which would damage both. */
 static int demo_outputs_apart(const demo_binding *bindings, int count, demo_error *error) {
     char metrics[DEMO_PATH_LIMIT + 64], path[DEMO_PATH_LIMIT + 64];
     if (!demo_output_path(metrics, sizeof metrics, bindings, count, 0)) return 0;
@@ -215,7 +216,7 @@ static int demo_outputs_apart(const demo_binding *bindings, int count, demo_erro
     return 0;
 }
 
-/* What is in the way of a final model is said before training, not after it. */
+/* Refuses, before training, output paths that cannot be written. */
 static int demo_outputs_free(const demo_binding *bindings, int count, demo_error *error) {
     char path[DEMO_PATH_LIMIT + 64];
     struct stat kind;
@@ -232,7 +233,7 @@ static int demo_outputs_free(const demo_binding *bindings, int count, demo_error
     return 0;
 }
 
-/* A file of metrics is begun anew; what else is under this name is not. */
+/* An old metrics file is overwritten. Any other file at this path is refused. */
 static int demo_metrics_ours(const demo_binding *bindings, int count, demo_error *error) {
     static const char *const begins[] = {"{\"step\": ", "{\"rollout\": "};
     const char *path = demo_option_path(bindings, count, "metrics_path");
@@ -278,14 +279,14 @@ static seqpar_status demo_lock_refused(int file, const demo_claim *claim, seqpar
                        claim->option);
 }
 
-/* Descriptor of the file that is under this name now, locked; -1: it cannot be had, and
-   error says why. A holder removes its file when it ends, so that a lock may turn out to be
-   one of a file that is gone. */
+/* Opens and locks the file; returns its descriptor, or -1 with the error set. A run removes its
+   lock file when it ends. So the file that was locked may not be at this path any more; then
+   the next one is tried. */
 static int demo_lock_take(const char *path, const demo_claim *claim, seqpar_error *error) {
     for (;;) {
         struct stat held, named;
         char shown[1024];
-        /* what a link names is not ours */
+        /* a link is refused: its target is not a file of this run */
         int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (file < 0)
             return seqpar_fail(error, SEQPAR_ERR_FILE_OPEN,
@@ -337,7 +338,7 @@ static seqpar_status demo_lock(demo_claim *claim, const char *text, seqpar_error
     return SEQPAR_OK;
 }
 
-/* Leaves no trace where nothing was saved. */
+/* Also removes a folder that this run made, if nothing was saved there. */
 static void demo_unlock(demo_claim *claim) {
     char path[1100];
     if (!claim->lock) return;
@@ -352,7 +353,7 @@ static void demo_run_close(demo_run *run) {
     for (int i = 0; i < DEMO_CLAIMS; i++) demo_unlock(&run->claims[i]);
 }
 
-/* Both folders, or the one that they are. */
+/* Locks ckpt_path and save_path, which may be the same folder. */
 static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const char *tool,
                                    const char *dataset, seqpar_error *error) {
     char text[400];
@@ -367,14 +368,14 @@ static seqpar_status demo_run_lock(demo_run *run, const char *save_path, const c
                : demo_lock(&run->claims[DEMO_MODEL], text, error);
 }
 
-/* One of several files of weights, or their index, on the way. */
+/* Is this an unfinished file of sharded weights, or of their index? */
 static bool demo_half_shard(const char *name) {
     const char *end = strstr(name, ".tmp.");
     return end && demo_left_over(end) &&
            (!strncmp(name, "model-", 6) || !strncmp(name, "model.safetensors.index.json.", 29));
 }
 
-/* Parts of a final model that a killed run was writing. */
+/* Removes unfinished files of a final model, which a killed run has left. */
 static bool demo_visit_half_model(const char *folder, const char *name, void *user) {
     char path[1400];
     size_t number = strncmp(name, "training_loss.svg.", 18) ? 0
@@ -403,7 +404,7 @@ static seqpar_status demo_draw_id(char id[DEMO_RUN_ID], seqpar_error *error) {
     return error->status;
 }
 
-/* A fresh start is for a folder without checkpoints. */
+/* Refuses to start a new run in a folder that holds checkpoints. */
 static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error) {
     int64_t *steps = demo_checkpoints(run->root);
     if (arrlen(steps))
@@ -416,8 +417,8 @@ static seqpar_status demo_refuse_others(const demo_run *run, seqpar_error *error
     return error->status;
 }
 
-/* The checkpoint to go on from, and the run it belongs to. writes: this process holds the
-   lock from here on. */
+/* Finds the checkpoint to resume and its run's id, or draws a new id. writes: this process
+   takes the locks and cleans up first. */
 static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
                                    const char *save_path, const char *tool, const char *dataset,
                                    seqpar_error *error) {
@@ -446,8 +447,9 @@ static seqpar_status demo_run_open(demo_run *run, bool writes, bool goes_on,
 
 /* ---- which options a resumed run must have in common with the one before ---- */
 
-/* These change nothing (but roundings, where a layout or --relaxed_attention does), or are
-   seen in the data's digest, in config.json or among a checkpoint's numbers. */
+/* Options that are not compared. They change nothing (or only roundings, with some layouts or
+   --relaxed_attention), or a change is found by the data's digest, by config.json or by the
+   checkpoint's numbers. */
 static const char demo_free_options[] =
     "save_steps,max_ckpt_num,sharded_checkpoint,async_save,load_checkpoint,ddp_timeout,eval_steps,"
     "logging_steps,plot_loss,json,micro_train_batch_size,gradient_accumulation_steps,zero_stage,"
@@ -466,7 +468,8 @@ static const char demo_free_options[] =
     "vllm_tensor_parallel_size,precompute_ref,save_dtype,max_shard_size,overwrite,log_samples,dry_run,"
     "finetuning_type,adapter,lora_target_linear,save_merged,"
     "print_prepare";
-/* Without these what was kept of the steps before would not fit, or the steps to come would have another loss. */
+/* Options that must be the same. Otherwise the saved state would not fit, or the steps to come
+   would have another loss. */
 static const char demo_fixed_options[] =
     "optim,rollout_batch_size,n_samples_per_prompt,loss_definition,"
     "loss_agg_mode,lora_rank,lora_alpha,lora_dropout,use_rslora";
@@ -514,8 +517,8 @@ static demo_note *demo_option_notes(const demo_binding *bindings, int count) {
     return notes;
 }
 
-/* Those that must be alike are refused, the others are said: the user may want them so.
-   fixed: more of the first kind. */
+/* Refuses changes of options that must be the same, and reports other changes, which the user
+   may want. fixed: further options that must be the same. */
 static int demo_options_compare(const demo_note *notes, const seqpar_safetensors_file *file,
                                 const char *fixed, bool speaks, demo_error *error) {
     char others[600] = "", shown[1024];
@@ -523,7 +526,7 @@ static int demo_options_compare(const demo_note *notes, const seqpar_safetensors
         const char *there = seqpar_safetensors_metadata(file, notes[i].key);
         const char *name = notes[i].key + 7;
         size_t used = strlen(others);
-        if (!there && !strcmp(name, "loss_definition")) there = "seqpar"; /* all of 0.3.0 */
+        if (!there && !strcmp(name, "loss_definition")) there = "seqpar"; /* as in 0.3.0 */
         if (!there && !strcmp(name, "lora_rank")) there = "0";
         if (strncmp(notes[i].key, "option.", 7) || !there || !strcmp(there, notes[i].value))
             continue;

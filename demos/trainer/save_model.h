@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* save_model.h - folders of what was trained: weights in one file or several, in the types and
- * under the names of the folder that training began with. */
+/* save_model.h - writes the folder of a trained model: weights in one file or several, with the
+ * types and tensor names of the folder that training began with. */
 #ifndef DEMO_SAVE_MODEL_H
 #define DEMO_SAVE_MODEL_H
 
@@ -8,16 +8,16 @@
 #include "source.h"
 #include "tensors.h"
 
-/* Who wrote a folder's weights, so that nobody else's are replaced. */
+/* Metadata of weights that seqpar wrote. Weights of other programs are not replaced. */
 static const seqpar_safetensors_pair demo_written[] = {{"format", "pt"},
                                                        {"written_by", "seqpar"}};
 
 typedef struct {                    /* how a folder is written */
     const char *source;             /* the folder that training began with; NULL: none */
     seqpar_safetensors_dtype dtype; /* NONE: that of each tensor in source, or as computed */
-    int64_t shard_bytes;            /* most of a file, unless a tensor has more; 0: no limit */
+    int64_t shard_bytes;            /* limit of a file, unless a tensor is larger; 0: none */
     int which;                      /* DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC */
-    bool trained;                   /* a step was done since */
+    bool trained;                   /* at least one step was done */
 } demo_save_form;
 
 /* "float32" and so on; NULL: NONE. */
@@ -61,7 +61,7 @@ static inline seqpar_safetensors_dtype demo_source_dtype(const demo_weights *sou
     return demo_dtype_name(dtype) ? dtype : SEQPAR_SAFETENSORS_NONE;
 }
 
-/* What is rounded is said: those who want all bits can have them. */
+/* Reports that weights are rounded, and the option that keeps all bits. */
 static inline void demo_say_rounded(const demo_entry *entries, int64_t count, int dtype,
                                     const char *folder) {
     int64_t size = seqpar_dtype_bytes(dtype), i = 0;
@@ -104,7 +104,7 @@ static inline seqpar_status demo_entry_dtypes(const demo_transfer *s,
 
 /* ---- several files ---- */
 
-/* Entries from `first` on that a file has. */
+/* The number of entries, from `first` on, that go into one file. */
 static inline int64_t demo_shard_entries(const demo_transfer *s, const demo_save_form *form,
                                          const demo_entry *entries, int64_t first) {
     int64_t bytes = 0, i = first;
@@ -155,7 +155,7 @@ static inline char *demo_index_text(const demo_transfer *s, const demo_save_form
     return text;
 }
 
-/* Those of a save before, in another number of files. */
+/* Is this file left from an earlier save with another number of files? */
 static inline bool demo_stale_file(const char *name, int64_t shards) {
     long long shard, of;
     int end = 0;
@@ -188,7 +188,8 @@ static inline seqpar_status demo_write_index(const demo_transfer *s, const demo_
     return status;
 }
 
-/* The new ones are there before the old ones go: whoever comes between finds a model. */
+/* Writes the new files before it removes the old ones, so that a whole model is there always.
+   */
 static inline seqpar_status demo_write_shards(const demo_transfer *s,
                                               const demo_save_form *form, const char *folder,
                                               const demo_entry *entries, demo_values_fn get) {
@@ -210,8 +211,9 @@ static inline seqpar_status demo_write_shards(const demo_transfer *s,
 
 /* ---- the folder ---- */
 
-/* Rank 0 writes weights and what belongs to them into an existing folder, while the others
-   demo_hand_over; with `average` (collective) that as the weights. */
+/* Rank 0 writes weights and the files that belong to them into an existing folder, while the
+   other ranks run demo_hand_over. With `average`, which is collective, it writes the moving
+   average as the weights. */
 static seqpar_status demo_save_folder(seqpar_ctx *ctx, const seqpar_llama *model,
                                       const char *folder, const demo_save_form *form,
                                       demo_average *average) {
@@ -239,7 +241,7 @@ static inline bool demo_is_ours(const seqpar_safetensors_file *file) {
     return writer && !strcmp(writer, "seqpar");
 }
 
-/* Whether a folder's adapters are somebody else's. */
+/* Does the folder hold adapters that seqpar did not write? */
 static inline bool demo_is_foreign_adapter(const char *folder) {
     char path[DEMO_WEIGHTS_PATH];
     seqpar_safetensors_file *file = NULL;
@@ -253,7 +255,7 @@ static inline bool demo_is_foreign_adapter(const char *folder) {
     return !ours;
 }
 
-/* Whether a folder's weights are somebody else's. */
+/* Does the folder hold weights that seqpar did not write? */
 static inline bool demo_is_foreign_model(const char *folder) {
     char path[DEMO_WEIGHTS_PATH];
     demo_weights w;

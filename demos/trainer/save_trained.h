@@ -5,8 +5,8 @@
 #include "plot.h"
 #include "rank.h"
 
-/* In the form of the folder that the model began with; without one, with the ids of a token
-   file. */
+/* Writes a model in the form of the folder that it began with. If there is none, config.json
+   gets the ids of BOS, EOS and PAD of the token file. */
 static seqpar_status demo_save_model(demo_rank *r, const seqpar_llama *model,
                                      const char *folder, demo_average *average) {
     const demo_config *c = &r->job->config;
@@ -48,8 +48,8 @@ static seqpar_status demo_write_merged(demo_rank *r, const seqpar_llama *model) 
                                                          : r->job->objective->saved(r, folder);
 }
 
-/* The last that is done with a model: its weights are others behind it. Collective over its
-   ranks. */
+/* Merges the adapters into the weights and writes the model. This changes the weights, so it
+   must be the last use of the model. Collective over its ranks. */
 static seqpar_status demo_merge_and_save(demo_rank *r, seqpar_llama *model) {
     const seqpar_llama *models[DEMO_SAVED_MODELS] = {NULL, NULL};
     models[model == r->critic ? DEMO_SAVES_CRITIC : DEMO_SAVES_MODEL] = model;
@@ -83,7 +83,7 @@ static seqpar_status demo_draw_loss(demo_rank *r) {
                : SEQPAR_OK;
 }
 
-/* The final model, by rank 0. Where it cannot be written, a checkpoint keeps it. */
+/* Rank 0 writes the final model. If that fails, a checkpoint is written instead. */
 static seqpar_status demo_finish(demo_rank *r, seqpar_status (*write)(demo_rank *r),
                                  int *stop) {
     seqpar_error *error = r->ctx.error;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* settle.h - what a command line means where programs differ: batch sizes that follow from each
- * other, learning rates for a given model, layouts, what happens to long documents, when there
- * are evaluations. What was typed is never changed, only followed or refused: 0, or -1 with one
- * sentence. */
+ * other, learning rates for a pretrained model, layouts, cutting of long documents, times of
+ * evaluations. An option that the user typed is followed or refused, never changed. Functions
+ * return 0, or -1 with a message. */
 #ifndef DEMO_SETTLE_H
 #define DEMO_SETTLE_H
 #include "job.h"
 
-/* Before a command line was read, nothing was typed. */
+/* Did the user type this option? False before a command line was read. */
 static bool demo_job_typed(const demo_job *job, const char *name) {
     return job->parsed && demo_options_typed(job->parsed, name);
 }
@@ -18,15 +18,15 @@ static const char *demo_job_spelled(const demo_job *job, const char *name) {
     return spelling ? spelling->name : name;
 }
 
-/* Whose meaning an option has. */
+/* The program whose meaning an option has: DEMO_FROM_.. */
 static int demo_job_from(const demo_job *job, const char *name) {
     return job->parsed ? demo_options_from(job->parsed, job->config.from, name)
                        : DEMO_FROM_NONE;
 }
 
-/* ---- whose loss: what differs is in definitions.h ---- */
+/* ---- whose definition of the loss: the differences are in definitions.h ---- */
 
-/* axolotl trains by TRL's classes. */
+/* Without --loss_definition, it is that of --from. axolotl uses TRL's classes. */
 static void demo_settle_definition(demo_job *job) {
     demo_config *c = &job->config;
     if (!c->loss_definition && c->from)
@@ -55,8 +55,8 @@ static void demo_definition_say(const demo_job *job) {
 
 /* ---- a batch: documents = rows x replicas x micro-batches ---- */
 
-/* OpenRLHF is told the documents of a step; the others are told the rows of a micro-batch, and
-   how many micro-batches there are. */
+/* The default number of rows of a micro-batch. In OpenRLHF the user gives the documents of a
+   step; in the others, the rows of a micro-batch and the number of micro-batches. */
 static int64_t demo_batch_rows(int from, int64_t otherwise) {
     return from == DEMO_FROM_LLAMAFACTORY ? 8 : from == DEMO_FROM_AXOLOTL ? 1 : otherwise;
 }
@@ -129,7 +129,8 @@ static int demo_settle_batch(demo_job *job, demo_error *error) {
 
 static const char *demo_plural(int64_t count) { return count == 1 ? "" : "s"; }
 
-/* A unit has a row of its own, or several share one, which only packing decides. */
+/* Prints the batch. Without packing, each unit has its own row. With packing units share rows,
+   and their number is not known before the rows are packed. */
 static void demo_batch_say(const demo_job *job) {
     const demo_config *c = &job->config;
     int64_t batch = c->train_batch_size, steps = c->gradient_accumulation_steps;
@@ -161,13 +162,15 @@ static void demo_batch_say(const demo_job *job) {
                 (long long)job->asked_batch, job->objective->unit, (long long)batch);
 }
 
-/* ---- learning rates: those of a given model are not those of one that begins from nothing ---- */
+/* ---- learning rates: the defaults for a pretrained model differ from those for random weights
+   ---- */
 
 typedef struct {
     const char *tool, *option;
     double rate;
 } demo_rate;
-/* OpenRLHF's. LLaMA-Factory has one for all, that of transformers; axolotl has none. */
+/* OpenRLHF's defaults. LLaMA-Factory has that of transformers for all trainers; axolotl has
+   none. */
 static const demo_rate demo_default_rates[] = {
     {"sft", "learning_rate", 5e-6},       {"dpo", "learning_rate", 1e-5},
     {"kto", "learning_rate", 1e-5},       {"rm", "learning_rate", 9e-6},
@@ -233,7 +236,7 @@ static int demo_settle_schedule(demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Where a rate is from, for people. */
+/* Where a learning rate comes from, for the line that shows it. */
 static const char *demo_rate_source(const demo_job *job, const char *option) {
     if (demo_job_typed(job, option)) return "";
     if (!job->config.pretrain) return " (of a model made from nothing)";
@@ -261,7 +264,7 @@ static void demo_rates_say(const demo_job *job) {
                 (long long)job->warmup, (long long)job->total_steps);
 }
 
-/* The factor of a schedule that starts at 0 may leave nothing else to learn with. */
+/* A notice, if the only step left has learning rate 0: a schedule may start with factor 0. */
 static void demo_rates_notice(const demo_job *job) {
     int64_t from = job->run.from == DEMO_NOTHING_SAVED ? 0 : job->run.from;
     if (job->total_steps - from != 1 || job->last_step > job->total_steps ||
@@ -280,8 +283,8 @@ static bool demo_placement_named(const demo_config *c) {
     return c->schedule || c->ring_attn_func || c->sequence_parallel_mode;
 }
 
-/* OpenRLHF has one schedule, which gathers heads by this stride; axolotl takes the one that
-   suits its rows where it is not told. */
+/* Default schedules of other programs. OpenRLHF has one, which gathers ring_head_stride heads
+   at a time. axolotl's depends on packing. */
 static void demo_placement_default(demo_job *job) {
     demo_config *c = &job->config;
     bool strides = demo_job_typed(job, "ring_head_stride");
@@ -302,8 +305,8 @@ static int demo_stride_suits(const demo_job *job, demo_error *error) {
                      c->schedule);
 }
 
-/* axolotl's batch functions know nothing of documents: in a packed row a token sees the ones
-   before its own. Here it never does. */
+/* Refuses axolotl's batch_ functions with packing. There a token also attends to the documents
+   before its own in the row; here it never does. */
 static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
     const char *name = job->config.ring_attn_func;
     if (!name || strncmp(name, "batch_", 6) || !job->config.packing_samples) return 0;
@@ -314,7 +317,7 @@ static int demo_batch_function_suits(const demo_job *job, demo_error *error) {
                      name, demo_job_spelled(job, "packing_samples"));
 }
 
-/* 360-LLaMA-Factory's degrees: those of usp, whose product is sequence_parallel_size. */
+/* Checks 360-LLaMA-Factory's degrees of usp, whose product must be sequence_parallel_size. */
 static int demo_grid_suits(const demo_job *job, demo_error *error) {
     const demo_config *c = &job->config;
     const char *mode = c->sequence_parallel_mode;
@@ -344,14 +347,15 @@ static int demo_grid_suits(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* Without a word of Ulysses the ring is what its degree says, and the rest exchanges heads. */
+/* If only the ring's degree is given, the Ulysses degree is the number of ranks divided by it.
+   */
 static void demo_grid_settle(demo_job *job) {
     demo_config *c = &job->config;
     if (c->sequence_parallel_ring_degree && !c->ulysses_size)
         c->ulysses_size = c->ring_attn_size / c->sequence_parallel_ring_degree;
 }
 
-/* Must not contradict one another. Default: zigzag ring. */
+/* Chooses layout and schedule; contradictions are refused. Default: zigzag, ring. */
 static int demo_pick_attention(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     if (demo_batch_function_suits(job, error)) return -1;
@@ -368,7 +372,8 @@ static int demo_pick_attention(demo_job *job, demo_error *error) {
     return demo_stride_suits(job, error);
 }
 
-/* Models of a run share its stride; each is asked by its name. */
+/* All models of a run share the stride, which must divide the kv heads of each. option: the one
+   that names the model's folder. */
 static int demo_stride_divides(const demo_job *job, const char *option, const char *folder,
                                const seqpar_llama_config *model, demo_error *error) {
     const demo_config *c = &job->config;
@@ -405,7 +410,7 @@ static int demo_settle_activations(demo_job *job, demo_error *error) {
 
 /* ---- types of numbers ---- */
 
-/* bf16 weights, with masters in fp32. */
+/* --bf16 selects bf16 weights, with master weights in fp32. */
 static int demo_settle_types(demo_job *job, demo_error *error) {
     demo_config *c = &job->config;
     bool on = c->bf16 && (demo_truth(c->bf16) == 1 || !strcasecmp(c->bf16, "auto"));
@@ -446,19 +451,19 @@ static void demo_settle_truncation(demo_job *job) {
                             : by_program[demo_job_from(job, "max_len")];
 }
 
-/* Weights of the sets that are trained on; an evaluation reads one after the other. */
+/* Sampling weights of the training sets; evaluation sets are read one after the other. */
 static const char *demo_set_probs(const demo_job *job, const demo_dataset *set) {
     return set == &job->train ? job->config.dataset_probs : NULL;
 }
 
 /* ---- evaluation ---- */
 
-/* OpenRLHF evaluates a reward model on a part of its training data where it has no other. */
+/* Without evaluation data, OpenRLHF evaluates a reward model on a part of its training data. */
 static bool demo_evaluates_trained(const demo_job *job) {
     return job->score && demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
 }
 
-/* What an evaluation has to read, as an option; NULL: nothing. */
+/* The option that gives the data to evaluate on; NULL: there is none. */
 static const char *demo_evaluates_on(const demo_job *job) {
     return job->config.eval_dataset      ? "eval_dataset"
            : job->config.val_size > 0    ? demo_job_spelled(job, "val_size")
@@ -513,7 +518,8 @@ static int demo_evaluation_wrong(const demo_job *job, demo_error *error) {
     return 0;
 }
 
-/* How often, as transformers reads it: whole steps, or a share of all; or as axolotl does. */
+/* Checks how often: every so many steps or a fraction of all, as in transformers; or so many
+   times per epoch, as in axolotl. */
 static int demo_often_wrong(const demo_job *job, const char *steps, double asked,
                             const char *per_epoch, demo_error *error) {
     if (asked < 0 ? asked > -1 : asked > 1 && asked > floor(asked))
@@ -535,14 +541,15 @@ static double demo_job_epochs(const demo_job *job) {
     return b ? (double)*(const int64_t *)b->variable : job->config.max_epochs;
 }
 
-/* So many steps of `all`, or rollouts; per_epoch: 0, or so often in each epoch. */
+/* The interval in rounds (steps or rollouts), of which the run has `all`. asked: rounds, a
+   fraction of all, or -1. per_epoch: 0, or times in each epoch, which then counts. */
 static int64_t demo_often(const demo_job *job, double asked, int64_t per_epoch, int64_t all) {
     double times = (double)per_epoch * demo_job_epochs(job);
     if (per_epoch) asked = times > 1 ? 1 / times : -1;
     return asked > 0 && asked < 1 ? (int64_t)ceil(asked * (double)all) : (int64_t)asked;
 }
 
-/* Once it is known how many rounds there are: steps, of PPO rollouts. */
+/* Call it when the number of rounds is known: steps or, in PPO, rollouts. */
 static void demo_settle_often(demo_job *job, int64_t rounds) {
     demo_config *c = &job->config;
     c->save_steps = demo_often(job, c->save_asked, c->saves_per_epoch, rounds);
@@ -566,7 +573,8 @@ static int demo_settle_evaluation(demo_job *job, demo_error *error) {
     return demo_evaluation_wrong(job, error);
 }
 
-/* LLaMA-Factory trains into no folder with a model in it unless it is told to. */
+/* Refuses, as LLaMA-Factory does, a save_path that holds a model, unless --overwrite is given.
+   */
 static int demo_settle_output(demo_job *job, demo_error *error) {
     static const char *const names[] = {
         "model.safetensors",         "model.safetensors.index.json",
@@ -644,9 +652,9 @@ static void demo_evaluation_say(const demo_job *job) {
         fprintf(stderr, "at the end\n");
 }
 
-/* ---- said where it happens ---- */
+/* ---- notices ---- */
 
-/* Documents behind the last whole step of an epoch; which they are, its shuffle decides. */
+/* An epoch leaves out documents that do not fill a last step; its shuffle decides which. */
 static void demo_left_over_notice(const demo_job *job) {
     int64_t epoch = job->usable_count / job->epoch_units;
     int64_t left = job->usable_count % job->epoch_units;
@@ -663,7 +671,7 @@ static bool demo_job_on(const demo_job *job, const char *name) {
     return demo_option_on(job->bindings, job->binding_count, name);
 }
 
-/* What the config says of the model that learns beside the trained one; false: there is none. */
+/* The config of a second model that is trained (PPO's critic); false: there is none. */
 static bool demo_beside(const demo_job *job, char folder[DEMO_PATH_LIMIT + 1],
                         seqpar_llama_config *config) {
     seqpar_error why = {0};
@@ -678,7 +686,7 @@ static bool demo_experts_learn(const demo_job *job) {
     return job->model.experts || (demo_beside(job, folder, &beside) && beside.experts);
 }
 
-/* Options that are given what they are about nowhere. */
+/* Options that have no effect in this run. */
 static void demo_idle_notice(const demo_job *job) {
     const demo_config *c = &job->config;
     if (c->offload_path && !c->adam_offload && !c->param_offload && !c->activations_away &&

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* settled.h - what demos/prepare.py has settled when it made a token file: options that say
- * otherwise would not be followed, and are refused. So are those that only it can follow, where
- * there is no token file. */
+/* settled.h - options that demos/prepare.py has applied when it made a token file. The trainer
+ * cannot change them, so an option that differs from the file's is refused. Without a token
+ * file, options that only prepare.py implements are refused. */
 #ifndef DEMO_SETTLED_H
 #define DEMO_SETTLED_H
 #include "settle.h"
@@ -36,7 +36,7 @@ static const char *const demo_settled_options[] = {"input_key",
                                                    "csft_prompt"};
 enum { DEMO_SETTLED = (int)(sizeof demo_settled_options / sizeof *demo_settled_options) };
 
-/* A value of the file's making as text; NULL: it does not say. */
+/* The value of an option with which the file was made, as text; NULL: the file does not say. */
 static const char *demo_made_text(const cJSON *made, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(made, key);
     return cJSON_IsString(item)  ? item->valuestring
@@ -51,7 +51,7 @@ static bool demo_made_with(const cJSON *made, const char *key, const char *value
     return text && !strcmp(text, value);
 }
 
-/* The weights of one set mix nothing. */
+/* A file without weights was made of a single set. Then a single weight has no effect. */
 static bool demo_same_weights(const cJSON *made, const char *text) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(made, "dataset_probs"), *item;
     if (!cJSON_IsArray(list)) return !strchr(text, ',');
@@ -63,7 +63,7 @@ static bool demo_same_weights(const cJSON *made, const char *text) {
     return !item && !text;
 }
 
-/* Is the file as the option wants it? there: what it is. */
+/* Does the file agree with the option? there: the file's value, for messages. */
 static bool demo_settled_alike(const cJSON *made, const char *name, const char *text,
                                const char **there) {
     bool on = demo_truth(text) == 1,
@@ -102,7 +102,7 @@ static bool demo_settled_alike(const cJSON *made, const char *name, const char *
     return !*there || demo_same_value(*there, text);
 }
 
-/* Only demo_is_role "prepared" is about text that is no token file yet. */
+/* The data is no token file: refuses options that act only when text becomes tokens. */
 static int demo_unprepared(const demo_known *spelling, const char *text, const char *path,
                            demo_error *error) {
     const demo_known *target = demo_known_target(spelling);
@@ -114,7 +114,8 @@ static int demo_unprepared(const demo_known *spelling, const char *text, const c
                      spelling->name, path);
 }
 
-/* An evaluation reads its sets one after the other, and each says what it is like. */
+/* Is the option about this set? Evaluation sets are not mixed by weights, and have their own
+   eval_dataset_info. */
 static bool demo_settled_of(const demo_job *job, const demo_dataset *set, const char *name) {
     return set == &job->eval ? !strstr(name, "_probs") && strcmp(name, "dataset_info")
                              : strcmp(name, "eval_dataset_info") != 0;

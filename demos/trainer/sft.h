@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* sft.h - supervised fine-tuning: the token mean over the whole optimizer step. The seeds are
- * known beforehand, so one pass through the vocabulary projection is enough. */
+/* sft.h - supervised fine-tuning: the token mean over the whole optimizer step. The seeds do
+ * not depend on the log-probs, so one pass through the vocabulary projection is enough. */
 #ifndef DEMO_SFT_H
 #define DEMO_SFT_H
 #include "trainer.h"

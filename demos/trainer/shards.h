@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* shards.h - a model and its optimizer in as many files as there are ranks
- * (--sharded_checkpoint): each writes what it owns, and nobody waits for what others hold. A
- * tensor of a file is a run of elements: prefix, the model's tensor, "@", and its first element.
- * Any number of ranks at any ZeRO stage reads them. */
+/* shards.h - saves a model and its optimizer in one file per rank (--sharded_checkpoint). Each
+ * rank writes the elements that it owns, and does not wait for data of other ranks. A tensor in
+ * a file is a range of elements of a model's tensor. Its name is prefix, name of the model's
+ * tensor, "@" and the index of its first element. Any number of ranks at any ZeRO stage can
+ * read the files. */
 #ifndef DEMO_SHARDS_H
 #define DEMO_SHARDS_H
 
@@ -11,11 +12,11 @@
 #include "tensors.h"
 
 enum { DEMO_SHARD_KINDS = 4, DEMO_SHARD_NAME = 200, DEMO_RUN_ID = 17 };
-/* Of what the optimizer keeps, state[kind - 1] of demo_transfer says which. */
+/* Kind 0 is weights. Above 0, state[kind - 1] of demo_transfer is the optimizer's state. */
 static const char *const demo_shard_weights = "model.";
 
 typedef struct {
-    int kind; /* 0: weights; from 1 on: what the optimizer keeps */
+    int kind; /* 0: weights; from 1 on: optimizer state */
     int64_t tensor, first, count, file;
     char name[DEMO_SHARD_NAME];
 } demo_shard_span;
@@ -26,7 +27,7 @@ static inline void demo_shard_path(char *path, size_t size, const char *folder, 
              (long long)shards);
 }
 
-/* Whether a name is that of such a file; behind: what follows it. */
+/* Does the name begin with that of a shard? *behind: what follows in the name. */
 static inline bool demo_is_shard(const char *name, const char **behind) {
     long long shard, of;
     int end = 0;
@@ -36,9 +37,9 @@ static inline bool demo_is_shard(const char *name, const char **behind) {
     return true;
 }
 
-/* ---- whose they are ---- */
+/* ---- run and step of a shard ---- */
 
-/* Of which run and step: metadata of every shard. Those of 0.2.0 do not say. */
+/* Metadata of every shard: its run and its step. Shards of 0.2.0 have neither. */
 enum { DEMO_MARKS = 2 };
 typedef struct {
     seqpar_safetensors_pair pair[DEMO_MARKS];
@@ -51,8 +52,8 @@ static void demo_shard_marked(demo_shard_mark *mark, const char *run, int64_t st
     mark->pair[1] = (seqpar_safetensors_pair){"step", mark->step};
 }
 
-/* A shard of another checkpoint has the tensors that are wanted, but other numbers. run "": not
-   known. */
+/* Refuses a shard of another checkpoint, which has the same tensors with other values. run "":
+   the run is not known; then all shards must agree with the first. */
 static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
                                      const seqpar_safetensors_file *first, const char *path,
                                      const char *run, int64_t step, seqpar_error *error) {
@@ -73,7 +74,7 @@ static seqpar_status demo_shard_fits(const seqpar_safetensors_file *file,
     return SEQPAR_OK;
 }
 
-/* ---- out ---- */
+/* ---- writing ---- */
 
 /* The spans that this rank owns, kind by kind: an stb_ds array. */
 static demo_shard_span *demo_owned_spans(const demo_transfer *s, int kinds,
@@ -122,7 +123,7 @@ static seqpar_status demo_write_span(const demo_transfer *s, seqpar_safetensors_
     return status;
 }
 
-/* The same as a file's list, for free(). */
+/* The spans as a file's list of tensors; the caller calls free(). */
 static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_span *spans,
                                                   seqpar_safetensors_dtype weights,
                                                   seqpar_safetensors_dtype state) {
@@ -136,7 +137,7 @@ static seqpar_safetensors_tensor *demo_shard_list(const demo_shard_span *spans,
     return list;
 }
 
-/* Of a shard that is written. */
+/* Size and CRC-32 of a shard that has been written. */
 static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_error *error) {
     uint32_t crc;
     snprintf(sum->path, sizeof sum->path, "%s", path);
@@ -147,7 +148,7 @@ static seqpar_status demo_shard_sum(demo_sum *sum, const char *path, seqpar_erro
     return SEQPAR_OK;
 }
 
-/* This rank's sums become those of all ranks: every rank wrote files of the same folders. */
+/* Gathers the sums of all ranks. Every rank wrote one shard into each of the same folders. */
 static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
     int64_t count = arrlen(*sums),
             *numbers = (int64_t *)demo_alloc(2 * count * world->size + 1, 8);
@@ -171,7 +172,7 @@ static seqpar_status demo_gather_sums(seqpar_comm *world, demo_sum **sums) {
     return status;
 }
 
-/* This rank's file. kinds, and their prefixes: of weights first. */
+/* Writes this rank's shard. prefix (kinds): that of weights first. */
 static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder, int kinds,
                                       const char *const *prefix, demo_sum *sum) {
     char path[1400];
@@ -201,7 +202,7 @@ static seqpar_status demo_write_shard(const demo_transfer *s, const char *folder
     return status ? status : demo_shard_sum(sum, path, s->ctx->error);
 }
 
-/* ---- in ---- */
+/* ---- reading ---- */
 
 typedef struct {
     seqpar_safetensors_file **files; /* stb_ds arrays */
@@ -236,7 +237,7 @@ static bool demo_parse_span(const demo_transfer *s, const seqpar_safetensors_ten
     return false;
 }
 
-/* All spans of all files, in order. */
+/* Opens all shards and sorts their spans by kind, tensor and first element. */
 static seqpar_status demo_shards_open(const demo_transfer *s, demo_shards_in *in,
                                       const char *folder, int64_t shards, int kinds,
                                       const char *const *prefix) {
@@ -271,7 +272,7 @@ static void demo_shards_close(demo_shards_in *in) {
     arrfree(in->spans);
 }
 
-/* Every element of every tensor once. */
+/* Checks that the spans hold every element of every tensor exactly once. */
 static seqpar_status demo_shards_check(const demo_transfer *s, const demo_shards_in *in,
                                        const char *folder, int kinds,
                                        const char *const *prefix) {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* shared.h - where a model's weights are. Ranks of one process have them once: all read them, at
- * zero_stage 1 and 2 their owners update them (seqpar_optim_desc.params_shared), and each rank
- * loads a part. At zero_stage 3, and where a frozen model is offloaded, each rank has what it owns
- * alone. Else every rank has them all.
+/* shared.h - where the weights of a model are stored. Ranks of one process share one copy: all
+ * ranks read it, each loads a part of it, and at zero_stage 1 and 2 the owners update it
+ * (seqpar_optim_desc.params_shared). At zero_stage 3, and if a frozen model is offloaded, each
+ * rank stores only what it owns. Otherwise each rank has a full copy.
  *
- * Shared ones belong to the run, not to a rank: a rank that fails closes while others still read. */
+ * A shared copy belongs to the run, not to a rank, since a rank that fails closes while others
+ * still read. */
 #ifndef DEMO_SHARED_H
 #define DEMO_SHARED_H
 
@@ -14,17 +15,17 @@
 #include "seqpar_llama.h"
 
 typedef struct {
-    bool sharded;   /* at their owners alone, and */
-    bool offloaded; /* outside of the device's memory */
-    bool four_bits; /* seqpar_llama_config.four_bits of every model, which is whole then */
-    seqpar_device *device; /* whose memory it is; NULL: every rank has its own weights */
-    void **arrays;         /* stb_ds array; the first rank of a group adds to it */
-    int64_t bytes;         /* of all */
-    pthread_mutex_t lock;  /* of these two */
+    bool sharded;   /* each rank stores only what it owns; and */
+    bool offloaded; /* that is outside of the device's memory */
+    bool four_bits; /* seqpar_llama_config.four_bits of every model; then none is sharded */
+    seqpar_device *device; /* of the shared weights; NULL: every rank has its own weights */
+    void **arrays;         /* the weights, stb_ds array; the first rank of a group adds to it */
+    int64_t bytes;         /* of all arrays */
+    pthread_mutex_t lock;  /* protects arrays and bytes */
 } demo_shared;
 
-/* Room for a model's weights, zero: shared's, or the rank's. offload: of a frozen one. Collective
-   over the world. */
+/* Allocates zeroed weights of a model, shared or of this rank. offload: those of a frozen model
+   go outside of the device's memory. Collective over the world. */
 static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
                                      const seqpar_llama_config *config, demo_shared *shared,
                                      bool offload) {
@@ -38,7 +39,7 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
         return seqpar_llama_open_sharded(ctx, model, &kept, 0, shared->offloaded || offload);
     if (!shared->device) return seqpar_llama_open(ctx, model, &kept);
     seqpar_status status = seqpar_llama_open_table(ctx, model, &kept);
-    /* codes behind the others */
+    /* the 4-bit codes follow the other weights */
     int64_t others = model->elements * seqpar_dtype_bytes(ctx->device->storage);
     int64_t bytes = others + model->code_bytes;
     void *params = NULL;
@@ -59,7 +60,7 @@ static seqpar_status demo_model_open(seqpar_ctx *ctx, seqpar_llama *model,
     return status;
 }
 
-/* Every rank has them where others do not see it. */
+/* Do the ranks share one copy of the weights? */
 static bool demo_is_shared(const seqpar_llama *model) {
     return !model->params.bytes && !model->shards;
 }
@@ -69,17 +70,18 @@ static bool demo_is_coded(const seqpar_llama *model, int64_t tensor) {
     return model->codes_at && model->codes_at[tensor] >= 0;
 }
 
-/* Of what ranks write to a model: whether this one writes block `index`. */
+/* Does this rank write block `index` of a model's weights? Ranks divide the blocks of a shared
+   copy; otherwise each rank writes all. */
 static bool demo_is_mine(const seqpar_ctx *ctx, const seqpar_llama *model, int64_t index) {
     return !demo_is_shared(model) || index % ctx->world->size == ctx->world->rank;
 }
 
-/* Behind that: nobody reads before all have written. */
+/* Call it after writing weights: of a shared copy, no rank may read before all have written. */
 static seqpar_status demo_model_written(seqpar_ctx *ctx, const seqpar_llama *model) {
     return demo_is_shared(model) ? seqpar_comm_barrier(ctx->world) : SEQPAR_OK;
 }
 
-/* Once all ranks are gone. */
+/* Call it when all ranks have ended. */
 static void demo_shared_close(demo_shared *shared) {
     for (int64_t i = 0; i < arrlen(shared->arrays); i++)
         shared->device->free(shared->device, shared->arrays[i]);

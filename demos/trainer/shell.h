@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* shell.h - words of a command line as one would type them. */
+/* shell.h - quotes the words of a command line for a shell. */
 #ifndef DEMO_SHELL_H
 #define DEMO_SHELL_H
 
@@ -8,7 +8,8 @@
 #include <string.h>
 #include "memory.h"
 
-/* A blank and the word, as a shell reads it; size: 2 x its bytes + 8 are enough. */
+/* Writes a blank and the word, quoted if a shell needs it. size: 2 x its bytes + 8 are enough.
+   */
 static inline void demo_shell_word(char *to, size_t size, const char *word) {
     bool plain = *word && !word[strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW"
                                              "XYZ0123456789_./,:@%+=-")];
@@ -22,7 +23,7 @@ static inline void demo_shell_word(char *to, size_t size, const char *word) {
     if (!plain) snprintf(to + used, size - used, "'");
 }
 
-/* The words as one line to type, behind what it begins with; for free(). */
+/* The text `begin` and the quoted words as one command line; the caller calls free(). */
 static inline char *demo_shell_line(const char *begin, char *const *words, int64_t count) {
     size_t size = strlen(begin) + 1, used = strlen(begin);
     for (int64_t i = 0; i < count; i++) size += 2 * strlen(words[i]) + 8;

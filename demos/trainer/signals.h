@@ -12,16 +12,16 @@
 
 /* ---- signals: the first stops after the step at hand, with a checkpoint; the second ends at once ---- */
 
-enum { DEMO_TROUBLE = 1000 }; /* is no signal: something failed at rank 0, demo_rank.trouble */
-/* by this signal, which may have come to another process */
+enum { DEMO_TROUBLE = 1000 }; /* not a signal: something failed at rank 0, demo_rank.trouble */
+/* the signal that asks to stop, which another process may have received; 0: none */
 static volatile sig_atomic_t demo_interrupted;
-/* training ended before its time, by this signal */
+/* the signal by which training ended early; 0: none */
 static volatile sig_atomic_t demo_stopped;
-static volatile sig_atomic_t demo_caught; /* the first that came here */
+static volatile sig_atomic_t demo_caught; /* the first signal of this process */
 static struct timespec demo_caught_at;
 
-/* Who starts programs may send a signal to the process and to its group: within a tenth of a
-   second that is one. */
+/* A launcher may send a signal both to the process and to its group, so signals within a tenth
+   of a second count as one. */
 static void demo_on_interrupt(int signal_number) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -53,8 +53,8 @@ static void demo_catch_all(void) {
     if (!sigaction(SIGHUP, NULL, &hangup) && hangup.sa_handler != SIG_IGN) demo_catch(SIGHUP);
 }
 
-/* Writing into a full disk, a file at its limit or a pipe that nobody reads is to fail with
-   a sentence. */
+/* Writing to a file at its size limit, or to a pipe that nobody reads, must fail with an error
+   message and not end the process by a signal. */
 static void demo_writes_may_fail(void) {
     signal(SIGXFSZ, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* source.h - what a folder that training began with has beside its weights, for the folder of
- * what was trained: config.json as its makers wrote it but for what training changed, the
- * tokenizer, how text is to be sampled. So whoever could load the one can load the other. */
+/* source.h - copies to the folder of the trained model what the original folder has besides its
+ * weights: config.json, in which only what training changed is different, the tokenizer, and
+ * the settings for sampling. So a program that loads the original can load the trained model.
+ * */
 #ifndef DEMO_SOURCE_H
 #define DEMO_SOURCE_H
 
@@ -25,8 +26,9 @@ static inline void demo_source_set(cJSON *config, const char *key, cJSON *value)
         cJSON_AddItemToObject(config, key, value);
 }
 
-/* What a reward model's config says of its scores, which no longer holds once the weights have
-   changed; and the name that the head has there, which need not be its name here. */
+/* Updates what a reward model's config says. Mean and deviation of its scores are removed if
+   the weights have changed. The name of the head becomes that of this run, which may be
+   another. */
 static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c,
                                      bool trained) {
     static const char head[] = "value_head_prefix";
@@ -48,7 +50,8 @@ static inline void demo_source_score(cJSON *config, const seqpar_llama_config *c
         demo_source_set(config, head, cJSON_CreateString(c->score));
 }
 
-/* What is otherwise than there: the type of numbers, and what the model gives. */
+/* Sets what differs from the original: the type of the weights, the architecture and the head.
+   */
 static inline void demo_source_change(cJSON *config, const seqpar_llama_config *c,
                                       const char *dtype, bool trained) {
     const demo_family *family = demo_family_of(
@@ -63,7 +66,7 @@ static inline void demo_source_change(cJSON *config, const seqpar_llama_config *
     demo_source_score(config, c, trained);
 }
 
-/* Takes the object over. */
+/* Writes the object and frees it. */
 static inline seqpar_status demo_source_write(cJSON *json, const char *path,
                                               seqpar_error *error) {
     char *text = cJSON_Print(json);
@@ -104,8 +107,8 @@ static inline seqpar_status demo_source_copy(const char *source, const char *fol
     return error->status;
 }
 
-/* A model that began from nothing, but with the tokenizer of a token file: which ids it was
-   taught as BOS, EOS and PAD; -1: none. */
+/* For a model that began with random weights and the tokenizer of a token file: writes the ids
+   of BOS, EOS and PAD into config.json; -1: none. */
 static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int32_t eos,
                                             int32_t pad, seqpar_error *error) {
     const struct {
@@ -121,8 +124,8 @@ static inline seqpar_status demo_source_ids(const char *folder, int32_t bos, int
     return demo_source_write(json, path, error);
 }
 
-/* For weights of that model, whose dtype is "float32" and so on, which stand in `folder`
-   already. trained: they are no longer the source's. */
+/* Writes config.json and copies the other files to `folder`, which has the weights already.
+   dtype: that of the weights, such as "float32". trained: they differ from the source's. */
 static inline seqpar_status demo_keep_source(const char *source, const char *folder,
                                              const seqpar_llama_config *c, const char *dtype,
                                              bool trained, seqpar_error *error) {

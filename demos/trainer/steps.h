@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* steps.h - data of process reward models: texts in which a token stands behind every step, the
- * placeholder, and says what the step is worth. A .jsonl line each:
+/* steps.h - data of process reward models: texts with a placeholder token behind every step,
+ * and a label for each placeholder, which says how good the step is. A .jsonl line each:
  *
  *   text   {"input": "1 + 1 = 2 * so 3 *", "label": ["+", "-"]}   a label for each placeholder, in their order
  *   ids    {"input_ids": [..], "labels": [..]}                    labels[t]: the id that token t is to predict, or -100
  *
- * A label is a token, one of the marks where these are named, or a number from 0 to 1: the share of the first of two
- * marks, whose rest is the other's (true and false are 1 and 0). Labels stand at their own tokens and are not shifted.
- * Text is taken as it is: neither BOS nor EOS is added. One that is too long loses its end, and the labels there.
+ * A label is a token, which must be one of the marks (--reward_tokens) if these are given. Or
+ * it is a number from 0 to 1, the probability of the first of two marks (true and false are 1
+ * and 0). A label belongs to the position of its placeholder; it is not shifted. Neither BOS
+ * nor EOS is added to a text. A text that is too long loses its end, and the labels there.
  *
  * Functions return 0, or -1 with one sentence in error and nothing read. */
 #ifndef DEMO_STEPS_H
@@ -15,14 +16,14 @@
 
 #include "data.h"
 
-/* The tokens that a step may be worth; count 0: all of the vocabulary */
+/* The tokens that a label may be; count 0: all of the vocabulary. */
 typedef struct {
     int32_t ids[SEQPAR_MAX_CHOICES];
     int64_t count;
 } demo_marks;
 
 typedef struct {
-    demo_data_options data; /* of which input_key, max_len, long_documents, max_samples count */
+    demo_data_options data; /* used: input_key, max_len, long_documents, max_samples */
     const char *label_key;
     int32_t placeholder;
     demo_marks marks;
@@ -33,7 +34,7 @@ typedef struct {
     const demo_step_options *how;
 } demo_step_target;
 
-/* Its number among the marks; -1: it is none. */
+/* The index of a token among the marks; -1: it is none of them. */
 static inline int64_t demo_mark_of(const demo_marks *marks, int32_t id) {
     for (int64_t i = 0; i < marks->count; i++)
         if (marks->ids[i] == id) return i;
@@ -44,7 +45,7 @@ static inline bool demo_same_marks(const demo_marks *a, const demo_marks *b) {
     return a->count == b->count && !memcmp(a->ids, b->ids, (size_t)a->count * sizeof *a->ids);
 }
 
-/* A byte is a token. */
+/* The id of a token that an option names, where a byte is a token. */
 static inline int demo_byte_token(const char *option, const char *text, size_t length,
                                   int32_t *id, demo_error *error) {
     if (length != 1)
@@ -56,7 +57,7 @@ static inline int demo_byte_token(const char *option, const char *text, size_t l
     return 0;
 }
 
-/* Marks, with blanks between; NULL: none. */
+/* Reads marks with blanks between them; text NULL: there are none. */
 static inline int demo_byte_marks(const char *text, demo_marks *marks, demo_error *error) {
     marks->count = 0;
     for (const char *at = text ? text : ""; *(at += strspn(at, " ")); at += strcspn(at, " ")) {
@@ -123,7 +124,7 @@ static inline int demo_step_label(const demo_reader *reader, const cJSON *item, 
                       how->label_key, (long long)k, text);
 }
 
-/* As many labels as there are placeholders, and one at least. */
+/* Checks that there are as many labels as placeholders, and at least one. */
 static inline int demo_steps_counted(const demo_reader *reader, const cJSON *labels,
                                      int64_t steps, const demo_step_options *how) {
     if (!steps)

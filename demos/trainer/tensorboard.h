@@ -10,8 +10,8 @@
  *     record: uint64 length, uint32 masked CRC32C of these 8 bytes, the bytes of an Event,
  *             uint32 masked CRC32C of them; all little-endian
  *
- * and its first Event says "brain.Event:2". What a killed process leaves of a last record is
- * passed over by readers. */
+ * and its first Event says "brain.Event:2". Readers skip an unfinished last record, which a
+ * killed process may leave. */
 #ifndef DEMO_TENSORBOARD_H
 #define DEMO_TENSORBOARD_H
 
@@ -74,7 +74,7 @@ static inline void demo_put_text(demo_bytes *b, int field, const char *text) {
     demo_put_bytes(b, field, text, strlen(text));
 }
 
-/* A message inside a message; the inner one is spent. */
+/* Puts a message into a message, and frees the inner one. */
 static inline void demo_put_message(demo_bytes *b, int field, demo_bytes *inner) {
     demo_put_bytes(b, field, *inner, (size_t)arrlen(*inner));
     arrfree(*inner);
@@ -82,8 +82,8 @@ static inline void demo_put_message(demo_bytes *b, int field, demo_bytes *inner)
 
 /* ---- records ---- */
 
-/* CRC-32C (Castagnoli), as it stands in a record: turned, so that a sum over bytes that hold
-   such sums is still one. */
+/* CRC-32C (Castagnoli), masked as in a record: rotated, and a constant added. Without that, the
+   CRC of bytes that contain their own CRC would be useless. */
 static inline uint32_t demo_masked_crc(const uint8_t *data, int64_t size) {
     uint32_t crc = 0xffffffffu;
     for (int64_t i = 0; i < size; i++) {
@@ -94,7 +94,7 @@ static inline uint32_t demo_masked_crc(const uint8_t *data, int64_t size) {
     return (crc >> 15 | crc << 17) + 0xa282ead8u;
 }
 
-/* An event as one write; it is spent. false, with errno: it did not arrive. */
+/* Writes an event by one write, and frees it. False, with errno: it could not be written. */
 static inline bool demo_event_write(FILE *file, demo_bytes *event) {
     demo_bytes record = NULL;
     demo_put_little(&record, (uint64_t)arrlen(*event), 8);
@@ -117,8 +117,8 @@ static inline demo_bytes demo_event_new(double wall_time, int64_t step) {
     return event;
 }
 
-/* The beginning of a file. A reader forgets what earlier files in the folder say of `step` and
-   of all after it: a run that goes on from a checkpoint takes those steps once more. */
+/* Writes the beginning of a file. A reader then discards what earlier files in the folder say
+   of `step` and later steps, since a resumed run makes those steps again. */
 static inline bool demo_events_begin(FILE *file, double wall_time, int64_t step) {
     demo_bytes version = demo_event_new(wall_time, 0), start = demo_event_new(wall_time, step);
     demo_bytes log = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
-/* tensors.h - a model's tensors to files and back, a block of a tensor at a time: nobody holds
- * a second copy of the model. */
+/* tensors.h - writes a model's tensors to files and reads them, a block of a tensor at a time,
+ * so that no rank holds a second copy of the model. */
 #ifndef DEMO_TENSORS_H
 #define DEMO_TENSORS_H
 
@@ -24,7 +24,7 @@ static seqpar_safetensors_tensor demo_tensor(const seqpar_tensor *t, const char 
     return s;
 }
 
-/* What diverged never takes the place of what was good. */
+/* Refuses values that are not finite: a diverged model must not replace a good one. */
 static seqpar_status demo_finite(seqpar_ctx *ctx, const char *name, const double *values,
                                  int64_t count) {
     for (int64_t i = 0; i < count; i++)
@@ -55,15 +55,15 @@ typedef struct {
 typedef seqpar_status (*demo_values_fn)(const demo_transfer *store, double *values,
                                         const seqpar_optim_part *part);
 
-/* Of weights that lie at their owners rank 0 says what it wants to write, and the others hand it
-   over until it says that it is done: written, or failed. */
+/* If weights are sharded, rank 0 broadcasts which block it needs, and the others take part in
+   gathering it. At the end rank 0 broadcasts that it is done, also if it failed. */
 enum { DEMO_SAVES_MODEL, DEMO_SAVES_CRITIC, DEMO_SAVED_MODELS };
 typedef struct {
     int64_t which, done;
     seqpar_optim_part part;
 } demo_block_wanted;
 
-/* first: one of the models that this rank has a share of. */
+/* What ranks other than 0 do meanwhile. first: a model of which this rank has a share. */
 static seqpar_status demo_hand_over(seqpar_ctx *ctx,
                                     const seqpar_llama *const models[DEMO_SAVED_MODELS],
                                     const seqpar_llama *first) {
@@ -82,7 +82,8 @@ static seqpar_status demo_hand_over(seqpar_ctx *ctx,
     return status;
 }
 
-/* Rank 0, with the status of what it wrote. */
+/* Rank 0 tells the others that it is done. Returns status or, if that is OK, the broadcast's.
+   */
 static seqpar_status demo_handed_over(seqpar_ctx *ctx, const seqpar_llama *model,
                                       seqpar_status status) {
     demo_block_wanted w = {.done = 1};
@@ -120,13 +121,13 @@ typedef seqpar_status (*demo_sink_fn)(const demo_transfer *s, const seqpar_optim
                                       seqpar_safetensors_file *file,
                                       const seqpar_safetensors_part *from, double *values);
 
-/* Floats and doubles of the host's memory are read straight to their place. */
+/* Weights in host memory, in fp32 or fp64, are read directly to their place. */
 static seqpar_status demo_weights_put(const demo_transfer *s, const seqpar_optim_part *part,
                                       seqpar_safetensors_file *file,
                                       const seqpar_safetensors_part *from, double *values) {
     const seqpar_device *d = s->ctx->device;
     int64_t element = s->model->tensors[part->tensor].offset + part->first;
-    /* in four bits it is one rank's, all of it */
+    /* a 4-bit tensor is written by one rank, all of it */
     bool coded = demo_is_coded(s->model, part->tensor);
     bool here = !s->ctx->queue && !s->model->shards && !coded;
     void *to = here ? (char *)s->model->params.data + element * seqpar_dtype_bytes(d->storage)
@@ -183,15 +184,15 @@ static seqpar_optim_part demo_block(const seqpar_tensor *t, int state, int64_t t
     return (seqpar_optim_part){state, tensor, first, left < DEMO_VALUES ? left : DEMO_VALUES};
 }
 
-/* ---- out ---- */
+/* ---- writing ---- */
 
-/* A tensor of the model on its way into a file, where it may be a part of one: the next part's
-   bytes come behind its own. */
+/* A tensor of the model that goes into a file. There it may be a part of a larger tensor, whose
+   parts follow one another. */
 typedef struct {
     char name[160];
-    int64_t tensor, rows; /* rows: of the whole */
+    int64_t tensor, rows; /* rows: of the larger one */
     int state;
-    bool begins; /* the whole begins with it */
+    bool begins; /* it is the first part of a tensor */
     seqpar_safetensors_dtype dtype;
 } demo_entry;
 
@@ -200,8 +201,8 @@ static int64_t demo_entry_bytes(const demo_transfer *s, const demo_entry *e) {
            seqpar_safetensors_dtype_bytes(e->dtype);
 }
 
-/* `parts` times the model's tensors, each time with another prefix: (parts, tensors), to be
-   freed. */
+/* Entries (parts, tensors): all tensors of the model, once with each prefix. The caller frees
+   them. */
 static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *const *prefix,
                                 seqpar_safetensors_dtype dtype) {
     int64_t tensors = s->model->tensor_count;
@@ -219,7 +220,7 @@ static demo_entry *demo_entries(const demo_transfer *s, int parts, const char *c
     return entries;
 }
 
-/* What the file's type cannot hold would be infinite there. */
+/* Refuses values that are too large for float16, where they would become infinite. */
 static seqpar_status demo_fits(seqpar_ctx *ctx, const demo_entry *e, const double *values,
                                int64_t count) {
     for (int64_t i = 0; e->dtype == SEQPAR_SAFETENSORS_F16 && i < count; i++)
@@ -231,7 +232,7 @@ static seqpar_status demo_fits(seqpar_ctx *ctx, const demo_entry *e, const doubl
     return SEQPAR_OK;
 }
 
-/* bytes (count) of the file's type */
+/* Converts values to the file's type: bytes (count). */
 static void demo_narrow(char *bytes, const double *values, int64_t count,
                         seqpar_safetensors_dtype dtype) {
     float *floats = (float *)bytes;
@@ -245,8 +246,8 @@ static void demo_narrow(char *bytes, const double *values, int64_t count,
         halves[i] = seqpar_safetensors_f32_to_f16((float)values[i]);
 }
 
-/* One tensor, from its source into the file (writer NULL: another rank's). values (2,
-   DEMO_VALUES) is scratch. */
+/* Writes one tensor. writer NULL: another rank writes, and this one only takes part in `get`.
+   values (2, DEMO_VALUES) is scratch. */
 static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writer *writer,
                                  const demo_entry *e, demo_values_fn get, double *values) {
     const seqpar_tensor *t = &s->model->tensors[e->tensor];
@@ -265,8 +266,8 @@ static seqpar_status demo_append(const demo_transfer *s, seqpar_safetensors_writ
     return status;
 }
 
-/* Rank 0 writes a file of `count` entries, the first of which begins a tensor. Collective where
-   the source is. */
+/* Rank 0 writes a file of `count` entries, the first of which begins a tensor. Collective if
+   `get` is. */
 static seqpar_status demo_write_entries(const demo_transfer *s, const char *path,
                                         const demo_entry *entries, int64_t count,
                                         demo_values_fn get,
@@ -297,7 +298,7 @@ static seqpar_status demo_write_entries(const demo_transfer *s, const char *path
     return status;
 }
 
-/* All of them in one file. */
+/* Writes all entries into one file. */
 static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path, int parts,
                                        const char *const *prefix, demo_values_fn get, int dtype,
                                        const seqpar_safetensors_pair *metadata,
@@ -309,9 +310,9 @@ static seqpar_status demo_save_tensors(const demo_transfer *s, const char *path,
     return status;
 }
 
-/* ---- in ---- */
+/* ---- reading ---- */
 
-/* One tensor, from the file into its sink; without one it is only looked at. */
+/* Reads one tensor and passes its blocks to `put`. put NULL: only checks name and shape. */
 static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights *from,
                                       const char *prefix, int names, int state, int64_t tensor,
                                       demo_sink_fn put, double *values) {
@@ -323,7 +324,7 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     file = demo_weights_file(from, name);
     seqpar_safetensors_tensor wanted = demo_tensor(t, name, place.rows,
                                                    SEQPAR_SAFETENSORS_NONE);
-    /* the score head is new */
+    /* the file has no score head, so the model's new one stays */
     if (s->model->config.score && tensor == s->model->tensor_count - 1 &&
         !seqpar_safetensors_find(file, name))
         return SEQPAR_OK;
@@ -339,7 +340,7 @@ static seqpar_status demo_load_tensor(const demo_transfer *s, const demo_weights
     return status;
 }
 
-/* All names and shapes are looked at before the first number goes anywhere. Closes the files. */
+/* Checks all names and shapes before it reads the first value. Closes the files. */
 static seqpar_status demo_load_tensors(const demo_transfer *s, demo_weights *from, int parts,
                                        const char *const *prefix, demo_sink_fn put) {
     double *values = (double *)malloc(DEMO_VALUES * sizeof *values);
@@ -379,8 +380,8 @@ static seqpar_status demo_load_weights(seqpar_ctx *ctx, seqpar_llama *model,
     return status ? status : demo_model_written(ctx, model);
 }
 
-/* What training begins with: a folder's weights, of a score head that it does not have those of
-   the seed; without a folder all are the seed's. */
+/* Sets the weights that training begins with: those of the folder. A score head that the folder
+   lacks is drawn from the seed; without a folder, all weights are. */
 static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, const char *folder,
                                       int64_t seed) {
     if (!folder && demo_is_planned(ctx->device)) return SEQPAR_OK;
@@ -389,14 +390,14 @@ static seqpar_status demo_begin_model(seqpar_ctx *ctx, seqpar_llama *model, cons
     for (int64_t i = first; !status && i < model->tensor_count; i++)
         if (demo_is_mine(ctx, model, i))
             status = seqpar_llama_init_tensor(ctx, model, i, (uint64_t)seed);
-    /* a head that the folder has is read over it */
+    /* if the folder has a head, it replaces the drawn one */
     if (!status) status = demo_model_written(ctx, model);
     return status || !folder ? status : demo_load_weights(ctx, model, folder);
 }
 
-/* ---- which model it is ---- */
+/* ---- the digest of a model ---- */
 
-/* Of what 0.2.0 knew of a config. */
+/* Digest of the fields of a config that 0.2.0 had. */
 static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
     const int64_t numbers[] = {c->layers,   c->hidden,       c->heads, c->kv_heads,
                                c->head_dim, c->intermediate, c->vocab, c->tied};
@@ -412,8 +413,8 @@ static uint64_t demo_digest_shape(const seqpar_llama_config *c) {
 #ifndef DEMO_DIGEST_PART
 #define DEMO_DIGEST_PART 4096 /* numbers */
 #endif
-/* Config and weights; old: as 0.2.0 had it in its checkpoints. Collective where the weights are at
-   their owners. */
+/* Digest of config and weights; old: as in checkpoints of 0.2.0. Collective if the weights are
+   sharded. */
 static seqpar_status demo_digest_model(seqpar_ctx *ctx, const seqpar_llama *model,
                                        uint64_t *result, uint64_t *old) {
     double config[DEMO_MODEL_NUMBERS];

@@ -35,9 +35,11 @@
  *  12  prompts         prompts: UTF-8, as the model is given them
  *  13  answer offsets  prompts: u64 x (documents + 1)
  *  14  answers         prompts: UTF-8, the right answers; empty where there are none
- *  15  targets         steps: i32 x tokens: what a token is to predict in the place of the next one; -100 where the loss
- *                      mask, which may be 1 at a first token here, is 0
- *  16  shares          steps: f32 x tokens, 0 to 1: the target's; what is left is that of the other one of two choices
+ *  15  targets         steps: i32 x tokens: the id to predict at this token, not the
+ *                      next token; -100 where the loss mask is 0; a first token's mask may be
+ *                      1 here
+ *  16  shares          steps: f32 x tokens, 0 to 1: the probability of the target; the rest is
+ *                      that of the other one of two choices
  *  17  choices         steps: i32 x 2 to 16: the tokens that targets are among; none: all words
  *
  * Functions return 0, or -1 with one sentence in error. Needs zlib. */
@@ -122,7 +124,7 @@ typedef struct {
 
 static const char *const demo_token_kinds[] = {"none",     "sft",     "pairs",
                                                "labelled", "prompts", "steps"};
-/* By kind, who reads it. */
+/* By kind: the programs that read it. */
 static const char *const demo_token_readers[] = {"",
                                                  "train_sft, train_kd and --pretrain_data",
                                                  "train_dpo and train_rm",
@@ -130,7 +132,7 @@ static const char *const demo_token_readers[] = {"",
                                                  "train_ppo and generate",
                                                  "train_prm"};
 
-/* There may be more than one call of zlib takes. */
+/* One call of zlib takes less than 4 GiB, so this makes several. */
 static inline uint32_t demo_crc32(uint32_t crc, const unsigned char *bytes, uint64_t count) {
     for (uint64_t done = 0, part; done < count; done += part) {
         part = count - done < 1 << 30 ? count - done : 1 << 30;
@@ -143,7 +145,7 @@ static inline uint32_t demo_crc32(uint32_t crc, const unsigned char *bytes, uint
 
 static const char demo_token_magic[8] = {'\x89', 'S', 'E', 'Q', 'T', 'O', 'K', '\n'};
 
-/* By what it begins with, whatever it is called. */
+/* A token file is recognized by its first bytes, not by its name. */
 static inline bool demo_is_token_file(const char *path) {
     char begin[8] = "";
     int file = path ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY) : -1;
@@ -152,7 +154,7 @@ static inline bool demo_is_token_file(const char *path) {
     return is;
 }
 
-/* What is being looked at, for messages. */
+/* The file that is checked, and its path for messages. */
 typedef struct {
     demo_token_file *file;
     const char *path;
@@ -182,7 +184,7 @@ static struct {
     size_t size;
     char sentence[1400]; /* made beforehand: a handler may not format */
 } demo_token_maps[DEMO_TOKEN_MAPS];
-static struct sigaction demo_token_bus; /* who had the signal before */
+static struct sigaction demo_token_bus; /* the handler before ours */
 
 static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
     const unsigned char *at = (const unsigned char *)about->si_addr;
@@ -195,7 +197,7 @@ static inline void demo_token_cut(int number, siginfo_t *about, void *context) {
         if (write(2, text, strlen(text)) < 0) _exit(1);
         _exit(1);
     }
-    sigaction(number, &demo_token_bus, NULL); /* not of these: it comes once more */
+    sigaction(number, &demo_token_bus, NULL); /* none of ours: it repeats for that handler */
 }
 
 static inline void demo_token_watch(const demo_token_file *f, const char *path) {
@@ -251,8 +253,8 @@ static inline void demo_token_file_close(demo_token_file *file) {
     memset(file, 0, sizeof *file);
 }
 
-/* Whether somebody writes into the file that is mapped: other tokens than those that were looked
-   at would be trained on. One that takes its place changes nothing. */
+/* Was the mapped file written to? Then tokens would be trained on that were not checked. If
+   another file replaces it under its name, the mapped one does not change. */
 static inline bool demo_token_file_changed(const demo_token_file *f) {
     struct stat now;
     return f && f->opened && !fstat(f->opened - 1, &now) &&
@@ -284,7 +286,7 @@ static inline int demo_token_head_checked(const demo_token_reader *r) {
     return 0;
 }
 
-/* Numbers in the head that no file can have. */
+/* Refuses numbers in the head that are impossible. */
 static inline int demo_token_numbers_checked(const demo_token_reader *r) {
     const demo_token_head *h = r->file->head;
     int32_t least = h->bos < h->pad ? h->bos : h->pad, most = h->bos > h->pad ? h->bos : h->pad;
@@ -308,7 +310,8 @@ static inline bool demo_all_zero(const unsigned char *bytes, uint64_t count) {
     return true;
 }
 
-/* Sections lie one behind the other, so that none overlaps another or reaches out. */
+/* Checks that each section begins where the one before ends, and that all are inside the file.
+   */
 static inline int demo_token_table_checked(const demo_token_reader *r) {
     demo_token_file *f = r->file;
     const demo_token_section *table = (const demo_token_section *)(f->head + 1);
@@ -390,7 +393,7 @@ static inline const void *demo_token_bytes(const demo_token_file *f, int name) {
     return f->section[name] ? f->map + f->section[name]->begin : NULL;
 }
 
-/* From 0 to the end of the section that they are about, by `least` or more at a time. */
+/* Checks that offsets rise from 0 to `end`, the size of their section, by at least `least`. */
 static inline int demo_token_offsets_rise(const demo_token_reader *r, int name, uint64_t count,
                                           uint64_t end, uint64_t least) {
     const uint64_t *at = (const uint64_t *)demo_token_bytes(r->file, name);
@@ -483,7 +486,7 @@ static inline int demo_token_choices_checked(const demo_token_reader *r) {
     return 0;
 }
 
-/* A target is one of the choices, and its share whole unless these are two. */
+/* Is the target one of the choices? Its share must be 1, unless there are two choices. */
 static inline bool demo_token_target_right(const demo_token_file *f, uint64_t t) {
     uint64_t count = demo_token_size(f, DEMO_CHOICES) / 4, i = 0;
     int32_t target = f->targets[t];
@@ -545,7 +548,7 @@ static inline void demo_token_set_pointers(demo_token_file *f) {
     f->choices = (const int32_t *)demo_token_bytes(f, DEMO_CHOICES);
 }
 
-/* Maps a token file of this kind, and looks at all of it once. On failure it is closed. */
+/* Maps a token file of this kind, and checks all of it. On failure it is closed. */
 static inline int demo_token_file_open(demo_token_file *file, const char *path, uint32_t kind,
                                        demo_error *error) {
     const demo_token_reader r = {file, path, error};
@@ -566,7 +569,7 @@ static inline int demo_token_file_open(demo_token_file *file, const char *path, 
     return failed ? -1 : 0;
 }
 
-/* ---- what is asked of it ---- */
+/* ---- reading an open token file ---- */
 
 typedef struct {
     const char *bytes;
@@ -587,7 +590,7 @@ static inline demo_slice demo_token_word(const demo_token_file *f, int32_t id) {
     return demo_token_slice(f, DEMO_WORD_OFFSETS, DEMO_WORDS, id);
 }
 
-/* A number under "counts" of what it says of itself. */
+/* A number of "counts" in the section "about"; 0 if it is missing. */
 static inline int64_t demo_token_count(const demo_token_file *f, const char *key) {
     const cJSON *counts = cJSON_GetObjectItemCaseSensitive(f->about, "counts");
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(counts, key);
@@ -595,7 +598,7 @@ static inline int64_t demo_token_count(const demo_token_file *f, const char *key
                                                                   : 0;
 }
 
-/* Two files, or a file and a folder's tokenizer.json, with the same tokens? */
+/* Identifies a tokenizer.json: compares two token files, or a file with a model's folder. */
 typedef struct {
     uint64_t bytes;
     uint32_t crc;

@@ -14,7 +14,7 @@ static double demo_learning_rate(const demo_job *job, int64_t step) {
                                                         job->config.min_lr_ratio);
 }
 
-/* To everything that shows reports. One that cannot be kept ends the run. Rank 0. */
+/* Rank 0: passes a report to the progress line and all logs. If a log fails, the run ends. */
 static void demo_log(demo_rank *r, const demo_report *report) {
     double value = demo_report_value(report, r->job->objective->column[0]);
     if (!demo_report_evaluates(report)) {
@@ -49,12 +49,13 @@ static void demo_log_step(demo_rank *r, const double *means, double lr,
     demo_report_add(&report, "tokens", (double)n->tokens, DEMO_WHOLE);
     demo_report_add(&report, "supervised_tokens", (double)n->supervised, DEMO_WHOLE);
     demo_report_add(&report, "tokens_per_second", (double)n->tokens / seconds, DEMO_TENTHS);
-    /* last, since they hang on the ranks, as the speed does */
+    /* last, since the rows depend on the ranks, as the speed does */
     demo_report_add(&report, "rows", (double)batch->rows, DEMO_WHOLE);
     demo_log(r, &report);
 }
 
-/* Said once: ranks that stand idle, or wait for the busiest, in the first micro-batch. */
+/* A notice, printed once, if ranks are idle in the first micro-batch, or wait for the busiest.
+   */
 static void demo_notice_balance(demo_rank *r, const seqpar_batch *batch) {
     int64_t ranks = r->ctx.sp_size;
     const seqpar_part part = {batch->micro_batches, r->ctx.dp_size, 0, 0};
@@ -118,7 +119,8 @@ static seqpar_status demo_step(demo_rank *r) {
     return status;
 }
 
-/* Its parts are written, or could not be: rank 0 gives it its name. */
+/* Ends a checkpoint whose parts are written: rank 0 gives it its final name. status: of
+   writing. */
 static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     const demo_config *c = &r->job->config;
     char shown[1024];
@@ -135,20 +137,21 @@ static seqpar_status demo_checkpoint_named(demo_rank *r, seqpar_status status) {
     return SEQPAR_OK;
 }
 
-/* One that is under way is finished once all ranks have written their part; wait: now. */
+/* Ends an asynchronous checkpoint, if there is one, when all ranks have written their parts.
+   wait: waits for them. */
 static seqpar_status demo_checkpoint_written(demo_rank *r, bool wait) {
     int64_t missing = !demo_async_written(&r->async), failed;
-    if (!r->async.under_way) return SEQPAR_OK; /* on no rank */
+    if (!r->async.under_way) return SEQPAR_OK; /* true on all ranks */
     seqpar_status status = wait ? SEQPAR_OK : seqpar_comm_max_i64(r->world, &missing, 1);
     if (status || (missing && !wait)) return status;
     status = demo_async_end(&r->async, &r->sums, r->ctx.error);
     failed = status != SEQPAR_OK;
-    /* whoever failed ends all; nobody names it before all have said that they did not */
+    /* if one rank failed, the run ends; the checkpoint gets its name only if none failed */
     if (!status) status = seqpar_comm_max_i64(r->world, &failed, 1);
     return demo_checkpoint_named(r, status);
 }
 
-/* Token files are used in place, as long as training lasts. */
+/* Refuses a token file that was written to since it was mapped. */
 static seqpar_status demo_data_kept(demo_rank *r) {
     const demo_dataset *sets[] = {&r->job->train, &r->job->eval};
     for (int i = 0; i < 2; i++)
@@ -162,8 +165,8 @@ static seqpar_status demo_data_kept(demo_rank *r) {
     return SEQPAR_OK;
 }
 
-/* Did anybody press Ctrl-C? Everybody must answer alike, also where one process alone was
-   told. */
+/* Did any rank get a signal to stop? All ranks get the same answer, even if only one process
+   received the signal. */
 static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     int64_t flag = demo_interrupted;
     seqpar_status status = demo_data_kept(r);
@@ -175,7 +178,8 @@ static seqpar_status demo_stop_wanted(demo_rank *r, int *stop) {
     return status;
 }
 
-/* ---- evaluation: the mean over the whole set, in windows; equal means stay what they are ---- */
+/* ---- evaluation: the weighted mean over windows; if all are equal, it is exactly their value
+   ---- */
 
 static void demo_say_evaluation(demo_rank *r, double weight) {
     const demo_objective *o = r->job->objective;

@@ -9,14 +9,15 @@
 #include "dry_run.h"
 #include "launch.h"
 
-/* Where standard input, output or error is closed, the next file that is opened would take
-   its number, and messages go into it. */
+/* Opens /dev/null for standard streams that are closed. Otherwise the next file that is opened
+   would get their descriptor, and messages would be written into it. */
 static void demo_standard_streams(void) {
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(2);
 }
 
-/* A folder says what its model is like: an option that says otherwise would not be followed. */
+/* Refuses an option that contradicts the config.json of the model's folder, which is followed.
+   */
 static int demo_shape_agrees(const demo_job *job, const demo_options *options,
                              demo_error *error) {
     const demo_config *c = &job->config;
@@ -41,7 +42,8 @@ static int demo_shape_agrees(const demo_job *job, const demo_options *options,
     return 0;
 }
 
-/* What would be refused before data is read is refused here: tokens may take hours. */
+/* Prints the command lines for prepare.py. All checks that need no data come first, since
+   making tokens may take hours. */
 static int demo_print_prepare(demo_job *job) {
     demo_error error;
     if (demo_paths_fit(job->bindings, job->binding_count, &error) ||
@@ -59,7 +61,8 @@ static bool demo_sentence_names(const char *sentence, const char *option) {
     return strstr(sentence, dashes) != NULL;
 }
 
-/* Is the sentence about an option whose value is refused already? It has its default there. */
+/* Is the message about an option whose value was refused already? The option has its default
+   then, so the message may not be true. */
 static bool demo_sentence_hangs(const demo_options *options, const char *sentence) {
     for (int i = 0; i < DEMO_KNOWN_COUNT; i++) {
         const demo_known *known = &demo_known_options[i];
@@ -71,7 +74,7 @@ static bool demo_sentence_hangs(const demo_options *options, const char *sentenc
     return false;
 }
 
-/* Beside words that are wrong: what else is, so that it needs no second try. */
+/* If words were wrong: adds what else is wrong, so that the user can correct all at once. */
 static void demo_settle_besides(demo_job *job, const demo_options *options, demo_error *error) {
     demo_error more = {""}, one = {""};
     if (!demo_job_settle(job, &more)) return;
@@ -99,7 +102,7 @@ __attribute__((unused)) static int demo_main(demo_job *job, const char *tool,
     job->binding_count = count;
     job->parsed = &options;
     int wrong = 0;
-#ifdef DEMO_MPI /* at once: then even a typing error is said by one for all */
+#ifdef DEMO_MPI /* first, so that one rank alone reports typing errors */
     wrong = demo_find_processes(job, &error);
 #endif
     if (!wrong) wrong = demo_options_parse(&options, argc, argv, &error);

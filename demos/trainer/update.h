@@ -7,7 +7,7 @@
 
 /* ---- advantages: the same arithmetic on every rank ---- */
 
-/* KL of every token and text; shaped rewards; advantages and returns of one text. */
+/* Shaped rewards, advantages and returns of one text, from the KL of its tokens. */
 static void demo_text_advantages(demo_rank *r, int64_t i, double scalar, double coef,
                                  double gamma) {
     const demo_ppo_config *c = demo_ppo_options(r);
@@ -40,8 +40,8 @@ static void demo_whiten_advantages(demo_rollout *o, int how) {
     free(x);
 }
 
-/* Groups are compared, and without a critic returns are not discounted there (as in
-   OpenRLHF). */
+/* Computes KL, rewards, advantages and returns. Estimators that compare the texts of a group do
+   not discount returns (as in OpenRLHF). */
 static seqpar_status demo_advantages(demo_rank *r) {
     static const char *const estimators[] = {"gae",  "reinforce",  "reinforce_baseline",
                                              "rloo", "group_norm", "dr_grpo"},
@@ -78,8 +78,8 @@ static seqpar_status demo_advantages(demo_rank *r) {
     return status;
 }
 
-/* The sampler computes what training computes, bit for bit, where sums keep their order: then
-   the log-probs of the actor are known, and need no pass. Why there is one; NULL: there is none. */
+/* Why the actor's log-probs need a forward pass; NULL: they need none. If training sums in the
+   same order as the sampler, both have the same bits, and the sampler's log-probs are used. */
 static const char *demo_old_pass(const demo_rank *r) {
     const demo_config *c = &r->job->config;
     return demo_ppo_options(r)->recompute_old_logp ? "--recompute_old_logp"
@@ -94,7 +94,7 @@ static void demo_take_sampled(demo_rollout *o) {
     for (int64_t i = 0; i < o->entries; i++) o->entry[i * ENTRY + OLD_LOGP] = o->sampled[i];
 }
 
-/* What updates need to know of every generated token: log-probs under actor and reference,
+/* Computes what updates need of every generated token: log-probs under actor and reference,
    values, and from these advantages. */
 static seqpar_status demo_experience(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
@@ -107,7 +107,7 @@ static seqpar_status demo_experience(demo_rank *r) {
     seqpar_status status = demo_window_open(r, &w, 1, 0);
     int first = !demo_old_pass(r);
     if (first) demo_take_sampled(&p->rollout);
-    /* groups work at the same time; what they have seen is shared behind it */
+    /* groups of ranks run their passes at the same time, and gather the results afterwards */
     for (int i = first; !status && i < 3; i++) {
         p->column = columns[i];
         if (demo_has_role(r, roles[i])) status = demo_window_values(r, &w, passes[i]);
@@ -131,7 +131,7 @@ typedef struct {
     seqpar_optim *optim;
     demo_experts *experts;
     seqpar_aggregate aggregate; /* over the generated tokens */
-    seqpar_aggregate added;     /* the same of KL and entropy */
+    seqpar_aggregate added;     /* the same for the terms of KL and entropy */
     int64_t pretraining;        /* tokens of the pretraining documents */
     demo_text_loss *text;       /* (texts) GSPO's; NULL: a ratio for every token */
     double *sums;
@@ -151,7 +151,7 @@ enum {
     KL_ZERO
 };
 
-/* 0 of eps_clip_low_high: eps_clip. */
+/* A 0 in eps_clip_low_high stands for eps_clip. */
 static seqpar_policy_desc demo_clip(const demo_job *job) {
     const demo_ppo_config *c = (const demo_ppo_config *)job->options;
     return demo_defined_clip(
@@ -161,8 +161,8 @@ static seqpar_policy_desc demo_clip(const demo_job *job) {
 }
 
 /* GSPO (Zheng et al. 2025): the ratio is exp of the text's mean of logp - old_logp, here
-   change / n. Advantages of its tokens may differ, by KL or GAE: mean of their losses.
-   slope: by the sum of the n log-probs, times n. */
+   change / n. Advantages of its tokens may differ, by KL or GAE, so the loss is the mean over
+   tokens. slope: n times the derivative by the sum of the n log-probs. */
 static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double change,
                                      const seqpar_policy_desc *clip) {
     demo_text_loss text = {0};
@@ -176,8 +176,8 @@ static demo_text_loss demo_gspo_loss(const double *entries, int64_t n, double ch
     return text;
 }
 
-/* Of all texts in these rows; a text's change is summed over the ranks that hold a part of
-   it before anything else. */
+/* GSPO's losses of all texts in these rows. First a text's change, its sum of logp - old_logp,
+   is summed over the ranks that hold a part of it. */
 static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b,
                                      const seqpar_row *rows, int64_t count,
                                      const demo_prediction *places, const double *logp) {
@@ -204,8 +204,8 @@ static seqpar_status demo_gspo_texts(demo_update *u, const seqpar_llama_batch *b
     return status;
 }
 
-/* A generated token of the actor: value x weight into the columns; derivatives by log-prob
-   and entropy. */
+/* Columns of a generated token of the actor, and the derivatives by log-prob and entropy. The
+   caller multiplies all of them by the token's weight. */
 static void demo_policy_seed(const demo_update *u, demo_prediction place, double logp,
                              double entropy, double *columns, double seed[2]) {
     static const char *const kls[] = {"k1", "k2", "k3"};
@@ -221,7 +221,7 @@ static void demo_policy_seed(const demo_update *u, demo_prediction place, double
                                 demo_pick(c->kl_estimator, kls, 3), &dkl);
     double coef = c->use_kl_loss ? demo_ppo_of(u->r)->kl.coef : 0.0;
     int64_t n = demo_text_tokens(o, place.text);
-    /* by the weight that all columns get */
+    /* divided by the weight by which the caller multiplies */
     const demo_definition *by = demo_definition_of(u->r->job);
     double added = demo_defined_weight(by, &u->added, n) /
                    demo_defined_weight(by, &u->aggregate, n);
@@ -267,7 +267,8 @@ static void demo_token_seed(const demo_update *u, demo_prediction place, double 
 
 /* ---- a step ---- */
 
-/* Seeds of the local tokens, and sums of what they lose, one row a piece. host (2, tokens). */
+/* Computes the seeds of the local tokens in host (2, tokens), and for each piece the sums of
+   its tokens' columns. */
 static seqpar_status demo_update_seeds(demo_update *u, const seqpar_llama_batch *b,
                                        const seqpar_row *rows, int64_t count, double *host) {
     demo_rank *r = u->r;
@@ -329,7 +330,7 @@ static seqpar_status demo_update_micro(demo_update *u, int64_t index) {
     return status;
 }
 
-/* What the losses are means over: the critic's over tokens. */
+/* Sets over what the losses are means; the critic's is a mean over tokens. */
 static void demo_update_counts(demo_update *u) {
     const demo_rollout *o = &demo_ppo_of(u->r)->rollout;
     const demo_ppo_config *c = demo_ppo_options(u->r);
@@ -380,8 +381,8 @@ static seqpar_status demo_update_step(demo_update *u, double lr, double *means) 
     return status;
 }
 
-/* The texts of a mini-batch and train_batch_size pretraining documents, packed together: one
-   step, one fold. */
+/* Packs the texts of a mini-batch and train_batch_size pretraining documents into one window,
+   so that one optimizer step sums the gradients of both. */
 static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const demo_window *w) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t documents = arrlen(demo_ppo_options(r)->pretraining.documents);
@@ -399,7 +400,8 @@ static seqpar_status demo_mixed_open(demo_rank *r, demo_window *mixed, const dem
     return demo_window_open(r, mixed, 1, 0);
 }
 
-/* What the first step shows of a right trainer: nothing has moved yet. */
+/* Prints a check at the first step: no weight has changed yet, so ratios must be 1, and the KL
+   against the initial model 0. */
 static void demo_say_first(const demo_rank *r, const double *means) {
     const char *pass = demo_old_pass(r);
     fprintf(
@@ -461,7 +463,7 @@ static seqpar_status demo_mini_batch(demo_rank *r, demo_window *w) {
     return status;
 }
 
-/* Rank 0, which reports, gets to know what a critic elsewhere has lost. */
+/* Broadcasts the critic's losses from its group, since rank 0 reports them. */
 static seqpar_status demo_share_means(demo_rank *r) {
     demo_ppo *p = demo_ppo_of(r);
     int64_t first, ranks;

@@ -25,7 +25,7 @@ static inline void demo_yaml_number(FILE *out, const char *text, size_t length) 
             text + digits);
 }
 
-/* A word as YAML reads it: JSON's form. */
+/* Writes a text as a JSON string, or null. YAML reads both. */
 static inline void demo_yaml_word(FILE *out, const char *word) {
     cJSON *json = word ? cJSON_CreateString(word) : cJSON_CreateNull();
     char *text = cJSON_PrintUnformatted(json);
@@ -71,7 +71,7 @@ static inline int demo_wandb_config(const demo_wandb *w, const demo_binding *bin
 
 /* ---- rows of the history ---- */
 
-/* The summary has the last of everything, as wandb's has. Takes the row over. */
+/* Updates the summary, which has the last value of every key, as wandb's has. Frees the row. */
 static inline void demo_wandb_merge(demo_wandb *w, cJSON *row) {
     while (row && row->child) {
         cJSON *item = cJSON_DetachItemViaPointer(row, row->child);
@@ -84,7 +84,7 @@ static inline void demo_wandb_merge(demo_wandb *w, cJSON *row) {
     cJSON_Delete(row);
 }
 
-/* A line that an earlier process of the run has written. */
+/* Reads a line of the history that an earlier process of this run has written. */
 static inline void demo_wandb_earlier_line(void *user, const char *line) {
     demo_wandb *w = (demo_wandb *)user;
     demo_wandb_merge(w, cJSON_Parse(line));

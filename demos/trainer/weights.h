@@ -18,12 +18,12 @@
 #endif
 enum { DEMO_WEIGHTS_PATH = 4608 };
 
-/* how tensors are called in files */
+/* naming of tensors in files */
 enum {
     DEMO_NAMES_PLAIN,
-    DEMO_NAMES_FUSED,   /* Phi-3: some of a layer are one */
+    DEMO_NAMES_FUSED,   /* Phi-3: some tensors of a layer are fused into one */
     DEMO_NAMES_MIXTRAL, /* experts have w1, w2 and w3 */
-    DEMO_NAMES_STACKED, /* transformers 5, not in files: all experts of a layer are one */
+    DEMO_NAMES_STACKED, /* transformers 5, not in files: a layer's experts are one tensor */
     DEMO_NAMES
 };
 
@@ -76,7 +76,7 @@ static inline seqpar_status demo_weights_add(demo_weights *w, const char *path,
     return status;
 }
 
-/* One file. To be closed if it is opened. */
+/* Opens one file. On success the caller calls demo_weights_close. */
 static inline seqpar_status demo_weights_open_file(demo_weights *w, const char *path,
                                                    seqpar_error *error) {
     memset(w, 0, sizeof *w);
@@ -87,8 +87,8 @@ static inline seqpar_status demo_weights_open_file(demo_weights *w, const char *
 
 /* ---- several ---- */
 
-/* An entry of weight_map: the tensor is in that file, and in no other. Opens the file where it
-   is new. */
+/* Checks an entry of weight_map: the file must hold the tensor. Opens the file if no entry
+   before named it. */
 static inline seqpar_status demo_weights_entry(demo_weights *w, const cJSON *entry,
                                                seqpar_error *error) {
     const char *name = cJSON_IsString(entry) ? entry->valuestring : "";
@@ -111,7 +111,7 @@ static inline seqpar_status demo_weights_entry(demo_weights *w, const cJSON *ent
     return SEQPAR_OK;
 }
 
-/* The tensors of all files are those of weight_map, each once. */
+/* Checks that the files hold exactly the tensors of weight_map, each once. */
 static inline seqpar_status demo_weights_listed(const demo_weights *w, const cJSON *map,
                                                 seqpar_error *error) {
     int64_t tensors = 0, listed = cJSON_GetArraySize(map);
@@ -155,7 +155,8 @@ static inline seqpar_status demo_weights_index(demo_weights *w, seqpar_error *er
     return error->status;
 }
 
-/* An adapter is added by transformers even where whole weights lie beside it. */
+/* Refuses the folder of an adapter. transformers would add it even to whole weights beside it.
+   */
 static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_error *error) {
     char path[DEMO_WEIGHTS_PATH];
     snprintf(path, sizeof path, "%s/adapter_config.json", folder);
@@ -167,7 +168,7 @@ static inline seqpar_status demo_weights_adapter(const char *folder, seqpar_erro
         path);
 }
 
-/* Weights in a form that is not read. */
+/* Refuses weights in a format that is not supported. */
 static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *error) {
     static const char *const forms[][2] = {
         {"pytorch_model.bin",
@@ -186,8 +187,8 @@ static inline seqpar_status demo_weights_form(const char *folder, seqpar_error *
     return SEQPAR_OK;
 }
 
-/* model.safetensors, or else what its index names. folder: borrowed. To be closed if it is
-   opened. */
+/* Opens model.safetensors, or else the files that its index names. folder: borrowed. On success
+   the caller calls demo_weights_close. */
 static inline seqpar_status demo_weights_open(demo_weights *w, const char *folder,
                                               seqpar_error *error) {
     char path[DEMO_WEIGHTS_PATH];

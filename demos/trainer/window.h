@@ -7,7 +7,7 @@
 
 /* ---- rows of a step ---- */
 
-/* Documents of step `step`, places in the set: the same on all ranks. A whole set is
+/* Documents of step `step`, as indices in the set, the same on all ranks. The whole set is
    shuffled once an epoch, not once a step. */
 static int64_t *demo_step_documents(demo_rank *r, int64_t step) {
     const demo_job *job = r->job;
@@ -49,7 +49,8 @@ static int64_t *demo_eval_documents(const demo_job *job, int64_t window) {
     return which;
 }
 
-/* For as many micro-batches as were asked for, or of about so many rows. */
+/* Packs into gradient_accumulation_steps micro-batches or, if that is 0, into micro-batches of
+   about micro_train_batch_size rows. */
 static seqpar_pack_desc demo_pack_desc(const demo_rank *r, int keep_masked) {
     const demo_job *job = r->job;
     seqpar_pack_desc desc = {.pack_len = job->config.pack_len,
@@ -79,8 +80,8 @@ static seqpar_llama_batch_desc demo_batch_desc(const demo_job *job) {
     return run;
 }
 
-/* Of a step's rows, micro >= 0, which the model learns from: attention drops what its config.json
-   says, as torch does where a model is in training mode. */
+/* The same for a pass that may train. If it does, micro >= 0, attention has the dropout of
+   config.json, as torch has it in training mode. */
 static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t micro) {
     seqpar_llama_batch_desc run = demo_batch_desc(r->job);
     run.dropout = micro >= 0;
@@ -91,7 +92,7 @@ static seqpar_llama_batch_desc demo_batch_desc_of(const demo_rank *r, int64_t mi
 
 /* ---- a window of documents ---- */
 
-/* Packs the documents named by `which`, units being neighbours. */
+/* Packs the documents of `which`, in which the documents of a unit are adjacent. */
 static seqpar_status demo_window_open(demo_rank *r, demo_window *w, int64_t per_unit,
                                       int keep_masked) {
     int64_t count = arrlen(w->which);
@@ -122,9 +123,9 @@ static void demo_window_close(demo_window *w) {
 typedef seqpar_status (*demo_rows_fn)(demo_rank *r, demo_window *w, int64_t first,
                                       int64_t count, int64_t micro);
 
-/* All rows of a window without gradients, about `micro` at a time: a part of them for every
-   data-parallel rank and turn, some perhaps without a row. All have as many turns: weights that
-   are at their owners are gathered by all. */
+/* Runs `rows` on all rows of a window, without gradients, about `micro` at a time. Every
+   data-parallel rank makes the same number of calls, some perhaps without rows, since all ranks
+   take part in gathering sharded weights. */
 static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_fn rows) {
     int64_t micro = r->job->micro_values ? r->job->micro_values
                                          : r->job->config.micro_train_batch_size;
@@ -140,7 +141,7 @@ static seqpar_status demo_window_values(demo_rank *r, demo_window *w, demo_rows_
     return status;
 }
 
-/* Of the values of one token (log-prob or score), and of the seed that goes back. */
+/* The type of a token's value (log-prob or score), and of its seed. */
 __attribute__((unused)) static int demo_value_dtype(const demo_rank *r,
                                                     const seqpar_llama *model) {
     return model->config.score ? r->device->storage : r->device->accumulator;
@@ -168,7 +169,8 @@ static void demo_seeds_free(demo_rank *r, demo_seeds *seeds) {
     for (int i = 0; i < 3; i++) seqpar_buffer_free(&r->ctx, &seeds->part[i]);
 }
 
-/* A piece's sums of an objective whose unit is a token, its loss first: leaves of the step's sums. */
+/* For objectives over tokens: records the sums of a piece, loss first, as leaves of the step's.
+   */
 static inline seqpar_status demo_piece_seen(demo_rank *r, demo_window *w,
                                             const seqpar_row *rows, const seqpar_piece *p,
                                             const double *sums) {
