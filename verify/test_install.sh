@@ -93,7 +93,7 @@ sizes "$out/other_struct" >"$out/sizes.txt" 2>&1; grep -q ', 1 wrong' "$out/size
 
 # Every struct has its size but those of a device's operations; every enum has a name.
 public() { awk '/^#ifndef SEQPAR_.*H$/ { on = 1 } !on { next } /Everything below is implementation|_IMPLEMENTED\)/ { exit } 1' "$1"; }
-public seqpar.h | sed -nE 's/^(typedef )?struct seqpar_([a-z0-9_]+) \{.*/\2/p' | grep -vE '_args$|^(mat|fold_run|attn_keys|attn_task)$' | sort >"$out/structs.txt"
+public seqpar.h | sed -nE 's/^(typedef )?struct seqpar_([a-z0-9_]+) \{.*/\2/p' | grep -vE '_args$|^(mat|fold_call|attn_keys|attn_task)$' | sort >"$out/structs.txt"
 check structs_have_sizes "$(sed -n 's/^seqpar_sizeof_//p' "$out/declared.txt" | sort | diff "$out/structs.txt" -)"
 check enums_have_names "$(for header in seqpar*.h; do public $header | grep -nE '\benum( *\{|$)' | sed "s/^/$header:/"; done)"
 
