@@ -34,7 +34,7 @@ for suite in pack split fold comm transport sample token_file demos_support roll
 run asan "$asan" plan TEST_ONLY=test_sound+test_mutations+test_refused+test_mask+test_balance+test_formulas+test_as_far+test_long
 # check: attention of each kind once; check-all: at every number of ranks
 only=TEST_WAYS=1
-[ -n "$TEST_ALL" ] || only="TEST_ONLY=test_truth+test_product+test_lengths+test_long+test_gaps+test_many+test_relaxed_truth(0)+test_relaxed_grid+test_relaxed_rule+test_relaxed_return+test_refused+test_own_attention(0)+test_packed(0)+test_own_attention_re+test_own_kernel_re+test_document_lengths(3)"
+[ -n "$TEST_ALL" ] || only="TEST_ONLY=test_truth+test_product+test_lengths+test_long+test_gaps+test_many+test_relaxed_truth(0)+test_relaxed_grid+test_relaxed_rule+test_refused+test_own_attention(0)+test_packed(0)+test_own_attention_re+test_own_kernel_re+test_document_lengths(3)"
 run asan "$asan" attn "$only"
 run asan "$asan" bits TEST_WAYS=5 TEST_ONLY=test_room_refused+test_shards_refused+test_masters+test_checkpoints+test_mlp_tiles+test_ways
 # what a visitor compiles first, leaks included
@@ -46,7 +46,7 @@ for demo in snippet 05_attention 10_loss_and_optimizer; do
 done
 run tsan "-fsanitize=thread" comm TEST_WAYS=1
 run tsan "-fsanitize=thread" nccl TEST_WAYS=1
-run tsan "-fsanitize=thread" bits TEST_WAYS=2 "TEST_ONLY=test_checkpoints(0, 0+test_checkpoints(0, 3+test_mlp_tiles(0, 1+test_ways"
+run tsan "-fsanitize=thread" bits TEST_WAYS=2 "TEST_ONLY=test_checkpoints(2+test_mlp_tiles(2+test_ways"
 if ! is_wanted valgrind_fold; then :
 elif command -v valgrind >/dev/null 2>&1; then
     # Valgrind knows no AVX-512
