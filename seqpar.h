@@ -629,7 +629,7 @@ struct seqpar_comm { /* the transport sets table, rank, size, error, state; the 
     int64_t bytes_sent, messages_sent;
     /* on queues: the number of groups begun, and a checksum of their messages;
        seqpar_comm_begin updates both. The checksums of all ranks add up to 0 if the two ends of
-       each message are in the same group */
+       each message are in groups of the same number, name and step */
     int64_t queue_groups;
     uint64_t queue_sum;
     /* buffers may lie in the memory of this device; NULL: only in the host's. seqpar_ctx_open
@@ -727,8 +727,8 @@ typedef struct seqpar_fold {
     int64_t taken;                      /* running: pushed so far */
     struct seqpar__span *stack, *spans; /* leaf ranges of stack values, of pending ones */
     int64_t stack_count, stack_capacity, spans_capacity;
-    /* (leaf_count) by the leaf at which a pending value and its sibling meet: 1 + the index of
-       the value in pending; 0: none. NULL until a value is stored */
+    /* (leaf_count) waiting[i]: 1 + the index in pending of the value that meets its sibling at
+       leaf i; 0: no value does. NULL until a value is stored */
     int32_t *waiting;
     int32_t *vacant; /* free slots below slots_high: a min-heap */
     int64_t vacant_count, vacant_capacity;
@@ -739,7 +739,7 @@ typedef struct seqpar_fold {
 SEQPAR_DEF void seqpar_fold_init(seqpar_fold *fold, const int64_t *leaves, int64_t leaf_count);
 SEQPAR_DEF void seqpar_fold_free(seqpar_fold *fold);
 /* Appends to the program: push the value of `node` by `op` (LEAF, EXTEND or LOAD) with index
-   `operand`, and combine it with its sibling as long as that is on the stack or stored. The
+   `operand`; then, while the sibling of the result is on the stack or stored, add the two. The
    nodes of one program are pushed in rising order. MEMORY. */
 SEQPAR_DEF seqpar_status seqpar_fold_push(seqpar_fold *fold, seqpar_node node, int32_t op,
                                           int32_t operand);
@@ -829,10 +829,11 @@ typedef struct seqpar_part {
 } seqpar_part;
 
 /* Finds the rows of a part: rows[*first .. *first + *count). A joint is a boundary between two
-   leaves; its height is the level of the node that joins them (>>fold). A part begins at the
-   highest joint between rows that is near its even share of tokens: for a micro-batch within
-   1/8 of its tokens, so that few sums wait for the next micro-batch; for a rank's part within
-   1/64 of its tokens, so that ranks are balanced. The parts are those that seqpar_pack made.
+   leaves; its height is the level of the node that joins them (>>fold). Ideally all parts have
+   equally many tokens. A part begins at the highest joint between rows that is near its ideal
+   begin, or else at the nearest joint. Near means, for a micro-batch, within 1/8 of its tokens,
+   so that few sums wait for the next micro-batch; for a rank's part within 1/64 of its tokens,
+   so that ranks are balanced. The parts are those that seqpar_pack made.
    rows may be NULL if row_count is 0. OPTION: there is no such part; other codes as for
    seqpar_split. */
 SEQPAR_DEF seqpar_status seqpar_part_rows(seqpar_error *error, int64_t *first, int64_t *count,
@@ -859,8 +860,8 @@ SEQPAR_DEF int64_t seqpar_part_begin(int64_t total, int64_t parts, int64_t part)
    rows to ranks.
      whole cells  1: ranks hold whole cells, and bits are equal; 0: the error rule
      slots        number of runs of cells that each rank gets, if whole cells are dealt. The
-                  second runs go to the ranks in reverse order. The runs are cut from all rows
-                  together, or from each document
+                  second runs go to the ranks in reverse order. `cells` cuts the runs from all
+                  rows together, `documents` from each long document
      down         1: in a ring keys go to the previous position, which saves bytes (>>plan) */
 #define SEQPAR_LAYOUTS(X) \
     /* name, text, whole cells, slots, down, dealt by */ \
@@ -885,9 +886,9 @@ SEQPAR_DEF const seqpar_layout *seqpar_layout_at(int layout);
 SEQPAR_DEF const char *seqpar_layout_name(int layout); /* "?" */
 
 /* Tokens start, start + stride, ... (count) of one cell. They are rows `local`, local + 1, ...
-   of the rank's tensors. With stripe, if a document's cells^2 x sp_size is more than 2^23, a
-   piece covers several cells of it, from `cell` up to that of the rank's next piece: otherwise
-   planning would take too long. */
+   of the rank's tensors. With stripe, the time of planning grows with n^2 sp_size for a
+   document of n cells. Where that is more than 2^23, a piece covers several cells instead of
+   one: from `cell` up to the cell of the rank's next piece. */
 typedef struct seqpar_piece {
     int64_t row;      /* index into the rows it was made from */
     int64_t document; /* number of its document within the step */
@@ -930,7 +931,7 @@ SEQPAR_DEF seqpar_status seqpar_split_owner(seqpar_error *error, int64_t *sp_ran
                                             int64_t *local, const seqpar_row *row,
                                             int64_t token, const seqpar_split_desc *desc);
 /* How evenly the tokens of some rows are spread over the ranks, and which smaller cells would
-   spread them evenly: a rank gets whole cells. */
+   spread them evenly. Large cells can spread them unevenly, as a rank gets whole cells. */
 typedef struct seqpar_balance {
     int64_t tokens;     /* of all rows */
     int64_t most, idle; /* tokens of the busiest rank, ranks without any */
@@ -1127,8 +1128,8 @@ typedef struct seqpar_attn_args {
     void *out, *lse;
     const void *dout, *delta; /* delta like lse */
     void *dq, *dk, *dv;       /* gradients of this rank's tokens; all kv heads */
-    /* query tasks, for each slot, piece and head: the state of an online softmax, which is o
-       (count, head_dim), m and l (count); or dq */
+    /* query tasks: a slot holds for each piece and head, in forward, the state of an online
+       softmax: o (count, head_dim), m and l (count); in backward, dq */
     void *store;
     const void *inbox;
 } seqpar_attn_args;
@@ -1138,7 +1139,7 @@ typedef struct seqpar_attn_args {
    then the query pieces. */
 typedef struct seqpar_attn_backward_args {
     seqpar_attn_args queries;
-    const seqpar_attn_args *keys; /* (groups) */
+    const seqpar_attn_args *keys; /* (groups) this rank's keys, then those of each source */
     int64_t groups;
 } seqpar_attn_backward_args;
 
@@ -1464,8 +1465,7 @@ SEQPAR_DEF seqpar_device *seqpar_device_reference(void);
 SEQPAR_DEF seqpar_device *seqpar_device_reference_bf16(void);
 /* The fast device, blocked and vectorised, in fp32 or bf16; `threads` 0 means all OpenMP
    threads. Close either with seqpar_device_close. In bf16 weights and activations take half the
-   memory, sums and masters are fp32; values are widened to fp32 while they are computed
-   with. */
+   memory, sums and masters are fp32; values are widened to fp32 for computation. */
 SEQPAR_DEF seqpar_device *seqpar_device_cpu(int64_t threads);
 SEQPAR_DEF seqpar_device *seqpar_device_cpu_bf16(int64_t threads);
 /* A GPU. Compile seqpar_cuda.cu by nvcc and link it. Storage is fp32, with products computed
@@ -2029,13 +2029,14 @@ SEQPAR_DEF double seqpar_mean(const double *x, int64_t count);
    h_rejected, z = beta D:
      SEQPAR_PREFERENCE_DPO    (1 - e) softplus(-z) + e softplus(z), e = label_smoothing: cDPO
                               (Rafailov et al. 2023; Mitchell 2023)
-     SEQPAR_PREFERENCE_IPO    (D - 1 / (2 beta))^2 (Azar et al. 2023; means: TRL's ipo)
+     SEQPAR_PREFERENCE_IPO    (D - 1 / (2 beta))^2 (Azar et al. 2023; with means, TRL's ipo)
      SEQPAR_PREFERENCE_HINGE  max(0, 1 - z) (SLiC, Zhao et al. 2023)
      SEQPAR_PREFERENCE_SIMPO  as DPO with z = beta D - gamma, no reference, always means
                               (Meng et al. 2024)
      SEQPAR_PREFERENCE_ROBUST ((1 - e) softplus(-z) - e softplus(z)) / (1 - 2 e), e below 0.5:
-                              DPO's mean over labels that are wrong with probability e
-                              (Chowdhury et al. 2024; TRL's robust)
+                              if labels are wrong with probability e, its expected value is
+                              DPO's loss on the correct label (Chowdhury et al. 2024; TRL's
+                              robust)
    A kind's value is the paper's whole loss; nll_coef adds nll_coef (-logp_chosen) /
    nll_tokens: RPO. The columns reference, means, smoothing say whether a kind has a reference,
    always takes means over tokens, and accepts label smoothing. */
@@ -2090,9 +2091,10 @@ SEQPAR_DEF seqpar_status seqpar_preference_loss(seqpar_error *error, seqpar_pair
                                                 const seqpar_preference *pair,
                                                 const seqpar_preference_desc *desc);
 
-/* KTO (Ethayarajh et al. 2024): weight sigmoid(-+beta (h - kl)), h = logp - ref_logp of a
-   whole response. kl comes from mismatched pairs of prompt and response over the whole
-   optimizer step: seqpar_kto_kl of their h, never a local mean. */
+/* KTO (Ethayarajh et al. 2024): weight sigmoid(-beta (h - kl)) for a desirable response, weight
+   sigmoid(beta (h - kl)) for an undesirable one; h = logp - ref_logp of the whole response. The
+   desc has one weight for each case. kl comes from mismatched pairs of prompt and response over
+   the whole optimizer step: seqpar_kto_kl of their h, never a local mean. */
 /* OpenRLHF: beta 0.01, both weights 1. */
 typedef struct seqpar_kto_desc {
     double beta, desirable_weight, undesirable_weight, kl;
@@ -2133,7 +2135,8 @@ typedef struct seqpar_policy_result {
 SEQPAR_DEF seqpar_policy_result seqpar_policy_loss(double logp, double old_logp,
                                                    double advantage,
                                                    const seqpar_policy_desc *desc);
-/* 1/2 max((v - g)^2, (old_v + clip(v - old_v, +-c) - g)^2); c 0: no clip. */
+/* PPO's value loss of one token: 1/2 max((v - g)^2, (old_v + clip(v - old_v, +-c) - g)^2).
+   v = value, old_v = old_value, g = target, c = clip; c 0: no clip. */
 typedef struct seqpar_value_result {
     double loss, dvalue;
     int clipped;
@@ -2258,18 +2261,19 @@ typedef struct seqpar_optim {
    group, S the largest slice. At every stage only the owner of a block stores its gradient, so
    gradients take 1/W:
      gradients   E/W, allocated group by group in backward
-                 the caller's nodes of one group, node_count G, until seqpar_step_gradient
+                 the caller's nodes of one group, node_count x G, until seqpar_step_gradient
                  returns. node_count is 1 for W = 1, else about log2 of the rank's leaves;
                  of the vocab it is seqpar_vocab_node_count. A caller that computes nodes
-                 slice by slice needs node_count S
-                 the nodes of a slice that all ranks send: W node_count S/W, until they are
+                 slice by slice needs node_count x S
+                 the nodes of a slice that all ranks send: W x node_count x S/W, until they are
                  folded
                  with A > 1 sums that wait for later micro-batches: at most ceil(log2 A) E/W if
                  every micro-batch has a power of two of documents, up to log2(m) E/W more for m
                  documents; a tied table has two such sums
      moments     2 E at stage 0, 2 E/W from stage 1 on; masters E or E/W. State that is
-                 offloaded, in 8 bits or stochastic takes accumulators for two slices
-                 instead; in 8 bits also its bytes
+                 offloaded, in 8 bits or rounded stochastically takes, in place of these, two
+                 staging buffers: accumulators for two slices. 8-bit state also takes its
+                 bytes
    At stage 0 owners send the gradient to all ranks slice by slice at the end of a step (S
    more). Collective over the world. MEMORY; SIZE: a tensor overlaps another or is out of
    order. */
@@ -2322,8 +2326,8 @@ typedef struct seqpar_step_nodes {
     int64_t first, count; /* count 0: the whole group */
 } seqpar_step_nodes;
 
-/* seqpar_fold_leaves: the nodes of a sum whose leaves the caller computes, one at a time.
-   leaf() writes the whole sum over the tokens of share->pieces[leaf] to value (elements),
+/* seqpar_fold_leaves computes the nodes of a sum. The caller's leaf() computes one leaf at a
+   time: it writes the whole sum over the tokens of share->pieces[leaf] to value (elements),
    accumulators of the device. The results lie in nodes: fold->node_count values, node_stride
    accumulators apart. Scratch is about fold->depth values, never all leaves. An error of leaf()
    is returned. */
@@ -2487,7 +2491,7 @@ SEQPAR_STRUCTS(SEQPAR__X)
 #error \
     "seqpar: -ffast-math and -Ofast let the compiler reorder sums; seqpar promises equal bits. Drop the flag where SEQPAR_IMPLEMENTATION is."
 #endif
-/* 16: only _Float16 is computed in a wider type, which is not used here. */
+/* 16: only _Float16 is computed in a wider type, and seqpar does not use _Float16. */
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16
 #error \
     "seqpar: this build computes floats in wider registers (x87, the default of -m32) and rounds them when they are stored, which differs from place to place; seqpar promises equal bits. Add -msse2 -mfpmath=sse."
@@ -3934,12 +3938,13 @@ static const char *seqpar__choices(char *text, size_t size, const char *name(int
    stripe such a row takes fewer than four leaf numbers for each token. Other chapters read a
    leaf's number from a piece. */
 #define SEQPAR__ROW_BITS 34
-#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* rows, or documents in a row, if no doc_source */
+#define SEQPAR__MAX_ROWS (INT64_C(1) << 20) /* without doc_source: most rows, most docs a row */
 
 typedef struct seqpar__doc { /* document `at` of a row */
     int64_t at, begin, end, cells, number, leaf, next_leaf;
-    int64_t leaves; /* leaf numbers it takes: the last cell's + 1, or those of stripe */
-    int64_t stripe; /* number of ranks with stripe; 0: whole cells */
+    /* leaf numbers it takes: the last cell's + 1; with stripe, those of all its parts */
+    int64_t leaves;
+    int64_t stripe; /* with stripe: the number of ranks; 0: whole cells */
 } seqpar__doc;
 
 /* Stripe deals every cell to all ranks, so a rank's attention would plan about cells^2 sp_size
@@ -4183,7 +4188,7 @@ static seqpar_status seqpar__check_split(seqpar_error *error, const seqpar_row *
                                 layout == SEQPAR_LAYOUT_STRIPE && sp_size > 1 ? sp_size : 0);
 }
 
-/* of: what has these numbers (part or step), for the message. */
+/* of: the word that the message begins with, part or step. */
 static seqpar_status seqpar__check_parts(seqpar_error *error, const char *of,
                                          int64_t micro_batches, int64_t dp_size) {
     if (micro_batches > 0 && dp_size > 0 && dp_size <= SEQPAR_MAX_PARTS / micro_batches)
@@ -4344,8 +4349,8 @@ static void seqpar__slots_edge(seqpar__slots *r) {
 }
 
 /* If reach is 0, each slot begins at the nearest joint, and many may begin at the same one.
-   Returns the slot of the next cell: the last that begins at its joint or before. There may be
-   2^32 slots, so it is computed in one step. */
+   Returns the slot of the next cell: the last slot that begins no later than the cell's joint.
+   There may be 2^32 slots, so a binary search finds it. */
 static int64_t seqpar__narrow_slot(const seqpar__slots *r) {
     const seqpar__joint *cell = (const seqpar__joint *)r->joints->list + r->joint;
     if (r->joint + 1 == r->joints->count) return r->slots - 1;
@@ -6140,8 +6145,8 @@ typedef struct seqpar__attn_step {
 } seqpar__attn_step;
 
 /* For a user's kernel: the pieces in rows [begin, begin + tokens) of a share, with neighbours
-   joined. pairs: the number of pairs of a query of this rank and a key in these pieces that the
-   query sees. */
+   joined. pairs: the number of pairs (q, k) where q is a query of this rank, k is a key in
+   these pieces, and q sees k. */
 typedef struct seqpar__joined {
     seqpar_piece *pieces;
     int64_t count, begin, tokens, pairs;
@@ -6151,7 +6156,7 @@ struct seqpar_attn {
     seqpar_attn_desc desc;               /* of the whole call */
     int64_t size, rank;                  /* positions of the ring; this rank's position */
     int64_t heads, kv_heads, head_begin; /* of this member; head_begin: its first query head */
-    int64_t ring_requests; /* requests of the ring; the second half are its returns */
+    int64_t ring_requests; /* of the ring, in a backward; the second half return dk and dv */
     /* (ulysses_size) shares of the position's members; parts[member] is this rank's */
     seqpar_share *parts;
     /* (ulysses_size + 1) first row of each member's tokens in the buffer that HEADS fills */
@@ -6165,7 +6170,7 @@ struct seqpar_attn {
     int64_t *leaves;           /* (total) their leaves */
     /* (size + 1) first row of a position's keys in a slot that holds the keys of all */
     int64_t *slot_row;
-    /* (size) ring: rows of each position's keys that this position receives; that it sends */
+    /* (size) ring, for each position's keys: the rows received here; the rows sent from here */
     seqpar__bounds *recv_rows, *send_rows;
     seqpar_plan forward, backward;
     seqpar__attn_step *steps;
@@ -6174,7 +6179,7 @@ struct seqpar_attn {
     /* (size) rows of dk and dv that are received from position q; that are sent to it. A row is
        head_dim elements of each head */
     int64_t *return_elements, *outbox_elements;
-    int64_t query_slots, key_slots; /* store slots: of a query piece; of a key piece */
+    int64_t query_slots, key_slots; /* slots in the store for each query piece; key piece */
     int64_t depth;                  /* of the stack that programs need */
     int32_t *visible_begin, *visible_end;
     seqpar__joined
@@ -7745,7 +7750,8 @@ static seqpar_status seqpar__heads_buffers(seqpar__attn_exec *r) {
     return SEQPAR_OK;
 }
 
-/* In the staging buffer: this rank's tokens of one tensor, for the heads of one member. */
+/* A block of the staging buffer holds one tensor of this rank's tokens, for the heads of one
+   member. width: bytes of a token; begin: the member's first head. */
 typedef struct seqpar__heads_block {
     int64_t member, width;
     char *stage;
@@ -7807,7 +7813,8 @@ static seqpar_status seqpar__exec_exchange(seqpar__attn_exec *r, const seqpar_pl
         list[n + sends++] = results ? staged : gathered;
     }
     /* The group's step must be equal on all members. A request number may differ: with llama3
-       it depends on the member's number of kv heads. So the step is the direction */
+       it depends on the member's number of kv heads. So the step is 0 in a forward, 1 in a
+       backward */
     group = seqpar__group(results ? "heads to tokens" : "tokens to heads", r->plan->backward,
                           list, sends, list + n, sends);
     return seqpar_comm_begin(r->ctx->sp, &group, r->ctx->queue, &r->requests[op->request]);
@@ -8724,8 +8731,9 @@ static seqpar_status seqpar__tiler_end(seqpar__tiler *r) {
 }
 
 /* A leaf that is longer than a tile is computed in parts, in tiles that hold nothing else. So
-   the length of a part does not move the ends of the other tiles, and no `step` needs more
-   slots (r->places) than step 1. seqpar_token_node_count counts with step 1. */
+   the length of a part does not move the ends of the other tiles, and no value of `step`
+   (the device's sum_step) needs more slots (r->places) than step 1. seqpar_token_node_count
+   counts with step 1. */
 static seqpar_status seqpar__tiler_leaf(seqpar__tiler *r, const seqpar_piece *piece) {
     int alone = piece->count > r->most;
     int64_t most = alone ? r->part : r->most, at = 0, n;
@@ -8768,8 +8776,8 @@ static seqpar_status seqpar__tiler_tiles(seqpar__tiler *r, const seqpar_share *s
 
 /* Tokens of a tile, at most `most`: all tokens if they fit; else those of the longest leaf,
    times the largest power of two that fits. Where the leaves are the cells of a document, a
-   tile of a power of two of leaves is a whole subtree. It leaves fewer values on the stack than
-   a slightly longer tile. */
+   tile is a whole subtree if its number of leaves is a power of two. It leaves fewer values on
+   the stack than a slightly longer tile. */
 static int64_t seqpar__tiler_rows(const seqpar_share *share, int64_t most) {
     int64_t longest = 1, leaves = 1;
     if (most >= share->tokens) return SEQPAR__MAX(share->tokens, 1);
@@ -8928,8 +8936,9 @@ static void seqpar__vocab_plain_init(seqpar__vocab_plain *p, int64_t tokens) {
     p->fold.program_count = p->fold.node_count = p->fold.depth = 1;
 }
 
-/* If neither share nor fold is given, sets both to those of `plain`. Without tokens it has no
-   leaf, so nothing would write its node: then the first `elements` of the node are zeroed. */
+/* If neither share nor fold is given, sets both to those of `plain`. Without tokens there is no
+   tile, so nothing would write the node. Then this zeroes the first `elements` elements of the
+   node. */
 static void seqpar__vocab_plain_take(seqpar_ctx *ctx, const seqpar_vocab_io *io,
                                      seqpar__vocab_plain *plain, const seqpar_share **share,
                                      const seqpar_token_fold **fold, int64_t elements) {
@@ -9773,7 +9782,7 @@ typedef struct seqpar__micro { /* micro-batch `index` of all data-parallel ranks
     seqpar__partial own;       /* what this rank folds before it sends */
     seqpar_token_fold fold;    /* the same, for the caller */
     int64_t *nodes;            /* (world) how many nodes each rank sends */
-    seqpar_fold_op *program;   /* the owner's: its leaf i is node i of all ranks' nodes */
+    seqpar_fold_op *program;   /* the owner's; leaf i: node i of all nodes, by rank */
     int64_t program_count;
 } seqpar__micro;
 
@@ -9816,8 +9825,8 @@ static void seqpar__gradient_free(seqpar_ctx *ctx, seqpar_optim *o) {
     o->complete = o->pending = 0;
 }
 
-/* The rows of a micro-batch, those of all data-parallel ranks together, are contiguous. So few
-   sums have to wait for the next micro-batch. */
+/* The rows of a micro-batch, those of all data-parallel ranks together, are contiguous. Because
+   of that, only a few sums wait for the next micro-batch. */
 static void seqpar__micro_rows(const seqpar_step *s, int64_t dp_size, int64_t dp_rank,
                                int64_t index, int64_t *first, int64_t *count) {
     int64_t part = index * dp_size + dp_rank;
@@ -10183,8 +10192,8 @@ static seqpar_status seqpar__send_nodes(seqpar_ctx *ctx, const seqpar_optim *o,
                 arriving[recvs++] = seqpar__transfer(
                     w, (char *)inbox + ((at + n) * mine + s.at - base - own) * size,
                     s.count * size);
-    /* The group's step tells slice and source. Micro-batches need not differ in it, because
-       they come in order */
+    /* The step number of the message group identifies slice and source. Micro-batches can
+       share it, because they are sent in order */
     g = seqpar__group("gradients to owners", slice + from->source * o->blocks.slices, list,
                       sends, arriving, recvs);
     status = seqpar_comm_begin(ctx->world, &g, ctx->queue, &request);
@@ -10262,8 +10271,9 @@ static seqpar_status seqpar__add_into(seqpar_ctx *ctx, void *y, const void *x, i
 
 /* The owner's fold for its blocks of a slice (`owned` elements). kept: its store
    (seqpar__gradient_new). If kept is NULL, the complete sum comes as a single leaf and is added
-   to `sum`, the gradient of the other source. seqpar__fold_owned folds `count` of the elements:
-   in kept and sum from element `first` on; `leaves` begins with that element. */
+   to `sum`, the gradient of the other source. seqpar__fold_owned folds the elements
+   first .. first + count. `leaves` points to element `first` of leaf 0; kept and sum point to
+   element 0. */
 typedef struct seqpar__owner_fold {
     const seqpar_step *step;
     const seqpar__micro *micro;
@@ -10374,7 +10384,7 @@ static seqpar_status seqpar__fold_slice(seqpar_ctx *ctx, const seqpar_optim *o,
     return status;
 }
 
-/* Runs one operation of a fold program, whose leaves leaves->leaf computes. */
+/* Runs one operation of a fold program. leaves->leaf computes the leaves. */
 static seqpar_status seqpar__leaves_step(seqpar_ctx *ctx, char **top, char *place,
                                          const seqpar_fold_op *op,
                                          const seqpar_leaves *leaves) {
@@ -10771,7 +10781,7 @@ static seqpar_status seqpar__update_everywhere(seqpar_ctx *ctx, const seqpar_opt
    it. With stochastic rounding masters exist only during the update, in the stage. */
 typedef struct seqpar__stages {
     seqpar_buffer buffer[2];
-    int64_t loaded[2], stored[2]; /* moves that must be done for a stage to be loaded, stored */
+    int64_t loaded[2], stored[2]; /* after how many moves a stage is loaded, stored */
     int64_t last;                 /* moves begun so far */
 } seqpar__stages;
 
@@ -11625,8 +11635,9 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    sums occupy memory meanwhile. Threads take key jobs in order. A job that needs a dq waits
    until its fold has reached the job's keys, so the order of a sum does not depend on which
    thread computes it. The fast CPU device sums a block's contribution in registers and then
-   adds it to memory, so it adds the second block of a pair directly to the first: the bits are
-   those of two leaves combined, and the second needs no memory. The GPU runs two passes.
+   adds it to memory. So it can add the second block of a pair directly to the value of the
+   first. That gives the bits of two leaves combined, and the second leaf needs no memory. The
+   GPU runs two passes.
    ========================================================================================== */
 
 SEQPAR_DEF int64_t seqpar_dtype_bytes(int dtype) {
@@ -12289,7 +12300,7 @@ typedef struct seqpar__attn_job {
     const seqpar_attn_task *task;
     int64_t count; /* rows of the task's piece */
     int64_t local; /* first of them in its buffer */
-    /* forward, dq: query head of all heads; dkv, return: kv head within the step's range */
+    /* forward, dq: query head among all heads; dkv, return: kv head within the step's range */
     int64_t head;
     char *scratch; /* the kernel's, behind the machine's stack; shared by the job's leaves */
     int packed;    /* how many leaves have used `scratch`; 0: nothing is packed there yet */
@@ -12687,8 +12698,8 @@ static int seqpar__backward_agrees(seqpar__backward *b) {
 
 /* A job is a key piece and a head. Jobs start in the order of the keys and may overlap. A job
    waits until a fold of dq has reached its keys (seqpar__backward_next) before it adds its
-   leaf, so the leaves are added in order. At most as many kv heads as there are threads are
-   computed at a time. */
+   leaf, so the leaves are added in order. At most `threads` kv
+   heads are computed at a time. */
 static seqpar_status seqpar__backward_compute(seqpar__backward *b,
                                               const seqpar_attn_backward_args *a) {
     int64_t heads = SEQPAR__MIN(a->queries.head_count, b->device->threads);
@@ -14545,8 +14556,7 @@ static void seqpar__panel_rows(float *to, const float *a, int64_t row, int64_t s
 #ifndef SEQPAR__FAR_ROWS
 #define SEQPAR__FAR_ROWS 256
 #endif
-/* Row stride of the copy. It is not a power of two, because all rows would then fall into a few
-   cache sets. */
+/* Row stride of the copy. With a power of two, all rows would fall into a few cache sets. */
 #define SEQPAR__AC (SEQPAR__KC + 16)
 
 typedef struct seqpar__product {
@@ -15305,8 +15315,8 @@ static void seqpar__tile_ranges(seqpar__attn_tile *t) {
 
 /* If ranks share a machine, other ranks run between two calls of one rank and fill the cache
    with their own data. So a job lists the memory that it will combine with, that the next job
-   will pack, and that the next job will write. Its kernel prefetches some of these lines
-   between products: a few at a time, as it would have to wait for more. */
+   will pack, and that the next job will write. Its kernel prefetches these cache lines
+   between products, a few at a time: if it requested more at once, it would have to wait. */
 static void seqpar__ahead_add(seqpar__attn_job *j, const void *at, int64_t bytes,
                               int64_t stride, int64_t rows) {
     int n = j->ahead_count;
@@ -15580,8 +15590,9 @@ static void seqpar__cpu_forward_leaf(void *user, void *value, int64_t index, int
     j->flops += 4 * d * t.pairs;
 }
 
-/* Computes the factors a and b of two states of up to QT rows, and the new maxima. The factors
-   hold for rows that have seen a key in both states. */
+/* For up to QT rows of two states: computes the factors a and b by which o and l of the first
+   and of the second state are multiplied before they are added, and the new maxima. These
+   hold only for rows that have seen a key in both states. */
 static void seqpar__state_factors(int64_t rows, const float *m, const float *m2, float *a,
                                   float *b, float *top) {
     for (int64_t c = 0; c < SEQPAR__QT; c++) {
