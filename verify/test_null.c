@@ -638,7 +638,7 @@ static void test_model_batch(seqpar_llama *model, const seqpar_llama_config *con
     REFUSED("model", seqpar_llama_open_batch(&ctx, NULL, &batch, &row, 1, &run));
     REFUSED("batch", seqpar_llama_open_batch(&ctx, model, NULL, &row, 1, &run));
     REFUSED("rows", seqpar_llama_open_batch(&ctx, model, &batch, NULL, 1, &run));
-    REFUSED("run", seqpar_llama_open_batch(&ctx, model, &batch, &row, 1, NULL));
+    REFUSED("desc", seqpar_llama_open_batch(&ctx, model, &batch, &row, 1, NULL));
     test_expect(!seqpar_llama_open_batch(&ctx, model, &batch, &row, 1, &run), "%s", error.text);
     ABORTS("ctx", seqpar_llama_close_batch(NULL, model, &batch));
     ABORTS("model", seqpar_llama_close_batch(&ctx, NULL, &batch));

@@ -24,7 +24,7 @@ wide=$(awk '/^```[a-z]+$/ { most = /c$/ ? 80 : 60; next } /^```$/ { most = most 
 # the header's sample is the demo, and prints what the header says
 awk '/^#if 0 \/\* SAMPLE \*\// { on = 1; next } /^#endif \/\* SAMPLE \*\// { exit } on' seqpar.h > $out/sample.c
 if cmp -s $out/sample.c demos/01_ring.c; then ok header_sample_is_the_demo; else fail header_sample_is_the_demo "seqpar.h and demos/01_ring.c differ"; fi
-awk '/^   SAMPLES:/ { sample = 1 } sample && /It prints$/ { on = 1; next } on && /^   ===/ { exit } on && NF' seqpar.h | sed 's/^       //' > $out/sample.want
+awk '/^   SAMPLES:/ { sample = 1 } sample && /The program prints$/ { on = 1; next } on && /^   ===/ { exit } on && NF' seqpar.h | sed 's/^       //' > $out/sample.want
 if $cc -std=gnu11 -O2 -I. $out/sample.c -o $out/sample -lm -lpthread 2>$out/sample.log && $out/sample > $out/sample.got && cmp -s $out/sample.want $out/sample.got; then ok header_sample_prints; else fail header_sample_prints "$(diff $out/sample.want $out/sample.got | head -n 4 | tr '\n' ' ')"; fi
 [ "$(wc -l < demos/01_ring.c)" -le 100 ] && ok ring_demo_is_short || fail ring_demo_is_short "$(wc -l < demos/01_ring.c) lines"
 

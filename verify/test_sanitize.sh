@@ -46,7 +46,7 @@ for demo in snippet 05_attention 10_loss_and_optimizer; do
 done
 run tsan "-fsanitize=thread" comm TEST_WAYS=1
 run tsan "-fsanitize=thread" nccl TEST_WAYS=1
-run tsan "-fsanitize=thread" bits TEST_WAYS=2 "TEST_ONLY=test_checkpoints(2+test_mlp_tiles(2+test_ways"
+run tsan "-fsanitize=thread" bits TEST_WAYS=1 "TEST_ONLY=test_checkpoints(2+test_mlp_tiles(2+test_ways(0+test_ways(2, 0"
 if ! is_wanted valgrind_fold; then :
 elif command -v valgrind >/dev/null 2>&1; then
     # Valgrind knows no AVX-512
