@@ -40,8 +40,8 @@ HEAD = """# {model}
 
 A real model, trained on one rank and on four: the same bytes. One step is held against transformers'. Then SFT on GSM8K and, from its
 result, DPO and a reward model on right and wrong answers to GSM8K and GRPO on additions of two-digit numbers (the last number is the
-reward). Losses, accuracies and rewards of training are means of the first and of the last {few} steps; evaluations are of what was not
-trained on, but for one pair that shares its question with others; GRPO has none. Figures are the same on both numbers of ranks. Written
+reward). Losses, accuracies and rewards of training are means of the first and of the last {few} steps (of fewer than {twice}: of each half);
+evaluations are of what was not trained on, but for one pair that shares its question with others; GRPO has none. Figures are the same on both numbers of ranks. Written
 by `verify/real_model.py --markdown`, {day}, on {machine}; weights in {dtype}, those of the one step in fp32.
 
 The rates were chosen by trials, so the figures are those of the better one of two, each of one seed; equal bytes do not depend on it. SFT:
@@ -240,7 +240,8 @@ def told(name, trained, measures):
     speed = ", ".join(f"{sum(f['tokens'] for f in each) / sum(f['tokens'] / f['tokens_per_second'] for f in each):.0f}"
                       if "tokens_per_second" in each[0] else f"{seconds / len(each):.0f} s a rollout"
                       for each, (_, seconds) in zip(steps, folders))
-    said = "; ".join(f"{key} {mean_of(steps[0][:FEW], key):.4f} -> {mean_of(steps[0][-FEW:], key):.4f}" for key in measures)
+    few = min(FEW, max(1, len(steps[0]) // 2))
+    said = "; ".join(f"{key} {mean_of(steps[0][:few], key):.4f} -> {mean_of(steps[0][-few:], key):.4f}" for key in measures)
     evals = [[f for f in each if any(key.startswith("eval_") for key in f)] for each in figures]
     if evals[0] != evals[1]:
         fail(f"{name}: the evaluations are not the same on {RANKS} ranks")
@@ -434,7 +435,7 @@ def machine(given):
 def write_table(given):
     rows = [f"{given.out}/{part}.row" for part in (*PARTS, "vllm")]
     with open(given.markdown, "w") as file:
-        file.write(HEAD.format(model=os.path.basename(os.path.abspath(given.model)), few=FEW, day=datetime.date.today(),
+        file.write(HEAD.format(model=os.path.basename(os.path.abspath(given.model)), few=FEW, twice=2 * FEW, day=datetime.date.today(),
                                machine=machine(given), dtype="bf16" if given.param_dtype == "bf16" else "fp32"))
         for row in filter(os.path.exists, rows):
             with open(row) as kept:
