@@ -41,8 +41,9 @@ HEAD = """# {model}
 A real model, trained on one rank and on four: the same bytes. One step is held against transformers'. Then SFT on GSM8K and, from its
 result, DPO and a reward model on right and wrong answers to GSM8K and GRPO on additions of two-digit numbers (the last number is the
 reward). Losses, accuracies and rewards of training are means of the first and of the last {few} steps (of fewer than {twice}: of each half);
-evaluations are of what was not trained on, but for one pair that shares its question with others; GRPO has none. Figures are the same on both numbers of ranks. Written
-by `verify/real_model.py --markdown`, {day}, on {machine}; weights in {dtype}, those of the one step in fp32.
+evaluations are of what was not trained on, but for one pair that shares its question with others; GRPO has none. Figures are the same
+on both numbers of ranks. Written by `verify/real_model.py --markdown`, {day}, on {machine}; weights in {dtype}, those of the
+one step in fp32; a row with another machine names it.
 
 The rates were chosen by trials, so the figures are those of the better one of two, each of one seed; equal bytes do not depend on it. SFT:
 1e-4 over 3e-5, and DPO: 1e-5 over 2e-6, by the loss of training. Reward model: 4e-5 over 1e-5 (accuracy 0.73 and 0.65 after 60 steps) by the
@@ -392,7 +393,7 @@ def lora(given):
                       "--max_samples", "4")
     pair = prepare(given, "pairs", f"{given.data}/gsm8k_preferences.jsonl", f"{given.out}/lora_pairs.tokens", "--prompt_key", "prompt",
                    "--max_len", "512", "--max_samples", str(8 * given.lora_steps))
-    where = f" (rank 8, {machine(given)})"
+    where = f" (rank 8, {machine(given)}, {'bf16' if given.param_dtype == 'bf16' else 'fp32'})"
     done = train(given, "sft", "lora_sft", *shape, "--dataset", tokens, "--eval_dataset", test)
     pairs_done = train(given, "dpo", "lora_dpo", *shape, "--dataset", pair)
     first = next(f for f in pairs_done[1][0] if "grad_norm" in f)["loss"]
