@@ -13,43 +13,24 @@
 #include "bench.h"
 #include "seqpar_llama.h"
 
-enum { ROUNDS = 3, OPS = 4 };
+enum { ROUNDS = 3 };
 
-/* ---- a device that takes the time of its products ---- */
+/* ---- a device that measures the time of its products ---- */
 
 static double product_seconds;
 static seqpar_device plain; /* the operations that the timed ones call */
 
-static seqpar_status timed_matmul(seqpar_device *d, const seqpar_matmul_args *a, void *queue) {
-    double began = now();
-    seqpar_status status = plain.matmul(d, a, queue);
-    product_seconds += now() - began;
-    return status;
-}
-
-static seqpar_status timed_weight_grad(seqpar_device *d, const seqpar_weight_grad_args *a,
-                                       void *queue) {
-    double began = now();
-    seqpar_status status = plain.weight_grad(d, a, queue);
-    product_seconds += now() - began;
-    return status;
-}
-
-static seqpar_status timed_attn_forward(seqpar_device *d, const seqpar_attn_args *a,
-                                        void *queue) {
-    double began = now();
-    seqpar_status status = plain.attn_forward(d, a, queue);
-    product_seconds += now() - began;
-    return status;
-}
-
-static seqpar_status timed_attn_backward(seqpar_device *d, const seqpar_attn_backward_args *a,
-                                         void *queue) {
-    double began = now();
-    seqpar_status status = plain.attn_backward(d, a, queue);
-    product_seconds += now() - began;
-    return status;
-}
+#define TIMED(op, args) \
+    static seqpar_status timed_##op(seqpar_device *d, const args *a, void *queue) { \
+        double began = now(); \
+        seqpar_status status = plain.op(d, a, queue); \
+        product_seconds += now() - began; \
+        return status; \
+    }
+TIMED(matmul, seqpar_matmul_args)
+TIMED(weight_grad, seqpar_weight_grad_args)
+TIMED(attn_forward, seqpar_attn_args)
+TIMED(attn_backward, seqpar_attn_backward_args)
 
 static seqpar_device *timed_device(void) {
     seqpar_device *d = seqpar_device_cpu(1);

@@ -101,12 +101,12 @@ static double loss_of(server *s, const seqpar_llama_batch *b) {
 }
 
 static seqpar_status step_of(server *s, const seqpar_batch *batch, double *loss) {
-    seqpar_llama_batch_desc run = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = s->recompute};
+    seqpar_llama_batch_desc desc = {.layout = SEQPAR_LAYOUT_ZIGZAG, .recompute = s->recompute};
     seqpar_llama_batch b;
     seqpar_buffer seed = {0};
     seqpar_status status = seqpar_step_begin(&s->ctx, &s->optim, batch->row, 1,
                                              SEQPAR_LAYOUT_ZIGZAG, 1);
-    if (!status) status = seqpar_llama_open_batch(&s->ctx, &s->model, &b, batch->row, 1, &run);
+    if (!status) status = seqpar_llama_open_batch(&s->ctx, &s->model, &b, batch->row, 1, &desc);
     if (status) return status;
     status = seeds_of(s, &b, batch->counts.supervised, &seed);
     seqpar_vocab_seeds seeds = {.dlogp = seed.data};

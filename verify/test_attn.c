@@ -137,26 +137,27 @@ static void truth_compute(row_truth *t, const setup *s, int64_t r, int64_t base,
                                   p->dout + base * wide, t->dq, t->dk, t->dv, t->dsinks);
 }
 
-/* Many setups have the same truth, and it takes longer than they do: the last ones are kept. */
+/* Many setups have the same truth, which takes longer to compute than they do: the last 64 rows
+   are cached. */
 static const row_truth *truth_of(const setup *s, int64_t r, int64_t base) {
-    static row_truth kept[64];
+    static row_truth cache[64];
     static size_t next;
     const seqpar_row *row = &s->p->rows[r];
     bool *mask = malloc((size_t)(row->tokens * row->tokens));
     double *z = s->f.dropout > 0 ? dropout_factors(s, row) : NULL;
-    size_t i = 0, most = sizeof kept / sizeof *kept;
+    size_t i = 0, most = sizeof cache / sizeof *cache;
     slow_mask_general(row->tokens, row->docs, row->cu_seqlens, !s->f.full, s->f.window,
                       s->f.prefix ? s->p->prefix[r] : NULL, mask);
     uint64_t key = truth_key(s, r, base, mask, z);
-    while (i < most && !(kept[i].out && kept[i].key == key)) i++;
+    while (i < most && !(cache[i].out && cache[i].key == key)) i++;
     if (i == most) {
         i = next++ % most;
-        truth_compute(&kept[i], s, r, base, mask, z);
-        kept[i].key = key;
+        truth_compute(&cache[i], s, r, base, mask, z);
+        cache[i].key = key;
     }
     free(mask);
     free(z);
-    return &kept[i];
+    return &cache[i];
 }
 
 static void expect_truth(const setup *s, double limit, const char *what) {
