@@ -5,14 +5,17 @@ ARCH ?= -march=native
 OPT ?= -O3
 WARN = -Wall -Wextra -Wno-format-truncation -Wno-missing-field-initializers
 CFLAGS ?= -std=gnu11 $(OPT) -g $(ARCH) -fopenmp $(WARN)
-CPPFLAGS += -I. -Ibuild -Idemos -Idemos/trainer -Iverify
+CPPFLAGS += -I. -Ibuild -Idemos -Iverify
 LDLIBS = -lcjson -lz -lm -lpthread -ldl
 
 HEADERS = seqpar.h seqpar_llama.h seqpar_safetensors.h seqpar_nccl.h seqpar_mpi.h
+TRAINER_HEADERS = $(wildcard demos/*.h demos/trainer/*/*.h)
+ORACLE_HEADERS = $(wildcard verify/oracle/*/*.h)
+VERIFY_HEADERS = $(wildcard verify/*.h verify/support/*.h verify/second/*.h verify/stand_in/*.h verify/tests/*.h)
 ORACLE = build/seqpar-verify
 DEMOS = 00_by_hand 01_ring 02_layouts 03_own_kernel 04_own_transport 05_attention 06_curves_lie 07_own_attention 08_own_trainer 10_loss_and_optimizer snippet picture train_sft train_dpo train_kto train_kd train_prm train_ppo train_rm generate seqpar make_arith compare_runs
 # One suite a stage or subject of the oracle.
-DUMPS = $(patsubst verify/test_%.c,%,$(sort $(wildcard verify/test_dump*.c)))
+DUMPS = $(patsubst verify/tests/test_%.c,%,$(sort $(wildcard verify/tests/test_dump*.c)))
 SUITES = absence refusals refused cuda gpu_script headers install faults sanitize attn memory injected truth bits objective definitions definition_runs evaluation options absolute inputs program yaml pages train post lora kd prm generate ppo bad_input runs certificate kills processes sizes fuzz parsers smallest scarce reward readme snippet bench oracle oracle_reports oracle_manual oracle_bar oracle_refused gallery $(DUMPS) references python pip nccl plan transport sample sampled adapters distill device numerics slow slow_loss pack fold split agree comm null optim nccl_gpus train_nccl schedule safetensors token_file demos_support rollout dry_run logs mpi hosts workflow setup bare
 PYTHON ?= python3
 BENCHES = bench_cpu bench_chunks bench_layers bench_ranks bench_sample bench_step bench_vocab
@@ -65,7 +68,7 @@ verify: setup $(VERIFY)
 
 # What two suites need is built before them, since they run beside each other.
 # make check SUITES="fold pack" runs some. Suites in C are programs; most shell suites run the demos.
-IN_C = $(patsubst verify/test_%.c,%,$(wildcard $(SUITES:%=verify/test_%.c)))
+IN_C = $(patsubst verify/tests/test_%.c,%,$(wildcard $(SUITES:%=verify/tests/test_%.c)))
 check: setup
 	@sh ci/words.sh $(SUITES)
 	@$(MAKE) --no-print-directory -j2 $(IN_C:%=build/test_%) $(if $(filter $(RUN_DEMOS),$(SUITES)),$(DEMOS:%=build/%) build/verify_sp build/reward_server_for_tests) $(if $(filter readme,$(SUITES)),build/test_attn build/test_plan) $(if $(filter snippet,$(SUITES)),build/10_loss_and_optimizer) $(if $(filter readme inputs oracle oracle_reports oracle_manual oracle_bar oracle_refused python pip fuzz parsers smallest,$(SUITES)),$(ORACLE) build/verify_sp) $(if $(filter workflow,$(SUITES)),build/verify_sp) $(if $(filter bench faults cuda,$(SUITES)),planted build/faults/seqpar.o)
@@ -85,9 +88,11 @@ quick: setup
 	@$(MAKE) --no-print-directory -j2 $(QUICK:%=build/quick/test_%) build/quick/verify
 	@for suite in $(QUICK); do TEST_WAYS=23 TEST_FIRST=1 build/quick/test_$$suite >build/quick/$$suite.log || { tail -n 3 build/quick/$$suite.log; exit 1; }; echo "$$suite: $$(tail -n 1 build/quick/$$suite.log)"; done
 	@build/quick/verify >build/quick/verify.log || { cat build/quick/verify.log; exit 1; }; tail -n 3 build/quick/verify.log
-build/quick/%: verify/%.c build/counting.o $(wildcard verify/*.h)
-	@mkdir -p build/quick
-	@$(CC) $(CPPFLAGS) $(CFLAGS) -O1 $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
+QUICKLY = @mkdir -p build/quick; $(CC) $(CPPFLAGS) $(CFLAGS) -O1 $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
+build/quick/test_%: verify/tests/test_%.c build/counting.o $(VERIFY_HEADERS)
+	$(QUICKLY)
+build/quick/verify: verify/verify.c build/counting.o $(VERIFY_HEADERS)
+	$(QUICKLY)
 
 check-all: export TEST_ALL = 1
 check-all: check
@@ -109,8 +114,8 @@ readme: build/02_layouts build/test_attn build/test_plan build/picture build/tes
 	@bash ci/sample.sh
 	@build/picture > demos/picture.svg
 	@build/test_definitions --page > verify/pages/DEFINITIONS.md
-	@$(ORACLE) list --markdown > verify/MISTAKES.md
-	@$(ORACLE) list --gallery --markdown > verify/GALLERY.md
+	@$(ORACLE) list --markdown > verify/pages/MISTAKES.md
+	@$(ORACLE) list --gallery --markdown > verify/pages/GALLERY.md
 	@for page in README.md demos/README.md verify/pages/design.md; do bash ci/readme.sh $$page > build/README.new && mv build/README.new $$page || exit 1; done
 
 # One hash for each objective, whoever computes; where there is an mpicc, processes too.
@@ -125,9 +130,9 @@ vectors: $(ORACLE)
 frameworks: $(ORACLE)
 	@SEQPAR_VERIFY=$(CURDIR)/$(ORACLE) $(PYTHON) verify/frameworks/run.py --markdown build/frameworks.md
 
-build/options.inc: demos/trainer/options.tsv demos/trainer/options.awk
+build/options.inc: demos/trainer/run/options.tsv demos/trainer/run/options.awk
 	@mkdir -p build
-	awk -f demos/trainer/options.awk demos/trainer/options.tsv > $@
+	awk -f demos/trainer/run/options.awk demos/trainer/run/options.tsv > $@
 
 # The implementation is compiled once. What needs the public API alone is linked with it: its own units see prototypes,
 # whatever *_IMPLEMENTATION they define.
@@ -143,33 +148,33 @@ suites: # for scripts
 linked-flags: # for scripts that compile suites in other ways
 	@echo $(LINKED)
 
-build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
+build/verify_sp: verify/verify.c build/seqpar.o demos/trainer/base/files.h demos/trainer/ppo/advantage.h verify/support/run_objective.h verify/support/layouts.h verify/support/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 $(DUMPS:%=build/test_%) build/test_gallery: $(ORACLE)
-build/test_references build/test_gallery: $(wildcard verify/oracle/*.h)
+build/test_references build/test_gallery: $(ORACLE_HEADERS)
 build/test_gallery: CPPFLAGS += -D_GNU_SOURCE
 # Put in its place whole: a suite may be running the one before.
-$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(wildcard verify/oracle/*.h) verify/slow.h verify/kept.h demos/trainer/model_folder.h demos/trainer/peft.h demos/trainer/progress.h
+$(ORACLE): verify/seqpar_verify.c build/seqpar.o build/self_test.o $(ORACLE_HEADERS) verify/second/slow.h verify/support/kept.h demos/trainer/model/model_folder.h demos/trainer/model/peft.h demos/trainer/log/progress.h
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/self_test.o -o $@.$$$$ $(LDLIBS) && mv $@.$$$$ $@
 # `seqpar-verify test` is make verify
-build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/files.h demos/trainer/advantage.h verify/run_objective.h verify/layouts.h verify/kept.h
+build/self_test.o: verify/verify.c build/seqpar.o demos/trainer/base/files.h demos/trainer/ppo/advantage.h verify/support/run_objective.h verify/support/layouts.h verify/support/kept.h
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Dmain=seqpar_verify_test -c $< -o $@
 
 # Copies of the headers, and of what the trainers compute, with every mistake of verify/faults.tsv in them, each behind a switch.
-TRAINER_FAULTS = $(patsubst %,build/faults/%,$(wildcard demos/trainer/*.h))
+TRAINER_FAULTS = $(patsubst %,build/faults/%,$(TRAINER_HEADERS))
 .PHONY: planted
 planted: $(HEADERS:%=build/faults/%) $(TRAINER_FAULTS) build/faults/seqpar_cuda.cu
-build/faults/%: % verify/faults.tsv verify/plant.awk
+build/faults/%: % verify/faults.tsv verify/support/plant.awk
 	@mkdir -p $(@D)
-	awk -v file=$< -f verify/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
+	awk -v file=$< -f verify/support/plant.awk verify/faults.tsv $< >$@.new && mv $@.new $@
 build/faults/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS:%=build/faults/%)
 	$(CC) -Ibuild/faults $(CPPFLAGS) $(CFLAGS) -O2 -w -DSEQPAR_COUNT_WORK -c $< -o $@
-build/faults/cuda_on_cpu.o: build/faults/seqpar_cuda.cu build/faults/seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
+build/faults/cuda_on_cpu.o: build/faults/seqpar_cuda.cu build/faults/seqpar.h verify/stand_in/cuda_on_cpu.h verify/stand_in/cuda_on_cpu_bridge.h verify/stand_in/cublas_on_cpu.h
 	$(ON_CPU) -c $< -o $@
 
-TEST_HEADERS = $(wildcard verify/*.h demos/*.h demos/trainer/*.h) verify/golden.tsv verify/golden_definitions.tsv build/options.inc
-build/test_%: verify/test_%.c build/seqpar.o $(TEST_HEADERS)
+TEST_HEADERS = $(VERIFY_HEADERS) $(TRAINER_HEADERS) verify/second/golden.tsv verify/second/golden_definitions.tsv build/options.inc
+build/test_%: verify/tests/test_%.c build/seqpar.o $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # These bound the steps of packing and splitting by counting them.
@@ -177,18 +182,18 @@ COUNTING = pack rollout split
 build/counting.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) -O1 -DSEQPAR_COUNT_WORK -c $< -o $@
-$(COUNTING:%=build/test_%): build/test_%: verify/test_%.c build/counting.o $(TEST_HEADERS)
+$(COUNTING:%=build/test_%): build/test_%: verify/tests/test_%.c build/counting.o $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/counting.o -o $@ $(LDLIBS)
 
 # These look inside or count memory: they hold the implementation themselves. Those that measure nothing and compare no bits
 # with other builds are compiled quickly.
 INSIDE = attn device numerics fold memory injected plan safetensors scarce
 build/test_fold build/test_memory build/test_injected build/test_plan build/test_safetensors build/test_scarce: OPT = -O1
-$(INSIDE:%=build/test_%): build/test_%: verify/test_%.c $(HEADERS) $(TEST_HEADERS)
+$(INSIDE:%=build/test_%): build/test_%: verify/tests/test_%.c $(HEADERS) $(TEST_HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-build/reward_server_for_tests: verify/reward_server_for_tests.c
+build/reward_server_for_tests: verify/support/reward_server_for_tests.c
 	@mkdir -p build
 	$(CC) -D_GNU_SOURCE $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
@@ -196,7 +201,7 @@ build/train_ppo build/generate build/test_rollout build/test_options build/test_
 
 build/seqpar build/nvcc/seqpar: LDLIBS += -lyaml
 build/seqpar: $(wildcard demos/program/*.h)
-build/%: demos/%.c build/seqpar.o $(wildcard demos/*.h demos/trainer/*.h) verify/seqpar_check.h build/options.inc
+build/%: demos/%.c build/seqpar.o $(TRAINER_HEADERS) verify/seqpar_check.h build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # The one that has nothing of the library.
@@ -212,7 +217,7 @@ build/bench_%: bench/bench_%.c build/seqpar.o $(wildcard bench/*.h)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o -o $@ $(LDLIBS)
 
 # What bench_transformers.py asks.
-build/steps: bench/steps.c build/seqpar.o $(wildcard demos/trainer/*.h)
+build/steps: bench/steps.c build/seqpar.o $(TRAINER_HEADERS)
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -Wno-unused-function $< build/seqpar.o -o $@ $(LDLIBS)
 
 # Its bounds are those of the library's own vectors.
@@ -220,27 +225,30 @@ build/bench_layers: bench/bench_layers.c bench/bench.h $(HEADERS)
 	@mkdir -p build
 	$(CC) $(CPPFLAGS) $(CFLAGS) $< -o $@ $(LDLIBS)
 
-# ---- CUDA: the device on a GPU, and its kernels thread by thread on the CPU (verify/cuda_on_cpu.h) ----
+# ---- CUDA: the device on a GPU, and its kernels thread by thread on the CPU (verify/stand_in/cuda_on_cpu.h) ----
 NVCC ?= nvcc
 CUDA_ARCH ?= -gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90a,code=sm_90a
 CUDA = $(dir $(shell command -v $(NVCC)))..
 CUDA_LIBS = -L$(CUDA)/lib64 -lcublas -lcudart -lstdc++
 ON_CPU_OPT = -O2 -g
-ON_CPU = $(CXX) -std=c++17 $(ON_CPU_OPT) $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h
+ON_CPU = $(CXX) -std=c++17 $(ON_CPU_OPT) $(ARCH) -Wall -Wextra -Wno-unused-function -I. -x c++ -DSEQPAR_CUBLAS -include verify/stand_in/cublas_on_cpu.h
 TRAINERS = train_sft train_dpo train_kto train_kd train_prm train_rm train_ppo generate
 
 build/cuda.o: seqpar_cuda.cu seqpar.h
 	@mkdir -p build
 	$(NVCC) -std=c++17 -O3 -fmad=false -Xptxas -v -DSEQPAR_CUBLAS -I. $(CUDA_ARCH) -c $< -o $@ > build/cuda.log 2>&1 || { cat build/cuda.log; exit 1; }
 
-build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/cuda_on_cpu.h verify/cuda_on_cpu_bridge.h verify/cublas_on_cpu.h
+build/cuda_on_cpu.o: seqpar_cuda.cu seqpar.h verify/stand_in/cuda_on_cpu.h verify/stand_in/cuda_on_cpu_bridge.h verify/stand_in/cublas_on_cpu.h
 	@mkdir -p build
 	$(ON_CPU) -c $< -o $@
 
-build/on_cpu_test_queue_nccl: verify/test_queue.c verify/nccl_stand_in.h verify/nccl_on_cpu.h verify/nccl_world.h
-build/on_cpu_test_train_nccl: verify/nccl_stand_in.h verify/nccl_on_cpu.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
-build/on_cpu_%: verify/%.c build/cuda_on_cpu.o build/seqpar.o $(wildcard verify/*.h)
-	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+build/on_cpu_test_queue_nccl: verify/tests/test_queue.c verify/stand_in/nccl_stand_in.h verify/stand_in/nccl_on_cpu.h verify/stand_in/nccl_world.h
+build/on_cpu_test_train_nccl: verify/stand_in/nccl_stand_in.h verify/stand_in/nccl_on_cpu.h $(TRAINER_HEADERS) build/options.inc
+LINK_ON_CPU = $(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DTEST_CUDA $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
+build/on_cpu_test_%: verify/tests/test_%.c build/cuda_on_cpu.o build/seqpar.o $(VERIFY_HEADERS)
+	$(LINK_ON_CPU)
+build/on_cpu_verify: verify/verify.c build/cuda_on_cpu.o build/seqpar.o $(VERIFY_HEADERS)
+	$(LINK_ON_CPU)
 
 build/on_cpu_bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h build/cuda_on_cpu.o build/seqpar.o
 	$(CC) $(CPPFLAGS) $(CFLAGS) $(LINKED) $< build/seqpar.o build/cuda_on_cpu.o -o $@ $(LDLIBS) -lstdc++
@@ -250,14 +258,14 @@ NCCL_FLAGS = -isystem $(CUDA)/include -L$(CUDA)/lib64
 NCCL = $(shell echo 'int main(void) { return 0; }' | $(CC) -include nccl.h $(NCCL_FLAGS) -x c - -lnccl -o /dev/null 2>/dev/null && echo -DDEMO_NCCL $(NCCL_FLAGS) -lnccl)
 
 # The same upon the stand-in for NCCL, on a machine without GPUs.
-build/test_nccl_gpus: CPPFLAGS += -include verify/nccl_stand_in.h
+build/test_nccl_gpus: CPPFLAGS += -include verify/stand_in/nccl_stand_in.h
 
-build/cuda_%: demos/%.c build/cuda.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/cuda_%: demos/%.c build/cuda.o $(HEADERS) $(TRAINER_HEADERS) build/options.inc
 	$(CC) $(CPPFLAGS) $(CFLAGS) -DDEMO_CUDA $< build/cuda.o -o $@ $(NCCL) $(LDLIBS) -lcurl $(CUDA_LIBS)
 
 # Ranks that mpirun starts, with Open MPI, MPICH or what is built of them (MPICC=mpicc.mpich).
 MPICC ?= mpicc
-build/mpi_%: demos/%.c build/seqpar.o $(HEADERS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/mpi_%: demos/%.c build/seqpar.o $(HEADERS) $(TRAINER_HEADERS) build/options.inc
 	$(MPICC) $(CPPFLAGS) $(CFLAGS) $(LINKED) -DDEMO_MPI $< build/seqpar.o -o $@ $(LDLIBS) -lcurl
 
 mpi: setup
@@ -270,7 +278,7 @@ NVCC_DEMO_ARCH ?= -arch=sm_90a
 NVCC_HOST = $(subst $(space),$(comma),$(strip $(OPT) $(ARCH) -fopenmp))
 
 build/nvcc/train_ppo build/nvcc/generate: LDLIBS += -lcurl
-build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+build/nvcc/%: demos/%.c $(HEADERS) verify/seqpar_check.h $(TRAINER_HEADERS) build/options.inc
 	@mkdir -p build/nvcc
 	$(NVCC) -x cu -std=c++20 $(NVCC_DEMO_ARCH) -fmad=false -diag-suppress 1675 -Xcompiler $(NVCC_HOST) $(CPPFLAGS) $< -o $@ $(LDLIBS)
 
@@ -296,8 +304,8 @@ build/09_cudnn_attention: build/cudnn.o build/cuda.o build/seqpar.o
 	$(CC) $(CFLAGS) $^ -o $@ $(LDLIBS) -L$(CUDNN)/lib -l:libcudnn.so.9 -Wl,-rpath,$(abspath $(CUDNN))/lib $(CUDA_LIBS)
 
 # The same upon a stand-in for cuDNN, without a GPU.
-build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar.o $(wildcard verify/*_on_cpu.h)
-	$(ON_CPU) -Wno-missing-field-initializers -include verify/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
+build/on_cpu_cudnn_attention: $(CUDNN_DEMO) seqpar_cuda.cu seqpar.h build/seqpar.o $(wildcard verify/stand_in/*.h)
+	$(ON_CPU) -Wno-missing-field-initializers -include verify/stand_in/cudnn_on_cpu.h -include seqpar_cuda.cu -Idemos $(LINKED) -c $< -o build/on_cpu_cudnn.o
 	$(CC) $(CFLAGS) build/on_cpu_cudnn.o build/seqpar.o -o $@ $(LDLIBS) -lstdc++
 
 # ---- what ci/gpu.sh takes to a machine with a GPU: programs that need no compiler there ----
@@ -319,20 +327,20 @@ $(BUNDLE)/lib/libseqpar_cuda.so: seqpar_cuda.cu seqpar.h
 build/bundle/seqpar.o: verify/library.c verify/seqpar_check.h $(HEADERS)
 	@mkdir -p $(@D)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) -c $< -o $@
-$(BUNDLE)/test_%: verify/test_%.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
+$(BUNDLE)/test_%: verify/tests/test_%.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/verify: verify/verify.c $(BUNDLE_NEEDS) $(TEST_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/train_ppo: LDLIBS += -lcurl
-$(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+$(BUNDLE)/train_%: demos/train_%.c $(BUNDLE_NEEDS) $(TRAINER_HEADERS) build/options.inc
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
-$(BUNDLE)/test_nccl_gpus: verify/test_nccl_gpus.c verify/transport.h verify/nccl_world.h $(BUNDLE_NEEDS)
+$(BUNDLE)/test_nccl_gpus: verify/tests/test_nccl_gpus.c verify/support/transport.h verify/stand_in/nccl_world.h $(BUNDLE_NEEDS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DTEST_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
-$(BUNDLE)/train_sft_nccl: demos/train_sft.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h) build/options.inc
+$(BUNDLE)/train_sft_nccl: demos/train_sft.c $(BUNDLE_NEEDS) $(TRAINER_HEADERS) build/options.inc
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) -DDEMO_CUDA $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS) $(NCCL)
 $(BUNDLE)/bench_gpu: bench/bench_gpu.c bench/gpu.h bench/bench.h $(BUNDLE_NEEDS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
-$(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(wildcard demos/*.h demos/trainer/*.h)
+$(BUNDLE)/%: demos/%.c $(BUNDLE_NEEDS) $(TRAINER_HEADERS)
 	$(CC) $(CPPFLAGS) $(BUNDLE_FLAGS) $(LINKED) $< build/bundle/seqpar.o -o $@ $(BUNDLE_LIBS)
 $(BUNDLE)/cudnn_attention: $(CUDNN_DEMO) $(BUNDLE_NEEDS)
 	$(NVCC) -std=c++17 -O2 -arch=sm_90 $(CPPFLAGS) -I$(CUDNN)/include $(LINKED) -c $< -o build/bundle/cudnn.o

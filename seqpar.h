@@ -188,7 +188,7 @@
 
    WHAT A STEP COSTS, in device memory. T: local tokens, W: number of ranks, s: bytes of the
    storage type, c: bytes of the accumulator type. ctx->memory counts the bytes of each kind,
-   current and peak; verify/test_memory.c checks these bounds.
+   current and peak; verify/tests/test_memory.c checks these bounds.
        weights        allocated by you or seqpar_llama: s for each parameter, on every rank;
                       once if ranks are threads that share them (params_shared); at zero_stage 3
                       divided by W, plus two groups of tensors (seqpar_shards)
@@ -213,10 +213,10 @@
    TO ADD
        a layout       a line of SEQPAR_LAYOUTS (>>api), and seqpar__deal_X in >>split unless its
                       pieces are dealt like those of another layout. Add its map to
-                      verify/test_split.c, which fails without one. Names, the other tests,
+                      verify/tests/test_split.c, which fails without one. Names, the other tests,
                       demos, verify_sp's and the trainers' --layout read the table.
        a schedule     a line of SEQPAR_SCHEDULES (>>calls) and seqpar__plan_X in >>plan, which
-                      writes the list of a rank's operations. verify/test_plan.c simulates it
+                      writes the list of a rank's operations. verify/tests/test_plan.c simulates it
                       for all ranks.
        an objective   a function in >>objective from plain numbers to value and derivative, with
                       its prototype in >>calls; its seeds go to the vocab or to a score head. A
@@ -224,19 +224,19 @@
                       trainer's --pref_loss and the tests read too, and code in
                       seqpar__preference_of, or in seqpar_preference_loss if it is not a
                       function of the margin. Tests of a variant of DPO: a vector in
-                      verify/golden.tsv and a reference in slow_pair_losses of
-                      verify/slow_loss.h, both under its name. Tests of any other objective: a
-                      line of verify/run_objective.h and a reference in verify/test_objective.c.
+                      verify/second/golden.tsv and a reference in slow_pair_losses of
+                      verify/second/slow_loss.h, both under its name. Tests of any other objective: a
+                      line of verify/support/run_objective.h and a reference in verify/tests/test_objective.c.
                       All objectives in run_objective.h are run on 1 to 8 ranks and printed by
                       verify_sp.
        a transport    the functions of seqpar_comm_table, in a file of your own: nothing here
-                      changes. demos/04_own_transport.c; verify/transport.h tests it.
+                      changes. demos/04_own_transport.c; verify/support/transport.h tests it.
        an operation   a line of SEQPAR_DEVICE_OPS_EACH or _HOST and seqpar_X_args (>>table), then
                       its function in each device: SEQPAR__ANY(X) in >>ref and seqpar__cpu_X
                       in >>product to >>rows, or seqpar__host_X for both; op_X in seqpar_cuda.cu.
                       The line registers it; opening a context refuses a user's device that
-                      lacks it. verify/test_device.c requires a test of each operation; one that
-                      works row by row also needs a line of row_ops in verify/test_numerics.c.
+                      lacks it. verify/tests/test_device.c requires a test of each operation; one that
+                      works row by row also needs a line of row_ops in verify/tests/test_numerics.c.
        a model        on the public API alone, as seqpar_llama.h is.
 
    SAMPLES: demos/snippet.c, attention in one call; demos/10_loss_and_optimizer.c, losses and
@@ -522,7 +522,7 @@ SEQPAR_DEF double seqpar_log(double x);
    library calls a transport through seqpar_comm_begin, _wait, _split, _abort and _free;
    gathers, broadcasts and integer sums are built on these.
 
-   THE CONTRACT of a transport. verify/transport.h tests any transport for all of it;
+   THE CONTRACT of a transport. verify/support/transport.h tests any transport for all of it;
    demos/unix_sockets.h is one, used by demos/04_own_transport.c.
 
    Calls. A rank is a thread or a process. Only one thread at a time calls the comms of a rank.
@@ -11626,7 +11626,7 @@ SEQPAR_DEF seqpar_status seqpar_shards_write(seqpar_ctx *ctx, seqpar_shards *s,
    world size, it gives the bits of the uninterrupted run. The reference device computes bf16
    in naive loops (--device reference --param_dtype bf16), the CUDA device on tensor cores
    (--device cuda). The gradient is about 1 % off that of fp64 on the same weights
-   (verify/test_bits.c), on any number of ranks.
+   (verify/tests/test_bits.c), on any number of ranks.
 
    Backward is fused on a host device. dq is a sum over keys, dk and dv are sums over queries,
    and all three need the same scores. So a host device goes through the keys in order and

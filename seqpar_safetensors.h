@@ -93,7 +93,7 @@ SAMPLE
 
 A DUMP
     This function writes a dump for `seqpar-verify ver`: what one of two ranks, which holds n
-    tokens of a row, computed in a step. verify/oracle/dump.h lists what else a dump may hold.
+    tokens of a row, computed in a step. verify/oracle/dump/dump.h lists what else a dump may hold.
     Pass the labels and positions that the program itself used.
 
     static int dump_rank(const char *path, const char *rank, int64_t n, const int64_t *index,

@@ -12,7 +12,7 @@
 #define STB_DS_IMPLEMENTATION
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
-#include "tensors.h"
+#include "trainer/model/tensors.h"
 #include <errno.h>
 #include <time.h>
 

@@ -112,7 +112,7 @@ echo "# SPDX-License-Identifier: MIT OR Unlicense" >"$out/runs.tsv"
 printf '# objective\tranks\tschedule\tlayout\tdata-parallel\tmicro-batch\tZeRO\tpack_len\ttransport\thash\n' >>"$out/runs.tsv"
 wrong=0 killed=0 goes_on= kill_at= whole=$model
 declare -A calls n_of
-[ "$kills" -gt 0 ] && ! cc -std=gnu11 -O1 -shared -fPIC verify/kill_at.c -o "$out/kill_at.so" -ldl && exit 2
+[ "$kills" -gt 0 ] && ! cc -std=gnu11 -O1 -shared -fPIC verify/support/kill_at.c -o "$out/kill_at.so" -ldl && exit 2
 if [ "$rank" -gt 0 ]; then # of a model that has learnt a little
     run base sft 1 ring zigzag 1 2 2 0 threads || { echo "error: base: $(tail -n 1 "$out/base.log")" >&2; exit 2; }
     model="--pretrain $out/base --lora_rank $rank --lora_dropout 0.1"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
 # A page (README.md, demos/README.md, verify/pages/design.md) with its generated parts made anew, to stdout. `make readme` puts
-# them in place; verify/test_readme.sh compares.
+# them in place; verify/tests/test_readme.sh compares.
 cd "$(dirname "$0")/.." || exit 1
 chapters() {
     printf '\n| chapter of `seqpar.h` | what | lines, about | how it is checked |\n|---|---|---:|---|\n'
@@ -102,7 +102,7 @@ options() { # table or sentence
               for (p = 1; p <= 5; p++) {
                   printf "| %s |", title[p]
                   for (c = 1; c <= 5; c++) printf " %d |", n[p, class[c]]
-                  print "" } }' demos/trainer/options.tsv demos/trainer/options.tsv
+                  print "" } }' demos/trainer/run/options.tsv demos/trainer/run/options.tsv
 }
 page=${1:-README.md}
 wanted() { if grep -q "^<!-- generated: $1 -->" "$page"; then "${@:2}"; fi; } # NAME COMMAND: only what the page shows

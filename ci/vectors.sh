@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Unlicense
-# Writes the golden vectors of verify/vectors.tsv, judges each, and lists their SHA-256. FOLDER: build/vectors.
+# Writes the golden vectors of verify/tests/vectors.tsv, judges each, and lists their SHA-256. FOLDER: build/vectors.
 cd "$(dirname "$0")/.." || exit 1
 out=${1:-build/vectors} oracle=build/seqpar-verify
 rm -rf "$out"; mkdir -p "$out"
-grep -v '^#' verify/vectors.tsv | while IFS=$'\t' read -r id what options; do
+grep -v '^#' verify/tests/vectors.tsv | while IFS=$'\t' read -r id what options; do
     # shellcheck disable=SC2086
     $oracle gen --out "$out/$id" --seed "$id" $options >/dev/null || exit 1
     case $options in

@@ -7,7 +7,7 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_CHECK_IMPLEMENTATION
 #include "seqpar_check.h"
-#include "files.h"
+#include "trainer/base/files.h"
 
 typedef struct {
     seqpar_row row;

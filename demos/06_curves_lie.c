@@ -7,7 +7,7 @@
 #define SEQPAR_IMPLEMENTATION
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #include "seqpar_llama.h"
-#include "plot.h"
+#include "trainer/log/plot.h"
 #include <sys/stat.h>
 
 enum { RANKS = 4, DOCUMENTS = 24, TOKENS = 72, STEPS = 80, VOCAB = 128 };

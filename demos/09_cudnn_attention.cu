@@ -4,7 +4,7 @@
  *
  * As in 07_own_attention.c, a kernel of seqpar_attn_desc.kernel gets my queries and the keys of
  * one source; cudnn_attention.h gives them to cuDNN. Compared with seqpar's own attention on
- * one rank. Without a GPU, verify/test_cuda.sh runs it upon a stand-in, and asks cuDNN itself
+ * one rank. Without a GPU, verify/tests/test_cuda.sh runs it upon a stand-in, and asks cuDNN itself
  * for engines for its graphs.
  *
  * `make cudnn` builds it.            build/09_cudnn_attention [TOKENS] */

@@ -13,9 +13,9 @@
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
 #include <signal.h>
-#include "data.h"
-#include "plot.h"
-#include "report.h"
+#include "trainer/data/data.h"
+#include "trainer/log/plot.h"
+#include "trainer/log/report.h"
 
 enum { LONGEST = 1000 }; /* bytes of a folder's path */
 

@@ -11,7 +11,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "generate.h"
+#include "trainer/ppo/generate.h"
 
 int main(int argc, char **argv) {
     static demo_generate_config generate;

@@ -9,7 +9,7 @@
 #define SEQPAR_IMPLEMENTATION
 #include <signal.h>
 #include "seqpar.h"
-#include "arith.h"
+#include "trainer/data/arith.h"
 
 static bool read_count(const char *text, uint64_t *value) {
     char *end;

@@ -6,7 +6,7 @@
 #define SEQPAR_IMPLEMENTATION
 #include "seqpar.h"
 #include <stdio.h>
-#include "files.h"
+#include "trainer/base/files.h"
 
 enum { RANKS = 4, CELLS = 8, WIDTH = 480 };
 static const double wide = 54, left = 24; /* of a cell; the margin */

@@ -5,7 +5,7 @@
     python3 demos/prepare.py --pretrain FOLDER --dataset train.jsonl --input_key messages --apply_chat_template \\
         --output train.tokens
 
-The folder's tokenizer.json and chat template decide what the tokens are; demos/trainer/token_file.h says what the file is like.
+The folder's tokenizer.json and chat template decide what the tokens are; demos/trainer/data/token_file.h says what the file is like.
 Needs Python 3.9 and the packages tokenizers and jinja2 (for .parquet also pyarrow).
 
 A document is the chat template's text of a conversation or, without --apply_chat_template, prompt and response:
@@ -507,7 +507,7 @@ CHATML = {"system": ["<|im_start|>system\n{}<|im_end|>\n"],
           "assistant": ["{}<|im_end|>\n"], "ends": "<|im_end|>"}
 LLAMA3 = "<|start_header_id|>{}<|end_header_id|>\n\n"
 # What LLaMA-Factory 0.9.5 makes of each message, in pieces that it tokenizes apart; (BOS,) and (EOS,) are these tokens. ends: the
-# tokenizer's EOS from then on. inside: the system's text stands in the first user's message. verify/golden_templates.json has its
+# tokenizer's EOS from then on. inside: the system's text stands in the first user's message. verify/second/golden_templates.json has its
 # own renderings.
 TEMPLATES = {
     "chatml": CHATML,
@@ -1295,7 +1295,7 @@ class Maker:
 
     def fits(self, d, response):
         """Cuts a document that is too long, as --truncation says; False: it is left out. response: tokens of the answer, of a pair
-        those of the longer one. The rules are those of the trainers (demos/trainer/data.h)."""
+        those of the longer one. The rules are those of the trainers (demos/trainer/data/data.h)."""
         if self.blocks():
             return True
         most, how = self.o.max_len, "drop" if self.o.kind == "prompts" else self.o.truncation
@@ -1458,12 +1458,12 @@ TURN = re.compile(r"^(Human|User|Assistant):", re.M)
 
 
 def in_word(text, at):
-    """Is this a character of a word? As a byte of one is in the trainers (demos/trainer/pairs.h)."""
+    """Is this a character of a word? As a byte of one is in the trainers (demos/trainer/data/pairs.h)."""
     return 0 <= at < len(text) and (text[at] in "_'" or text[at] > "\x7f" or text[at].isalnum())
 
 
 def common_prompt(one, other):
-    """Characters of the prompt that two texts begin with, as the trainers have it (demos/trainer/pairs.h): up to the last
+    """Characters of the prompt that two texts begin with, as the trainers have it (demos/trainer/data/pairs.h): up to the last
     "Assistant:" of both; otherwise up to the first turn that differs, or the first word. A space before it belongs to it."""
     n = len(os.path.commonprefix([one, other]))
     last = [max((m.end() for m in TURN.finditer(text) if m[1] == "Assistant"), default=-1) for text in (one, other)]

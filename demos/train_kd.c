@@ -9,7 +9,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "kd.h"
+#include "trainer/objective/kd.h"
 
 int main(int argc, char **argv) {
     static demo_kd_config kd;

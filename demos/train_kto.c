@@ -10,7 +10,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "kto.h"
+#include "trainer/objective/kto.h"
 
 int main(int argc, char **argv) {
     static demo_kto_config kto;

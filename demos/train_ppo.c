@@ -11,7 +11,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "ppo.h"
+#include "trainer/ppo/ppo.h"
 
 int main(int argc, char **argv) {
     static demo_ppo_config ppo;

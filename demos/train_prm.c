@@ -10,7 +10,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "prm.h"
+#include "trainer/objective/prm.h"
 
 int main(int argc, char **argv) {
     static demo_prm_config prm;

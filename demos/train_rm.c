@@ -9,7 +9,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "preference.h"
+#include "trainer/objective/preference.h"
 
 int main(int argc, char **argv) {
     static demo_preference_config preference;

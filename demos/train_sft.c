@@ -9,7 +9,7 @@
 #define SEQPAR_LLAMA_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "sft.h"
+#include "trainer/objective/sft.h"
 
 int main(int argc, char **argv) {
     static demo_job job = {.objective = &demo_sft};

@@ -18,10 +18,10 @@
 #include "seqpar_llama.h"
 #include "seqpar_safetensors.h"
 #include <sys/stat.h>
-#include "run_objective.h"
-#include "files.h"
-#include "layouts.h"
-#include "sampled_world.h"
+#include "support/run_objective.h"
+#include "trainer/base/files.h"
+#include "support/layouts.h"
+#include "support/sampled_world.h"
 
 typedef struct {
     const char *name;
@@ -36,7 +36,7 @@ static const mode modes[] = {{"ring", SEQPAR_SCHEDULE_RING, 0},
 static int64_t ranks[] = {2, 3, 4, 8}, rank_count = 4; /* one of them, if asked for */
 static int layout = SEQPAR_LAYOUT_ZIGZAG;
 /* how far off the sums of a layout that cuts cells may be: a guard against mistakes; the error
-   rule itself is verify/test_truth.c's */
+   rule itself is verify/tests/test_truth.c's */
 static const double cutting_limit = 1e-5;
 enum {
     MODES = sizeof modes / sizeof *modes,

@@ -7,10 +7,10 @@
 
 #include <limits.h>
 #include <unistd.h>
-#include "files.h"
-#include "memory.h"
-#include "options.h"
-#include "shell.h"
+#include "trainer/base/files.h"
+#include "trainer/base/memory.h"
+#include "trainer/run/options.h"
+#include "trainer/base/shell.h"
 
 typedef struct {
     const char *name;

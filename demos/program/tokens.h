@@ -11,7 +11,7 @@
 #include <sys/prctl.h>
 #endif
 #include "digest.h"
-#include "token_file.h"
+#include "trainer/data/token_file.h"
 
 /* One data set that is text. */
 typedef struct {

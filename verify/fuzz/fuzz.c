@@ -16,7 +16,7 @@
 #define STB_DS_IMPLEMENTATION
 #define SEQPAR_SAFETENSORS_IMPLEMENTATION
 #include "seqpar_safetensors.h"
-#include "ppo_options.h"
+#include "trainer/ppo/ppo_options.h"
 
 static char path[512]; /* what the readers are given, in FUZZ_FOLDER */
 

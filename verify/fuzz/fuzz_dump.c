@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Unlicense */
 /* fuzz_dump.c - all of the oracle that reads a dump and needs no model, for fuzz.c, whose names are others. */
-#include "oracle/step.h"
+#include "oracle/gradient/step.h"
 
 static void put(const char *folder, const char *name, const uint8_t *bytes, size_t size) {
     char path[1024];

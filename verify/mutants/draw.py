@@ -109,7 +109,7 @@ def rows(name):
 
 
 def read_parts():
-    dumps = sorted(f[5:-2] for f in os.listdir(os.path.join(ROOT, "verify"))
+    dumps = sorted(f[5:-2] for f in os.listdir(os.path.join(ROOT, "verify/tests"))
                    if fnmatch.fnmatch(f, "test_dump*.c"))
     found = []
     for name, files, chapters, suites in rows("parts.tsv"):
@@ -318,10 +318,10 @@ class Planter:
 
 
 # ---- which of them a compiler takes ----
-UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/test_nccl.c", "demos/seqpar.c"] + \
+UNITS = ["verify/library.c", "verify/seqpar_verify.c", "verify/tests/test_nccl.c", "demos/seqpar.c"] + \
     sorted(glob.glob("demos/train_*.c", root_dir=ROOT)) + ["demos/generate.c"]
 FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -I. -Ibuild -Idemos " \
-    "-Idemos/trainer -Iverify -ftrack-macro-expansion=0 -fmax-errors=0 " \
+    "-Iverify -ftrack-macro-expansion=0 -fmax-errors=0 " \
     "-Werror=incompatible-pointer-types -Werror=int-conversion " \
     "-Werror=implicit-function-declaration".split()
 
@@ -329,8 +329,8 @@ FLAGS = "-std=gnu11 -D_GNU_SOURCE -march=native -fopenmp -I. -Ibuild -Idemos " \
 ERROR = re.compile(r"^([^:\n]+):(\d+):(?:\d+:)? (?:fatal )?error: (.*)$", re.MULTILINE)
 
 
-# The kernels as the CPU runs them (verify/cuda_on_cpu.h).
-CUDA = "-std=c++17 -march=native -I. -DSEQPAR_CUBLAS -include verify/cublas_on_cpu.h " \
+# The kernels as the CPU runs them (verify/stand_in/cuda_on_cpu.h).
+CUDA = "-std=c++17 -march=native -I. -DSEQPAR_CUBLAS -include verify/stand_in/cublas_on_cpu.h " \
     "-ftrack-macro-expansion=0 -fmax-errors=0 -x c++ seqpar_cuda.cu".split()
 
 

@@ -55,7 +55,7 @@ class Suite:
 
     def __init__(self, text):
         self.text, (self.name, _, self.only) = text, text.partition(":")
-        self.shell = os.path.exists(os.path.join(draw.ROOT, f"verify/test_{self.name}.sh"))
+        self.shell = os.path.exists(os.path.join(draw.ROOT, f"verify/tests/test_{self.name}.sh"))
         self.reached, self.fails, self.seconds = set(), set(), 0.0
         self.known = self.usable = False
 
@@ -72,7 +72,7 @@ class Suite:
     def command(self):
         command = [self.program()]
         if self.shell:
-            command = ["bash", f"verify/test_{self.name}.sh"]
+            command = ["bash", f"verify/tests/test_{self.name}.sh"]
         data = os.environ.get("SEQPAR_DATA", os.path.join(draw.ROOT, "../shared/data"))
         return command + [data] if self.name == "demos_support" else command
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Unlicense
-"""Writes verify/golden_families.h: what transformers' own models give, in float64, for the models and the documents of test_slow.c.
+"""Writes verify/second/golden_families.h: what transformers' own models give, in float64, for the models and the documents of test_slow.c.
 
-    golden_families.py verify/golden_families.h
+    golden_families.py verify/second/golden_families.h
 
 Each document is a row of one right-padded batch, which is what transformers knows of documents; attention_mask keeps the padding
 out of the load-balancing loss.  Parameters go in and gradients come out by save_pretrained and from_pretrained, so the names and

@@ -2,7 +2,7 @@
 """Other people's dumps as dumps for `seqpar-verify ver`.
 
     python -m seqpar_convert npz FOLDER OUT
-        FOLDER/*.npz, one a rank. Arrays have the names of verify/oracle/dump.h ("0.ids",
+        FOLDER/*.npz, one a rank. Arrays have the names of verify/oracle/dump/dump.h ("0.ids",
         "grad.w"); metadata are strings in arrays without dimensions: "metadata.rank",
         "metadata.world", "metadata.sp" and what else differs from the defaults.
     python -m seqpar_convert sglang FOLDER OUT --sp 2 [--step 0] [--layout zigzag]

@@ -38,7 +38,7 @@ More that is worth writing down:
         the tensors of grad, param, after, m and v that are named so
 
 Arrays of numpy, torch or JAX, also bf16 and fp16, are written bit for bit. What each is stands
-in verify/oracle/dump.h. Needs numpy alone: safetensors' own writer takes no bf16 from numpy, and
+in verify/oracle/dump/dump.h. Needs numpy alone: safetensors' own writer takes no bf16 from numpy, and
 its lower calls differ between versions.
 """
 import json

@@ -27,7 +27,7 @@ import torch
 import seqpar_dump
 
 IGNORED = -100
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe")  # those of demos/trainer/families.h
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "mixtral", "qwen3_moe")  # those of demos/trainer/model/families.h
 
 
 def record(trainer, folder, sp=1, row=None, model=True, **keywords):

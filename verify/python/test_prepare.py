@@ -153,7 +153,7 @@ def make_folders():
 
 
 class Read:
-    """A token file, by the comment at the head of demos/trainer/token_file.h."""
+    """A token file, by the comment at the head of demos/trainer/data/token_file.h."""
 
     def __init__(self, path):
         with open(path, "rb") as file:

@@ -246,7 +246,7 @@ def padded(data):
 
 
 def token_file(kind, number):
-    """The file by the comment at the head of demos/trainer/token_file.h, and what prepare.py writes."""
+    """The file by the comment at the head of demos/trainer/data/token_file.h, and what prepare.py writes."""
     path = f"{OUT}/made.tokens"
     file = prepare.TokenFile(path)
     file.add({2: struct.pack("<2i", 5, 6), 3: b"\0\1", 1: [2]})

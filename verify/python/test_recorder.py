@@ -95,7 +95,7 @@ def main(oracle, out):
     check("other_family", (0, printed["other"]), 0, f'seqpar_trainer.record(trainer, "{other}_sp1")', f"ver {other} --want {other}_sp1")
     check("other_has_no_model", (int(os.path.exists(f"{other}/model")), ""), 0)
     check("without_model", (int(os.path.exists(f"{out}/without/dump/model")), printed["without"]), 0, "dump_sp1")
-    families = pathlib.Path(__file__).parents[2] / "demos/trainer/families.h"
+    families = pathlib.Path(__file__).parents[2] / "demos/trainer/model/families.h"
     known = re.findall(r'DEMO_NAMED\("(\w+)"', families.read_text())
     check("families", (int(sorted(known) != sorted(seqpar_trainer.FAMILIES)), json.dumps(known)), 0)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Unlicense
 """demos/prepare.py --template and --dataset_info against what LLaMA-Factory itself makes of the same records, which
-verify/golden/templates.py has written down: tokens and what is learnt, to the last one.
+verify/second/golden/templates.py has written down: tokens and what is learnt, to the last one.
 
     test_templates.py FOLDER
 """
@@ -116,7 +116,7 @@ def learnt_of(case, model):
     assert case["stage"] != "kto" or read["label"] is True, read
 
 
-with open(os.path.join(ROOT, "verify", "golden_templates.json"), encoding="utf-8") as golden:
+with open(os.path.join(ROOT, "verify/second/golden_templates.json"), encoding="utf-8") as golden:
     GOLDEN = json.load(golden)
 
 

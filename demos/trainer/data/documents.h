@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* documents.h - documents (token ids, and which of them are supervised), sets of documents, and
+ * the reader that fills a set. */
+#ifndef DEMO_DOCUMENTS_H
+#define DEMO_DOCUMENTS_H
+#include <cjson/cJSON.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "trainer/base/error.h"
+#include "trainer/base/memory.h"
+#include "token_file.h"
+
+enum {
+    DEMO_BOS = 256,
+    DEMO_EOS = 257,
+    DEMO_PAD = 258,
+    DEMO_VOCAB = 259,
+    DEMO_IGNORED_LABEL = -100
+};
+
+/* What happens to a document longer than max_len: it is left out; its end is cut off, as
+   OpenRLHF does; prompt and response are cut both, as LLaMA-Factory does. */
+enum { DEMO_LONG_DROP, DEMO_LONG_CUT, DEMO_LONG_CUT_BOTH };
+
+typedef struct {
+    /* (tokens) stb_ds arrays, or read-only pointers into a token file */
+    int32_t *ids;
+    uint8_t *loss_mask;
+    int64_t tokens;
+    /* for process reward models (steps.h), else NULL: what a token must predict instead of the
+       next token, SEQPAR_IGNORE if loss_mask is 0; and this target's share of the label */
+    int32_t *targets;
+    float *shares;
+} demo_document;
+
+typedef struct {
+    /* key of the prompt, or of the whole text; NULL: the user named none, and it is "input" */
+    const char *input_key;
+    const char *output_key;     /* key of the response; NULL: all of the input is trained on */
+    const char *input_template; /* every {} becomes the prompt; NULL: the prompt as it is */
+    bool pretrain_mode;         /* BOS and input only, all supervised, no EOS */
+    bool pretrain_eos;          /* then also EOS at the end */
+    bool pretrain_blocks;       /* these texts concatenated, cut every max_len tokens */
+    bool train_on_inputs;       /* the prompt is supervised too */
+    /* most tokens of a document, and the length of the pieces of a .txt; 0: no limit */
+    int64_t max_len;
+    int long_documents;  /* DEMO_LONG_ */
+    bool long_prompts;   /* keep a cut record even if only prompt is left: reward models */
+    int64_t max_samples; /* use at most this many records; 0: all */
+    const char *probs;   /* weights of the sets, a comma list; NULL: one after the other */
+    int64_t seed;        /* of the draws among the sets */
+    int64_t vocab_size;  /* ids must be below; 0: DEMO_VOCAB */
+    const char *folder;  /* the model's: token files must be of its tokenizer; NULL: none */
+    const int64_t *end;  /* id that ends the folder's texts; NULL: DEMO_EOS, or unknown */
+    /* the command that makes a token file of the text, where the folder has a tokenizer and
+       bytes would be wrong; NULL: a byte is a token */
+    const char *prepare;
+    /* generated texts are compared by the response's last number: it must hold one */
+    bool number;
+    /* names of the options for output_key and max_len, for messages; NULL: those names */
+    const char *output_option, *length_option;
+} demo_data_options;
+
+/* read = kept + dropped_long + zero_length; cut and fully_masked documents are among the
+   kept. */
+typedef struct {
+    int64_t read, dropped_long, cut, zero_length, fully_masked;
+} demo_data_counts;
+
+typedef struct {
+    demo_document *documents; /* stb_ds array */
+    demo_token_file *file;    /* the documents point into it; NULL: they own their arrays */
+    bool lent;                /* ids and masks are another set's, which frees them */
+    demo_document begun;      /* pretrain_blocks: tokens that fill no document yet */
+    demo_data_counts counts;
+    int64_t tokens, supervised_tokens;
+    char summary[256]; /* one line for the log */
+} demo_dataset;
+
+/* The reader's position, for messages, and the functions that take what it reads. */
+typedef struct demo_reader {
+    const demo_data_options *options;
+    demo_error *error;
+    void *set;           /* the dataset being filled */
+    const int64_t *read; /* records in it so far */
+    int (*take)(const struct demo_reader *reader, const cJSON *record); /* a line of a .jsonl */
+    /* a .txt; NULL: refused */
+    int (*take_stream)(const struct demo_reader *reader, const char *bytes, size_t size);
+    const char *path;
+    int64_t line;
+} demo_reader;
+
+/* A document while it is read. */
+typedef struct {
+    demo_document document;
+    int64_t prompt_tokens;
+    bool ends_in_eos; /* it must also end in EOS when it is cut */
+} demo_record;
+
+/* Writes "path:line: sentence" (no line where there is none). Returns -1. */
+__attribute__((format(printf, 2, 3))) static inline int demo_wrong(const demo_reader *reader,
+                                                                   const char *format, ...) {
+    va_list arguments;
+    char line[24] = "", sentence[6000];
+    if (reader->line) snprintf(line, sizeof line, ":%lld", (long long)reader->line);
+    va_start(arguments, format);
+    vsnprintf(sentence, sizeof sentence, format, arguments);
+    va_end(arguments);
+    demo_fail(reader->error, "%s%s: %s", reader->path, line, sentence);
+    return -1;
+}
+
+/* ---- building one document ---- */
+
+static inline void demo_push(demo_document *document, int32_t id, bool supervised) {
+    arrput(document->ids, id);
+    arrput(document->loss_mask, supervised && document->tokens);
+    document->tokens++;
+}
+
+static inline void demo_push_text(demo_document *document, const char *text, size_t length,
+                                  bool supervised) {
+    for (size_t i = 0; i < length; i++) demo_push(document, (unsigned char)text[i], supervised);
+}
+
+static inline void demo_document_free(demo_document *document) {
+    arrfree(document->ids);
+    arrfree(document->loss_mask);
+    arrfree(document->targets);
+    arrfree(document->shares);
+}
+
+static inline bool demo_same_ids(const demo_document *one, const demo_document *other,
+                                 int64_t tokens) {
+    return !tokens || !memcmp(one->ids, other->ids, (size_t)tokens * sizeof *one->ids);
+}
+
+static inline bool demo_same_document(const demo_document *one, const demo_document *other) {
+    return one->tokens == other->tokens && demo_same_ids(one, other, one->tokens) &&
+           !memcmp(one->loss_mask, other->loss_mask, (size_t)one->tokens);
+}
+
+static inline void demo_push_prompt(demo_document *document, const char *form,
+                                    const char *prompt, bool supervised) {
+    demo_push(document, DEMO_BOS, false);
+    for (const char *hole; form && (hole = strstr(form, "{}")); form = hole + 2) {
+        demo_push_text(document, form, (size_t)(hole - form), supervised);
+        demo_push_text(document, prompt, strlen(prompt), supervised);
+    }
+    if (!form) form = prompt;
+    demo_push_text(document, form, strlen(form), supervised);
+}
+
+/* Checks a template as OpenRLHF does. Returns NULL if it cannot take a prompt, else the
+ * template. warning: a sentence, or empty. */
+static inline const char *demo_template_checked(const char *form, char *warning, size_t size) {
+    *warning = 0;
+    if (!form || !*form) return NULL;
+    if (!strstr(form, "{}"))
+        snprintf(warning, size, "--input_template has no {} for the prompt and is not used: %s",
+                 form);
+    else if (strstr(form, "\\n"))
+        snprintf(warning, size,
+                 "--input_template holds a backslash and an n, not a new line; in bash write "
+                 "$'...\\n'");
+    return strstr(form, "{}") ? form : NULL;
+}
+#endif

@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* job_data.h - the training and evaluation data of a job, and the part that is held out. */
+#ifndef DEMO_JOB_DATA_H
+#define DEMO_JOB_DATA_H
+#include "trainer/data/holdout.h"
+#include "job_model.h"
+#include "trainer/data/prepare_command.h"
+#include "settle.h"
+#include "settled.h"
+
+/* The id that ends the model's texts, if its config.json does not name DEMO_EOS; NULL: it does,
+   or names none. */
+__attribute__((unused)) static const int64_t *demo_other_end(const demo_job *job) {
+    static int64_t end;
+    const char *folder = job->config.pretrain;
+    return folder && demo_config_ends_otherwise(folder, DEMO_EOS, &end) ? &end : NULL;
+}
+
+/* The key; NULL if the user has not typed the option, so that the reader checks what kind of
+   records it reads. */
+__attribute__((unused)) static const char *demo_named_key(const demo_job *job,
+                                                          const char *option, const char *key) {
+    return job->parsed && !demo_options_typed(job->parsed, option) ? NULL : key;
+}
+
+/* Refuses a unit that no row can hold: it would be missing from its step. */
+static int demo_units_fit(const demo_job *job, const demo_dataset *set, const char *paths,
+                          demo_error *error) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    for (int64_t i = 0; i + per_unit <= arrlen(set->documents); i += per_unit) {
+        int64_t tokens = 0;
+        for (int64_t k = 0; k < per_unit; k++) tokens += set->documents[i + k].tokens;
+        if (tokens <= job->config.pack_len) continue;
+        demo_fail(error,
+                  "%s: number %lld of the %s kept has %lld tokens, a row holds pack_len %lld; "
+                  "raise --pack_len to %lld or lower --max_len",
+                  paths, (long long)(i / per_unit + 1), job->objective->unit, (long long)tokens,
+                  (long long)job->config.pack_len, (long long)(per_unit * job->config.max_len));
+        return -1;
+    }
+    return 0;
+}
+
+/* Refuses sets of different tokenizers: one model cannot read the ids of both. */
+static int demo_sets_agree(const demo_job *job, const demo_dataset *other, const char *path,
+                           demo_error *error) {
+    const demo_token_file *a = job->train.file, *b = other->file;
+    if (!arrlen(other->documents) || (!a && !b)) return 0;
+    if (a && b && demo_same_tokenizer(demo_token_fingerprint(a), demo_token_fingerprint(b)))
+        return 0;
+    return demo_fail(
+        error,
+        "%.1000s and %.1000s are not tokens of one tokenizer; make a token file of "
+        "each by demos/prepare.py with the same --pretrain",
+        job->config.dataset, path);
+}
+
+/* Refuses a further model with another tokenizer: to it the same ids would be another text. */
+static int demo_folders_agree(const demo_job *job, demo_error *error) {
+    demo_fingerprint there;
+    char one[DEMO_PATH_LIMIT + 1];
+    for (int i = 0; job->train.file && i < DEMO_OTHER_MODELS; i++)
+        for (const char *at =
+                 demo_option_path(job->bindings, job->binding_count, demo_other_models[i]);
+             at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
+            snprintf(one, sizeof one, "%.*s", (int)strcspn(at, ","), at);
+            if (demo_folder_fingerprint(one, &there) &&
+                !demo_same_tokenizer(there, demo_token_fingerprint(job->train.file)))
+                return demo_fail(
+                    error,
+                    "--%s %.1000s has another tokenizer.json than the one that "
+                    "%.1000s was made with; take a model of the same tokenizer, or "
+                    "copy the file if it is only written otherwise",
+                    demo_other_models[i], one, job->config.dataset);
+        }
+    return 0;
+}
+
+/* Whether every document of the unit has a supervised token. A prompt is always usable, since
+   its response is generated later. */
+static bool demo_unit_usable(const demo_job *job, const demo_dataset *set, int64_t unit) {
+    int64_t per_unit = job->objective->documents_per_unit;
+    if (set->file && set->file->head->kind == DEMO_TOKENS_PROMPTS) return true;
+    for (int64_t k = 0; k < per_unit; k++)
+        if (!demo_supervised(&set->documents[unit * per_unit + k])) return false;
+    return true;
+}
+
+/* ---- evaluation on a part of the training data (holdout.h) ---- */
+
+static int64_t demo_units(const demo_job *job, const demo_dataset *set) {
+    return arrlen(set->documents) / job->objective->documents_per_unit;
+}
+
+/* Whether the unit is a pair of equal documents: only rounding would decide its accuracy. */
+static bool demo_unit_idle(const demo_job *job, int64_t unit) {
+    const demo_document *d = job->train.documents + 2 * unit;
+    return job->objective->documents_per_unit == 2 && demo_same_document(d, d + 1);
+}
+
+/* Moves the held units to the evaluation data (eval_trained: copies them). Pairs of equal
+   documents are not held, so they stay in the training data. */
+static void demo_part_documents(demo_job *job, uint8_t *held) {
+    int64_t idle = 0;
+    for (int64_t i = 0; i < job->eval_of; i++)
+        if (held[i] && demo_unit_idle(job, i)) held[i] = 0, idle++;
+    if (idle && !job->rank)
+        fprintf(stderr,
+                "notice: %lld of the pairs drawn for the evaluation are twice the same "
+                "document, of which neither is preferred; they are trained on in its place\n",
+                (long long)idle);
+    job->eval.lent = job->eval_trained || job->train.file;
+    DEMO_PART(job->eval.documents, job->train.documents, job->objective->documents_per_unit,
+              held, job->eval_trained);
+    if (job->objective->part) job->objective->part(job, held);
+}
+
+static bool demo_any_usable(const demo_job *job, const demo_dataset *set) {
+    for (int64_t i = 0; i < demo_units(job, set); i++)
+        if (demo_unit_usable(job, set, i)) return true;
+    return false;
+}
+
+/* Both parts need a unit with a target, and KTO's evaluation needs two responses. */
+static int demo_parts_wrong(const demo_job *job, const char *option, demo_error *error) {
+    const char *unit = job->objective->unit;
+    int64_t evaluated = demo_units(job, &job->eval), least = job->objective->least_evaluated;
+    if (!demo_any_usable(job, &job->train))
+        return demo_fail(error,
+                         "--%s %g: none of the %lld %s that are left to train on has a target; "
+                         "give a smaller one, or another --seed",
+                         option, job->config.val_size, (long long)demo_units(job, &job->train),
+                         unit);
+    if (!demo_any_usable(job, &job->eval))
+        return demo_fail(error,
+                         "--%s %g: none of the %lld %s to evaluate on has a target; give a "
+                         "larger one, or another --seed",
+                         option, job->config.val_size, (long long)evaluated, unit);
+    if (evaluated < least)
+        return demo_fail(error,
+                         "--%s %g: an evaluation of 1 document has no other response to pair "
+                         "its prompt with, as the KL term needs; give 2 or more",
+                         option, job->config.val_size);
+    return 0;
+}
+
+/* Holds out val_size of the training units. */
+static int demo_hold_out(demo_job *job, demo_error *error) {
+    const char *option = demo_job_spelled(job, "val_size");
+    int64_t units = demo_units(job, &job->train);
+    int64_t wanted = demo_held_count(job->config.val_size, units);
+    if (wanted >= units)
+        return demo_fail(error,
+                         "--%s %g asks for %lld of %lld %s, which leaves none to train on; "
+                         "give a smaller one, or --eval_dataset",
+                         option, job->config.val_size, (long long)wanted, (long long)units,
+                         job->objective->unit);
+    uint8_t *held = (uint8_t *)demo_alloc(units + 1, sizeof *held);
+    demo_held_mark(held, units, wanted, (uint64_t)job->config.seed,
+                   demo_job_from(job, "val_size") == DEMO_FROM_AXOLOTL);
+    job->eval_of = units;
+    demo_part_documents(job, held);
+    free(held);
+    return demo_parts_wrong(job, option, error);
+}
+
+/* The scores of a reward model without other evaluation data are measured on the first pairs of
+   the training data. Their number is one hundredth of all, as in OpenRLHF. It is at least
+   DEMO_SCORED if the options are not OpenRLHF's, or if it would be 0. */
+enum { DEMO_SCORED = 100 };
+
+static void demo_score_trained(demo_job *job) {
+    int64_t units = demo_units(job, &job->train), wanted = units / 100;
+    bool origin = demo_job_from(job, "eval_dataset") == DEMO_FROM_OPENRLHF;
+    if (wanted < DEMO_SCORED && (!origin || !wanted)) wanted = DEMO_SCORED;
+    uint8_t *held = (uint8_t *)demo_alloc(units + 1, sizeof *held);
+    for (int64_t i = 0; i < units && wanted; i++)
+        if (!demo_unit_idle(job, i)) held[i] = 1, wanted--;
+    job->eval_of = units;
+    demo_part_documents(job, held);
+    free(held);
+}
+
+static int demo_job_part(demo_job *job, demo_error *error) {
+    if (job->config.val_size > 0) return demo_hold_out(job, error);
+    if (job->eval_trained) demo_score_trained(job);
+    return 0;
+}
+
+/* A packed row has sequence_len tokens in axolotl, and cutoff_len in LLaMA-Factory. In OpenRLHF
+   it has as many as the documents of a micro-batch; in its place a row has at least 2048. */
+static int64_t demo_row_tokens(const demo_job *job, int64_t longest) {
+    int from = demo_job_from(job, "packing_samples");
+    bool fixed = from == DEMO_FROM_AXOLOTL || from == DEMO_FROM_LLAMAFACTORY;
+    return job->config.packing_samples && longest < 2048 && !fixed ? 2048 : longest;
+}
+
+static int demo_job_data(demo_job *job, demo_error *error) {
+    demo_config *c = &job->config;
+    const demo_objective *o = job->objective;
+    if (!c->dataset) {
+        demo_fail(error, "no training data; give --dataset FILE (.jsonl or .txt)");
+        return -1;
+    }
+    int64_t longest = o->documents_per_unit * c->max_len; /* a unit is never split */
+    if (longest > SEQPAR_MAX_TOKENS)
+        return demo_fail(error,
+                         "max_len %lld is too long: one of the %s may have %lld tokens, a row "
+                         "at most %lld; lower --max_len",
+                         (long long)c->max_len, o->unit, (long long)longest,
+                         (long long)SEQPAR_MAX_TOKENS);
+    if (c->gradient_accumulation_steps > c->train_batch_size)
+        return demo_fail(error,
+                         "gradient_accumulation_steps %lld is more than train_batch_size %lld, "
+                         "so micro-batches would be empty; lower it",
+                         (long long)c->gradient_accumulation_steps,
+                         (long long)c->train_batch_size);
+    if (!c->pack_len) c->pack_len = demo_row_tokens(job, longest);
+    if (c->pack_len < c->max_len) {
+        demo_fail(error,
+                  "pack_len %lld is shorter than max_len %lld; a document never leaves its row",
+                  (long long)c->pack_len, (long long)c->max_len);
+        return -1;
+    }
+    if (o->load(job, &job->train, c->dataset, c->max_samples, error)) return -1;
+    if (c->eval_dataset && o->load(job, &job->eval, c->eval_dataset, 0, error)) return -1;
+    if (demo_settled_agrees(job, &job->train, c->dataset, error) ||
+        demo_settled_agrees(job, &job->eval, c->eval_dataset, error) ||
+        demo_sets_agree(job, &job->eval, c->eval_dataset, error) ||
+        demo_folders_agree(job, error) || demo_units_fit(job, &job->train, c->dataset, error) ||
+        demo_units_fit(job, &job->eval, c->eval_dataset, error) || demo_job_part(job, error))
+        return -1;
+    int64_t units = demo_units(job, &job->train);
+    job->usable = (int64_t *)demo_alloc(units + 1, sizeof *job->usable);
+    for (int64_t i = 0; i < units; i++)
+        if (demo_unit_usable(job, &job->train, i)) job->usable[job->usable_count++] = i;
+    return 0;
+}
+#endif

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* dump.h - what the ranks of a training step wrote down, read and put together.
+ *
+ * A dump is a folder with a safetensors file a rank. Rank r is member r % sp of replica r / sp.
+ * Its metadata, all strings, and what is meant where a key is absent (metadata.h reads them):
+ *
+ *     seqpar_dump "1", rank, world: always
+ *     sp ("1")             ranks that share a sequence
+ *     accumulation ("1")   micro-batches of the step
+ *     objective ("sft")    sft, dpo, rm, kto, ppo or value, of PPO's critic (values.h), with
+ *                          clip_value ("0": no clip)
+ *     reduction ("token")  of SFT, PPO and value: token, the mean over all supervised tokens of
+ *                          the step (TRL: dapo); sequence, the mean over documents of their
+ *                          tokens' means (grpo); constant, the sum over all tokens of the step
+ *                          over reduction_constant (dr_grpo: documents times the longest
+ *                          completion); micro, the mean over replicas' micro-batches of their
+ *                          tokens' means (bnpo); replica, the mean over replicas of theirs
+ *                          (Trainer of transformers without average_tokens_across_devices).
+ *                          Of the last two, a group without a token counts as 0
+ *     beta ("0.1")         of DPO and KTO
+ *     loss_type ("sigmoid") of DPO: sigmoid, robust, hinge, ipo (of sums, as OpenRLHF has it),
+ *                          ipo_mean (of means over tokens, as TRL has it) or simpo, with
+ *                          label_smoothing ("0") and simpo_gamma ("0.5"): preferences.h
+ *     center ("0")         of RM: times the square of a pair's sum, added
+ *     clip_low, clip_high ("0.2"), kl_coef ("0"): of PPO
+ *     importance ("token") of PPO: the ratio r is a token's own; sequence (GSPO), of the mean
+ *                          of logp - old_logp over its document's supervised tokens
+ *     advantage ("given")  of PPO: group, (reward - mean of the group) / (its deviation +
+ *                          advantage_eps ("1e-4")); group_mean, without the division; rloo,
+ *                          reward - mean of the group's others; gae (gae.h), of gamma ("1")
+ *                          and gae_lambda ("1")
+ *     dtype ("tensors")    what the model computes in: float64, float32, tf32, float16 or
+ *                          bfloat16; tensors: the coarsest of parameters, gradients, log-probs.
+ *                          float32 for transformers with parameters in float64
+ *     optimizer ("none")   adamw or sgd, with lr, beta1 ("0.9"), beta2 ("0.999"), eps ("1e-8"),
+ *                          weight_decay ("0"), max_norm ("0": no clip), step ("1": the first)
+ *     softmax_scale (1 / sqrt(head_dim)), window ("0": none; a token sees itself and window - 1
+ *                          before it), softcap ("0": none): of attention
+ *     part.TENSOR          "OFFSET TOTAL": this file has a range of the flattened tensor, which
+ *                          has TOTAL elements in all; ranks' ranges may be copies
+ *
+ * Tensors of micro-batch A, a row of packed documents, all optional; n is the tokens that this
+ * rank holds. Those of documents are the same on all ranks of a sequence:
+ *
+ *     A.index       (n)        place of each token in the row before it was split
+ *     A.cu_seqlens  (docs + 1) where documents begin in that row, and where the last one ends;
+ *                              the same on all ranks. Without it, packing is not judged.
+ *     A.ids         (n)        tokens
+ *     A.positions   (n)        as given to the model
+ *     A.labels      (n)        the token to be predicted there: shifted already; -100: none.
+ *                              That of a row's last token may be any. As the loss has used
+ *                              them: labels made anew for the dump show nothing
+ *     A.logits      (n, vocab) as the softmax takes them
+ *     A.logp        (n)        log-prob of the label; anything where there is none
+ *     A.loss_sum    ()         SFT: the rank's sum of losses
+ *     A.loss_count  ()         SFT: what it divides the sum by, before its backward pass; without
+ *                              loss_sum, the sum is that of the rank's own tokens
+ *     A.ref_logp    (n)        the same of the reference model
+ *     A.old_logp    (n)        the same when the text was sampled (PPO)
+ *     A.advantages  (n)        PPO, as used
+ *     A.rewards     (docs)     PPO
+ *     A.groups      (docs)     PPO: which prompt the document answers; equal numbers are one
+ *                              group, over all rows and replicas of the step
+ *     A.values      (n)        RM: what the head gives for each token; PPO, of advantage gae:
+ *                              of the token whose label is rewarded, when the text was
+ *                              sampled; of objective value: as they are trained
+ *     A.token_rewards (n)      gae: all of a token's reward; absent: rewards at the last token
+ *     A.returns     (n)        gae and value
+ *     A.old_values  (n)        value, with clip_value: when the text was sampled
+ *     A.scores      (docs)     RM: what is taken for the document's reward
+ *     A.margins     (docs)     RM: what a pair's chosen document is to be ahead by; that of the
+ *                              rejected one may be anything. Absent: 0
+ *     A.desirable   (docs)     KTO: 1 or 0
+ *     A.kl          (docs)     KTO: sum of policy - reference log-probs of the mismatched
+ *                              answer
+ *     A.q A.out     (n, heads, head_dim)     of one layer's attention, after rotary
+ *     A.k A.v       (n, kv_heads, head_dim)
+ *     A.lse         (n, heads)               natural logarithm
+ *     A.dout A.dq A.dk A.dv                  gradients of the loss
+ *     A.part_out    (parts, n, heads, head_dim)  attention over some keys each, as hops of a
+ *     A.part_lse    (parts, n, heads)            ring give it; -Inf: the part has no key. Not
+ *                                                judged: `seqpar-verify run merge` takes them
+ *
+ * Tensors of the step:
+ *
+ *     loss          ()         as this rank reports it for the whole step
+ *     norm          ()         of the gradient before clip, as this rank reports it
+ *     local.NAME    (any)      this rank's gradient of parameter NAME, before any reduction; in
+ *                              a wanted dump of a rank a row: that row's share of it
+ *     grad.NAME     (any)      after all reductions and before clip
+ *     param.NAME    (any)      the parameter before the optimizer's step
+ *     after.NAME    (any)      and after it
+ *     m.NAME v.NAME (any)      AdamW's moments before the step; absent: 0
+ *
+ * index to labels, cu_seqlens and groups: any integers; all others: F16, BF16, F32 or F64;
+ * rewards, scores, margins, desirable and kl may be integers, too. */
+#ifndef ORACLE_DUMP_H
+#define ORACLE_DUMP_H
+#include <dirent.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "metadata.h"
+
+enum { DUMP_IGNORE = -100 };
+#ifndef DUMP_TOKENS_MAX
+#define DUMP_TOKENS_MAX (1 << 24)
+#endif
+typedef struct dump_rank {
+    char path[1024];
+    seqpar_safetensors_file *file; /* NULL: none of this rank */
+} dump_rank;
+
+typedef struct dump {
+    dump_rank *ranks;                /* (world) */
+    int64_t world, sp, accumulation; /* as in facts */
+    dump_facts facts;
+    double widened; /* the loss, too, may be this far off; 0: its limit is derived */
+    double divisor; /* what ranks divide sums of their own losses by, over the step's count of
+                       supervised tokens; 0: not known */
+    seqpar_error error;
+} dump;
+
+/* A row as it was before the split: arrays of (tokens), NULL where the dump has none. A token
+   that nobody holds has rank -1. */
+typedef struct dump_row {
+    int64_t tokens, docs;
+    int64_t *cu_seqlens;   /* (docs + 1) */
+    int64_t *rank, *local; /* who holds it, in which row of its own */
+    int64_t *next;         /* the token in the same rank's next row; -1: it is the last */
+    int64_t *gathered;     /* its place if the ranks' tokens lie one rank behind the other */
+    int64_t *order;        /* the token at such a place; -1: none */
+    int64_t *ids, *positions, *labels;
+    double *logp, *ref_logp, *old_logp, *advantages, *values;
+    double *returns, *old_values, *token_rewards;
+    double *scores, *rewards, *desirable, *kl, *margins; /* (docs) */
+    int64_t *groups;                                     /* (docs) */
+    int unread; /* there are tensors of documents, and no cu_seqlens that says which */
+    struct {    /* the relative rounding of these as they are written */
+        double logp, ref_logp, old_logp, advantages, values;
+        double returns, old_values, token_rewards;
+        double scores, rewards, desirable, kl, margins;
+    } unit;
+} dump_row;
+
+/* ---- opening ---- */
+
+static inline void dump_close(dump *d) {
+    for (int64_t r = 0; d->ranks && r < d->world; r++)
+        seqpar_safetensors_close(d->ranks[r].file);
+    free(d->ranks);
+}
+
+/* What all files say alike. The first says it; the others are compared with it. */
+static inline int dump_agree(dump *d, const seqpar_safetensors_file *file, const char *path) {
+    dump_facts facts;
+    const char *key;
+    if (dump_read_facts(file, path, &facts, &d->error)) return -1;
+    if (!d->world) d->facts = facts;
+    d->world = d->facts.world;
+    d->sp = d->facts.sp;
+    d->accumulation = d->facts.accumulation;
+    if (!(key = dump_facts_differ(&facts, &d->facts))) return 0;
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata %s is another than in another file; dump one run at a time",
+                path, key);
+    return -1;
+}
+
+static inline int dump_is_one_of(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name)) names++;
+    return *names != NULL;
+}
+
+/* Whether the tensor is of the step: loss, norm, or a parameter's. */
+static inline int dump_is_of_step(const char *name) {
+    static const char *const of_parameters[] = {"local.", "grad.", "param.",
+                                                "after.", "m.",    "v."};
+    for (size_t i = 0; i < sizeof of_parameters / sizeof *of_parameters; i++)
+        if (!strncmp(name, of_parameters[i], strlen(of_parameters[i]))) return 1;
+    return !strcmp(name, "loss") || !strcmp(name, "norm");
+}
+
+/* The micro-batch of a tensor, and what it is: "3.ids". -1: it is none of a micro-batch.
+   Written as 03.ids nothing would find it. */
+static inline long long dump_micro_of(const char *name, const char **what) {
+    char own[32], *rest;
+    long long micro = strtoll(name, &rest, 10);
+    *what = rest + (*rest == '.');
+    snprintf(own, sizeof own, "%lld.", micro);
+    return micro < 0 || strncmp(name, own, strlen(own)) ? -1 : micro;
+}
+
+/* Every tensor is one that is known, of a micro-batch that there is: a name that is misspelt
+   would pass for a tensor that is not there. */
+static inline int dump_names(dump *d, const seqpar_safetensors_file *file, const char *path) {
+    static const char *const known[] = {
+        "index",      "ids",        "positions",     "labels",   "logits",     "loss_sum",
+        "loss_count", "logp",       "ref_logp",      "old_logp", "values",     "scores",
+        "rewards",    "groups",     "desirable",     "kl",       "advantages", "q",
+        "k",          "v",          "out",           "lse",      "dout",       "dq",
+        "dk",         "dv",         "cu_seqlens",    "part_out", "part_lse",   "margins",
+        "returns",    "old_values", "token_rewards", NULL};
+    for (int64_t i = 0; i < seqpar_safetensors_count(file); i++) {
+        const char *name = seqpar_safetensors_at(file, i)->name;
+        const char *what;
+        long long micro = dump_micro_of(name, &what);
+        int numbered = micro >= 0 && dump_is_one_of(known, what);
+        if (numbered && micro < d->accumulation) continue;
+        if (dump_is_of_step(name)) continue;
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    numbered ? "%.300s: tensor %.100s is of a micro-batch that metadata "
+                               "accumulation, %lld, does not have"
+                             : "%.300s: what is tensor %.100s? there are loss, norm, grad.NAME "
+                               "and others of parameters and, of micro-batches below %lld, "
+                               "index, ids and others: verify/oracle/dump/dump.h has them all",
+                    path, name, (long long)d->accumulation);
+        return -1;
+    }
+    return 0;
+}
+
+/* Takes over the file, whose rank is then known. */
+static inline int dump_take(dump *d, seqpar_safetensors_file *file, const char *path) {
+    int64_t rank;
+    if (dump_agree(d, file, path)) return -1;
+    if (!d->ranks) d->ranks = (dump_rank *)calloc((size_t)d->world, sizeof *d->ranks);
+    if (!d->ranks) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    rank = dump_whole(file, path, "rank", 0, 65535, -1, &d->error);
+    if (!d->ranks || rank < 0 || dump_names(d, file, path)) return -1;
+    if (rank >= d->world || d->ranks[rank].file) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: rank %lld of %lld %s", path,
+                    (long long)rank, (long long)d->world,
+                    rank >= d->world ? "does not exist" : "is in another file, too");
+        return -1;
+    }
+    snprintf(d->ranks[rank].path, sizeof d->ranks[rank].path, "%s", path);
+    d->ranks[rank].file = file;
+    return 0;
+}
+
+static inline int dump_open_file(dump *d, const char *folder, const char *name) {
+    seqpar_safetensors_file *file = NULL;
+    const char *version;
+    char path[1024];
+    if (snprintf(path, sizeof path, "%s/%s", folder, name) >= (int)sizeof path) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s/...: the path is too long",
+                    folder);
+        return -1;
+    }
+    if (seqpar_safetensors_open(&file, path, &d->error)) return -1;
+    version = seqpar_safetensors_metadata(file, "seqpar_dump");
+    if (!version || strcmp(version, "1"))
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: metadata seqpar_dump is '%.40s', not '1'; this is no dump, or one "
+                    "for another version",
+                    path, version ? version : "missing");
+    else if (!dump_take(d, file, path))
+        return 0;
+    seqpar_safetensors_close(file);
+    return -1;
+}
+
+static inline int is_safetensors(const char *name) {
+    size_t length = strlen(name), ending = strlen(".safetensors");
+    return length > ending && !strcmp(name + length - ending, ".safetensors");
+}
+
+/* Whether a file in the folder is a rank's of a dump. */
+static inline int folder_is_dump(const char *folder) {
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    int found = 0;
+    while (dir && !found && (entry = readdir(dir))) {
+        seqpar_safetensors_file *file = NULL;
+        seqpar_error ignored = {0};
+        char path[1024];
+        if (!is_safetensors(entry->d_name) ||
+            snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
+            seqpar_safetensors_open(&file, path, &ignored))
+            continue;
+        found = seqpar_safetensors_metadata(file, "seqpar_dump") != NULL;
+        seqpar_safetensors_close(file);
+    }
+    if (dir) closedir(dir);
+    return found;
+}
+
+/* "d/got or d/want": folders inside that are dumps; "": none. */
+static inline void dumps_inside(const char *folder, char *text, size_t size) {
+    struct dirent **list = NULL;
+    int count = scandir(folder, &list, NULL, alphasort);
+    *text = 0;
+    for (int i = 0; i < count; i++) {
+        size_t used = strlen(text);
+        char path[1024];
+        int fits = snprintf(path, sizeof path, "%s/%s", folder, list[i]->d_name) <
+                   (int)sizeof path;
+        if (fits && *list[i]->d_name != '.' && used + strlen(path) + 5 < size &&
+            folder_is_dump(path))
+            snprintf(text + used, size - used, "%s%s", used ? " or " : "", path);
+        free(list[i]);
+    }
+    free(list);
+}
+
+/* -1, with d->error. */
+static inline int dump_is_empty(dump *d, const char *folder) {
+    char inside[400];
+    dumps_inside(folder, inside, sizeof inside);
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
+                *inside ? "%.300s: no .safetensors file, but there are dumps inside; give %s"
+                        : "%.300s: no .safetensors file%s",
+                folder, inside);
+    return -1;
+}
+
+/* 0, or -1 with d->error. To be closed in either case. */
+static inline int dump_open(dump *d, const char *folder) {
+    DIR *dir = opendir(folder);
+    struct dirent *entry;
+    int status = 0;
+    memset(d, 0, sizeof *d);
+    if (!dir) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN,
+                    "%.300s: cannot be opened as a folder; give the folder of the dump",
+                    folder);
+        return -1;
+    }
+    while (!status && (entry = readdir(dir)))
+        if (is_safetensors(entry->d_name)) status = dump_open_file(d, folder, entry->d_name);
+    closedir(dir);
+    if (!status && !d->world) return dump_is_empty(d, folder);
+    for (int64_t r = 0; !status && r < d->world; r++)
+        if (!d->ranks[r].file) {
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_OPEN, "%.300s: no file of rank %lld of %lld",
+                        folder, (long long)r, (long long)d->world);
+            status = -1;
+        }
+    if (!status && d->world % d->sp) {
+        seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                    "%.300s: world %lld is not divisible by sp %lld", folder,
+                    (long long)d->world, (long long)d->sp);
+        status = -1;
+    }
+    return status;
+}
+
+/* ---- tensors ---- */
+
+/* NULL: the file has none of this name. */
+static inline const seqpar_safetensors_tensor *dump_find(const dump *d, int64_t rank,
+                                                         int64_t micro, const char *what) {
+    char name[64];
+    snprintf(name, sizeof name, "%lld.%s", (long long)micro, what);
+    return seqpar_safetensors_find(d->ranks[rank].file, name);
+}
+
+static inline int dump_wrong_dtype(dump *d, int64_t rank, const char *name, const char *wanted,
+                                   seqpar_safetensors_dtype dtype) {
+    seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT, "%.300s: tensor %s is %s; write %s",
+                d->ranks[rank].path, name, seqpar_safetensors_dtype_name(dtype), wanted);
+    return -1;
+}
+
+static inline int64_t dump_integer(const char *at, seqpar_safetensors_dtype dtype) {
+    int64_t i64;
+    int32_t i32;
+    int16_t i16;
+    if (dtype == SEQPAR_SAFETENSORS_I64) return memcpy(&i64, at, 8), i64;
+    if (dtype == SEQPAR_SAFETENSORS_I32) return memcpy(&i32, at, 4), i32;
+    if (dtype == SEQPAR_SAFETENSORS_I16) return memcpy(&i16, at, 2), i16;
+    return dtype == SEQPAR_SAFETENSORS_I8 ? *(const signed char *)at
+                                          : *(const unsigned char *)at;
+}
+
+/* A row, and not several: (n), or (1, n). 0, or -1 with d->error. */
+static inline int dump_check_row(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
+    for (int64_t i = 0; i + 1 < t->dims; i++)
+        if (t->shape[i] != 1)
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %s has %lld rows; a micro-batch is one row, so write "
+                        "several as micro-batches",
+                        d->ranks[rank].path, t->name, (long long)t->shape[i]);
+    return d->error.status ? -1 : 0;
+}
+
+/* All of a tensor, to be freed; NULL with d->error. */
+static inline int64_t *dump_integers(dump *d, int64_t rank,
+                                     const seqpar_safetensors_tensor *t) {
+    seqpar_safetensors_part part = seqpar_safetensors_whole(t);
+    int64_t bytes = seqpar_safetensors_dtype_bytes(t->dtype), i;
+    int64_t *out = (int64_t *)malloc((size_t)(t->count + 1) * sizeof *out);
+    char *raw = (char *)malloc((size_t)(t->bytes + 1));
+    int known = t->dtype == SEQPAR_SAFETENSORS_I64 || t->dtype == SEQPAR_SAFETENSORS_I32 ||
+                t->dtype == SEQPAR_SAFETENSORS_I16 || bytes == 1;
+    dump_check_row(d, rank, t);
+    if (!known) dump_wrong_dtype(d, rank, t->name, "I64 or I32", t->dtype);
+    if (!out || !raw) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    if (!d->error.status) seqpar_safetensors_read(d->ranks[rank].file, raw, &part, &d->error);
+    for (i = 0; !d->error.status && i < t->count; i++)
+        out[i] = dump_integer(raw + i * bytes, t->dtype);
+    free(raw);
+    if (!d->error.status) return out;
+    free(out);
+    return NULL;
+}
+
+static inline double *dump_doubles(dump *d, int64_t rank, const seqpar_safetensors_tensor *t) {
+    seqpar_safetensors_part part = seqpar_safetensors_whole(t);
+    double *out = (double *)malloc((size_t)(t->count + 1) * sizeof *out);
+    if (!out) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a dump");
+    if (out && !seqpar_safetensors_read_f64(d->ranks[rank].file, out, &part, &d->error))
+        return out;
+    free(out);
+    return NULL;
+}
+#endif

@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* metadata.h - what the metadata of a dump says: sizes, objective and optimizer, the same in all
+ * of its files. */
+#ifndef ORACLE_METADATA_H
+#define ORACLE_METADATA_H
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "seqpar_safetensors.h"
+
+enum { DUMP_SFT, DUMP_DPO, DUMP_RM, DUMP_KTO, DUMP_PPO, DUMP_VALUE };
+enum { DUMP_BY_TOKEN, DUMP_BY_SEQUENCE, DUMP_BY_CONSTANT, DUMP_BY_MICRO, DUMP_BY_REPLICA };
+enum {
+    DUMP_ADVANTAGE_GIVEN,
+    DUMP_ADVANTAGE_GROUP,
+    DUMP_ADVANTAGE_GROUP_MEAN,
+    DUMP_ADVANTAGE_RLOO,
+    DUMP_ADVANTAGE_GAE
+};
+enum { DUMP_SIGMOID, DUMP_ROBUST, DUMP_HINGE, DUMP_IPO, DUMP_IPO_MEAN, DUMP_SIMPO };
+enum { DUMP_RATIO_OF_TOKEN, DUMP_RATIO_OF_SEQUENCE };
+enum { DUMP_NO_OPTIMIZER, DUMP_ADAMW, DUMP_SGD };
+enum { DUMP_DTYPE_OF_TENSORS, DUMP_F64, DUMP_F32, DUMP_TF32, DUMP_F16, DUMP_BF16 };
+
+/* All of one size, so that two of them are compared by their bytes. */
+typedef struct dump_facts {
+    int64_t world, sp, accumulation;
+    int64_t objective, reduction, advantage, optimizer, dtype; /* DUMP_... */
+    int64_t loss_type, importance;
+    int64_t step; /* of the optimizer; 1: the first */
+    double beta;
+    double reduction_constant, label_smoothing, simpo_gamma, center;
+    double gamma, gae_lambda, clip_value;               /* of GAE and values */
+    double clip_low, clip_high, kl_coef, advantage_eps; /* of PPO */
+    double lr, beta1, beta2, eps, weight_decay, max_norm;
+    int64_t window;                /* 0: none */
+    double softmax_scale, softcap; /* 0: 1 / sqrt(head_dim), none */
+} dump_facts;
+
+static const struct {
+    const char *key;
+    size_t at;
+    int64_t low, high, absent; /* -1: it is to be there */
+} whole_facts[] = {{"world", offsetof(dump_facts, world), 1, 65536, -1},
+                   {"sp", offsetof(dump_facts, sp), 1, 65536, 1},
+                   {"accumulation", offsetof(dump_facts, accumulation), 1, 65536, 1},
+                   {"step", offsetof(dump_facts, step), 1, 1000000000, 1},
+                   {"window", offsetof(dump_facts, window), 0, 1000000000, 0}};
+
+enum { FACT_OBJECTIVE, FACT_REDUCTION, FACT_ADVANTAGE, FACT_LOSS, FACT_RATIO, FACT_OPTIMIZER };
+static const struct {
+    const char *key;
+    size_t at;
+    const char *words[7]; /* the first is meant where the key is absent */
+} word_facts[] = {
+    {"objective", offsetof(dump_facts, objective), {"sft", "dpo", "rm", "kto", "ppo", "value"}},
+    {"reduction",
+     offsetof(dump_facts, reduction),
+     {"token", "sequence", "constant", "micro", "replica"}},
+    {"advantage",
+     offsetof(dump_facts, advantage),
+     {"given", "group", "group_mean", "rloo", "gae"}},
+    {"loss_type",
+     offsetof(dump_facts, loss_type),
+     {"sigmoid", "robust", "hinge", "ipo", "ipo_mean", "simpo"}},
+    {"importance", offsetof(dump_facts, importance), {"token", "sequence"}},
+    {"optimizer", offsetof(dump_facts, optimizer), {"none", "adamw", "sgd"}},
+    {"dtype",
+     offsetof(dump_facts, dtype),
+     {"tensors", "float64", "float32", "tf32", "float16", "bfloat16"}}};
+
+static const struct {
+    const char *key;
+    size_t at;
+    double low, high, absent;
+} number_facts[] = {
+    {"beta", offsetof(dump_facts, beta), 1e-30, 1e6, 0.1},
+    {"reduction_constant", offsetof(dump_facts, reduction_constant), 0, 1e15, 0},
+    {"label_smoothing", offsetof(dump_facts, label_smoothing), 0, 0.499, 0},
+    {"simpo_gamma", offsetof(dump_facts, simpo_gamma), 0, 1e6, 0.5},
+    {"center", offsetof(dump_facts, center), 0, 1e6, 0},
+    {"gamma", offsetof(dump_facts, gamma), 0, 1, 1},
+    {"gae_lambda", offsetof(dump_facts, gae_lambda), 0, 1, 1},
+    {"clip_value", offsetof(dump_facts, clip_value), 0, 1e30, 0},
+    {"clip_low", offsetof(dump_facts, clip_low), 0, 1e6, 0.2},
+    {"clip_high", offsetof(dump_facts, clip_high), 0, 1e6, 0.2},
+    {"kl_coef", offsetof(dump_facts, kl_coef), 0, 1e6, 0},
+    {"advantage_eps", offsetof(dump_facts, advantage_eps), 0, 1, 1e-4},
+    {"lr", offsetof(dump_facts, lr), 0, 1e6, 0},
+    {"beta1", offsetof(dump_facts, beta1), 0, 0.999999999, 0.9},
+    {"beta2", offsetof(dump_facts, beta2), 0, 0.999999999, 0.999},
+    {"eps", offsetof(dump_facts, eps), 0, 1, 1e-8},
+    {"weight_decay", offsetof(dump_facts, weight_decay), 0, 1e6, 0},
+    {"max_norm", offsetof(dump_facts, max_norm), 0, 1e30, 0},
+    {"softmax_scale", offsetof(dump_facts, softmax_scale), 0, 1e6, 0},
+    {"softcap", offsetof(dump_facts, softcap), 0, 1e30, 0}};
+enum {
+    WHOLE_FACTS = sizeof whole_facts / sizeof *whole_facts,
+    WORD_FACTS = sizeof word_facts / sizeof *word_facts,
+    NUMBER_FACTS = sizeof number_facts / sizeof *number_facts
+};
+
+/* A whole number of the metadata; -1 with a sentence. absent -1: it is to be there. */
+static inline int64_t dump_whole(const seqpar_safetensors_file *file, const char *path,
+                                 const char *key, int64_t low, int64_t high, int64_t absent,
+                                 seqpar_error *error) {
+    const char *text = seqpar_safetensors_metadata(file, key);
+    char *end;
+    long long x;
+    if (!text && absent >= 0) return absent;
+    x = text ? strtoll(text, &end, 10) : -1;
+    if (text && end != text && !*end && x >= low && x <= high) return x;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata %s is '%.40s'; write a whole number from %lld to %lld", path,
+                key, text ? text : "missing", (long long)low, (long long)high);
+    return -1;
+}
+
+static inline int64_t dump_word(const char *const *words, const char *text) {
+    int64_t i = 0;
+    while (text && words[i] && strcmp(words[i], text)) i++;
+    return words[i] ? i : -1;
+}
+
+static inline int dump_unknown_word(const char *const *words, const char *path, const char *key,
+                                    const char *text, seqpar_error *error) {
+    char list[120] = "";
+    for (int i = 0; words[i]; i++)
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s",
+                 !i             ? ""
+                 : words[i + 1] ? ", "
+                                : " or ",
+                 words[i]);
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT, "%.300s: metadata %s is '%.40s'; write %s", path,
+                key, text, list);
+    return -1;
+}
+
+static inline double dump_real(const char *text, double low, double high, double absent) {
+    char *end = NULL;
+    double x = text ? strtod(text, &end) : absent;
+    return text && (end == text || *end || !(x >= low && x <= high)) ? NAN : x;
+}
+
+/* What one key says takes another one: then -1 with a sentence. */
+static inline int dump_facts_lack(const dump_facts *f, const char *path, seqpar_error *error) {
+    if (f->reduction != DUMP_BY_CONSTANT || f->reduction_constant > 0) return 0;
+    seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                "%.300s: metadata reduction is 'constant' and reduction_constant is %g; write "
+                "what the sum over the whole step is divided by",
+                path, f->reduction_constant);
+    return -1;
+}
+
+/* 0, or -1 with a sentence. */
+static inline int dump_read_facts(const seqpar_safetensors_file *file, const char *path,
+                                  dump_facts *facts, seqpar_error *error) {
+    char *to = (char *)memset(facts, 0, sizeof *facts);
+    for (int i = 0; i < WHOLE_FACTS; i++) {
+        int64_t x = dump_whole(file, path, whole_facts[i].key, whole_facts[i].low,
+                               whole_facts[i].high, whole_facts[i].absent, error);
+        if (x < 0) return -1;
+        memcpy(to + whole_facts[i].at, &x, sizeof x);
+    }
+    for (int i = 0; i < WORD_FACTS; i++) {
+        const char *text = seqpar_safetensors_metadata(file, word_facts[i].key);
+        int64_t x = dump_word(word_facts[i].words, text ? text : word_facts[i].words[0]);
+        if (x < 0)
+            return dump_unknown_word(word_facts[i].words, path, word_facts[i].key, text, error);
+        memcpy(to + word_facts[i].at, &x, sizeof x);
+    }
+    for (int i = 0; i < NUMBER_FACTS; i++) {
+        const char *text = seqpar_safetensors_metadata(file, number_facts[i].key);
+        double x = dump_real(text, number_facts[i].low, number_facts[i].high,
+                             number_facts[i].absent);
+        if (isnan(x)) {
+            seqpar_fail(error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: metadata %s is '%.40s'; write a number from %.10g to %.10g",
+                        path, number_facts[i].key, text, number_facts[i].low,
+                        number_facts[i].high);
+            return -1;
+        }
+        memcpy(to + number_facts[i].at, &x, sizeof x);
+    }
+    return dump_facts_lack(facts, path, error);
+}
+
+/* The first key of which two files say different things; NULL: none. */
+static inline const char *dump_facts_differ(const dump_facts *a, const dump_facts *b) {
+    const char *one = (const char *)a, *two = (const char *)b;
+    for (int i = 0; i < WHOLE_FACTS; i++)
+        if (memcmp(one + whole_facts[i].at, two + whole_facts[i].at, 8))
+            return whole_facts[i].key;
+    for (int i = 0; i < WORD_FACTS; i++)
+        if (memcmp(one + word_facts[i].at, two + word_facts[i].at, 8)) return word_facts[i].key;
+    for (int i = 0; i < NUMBER_FACTS; i++)
+        if (memcmp(one + number_facts[i].at, two + number_facts[i].at, 8))
+            return number_facts[i].key;
+    return NULL;
+}
+#endif

@@ -1,0 +1,461 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* gradient_weights.h - a gradient that is wrong by how shares of it are weighed: those of ranks, of
+ * replicas, of rows.
+ *
+ * Two things tell. The wanted dump may be of several ranks with one row each, say, whose local.
+ * tensors are shares W_q of the right gradient: got = sum_q c_q W_q, and mistakes have their
+ * own c_q.
+ * Or the dump's own local. tensors G_r are weighed wrongly: wanted = sum_r x_r G_r. Where ranks
+ * share a sequence that holds of some parameters alone, those behind the last exchange of keys
+ * and values: of others a rank's gradient has parts of other ranks' losses. */
+#ifndef ORACLE_GRADIENT_WEIGHTS_H
+#define ORACLE_GRADIENT_WEIGHTS_H
+#include "factors.h"
+
+#ifndef SHARES
+#define SHARES 32
+#endif
+enum { SHARE_FORMS = 12 };
+
+/* ---- products of a target and of shares ---- */
+
+typedef struct share_products {
+    double of[SHARES + 1][SHARES + 1]; /* 0: the target */
+    int64_t elements;
+} share_products;
+
+static inline void products_add(share_products *p, const double *const *x, int64_t shares,
+                                int64_t count) {
+    for (int64_t i = 0; i <= shares; i++)
+        for (int64_t k = 0; k <= i; k++) {
+            double sum = 0;
+            for (int64_t at = 0; at < count; at++) sum += x[i][at] * x[k][at];
+            p->of[i][k] += sum;
+            if (i != k) p->of[k][i] += sum;
+        }
+    p->elements += count;
+}
+
+/* The target with the shares weighed by w. */
+static inline likeness products_like(const share_products *p, const double *w, int64_t n) {
+    likeness l = {.got_got = p->of[0][0]};
+    for (int64_t i = 0; i < n; i++) {
+        l.got_want += w[i] * p->of[0][i + 1];
+        for (int64_t k = 0; k < n; k++) l.want_want += w[i] * w[k] * p->of[i + 1][k + 1];
+    }
+    return l;
+}
+
+/* The nearest sum of shares: least squares, by elimination; a share that others are made of, or
+   that is 0, has weight 0. */
+static inline void products_solve(const share_products *p, int64_t n, double *w) {
+    static double a[SHARES][SHARES + 1];
+    int used[SHARES] = {0};
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t k = 0; k < n; k++) a[i][k] = p->of[i + 1][k + 1];
+        a[i][n] = p->of[0][i + 1];
+    }
+    for (int64_t c = 0; c < n; c++) {
+        if (!(a[c][c] > 1e-10 * p->of[c + 1][c + 1])) continue;
+        used[c] = 1;
+        for (int64_t i = 0; i < n; i++) {
+            double factor = a[i][c] / a[c][c];
+            for (int64_t k = 0; i != c && k <= n; k++) a[i][k] -= factor * a[c][k];
+        }
+    }
+    for (int64_t i = 0; i < n; i++) w[i] = used[i] ? a[i][n] / a[i][i] : 0;
+}
+
+/* ---- rows and their counts ---- */
+
+typedef struct share_row {
+    uint64_t key; /* of documents and ids */
+    double count; /* of labels */
+} share_row;
+
+typedef struct share_rows {
+    share_row *of;   /* (replicas, accumulation) */
+    double *by_rank; /* (world) labels */
+    double all;
+    int64_t replicas, accumulation;
+    int has_labels, has_ids;
+} share_rows;
+
+static inline void share_rows_free(share_rows *s) {
+    free(s->of);
+    free(s->by_rank);
+}
+
+static inline uint64_t share_mix(uint64_t key, uint64_t x) {
+    key = (key ^ x) * 0x9e3779b97f4a7c15u;
+    return key ^ key >> 29;
+}
+
+static inline void share_row_add(share_rows *s, int64_t at, const dump_row *row) {
+    share_row *to = &s->of[at];
+    s->has_labels &= row->labels != NULL;
+    s->has_ids &= row->ids != NULL;
+    for (int64_t d = 0; d <= row->docs && row->docs; d++)
+        to->key = share_mix(to->key, (uint64_t)row->cu_seqlens[d]);
+    for (int64_t t = 0; t < row_end(row); t++) {
+        if (row->ids) to->key = share_mix(to->key, (uint64_t)row->ids[t]);
+        if (!row_supervised(row, t)) continue;
+        to->count++;
+        s->all++;
+        s->by_rank[row->rank[t]]++;
+    }
+}
+
+/* 0, or -1 with d->error. To be freed in either case. */
+static inline int share_rows_read(dump *d, share_rows *s) {
+    *s = (share_rows){.replicas = d->world / d->sp,
+                      .accumulation = d->accumulation,
+                      .has_labels = 1,
+                      .has_ids = 1};
+    s->of = (share_row *)calloc((size_t)(s->replicas * s->accumulation), sizeof *s->of);
+    s->by_rank = (double *)calloc((size_t)d->world, sizeof *s->by_rank);
+    if (!s->of || !s->by_rank) {
+        seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for rows");
+        return -1;
+    }
+    for (int64_t i = 0; i < s->replicas * s->accumulation; i++) {
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, i / d->accumulation, i % d->accumulation, &row, &found);
+        if (!status) share_row_add(s, i, &row);
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+static inline double share_replica_count(const share_rows *s, int64_t replica) {
+    double sum = 0;
+    for (int64_t a = 0; a < s->accumulation; a++)
+        sum += s->of[replica * s->accumulation + a].count;
+    return sum;
+}
+
+static inline double share_micro_count(const share_rows *s, int64_t micro) {
+    double sum = 0;
+    for (int64_t d = 0; d < s->replicas; d++) sum += s->of[d * s->accumulation + micro].count;
+    return sum;
+}
+
+/* ---- ways to weigh them ---- */
+
+/* groups, filled: how many means there are, and of how many tokens; 0: rows are lost. */
+typedef struct share_form {
+    const char *of;
+    double w[SHARES];
+    double groups, filled;
+} share_form;
+
+typedef struct share_forms {
+    share_form form[SHARE_FORMS];
+    int count;
+    int64_t shares;
+} share_forms;
+
+static inline share_form *form_begin(share_forms *f, const char *of, double groups) {
+    share_form *one = &f->form[f->count++];
+    memset(one, 0, sizeof *one);
+    one->of = of;
+    one->groups = groups;
+    return one;
+}
+
+/* A mean over N tokens becomes the mean of groups' means: each token weighs N / (groups n). */
+static inline double mean_weight(double all, double groups, double own) {
+    return own > 0 ? all / (groups * own) : 0;
+}
+
+/* ---- what is said ---- */
+
+/* Two mistakes at once take a closer fit than one: there are more of them. In 16 bits a fourth
+   of the tolerance is four roundings. */
+static inline double pair_limit(const gradient_check *c) {
+    return c->tolerance > 4e-3 ? c->tolerance / 4 : 1e-3;
+}
+
+/* The means that fit: how they were put together shows in the factor that is left. */
+static inline void name_means_of(const gradient_check *c, const share_form *form, double factor,
+                                 double noise, verdict *v) {
+    double filled = form->groups / form->filled, sum = form->groups;
+    int empty = form->filled < form->groups;
+    law l = factor_law(c, &c->all);
+    verdict one;
+    l.got = factor;
+    l.tolerance = noise > 1e-3 ? noise : 1e-3;
+    l.noise = 0;
+    if (v->all && (law_equal(&l, factor, 1) || law_equal(&l, factor, sum)))
+        v->count = v->all = 0; /* one is likelier than two */
+    if (law_equal(&l, factor, 1)) {
+        verdict_name(v, mistake_named("mean_of_means"));
+        if (strstr(form->of, "ranks")) verdict_name(v, mistake_named("own_mean_alone"));
+    } else if (empty && law_equal(&l, factor, filled)) {
+        verdict_name(v, mistake_named("mean_of_non_empty_means"));
+    } else if (law_equal(&l, factor, sum)) {
+        verdict_name(v, mistake_named("sum_of_means"));
+        verdict_name(v, mistake_named("local_count"));
+    } else if (!v->count && noise <= pair_limit(c)) {
+        law_judge(&l, &one);
+        v->all = one.kind == VERDICT_WRONG && one.count == 1;
+        if (v->all) verdict_name(v, mistake_named("mean_of_means"));
+        if (v->all) verdict_name(v, one.named[0]);
+    }
+    verdict_say(v,
+                "they are %.6g times the gradients of a mean of %s' means; a sum of means, "
+                "or a sum of all over an own count, is %g times it",
+                factor, form->of, form->groups);
+}
+
+static inline void name_lost(const gradient_check *c, const share_form *form, double factor,
+                             verdict *v) {
+    law l = factor_law(c, &c->all);
+    verdict one;
+    verdict_name(v, mistake_named("micro_batches_lost"));
+    verdict_say(v, "they are %.6g times the gradient of %s", factor, form->of);
+    l.got = factor;
+    law_judge(&l, &one);
+    if (v->count > 1 || one.kind != VERDICT_WRONG || one.count != 1) return;
+    verdict_name(v, one.named[0]);
+    v->all = v->count > 1;
+}
+
+/* ---- rows of the wanted dump ---- */
+
+typedef struct want_shares {
+    gradient_check *c;
+    share_products products;
+    int64_t missing; /* parameters without local. tensors on all ranks */
+} want_shares;
+
+static inline void free_all(double **x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) free(x[i]);
+}
+
+/* One parameter's local. tensors of all ranks into x[1] on. 1; 0: some rank has none, or one of
+   another size; -1 with d->error. */
+static inline int read_locals(dump *d, const char *parameter, int64_t count, double **x) {
+    tensor_name name;
+    tensor_of(&name, "local.", parameter);
+    for (int64_t r = 0; r < d->world; r++) {
+        const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[r].file,
+                                                                     name.text);
+        if (!t || t->count != count) return 0;
+        if (!(x[1 + r] = dump_doubles(d, r, t))) return -1;
+    }
+    return 1;
+}
+
+static inline int add_want_shares(void *user, const char *parameter) {
+    want_shares *s = (want_shares *)user;
+    double *x[SHARES + 1] = {NULL};
+    tensor_name name;
+    whole got;
+    int found = 0, status = whole_read(s->c->d, tensor_of(&name, "grad.", parameter), 0,
+                                       s->c->d->world, &got);
+    if (!status && got.values) found = read_locals(s->c->want, parameter, got.count, x);
+    x[0] = got.values;
+    if (found > 0)
+        products_add(&s->products, (const double *const *)x, s->c->want->world, got.count);
+    s->missing += found == 0 && got.values;
+    free_all(x + 1, SHARES);
+    whole_free(&got);
+    return status || found < 0 ? -1 : 0;
+}
+
+/* Of each rank of the wanted dump: which row of the dump it has, -1 for several or none. */
+static inline int match_rows(const share_rows *got, const share_rows *want, int64_t *row) {
+    for (int64_t q = 0; q < want->replicas; q++) {
+        row[q] = -1;
+        for (int64_t i = 0; i < got->replicas * got->accumulation; i++)
+            if (got->of[i].key == want->of[q * want->accumulation].key) row[q] = i;
+        if (row[q] < 0) return 0;
+    }
+    return got->has_ids && want->has_ids && want->accumulation == 1 &&
+           want->replicas == got->replicas * got->accumulation;
+}
+
+static inline void fill_row_form(share_form *form, const share_rows *got, const int64_t *row,
+                                 int64_t shares, int which) {
+    int64_t a = got->accumulation, groups = (int64_t)form->groups;
+    for (int64_t q = 0; q < shares; q++) {
+        double own = which == 0   ? got->of[row[q]].count
+                     : which == 1 ? share_replica_count(got, row[q] / a)
+                                  : share_micro_count(got, row[q] % a);
+        form->w[q] = mean_weight(got->all, form->groups, own);
+    }
+    for (int64_t i = 0; i < groups; i++)
+        form->filled += (which == 0   ? got->of[i].count
+                         : which == 1 ? share_replica_count(got, i)
+                                      : share_micro_count(got, i)) > 0;
+}
+
+static inline int counts_tokens(const dump_facts *f) {
+    return (f->objective == DUMP_SFT || f->objective == DUMP_PPO) &&
+           f->reduction == DUMP_BY_TOKEN;
+}
+
+static inline void row_forms(share_forms *f, const share_rows *got, const int64_t *row,
+                             const dump_facts *facts) {
+    static const char *const of[] = {"rows", "replicas", "micro-batches"};
+    double groups[] = {(double)(got->replicas * got->accumulation), (double)got->replicas,
+                       (double)got->accumulation};
+    for (int last = 1; last >= 0 && got->accumulation > 1; last--) {
+        share_form *one = form_begin(f, last ? "the last micro-batch" : "the first micro-batch",
+                                     0);
+        int64_t kept = last ? got->accumulation - 1 : 0;
+        for (int64_t q = 0; q < f->shares; q++) one->w[q] = row[q] % got->accumulation == kept;
+    }
+    for (int i = 0; i < 3 && counts_tokens(facts) && got->has_labels; i++) {
+        if (groups[i] < 2 || (i && groups[i] == groups[0])) continue;
+        fill_row_form(form_begin(f, of[i], groups[i]), got, row, f->shares, i);
+    }
+}
+
+/* 1: something was named. -1 with the error of one of the dumps. */
+static inline int judge_want_shares(gradient_check *c, const share_rows *got) {
+    int64_t row[SHARES];
+    want_shares s = {.c = c};
+    share_forms f = {.shares = c->want->world};
+    share_rows want = {.of = NULL};
+    verdict *v = &c->s->v;
+    int status = 0, fits = 0;
+    if (c->want->world > SHARES || c->want->world < 2) return 0;
+    if (!share_rows_read(c->want, &want)) fits = match_rows(got, &want, row);
+    if (c->want->error.status) status = -1;
+    if (!status && fits) status = each_parameter(c->want, "grad.", add_want_shares, &s);
+    if (!status && fits && !s.missing) row_forms(&f, got, row, &c->d->facts);
+    for (int i = 0; i < f.count && !status; i++) {
+        likeness l = products_like(&s.products, f.form[i].w, f.shares);
+        double distance = distance_from(&l, own_factor(&l));
+        if (!(distance <= c->tolerance)) continue;
+        if (f.form[i].groups > 0)
+            name_means_of(c, &f.form[i], own_factor(&l), distance, v);
+        else
+            name_lost(c, &f.form[i], own_factor(&l), v);
+    }
+    share_rows_free(&want);
+    return status ? -1 : v->count > 0;
+}
+
+/* ---- ranks of the dump ---- */
+
+typedef struct rank_shares {
+    gradient_check *c;
+    const share_forms *forms;
+    likeness like[SHARE_FORMS];             /* of the sums that can be judged */
+    likeness reduced;                       /* of the gradient with the sum of all ranks' own */
+    int64_t judged, fit[SHARE_FORMS], even; /* even: fit with equal weights */
+} rank_shares;
+
+static inline void judge_rank_shares(rank_shares *s, const share_products *p, int64_t shares) {
+    double w[SHARES], even[SHARES];
+    likeness l, other;
+    products_solve(p, shares, w);
+    l = products_like(p, w, shares);
+    if (p->elements < FACTOR_SHOWS + 2 * shares || p->of[0][0] == 0 ||
+        !(distance_from(&l, 1) <= s->c->tolerance))
+        return;
+    s->judged++;
+    for (int64_t i = 0; i < shares; i++) even[i] = 1;
+    l = products_like(p, even, shares);
+    s->even += distance_from(&l, own_factor(&l)) <= s->c->tolerance;
+    for (int i = 0; i < s->forms->count; i++) {
+        other = products_like(p, s->forms->form[i].w, shares);
+        s->fit[i] += distance_from(&other, own_factor(&other)) <= s->c->tolerance;
+        likeness_add(&s->like[i], &other);
+    }
+}
+
+static inline int add_rank_shares(void *user, const char *parameter) {
+    rank_shares *s = (rank_shares *)user;
+    dump *d = s->c->d;
+    double *x[SHARES + 1] = {NULL};
+    share_products products = {.elements = 0};
+    tensor_name name;
+    whole want, got = {.copy = -1};
+    int found = 0, status = whole_read(s->c->want, tensor_of(&name, "grad.", parameter), 0,
+                                       s->c->want->world, &want);
+    if (!status) status = whole_read(d, name.text, 0, d->world, &got);
+    if (!status && want.values && got.values && got.count == want.count)
+        found = read_locals(d, parameter, want.count, x);
+    x[0] = want.values;
+    if (found > 0) {
+        products_add(&products, (const double *const *)x, d->world, want.count);
+        judge_rank_shares(s, &products, d->world);
+        for (int64_t r = 1; r < d->world; r++)
+            for (int64_t i = 0; i < want.count; i++) x[1][i] += x[1 + r][i];
+        liken(&s->reduced, got.values, x[1], got.count);
+    }
+    free_all(x + 1, SHARES);
+    whole_free(&want);
+    whole_free(&got);
+    return status || found < 0 ? -1 : 0;
+}
+
+/* What undoes means of means: x_r is in proportion to the count of the group that r is of. */
+static inline void rank_forms(share_forms *f, const share_rows *got, const dump *d) {
+    int64_t world = d->world, sp = d->sp, replicas = world / sp;
+    share_form *one;
+    if (sp > 1) {
+        one = form_begin(f, "ranks", (double)world);
+        for (int64_t r = 0; r < world; r++) {
+            one->w[r] = got->by_rank[r] * (double)world / got->all;
+            one->filled += got->by_rank[r] > 0;
+        }
+    }
+    if (sp > 1 && replicas > 1) {
+        one = form_begin(f, "a sequence's ranks", (double)sp);
+        one->filled = (double)sp; /* replicas may differ in it: then the factor says nothing */
+        for (int64_t r = 0; r < world; r++) {
+            double of_replica = share_replica_count(got, r / sp);
+            one->w[r] = of_replica > 0 ? got->by_rank[r] * (double)sp / of_replica : 0;
+        }
+    }
+    if (replicas < 2) return;
+    one = form_begin(f, "replicas", (double)replicas);
+    for (int64_t r = 0; r < world; r++)
+        one->w[r] = share_replica_count(got, r / sp) * (double)replicas / got->all;
+    for (int64_t i = 0; i < replicas; i++) one->filled += share_replica_count(got, i) > 0;
+}
+
+/* 1: something was named. -1 with the error of one of the dumps. */
+static inline int judge_own_shares(gradient_check *c, const share_rows *got) {
+    static share_forms f; /* large */
+    rank_shares s = {.c = c, .forms = &f};
+    verdict *v = &c->s->v;
+    memset(&f, 0, sizeof f);
+    if (c->d->world > SHARES || c->d->world < 2 || !got->has_labels || !(got->all > 0) ||
+        !counts_tokens(&c->d->facts))
+        return 0;
+    rank_forms(&f, got, c->d);
+    if (each_parameter(c->want, "grad.", add_rank_shares, &s)) return -1;
+    for (int i = 0; i < f.count; i++) {
+        double right = own_factor(&s.like[i]), reduced = own_factor(&s.reduced);
+        if (!s.judged || s.fit[i] < s.judged || s.even == s.judged) continue;
+        name_means_of(c, &f.form[i], reduced / right, distance_from(&s.like[i], right), v);
+        verdict_say(v,
+                    "that is what %lld parameters say whose local gradients come from a "
+                    "rank's own tokens alone",
+                    (long long)s.judged);
+    }
+    return v->count > 0;
+}
+
+/* Of gradients that no factor explains. 0, or -1 with the error of one of the dumps. */
+static inline int judge_shares(gradient_check *c) {
+    share_rows got;
+    int found = share_rows_read(c->d, &got);
+    if (!found) found = judge_want_shares(c, &got);
+    if (!found) found = judge_own_shares(c, &got);
+    share_rows_free(&got);
+    if (!found && c->d->world * c->d->accumulation > 1)
+        verdict_say(&c->s->v, "whether a mean of means or a lost micro-batch gives them, the "
+                              "dump does not show: give --want a dump of a rank a row, sp 1, "
+                              "with its local. tensors");
+    return found < 0 ? -1 : 0;
+}
+#endif

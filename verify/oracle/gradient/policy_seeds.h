@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* policy_seeds.h - dL/dlogp of PPO: a token's weight in the mean times the slope of its loss
+ * (policy.h), which mistakes make another one. */
+#ifndef ORACLE_POLICY_SEEDS_H
+#define ORACLE_POLICY_SEEDS_H
+#include "oracle/loss/losses.h"
+#include "seeds.h"
+
+/* Advantages as a rank makes them of those in the dump, by whitening among the tokens of a
+   group of means.h. */
+typedef struct white_way {
+    const char *name, *how;
+    int grouping, unbiased;
+} white_way;
+static const white_way white_ways[] = {
+    {NULL,
+     "advantages are whitened over all supervised tokens of the step after what the dump "
+     "has: no mistake of sequence parallelism",
+     BY_ALL, 0},
+    {NULL,
+     "advantages are whitened over all supervised tokens of the step after what the dump "
+     "has, with the unbiased deviation: no mistake of sequence parallelism",
+     BY_ALL, 1},
+    {"whitened_by_rank", "over the tokens of each rank", BY_RANK, 0},
+    {"whitened_by_rank", "over the tokens of each rank, unbiased", BY_RANK, 1},
+    {"whitened_by_rank", "over the tokens of each rank's micro-batch", BY_RANK_MICRO, 0},
+    {"whitened_by_rank", "over the tokens of each rank's micro-batch, unbiased", BY_RANK_MICRO,
+     1},
+    {"whitened_by_rank", "over the tokens of each replica", BY_REPLICA, 0},
+    {"whitened_by_rank", "over the tokens of each replica, unbiased", BY_REPLICA, 1},
+    {"whitened_by_rank", "over the tokens of each replica's micro-batch", BY_REPLICA_MICRO, 0},
+    {"whitened_by_rank", "over the tokens of each replica's micro-batch, unbiased",
+     BY_REPLICA_MICRO, 1}};
+enum {
+    WHITE_WAYS = sizeof white_ways / sizeof *white_ways,
+    PPO_TOKENS = MEAN_WAYS, /* then TOKEN_KL_CUT and what follows */
+    PPO_WHITENED = PPO_TOKENS + TOKEN_WAYS - TOKEN_KL_CUT,
+    PPO_SEEDS = PPO_WHITENED + WHITE_WAYS
+};
+
+static inline int ppo_token_way(int way) {
+    return way >= PPO_TOKENS && way < PPO_WHITENED ? way - PPO_TOKENS + TOKEN_KL_CUT
+                                                   : TOKEN_RIGHT;
+}
+
+static inline const char *ppo_way_name(const dump *d, int way) {
+    return way < PPO_TOKENS     ? mean_way_name(d, way)
+           : way < PPO_WHITENED ? token_ways[ppo_token_way(way)].name
+                                : white_ways[way - PPO_WHITENED].name;
+}
+
+static inline const char *ppo_way_how(int way) {
+    return way < PPO_TOKENS     ? NULL
+           : way < PPO_WHITENED ? token_ways[ppo_token_way(way)].how
+                                : white_ways[way - PPO_WHITENED].how;
+}
+
+/* ---- slopes ---- */
+
+static inline double ratio_bound(const dump_facts *f, double advantage) {
+    return advantage > 0 ? 1 + f->clip_high : 1 - f->clip_low;
+}
+
+/* Of max(-A r, -A clip(r)) by logp. */
+static inline double clipped_slope(const dump_facts *f, const token_side *s, int way) {
+    double ratio = exp(s->ratio), turn = 1, free, bound;
+    int inside, takes_free;
+    if (way == TOKEN_INVERTED) {
+        ratio = 1 / ratio;
+        turn = -1;
+    }
+    inside = ratio >= 1 - f->clip_low && ratio <= 1 + f->clip_high;
+    free = -s->advantage * ratio;
+    bound = clipped_loss(f, ratio, s->advantage, 0);
+    takes_free = (free >= bound) != (way == TOKEN_WRONG_SIDE);
+    return inside || takes_free || way == TOKEN_NO_CLIP ? turn * free : 0;
+}
+
+/* Of the KL estimate; d = ref_logp - logp, which falls as logp grows. */
+static inline double kl_slope(const dump_facts *f, double d, int way) {
+    double slope = -expm1(d);
+    if (!(f->kl_coef > 0) || way == TOKEN_NO_KL) return 0;
+    if (way == TOKEN_K1) slope = 1;
+    if (way == TOKEN_K2) slope = -d;
+    if (way == TOKEN_KL_REVERSED) slope = expm1(-d);
+    if (way == TOKEN_KL_CUT && k3(d) > 10) slope = 0;
+    return f->kl_coef * slope;
+}
+
+/* Side tensors as the way takes them; 0: from outside of the row, or there is no such way. */
+static inline int policy_side(const dump_facts *f, const dump_row *row, int64_t t, int way,
+                              token_side *s) {
+    int from_first = way >= TOKEN_OLD ? (way - TOKEN_OLD) % SOURCES : 0;
+    int64_t from = way >= TOKEN_OLD ? row_source(row, from_first, t) : t;
+    int of_kl = way == TOKEN_KL_CUT || (way >= TOKEN_NO_KL && way < TOKEN_OLD) ||
+                way >= TOKEN_REFERENCE;
+    int of_other = way >= TOKEN_RETURNS || (way >= TOKEN_RATIO_PART && way < TOKEN_OLD);
+    if (from < 0 || of_other || (of_kl && !(f->kl_coef > 0))) return 0;
+    s->ratio = s->logp - row->old_logp[way >= TOKEN_OLD && way < TOKEN_ADVANTAGE ? from : t];
+    s->advantage = row->advantages[way >= TOKEN_ADVANTAGE && way < TOKEN_REFERENCE ? from : t];
+    s->reference = f->kl_coef > 0 ? row->ref_logp[way >= TOKEN_REFERENCE ? from : t] : 0;
+    return 1;
+}
+
+/* ---- whitening ---- */
+
+static inline void white_sum(seed_set *s, int64_t i, int64_t t, int grouping) {
+    int64_t g = group_of(s, i, t, grouping);
+    s->sums[g] += s->f->rows[i].advantages[t];
+    s->counts[g]++;
+}
+static inline void white_square(seed_set *s, int64_t i, int64_t t, int grouping) {
+    int64_t g = group_of(s, i, t, grouping);
+    s->other[g] += square(s->f->rows[i].advantages[t] - s->sums[g] / s->counts[g]);
+}
+
+static inline void white_begin(seed_set *s, const white_way *w) {
+    memset(s->sums, 0, (size_t)(3 * s->most) * sizeof *s->sums);
+    each_target(s, white_sum, w->grouping);
+    each_target(s, white_square, w->grouping);
+}
+
+static inline double white_advantage(const seed_set *s, const white_way *w, int64_t i,
+                                     int64_t t) {
+    int64_t g = group_of(s, i, t, w->grouping);
+    double deviation = s->counts[g] > w->unbiased
+                           ? sqrt(s->other[g] / (s->counts[g] - w->unbiased))
+                           : 0;
+    double off = s->f->rows[i].advantages[t] - s->sums[g] / s->counts[g];
+    return deviation > 1e-6 ? off / (deviation + 1e-8) : 0;
+}
+
+/* ---- all of it ---- */
+
+static inline int ppo_is_known(const seed_set *s) {
+    if (s->f->d->facts.importance != DUMP_RATIO_OF_TOKEN) return 0;
+    for (int64_t i = 0; i < s->f->count; i++) {
+        const dump_row *row = &s->f->rows[i];
+        if (!row->old_logp || !row->advantages) return 0;
+        if (s->f->d->facts.kl_coef > 0 && !row->ref_logp) return 0;
+    }
+    return 1;
+}
+
+/* From minus the weight to the seed. 0: the way has no meaning for a token of the row. */
+static inline int ppo_seed_row(seed_set *s, int64_t i, int way) {
+    const dump_facts *f = &s->f->d->facts;
+    const dump_row *row = &s->f->rows[i];
+    int of_token = ppo_token_way(way);
+    for (int64_t t = 0; t < row_end(row); t++) {
+        token_side side = {.logp = s->logp[i][t]};
+        if (!is_target(row, t)) continue;
+        if (!policy_side(f, row, t, of_token, &side)) return 0;
+        if (way >= PPO_WHITENED)
+            side.advantage = white_advantage(s, &white_ways[way - PPO_WHITENED], i, t);
+        s->of[i][t] *= -clipped_slope(f, &side, of_token) -
+                       kl_slope(f, side.reference - side.logp, of_token);
+    }
+    return 1;
+}
+
+/* 0: the dump lacks something, or the way has no meaning. */
+static inline int make_ppo_seeds(seed_set *s, int way) {
+    if (!ppo_is_known(s)) return 0;
+    make_mean_seeds(s, way < PPO_TOKENS ? way : SEEDS_RIGHT);
+    if (way >= PPO_WHITENED) white_begin(s, &white_ways[way - PPO_WHITENED]);
+    for (int64_t i = 0; i < s->f->count; i++)
+        if (!ppo_seed_row(s, i, way)) return 0;
+    return 1;
+}
+
+/* Tokens whose ratio is so near to where the clip begins that rounding of log-probs, by
+   `distance` each beside that of their types, may turn their gradient on or off. */
+static inline int64_t ppo_near_clip(const seed_set *s, double distance) {
+    const dump_facts *f = &s->f->d->facts;
+    int64_t count = 0;
+    for (int64_t i = 0; i < s->f->count; i++) {
+        const dump_row *row = &s->f->rows[i];
+        for (int64_t t = 0; t < row_end(row); t++) {
+            double bound, off, rounding;
+            if (!is_target(row, t)) continue;
+            bound = ratio_bound(f, row->advantages[t]);
+            off = fabs(s->logp[i][t] - row->old_logp[t] - log(bound));
+            rounding = row->unit.logp * fabs(s->logp[i][t]) +
+                       row->unit.old_logp * fabs(row->old_logp[t]) + distance;
+            count += off <= 2 * rounding;
+        }
+    }
+    return count;
+}
+#endif

@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* step.h - what becomes of the gradient: its norm, clip, and the optimizer's step.
+ *
+ *     norm  = sqrt(sum of squares of all parameters' gradients, each element once)
+ *     g     = gradient * min(1, max_norm / (norm + 1e-6))
+ *     AdamW:  p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps), where
+ *             m' = (beta1 m + (1 - beta1) g) / (1 - beta1^t), v' from g^2 likewise
+ *     SGD:    p - lr (g + weight_decay p)
+ *
+ * Steps are compared as after - param, so that a small one does not hide behind a large
+ * parameter. */
+#ifndef ORACLE_STEP_H
+#define ORACLE_STEP_H
+#include "step_ways.h"
+#include "swapped_ranges.h"
+
+/* Whether all ranks' steps are made so; NaN is not. */
+static inline int way_matches(const step_check *c, int way) {
+    for (int64_t r = 0; r < c->n->d->world; r++)
+        if (!(c->of[r].away[way] <= step_limit(c, &c->of[r]))) return 0;
+    return 1;
+}
+
+/* Whether that way makes another step than the right one, beyond what rounding hides. */
+static inline int way_shows(const step_check *c, int way) {
+    for (int64_t r = 0; r < c->n->d->world; r++)
+        if (c->of[r].from_right[way] > 4 * step_limit(c, &c->of[r])) return 1;
+    return 0;
+}
+
+static inline void step_total(const step_check *c, step_match *total) {
+    double *sum = (double *)total;
+    memset(total, 0, sizeof *total);
+    for (int64_t r = 0; r < c->n->d->world; r++)
+        for (size_t i = 0; i < sizeof *total / sizeof *sum; i++)
+            sum[i] += ((const double *)&c->of[r])[i];
+}
+
+/* A right step that is lost in rounding shows nothing; one that is twice as far off as rounding
+   and tolerance allow together is wrong, however small the right one is. */
+static inline int step_shows_nothing(const step_check *c, const step_match *m, verdict *v) {
+    const char *why = m->moved == 0 && m->wanted > 0
+                          ? "no parameter moved, as after an overflow of fp16; dump a step "
+                            "that was made"
+                      : m->wanted == 0 ? "no step is to be made: gradients or lr are 0"
+                      : m->wanted < 9 * m->rounding && m->away[0] <= 4 * step_limit(c, m)
+                          ? "the step is lost in the rounding of parameters; dump the fp32 "
+                            "ones that the optimizer keeps"
+                          : NULL;
+    if (why) v->kind = VERDICT_INSUFFICIENT;
+    if (why) verdict_say(v, "%s", why);
+    return why != NULL;
+}
+
+/* Whether any form of the way's mistake shows. */
+static inline int mistake_shows(const step_check *c, int way) {
+    for (int i = 1; i < STEP_WAYS; i++)
+        if (step_ways[i].name && !strcmp(step_ways[i].name, step_ways[way].name) &&
+            way_shows(c, i))
+            return 1;
+    return 0;
+}
+
+/* Mistakes that would make the same step here. */
+static inline void say_hidden_ways(const step_check *c, verdict *v) {
+    char text[290] = "";
+    for (int i = 1; i < STEP_WAYS; i++) {
+        const char *name = step_ways[i].name, *last = step_ways[i - 1].name;
+        if (!name || (last && !strcmp(name, last))) continue; /* another form of it */
+        if (mistake_shows(c, i) || strlen(text) + strlen(name) + 3 > sizeof text) continue;
+        if (c->n->d->facts.optimizer == DUMP_ADAMW || step_ways[i].clip || step_ways[i].decay)
+            snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", *text ? ", " : "",
+                     name);
+    }
+    if (*text) verdict_say(v, "would not show in this step: %.290s", text);
+}
+
+/* How far all ranks together are from that way; Inf: it does not explain them, or hardly
+   better than the right one. */
+static inline double way_distance(const step_check *c, int way) {
+    double away = 0, right = 0;
+    if (step_ways[way].decay == DECAY_VECTORS && !c->vectors) return INFINITY; /* no groups */
+    for (int64_t r = 0; r < c->n->d->world; r++) {
+        away += c->of[r].away[way];
+        right += c->of[r].away[0];
+    }
+    return way_matches(c, way) && 4 * away < right ? sqrt(away) : INFINITY;
+}
+
+/* Of ways that all explain the step, those that are not four times as far as the nearest: noise
+   of many elements does not turn towards another way. */
+static inline void name_ways(const step_check *c, verdict *v) {
+    double least = INFINITY;
+    for (int i = 1; i < WAY_REPORTED; i++)
+        if (way_distance(c, i) < least) least = way_distance(c, i);
+    for (int i = 1; i < WAY_REPORTED; i++)
+        if (isfinite(least) && way_distance(c, i) <= 4 * least)
+            verdict_name(v, mistake_named(step_ways[i].name));
+    if (!v->count && isfinite(way_distance(c, WAY_REPORTED)))
+        verdict_say(v, "with the norm that ranks report in the clip the step is right: see "
+                       "what is wrong with that norm");
+}
+
+static inline int rank_is_unmoved(const step_match *m) {
+    return m->moved == 0 && m->wanted > 9 * m->rounding;
+}
+
+/* Ranks that are where they were, while all others made the right step: 1, if so. */
+static inline int name_unmoved_ranks(const step_check *c, verdict *v) {
+    int64_t first = -1, count = 0;
+    for (int64_t r = 0; r < c->n->d->world; r++) {
+        int unmoved = rank_is_unmoved(&c->of[r]);
+        if (unmoved && !count++) first = r;
+        if (!unmoved && !(c->of[r].away[0] <= step_limit(c, &c->of[r]))) return 0;
+    }
+    if (!count) return 0;
+    verdict_name(v, mistake_named("shard_not_updated"));
+    verdict_say(v,
+                "%lld ranks did not move at all, the first is rank %lld; all others made "
+                "the right step",
+                (long long)count, (long long)first);
+    return 1;
+}
+
+/* The factor between the right step and the one that was made, the same on all ranks; NaN:
+   there is none. Decay and step are both lr times something. */
+static inline double step_factor(const step_check *c, const step_match *total) {
+    double x = total->along / total->wanted;
+    for (int64_t r = 0; r < c->n->d->world; r++) {
+        const step_match *m = &c->of[r];
+        double squared = m->moved - 2 * x * m->along + x * x * m->wanted;
+        if (!(squared <= (x * x > 1 ? x * x : 1) * step_limit(c, m))) return NAN;
+    }
+    return x;
+}
+
+static inline void name_factor(const step_check *c, const step_match *total, verdict *v) {
+    const dump_facts *f = &c->n->d->facts;
+    double x = step_factor(c, total), clip = clip_factor(f->max_norm, sqrt(c->n->all));
+    if (!(x > 0) || total->wanted < 9 * total->rounding) return;
+    verdict_say(v, "it is %.6g times the right step, as with lr %.6g", x, x * f->lr);
+    if (f->optimizer == DUMP_ADAMW || clip == 1)
+        verdict_name(v, mistake_named("another_lr"));
+    else
+        verdict_say(v, "or with a clip by a norm of %.6g, where it is %.6g",
+                    f->max_norm / (x * clip), sqrt(c->n->all));
+}
+
+static inline void judge_step(const step_check *c, stage *s) {
+    verdict *v = stage_begin(s, VERDICT_WRONG);
+    step_match total;
+    step_total(c, &total);
+    verdict_say(v,
+                "%lld parameters moved by %.6g; %s would move them by %.6g, and the two are "
+                "%.3g apart (tolerance %g of it, and %.3g for rounding)",
+                (long long)c->parameters, sqrt(total.moved),
+                c->n->d->facts.optimizer == DUMP_SGD ? "SGD" : "AdamW", sqrt(total.wanted),
+                sqrt(total.away[0]), c->n->tolerance, sqrt(total.rounding));
+    if (step_shows_nothing(c, &total, v)) return;
+    if (way_matches(c, 0)) {
+        v->kind = VERDICT_RIGHT;
+        say_hidden_ways(c, v);
+        return;
+    }
+    name_ways(c, v);
+    if (!v->count && !name_unmoved_ranks(c, v)) name_factor(c, &total, v);
+    if (*c->first) verdict_say(v, "the first parameter with another step is %s", c->first);
+}
+
+/* spare: biases and norms do not decay. 0, or -1 with d->error. */
+static inline int try_step(stage *s, step_check *c, int spare) {
+    dump *d = c->n->d;
+    c->of_vectors = d->facts;
+    if (spare) c->of_vectors.weight_decay = 0;
+    c->parameters = c->vectors = 0;
+    *c->first = 0;
+    memset(c->of, 0, (size_t)d->world * sizeof *c->of);
+    for (int64_t i = 0; i < d->world * STEP_WAYS; i++) {
+        const step_way *way = &step_ways[i % STEP_WAYS];
+        c->numbers[i] = way_begin(&d->facts, way, way_clip(c->n, way, i / STEP_WAYS));
+    }
+    if (each_parameter(d, "after.", add_step, c)) return -1;
+    if (c->parameters) judge_step(c, s);
+    if (c->parameters && spare)
+        verdict_say(&s->v,
+                    "no decay acts on the %lld biases and norms, as most frameworks "
+                    "have it",
+                    (long long)c->vectors);
+    return 0;
+}
+
+/* Most frameworks let biases and norms alone: that is asked where nothing else is right. */
+static inline int try_steps(stage *s, step_check *c) {
+    stage other = {.judged = 0};
+    if (try_step(s, c, 0)) return -1;
+    if (!s->judged || s->v.kind != VERDICT_WRONG || !c->vectors ||
+        c->n->d->facts.weight_decay == 0)
+        return 0;
+    if (try_step(&other, c, 1)) return -1;
+    if (other.v.kind == VERDICT_RIGHT || (other.v.count && !s->v.count)) *s = other;
+    return 0;
+}
+
+static inline int try_all(stage *s, step_check *c) {
+    if (try_steps(s, c)) return -1;
+    return s->judged && s->v.kind == VERDICT_WRONG && !s->v.count ? check_swaps(&s->v, c) : 0;
+}
+
+static inline int check_step(stage *s, const step_norms *n) {
+    step_check c = {.n = n};
+    int status = 0;
+    if (n->d->facts.optimizer == DUMP_NO_OPTIMIZER || n->d->facts.lr == 0) return 0;
+    c.of = (step_match *)calloc((size_t)n->d->world, sizeof *c.of);
+    c.numbers = (way_numbers *)calloc((size_t)(n->d->world * STEP_WAYS), sizeof *c.numbers);
+    if (!c.of || !c.numbers)
+        status = (seqpar_fail(&n->d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
+    if (!status) status = try_all(s, &c);
+    free(c.of);
+    free(c.numbers);
+    return status;
+}
+
+/* Stages REDUCTION, NORM and STEP, and what copies of a gradient show. 0, or -1 with
+   d->error. */
+static inline int check_steps(stage *stages, dump *d, double tolerance) {
+    stage copies = {.judged = 0};
+    step_norms n = {.d = d, .tolerance = tolerance, .copies = &copies};
+    int status = 0;
+    double *clip;
+    n.held = (double *)calloc((size_t)d->world * 4, sizeof *n.held);
+    n.local = n.held ? n.held + d->world : NULL;
+    n.shown = n.held ? n.local + d->world : NULL;
+    clip = n.held ? n.shown + d->world : NULL;
+    if (!n.held) status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory"), -1);
+    if (!status) status = each_parameter(d, "grad.", add_norms, &n);
+    for (int64_t r = 0; !status && r < d->world; r++) {
+        n.shown[r] = NAN; /* until check_norm has read it */
+        clip[r] = clip_factor(d->facts.max_norm, sqrt(n.local[r]));
+    }
+    if (!status) status = check_reduction(&stages[REDUCTION], d, tolerance, clip);
+    stage_add(&stages[REDUCTION], &copies);
+    if (!status) status = check_norm(&stages[NORM], &n);
+    if (!status) status = check_step(&stages[STEP], &n);
+    free(n.held);
+    return status;
+}
+#endif

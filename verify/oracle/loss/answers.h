@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* answers.h - the right loss of a step beside what mistakes make of it, and what a number that
+ * a rank reports says then. */
+#ifndef ORACLE_ANSWERS_H
+#define ORACLE_ANSWERS_H
+#include "oracle/verdict/tell_apart.h"
+#include "oracle/dump/metadata.h"
+#include "oracle/verdict/law.h"
+
+enum { ANSWERS = 64, ACCEPTED = 4 };
+typedef struct answer {
+    double loss;            /* NaN: the mistake cannot be made here */
+    const char *name, *how; /* how: which of its forms; NULL: it has one */
+} answer;
+
+typedef struct answers {
+    double right, slack; /* slack: absolute, from roundings (roundings.h) */
+    double size, parts;  /* of what `right` is the sum of, which may cancel: of tokens or
+                            documents, and of ranks' micro-batches */
+    int low_precision;   /* some of it is from numbers of 16 bits */
+    char what[80];       /* that `right` is made of */
+    answer other[ANSWERS], accepted[ACCEPTED]; /* accepted: no mistake; how says why */
+    int count, accepted_count;
+    int made;            /* of `count`, those that are not `right` times a number */
+    const char *lacks;   /* why nothing can be said of any number; NULL: it can */
+    const char *vacuous; /* why a right number would show nothing; NULL: it shows something */
+    const char *unknown; /* what is said of a number that nothing explains */
+    const char *hint;    /* of a wrong one, beside that; NULL: nothing */
+    const char *design;  /* what is meant to depend on the number of ranks; NULL: nothing */
+} answers;
+
+static inline void answers_add(answers *a, const char *name, double loss, const char *how) {
+    if (a->count < ANSWERS) a->other[a->count++] = (answer){loss, name, how};
+}
+
+static inline void answers_accept(answers *a, double loss, const char *how) {
+    if (a->accepted_count < ACCEPTED)
+        a->accepted[a->accepted_count++] = (answer){loss, NULL, how};
+}
+
+/* What every loss may become on its way from the ranks that have it to the one number. */
+static inline void answers_add_reports(answers *a, const dump_facts *f) {
+    double sp = f->sp > 1 ? (double)f->sp : NAN; /* one rank averages and adds nothing */
+    double dp = f->world > f->sp ? (double)(f->world / f->sp) : NAN;
+    a->made = a->count;
+    answers_add(a, "shares_averaged", a->right / sp, "over the ranks of a sequence");
+    answers_add(a, "losses_added", a->right * sp, "over the ranks of a sequence");
+    answers_add(a, "losses_added", a->right * dp, "over replicas");
+    answers_add(a, "losses_added", a->right * sp * dp, "over all ranks");
+}
+
+/* Whether a mistake's answer is one that `right` cannot be taken for. */
+static inline int answer_shows(const law *l, double loss, double right) {
+    return isfinite(loss) && !law_equal(l, loss, right);
+}
+
+/* Whether any form of the mistake would show; NULL: of any that makes another loss. */
+static inline int answers_show(const answers *a, const law *l, const char *name) {
+    for (int i = 0; i < (name ? a->count : a->made); i++)
+        if ((!name || !strcmp(a->other[i].name, name)) &&
+            answer_shows(l, a->other[i].loss, a->right))
+            return 1;
+    return 0;
+}
+
+/* Those that give the same as the right one here, so that nothing is said of them. */
+static inline void answers_say_hidden(const answers *a, const law *l, verdict *v) {
+    char names[240] = "";
+    for (int i = 0; i < a->count; i++) {
+        const char *name = a->other[i].name;
+        int seen = !law_equal(l, a->other[i].loss, a->right);
+        for (int k = 0; k < a->count && !seen; k++) /* another form of it shows, or was said */
+            seen = !strcmp(a->other[k].name, name) &&
+                   (k < i || answer_shows(l, a->other[k].loss, a->right));
+        if (!seen && strlen(names) + strlen(name) + 3 < sizeof names)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s",
+                     *names ? ", " : "", name);
+    }
+    if (*names) verdict_say(v, "the same here, so not excluded: %s", names);
+}
+
+static inline void answers_name(const answers *a, const law *l, verdict *v) {
+    for (int i = 0; i < a->count; i++) {
+        const answer *one = &a->other[i];
+        int named = v->count;
+        if (!law_equal(l, l->got, one->loss) || !answer_shows(l, one->loss, a->right)) continue;
+        verdict_name(v, mistake_named(one->name));
+        if (v->count > named && one->how) verdict_say(v, "%s: %s", one->name, one->how);
+    }
+}
+
+/* The first accepted answer that is this number; NULL: none. */
+static inline const answer *answers_accepted(const answers *a, const law *l) {
+    for (int i = 0; i < a->accepted_count; i++)
+        if (law_equal(l, l->got, a->accepted[i].loss)) return &a->accepted[i];
+    return NULL;
+}
+
+static inline void answers_say(const answers *a, const law *l, verdict *v) {
+    char widened[40] = "";
+    if (l->tolerance > 0) snprintf(widened, sizeof widened, ", and tolerance %g", l->tolerance);
+    verdict_say(v, "got %.9g; %s give %.9g (within %.3g: rounding%s%s)", l->got, a->what,
+                a->right, law_limit(l, a->right), a->low_precision ? " to 16 bits" : "",
+                widened);
+}
+
+/* As far off as log-probs may be that a second forward pass gave, in other kernels: no
+   derivation holds for them, so that such a loss is neither right nor wrong. */
+static inline int answers_anew(const answers *a, const law *l) {
+    return fabs(l->got - a->right) <= 1e-3 * a->size;
+}
+
+/* Right, insufficient or wrong; of a wrong number the mistakes are still to be named. */
+static inline void answers_judge(const answers *a, const law *l, verdict *v) {
+    const answer *accepted = answers_accepted(a, l);
+    int right = law_equal(l, l->got, a->right);
+    memset(v, 0, sizeof *v);
+    answers_say(a, l, v);
+    if (a->design) verdict_say(v, "%s", a->design);
+    v->kind = right || accepted ? VERDICT_RIGHT : VERDICT_WRONG;
+    if (a->lacks) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "%s", a->lacks);
+    } else if (!isfinite(a->right)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "a number that it is made of is NaN or Inf already, or nothing is "
+                       "counted");
+    } else if (v->kind == VERDICT_RIGHT && a->vacuous) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "%s", a->vacuous);
+        if (a->low_precision)
+            verdict_say(v, "numbers of 16 bits hide it, too: write the loss in float32, and "
+                           "log-probs");
+    } else if (v->kind == VERDICT_RIGHT) {
+        if (!right) verdict_say(v, "%s", accepted->how);
+        answers_say_hidden(a, l, v);
+    }
+}
+
+/* Of a wrong number, once all that may explain it has been asked. */
+static inline void answers_end(const answers *a, const law *l, verdict *v) {
+    if (v->kind != VERDICT_WRONG) return;
+    apart_say(v);
+    if (!v->count && (law_marginal(l, a->right) || answers_anew(a, l)))
+        v->kind = VERDICT_MARGINAL;
+    if (!v->count)
+        verdict_say(v,
+                    "no known %s gives that number; log-probs that were computed anew for "
+                    "the dump, and not those of the loss, need --tolerance 0.01",
+                    a->unknown ? a->unknown : "mistake");
+    if (v->kind == VERDICT_WRONG && a->hint) verdict_say(v, "%s", a->hint);
+}
+#endif

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* policy.h - the loss of one token: minus its log-prob (SFT), or PPO's,
+ *
+ *     r = exp(logp - old_logp), or of its mean over the document (importance in dump.h);
+ *     A its advantage, d = ref_logp - logp
+ *     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)) + kl_coef (exp(d) - d - 1)
+ *
+ * and what each mistake makes of it. */
+#ifndef ORACLE_POLICY_H
+#define ORACLE_POLICY_H
+#include "oracle/dump/rows.h"
+
+/* Where a rank takes a side tensor's number for its token from, if not by index. */
+enum { FROM_FIRST, FROM_GATHERED, SOURCES };
+static const char *const source_texts[SOURCES] = {
+    "each rank takes the first n of the row",
+    "each rank takes what a contiguous split would give it"};
+
+enum {
+    TOKEN_RIGHT,
+    TOKEN_KL_CUT,
+    TOKEN_INVERTED,
+    TOKEN_WRONG_SIDE,
+    TOKEN_NO_CLIP,
+    TOKEN_NO_KL,
+    TOKEN_K1,
+    TOKEN_K2,
+    TOKEN_KL_REVERSED,
+    TOKEN_RATIO_PART,
+    TOKEN_RATIO_SHARE,
+    TOKEN_RATIO_OWN,
+    TOKEN_OLD, /* and the following: by source */
+    TOKEN_ADVANTAGE = TOKEN_OLD + SOURCES,
+    TOKEN_REFERENCE = TOKEN_ADVANTAGE + SOURCES,
+    TOKEN_RETURNS = TOKEN_REFERENCE + SOURCES,
+    TOKEN_OLD_VALUES = TOKEN_RETURNS + SOURCES,
+    TOKEN_WAYS = TOKEN_OLD_VALUES + SOURCES
+};
+static const struct {
+    const char *name, *how; /* without a name: no mistake */
+} token_ways[TOKEN_WAYS] = {
+    {NULL, NULL},
+    {NULL, "the KL estimate is cut at 10, as verl and OpenRLHF do: no mistake"},
+    {"ratio_inverted", NULL},
+    {"clip_wrong_side", NULL},
+    {"clip_missing", NULL},
+    {"kl_missing", NULL},
+    {"kl_estimator", "k1, logp - ref_logp"},
+    {"kl_estimator", "k2, (logp - ref_logp)^2 / 2"},
+    {"kl_estimator", "k3 of ref_logp - logp with its sign turned"},
+    {"ratio_of_parts", "the mean over the rank's own tokens"},
+    {"ratio_of_parts", "the sum over the rank's own tokens, over the whole count"},
+    {"ratio_of_tokens", NULL},
+    {"side_tensor_not_split", "old_logp: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "old_logp: as a contiguous split has it"},
+    {"side_tensor_not_split", "advantages: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "advantages: as a contiguous split has them"},
+    {"side_tensor_not_split", "ref_logp: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "ref_logp: as a contiguous split has it"},
+    {"side_tensor_not_split", "returns: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "returns: as a contiguous split has them"},
+    {"side_tensor_not_split", "old_values: each rank takes the first n of the row"},
+    {"side_tensor_not_split", "old_values: as a contiguous split has them"}};
+
+/* The token whose number stands there; -1: it is outside of the row. */
+static inline int64_t row_source(const dump_row *row, int source, int64_t token) {
+    int64_t at = source == FROM_FIRST ? row->local[token] : row->gathered[token];
+    return at >= 0 && at < row->tokens && row->rank[at] >= 0 ? at : -1;
+}
+
+static inline double clipped_loss(const dump_facts *f, double ratio, double advantage,
+                                  int wrong_side) {
+    double clipped = fmin(fmax(ratio, 1 - f->clip_low), 1 + f->clip_high);
+    double free = -advantage * ratio, bound = -advantage * clipped;
+    if (isnan(ratio)) return NAN; /* fmin and fmax would pass it over */
+    return (free > bound) != wrong_side ? free : bound;
+}
+
+static inline double k3(double d) { return expm1(d) - d; } /* d: ref_logp - logp */
+
+/* Logarithms of a document's ratio: the right one, and what a rank alone makes of it. */
+typedef struct sequence_ratio {
+    double whole, part, share;
+} sequence_ratio;
+
+/* What the token's numbers are. */
+typedef struct token_side {
+    double logp, ratio, advantage, reference; /* ratio: its logarithm; reference: 0 where no KL
+                                                 is added */
+} token_side;
+
+static inline double policy_loss(const dump_facts *f, const token_side *s) {
+    double kl = f->kl_coef > 0 ? f->kl_coef * k3(s->reference - s->logp) : 0;
+    return clipped_loss(f, exp(s->ratio), s->advantage, 0) + kl;
+}
+
+/* The estimates of KL that others take. */
+static inline void policy_kl_ways(const dump_facts *f, const token_side *s, double *loss) {
+    double d = s->reference - s->logp, free;
+    if (!(f->kl_coef > 0)) return;
+    free = loss[TOKEN_RIGHT] - f->kl_coef * k3(d);
+    loss[TOKEN_KL_CUT] = free + f->kl_coef * fmin(k3(d), 10);
+    loss[TOKEN_NO_KL] = free;
+    loss[TOKEN_K1] = free - f->kl_coef * d;
+    loss[TOKEN_K2] = free + f->kl_coef * d * d / 2;
+    loss[TOKEN_KL_REVERSED] = free + f->kl_coef * k3(-d);
+}
+
+/* Side tensors from elsewhere; a token outside of the row leaves NaN. */
+static inline void policy_side_ways(const dump_facts *f, const dump_row *row, int64_t t,
+                                    const token_side *s, double *loss) {
+    for (int source = 0; source < SOURCES; source++) {
+        int64_t from = row_source(row, source, t);
+        token_side old = *s, advantage = *s, reference = *s;
+        if (from < 0) continue;
+        old.ratio = s->logp - row->old_logp[from];
+        advantage.advantage = row->advantages[from];
+        if (f->importance == DUMP_RATIO_OF_TOKEN)
+            loss[TOKEN_OLD + source] = policy_loss(f, &old);
+        loss[TOKEN_ADVANTAGE + source] = policy_loss(f, &advantage);
+        if (!(f->kl_coef > 0)) continue;
+        reference.reference = row->ref_logp[from];
+        loss[TOKEN_REFERENCE + source] = policy_loss(f, &reference);
+    }
+}
+
+/* What a token's loss changes by its numbers; size: of what it is made of. */
+typedef struct token_slopes {
+    double logp, old_logp, advantage, reference, size;
+} token_slopes;
+
+static inline token_slopes token_slopes_of(const dump_facts *f, const dump_row *row, int64_t t,
+                                           const sequence_ratio *of) {
+    token_slopes s = {.logp = -1, .size = fabs(row->logp[t])};
+    double ratio, d;
+    if (f->objective != DUMP_PPO) return s;
+    ratio = exp(of ? of->whole : row->logp[t] - row->old_logp[t]);
+    d = f->kl_coef > 0 ? row->ref_logp[t] - row->logp[t] : 0;
+    s.old_logp = row->advantages[t] * ratio;
+    s.advantage = -ratio;
+    s.reference = f->kl_coef * expm1(d);
+    s.logp = -s.old_logp - s.reference;
+    s.size = fabs(s.old_logp) + f->kl_coef * k3(d);
+    return s;
+}
+
+/* What becomes of a document's ratio without the other ranks, or of one of each token. */
+static inline void policy_ratio_ways(const dump_facts *f, const token_side *s, double own,
+                                     const sequence_ratio *of, double *loss) {
+    token_side part = *s, share = *s, token = *s;
+    part.ratio = f->sp > 1 ? of->part : NAN;
+    share.ratio = f->sp > 1 ? of->share : NAN;
+    token.ratio = own;
+    loss[TOKEN_RATIO_PART] = policy_loss(f, &part);
+    loss[TOKEN_RATIO_SHARE] = policy_loss(f, &share);
+    loss[TOKEN_RATIO_OWN] = policy_loss(f, &token);
+}
+
+/* loss: (TOKEN_WAYS), NaN where a mistake cannot be made. of: NULL, or its document's. */
+static inline void policy_losses(const dump_facts *f, const dump_row *row, int64_t t,
+                                 const sequence_ratio *of, double *loss) {
+    double own = row->logp[t] - row->old_logp[t];
+    token_side s = {row->logp[t], of ? of->whole : own, row->advantages[t],
+                    f->kl_coef > 0 ? row->ref_logp[t] : 0};
+    double ratio = exp(s.ratio), kl;
+    for (int way = 0; way < TOKEN_WAYS; way++) loss[way] = NAN;
+    loss[TOKEN_RIGHT] = policy_loss(f, &s);
+    kl = loss[TOKEN_RIGHT] - clipped_loss(f, ratio, s.advantage, 0);
+    loss[TOKEN_INVERTED] = clipped_loss(f, 1 / ratio, s.advantage, 0) + kl;
+    loss[TOKEN_WRONG_SIDE] = clipped_loss(f, ratio, s.advantage, 1) + kl;
+    loss[TOKEN_NO_CLIP] = -s.advantage * ratio + kl;
+    policy_kl_ways(f, &s, loss);
+    if (of) policy_ratio_ways(f, &s, own, of, loss);
+    policy_side_ways(f, row, t, &s, loss);
+}
+#endif

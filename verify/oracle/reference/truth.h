@@ -1,0 +1,714 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* truth.h - a dump against the step as the reference computes it: log-probs, and gradients.
+ *
+ * How far a right one may be off is measured: the same step on a device that rounds weights,
+ * activations and gradients to bf16 with sums in fp32. Rounding errors grow as the unit of the
+ * numbers does, so those of another type are this distance times the ratio of units; four times
+ * that is the limit. */
+#ifndef ORACLE_TRUTH_H
+#define ORACLE_TRUTH_H
+#include <time.h>
+#include "model_ways.h"
+#include "oracle/gradient/objective_seeds.h"
+#include "second_reference.h"
+#include "oracle/gradient/step.h"
+
+typedef struct truth {
+    reference exact, rounded;     /* fp64, bf16 */
+    reference turned;             /* fp64, its rotary angles as far off as float32 makes them */
+    const char *folder, *adapter; /* adapter: NULL where there is none */
+    dump *d;
+    double ratio;     /* of units, to bf16 */
+    const char *unit; /* what it is called */
+    double budget;    /* seconds */
+    double *got;      /* (elements) of grad. tensors */
+    char *have;       /* (tensors) which are there */
+    double logp_limit, gradient_limit;
+    double logp_noise, gradient_noise; /* how far bf16 is from fp64 */
+    int logp_is_right, is_void;
+    double logp_distance;  /* of one log-prob, where it was farthest, rounded */
+    char second[200];      /* what slow.h says of the reference */
+    details *more;         /* NULL: nothing is kept */
+    double **dumped;       /* (rows) log-probs of the dump, borrowed; NULL: it has none */
+    struct timespec begin; /* of the first mistake that is tried */
+    int begun;
+} truth;
+
+static inline double seconds_since(const struct timespec *begin) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - begin->tv_sec) + 1e-9 * (double)(now.tv_nsec - begin->tv_nsec);
+}
+
+/* Before a mistake is tried. */
+static inline int out_of_time(truth *t) {
+    if (!t->begun) clock_gettime(CLOCK_MONOTONIC, &t->begin);
+    t->begun = 1;
+    return seconds_since(&t->begin) >= t->budget;
+}
+
+/* Names that there was no time for, as many to a line as it holds. */
+typedef struct untried {
+    const char *names[MISTAKES];
+    int count;
+} untried;
+
+static inline void untried_add(untried *u, const char *name) {
+    for (int i = 0; i < u->count; i++)
+        if (!strcmp(u->names[i], name)) return;
+    u->names[u->count++] = name;
+}
+
+static inline void untried_say(const untried *u, double budget, verdict *v) {
+    char line[300];
+    int used = snprintf(line, sizeof line, "not tried within --budget %g: ", budget);
+    for (int i = 0; i < u->count; i++) {
+        if (used + strlen(u->names[i]) + 3 > sizeof line) {
+            verdict_say(v, "%s", line);
+            used = snprintf(line, sizeof line, "nor: ");
+        }
+        used += snprintf(line + used, sizeof line - (size_t)used, "%s%s", u->names[i],
+                         i + 1 < u->count ? ", " : "");
+    }
+    if (u->count) verdict_say(v, "%s", line);
+}
+
+/* ---- the limit ---- */
+
+enum { TYPE_F64, TYPE_F32, TYPE_TF32, TYPE_F16, TYPE_BF16, TYPES }; /* the later, the coarser */
+static const struct {
+    seqpar_safetensors_dtype dtype;
+    const char *name;
+    double ratio; /* of units, to bf16 */
+} compute_types[TYPES] = {{SEQPAR_SAFETENSORS_F64, "float64", 0x1p-44},
+                          {SEQPAR_SAFETENSORS_F32, "float32", 0x1p-15},
+                          {SEQPAR_SAFETENSORS_NONE, "tf32", 0x1p-2},
+                          {SEQPAR_SAFETENSORS_F16, "float16", 0x1p-3},
+                          {SEQPAR_SAFETENSORS_BF16, "bfloat16", 1}};
+
+/* The coarsest type among the dump's parameters, gradients and log-probs, unless it is said. */
+static inline int computed_in(const dump *d) {
+    int found = d->facts.dtype ? (int)d->facts.dtype - 1 : TYPE_F64;
+    const seqpar_safetensors_file *file = d->ranks[0].file;
+    for (int64_t i = 0; !d->facts.dtype && i < seqpar_safetensors_count(file); i++) {
+        const seqpar_safetensors_tensor *x = seqpar_safetensors_at(file, i);
+        int matters = after_prefix(x->name, "grad.") || after_prefix(x->name, "param.") ||
+                      strstr(x->name, ".logp") || strstr(x->name, ".values");
+        for (int k = 0; matters && k < TYPES; k++)
+            if (compute_types[k].dtype == x->dtype && k > found) found = k;
+    }
+    return found;
+}
+
+static inline void truth_unit(truth *t) {
+    int type = computed_in(t->d);
+    t->ratio = compute_types[type].ratio;
+    t->unit = compute_types[type].name;
+}
+
+/* Log-probs of the dump, or values of RM. */
+static inline double *dumped_logp(const reference *f, int64_t i) {
+    return f->model.config.score ? f->rows[i].values : f->rows[i].logp;
+}
+
+/* Values are of all tokens. */
+static inline int has_output(const reference *f, int64_t i, int64_t t) {
+    return f->model.config.score || is_target(&f->rows[i], t);
+}
+
+/* Of supervised tokens of all rows. */
+static inline likeness compare_logp(const reference *f, double *const *wanted, int of_dump) {
+    likeness l = {0};
+    for (int64_t i = 0; i < f->count; i++)
+        for (int64_t t = 0; t < row_end(&f->rows[i]); t++)
+            if (has_output(f, i, t))
+                liken(&l, of_dump ? &dumped_logp(f, i)[t] : &f->logp[i][t], &wanted[i][t], 1);
+    return l;
+}
+
+static inline double limit_at(double ratio, double noise) {
+    double limit = 4 * noise * ratio;
+    return limit > 1e-7 ? limit : 1e-7; /* inner products see half of the digits */
+}
+
+static inline double limit_of(const truth *t, double noise) {
+    return limit_at(t->ratio, noise);
+}
+
+/* Numbers in float64 may be made of others: transformers computes norms, softmaxes and rotary
+   angles in float32 whatever the type of parameters. What that explains is no mistake, and no
+   evidence of none. */
+static inline void doubt_float32(const truth *t, double distance, double noise, double angles,
+                                 verdict *v) {
+    double limit = limit_at(0x1p-15, noise) + angles;
+    if ((v->kind != VERDICT_WRONG && v->kind != VERDICT_MARGINAL) || v->count ||
+        t->ratio > 0x1p-44 || !(distance <= limit))
+        return;
+    v->kind = VERDICT_INSUFFICIENT;
+    verdict_say(v,
+                "as near as float32 makes them (limit %.3g): transformers computes norms, "
+                "softmaxes and rotary angles in float32 whatever the type of parameters; "
+                "if that is so here, declare it: metadata dtype float32; else this is wrong",
+                limit);
+    verdict_say_earlier(v);
+}
+
+/* ---- rotary angles in float32 ---- */
+
+/* How far angles in float32 take numbers, which grows with the position, unlike what the limit is
+   measured by. Asked where a number is beyond the limit alone: it takes as long as the model. */
+static inline int angles_begin(truth *t) {
+    int status;
+    if (t->ratio > 0x1p-15) return 1;
+    if (t->turned.d) return 0;
+    status = reference_open(&t->turned, t->d, t->folder, t->adapter, seqpar_device_reference());
+    if (status) return -1;
+    /* Pair i of d / 2 turns by theta^(-2i / d): pair 1 is off by 2^-25 of itself, as its angles
+       are in float32, and later ones, which turn less, by more. */
+    t->turned.model.config.rope_theta *= 1 + 0x1p-26 * (double)t->turned.model.config.head_dim;
+    return 0;
+}
+
+/* What is added to limits for it: *more. 0, or -1 with d->error. */
+static inline int angles_logp(truth *t, double *const *right, double *more) {
+    likeness l;
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status) status = reference_logp(&t->turned, &right_way);
+    if (status) return status < 0 ? -1 : 0;
+    l = compare_logp(&t->turned, right, 0);
+    *more = 4 * distance_from(&l, 1);
+    return 0;
+}
+
+/* ---- log-probs ---- */
+
+static inline int has_logp(const reference *f) {
+    for (int64_t i = 0; i < f->count; i++)
+        if (!dumped_logp(f, i)) return 0;
+    return 1;
+}
+
+/* The token whose log-prob is farthest off. */
+static inline void say_worst_logp(verdict *v, const reference *f) {
+    int64_t row = 0, token = -1;
+    double worst = -1;
+    char place[160];
+    for (int64_t i = 0; i < f->count; i++)
+        for (int64_t t = 0; t < row_end(&f->rows[i]); t++) {
+            double distance = fabs(dumped_logp(f, i)[t] - f->logp[i][t]);
+            if (!has_output(f, i, t) || distance <= worst || worst != worst) continue;
+            worst = distance;
+            row = i;
+            token = t;
+        }
+    if (token < 0) return;
+    verdict_say(v, "the farthest is at %s, row %lld of the step: %.9g, right %.9g",
+                place_text(place, sizeof place, &f->rows[row], token), (long long)row,
+                dumped_logp(f, row)[token], f->logp[row][token]);
+}
+
+/* Ways that give the log-probs of the dump and not the right ones. */
+static inline int name_logp_ways(truth *t, verdict *v, double *const *right) {
+    untried late = {.count = 0};
+    for (int i = 0; i < WRONG_WAYS; i++) {
+        likeness l, other;
+        const reference_way *way = &wrong_ways[i];
+        if (!way_is_of_forward(way) || way->backward ||
+            !way_has_meaning(t->d, way, &t->exact.model.config))
+            continue;
+        if (out_of_time(t)) {
+            untried_add(&late, way->name);
+            continue;
+        }
+        if (reference_logp(&t->exact, way)) return -1;
+        l = compare_logp(&t->exact, t->exact.logp, 1);
+        other = compare_logp(&t->exact, right, 0);
+        if (!(distance_from(&l, 1) <= t->logp_limit) ||
+            !(distance_from(&other, 1) > t->logp_limit))
+            continue;
+        verdict_name(v, mistake_named(way->name));
+        if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
+    }
+    untried_say(&late, t->budget, v);
+    return 0;
+}
+
+static inline double **copy_logp(const reference *f) {
+    double **copy = (double **)calloc((size_t)f->count + 1, sizeof *copy);
+    for (int64_t i = 0; copy && i < f->count; i++) {
+        size_t bytes = ((size_t)f->rows[i].tokens + 1) * sizeof **copy;
+        if (!(copy[i] = (double *)malloc(bytes))) return NULL; /* the program ends then */
+        memcpy(copy[i], f->logp[i], bytes);
+    }
+    return copy;
+}
+
+static inline void free_logp(double **logp, int64_t count) {
+    for (int64_t i = 0; logp && i < count; i++) free(logp[i]);
+    free(logp);
+}
+
+/* A row that does not say where documents begin may hold several: then one that is not as a
+   single document has it is no evidence. */
+static inline int doubt_packing(const truth *t, verdict *v) {
+    for (int64_t i = 0; i < t->exact.count; i++) {
+        if (t->exact.rows[i].docs) continue;
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "they are not those of a row of one document; give cu_seqlens if it "
+                       "has several");
+        return 1;
+    }
+    return 0;
+}
+
+static inline int judge_logp(truth *t, stage *s, double *const *right) {
+    likeness l = compare_logp(&t->exact, right, 1);
+    double distance = distance_from(&l, 1), angles = 0;
+    int status;
+    verdict *v = stage_begin(s, VERDICT_RIGHT);
+    if (!(distance <= t->logp_limit) && angles_logp(t, right, &angles)) return -1;
+    if (t->ratio == 0x1p-15) t->logp_limit += angles;
+    verdict_say(v, "%.3g away from those of the model in fp64; limit %.3g, from %s", distance,
+                t->logp_limit, t->unit);
+    t->logp_is_right = distance <= t->logp_limit;
+    if (l.want_want == 0) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v,
+                    t->exact.model.config.score ? "all values are 0" : "no token has a label");
+    }
+    if (t->logp_is_right) return 0;
+    v->kind = VERDICT_WRONG;
+    say_worst_logp(v, &t->exact);
+    if (doubt_packing(t, v)) return 0;
+    bar_begin("mistakes in log-probs", WRONG_WAYS * t->exact.count);
+    status = name_logp_ways(t, v, right);
+    bar_end();
+    if (status) return -1;
+    if (!v->count && distance <= 1.5 * t->logp_limit) v->kind = VERDICT_MARGINAL;
+    doubt_float32(t, distance, t->logp_noise, angles, v);
+    return 0;
+}
+
+/* ---- gradients ---- */
+
+/* All grad. tensors that the model has, put together. */
+static inline int truth_gradients(truth *t, stage *s, double tolerance) {
+    const seqpar_llama *m = reference_learns(&t->exact);
+    t->got = (double *)calloc((size_t)m->elements + 1, sizeof *t->got);
+    t->have = (char *)calloc((size_t)m->tensor_count + 1, 1);
+    if (!t->got || !t->have)
+        return seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for gradients"), -1;
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        int64_t count = m->tensors[i].rows * m->tensors[i].cols;
+        tensor_name name;
+        whole w;
+        int status = t->adapter ? adapter_part(&t->exact, "grad.", i, &name, &w)
+                                : reference_part(&t->exact, "grad.", i, &name, &w);
+        t->have[i] = !status && w.values;
+        if (t->have[i]) memcpy(t->got + m->tensors[i].offset, w.values, (size_t)count * 8);
+        if (t->have[i]) judge_copies(s, &w, name.text, tolerance);
+        whole_free(&w);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+/* Tensor by tensor, of those that the dump has. */
+static inline int compare_gradients(const truth *t, const double *got, const double *wanted,
+                                    gradient_check *c) {
+    const seqpar_llama *m = reference_learns(&t->exact);
+    c->n = 0;
+    c->all = (likeness){0};
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        gradient_pair *one;
+        if (!t->have[i]) continue;
+        if (gradient_reserve(c)) return -1;
+        one = &c->each[c->n++];
+        memset(one, 0, sizeof *one);
+        snprintf(one->name, sizeof one->name, "grad.%s", m->tensors[i].name);
+        one->count = m->tensors[i].rows * m->tensors[i].cols;
+        liken(&one->like, got + m->tensors[i].offset, wanted + m->tensors[i].offset,
+              one->count);
+        likeness_add(&c->all, &one->like);
+    }
+    return 0;
+}
+
+static inline double best_factor(const likeness *l) { return l->got_want / l->want_want; }
+
+/* One way of the step: its gradient against the dump's, with any factor. 1: it is that, and not
+   the right one; 0: it is not; -1 with d->error. */
+static inline int try_gradient(truth *t, gradient_check *c, const double *right,
+                               const reference_way *way, double *const *seeds, double *factor) {
+    likeness from_right;
+    double none;
+    if (reference_gradient(&t->exact, way, seeds) ||
+        compare_gradients(t, t->exact.gradient, right, c))
+        return -1;
+    from_right = c->all;
+    if (compare_gradients(t, t->got, t->exact.gradient, c)) return -1;
+    *factor = best_factor(&c->all);
+    none = square(t->gradient_limit) * from_right.want_want;
+    if (from_right.got_got <= none && c->all.got_got <= none) { /* all that is learnt cancels */
+        *factor = 1;
+        return 1;
+    }
+    return distance_from(&c->all, *factor) <= t->gradient_limit && c->all.want_want > 0 &&
+           distance_from(&from_right, best_factor(&from_right)) > 2 * t->gradient_limit;
+}
+
+/* Log-probs that a wrong forward pass makes its seeds of: those of the dump, or its own. */
+static inline int way_logp(truth *t, const reference_way *way, seed_set *seeds) {
+    if (t->dumped) seeds->logp = t->dumped;
+    if (t->dumped || !way_is_of_forward(way)) return 0;
+    if (reference_logp(&t->exact, way)) return -1;
+    seeds->logp = t->exact.logp;
+    return 0;
+}
+
+/* Whether the dump's gradient is of a way that is no mistake: 1, said in v. */
+static inline int accept_gradient(truth *t, verdict *v, gradient_check *c,
+                                  const seed_set *seeds) {
+    for (int i = 1; i < seed_ways(t->d); i++) {
+        if (seed_way_name(t->d, i) || !seed_set_make(seeds, i)) continue;
+        if (reference_gradient(&t->exact, &right_way, seeds->of) ||
+            compare_gradients(t, t->got, t->exact.gradient, c))
+            return -1;
+        if (distance_from(&c->all, 1) > t->gradient_limit) continue;
+        v->kind = VERDICT_RIGHT;
+        verdict_say(v, "%s", seed_way_how(t->d, i));
+        return 1;
+    }
+    return 0;
+}
+
+static inline int name_seed_way(truth *t, verdict *v, gradient_check *c, const double *right,
+                                const seed_set *seeds, int way) {
+    double factor;
+    int status;
+    if (!seed_way_name(t->d, way) || !seed_set_make(seeds, way)) return 0;
+    status = try_gradient(t, c, right, &right_way, seeds->of, &factor);
+    if (status <= 0) return status;
+    seed_way_say(seeds, way, factor, t->gradient_limit, v);
+    c->way_factor = seed_way_takes_factor(v) ? 1 : factor;
+    return 0;
+}
+
+static inline int name_model_way(truth *t, verdict *v, gradient_check *c, const double *right,
+                                 const seed_set *seeds, const reference_way *way) {
+    double *const *logp = seeds->logp;
+    double factor;
+    int status = way_logp(t, way, (seed_set *)seeds);
+    if (!status && seed_set_make(seeds, SEEDS_RIGHT))
+        status = try_gradient(t, c, right, way, seeds->of, &factor);
+    ((seed_set *)seeds)->logp = logp;
+    if (status <= 0) return status;
+    verdict_name(v, mistake_named(way->name));
+    c->way_factor = factor;
+    if (way->form) verdict_say(v, "%s: %s", way->name, way->form);
+    if (fabs(factor - 1) > t->gradient_limit)
+        verdict_say(v, "they are those of %s times %.6g", way->name, factor);
+    return 0;
+}
+
+/* Ways that give the gradient of the dump, up to a factor, and not the right one. */
+static inline int name_gradient_ways(truth *t, verdict *v, gradient_check *c,
+                                     const double *right, const seed_set *seeds) {
+    untried late = {.count = 0};
+    for (int i = 1; i < seed_ways(t->d) + WRONG_WAYS; i++) {
+        int of_seeds = i < seed_ways(t->d), k = i - seed_ways(t->d);
+        const char *name = of_seeds ? seed_way_name(t->d, i) : wrong_ways[k].name;
+        if (!name) continue;
+        if (!of_seeds && way_is_of_forward(&wrong_ways[k]) && t->logp_is_right) continue;
+        if (!of_seeds && !way_has_meaning(t->d, &wrong_ways[k], &t->exact.model.config))
+            continue;
+        if (out_of_time(t)) {
+            untried_add(&late, name);
+            continue;
+        }
+        if (of_seeds ? name_seed_way(t, v, c, right, seeds, i)
+                     : name_model_way(t, v, c, right, seeds, &wrong_ways[k]))
+            return -1;
+    }
+    untried_say(&late, t->budget, v);
+    return 0;
+}
+
+/* A wrong gradient that nothing explains may be of a ratio beside the clip's edge. */
+static inline void doubt_near_clip(const truth *t, verdict *v, const seed_set *seeds) {
+    int64_t near = 0;
+    if (t->d->facts.objective != DUMP_PPO || v->count) return;
+    near = ppo_near_clip(seeds, t->dumped ? 0 : 4 * t->ratio * t->logp_distance);
+    if (!near) return;
+    v->kind = VERDICT_INSUFFICIENT;
+    verdict_say(v,
+                "%lld tokens have a ratio so near to the clip's edge that rounding of "
+                "log-probs may turn their gradient off%s",
+                (long long)near, t->dumped ? "" : "; dump logp");
+}
+
+static inline int judge_wrong_gradient(truth *t, stage *s, gradient_check *c,
+                                       const double *right, const seed_set *seeds,
+                                       double factor) {
+    verdict factors;
+    int status = accept_gradient(t, stage_begin(s, VERDICT_WRONG), c, seeds);
+    if (status) return status < 0 ? -1 : 0;
+    if (compare_gradients(t, t->got, right, c)) return -1;
+    if (isfinite(c->all.got_got) && !(distance_from(&c->all, factor) <= c->tolerance) &&
+        doubt_packing(t, &s->v))
+        return 0;
+    if (distance_from(&c->all, factor) <= c->tolerance && fabs(factor) > c->tolerance) {
+        judge_factor(c);
+        if (!s->v.count && seeds_are_of_all_tokens(seeds, factor, c->tolerance))
+            verdict_name(&s->v, mistake_named("all_tokens_counted"));
+        /* KTO's slope is the same on both sides of z, but for the sign */
+        if (t->d->facts.objective == DUMP_KTO && fabs(factor + 1) <= c->tolerance)
+            verdict_name(&s->v, mistake_named("desirable_swapped"));
+        return 0;
+    }
+    judge_factors(c);
+    factors = s->v;
+    s->v.count = s->v.all = 0;
+    bar_begin("mistakes in gradients", (seed_ways(t->d) + WRONG_WAYS - 1) * t->exact.count);
+    status = name_gradient_ways(t, &s->v, c, right, seeds);
+    bar_end();
+    if (status) return -1;
+    if (s->v.count == 1) name_way_factor(c, &s->v);
+    if (!s->v.count) names_take(&s->v, &factors);
+    doubt_near_clip(t, &s->v, seeds);
+    return 0;
+}
+
+/* As angles_logp. */
+static inline int angles_gradient(truth *t, const double *right, const seed_set *seeds,
+                                  double *more) {
+    gradient_check c = {.d = t->d};
+    int status = angles_begin(t);
+    *more = 0;
+    if (!status && !seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+    if (!status) status = reference_gradient(&t->turned, &right_way, seeds->of);
+    if (!status) status = compare_gradients(t, t->turned.gradient, right, &c);
+    if (!status) *more = 4 * distance_from(&c.all, 1);
+    free(c.each);
+    return status < 0 ? -1 : 0;
+}
+
+static inline int judge_truth_gradient(truth *t, stage *s, const double *right,
+                                       const seed_set *seeds) {
+    gradient_check c = {.d = t->d, .s = s, .tolerance = t->gradient_limit};
+    int status = compare_gradients(t, t->got, right, &c) ? -1 : 0;
+    double factor = best_factor(&c.all), distance = distance_from(&c.all, 1), angles = 0;
+    if (!status && c.n && !s->judged && !(distance <= c.tolerance))
+        status = angles_gradient(t, right, seeds, &angles);
+    if (t->ratio == 0x1p-15) c.tolerance = t->gradient_limit += angles;
+    if (!status) status = details_keep(t->more, &c);
+    if (!status && c.n && !s->judged) {
+        if (!isfinite(c.all.want_want) || (c.all.want_want == 0 && c.all.got_got == 0))
+            verdict_say(stage_begin(s, VERDICT_INSUFFICIENT),
+                        "all gradients are 0, or one of the reference is NaN or Inf");
+        else if (distance <= c.tolerance)
+            judge_factor(&c);
+        else
+            status = judge_wrong_gradient(t, s, &c, right, seeds, factor);
+        doubt_float32(t, distance, t->gradient_noise, angles, &s->v);
+        verdict_say(&s->v, "%s", t->second);
+        verdict_say(&s->v, "wanted are those of the model in fp64; limit %.3g, from %s",
+                    t->gradient_limit, t->unit);
+    }
+    free(c.each);
+    return status;
+}
+
+/* ---- limits ---- */
+
+/* The largest difference of one log-prob. */
+static inline double farthest_logp(const reference *f, double *const *other) {
+    double worst = 0;
+    for (int64_t i = 0; i < f->count; i++)
+        for (int64_t t = 0; t < row_end(&f->rows[i]); t++)
+            if (has_output(f, i, t)) worst = fmax(worst, fabs(f->logp[i][t] - other[i][t]));
+    return worst;
+}
+
+static inline int truth_logp(truth *t, stage *s, double *const *right) {
+    likeness l;
+    if (reference_logp(&t->rounded, &right_way)) return -1;
+    l = compare_logp(&t->rounded, right, 0);
+    t->logp_noise = distance_from(&l, 1);
+    t->logp_limit = limit_of(t, t->logp_noise);
+    t->logp_distance = farthest_logp(&t->rounded, right);
+    if (!has_logp(&t->exact)) return 0;
+    t->dumped = (double **)calloc((size_t)t->exact.count + 1, sizeof *t->dumped);
+    if (!t->dumped) return -1;
+    for (int64_t i = 0; i < t->exact.count; i++) t->dumped[i] = dumped_logp(&t->exact, i);
+    return judge_logp(t, s, right);
+}
+
+/* The right gradient and how far the rounded one is from it. Seeds are made of the dump's
+   log-probs if these are right: what a framework rounds away of them is no mistake of its
+   gradient. Else of the reference's, and the rounded ones of rounded log-probs. 1: there is
+   none. */
+static inline int truth_limits(truth *t, double *const *logp, double *right, seed_set *seeds) {
+    gradient_check c = {.d = t->d};
+    int status;
+    seeds->logp = t->dumped && t->logp_is_right ? t->dumped : logp;
+    if (!seed_set_make(seeds, SEEDS_RIGHT)) return 1;
+    if (reference_gradient(&t->exact, &right_way, seeds->of)) return -1;
+    memcpy(right, t->exact.gradient,
+           (size_t)reference_learns(&t->exact)->elements * sizeof *right);
+    t->is_void = !second_agrees(&t->exact, logp, seeds->of, t->exact.whole, t->second,
+                                sizeof t->second);
+    if (seeds->logp == logp) {
+        seeds->logp = t->rounded.logp;
+        seed_set_make(seeds, SEEDS_RIGHT);
+        seeds->logp = logp;
+    }
+    if (reference_gradient(&t->rounded, &right_way, seeds->of)) return -1;
+    memset(t->have, 1, (size_t)reference_learns(&t->exact)->tensor_count);
+    status = compare_gradients(t, t->rounded.gradient, right, &c);
+    t->gradient_noise = distance_from(&c.all, 1);
+    t->gradient_limit = limit_of(t, t->gradient_noise);
+    if (t->ratio >= 0x1p-15) t->gradient_limit += 4 * seeds_rounding(seeds); /* not in F64 */
+    free(c.each);
+    return status;
+}
+
+/* All tensors count for the limit, whichever the dump has. */
+static inline int truth_limits_of_all(truth *t, double *const *logp, double *right,
+                                      seed_set *seeds) {
+    char *have = t->have;
+    int status;
+    t->have = (char *)calloc((size_t)reference_learns(&t->exact)->tensor_count + 1, 1);
+    status = t->have ? truth_limits(t, logp, right, seeds) : -1;
+    free(t->have);
+    t->have = have;
+    return status;
+}
+
+/* ---- the loss ---- */
+
+/* The model's log-probs, or values of RM, for rows that have none; what they have is kept. */
+static inline void lend_logp(const reference *f, double *const *logp, int take_back) {
+    for (int64_t i = 0; i < f->count; i++) {
+        dump_row *row = &f->rows[i];
+        double **own = f->model.config.score ? &row->values : &row->logp;
+        if (take_back && *own == logp[i]) *own = NULL;
+        if (!take_back && !*own && !row->scores) *own = logp[i];
+    }
+}
+
+/* How far log-probs within their limit may move the loss, whose slopes by them are the seeds. */
+static inline double loss_apart(const truth *t, double *const *logp, const seed_set *seeds) {
+    double slopes = 0, all = 0;
+    for (int64_t i = 0; i < t->exact.count; i++)
+        for (int64_t k = 0; k < row_end(&t->exact.rows[i]); k++) {
+            slopes += square(seeds->of[i][k]);
+            all += has_output(&t->exact, i, k) ? square(logp[i][k]) : 0;
+        }
+    return sqrt(slopes * all) * t->logp_limit;
+}
+
+/* Stage LOSS of a dump without log-probs: what its ranks report is compared with the model's.
+   0, or -1 with d->error. */
+static inline int truth_loss(truth *t, stage *s, double *const *logp, const seed_set *seeds) {
+    static loss_parts parts; /* large */
+    dump *d = t->d;
+    int status = 0;
+    if (s->judged || t->dumped || !seed_set_make(seeds, SEEDS_RIGHT)) return 0;
+    loss_begin(&parts, &d->facts, 1e-3);
+    parts.widened = d->widened;
+    parts.apart = loss_apart(t, logp, seeds);
+    lend_logp(&t->exact, logp, 0);
+    for (int64_t i = 0; i < t->exact.count; i++)
+        loss_add_row(&parts, &d->facts, &t->exact.rows[i], i / d->accumulation,
+                     i % d->accumulation);
+    lend_logp(&t->exact, logp, 1);
+    if (loss_end(&parts, &d->facts)) status = -1;
+    if (!status) check_loss(s, d, &parts);
+    if (!status && s->judged)
+        verdict_say(&s->v, "log-probs are the model's: the dump has none");
+    loss_free(&parts);
+    return status || d->error.status ? -1 : 0;
+}
+
+/* ---- all of it ---- */
+
+/* Of gradients that a model alone does not judge. */
+static inline void truth_lacks(stage *s, const char *what) {
+    if (!s->judged && !*s->lacks) snprintf(s->lacks, sizeof s->lacks, "%s", what);
+}
+
+static inline int truth_judge(truth *t, stage *stages, double tolerance) {
+    double **logp, *right;
+    seed_set seeds = {.f = &t->exact};
+    int status;
+    bar_begin("the model in fp64", t->exact.count);
+    status = reference_logp(&t->exact, &right_way);
+    bar_end();
+    if (status) return -1;
+    logp = copy_logp(&t->exact);
+    right = (double *)calloc((size_t)reference_learns(&t->exact)->elements + 1, sizeof *right);
+    status = logp && right ? seed_set_open(&seeds, logp) : -1;
+    if (!status) status = truth_gradients(t, &stages[GRADIENTS], tolerance);
+    if (!status) status = truth_logp(t, &stages[LOG_PROBS], logp);
+    if (!status) status = truth_limits_of_all(t, logp, right, &seeds);
+    if (!status) status = truth_loss(t, &stages[LOSS], logp, &seeds);
+    if (!status) status = judge_truth_gradient(t, &stages[GRADIENTS], right, &seeds);
+    if (status > 0)
+        truth_lacks(&stages[GRADIENTS], "what the objective's loss is made of, beside --model");
+    if (status < 0 && !t->d->error.status)
+        seqpar_fail(&t->d->error, SEQPAR_ERR_MEMORY, "no memory for the reference");
+    seed_set_close(&seeds);
+    if (t->more && status >= 0 && has_logp(&t->exact)) {
+        t->more->logp = logp;
+        t->more->rows = t->exact.count;
+        t->more->logp_limit = t->logp_limit;
+        logp = NULL;
+    }
+    free_logp(logp, t->exact.count);
+    free(right);
+    free(t->dumped);
+    return status < 0 ? -1 : 0;
+}
+
+/* A dump's gradients are of what --model and --adapter say learns. 0, or -1 with d->error. */
+static inline int truth_kind(dump *d, const char *adapter) {
+    for (int64_t r = 0; r < d->world && !adapter; r++)
+        for (int64_t i = 0; i < seqpar_safetensors_count(d->ranks[r].file); i++) {
+            const char *name = seqpar_safetensors_at(d->ranks[r].file, i)->name;
+            if (!after_prefix(name, "grad.") || !strstr(name, ".lora_A.")) continue;
+            seqpar_fail(&d->error, SEQPAR_ERR_FILE_FORMAT,
+                        "%.300s: tensor %.100s is of an adapter; give --adapter FOLDER, too, "
+                        "as PEFT wrote it before the step",
+                        d->ranks[r].path, name);
+            return -1;
+        }
+    return 0;
+}
+
+/* Stages LOG_PROBS and GRADIENTS, and LOSS if the dump has no log-probs, against the model in
+   `folder`, of which all learns, or adapters alone where there is a folder of them; more: NULL,
+   or takes what they were judged by. 0; 1: slow.h disagrees with the reference, so there is no verdict; or -1 with
+   d->error. */
+static inline int check_truth(stage *stages, dump *d, const char *folder, const char *adapter,
+                              double tolerance, double budget, details *more) {
+    truth t = {.d = d, .folder = folder, .adapter = adapter, .budget = budget, .more = more};
+    int status;
+    truth_unit(&t);
+    if (truth_kind(d, adapter)) return -1;
+    status = reference_open(&t.exact, d, folder, adapter, seqpar_device_reference());
+    if (!status)
+        status = reference_open(&t.rounded, d, folder, adapter, seqpar_device_reference_bf16());
+    if (status > 0)
+        truth_lacks(&stages[GRADIENTS], "index, ids and labels of all tokens, beside --model");
+    if (!status) status = truth_judge(&t, stages, tolerance);
+    reference_close(&t.exact);
+    if (t.rounded.d) reference_close(&t.rounded);
+    if (t.turned.d) reference_close(&t.turned);
+    free(t.got);
+    free(t.have);
+    if (t.is_void) seqpar_fail(&d->error, SEQPAR_ERR_ARITHMETIC, "%s", t.second);
+    return status < 0 ? -1 : t.is_void;
+}
+#endif

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: MIT OR Unlicense */
+/* checks.h - a dump judged by algebra: what follows from numbers that are in it. One stage
+ * after the other, as data flow: places, positions, labels, loss. Gradients are compared with
+ * those of another dump (gradients.h). */
+#ifndef ORACLE_CHECKS_H
+#define ORACLE_CHECKS_H
+#include "oracle/attention/attention.h"
+#include "oracle/loss/counts.h"
+#include "oracle/loss/gae.h"
+#include "oracle/loss/logits.h"
+#include "oracle/loss/losses.h"
+#include "stages.h"
+
+/* ---- documents ---- */
+
+/* Whether a rank's next row is anything but the next token, anywhere. */
+static inline int row_has_cuts(const dump_row *row) {
+    for (int64_t t = 0; t + 1 < row_end(row); t++)
+        if (row->next[t] != t + 1) return 1;
+    return 0;
+}
+
+static inline int row_ends_document(const dump_row *row, int64_t token) {
+    return token + 1 >= row_end(row) || row_document_begin(row, token + 1) == token + 1;
+}
+
+/* ---- places ---- */
+
+static inline void check_places(stage *s, const dump_row *row, const dump_places *found,
+                                int64_t sp) {
+    verdict *v;
+    if (!found->held) return;
+    v = stage_begin(s, found->outside + found->twice + found->missing ? VERDICT_WRONG
+                                                                      : VERDICT_RIGHT);
+    if (v->kind == VERDICT_RIGHT) {
+        if (sp == 1)
+            verdict_say(v, "each rank has a row of its own, and all of it: %lld tokens",
+                        (long long)row->tokens);
+        else
+            verdict_say(v, "%lld ranks hold %lld tokens, each of them once", (long long)sp,
+                        (long long)row->tokens);
+        return;
+    }
+    verdict_name(v, mistake_named(found->twice ? "token_held_twice" : "token_lost"));
+    if (found->outside + found->twice)
+        verdict_say(v, "first at rank %lld, local row %lld: token %lld is %s",
+                    (long long)found->rank, (long long)found->local, (long long)found->token,
+                    found->other >= 0 ? "held by another row already" : "outside of the row");
+    else
+        verdict_say(v, "token %lld is the first that nobody holds", (long long)found->token);
+    verdict_say(v, "%lld tokens are held twice, %lld by nobody, %lld places are outside",
+                (long long)found->twice, (long long)found->missing, (long long)found->outside);
+}
+
+/* ---- positions ---- */
+
+/* What a token has instead of its place in its document. */
+typedef int64_t (*token_rule)(const dump_row *row, int64_t token);
+static inline int64_t position_right(const dump_row *row, int64_t t) {
+    return t - row_document_begin(row, t);
+}
+static inline int64_t position_runs_on(const dump_row *row, int64_t t) { return (void)row, t; }
+static inline int64_t position_local(const dump_row *row, int64_t t) { return row->local[t]; }
+
+static inline int token_differs(const dump_row *row, const int64_t *values, token_rule rule,
+                                int64_t t) {
+    return t < row_end(row) && row->rank[t] >= 0 && values[t] != rule(row, t);
+}
+
+/* How many tokens differ from the rule; *first: which is the first. */
+static inline int64_t row_differs(const dump_row *row, const int64_t *values, token_rule rule,
+                                  int64_t *first) {
+    int64_t count = 0;
+    for (int64_t t = 0; t < row_end(row); t++)
+        if (token_differs(row, values, rule, t) && !count++) *first = t;
+    return count;
+}
+
+/* Each goes on from the one before, or begins anew. */
+static inline int positions_are_of_documents(const dump_row *row) {
+    for (int64_t t = 0; t < row_end(row); t++)
+        if (row->positions[t] != (t ? row->positions[t - 1] + 1 : 0) && row->positions[t])
+            return 0;
+    return 1;
+}
+
+/* Each counts the rank's own tokens of its document. */
+static inline int positions_count_own(const dump_row *row) {
+    int64_t most = 0, *own;
+    int same;
+    for (int64_t t = 0; t < row_end(row); t++) most = row->rank[t] > most ? row->rank[t] : most;
+    own = (int64_t *)calloc((size_t)most + 1, sizeof *own);
+    same = own != NULL;
+    for (int64_t t = 0; t < row_end(row) && same; t++) {
+        if (row_document_begin(row, t) == t) memset(own, 0, ((size_t)most + 1) * sizeof *own);
+        if (row->rank[t] >= 0) same = row->positions[t] == own[row->rank[t]]++;
+    }
+    free(own);
+    return same;
+}
+
+static inline void check_positions(stage *s, const dump_row *row) {
+    int64_t first = 0, other, wrong;
+    char place[160];
+    verdict *v;
+    if (!row->positions) return;
+    wrong = row_differs(row, row->positions, position_right, &first);
+    v = stage_begin(s, wrong ? VERDICT_WRONG : VERDICT_RIGHT);
+    if (wrong && !row->docs && positions_are_of_documents(row)) {
+        v->kind = VERDICT_INSUFFICIENT;
+        verdict_say(v, "they begin anew within the row, as with packing; give cu_seqlens");
+        return;
+    }
+    if (!wrong) {
+        verdict_say(v, "each is the token's place in its document");
+        return;
+    }
+    if (!row_differs(row, row->positions, position_runs_on, &other))
+        verdict_name(v, mistake_named("positions_run_on"));
+    if (row_has_cuts(row) &&
+        (!row_differs(row, row->positions, position_local, &other) || positions_count_own(row)))
+        verdict_name(v, mistake_named("positions_local"));
+    verdict_say(v, "first at %s: %lld, right %lld; %lld tokens differ",
+                place_text(place, sizeof place, row, first), (long long)row->positions[first],
+                (long long)position_right(row, first), (long long)wrong);
+}
+
+/* ---- labels ---- */
+
+static inline int64_t label_right(const dump_row *row, int64_t t) {
+    return row_ends_document(row, t) ? DUMP_IGNORE : row->ids[t + 1];
+}
+static inline int64_t label_unshifted(const dump_row *row, int64_t t) { return row->ids[t]; }
+static inline int64_t label_twice(const dump_row *row, int64_t t) {
+    return t + 2 < row_end(row) ? row->ids[t + 2] : DUMP_IGNORE;
+}
+static inline int64_t label_crosses(const dump_row *row, int64_t t) {
+    return t + 1 < row_end(row) ? row->ids[t + 1] : DUMP_IGNORE;
+}
+static inline int64_t label_after_split(const dump_row *row, int64_t t) {
+    return row->next[t] < 0 ? DUMP_IGNORE : row->ids[row->next[t]];
+}
+
+/* As if the whole row's labels were there on each rank, which takes the first of them, or
+   those of a contiguous share. */
+static inline int64_t label_of_row_begin(const dump_row *row, int64_t t) {
+    return label_right(row, row->local[t]);
+}
+static inline int64_t label_of_contiguous(const dump_row *row, int64_t t) {
+    return label_right(row, row->gathered[t]);
+}
+
+/* Whether the token has no label although its neighbours in the document have one. */
+static inline int label_gap(const dump_row *row, int64_t t) {
+    return row->labels[t] == DUMP_IGNORE && t > 0 && t + 1 < row_end(row) &&
+           !row_ends_document(row, t) && !row_ends_document(row, t - 1) &&
+           row->labels[t - 1] != DUMP_IGNORE && row->labels[t + 1] != DUMP_IGNORE;
+}
+
+static inline int row_is_cut(const dump_row *row, int64_t t) {
+    return row->next[t] != t + 1 && !row_ends_document(row, t);
+}
+
+/* Of all rows. A shift after the split leaves a gap at every cut; one gap may be a mask. */
+typedef struct label_gaps {
+    int64_t labels, at_cuts, elsewhere, right_at_cuts;
+    int rows, without_documents;
+    char first[200];
+} label_gaps;
+
+static inline void count_gaps(label_gaps *g, const dump_row *row) {
+    g->rows++;
+    g->without_documents += !row->docs;
+    for (int64_t t = 0; t < row_end(row); t++) {
+        int gap = label_gap(row, t), cut = row_is_cut(row, t);
+        if (row->rank[t] < 0) continue;
+        g->labels += row->labels[t] != DUMP_IGNORE;
+        if (gap && cut && !g->at_cuts++) place_text(g->first, sizeof g->first, row, t);
+        g->elsewhere += gap && !cut;
+        g->right_at_cuts += cut && row->labels[t] == label_right(row, t);
+    }
+}
+
+/* A label that is there and differs from the rule. An ignored one is right anywhere: it may be
+   a prompt's; so is that of the row's last token. */
+static inline int label_differs(const dump_row *row, token_rule rule, int64_t t) {
+    return t + 1 < row_end(row) && row->labels[t] != DUMP_IGNORE &&
+           token_differs(row, row->labels, rule, t);
+}
+
+static inline int64_t labels_differ(const dump_row *row, token_rule rule, int64_t *first) {
+    int64_t count = 0;
+    for (int64_t t = 0; t + 1 < row_end(row); t++)
+        if (label_differs(row, rule, t) && !count++) *first = t;
+    return count;
+}
+
+static inline int64_t label_twice_apart(const dump_row *row, int64_t t) {
+    return row->next[t] < 0 ? DUMP_IGNORE : label_right(row, row->next[t]);
+}
+
+/* Of a row whose labels are wrong; lost: and missing at all cuts. */
+static inline void name_label_mistakes(verdict *v, const dump_row *row, int lost) {
+    static const struct {
+        const char *name;
+        token_rule rule;
+        int loses, cuts; /* leaves cuts without a label; shows only where there are cuts */
+    } known[] = {{"shift_after_split", label_after_split, 1, 1},
+                 {"labels_not_shifted", label_unshifted, 0, 0},
+                 {"labels_shifted_twice", label_twice, 0, 0},
+                 {"labels_shifted_twice", label_twice_apart, 1, 1},
+                 {"labels_cross_documents", label_crosses, 0, 0},
+                 {"side_tensor_not_split", label_of_row_begin, 0, 1},
+                 {"side_tensor_not_split", label_of_contiguous, 0, 1}};
+    int cuts = row_has_cuts(row);
+    int64_t first;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (known[i].loses >= lost && cuts >= known[i].cuts &&
+            !labels_differ(row, known[i].rule, &first))
+            verdict_name(v, mistake_named(known[i].name));
+}
+
+/* Labels that are there, row by row; what is missing is judged at the end. */
+static inline void check_labels(stage *s, const dump_row *row, label_gaps *all) {
+    label_gaps gaps = {0};
+    int64_t first = 0, wrong;
+    char place[160];
+    verdict *v;
+    if (!row->labels || !row->ids) return;
+    count_gaps(&gaps, row);
+    count_gaps(all, row);
+    wrong = labels_differ(row, label_right, &first);
+    if (!wrong) return;
+    v = stage_begin(s, VERDICT_WRONG);
+    name_label_mistakes(v, row, gaps.at_cuts && !gaps.right_at_cuts);
+    verdict_say(v,
+                "first at %s: label %lld, right %lld; of %lld tokens %lld have a wrong label",
+                place_text(place, sizeof place, row, first), (long long)row->labels[first],
+                (long long)label_right(row, first), (long long)row_end(row), (long long)wrong);
+}
+
+static inline void check_gaps(stage *s, const label_gaps *g, int64_t sp) {
+    verdict *v;
+    if (s->judged || !g->rows) return;
+    v = stage_begin(s, VERDICT_INSUFFICIENT);
+    if (!g->labels) {
+        verdict_say(v, "no label is there");
+    } else if (g->right_at_cuts || sp == 1) {
+        v->kind = VERDICT_RIGHT;
+        verdict_say(v, "%lld labels, each the next token of its document",
+                    (long long)g->labels);
+    } else if (!g->at_cuts) {
+        verdict_say(v, "no cut between two ranks has a label, so a shift after the split would "
+                       "not show; give a step whose cuts lie in answers");
+    } else if (g->elsewhere || g->without_documents) {
+        verdict_say(v, g->elsewhere ? "labels are missing at cuts and elsewhere: they may be "
+                                      "masks; give a step without"
+                                    : "labels are missing at cuts: documents may end there; "
+                                      "give cu_seqlens");
+    } else {
+        v->kind = VERDICT_WRONG;
+        verdict_name(v, mistake_named("shift_after_split"));
+        verdict_say(v, "none of %lld cuts within trained text has a label, first at %s",
+                    (long long)g->at_cuts, g->first);
+    }
+}
+
+/* ---- loss ---- */
+
+/* The loss that a rank reports, with the rounding of its type; NaN and -1: it reports none. */
+static inline double reported_loss(dump *d, int64_t rank, double *unit) {
+    const seqpar_safetensors_tensor *t = seqpar_safetensors_find(d->ranks[rank].file, "loss");
+    double *loss = t && t->count == 1 ? dump_doubles(d, rank, t) : NULL, x = loss ? *loss : NAN;
+    *unit = loss ? dump_unit_of(t->dtype) : -1;
+    free(loss);
+    return x;
+}
+
+static inline void check_loss(stage *s, dump *d, loss_parts *p) {
+    stage side = {.judged = p->side_is_wrong, .v = p->side};
+    double unit = -1;
+    stage_add(s, &side);
+    for (int64_t r = 0; r < d->world; r++) p->reported[r] = reported_loss(d, r, &unit);
+    if (p->complete && !side.judged && unit >= 0 && loss_is_of_shares(p, &d->facts, unit)) {
+        verdict_say(stage_begin(s, VERDICT_RIGHT),
+                    "each rank reports its own share times the number of ranks; the mean of "
+                    "these, %.9g, is that over all tokens",
+                    p->answers.right);
+        return;
+    }
+    for (int64_t r = 0; p->complete && r < d->world; r++) {
+        stage one = {.judged = 1};
+        double loss = reported_loss(d, r, &unit);
+        if (unit < 0) continue;
+        judge_loss(p, &d->facts, loss, unit, r, &one.v);
+        verdict_say(&one.v,
+                    "as rank %lld reports it; right is what the numbers of all ranks give",
+                    (long long)r);
+        stage_add(s, &one);
+    }
+}
+
+/* ---- rewards ---- */
+
+/* Of advantages that are not right: where they are not, and whether they are those of other
+   tokens of the row. */
+typedef struct advantage_search {
+    const reward_table *t;
+    int64_t document; /* the first of the row, among all of the step */
+    int found;        /* 1: `first` says where */
+    char first[240];
+    int64_t off[SOURCES], shown[SOURCES];
+} advantage_search;
+
+static inline int is_near(const reward_table *t, int64_t i, double x, double want) {
+    return fabs(x - want) <= reward_limit(t, i, want);
+}
+
+/* Whether the token has the number of the one that `source` says. Tokens that nobody trains
+   have that of their document, or 0. */
+static inline void search_source(advantage_search *s, const dump_row *row, int64_t t,
+                                 int source) {
+    int64_t from = row_source(row, source, t), own = s->document + row_document(row, t), other;
+    double x = row->advantages[t], want;
+    if (from < 0 || from >= row_end(row)) return;
+    other = s->document + row_document(row, from);
+    want = s->t->way(s->t, other, 0, 0);
+    if (!is_near(s->t, other, x, want) && (row_supervised(row, from) || x != 0))
+        s->off[source]++;
+    if (row_supervised(row, from) && !is_near(s->t, own, want, s->t->way(s->t, own, 0, 0)))
+        s->shown[source]++;
+}
+
+static inline void search_row(advantage_search *s, const dump_row *row, int64_t micro) {
+    char place[160];
+    for (int64_t t = 0; t < row_end(row); t++) {
+        int64_t own;
+        double want;
+        if (!row_supervised(row, t)) continue;
+        for (int source = 0; source < SOURCES; source++) search_source(s, row, t, source);
+        own = s->document + row_document(row, t);
+        want = s->t->way(s->t, own, 0, 0);
+        if (s->found || is_near(s->t, own, row->advantages[t], want)) continue;
+        s->found = 1;
+        snprintf(s->first, sizeof s->first,
+                 "first at %s of micro-batch %lld: advantage %.9g, right %.9g",
+                 place_text(place, sizeof place, row, t), (long long)micro, row->advantages[t],
+                 want);
+    }
+}
+
+/* Reads all rows once more. 0, or -1 with d->error. */
+static inline int search_advantages(dump *d, advantage_search *s) {
+    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, n / d->accumulation, n % d->accumulation, &row, &found);
+        if (!status) search_row(s, &row, n % d->accumulation);
+        s->document += row.docs;
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+static inline int say_wrong_advantages(verdict *v, dump *d, const reward_table *t) {
+    advantage_search s = {.t = t};
+    if (search_advantages(d, &s)) return -1;
+    for (int source = 0; source < SOURCES; source++) {
+        if (s.off[source] || !s.shown[source]) continue;
+        verdict_name(v, mistake_named("side_tensor_not_split"));
+        verdict_say(v, "advantages: %s", source_texts[source]);
+    }
+    if (s.found) verdict_say(v, "%s", s.first);
+    return 0;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_advantages(stage *s, dump *d, const loss_parts *p) {
+    static advantage_step step;
+    reward_table t;
+    int status = advantages_begin(&step, &t, &p->documents, &d->facts, p->tolerance);
+    if (status) {
+        seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for advantages");
+    } else {
+        judge_advantages(stage_begin(s, VERDICT_RIGHT), &t, &step);
+        if (s->v.kind == VERDICT_WRONG || s->v.kind == VERDICT_MARGINAL)
+            status = say_wrong_advantages(&s->v, d, &t);
+    }
+    advantages_free(&step);
+    return status;
+}
+
+/* Reads all rows once more. 0, or -1 with d->error. */
+static inline int gae_add_rows(gae_step *g, dump *d) {
+    for (int64_t n = 0; n < d->world / d->sp * d->accumulation; n++) {
+        int64_t dp = n / d->accumulation, micro = n % d->accumulation;
+        dump_row row;
+        dump_places found;
+        int status = dump_read_row(d, dp, micro, &row, &found);
+        if (!status && gae_add_row(g, &row, dp, micro))
+            status = (seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step"), -1);
+        dump_row_free(&row);
+        if (status) return -1;
+    }
+    return 0;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_gae(stage *s, dump *d, double tolerance) {
+    gae_step g;
+    stage returns = {.judged = 1};
+    int status = gae_begin(&g, &d->facts, tolerance);
+    if (status) seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
+    if (!status) status = gae_add_rows(&g, d);
+    if (!status && g.lacks)
+        snprintf(s->lacks, sizeof s->lacks,
+                 "index, cu_seqlens, labels, values, advantages, and token_rewards or "
+                 "rewards");
+    if (!status && !g.lacks && g.count) {
+        gae_judge(&g, stage_begin(s, VERDICT_RIGHT), 0);
+        if (g.has_returns) gae_judge(&g, &returns.v, 1);
+        if (g.has_returns) stage_add(s, &returns);
+    }
+    gae_free(&g);
+    return status;
+}
+
+/* 0, or -1 with d->error. */
+static inline int check_rewards(stage *s, dump *d, const loss_parts *p) {
+    const step_documents *documents = &p->documents;
+    if (d->facts.objective == DUMP_PPO && d->facts.advantage == DUMP_ADVANTAGE_GAE)
+        return check_gae(s, d, p->tolerance);
+    if (!documents->count) return 0;
+    if (d->facts.objective == DUMP_RM && documents->has_scores && documents->has_values)
+        judge_scores(stage_begin(s, VERDICT_RIGHT), documents, &d->facts, p->tolerance);
+    if (d->facts.objective != DUMP_PPO || !documents->has_groups ||
+        d->facts.advantage == DUMP_ADVANTAGE_GIVEN)
+        return 0;
+    return check_advantages(s, d, p);
+}
+
+/* ---- all of it ---- */
+
+typedef struct step_parts {
+    loss_parts loss;
+    label_gaps gaps;
+    step_counts counts;
+} step_parts;
+
+static inline void judge_row(dump *d, stage *stages, step_parts *p, const dump_row *row,
+                             const dump_places *found, int64_t dp, int64_t micro) {
+    stage one[STAGES] = {{0}};
+    check_places(&one[PLACES], row, found, d->sp);
+    check_positions(&one[POSITIONS], row);
+    check_labels(&one[LABELS], row, &p->gaps);
+    check_attention(&one[ATTENTION], d, row, found, dp, micro);
+    for (int i = 0; i < STAGES; i++) stage_add(&stages[i], &one[i]);
+    loss_add_row(&p->loss, &d->facts, row, dp, micro);
+}
+
+static inline int judge_logits(dump *d, stage *stages, dump_row *row, int64_t dp,
+                               int64_t micro) {
+    stage one = {0};
+    int status = check_logits(&one, d, row, dp, micro);
+    stage_add(&stages[LOGITS], &one);
+    return status;
+}
+
+static inline int dump_has_gradients(const dump *d) {
+    for (int64_t r = 0; r < d->world; r++)
+        for (int64_t i = 0; i < seqpar_safetensors_count(d->ranks[r].file); i++)
+            if (!strncmp(seqpar_safetensors_at(d->ranks[r].file, i)->name, "grad.", 5))
+                return 1;
+    return 0;
+}
+
+static inline void begin_stages(const dump *d, stage *stages) {
+    for (int i = 0; i < STAGES; i++) stages[i].foreign = !stage_is_of(i, &d->facts);
+    if (!dump_has_gradients(d))
+        strcpy(stages[GRADIENTS].lacks, "grad. tensors of parameters, and --want or --model");
+}
+
+/* 0, or -1 with d->error. */
+static inline int judge_dump(dump *d, stage *stages, double tolerance) {
+    static step_parts parts;
+    int status = 0;
+    begin_stages(d, stages);
+    memset(&parts.gaps, 0, sizeof parts.gaps);
+    loss_begin(&parts.loss, &d->facts, tolerance);
+    counts_begin(&parts.counts, &d->facts);
+    parts.loss.widened = d->widened;
+    bar_begin("rows", d->world / d->sp * d->accumulation);
+    for (int64_t n = 0; !status && n < d->world / d->sp * d->accumulation; n++) {
+        int64_t dp = n / d->accumulation, micro = n % d->accumulation;
+        dump_row row;
+        dump_places found;
+        status = dump_read_row(d, dp, micro, &row, &found);
+        if (!status) status = judge_logits(d, stages, &row, dp, micro);
+        if (!status) status = counts_add_row(&parts.counts, d, &row, dp, micro);
+        if (!status) judge_row(d, stages, &parts, &row, &found, dp, micro);
+        dump_row_free(&row);
+        bar_step(1);
+    }
+    bar_end();
+    check_gaps(&stages[LABELS], &parts.gaps, d->sp);
+    if (!status && (status = loss_end(&parts.loss, &d->facts)))
+        seqpar_fail(&d->error, SEQPAR_ERR_MEMORY, "no memory for a step");
+    if (!status) status = check_rewards(&stages[REWARDS], d, &parts.loss);
+    if (!status) d->divisor = check_divisors(&stages[COUNTS], &parts.counts);
+    if (!status) check_loss(&stages[LOSS], d, &parts.loss);
+    counts_free(&parts.counts);
+    if (parts.loss.lacks_documents) strcpy(stages[LOSS].lacks, "cu_seqlens");
+    if (parts.loss.rewards_lack_documents) strcpy(stages[REWARDS].lacks, "cu_seqlens");
+    loss_free(&parts.loss);
+    return d->error.status ? -1 : 0;
+}
+#endif

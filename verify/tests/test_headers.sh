@@ -1,0 +1,353 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Unlicense
+# The compile matrix: every header alone, in C and C++, once and in several units, with and without threads; the same
+# bits from every compiler and optimisation; no sum fused behind our back; and the tidiness of the sources.
+cd "$(dirname "$0")/../.." || exit 1
+export out=build/test_headers
+rm -rf $out; mkdir -p $out/log
+passed=0 failed=0 skipped=0
+ok() { echo "ok $1"; passed=$((passed + 1)); }
+fail() { echo "FAIL $1: $2"; failed=$((failed + 1)); }
+skip() { echo "skip $1: $2"; skipped=$((skipped + 1)); }
+
+# ---- jobs: a name and a shell command that must succeed; as many at a time as there are cores ----
+job() { printf '%s\n%s\n' "$1" "$2" >>$out/jobs; }
+work() { # NAME COMMAND
+    local log=$out/log/$1.log
+    if bash -c "set -o pipefail; $2" >"$log" 2>&1; then echo "ok $1 ($SECONDS s)"
+    else echo "FAIL $1: $( (grep -m 1 '^FAIL' "$log" || grep -m 1 -E 'error|undefined|multiple' "$log" || tail -n 1 "$log") | cut -c1-250)"; fi
+}
+export -f work
+run_jobs() {
+    xargs -P "$(nproc)" -d '\n' -n 2 bash -c 'work "$@"' _ <$out/jobs >$out/verdicts
+    cat $out/verdicts
+    passed=$((passed + $(grep -c '^ok ' $out/verdicts)))
+    failed=$((failed + $(grep -c '^FAIL ' $out/verdicts)))
+}
+
+headers="seqpar seqpar_check seqpar_llama seqpar_safetensors"
+implement() { # HEADER: the lines that make a unit its implementation
+    echo '#define SEQPAR_IMPLEMENTATION'
+    [ $1 = seqpar ] || echo "#define $(echo $1 | tr a-z A-Z)_IMPLEMENTATION"
+}
+# a call into each header: 0 if it does what it says
+use() {
+    case $1 in
+    seqpar) echo '(seqpar_exp(0) != 1)' ;;
+    seqpar_check) echo '(seqpar_plan_cost_free(&cost), cost.steps != 0)' ;;
+    seqpar_llama) echo '(seqpar_llama_open(&ctx, &model, &config) != SEQPAR_ERR_SIZE)' ;;
+    seqpar_safetensors) echo '(seqpar_safetensors_dtype_bytes(SEQPAR_SAFETENSORS_BF16) != 2)' ;;
+    esac
+}
+locals() {
+    [ $1 = seqpar_check ] && echo 'static seqpar_plan_cost cost;'
+    [ $1 = seqpar_llama ] && echo 'static seqpar_ctx ctx; static seqpar_llama model; static seqpar_llama_config config; static seqpar_error error; ctx.error = &error;'
+}
+caller() { # HEADER FUNCTION: a unit without implementation that calls into the header
+    printf '#include "%s.h"\n#include "%s.h"\nint %s(void);\nint %s(void) { %s return %s; }\n' $1 $1 $2 $2 "$(locals $1)" "$(use $1)"
+}
+for h in $headers; do
+    printf '#include "%s.h"\n#include "%s.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' $h $h >$out/api_$h.c
+    { implement $h; printf '#include "%s.h"\n#include "%s.h"\n' $h $h; } >$out/impl_$h.c
+    caller $h main >$out/main_$h.c
+    { implement $h | sed '/define SEQPAR_IMPLEMENTATION/d'; printf '#include "%s.h"\n#include "%s.h"\n' $h $h; } >$out/apart_$h.c
+done
+all_locals() { for h in $headers; do locals $h; done; }
+all_uses() { for h in $headers; do printf '%s || ' "$(use $h)"; done; echo 0; }
+{ for h in $headers; do implement $h; done | sort -u; for h in seqpar_safetensors seqpar_check seqpar_llama; do printf '#include "%s.h"\n' $h; done; } >$out/impl_all.c # the first before system headers
+{ cat $out/impl_all.c; printf 'int other(void);\nint other(void) { %s return %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/other_all.c
+{ cat $out/impl_all.c; printf 'int other(void);\nint main(void) { %s return other() || %s; }\n' "$(all_locals)" "$(all_uses)"; } >$out/static_all.c
+has() { command -v "$1" >/dev/null 2>&1; }
+cc_gcc=gcc cxx_gcc=g++ cc_clang=clang cxx_clang=clang++
+strict="-Wall -Wextra -Werror -I. -Iverify"
+link="-lcjson -lm -lpthread"
+
+# ---- each header, alone: declarations in C99, C11 and C++11; implementation in C11 and C++17, called from another unit ----
+matrix() { # FAMILY C-COMPILER C++-COMPILER
+    for h in $headers; do
+        job api_c99_$1_$h "$2 -std=c99 -pedantic $strict -c $out/api_$h.c -o $out/api_c99_$1_$h.o"
+        job api_c11_$1_$h "$2 -std=c11 -pedantic $strict -c $out/api_$h.c -o $out/api_c11_$1_$h.o"
+        job api_cxx11_$1_$h "$3 -x c++ -std=c++11 -pedantic $strict -c $out/api_$h.c -o $out/api_cxx11_$1_$h.o"
+    done
+    # The core is compiled once a standard, with the check that looks into it; the others are units of their own.
+    job impl_c11_$1 "$2 -std=c11 $strict -c $out/impl_seqpar_check.c -o $out/c11_$1_core.o && $2 -std=c11 $strict $out/main_seqpar.c $out/c11_$1_core.o -o $out/c11_$1_seqpar $link && $out/c11_$1_seqpar && $2 -std=c11 $strict $out/main_seqpar_check.c $out/c11_$1_core.o -o $out/c11_$1_check $link && $out/c11_$1_check && for h in seqpar_llama seqpar_safetensors; do $2 -std=c11 $strict $out/main_\$h.c $out/apart_\$h.c $out/c11_$1_core.o -o $out/c11_$1_\$h $link && $out/c11_$1_\$h || exit 1; done"
+    job impl_cxx17_$1 "$3 -x c++ -std=c++17 $strict -c $out/impl_seqpar_check.c -o $out/cxx17_$1_core.o && $3 -x c++ -std=c++17 $strict $out/main_seqpar.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_seqpar $link && $out/cxx17_$1_seqpar && $3 -x c++ -std=c++17 $strict $out/main_seqpar_check.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_check $link && $out/cxx17_$1_check && for h in seqpar_llama seqpar_safetensors; do $3 -x c++ -std=c++17 $strict $out/main_\$h.c $out/apart_\$h.c -x none $out/cxx17_$1_core.o -o $out/cxx17_$1_\$h $link && $out/cxx17_$1_\$h || exit 1; done"
+}
+for family in gcc clang; do
+    cc=cc_$family cxx=cxx_$family
+    if has ${!cc} && has ${!cxx}; then matrix $family ${!cc} ${!cxx}; else skip matrix_$family "${!cc} and ${!cxx} are not both installed"; fi
+done
+
+# ---- units: all functions static in two of them; the model before the core, with an allocator of its own ----
+x=$out/two_static
+job static_twice "gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/static_all.c -o $x.o && gcc -std=c11 -DSEQPAR_STATIC $strict -c $out/other_all.c -o $x.other.o && gcc $x.o $x.other.o -o $x $link && $x && ! nm -g --defined-only $x.o | grep seqpar"
+# The model before the core in the same unit; and refused where it would be useless.
+printf '#define SEQPAR_LLAMA_IMPLEMENTATION\n#include "seqpar_llama.h"\n#include "seqpar_llama.h"\n' >$out/apart_llama.c
+{ cat $out/apart_llama.c; printf '#define SEQPAR_IMPLEMENTATION\n#include "seqpar.h"\n'; } >$out/before_llama.c
+job llama_before "gcc -std=c11 $strict -c $out/before_llama.c -o $out/before_llama.o && gcc -std=c11 $strict $out/main_seqpar_llama.c $out/before_llama.o -o $out/before_llama $link && $out/before_llama"
+job llama_allocator "gcc -std=c11 $strict '-DSEQPAR_MALLOC(size)=own_malloc(size)' '-DSEQPAR_FREE(ptr)=own_free(ptr)' -include $out/own_malloc.h -c $out/apart_llama.c -o $out/own_malloc.o && nm -u $out/own_malloc.o | grep own_malloc && ! nm -u $out/own_malloc.o | grep -wE 'malloc|free'"
+job llama_static_alone "! gcc -std=c11 -DSEQPAR_STATIC -I. -c $out/apart_llama.c -o $out/static_alone.o && grep -q 'error.*SEQPAR_STATIC' $out/log/llama_static_alone.log"
+printf '#include <stddef.h>\nvoid *own_malloc(size_t size);\nvoid own_free(void *ptr);\n' >$out/own_malloc.h
+
+# ---- the NCCL transport with the real headers and library, where they are: NCCL answers to its version without a GPU ----
+cuda=${CUDA_HOME:-/usr/local/cuda}
+printf '#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_nccl.c
+printf '#define SEQPAR_NCCL_IMPLEMENTATION\n#include "seqpar_nccl.h"\n#include "seqpar_nccl.h"\n' >$out/apart_nccl.c
+printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_nccl.c >$out/impl_nccl.c
+cat >$out/main_nccl.c <<'C'
+#include "seqpar_nccl.h"
+#include <stdio.h>
+int main(void) { /* a world of no ranks is refused before a GPU is asked for */
+    seqpar_nccl_desc desc = {-1, 1};
+    seqpar_error error;
+    seqpar_comm *world;
+    int version = 0;
+    if (ncclGetVersion(&version) != ncclSuccess || version < NCCL_VERSION_CODE || seqpar_nccl_open(&world, &desc, &error) != SEQPAR_ERR_RANK) return 1;
+    return printf("NCCL %d: %s\n", version, error.text) < 0;
+}
+C
+{ # the sample of its first page; without a GPU two processes meet by TCP and both are told that there is none
+    printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include "seqpar_nccl.h"\n'
+    awk '/^SAMPLE/ { on = 1; next } /^OPTIONS/ { exit } on' seqpar_nccl.h
+} >$out/nccl_sample.c
+cat >$out/nccl_sample.sh <<'SH'
+export WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=$((20000 + $$ % 20000))
+RANK=1 LOCAL_RANK=1 $1 >$1.1.txt 2>&1 &
+RANK=0 LOCAL_RANK=0 $1 >$1.0.txt 2>&1; first=$?
+wait $!; second=$?
+cat $1.0.txt $1.1.txt
+[ $first$second = 00 ] || { [ $first$second = 11 ] && [ "$(grep -lE 'has no CUDA device|this machine has [01] CUDA' $1.0.txt $1.1.txt | wc -l)" = 2 ]; }
+SH
+if [ -f $cuda/include/nccl.h ] && [ -e $cuda/lib64/libnccl.so ]; then
+    nccl="-isystem $cuda/include" nccl_link="-L$cuda/lib64 -Wl,-rpath,$cuda/lib64 -lnccl -lcudart -lm -lpthread" loose="-Wno-missing-field-initializers"
+    job nccl_api_c99 "gcc -std=c99 -pedantic $strict $nccl -c $out/api_nccl.c -o $out/nccl_c99.o"
+    job nccl_api_cxx17 "g++ -x c++ -std=c++17 -pedantic $strict $nccl -c $out/api_nccl.c -o $out/nccl_api17.o"
+    job nccl_c11 "gcc -std=c11 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_c11.o && gcc -std=c11 $strict $loose $nccl $out/main_nccl.c $out/nccl_c11.o -o $out/nccl_c11 $nccl_link && $out/nccl_c11"
+    job nccl_cxx17 "g++ -x c++ -std=c++17 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_17.o && g++ -x c++ -std=c++17 $strict $loose $nccl -c $out/main_nccl.c -o $out/nccl_main17.o && g++ $out/nccl_main17.o $out/nccl_17.o -o $out/nccl_17 $nccl_link && $out/nccl_17"
+    job nccl_sample "gcc -std=c11 $strict $nccl $out/nccl_sample.c -o $out/nccl_sample $nccl_link && ci/limit.sh 100 bash $out/nccl_sample.sh $out/nccl_sample"
+    job nccl_apart "gcc -std=c11 $strict $nccl -c $out/apart_nccl.c -o $out/nccl_apart.o && gcc -std=c11 $strict $loose $nccl $out/main_nccl.c $out/nccl_apart.o $out/impl_seqpar.c -o $out/nccl_apart $nccl_link && $out/nccl_apart"
+    job nccl_names "[ \"\$(gcc -std=c11 $nccl -I. -c $out/apart_nccl.c -o $out/nccl_names.o && nm -g --defined-only $out/nccl_names.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_nccl_open seqpar_nccl_run seqpar_nccl_verdict ' ]"
+    job nccl_static "gcc -std=c11 -DSEQPAR_STATIC $strict $nccl -c $out/impl_nccl.c -o $out/nccl_static.o && ! nm -g --defined-only $out/nccl_static.o | grep seqpar"
+    if has clang; then job nccl_clang "clang -std=c11 $strict $nccl -c $out/impl_nccl.c -o $out/nccl_clang.o"; else skip nccl_clang "no clang"; fi
+    if has nvcc; then job nccl_nvcc "nvcc -x cu -I. -O1 -c $out/impl_nccl.c -o $out/nccl_nvcc.o && nm $out/nccl_nvcc.o | grep ' T seqpar_nccl_open'"; else skip nccl_nvcc "no nvcc"; fi
+else skip nccl_headers "no nccl.h and libnccl.so under $cuda; set CUDA_HOME"; fi
+
+# ---- the MPI transport, with every MPI that is there ----
+printf '#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\nextern int unit;\nint unit = SEQPAR_VERSION_MAJOR;\n' >$out/api_mpi.c
+printf '#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n#include "seqpar_mpi.h"\n' >$out/apart_mpi.c
+printf '#define SEQPAR_IMPLEMENTATION\n' | cat - $out/apart_mpi.c >$out/impl_mpi.c
+printf '#include "seqpar_mpi.h"\nint main(void) { int64_t rank, size; return seqpar_mpi_world(&rank, &size, NULL) || size != 2; }\n' >$out/main_mpi.c
+{ # the sample of its first page
+    printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_MPI_IMPLEMENTATION\n#include "seqpar_mpi.h"\n'
+    awk '/^SAMPLE/ { on = 1; next } /^HOW BYTES/ { exit } on' seqpar_mpi.h
+} >$out/mpi_sample.c
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+for mpi in openmpi mpich; do
+    if ! has mpicc.$mpi || ! has mpirun.$mpi; then skip mpi_headers_$mpi "no mpicc.$mpi and mpirun.$mpi"; continue; fi
+    crowd=""
+    [ $mpi = openmpi ] && crowd=--oversubscribe
+    loose="-Wno-missing-field-initializers"
+    job mpi_api_c99_$mpi "mpicc.$mpi -std=c99 -pedantic $strict -c $out/api_mpi.c -o $out/mpi_c99_$mpi.o"
+    job mpi_api_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 -pedantic $strict -c $out/api_mpi.c -o $out/mpi_cxx17_$mpi.o"
+    job mpi_c11_$mpi "mpicc.$mpi -std=c11 $strict -c $out/impl_mpi.c -o $out/mpi_c11_$mpi.o"
+    job mpi_c99_$mpi "mpicc.$mpi -std=c99 $strict -c $out/apart_mpi.c -o $out/mpi_apart99_$mpi.o"
+    job mpi_cxx17_$mpi "mpicxx.$mpi -x c++ -std=c++17 $strict -c $out/impl_mpi.c -o $out/mpi_17_$mpi.o"
+    job mpi_sample_$mpi "mpicc.$mpi -std=c11 $strict $loose $out/mpi_sample.c -o $out/mpi_sample_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 4 $out/mpi_sample_$mpi"
+    job mpi_apart_$mpi "mpicc.$mpi -std=c11 $strict -c $out/apart_mpi.c -o $out/mpi_apart_$mpi.o && mpicc.$mpi -std=c11 -I. $out/mpi_apart_$mpi.o $out/impl_seqpar.c $out/main_mpi.c -o $out/mpi_apart_$mpi -lm -lpthread && ci/limit.sh 120 mpirun.$mpi $crowd -n 2 $out/mpi_apart_$mpi"
+    job mpi_names_$mpi "[ \"\$(mpicc.$mpi -std=c11 -I. -c $out/apart_mpi.c -o $out/mpi_names_$mpi.o && nm -g --defined-only $out/mpi_names_$mpi.o | awk '{ print \$3 }' | sort | tr '\n' ' ')\" = 'seqpar_mpi_end seqpar_mpi_limit seqpar_mpi_open seqpar_mpi_run seqpar_mpi_world ' ]"
+    job mpi_static_$mpi "mpicc.$mpi -std=c11 -DSEQPAR_STATIC $strict -c $out/impl_mpi.c -o $out/mpi_static_$mpi.o && ! nm -g --defined-only $out/mpi_static_$mpi.o | grep seqpar"
+done
+
+# ---- every declared function is defined, and no other name is public ----
+names_of() { sed '/Everything below is implementation/q; /_IMPLEMENTED)/q' $(ls $1.h verify/$1.h 2>/dev/null) | tr '\n' ' ' | grep -oE 'SEQPAR_DEF [^(;]*\(' | sed -nE 's/.*[ *](seqpar_[a-z0-9_]+)\($/\1/p' | sort -u; }
+for h in $headers; do
+    names_of $h >$out/names_$h
+    [ $h = seqpar ] && sed -n '/^#define SEQPAR_STRUCTS/,/[^\\]$/p' seqpar.h | grep -oE 'X\([a-z0-9_]+\)' | sed -E 's/X\((.*)\)/seqpar_sizeof_\1/' >>$out/names_$h
+    {
+        printf '#include "%s.h"\n#include <stdio.h>\ntypedef void (*function)(void);\nint main(void) {\n    static const function all[] = {\n' $h
+        sed 's/.*/        (function)&,/' $out/names_$h
+        printf '    };\n    unsigned i, missing = 0;\n    for (i = 0; i < sizeof all / sizeof *all; i++) missing += !all[i];\n    printf("%%u functions\\n", i);\n    return missing != 0;\n}\n'
+    } >$out/names_$h.c
+done
+sort -u $out/names_seqpar $out/names_seqpar_check $out/names_seqpar_llama $out/names_seqpar_safetensors >$out/names_all
+job public_names "gcc -std=c11 -I. -Iverify -c $out/impl_all.c -o $out/names_all.o && nm -g --defined-only $out/names_all.o | awk '{ print \$3 }' | sort -u | diff $out/names_all - && for h in $headers; do [ \$(wc -l <$out/names_\$h) -ge 3 ] && gcc -std=c11 -I. -Iverify $out/names_\$h.c $out/names_all.o -o $out/names_\$h.exe $link && $out/names_\$h.exe || exit 1; done"
+
+# ---- options: no threads, fast math refused, other machines, a CUDA unit ----
+job no_threads_symbols "gcc -std=c11 -I. -c $out/impl_seqpar.c -o $out/threads.o && nm $out/threads.o | grep pthread >$out/threads.txt && gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/alone.o && ! nm $out/alone.o | grep pthread"
+job no_threads_units "gcc -std=c11 -DSEQPAR_NO_THREADS $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/alone -lm && $out/alone"
+for flag in -ffast-math -Ofast; do
+    job fast${flag}_refused "! gcc $flag -I. -c $out/impl_seqpar.c -o $out/fast$flag.o && grep -q 'error.*equal bits' $out/log/fast${flag}_refused.log"
+    job fast${flag}_refused_llama "! gcc $flag -I. -c $out/apart_llama.c -o $out/fast$flag.llama.o && grep -q 'error.*equal bits' $out/log/fast${flag}_refused_llama.log"
+    job fast${flag}_prototypes "for h in $headers; do gcc $flag $strict -c $out/api_\$h.c -o $out/fast$flag.api.o || exit 1; done"
+done
+# linked so, every float of the program is flushed: said when a context is opened, not seen in the bits later
+refuses() { job $1 "$2 && { $out/$1 && echo FAIL: it runs; } 2>&1 | tee $out/$1.txt; grep -q '$3' $out/$1.txt"; } # NAME COMMAND SENTENCE
+if [ "$(uname -m)" = x86_64 ]; then refuses fast_math_linked "gcc -O2 -I. -c demos/01_ring.c -o $out/linked.o && gcc -ffast-math $out/linked.o -o $out/fast_math_linked -lm -lpthread" "flushes denormal numbers to 0"; fi
+job warnings_O2 "gcc -std=gnu11 -O2 $strict -Wno-format-truncation -fopenmp -c $out/impl_all.c -o $out/o2.o"
+if has x86_64-w64-mingw32-gcc; then job mingw "x86_64-w64-mingw32-gcc -std=c11 -DSEQPAR_NO_THREADS $strict -c $out/impl_seqpar.c -o $out/mingw.o"; else skip mingw "no x86_64-w64-mingw32-gcc"; fi
+# The demos are C and C++ at once, so that nvcc takes them too (make demos CC=nvcc).
+make --no-print-directory build/options.inc >/dev/null
+as_cxx="g++ -x c++ -std=c++20 -fopenmp $strict -Wno-missing-field-initializers -Wno-format-truncation -Wno-extra -Ibuild -Idemos"
+for demo in demos/*.c; do job cxx20_$(basename $demo .c) "$as_cxx -fsyntax-only $demo"; done
+job cxx20_demo_runs "$as_cxx -O1 demos/03_own_kernel.c -o $out/own_kernel -lm -lpthread && $out/own_kernel"
+# what MPI changes stands in headers of all trainers
+if has mpicxx.openmpi; then for demo in demos/train_sft.c demos/train_ppo.c; do job cxx20_mpi_$(basename $demo .c) "mpicxx.openmpi -DDEMO_MPI ${as_cxx#g++} -fsyntax-only $demo"; done; fi
+if [ -f $cuda/include/nccl.h ] && [ -f $cuda/include/cuda_runtime_api.h ]; then job cxx20_nccl "printf '#define SEQPAR_IMPLEMENTATION\n#define SEQPAR_NCCL_IMPLEMENTATION\n#include \"seqpar_nccl.h\"\n' >$out/nccl.c && $as_cxx -isystem $cuda/include -fsyntax-only $out/nccl.c"; else skip cxx20_nccl "no nccl.h and cuda_runtime_api.h under $cuda"; fi
+if has nvcc; then job nvcc_host_unit "nvcc -x cu -I. -O1 -c $out/impl_seqpar.c -o $out/nvcc.o && nm $out/nvcc.o | grep ' T seqpar_attn_forward'"; else skip nvcc_host_unit "no nvcc"; fi
+# ---- headers of the trainers, of the program and of the oracle: each compiles alone ----
+for folder in demos/trainer/* demos/program verify/oracle/*; do
+    for header in $folder/*.h; do job alone_$(echo ${header%.h} | tr / _) "gcc -std=gnu11 -D_GNU_SOURCE $strict -Wno-format-truncation -Wno-missing-field-initializers -Wno-unknown-pragmas -Wno-unused -Ibuild -Idemos -fsyntax-only -x c $header"; done
+done
+# x87 keeps intermediate values in 80 bits: refused, and with the flags that the message names the bits are those of one rank
+if [ "$(uname -m)" = x86_64 ]; then
+    job x87_refused "! gcc -mfpmath=387 -I. -c $out/impl_seqpar.c -o $out/x87.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/x87_refused.log && gcc -mfpmath=387 $strict -c $out/api_seqpar.c -o $out/x87.api.o"
+else skip x87_refused "not an x86-64 machine"; fi
+if echo '#include <stdio.h>
+int main(void) { return 0; }' | gcc -m32 -x c - -o $out/m32 2>/dev/null && $out/m32; then
+    job m32_refused "! gcc -m32 -I. -c $out/impl_seqpar.c -o $out/m32.o && grep -q 'error.*Add -msse2 -mfpmath=sse' $out/log/m32_refused.log"
+    job bits_32 "gcc -m32 -msse2 -mfpmath=sse -std=c11 $strict $out/main_seqpar_llama.c $out/impl_seqpar_llama.c -o $out/m32 -lm -lpthread && $out/m32"
+    job bits_32_ring "gcc -m32 -msse2 -mfpmath=sse -I. demos/01_ring.c -o $out/m32_ring -lm -lpthread && $out/m32_ring | grep 'identical bits: yes'"
+else skip bits_32 "gcc -m32 does not compile and link here; apt-get install gcc-multilib"; fi
+
+# ---- bits: one step of a small model on both devices, from every build ----
+cat >$out/model.c <<'C'
+#define SEQPAR_IMPLEMENTATION
+#define SEQPAR_LLAMA_IMPLEMENTATION
+#include "support/run_model.h"
+
+static uint64_t sum_of(const double *x, int64_t count) {
+    const unsigned char *byte = (const unsigned char *)x;
+    uint64_t h = UINT64_C(1469598103934665603);
+    int64_t i;
+    for (i = 0; i < count * 8; i++) h = (h ^ byte[i]) * UINT64_C(1099511628211);
+    return h;
+}
+
+static int run(int reference, int64_t threads) {
+    model_task task = {.config = {.layers = 2, .hidden = 24, .heads = 6, .kv_heads = 2, .head_dim = 10, .intermediate = 37, .vocab = 53}, .seed = 7, .lr = .01, .max_norm = .3, .decay = .1};
+    model_way way = {.dp = 1, .sp = 1, .accumulation = 2, .threads = threads, .steps = 2, .reference = reference, .layout = SEQPAR_LAYOUT_ZIGZAG};
+    model_result r;
+    random_batch(&task.batch, 21, 40, 53, 61, 0);
+    task.objective.count = task.batch.counts.supervised;
+    model_run(&task, &way, &r);
+    printf("loss %a norm %a logits %016llx gradient %016llx parameters %016llx %s\n", r.loss, r.norm, (unsigned long long)sum_of(r.logits, r.tokens * r.vocab),
+           (unsigned long long)sum_of(r.gradient, r.elements), (unsigned long long)sum_of(r.params, r.elements), r.error.text);
+    seqpar_batch_free(&task.batch);
+    model_result_free(&r);
+    return r.status != 0 || !(r.loss > 0) || !(r.norm > 0);
+}
+
+int main(int argc, char **argv) { return run(0, argc > 1 ? atoi(argv[1]) : 1) || run(1, 1); }
+C
+bits() { job "$1" "$2 -I. -Iverify $out/model.c -o $out/$1 -lm -lpthread && $out/$1 $3 >$out/$1.txt && cat $out/$1.txt"; } # NAME COMPILER THREADS
+machine=""
+if grep -qw avx2 /proc/cpuinfo 2>/dev/null && grep -qw fma /proc/cpuinfo; then machine="-march=x86-64-v3"; else skip x86_64_v3 "this machine has no AVX2 and FMA"; fi
+bits bits_gcc_O2 "gcc -std=gnu11 -O2 $machine"
+bits bits_gcc_O0 "gcc -std=gnu11 -O0 $machine"
+bits bits_gcc_O3 "gcc -std=gnu11 -O3 $machine"
+bits bits_gcc_O2_openmp "gcc -std=gnu11 -O2 -fopenmp $machine" 2
+bits bits_gcc_O2_no_threads "gcc -std=gnu11 -O2 -DSEQPAR_NO_THREADS $machine"
+grep -v '^#define' $out/model.c >$out/model_calls.c # three units: who calls, the core, the model
+job bits_gcc_O2_units "gcc -std=gnu11 -O2 $machine -I. -Iverify $out/model_calls.c $out/impl_seqpar.c $out/apart_llama.c -o $out/bits_gcc_O2_units -lm -lpthread && $out/bits_gcc_O2_units >$out/bits_gcc_O2_units.txt && cat $out/bits_gcc_O2_units.txt"
+bits bits_gcc_O2_contract_off "gcc -std=gnu11 -O2 -ffp-contract=off $machine" # gnu11 alone means fast
+if has clang; then bits bits_clang_O2 "clang -std=gnu11 -O2 $machine"; bits bits_clang_O3 "clang -std=gnu11 -O3 $machine"; fi
+# The products of these two have other vectors, so their fp32 bits are their own; test_attn must be green all the same.
+# check: what is of fp32 and not of the host alone.
+only=""
+[ -n "$TEST_ALL" ] || only="env TEST_ONLY='test_truth(0)+test_bits(0)+test_product+test_vanishing+test_lengths+test_long_cells(1)+test_relaxed_truth(0)'"
+if [ -n "$machine" ]; then job attn_x86_64_v3 "gcc -std=gnu11 -O2 $machine -I. -Iverify verify/tests/test_attn.c -o $out/attn_v3 -lm -lpthread && $only $out/attn_v3"; fi
+job attn_baseline "gcc -std=gnu11 -O2 -I. -Iverify verify/tests/test_attn.c -o $out/attn_base -lm -lpthread && $only $out/attn_base"
+
+# ---- contraction: without SEQPAR_NO_FMA the compiler may add no fused operation, with it there may be none at all ----
+fused() { echo "objdump -d --no-show-raw-insn $1 | { grep -cE 'vfn?m(add|sub)' || true; }"; }
+level=-O2 # where compilers begin to fuse; check-all: -O3
+[ -n "$TEST_ALL" ] && level=-O3
+contraction() { # NAME COMPILER FLAGS [none: only under SEQPAR_NO_FMA, where a single one is too many]
+    local x=$out/$1
+    job $1 "$2 $level -march=x86-64-v3 -I. -Iverify $3 -DSEQPAR_NO_FMA -c $out/impl_all.c -o $x.o && n=\$($(fused $x.o)) && echo FAIL: \$n fused instructions under SEQPAR_NO_FMA && [ \$n = 0 ]"
+    [ "$4" = none ] && [ -z "$TEST_ALL" ] && return
+    job ${1}_own "$2 $level -march=x86-64-v3 -I. -Iverify $3 -c $out/impl_all.c -o $x.fast.o && $2 $level -march=x86-64-v3 -I. -Iverify -ffp-contract=off -c $out/impl_all.c -o $x.off.o && a=\$($(fused $x.fast.o)) && b=\$($(fused $x.off.o)) && echo FAIL: \$a fused instructions, written were \$b && [ \$a = \$b ] && [ \$a -gt 100 ]"
+}
+if [ "$(uname -m)" != x86_64 ] || ! has objdump; then skip contraction "needs objdump on x86-64"
+else
+    contraction contraction_gcc "gcc -std=gnu11" "-ffp-contract=fast"
+    contraction contraction_gxx "g++ -x c++ -std=c++17" "-ffp-contract=fast" none
+    if has clang; then
+        contraction contraction_clang "clang -std=gnu11" "-ffp-contract=on"
+        # it disregards every pragma under -ffp-contract=fast: no header can hold it back, but a context is refused
+        if [ -n "$machine" ]; then refuses contraction_clang_fast "clang -std=gnu11 -O2 $machine -ffp-contract=fast -I. demos/01_ring.c -o $out/contraction_clang_fast -lm -lpthread" "fuses products with sums"; fi
+    else skip contraction_clang "no clang"; fi
+fi
+
+run_jobs
+for x in $out/bits_*.txt; do
+    name=same_$(basename $x .txt)
+    [ $x = $out/bits_gcc_O2.txt ] || if [ -s $x ] && cmp -s $x $out/bits_gcc_O2.txt; then ok $name; else fail $name "$(diff $x $out/bits_gcc_O2.txt | sed -n 2p)"; fi
+done
+
+# ---- tidy ----
+sources() { git ls-files -co --exclude-standard 2>/dev/null || find . -type f -not -path './build/*' -not -path './.git/*'; }
+tidy() { if [ -z "$2" ]; then ok $1; else fail $1 "$(echo "$2" | tr '\n' ' ' | cut -c1-250)"; fi; } # NAME WHAT-IS-WRONG
+tidy tidy_spdx "$(sources | grep -vE '^(\./)?LICENSE$' | while read -r f; do [ -f "$f" ] && grep -qI . "$f" && ! grep -q 'SPDX-License-Identifier' "$f" && echo "$f"; done)"
+tidy tidy_no_notes "$(grep -nwE 'T[O]DO|F[I]XME|X[X]X' ./*.h demos/*.* demos/*/*.* demos/*/*/*.* verify/*.* verify/*/*.* verify/*/*/*.* bench/*.* ci/*.* 2>/dev/null | head -n 3)"
+# What stands in a unit of its own uses the public names of seqpar.h alone, and its own private ones say whose they are.
+strangers() { grep -noE '\b(seqpar|SEQPAR)__[A-Za-z0-9_]+' $1.h | grep -viE ":seqpar__($2_|${1#seqpar_}_IMPLEMENTED$)" | sed "s/^/$1.h:/"; }
+tidy tidy_private_names "$(strangers seqpar_llama llama; strangers seqpar_safetensors st; strangers seqpar_nccl nccl)"
+# Part I, the subject, and part II, devices, share nothing private but what stands before both.
+private_in() { { grep -E '^(static|SEQPAR__)' "$1" | grep -oE 'seqpar__[a-z0-9_]+\('; grep -oE '^} seqpar__[a-z0-9_]+;' "$1"; } | grep -oE 'seqpar__[a-z0-9_]+' | sort -u; }
+awk -v out=$out '/^   >>plan /{ part = 1 } /You may stop here/{ part = 2 } { print >(out "/part_" part + 0) }' seqpar.h
+for x in 0 1 2; do private_in $out/part_$x >$out/private_$x; done
+uses() { comm -12 <(grep -oE 'seqpar__[a-z0-9_]+' $out/part_$1 | sort -u) <(comm -23 $out/private_$2 <(sort -u $out/private_$1 $out/private_0)); }
+tidy tidy_parts "$(uses 1 2)$(uses 2 1)$(for x in 0 1 2; do [ "$(wc -l <$out/private_$x)" -gt 50 ] || echo "part $x has hardly a private name"; done)"
+tidy tidy_chapters "$(for c in api table calls util fold pack split comm ctx plan attn sight program exec kernel ulysses call loss objective blocks gradient update state shards device ref cpu product pass tile rows half user; do grep -qE "^   >>$c  " seqpar.h || echo "no chapter $c"; done)"
+
+# A header includes others at its top alone, and none that includes it again.
+layers=$(echo demos/trainer/*/*.h demos/program/*.h verify/oracle/*/*.h)
+cat >$out/late_includes.awk <<'AWK'
+FNR == 1 { code = comment = 0 }
+/^\/\*/ { comment = 1 }
+comment || /^#/ || /^ *$/ { if (/\*\/ *$/) comment = 0; if (code && /^#include ".*\.h"/) print FILENAME ": " $0; next }
+{ code = 1 }
+AWK
+tidy tidy_includes_on_top "$(awk -f $out/late_includes.awk $layers)"
+included() { # FILE FILE: a header, and one that it includes
+    grep -HoE '^#include ".*\.h"' $layers | sed -E 's/:#include "(.*)"/ \1/' | while read -r file name; do
+        for folder in $(dirname $file) demos verify; do [ -f $folder/$name ] && { echo $file $folder/$name; break; }; done
+    done
+}
+tidy tidy_no_include_cycle "$(included | tsort 2>&1 >/dev/null)"
+
+# lines of every function: from the line its head begins to the one its last brace closes
+cat >$out/functions.awk <<'AWK'
+/^[ \t]*#/ || directive { directive = /\\$/; next }
+{
+    text = comment ? "/*" $0 : $0
+    gsub(/'(\\.|[^'\\])'/, "", text)
+    gsub(/"([^"\\]|\\.)*"/, "", text)
+    gsub(/\/\*([^*]|\*+[^*\/])*\*+\//, " ", text)
+    comment = sub(/\/\*.*/, "", text)
+    for (i = 1; i <= length(text); i++) {
+        c = substr(text, i, 1)
+        if (depth == 0 && head == "") { if (c ~ /[ \t]/) continue; begin = NR; said = before ~ /\*\/$/ }
+        if (depth == 0) head = head c
+        if (c == "{" && head ~ /^[ \t]*extern *\{/) { head = ""; continue }
+        if (c == "{" && depth++ == 0) is_function = head ~ /\(/ && head !~ /=/ && head !~ /^[ \t]*(typedef|struct|enum|union)[^(]*\{/
+        if (c == "}" && depth > 0 && --depth == 0 && is_function) { split(head, part, "("); n = split(part[1], word, /[ *]+/); print NR - begin + 1, word[n] (said || head ~ /SEQPAR_DEF/ ? "" : " unsaid") }
+        if (depth == 0 && (c == "}" || c == ";")) head = ""
+    }
+    before = $0
+}
+END { if (depth) print "9999 braces_do_not_match" }
+AWK
+awk -f $out/functions.awk seqpar.h | sort -n >$out/functions
+count=$(wc -l <$out/functions)
+median=$(awk -v half=$(((count + 1) / 2)) 'NR == half { print $1 }' $out/functions)
+longest=$(tail -n 1 $out/functions)
+echo "# seqpar.h: $count functions, median $median lines, longest $longest"
+[ "$count" -ge 200 ] && [ "$median" -le 14 ] && tidy tidy_functions_median "" || tidy tidy_functions_median "$count functions, median $median lines"
+# Why it is as it is stands above every private function of 25 lines and more; of a check its name says it.
+tidy tidy_functions_said "$(awk '$3 == "unsaid" && $1 >= 25 && $2 !~ /_check_|^SEQPAR__/' $out/functions)"
+[ "${longest%% *}" -le 120 ] && tidy tidy_functions_longest "" || tidy tidy_functions_longest "$longest lines"
+
+printf '%d passed, %d failed' $passed $failed; [ $skipped -gt 0 ] && printf ', %d skipped' $skipped; echo
+[ $failed -eq 0 ]
